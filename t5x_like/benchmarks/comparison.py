@@ -143,7 +143,7 @@ def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
     rows_2NC = []
     for rows in (first_rows, second_rows):
       rows_2NC.append(
-        np.asarray(metric.checked_rows(references, [prediction(row) for row in rows]))
+        np.asarray(metric.compute_rows(references, [prediction(row) for row in rows]))
       )
     test = paired_test(metric, *rows_2NC, samples=_SAMPLES, seed=0)
     differences |= test["differences"]

@@ -367,7 +367,7 @@ class _FineTuning:
     for label, group in groups.items():
       if label not in test_splits:
         metrics |= {f"{label}/{key}": value for key, value in group.metrics.items()}
-    metrics = checked_json.finite(metrics)
+    metrics = checked_json.replace_nonfinite(metrics)
     result = {
       "workdir": str(folder),
       "rate": rate,

@@ -20,8 +20,8 @@ def build_results(
   """Return the content of `results.json`.
 
   `mean` is of the tasks that have results. `average` is the leaderboard's, which counts a task
-  once, with the mean of its scores: the same mean, but None unless every task of GLUE or SuperGLUE is
-  present with all of its scores.
+  once, with the mean of its scores: the same mean, but None unless every task of GLUE or SuperGLUE
+  is present with all of its scores.
   """
   is_complete = name in _LEADERBOARDS and task_results and not missing and not options.tasks
   for result in task_results.values():

@@ -101,7 +101,7 @@ class Evaluator:
       gold = [(self._language, answers) for answers in gold]
     if self._unanswerable:
       given = [(text, row["no_answer_probability"]) for text, row in zip(given, predictions)]
-    rows_NC = self._metric.checked_rows(gold, given)
+    rows_NC = self._metric.compute_rows(gold, given)
     found = self._metric.scores(rows_NC)
     found = {name: score for name, score in found.items() if math.isfinite(score)}
     if self._unanswerable:

@@ -1,5 +1,4 @@
-"""Scores of saved predictions: pure functions of references and predictions, one file per family of
-metrics.
+"""Scores of saved predictions: pure functions of references and predictions, one family a file.
 
 Every metric is a `metric.Metric`: it turns each example into a row of numbers, and any set of rows
 into scores, so that `resampling` computes intervals and paired tests for all metrics.

@@ -1,5 +1,4 @@
-"""Normalisation of answers before comparison, the overlap of their tokens, and the final number of
-a worked answer.
+"""Normalises answers before comparison, scores common words, and finds final numbers.
 
 SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation.
 TriviaQA's rules replace it, and four more quotes, with spaces. MLQA's rules delete all Unicode
@@ -21,31 +20,35 @@ _TO_SPACE = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
 def normalize_squad(text: str) -> str:
-  """Lower-case, delete ASCII punctuation and the words a, an, the, and collapse white space
-  (evaluate-v1.1.py).
+  """Normalise an answer as SQuAD does (evaluate-v1.1.py): `"The U.S.-led  Army"` -> `"usled army"`.
 
-  `"The U.S.-led  Army"` -> `"usled army"`
+  The text is lower-cased; ASCII punctuation and the words a, an, the are deleted; white space is
+  collapsed.
   """
-  return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_DELETED)))
+  return _collapse_space(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_DELETED)))
 
 
 def normalize_trivia_qa(text: str) -> str:
-  """Like `normalize_squad`, but turn punctuation into spaces (triviaqa_evaluation.py): `"U.S.-led"`
-  -> `"u s led"`."""
-  return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
+  """Normalise an answer as TriviaQA does (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`.
+
+  Unlike in `normalize_squad`, punctuation becomes spaces.
+  """
+  return _collapse_space(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
 
 
 def normalize_mlqa(text: str, language: str) -> str:
-  """Apply MLQA's rules (mlqa_evaluation_v1.py): lower-case, delete Unicode punctuation and the
-  language's articles.
+  """Normalise an answer as MLQA does (mlqa_evaluation_v1.py).
 
-  Chinese is split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no
-  articles are removed, and words are split at spaces (so the "words" of Thai are whole phrases).
+  The text is lower-cased; Unicode punctuation and the language's articles are deleted. Chinese is
+  split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles
+  are removed, and words are split at spaces (so the "words" of Thai are whole phrases).
   """
   text = text.lower().translate(_unicode_punctuation())
   if language in _ARTICLES:
     text = _ARTICLES[language].sub(" ", text)
-  return _words(_IDEOGRAPH.sub(r" \1 ", text) if language == "zh" else text)
+  if language == "zh":
+    text = _IDEOGRAPH.sub(r" \1 ", text)
+  return _collapse_space(text)
 
 
 _ARTICLES = {
@@ -61,13 +64,18 @@ _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 @functools.cache
 def _unicode_punctuation() -> dict[int, None]:
-  """Return characters of category P and ASCII punctuation (where $+<=>^`|~ are symbols), for
-  `str.translate`."""
-  named = filter(lambda i: unicodedata.category(chr(i)).startswith("P"), range(sys.maxunicode))
-  return dict.fromkeys([*named, *map(ord, string.punctuation)])
+  """Return a table for `str.translate` that deletes punctuation.
+
+  It has characters of category P, and ASCII punctuation, of which $+<=>^`|~ are symbols in Unicode.
+  """
+  codes = [
+    code for code in range(sys.maxunicode) if unicodedata.category(chr(code)).startswith("P")
+  ]
+  codes += map(ord, string.punctuation)
+  return dict.fromkeys(codes)
 
 
-def _words(text: str) -> str:
+def _collapse_space(text: str) -> str:
   return " ".join(text.split())
 
 
@@ -80,42 +88,51 @@ _DETERMINERS = frozenset(
 
 
 def names_referent(text: str, referent: str) -> bool | None:
-  """Return whether a text names a referent of WSC, as T5 judges; None if the text has no words but
-  determiners.
+  """Return whether a text names a referent of WSC, as T5 judges.
 
   Case and determiners are ignored, and the words of either may be all of the other's; but "Bob" is
-  not "Bob's hat".
+  not "Bob's hat". The result is None if the text has no words but determiners.
   """
-  given, right = (
-    " ".join(word for word in one.strip().lower().split(" ") if word not in _DETERMINERS)
-    for one in (text, referent)
-  )
-  if not given:
+  text = _remove_determiners(text)
+  referent = _remove_determiners(referent)
+  if not text:
     return None
-  if ("'" in given) != ("'" in right):
+  if ("'" in text) != ("'" in referent):
     return False
-  first = set(given.split(" "))
-  second = set(right.split(" "))
-  return first <= second or second <= first
+  text_words = set(text.split(" "))
+  referent_words = set(referent.split(" "))
+  return text_words <= referent_words or referent_words <= text_words
+
+
+def _remove_determiners(text: str) -> str:
+  words = text.strip().lower().split(" ")
+  return " ".join(word for word in words if word not in _DETERMINERS)
 
 
 def token_f1(gold: str, predicted: str) -> float:
-  """Return the F1 of two normalised texts' word multisets; 0 without a common word, even if both
-  are empty (v1.1)."""
+  """Return the F1 of two normalised texts' word multisets (SQuAD v1.1).
+
+  It is 0 without a common word, even if both texts are empty.
+  """
   gold_words = gold.split()
   predicted_words = predicted.split()
-  same = sum((collections.Counter(gold_words) & collections.Counter(predicted_words)).values())
-  if not same:
+  common = collections.Counter(gold_words) & collections.Counter(predicted_words)
+  num_common = common.total()
+  if not num_common:
     return 0.0
-  precision = same / len(predicted_words)
-  recall = same / len(gold_words)
+  precision = num_common / len(predicted_words)
+  recall = num_common / len(gold_words)
   return 2 * precision * recall / (precision + recall)
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0, where an empty answer can be
-  right."""
-  return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
+  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0.
+
+  There an empty answer can be right.
+  """
+  if not gold or not predicted:
+    return float(gold == predicted)
+  return token_f1(gold, predicted)
 
 
 def best_score(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
@@ -164,17 +181,17 @@ _SPELLINGS = str.maketrans(
 
 
 def final_number(text: str) -> str | None:
-  """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number in the
-  text, or None.
+  """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number.
 
   Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` ->
   `"1050"`. Digits, signs and spaces of other scripts and of typesetting are read as those of ASCII.
   A fraction is its value, `"2/5"` -> `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a
-  number.
+  number. The result is None without a number.
   """
-  text = _spelled(text)
+  text = _to_ascii_numbers(text)
   for mark in _MARK.finditer(text):
-    if number := _NUMBER.match(text, mark.end()):
+    number = _NUMBER.match(text, mark.end())
+    if number:
       return _canonical(number)
   numbers = list(_NUMBER.finditer(text))
   return _canonical(numbers[-1]) if numbers else None
@@ -182,14 +199,12 @@ def final_number(text: str) -> str | None:
 
 def is_number(text: str) -> bool:
   """Return whether a text is a number and nothing else, but for a percent sign or a full stop."""
-  return bool(
-    _NUMBER.fullmatch(_spelled(text).strip().removesuffix(".").removesuffix("%").rstrip())
-  )
+  text = _to_ascii_numbers(text).strip().removesuffix(".").removesuffix("%").rstrip()
+  return _NUMBER.fullmatch(text) is not None
 
 
-def _spelled(text: str) -> str:
-  """Return a text with the digits, signs, fractions and spaces of its numbers in ASCII and
-  U+00A0."""
+def _to_ascii_numbers(text: str) -> str:
+  """Spell the digits, signs, fractions and spaces of a text's numbers in ASCII and U+00A0."""
   if not text.isascii():
     characters = []
     for character in text:
@@ -200,43 +215,56 @@ def _spelled(text: str) -> str:
       characters.append(character)
     text = "".join(characters).replace("\u2044", "/").translate(_SPELLINGS)
   text = text.replace("\\$", "$")
-  text = _LATEX_GROUPS.sub(",", _LATEX_FRACTION.sub(r"\1/\2", text))
+  text = _LATEX_FRACTION.sub(r"\1/\2", text)
+  text = _LATEX_GROUPS.sub(",", text)
   return _MINUS_BEFORE_SPACE.sub(r"\1-", text)
 
 
 def _canonical(number: re.Match) -> str:
-  """Return a matched number as a decimal without redundant zeros or, if it has none, as a fraction
-  in lowest terms."""
-  if number["below"]:
-    digits = _of_fraction(int(number["units"] or 0), int(number["above"]), int(number["below"]))
-  elif number["exponent"]:
-    mantissa, _, decimals = number["plain"].partition(".")
-    shift = int(number["exponent"])
-    padded = f"{mantissa}{decimals}".zfill(1 - shift + len(decimals)) + "0" * (
-      shift - len(decimals)
-    )
-    point = len(padded) - max(len(decimals) - shift, 0)
-    digits = f"{padded[:point]}.{padded[point:]}"
-  elif number["plain"]:
-    digits = number["plain"]
-  elif number["dotted"] or number["comma"]:
-    digits = (number["dotted"] or number["comma"]).replace(".", "").replace(",", ".")
-  elif number["spaced"]:
-    digits = re.sub(r"[ \u00a0]", "", number["spaced"]).replace(",", ".")
-  else:
-    digits = re.sub(r"[,'\u2019_]", "", number["quoted"] or number["commas"])
+  """Return a matched number as a decimal without redundant zeros.
+
+  A fraction that has no finite decimal stays one, in lowest terms.
+  """
+  digits = _unsigned_digits(number)
   if "/" not in digits:
-    whole, _, decimals = digits.partition(".")
+    integer, _, decimals = digits.partition(".")
+    integer = integer.lstrip("0") or "0"
     decimals = decimals.rstrip("0")
-    whole = whole.lstrip("0") or "0"
-    digits = f"{whole}.{decimals}" if decimals else whole
+    digits = f"{integer}.{decimals}" if decimals else integer
   is_negative = bool(number["sign"] or number["inner"])
   return f"-{digits}" if is_negative and digits != "0" else digits
 
 
-def _of_fraction(units: int, above: int, below: int) -> str:
+def _unsigned_digits(number: re.Match) -> str:
+  """Return a matched number without its sign and separators of thousands."""
+  if number["below"]:
+    units = int(number["units"] or 0)
+    return _format_fraction(units, int(number["above"]), int(number["below"]))
+  if number["exponent"]:
+    return _shift_point(number["plain"], int(number["exponent"]))
+  if number["plain"]:
+    return number["plain"]
+  if number["dotted"] or number["comma"]:
+    return (number["dotted"] or number["comma"]).replace(".", "").replace(",", ".")
+  if number["spaced"]:
+    return re.sub(r"[ \u00a0]", "", number["spaced"]).replace(",", ".")
+  return re.sub(r"[,'\u2019_]", "", number["quoted"] or number["commas"])
+
+
+def _shift_point(digits: str, exponent: int) -> str:
+  """Return a decimal number times 10 to the power of `exponent`."""
+  mantissa, _, decimals = digits.partition(".")
+  trailing_zeros = "0" * (exponent - len(decimals))
+  padded = f"{mantissa}{decimals}".zfill(1 - exponent + len(decimals)) + trailing_zeros
+  point = len(padded) - max(len(decimals) - exponent, 0)
+  return f"{padded[:point]}.{padded[point:]}"
+
+
+def _format_fraction(units: int, above: int, below: int) -> str:
   """Return the value of `above / below`, or of a mixed number, in decimals if these end."""
-  value = fractions.Fraction(above, below) + (units if above < below else 0)
+  value = fractions.Fraction(above, below)
+  if above < below:
+    value += units
   remainder = value.denominator
   places = 0
   for prime in (2, 5):

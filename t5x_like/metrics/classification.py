@@ -55,23 +55,26 @@ class Classification(Metric):
     self.names = tuple(self._scores)
 
   def rows(self, references: Sequence[int], predictions: Sequence[int | None]) -> np.ndarray:
-    pairs = [
-      (gold, self._classes if given is None else given)
-      for gold, given in zip(references, predictions)
-    ]
+    pairs = []
+    for gold, predicted in zip(references, predictions):
+      pairs.append((gold, self._classes if predicted is None else predicted))
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster
-    than by rows."""
+    """Compute the scores from distinct (gold, predicted) pairs weighted by count.
+
+    This is faster than by rows.
+    """
     from sklearn import metrics
 
     width = self._classes + 1
     counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
     cells = np.flatnonzero(counts)
     gold, predicted = np.divmod(cells, width)
-    given = metrics, gold, predicted, counts[cells], self._classes
-    return {name: percent(score(*given)) for name, score in self._scores.items()}
+    scores = {}
+    for name, score in self._scores.items():
+      scores[name] = percent(score(metrics, gold, predicted, counts[cells], self._classes))
+    return scores
 
 
 class Accuracy(Metric):
@@ -104,10 +107,18 @@ class MultiRc(Metric):
   def rows(
     self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]
   ) -> np.ndarray:
-    """Return [N, 4]: whether all options are right, and the number of ones in both, in predictions,
-    in references."""
-    pairs = [(np.asarray(gold), np.asarray(given)) for gold, given in zip(references, predictions)]
-    return np.array([((g == p).all(), (g & p).sum(), p.sum(), g.sum()) for g, p in pairs], np.int64)
+    """Return four numbers of each question, [N, 4].
+
+    They are whether all options are right, and the number of ones in both, in the prediction, and
+    in the reference.
+    """
+    rows = []
+    for reference, prediction in zip(references, predictions):
+      gold = np.asarray(reference)
+      predicted = np.asarray(prediction)
+      is_exact = (gold == predicted).all()
+      rows.append((is_exact, (gold & predicted).sum(), predicted.sum(), gold.sum()))
+    return np.array(rows, np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     exact, both, predicted, true = rows_NC.sum(0)
@@ -118,8 +129,10 @@ class MultiRc(Metric):
 
 
 class Correlation(Metric):
-  """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than
-  two pairs."""
+  """Pearson's and Spearman's correlation.
+
+  They are NaN if either side is constant or there are fewer than two pairs.
+  """
 
   names = ("pearson", "spearman")
 

@@ -38,7 +38,7 @@ class Metric(abc.ABC):
     """Raise UserError for references that the metric cannot score, whatever the predictions."""
     del references
 
-  def checked_rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
+  def compute_rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
     """Return `rows` after checking that there are examples, and one prediction for each reference.
 
     Raises:
@@ -55,14 +55,14 @@ class Metric(abc.ABC):
     return self.rows(references, predictions)
 
   def __call__(self, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Return the scores of predictions, one for each reference; raises as `checked_rows`."""
-    return self.scores(self.checked_rows(references, predictions))
+    """Return the scores of predictions, one for each reference; raises as `compute_rows`."""
+    return self.scores(self.compute_rows(references, predictions))
 
 
 def percent(share: float) -> float:
   return 100.0 * float(share)
 
 
-def ratio(part: float, whole: float) -> float:
-  """Return `part / whole` in percent; NaN if `whole` is 0."""
-  return percent(part / whole) if whole else float("nan")
+def ratio(part: float, total: float) -> float:
+  """Return `part / total` in percent; NaN if `total` is 0."""
+  return percent(part / total) if total else float("nan")

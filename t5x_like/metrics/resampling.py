@@ -1,5 +1,7 @@
-"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples;
-shares also have Wilson's."""
+"""Computes confidence intervals and paired tests for every metric by resampling its rows.
+
+Shares also have Wilson's intervals.
+"""
 
 import warnings
 from typing import Any
@@ -9,41 +11,49 @@ import numpy as np
 from t5x_like.metrics.metric import Metric
 
 LEVEL = 95.0
+_PERCENTILES = (50 - LEVEL / 2, 50 + LEVEL / 2)
 
 
 def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
-  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13) from `samples` draws with
-  replacement.
+  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13).
+
+  Args:
+    metric: the metric.
+    rows_NC: the rows of the examples, which are drawn with replacement.
+    samples: the number of draws.
+    seed: the seed of the draws.
 
   Returns:
     `intervals`: by score, `{"low", "high", "standard_error"}`, or None if no sample defines the
       score. `undefined`: by score, the number of samples left out because the score is undefined.
   """
   rng = np.random.default_rng(seed)
-  draws = [
-    metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]) for _ in range(samples)
-  ]
+  draws = []
+  for _ in range(samples):
+    draws.append(metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]))
   intervals = {}
   undefined = {}
   for name in draws[0]:
-    values = np.array([draw[name] for draw in draws])
-    defined = values[np.isfinite(values)]
-    if len(defined) < len(values):
-      undefined[name] = len(values) - len(defined)
+    scores = np.array([draw[name] for draw in draws])
+    defined = scores[np.isfinite(scores)]
+    if len(defined) < len(scores):
+      undefined[name] = len(scores) - len(defined)
     if not len(defined):
       intervals[name] = None
       continue
-    low, high = np.percentile(defined, [50 - LEVEL / 2, 50 + LEVEL / 2])
+    low, high = np.percentile(defined, _PERCENTILES)
     error = float(defined.std(ddof=1)) if len(defined) > 1 else 0.0
     intervals[name] = {"low": float(low), "high": float(high), "standard_error": error}
-  return {
+  result = {
     "method": "percentile bootstrap over examples",
     "samples": samples,
     "seed": seed,
     "level": LEVEL,
     "intervals": intervals,
-    **({"undefined": undefined} if undefined else {}),
   }
+  if undefined:
+    result["undefined"] = undefined
+  return result
 
 
 def wilson(percent: float, examples: int) -> dict[str, float]:
@@ -72,46 +82,56 @@ def paired_test(
       it is undefined.
   """
   rng = np.random.default_rng(seed)
-  stacked_2NC = np.stack([first_NC, second_NC])
-  each = np.arange(len(first_NC))
+  rows_2NC = np.stack([first_NC, second_NC])
+  num_examples = len(first_NC)
+  example_N = np.arange(num_examples)
 
-  def differences(one_NC: np.ndarray, other_NC: np.ndarray) -> dict[str, float]:
-    before = metric.scores(one_NC)
-    after = metric.scores(other_NC)
+  def score_differences(before_NC: np.ndarray, after_NC: np.ndarray) -> dict[str, float]:
+    before = metric.scores(before_NC)
+    after = metric.scores(after_NC)
     return {name: after[name] - before[name] for name in before}
 
-  observed = differences(first_NC, second_NC)
+  observed = score_differences(first_NC, second_NC)
   exchanged = []
-  redrawn = []
+  resampled = []
   for _ in range(samples):
-    side = rng.integers(2, size=len(each))
-    exchanged.append(differences(stacked_2NC[side, each], stacked_2NC[1 - side, each]))
-    drawn = rng.integers(len(each), size=len(each))
-    redrawn.append(differences(first_NC[drawn], second_NC[drawn]))
+    side_N = rng.integers(2, size=num_examples)
+    one_NC = rows_2NC[side_N, example_N]
+    other_NC = rows_2NC[1 - side_N, example_N]
+    exchanged.append(score_differences(one_NC, other_NC))
+    drawn_N = rng.integers(num_examples, size=num_examples)
+    resampled.append(score_differences(first_NC[drawn_N], second_NC[drawn_N]))
+  differences = {}
+  for name, difference in observed.items():
+    exchanged_differences = np.array([draw[name] for draw in exchanged])
+    resampled_differences = np.array([draw[name] for draw in resampled])
+    differences[name] = _test_difference(difference, exchanged_differences, resampled_differences)
   return {
     "method": "approximate randomisation (two-sided p-value), paired percentile bootstrap "
     "(interval)",
     "samples": samples,
     "seed": seed,
     "level": LEVEL,
-    "differences": {name: _compared(name, observed[name], exchanged, redrawn) for name in observed},
+    "differences": differences,
   }
 
 
-def _compared(
-  name: str, difference: float, exchanged: list[dict], redrawn: list[dict]
+def _test_difference(
+  difference: float, exchanged: np.ndarray, resampled: np.ndarray
 ) -> dict[str, float] | None:
+  """Return the p-value and the interval of a difference of scores; None if it is undefined."""
   if not np.isfinite(difference):
     return None
-  chance = np.array([draw[name] for draw in exchanged])
-  chance = chance[np.isfinite(chance)]
+  exchanged = exchanged[np.isfinite(exchanged)]
   # allow for rounding: the sums are taken in another order
-  at_least = np.abs(chance) >= abs(difference) - 1e-9
+  is_as_large = np.abs(exchanged) >= abs(difference) - 1e-9
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore", RuntimeWarning)  # all values are NaN
-    low, high = np.nanpercentile([draw[name] for draw in redrawn], [50 - LEVEL / 2, 50 + LEVEL / 2])
-  return {
+    warnings.simplefilter("ignore", RuntimeWarning)  # all differences are NaN
+    low, high = np.nanpercentile(resampled, _PERCENTILES)
+  result = {
     "difference": float(difference),
-    "p_value": float((at_least.sum() + 1) / (len(chance) + 1)),
-    **({"low": float(low), "high": float(high)} if np.isfinite(low) else {}),
+    "p_value": float((is_as_large.sum() + 1) / (len(exchanged) + 1)),
   }
+  if np.isfinite(low):
+    result |= {"low": float(low), "high": float(high)}
+  return result

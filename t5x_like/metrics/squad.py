@@ -1,5 +1,4 @@
-"""SQuAD's exact match and F1, versions 1.1 and 2.0; also for XQuAD, MLQA, open questions and
-ReCoRD."""
+"""SQuAD's exact match and F1, also for XQuAD, MLQA, open questions and ReCoRD."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +21,10 @@ def answer_row(
 
 
 class SquadV1(Metric):
-  """Exact match and token F1: the maximum over a question's answers, averaged over all questions
-  (evaluate-v1.1.py).
+  """Exact match and token F1 (evaluate-v1.1.py).
 
-  References are the answers of each question, at least one; a prediction of None (no answer given)
-  scores 0.
+  Each is the maximum over a question's answers, averaged over all questions. References are the
+  answers of each question, at least one; a prediction of None (no answer given) scores 0.
 
   Args:
     normalize: a normalisation from `answers`.
@@ -92,7 +90,9 @@ class SquadV2(Metric):
   )
   # The columns of rows: scores as predicted, scores under the threshold, and the data for finding
   # the best threshold.
-  _EXACT, _F1, _COUNTED_EXACT, _COUNTED_F1, _ANSWERABLE, _PROBABILITY, _EMPTY, _GIVEN = range(8)
+  _EXACT, _F1, _COUNTED_EXACT, _COUNTED_F1, _ANSWERABLE, _PROBABILITY, _EMPTY, _IS_PREDICTED = (
+    range(8)
+  )
 
   def __init__(self, threshold: float = 1.0):
     self._threshold = threshold
@@ -107,53 +107,65 @@ class SquadV2(Metric):
     if prediction is None:
       return [0, 0, 0, 0, answerable, 0, 0, 0]
     text, probability = prediction
-    golds = list(filter(None, map(normalize_squad, answers))) or [""]
+    golds = [gold for gold in map(normalize_squad, answers) if gold] or [""]
     predicted = normalize_squad(text)
-    raw = [float(predicted in golds), best_score(token_f1_or_empty, golds, predicted)]
-    counted = [float(not answerable)] * 2 if probability > self._threshold else raw
-    return [*raw, *counted, answerable, probability, not text, 1]
+    exact = float(predicted in golds)
+    f1 = best_score(token_f1_or_empty, golds, predicted)
+    counted = [exact, f1]
+    if probability > self._threshold:
+      counted = [float(not answerable)] * 2
+    return [exact, f1, *counted, answerable, probability, not text, 1]
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    given_NC = rows_NC[rows_NC[:, self._GIVEN] > 0]
-    answerable = given_NC[:, self._ANSWERABLE] > 0
-    found = {}
-    for prefix, part_NC in (
-      ("", given_NC),
-      ("HasAns_", given_NC[answerable]),
-      ("NoAns_", given_NC[~answerable]),
-    ):
-      found[f"{prefix}exact"] = ratio(part_NC[:, self._COUNTED_EXACT].sum(), len(part_NC))
-      found[f"{prefix}f1"] = ratio(part_NC[:, self._COUNTED_F1].sum(), len(part_NC))
-    return found
+    predicted_NC = rows_NC[rows_NC[:, self._IS_PREDICTED] > 0]
+    answerable = predicted_NC[:, self._ANSWERABLE] > 0
+    rows_by_prefix = {
+      "": predicted_NC,
+      "HasAns_": predicted_NC[answerable],
+      "NoAns_": predicted_NC[~answerable],
+    }
+    scores = {}
+    for prefix, some_NC in rows_by_prefix.items():
+      scores[f"{prefix}exact"] = ratio(some_NC[:, self._COUNTED_EXACT].sum(), len(some_NC))
+      scores[f"{prefix}f1"] = ratio(some_NC[:, self._COUNTED_F1].sum(), len(some_NC))
+    return scores
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
-    """Return the counts by kind of question and, if no-answer probabilities differ, the best
-    thresholds."""
-    given_NC = rows_NC[rows_NC[:, self._GIVEN] > 0]
-    answerable = int(given_NC[:, self._ANSWERABLE].sum())
-    found = {
-      "total": len(given_NC),
-      "HasAns_total": answerable,
-      "NoAns_total": len(given_NC) - answerable,
+    """Return the counts by kind of question, and the best thresholds.
+
+    There are thresholds only if no-answer probabilities differ.
+    """
+    predicted_NC = rows_NC[rows_NC[:, self._IS_PREDICTED] > 0]
+    num_answerable = int(predicted_NC[:, self._ANSWERABLE].sum())
+    details = {
+      "total": len(predicted_NC),
+      "HasAns_total": num_answerable,
+      "NoAns_total": len(predicted_NC) - num_answerable,
     }
-    if len(given_NC) and np.ptp(given_NC[:, self._PROBABILITY]):
+    if len(predicted_NC) and np.ptp(predicted_NC[:, self._PROBABILITY]):
       for name, column in (("exact", self._EXACT), ("f1", self._F1)):
-        found[f"best_{name}"], found[f"best_{name}_thresh"] = self._best_threshold(
-          rows_NC, given_NC, column
-        )
-    return found
+        score, threshold = self._best_threshold(rows_NC, predicted_NC, column)
+        details[f"best_{name}"] = score
+        details[f"best_{name}_thresh"] = threshold
+    return details
 
   def _best_threshold(
-    self, rows_NC: np.ndarray, given_NC: np.ndarray, column: int
+    self, rows_NC: np.ndarray, predicted_NC: np.ndarray, column: int
   ) -> tuple[float, float]:
-    """Return (score, threshold) of the official sweep, which starts without answers and adds the
-    surest first."""
+    """Return (score, threshold) of the official sweep.
+
+    The sweep starts without answers and adds the surest first.
+    """
     gains = np.where(
-      given_NC[:, self._ANSWERABLE] > 0, given_NC[:, column], given_NC[:, self._EMPTY] - 1
+      predicted_NC[:, self._ANSWERABLE] > 0,
+      predicted_NC[:, column],
+      predicted_NC[:, self._EMPTY] - 1,
     )
-    order = np.argsort(given_NC[:, self._PROBABILITY], kind="stable")
-    unanswerable = (rows_NC[:, self._ANSWERABLE] == 0).sum()
-    score_K = unanswerable + np.concatenate([[0.0], np.cumsum(gains[order])])
-    place = int(score_K.argmax())
-    threshold = given_NC[order[place - 1], self._PROBABILITY] if place else 0.0
-    return ratio(score_K[place], len(given_NC)), float(threshold)
+    order = np.argsort(predicted_NC[:, self._PROBABILITY], kind="stable")
+    num_unanswerable = (rows_NC[:, self._ANSWERABLE] == 0).sum()
+    score_K = num_unanswerable + np.concatenate([[0.0], np.cumsum(gains[order])])
+    num_answers = int(score_K.argmax())
+    threshold = 0.0
+    if num_answers:
+      threshold = predicted_NC[order[num_answers - 1], self._PROBABILITY]
+    return ratio(score_K[num_answers], len(predicted_NC)), float(threshold)

@@ -90,11 +90,11 @@ class Rouge(Metric):
     self._is_ascii = tokenize == "ascii"
     tokenizer = None if self._is_ascii else UnicodeWords()
     self._scorer = RougeScorer(_TYPES, use_stemmer=use_stemmer, tokenizer=tokenizer)
-    self._one = one_reference
+    self._one_reference = one_reference
 
   def check_references(self, references: Sequence[Sequence[str]]) -> None:
     """Raise UserError if most references are in scripts of which rouge-score counts no word."""
-    count = self._other_scripts(references)
+    count = self._count_other_scripts(references)
     if 2 * count > len(references):
       raise UserError(
         f"rouge: {count} of {len(references)} references are mostly in other scripts than Latin, "
@@ -102,18 +102,23 @@ class Rouge(Metric):
         "--tokenize=unicode)"
       )
 
-  def _other_scripts(self, references: Sequence[Sequence[str]]) -> int:
-    return sum(all(map(_is_other_script, texts)) for texts in references) if self._is_ascii else 0
+  def _count_other_scripts(self, references: Sequence[Sequence[str]]) -> int:
+    if not self._is_ascii:
+      return 0
+    return sum(all(map(_is_other_script, texts)) for texts in references)
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
     rows = []
-    for several, prediction in zip(references, predictions):
+    for texts, prediction in zip(references, predictions):
       predicted = split_sentences(prediction)
-      found = [self._scorer.score(split_sentences(one), predicted) for one in several]
-      found_RT = [[scores[name].fmeasure for name in _TYPES] for scores in found]
-      rows.append(
-        max(found_RT, key=lambda scores: scores[0]) if self._one else np.max(found_RT, axis=0)
-      )
+      scores_RT = []
+      for text in texts:
+        scores = self._scorer.score(split_sentences(text), predicted)
+        scores_RT.append([scores[name].fmeasure for name in _TYPES])
+      if self._one_reference:
+        rows.append(max(scores_RT, key=lambda scores_T: scores_T[0]))
+      else:
+        rows.append(np.max(scores_RT, axis=0))
     return np.array(rows, np.float64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
@@ -121,7 +126,7 @@ class Rouge(Metric):
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
     """Return the number of references, if any, that are in other scripts than Latin."""
-    count = self._other_scripts(references)
+    count = self._count_other_scripts(references)
     return {"other_scripts": count} if count else {}
 
 

@@ -16,10 +16,12 @@ class TagAccuracy(Metric):
   def rows(
     self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
   ) -> np.ndarray:
-    pairs = list(zip(references, predictions))
-    return np.array(
-      [(sum(g == p for g, p in zip(*pair)), len(pair[0])) for pair in pairs], np.int64
-    )
+    """Return [N, 2]: the numbers of right tags and of tokens of each sentence."""
+    rows = []
+    for reference, prediction in zip(references, predictions):
+      num_right = sum(gold == predicted for gold, predicted in zip(reference, prediction))
+      rows.append((num_right, len(reference)))
+    return np.array(rows, np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     right, tokens = rows_NC.sum(0)
@@ -46,12 +48,12 @@ class EntityF1(Metric):
     """Return [N, 3]: the numbers of right, predicted and true entities of each sentence."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    found = [
-      [set(get_entities([tag or "O" for tag in tags])) for tags in side]
-      for side in (references, predictions)
-    ]
-    pairs = list(zip(*found))
-    return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
+    rows = []
+    for reference, prediction in zip(references, predictions):
+      gold = set(get_entities([tag or "O" for tag in reference]))
+      predicted = set(get_entities([tag or "O" for tag in prediction]))
+      rows.append((len(gold & predicted), len(predicted), len(gold)))
+    return np.array(rows, np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     """Return the scores; a score with a denominator of 0 is 0, as in seqeval."""
@@ -63,20 +65,21 @@ class EntityF1(Metric):
     }
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    """Return the number of true entities, and the scores by type of entity."""
     from seqeval.metrics import classification_report
 
     if not rows_NC[:, 1:].any():
       return {"entities": 0}
-    gold, given = [list(map(list, side)) for side in (references, predictions)]
-    report = classification_report(gold, given, output_dict=True, zero_division=0)
-    types = {
-      kind: {
-        "precision": percent(part["precision"]),
-        "recall": percent(part["recall"]),
-        "f1": percent(part["f1-score"]),
-        "entities": int(part["support"]),
-      }
-      for kind, part in report.items()
-      if not kind.endswith(" avg")
-    }
+    gold = list(map(list, references))
+    predicted = list(map(list, predictions))
+    report = classification_report(gold, predicted, output_dict=True, zero_division=0)
+    types = {}
+    for entity_type, scores in report.items():
+      if not entity_type.endswith(" avg"):
+        types[entity_type] = {
+          "precision": percent(scores["precision"]),
+          "recall": percent(scores["recall"]),
+          "f1": percent(scores["f1-score"]),
+          "entities": int(scores["support"]),
+        }
     return {"entities": int(rows_NC[:, 2].sum()), "types": types}

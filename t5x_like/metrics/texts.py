@@ -70,9 +70,10 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
   def prediction(text: str) -> float:
     try:
-      return found if math.isfinite(found := float(text)) else invalid
+      predicted = float(text)
     except ValueError:
       return invalid
+    return predicted if math.isfinite(predicted) else invalid
 
   def reference(texts: list[str]) -> float:
     try:
@@ -84,18 +85,19 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
-  """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as
-  text."""
-  return TextMetric(
-    SquadV1({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization])
-  )
+  """Score exact match and F1, the best over the right answers.
+
+  For closed-book question answering, and for SQuAD as text.
+  """
+  normalizations = {"squad": normalize_squad, "triviaqa": normalize_trivia_qa}
+  return TextMetric(SquadV1(normalizations[normalization]))
 
 
 def referent() -> TextMetric:
-  """Score whether a text names WSC's referent if, and only if, that is right; an empty text is
-  wrong, as in T5.
+  """Score whether a text names WSC's referent if, and only if, that is right.
 
-  The right texts of an example are the referent and False, True or, without a label, -1.
+  An empty text is wrong, as in T5. The right texts of an example are the referent and False, True
+  or, without a label, -1.
   """
 
   def reference(texts: list[str]) -> tuple[str, bool] | None:
@@ -103,15 +105,23 @@ def referent() -> TextMetric:
       raise ValueError(f"found {texts}, expected a referent, and False, True or -1")
     return None if texts[1] == "-1" else (texts[0], texts[1] == "True")
 
-  return TextMetric(
-    Accuracy(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference
-  )
+  def matches(gold: tuple[str, bool], text: str) -> bool:
+    gold_text, is_referent = gold
+    return names_referent(text, gold_text) is is_referent
+
+  return TextMetric(Accuracy(matches), reference)
 
 
 def exact() -> TextMetric:
   """Score whether the text equals a right text, ignoring white space at its ends."""
-  clean = lambda texts: [text.strip() for text in texts]  # noqa: E731
-  return TextMetric(Accuracy(lambda gold, given: given in gold, "exact_match"), clean, str.strip)
+
+  def reference(texts: list[str]) -> list[str]:
+    return [text.strip() for text in texts]
+
+  def matches(golds: list[str], text: str) -> bool:
+    return text in golds
+
+  return TextMetric(Accuracy(matches, "exact_match"), reference, str.strip)
 
 
 def last_number(*, invalid: str = "") -> TextMetric:
@@ -159,28 +169,34 @@ def tags() -> TextMetric:
   Tags are separated by spaces. A tag after `<extra_id_N>` belongs to word N, any other to the next
   word.
   """
-  return TextMetric(TagAccuracy(), lambda texts: _in_order(texts[0]), _in_order)
+  return TextMetric(TagAccuracy(), lambda texts: _tags_of_words(texts[0]), _tags_of_words)
 
 
 def entities() -> TextMetric:
-  """Score precision, recall and F1 of the entities that the tags mark; a word without a tag is
-  outside all entities."""
+  """Score precision, recall and F1 of the entities that the tags mark.
+
+  A word without a tag is outside all entities.
+  """
   return TextMetric(
-    EntityF1(), lambda texts: _in_order(texts[0], "O"), lambda text: _in_order(text, "O")
+    EntityF1(),
+    lambda texts: _tags_of_words(texts[0], "O"),
+    lambda text: _tags_of_words(text, "O"),
   )
 
 
-def _in_order(text: str, missing: str = "") -> list[str]:
+def _tags_of_words(text: str, missing: str = "") -> list[str]:
   """Return the tag of each word; the last of several tags counts."""
-  place = 0
-  found = {}
-  for number, part in enumerate(_SENTINEL.split(text)):
-    if number % 2:
-      place = int(part)
+  word = 0
+  tags = {}
+  for number, piece in enumerate(_SENTINEL.split(text)):
+    if number % 2:  # the number of a sentinel
+      word = int(piece)
       continue
-    for tag in part.split():
-      found[place], place = tag, place + 1
-  return [found.get(place, missing) for place in range(max(found, default=-1) + 1)]
+    for tag in piece.split():
+      tags[word] = tag
+      word += 1
+  num_words = max(tags, default=-1) + 1
+  return [tags.get(word, missing) for word in range(num_words)]
 
 
 METRICS: dict[str, Callable[..., TextMetric]] = {
@@ -200,10 +216,10 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 
 
 def reference_texts(value: Any) -> list[str]:
-  """Return the right texts in a record's field: a text, a number, a list of them, or SQuAD's and
-  TriviaQA's answers.
+  """Return the right texts in a record's field.
 
-  Null is no text. Of TriviaQA's answers the value and all aliases are right.
+  The field is a text, a number, a list of them, or SQuAD's and TriviaQA's answers. Null is no text.
+  Of TriviaQA's answers the value and all aliases are right.
 
   Raises:
     ValueError: the field holds a truth value, a number that is not finite, or objects of another
@@ -218,15 +234,23 @@ def reference_texts(value: Any) -> list[str]:
   if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
     return [str(value)]
   if isinstance(value, list | tuple):
-    return [text for part in value for text in reference_texts(part)]
+    return [text for element in value for text in reference_texts(element)]
   if isinstance(value, dict):
-    if "text" in value:
-      return reference_texts(value["text"])
-    names = [name for name in _ALIASES if name in value]
-    if names:
-      return list(dict.fromkeys(text for name in names for text in reference_texts(value[name])))
+    return _answer_texts(value)
+  raise ValueError(f"found {str(value)[:40]}, expected a text, a number or a list of them")
+
+
+def _answer_texts(answer: dict[str, Any]) -> list[str]:
+  """Return the right texts in SQuAD's or TriviaQA's answers."""
+  if "text" in answer:
+    return reference_texts(answer["text"])
+  texts = []
+  names = [name for name in _ALIASES if name in answer]
+  for name in names:
+    texts += reference_texts(answer[name])
+  if not names:
     raise ValueError(
-      f"found an object of {', '.join(map(str, value)) or 'nothing'}, expected one "
+      f"found an object of {', '.join(map(str, answer)) or 'nothing'}, expected one "
       "with text or value"
     )
-  raise ValueError(f"found {str(value)[:40]}, expected a text, a number or a list of them")
+  return list(dict.fromkeys(texts))

@@ -22,10 +22,9 @@ class _SacreBleu(Metric):
     self._metric = metric
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
-    most = max(map(len, references))
-    streams = [
-      [several[i] if i < len(several) else None for several in references] for i in range(most)
-    ]
+    streams = []
+    for i in range(max(map(len, references))):
+      streams.append([texts[i] if i < len(texts) else None for texts in references])
     return np.array(self._metric._extract_corpus_statistics(predictions, streams))
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:

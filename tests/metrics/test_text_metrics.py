@@ -142,7 +142,7 @@ def test_rouge_of_other_scripts(text):
 def test_rouge_of_one_row_in_another_script():
   gold = [["a small dog"], ["über große Hunde"], [RUSSIAN]]
   given = ["a small dog", "über große Hunde", RUSSIAN]
-  rows_NC = Rouge().checked_rows(gold, given)
+  rows_NC = Rouge().compute_rows(gold, given)
   assert Rouge().details(rows_NC, gold, given) == {"other_scripts": 1}
   assert Rouge().scores(rows_NC)["rouge1"] == pytest.approx(200 / 3)
 

@@ -125,7 +125,7 @@ def _score(
   gold = [reference for reference, _, _ in examples]
   answers = [answer for _, answer, _ in examples]
   groups = [group for _, _, group in examples]
-  rows_NC = metric.checked_rows(gold, answers)
+  rows_NC = metric.compute_rows(gold, answers)
   scores = metric.scores(rows_NC)
   if not any(math.isfinite(score) for score in scores.values()):
     problem = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
@@ -140,7 +140,7 @@ def _score(
     result["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
   if args.compare:
     compared, counts = _align_files(benchmark, references, [args.compare])
-    compared_NC = metric.checked_rows(gold, [answer for _, answer, _ in compared])
+    compared_NC = metric.compute_rows(gold, [answer for _, answer, _ in compared])
     samples = args.bootstrap or _RESAMPLES
     test = resampling.paired_test(metric, rows_NC, compared_NC, samples, args.seed)
     compared_scores = _replace_nonfinite(metric.scores(compared_NC))
