@@ -1,8 +1,6 @@
-"""Recipes: each a Python file with `get_config()` that reads like the hyper-parameter table of its
-paper.
+"""Recipes: Python files with `get_config()` that read like their papers' hyper-parameter tables.
 
-Words after a colon choose a recipe's options, as in `configs/t5/base.py:large`, or one of the
-laptop forms of every
-recipe: `:tiny` learns within minutes, `:debug` takes two steps without data; see
-  `t5x_like.recipes`.
+Options after a colon choose a variant of a recipe, as in `configs/t5/base.py:large`, or one of its
+laptop forms: `:tiny` learns within minutes, `:debug` takes two steps without data; see
+`t5x_like.recipes`.
 """

@@ -185,7 +185,8 @@ def check_remote(job: Job, reason: str) -> str:
   """
   if "://" not in job.workdir:
     raise UserError(
-      f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {reason} can write to"
+      f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {reason} can "
+      "write to"
     )
   return job.workdir
 

@@ -56,7 +56,8 @@ if sys.platform == "linux":
 try:
   os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as error:
-  print(f"error: {sys.argv[2]}: {error.strerror}; give a command that exists after --", file=sys.stderr)
+  message = f"{sys.argv[2]}: {error.strerror}; give a command that exists after --"
+  print(f"error: {message}", file=sys.stderr)
   sys.exit(2)
 """
 

@@ -187,7 +187,8 @@ def main(argv: list[str] | None = None) -> int:
     and pathlib.Path(directory).absolute() != pathlib.Path.cwd()
   ):
     raise UserError(
-      f"--workdir={job.workdir}: expected an absolute path, as the job runs in {directory}, not here"
+      f"--workdir={job.workdir}: expected an absolute path, as the job runs in "
+      f"{directory}, not here"
     )
   commands.check_train_command(args, directory=directory)
   if args.action == "start":

@@ -134,8 +134,10 @@ PLANS: dict[str, child.Request] = {
     "configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12288"
   ),
 }
-_KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
-  options counts dearest""".split()
+_STORED_FIELDS = (
+  "fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds "
+  "compile_cpu_seconds options counts dearest"
+).split()
 EXIT_GREW = 4
 STORED = pathlib.Path(__file__).resolve().parents[1] / "docs" / "plans.json"
 _COLUMNS = (
@@ -154,18 +156,20 @@ _PAGE = """# Plans of published models
 
 <!-- Written by `python -m tools.write_reference` from docs/plans.json; do not edit. -->
 
-Look here for a mesh, a batch size and a remat policy that fit a slice. The TPU compiler has compiled each of these
-steps for its slice, on a machine without a TPU. [Plan a run](../how-to/plan-a-run.md) explains every figure, and [size
-and cost](sizing.md) has the hours. Nothing on this page was measured on hardware.
+Look here for a mesh, a batch size and a remat policy that fit a slice. The TPU compiler has
+compiled each of these steps for its slice, on a machine without a TPU. [Plan a
+run](../how-to/plan-a-run.md) explains every figure, and [size and cost](sizing.md) has the hours.
+Nothing on this page was measured on hardware.
 
 All figures are for one device and one step:
 
 - **GB** are 10^9 bytes.
-- **Sent** counts the bytes that a device sends around rings. The number in brackets is the least that parameters and
-  gradients need.
-- **Seconds** are an estimate: the compiler's cycles, attention kernels at a share of the peak rate, and the links of the
-  slice. Gaps between operations are left out.
-- **Options** says whether the chip's compiler options were passed. Evaluation and decoding have none.
+- **Sent** counts the bytes that a device sends around rings. The number in brackets is the least
+  that parameters and gradients need.
+- **Seconds** are an estimate: the compiler's cycles, attention kernels at a share of the peak rate,
+  and the links of the slice. Gaps between operations are left out.
+- **Options** says whether the chip's compiler options were passed. Evaluation and decoding have
+  none.
 - **Compiling** is CPU time on busy cores.
 
 Below the table are the command of each plan, and the most expensive operations of each step.
@@ -203,8 +207,8 @@ def _operations(name: str, plan: dict[str, Any]) -> str:
     f"{seconds['synchronous']:.3f}"
   )
   lines = [
-    f"| {one['seconds']:.4f} | {one['times']:,} | `{one['name']}` | `{one['type']}` |"
-    for one in plan["dearest"]
+    f"| {row['seconds']:.4f} | {row['times']:,} | `{row['name']}` | `{row['type']}` |"
+    for row in plan["dearest"]
   ]
   head = f"\n## Most expensive operations: {name}\n\nSeconds of the step: {parts}.\n\n"
   return (
@@ -276,7 +280,9 @@ def main(argv: list[str] | None = None) -> int:
       worst = EXIT_DOES_NOT_FIT
       continue
     plans[name] = {
-      key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")
+      key: value
+      for key, value in plan.items()
+      if key in _STORED_FIELDS or key.endswith("gigabytes")
     }
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
     STORED.write_text(

@@ -164,25 +164,27 @@ def _print_results(
   train_flags = [flag for flag in train if not flag.startswith("--config.total_steps")]
   print(f"""
 === done in {seconds:.0f} s
-    validation loss {figures["loss"]:.3f} nats a token after {step} steps; predicting by token frequency alone would
-    cost {figures["unigram_entropy"]:.3f} (the unigram entropy of the same targets). Of the spans taken out of held-out
-    text, {figures["span_exact_match"]:.1%} are restored exactly; giving the commonest span every time would restore
-    {figures["commonest_span"]:.1%}.
+    validation loss {figures["loss"]:.3f} nats a token after {step} steps; predicting by token
+    frequency alone would cost {figures["unigram_entropy"]:.3f} (the unigram entropy of the same
+    targets). Of the spans taken out of held-out text, {figures["span_exact_match"]:.1%} are restored
+    exactly; giving the commonest span every time would restore {figures["commonest_span"]:.1%}.
 
-    What it writes into gaps:
+    The model's completions:
 
 {completions}
 
-    What pretraining brings: the same model, fine-tuned alike from fresh weights and from the checkpoint, in percent of
-    held-out examples.
+    The gain of pretraining: the same model, fine-tuned alike from fresh weights and from the
+    checkpoint, in percent of held-out examples.
 
 {comparison.markdown(table)}
     report:      {workdir}/report.html
     checkpoints: {workdir}/checkpoints
 
-    train on:    {python} -m t5x_like.train {shlex.join(train_flags)} --config.total_steps={2 * step}
+    train on:    {python} -m t5x_like.train {shlex.join(train_flags)} \\
+                   --config.total_steps={2 * step}
     evaluate:    {python} -m t5x_like.evaluate --workdir={workdir}
-    fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} --output={workdir}/filled.jsonl
+    fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} \\
+                   --output={workdir}/filled.jsonl
 """)
   saved = workdirs.read_identity(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:

@@ -90,7 +90,8 @@ def train(
       else ("ask for a larger vocabulary")
     )
     raise UserError(
-      f"--size: found {size} ids, sentinels not counted, expected {trained_size} for this text; {remedy}"
+      f"--size: found {size} ids, sentinels not counted, expected {trained_size} for this text; "
+      f"{remedy}"
     )
   tokenizer.add_special_tokens(
     [AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))]
@@ -111,7 +112,7 @@ def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
     counts.update(text)
   ranked = sorted(
     ((count, c) for c, count in counts.items() if not c.isspace()),
-    key=lambda one: (-one[0], one[1]),
+    key=lambda pair: (-pair[0], pair[1]),
   )
   required = coverage * sum(count for count, _ in ranked)
   covered = 0

@@ -30,25 +30,28 @@ _KEYS = """# Keys of a recipe
 
 <!-- Written by `python -m tools.write_reference` from signatures and docstrings; do not edit. -->
 
-Set any key on the command line: `--config.KEY=VALUE`. Values are JSON; other text is a string. A *slot* is a key with a
-`name`, which selects a function, and that function's arguments: `--config.optimizer.name=adamw
---config.optimizer.weight_decay=0.01`. A new name discards the arguments of the old one. A key without a default is
-required. Unknown keys are refused, with the nearest match.
+Set any key on the command line: `--config.KEY=VALUE`. Values are JSON; other text is a string. A
+*slot* is a key with a `name`, which selects a function, and that function's arguments:
+`--config.optimizer.name=adamw --config.optimizer.weight_decay=0.01`. A new name discards the
+arguments of the old one. A key without a default is required. Unknown keys are refused, with the
+nearest match.
 """
 _SIZING = """# Size and cost of a run
 
 <!-- Written by `python -m tools.write_reference` from docs/plans.json; do not edit. -->
 
-How many chips does a published model need, for how long? The TPU compiler has compiled each step below for its slice,
-without one ([plan a run](../how-to/plan-a-run.md)). No row was measured on hardware.
+How many chips does a published model need, for how long? The TPU compiler has compiled each step
+below for its slice, without one ([plan a run](../how-to/plan-a-run.md)). No row was measured on
+hardware.
 
-- **GB a chip** is the compiler's memory plan, of the chip's HBM. It is exact for the compiler's version.
-- **Seconds a step** is an estimate: the compiler's cycles, kernels at a measured share of the peak rate, the links of
-  the slice, no stalls. Measure a few hundred steps before you book a slice.
-- **Hours** and **chip-hours** are this estimate for the recipe's whole run. A plan with other rows or lengths processes
-  the same number of tokens or images.
-- **Cost** is chip-hours times the price of a chip-hour. Prices change and depend on region and commitment: [Cloud TPU
-  pricing](https://cloud.google.com/tpu/pricing).
+- **GB a chip** is the compiler's memory plan, of the chip's HBM. It is exact for the compiler's
+  version.
+- **Seconds a step** is an estimate: the compiler's cycles, kernels at a measured share of the peak
+  rate, the links of the slice, no stalls. Measure a few hundred steps before you book a slice.
+- **Hours** and **chip-hours** are this estimate for the recipe's whole run. A plan with other rows
+  or lengths processes the same number of tokens or images.
+- **Cost** is chip-hours times the price of a chip-hour. Prices change and depend on region and
+  commitment: [Cloud TPU pricing](https://cloud.google.com/tpu/pricing).
 
 """
 
@@ -115,13 +118,13 @@ def sizing() -> str:
 _HOW = """
 ## Choose a slice
 
-1. **Memory first.** Parameters, gradients and optimizer state must fit. With Adafactor that is about 4 bytes a
-   parameter for the float32 parameters, and as much for their gradients while a step runs; AdamW adds 8. Split them
-   with `--config.mesh.fsdp`.
-2. **Rows next.** A chip should have enough rows that products take longer than the exchange of parameters. `plan`
-   prints both.
-3. **Let it search**: `python -m t5x_like.plan --config=RECIPE --topology=v5e:8x8 --search=6` ranks meshes, remat and
-   rows.
+1. **Memory first.** Parameters, gradients and optimizer state must fit. With Adafactor that is
+   about 4 bytes a parameter for the float32 parameters, and as much for their gradients while a
+   step runs; AdamW adds 8. Split them with `--config.mesh.fsdp`.
+2. **Rows next.** A chip should have enough rows that products take longer than the exchange of
+   parameters. `plan` prints both.
+3. **Let it search**: `python -m t5x_like.plan --config=RECIPE --topology=v5e:8x8 --search=6` ranks
+   meshes, remat and rows.
 
 [Plans](plans.md) has all figures of each plan, with its command.
 """

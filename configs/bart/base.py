@@ -1,5 +1,6 @@
-"""BART base: text infilling and permuted sentences, restored by an encoder-decoder (Lewis et al.
-2020, section 5.1).
+"""BART base: text infilling and permuted sentences, restored by an encoder-decoder.
+
+Source: Lewis et al. 2020, section 5.1.
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --output=data/web
   python -m t5x_like.train --config=configs/bart/base.py --workdir=runs/bart_base

@@ -1,5 +1,6 @@
-"""BERT, pretrained with masked tokens and next sentences in two phases (Devlin et al. 2019, section
-3.1, A.2).
+"""BERT, pretrained with masked tokens and next sentences in two phases.
+
+Source: Devlin et al. 2019, section 3.1, A.2.
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
       --vocabulary=VOCABULARY --output=data/books_wiki

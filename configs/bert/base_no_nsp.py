@@ -1,5 +1,6 @@
-"""BERT without next sentences, on full sentences: the ablation "No NSP" (Devlin et al. 2019,
-section 5.1).
+"""BERT without next sentences, on full sentences: the ablation "No NSP".
+
+Source: Devlin et al. 2019, section 5.1.
 
   python -m t5x_like.train --config=configs/bert/base_no_nsp.py --workdir=runs/bert_base_no_nsp
 

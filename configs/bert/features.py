@@ -1,5 +1,6 @@
-"""BERT's features for named entities: all feature-based rows of table 7 (Devlin et al. 2019,
-section 5.3).
+"""BERT's features for named entities: all feature-based rows of table 7.
+
+Source: Devlin et al. 2019, section 5.3.
 
   python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=conll --data=DATA \\
       --config=configs/bert/features.py:concat_last_four

@@ -1,5 +1,6 @@
-"""What BERT puts in place of the tokens that it predicts: all six rows of table 8 (Devlin et al.
-2019, appendix C.2).
+"""BERT with other replacements of the predicted tokens: all six rows of table 8.
+
+Source: Devlin et al. 2019, appendix C.2.
 
   python -m t5x_like.train --config=configs/bert/masking.py:mask_100 --workdir=runs/bert_mask_100
 

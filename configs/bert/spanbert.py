@@ -1,5 +1,6 @@
-"""SpanBERT: masked spans and their boundaries, in single sequences (Joshi et al. 2020, section
-4.3).
+"""SpanBERT: masked spans and their boundaries, in single sequences.
+
+Source: Joshi et al. 2020, section 4.3.
 
   python -m t5x_like.train --config=configs/bert/spanbert.py --workdir=runs/spanbert_base
 

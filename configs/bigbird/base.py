@@ -1,5 +1,6 @@
-"""BigBird base: masked language modelling of 4,096 tokens by block-sparse attention (Zaheer et al.
-2020).
+"""BigBird base: masked language modelling of 4,096 tokens by block-sparse attention.
+
+Source: Zaheer et al. 2020.
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web

@@ -1,5 +1,6 @@
-"""A decoder with the sizes of Aya 23 8B (Aryabumi et al. 2024, arXiv:2405.15032), pretrained as a
-language model.
+"""A decoder with the sizes of Aya 23 8B, pretrained as a language model.
+
+Source: Aryabumi et al. 2024, arXiv:2405.15032.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

@@ -1,5 +1,6 @@
-"""ConvNeXt on ImageNet, from scratch (Liu et al. 2022, appendix A.1, table 5;
-https://arxiv.org/abs/2201.03545).
+"""ConvNeXt on ImageNet, from scratch.
+
+Source: Liu et al. 2022, appendix A.1, table 5; https://arxiv.org/abs/2201.03545.
 
   python -m t5x_like.train --config=configs/convnext/base.py --workdir=runs/convnext_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -1,5 +1,6 @@
-"""DeBERTa v3 base: a generator of six layers, a discriminator on all tokens (He et al. 2021,
-arXiv:2111.09543).
+"""DeBERTa v3 base: a generator of six layers, a discriminator on all tokens.
+
+Source: He et al. 2021, arXiv:2111.09543.
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
       --vocabulary=VOCABULARY --output=data/books_wiki

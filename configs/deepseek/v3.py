@@ -1,5 +1,6 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437), pretrained as a language model that predicts
-two tokens.
+"""DeepSeek-V3, pretrained as a language model that predicts two tokens.
+
+Source: DeepSeek-AI 2024, arXiv:2412.19437.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

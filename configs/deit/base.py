@@ -1,5 +1,6 @@
-"""DeiT: a ViT that learns from labels and from a teacher, on ImageNet alone (Touvron et al. 2021,
-table 9).
+"""DeiT: a ViT that learns from labels and from a teacher, on ImageNet alone.
+
+Source: Touvron et al. 2021, table 9.
 
   python -m t5x_like.train --config=configs/deit/base.py --workdir=runs/deit_b16 \\
       --config.teacher.workdir=runs/vit_l16 \\

@@ -1,5 +1,6 @@
-"""DeiT III: a plain ViT with LayerScale and a simple recipe, on ImageNet alone (Touvron et al.
-2022, table 1).
+"""DeiT III: a plain ViT with LayerScale and a simple recipe, on ImageNet alone.
+
+Source: Touvron et al. 2022, table 1.
 
   python -m t5x_like.train --config=configs/deit/deit3.py --workdir=runs/deit3_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -32,7 +32,8 @@ def get_config(size: Literal["resnet50", "resnet101"] = "resnet50"):
   config.model.design = {"kernel_scales": (0.5, 1.0, 2 / 9, 16 / 9)}
   config.task = {
     "name": "object_detection",
-    "source": "coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json",
+    "source": "coco:train=annotations/instances_train2017.json,"
+    "validation=annotations/instances_val2017.json",
     "resolution": 1333,
     "shortest": 800,
     "boxes": 100,

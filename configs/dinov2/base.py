@@ -1,5 +1,6 @@
-"""A classifier on DINOv2's frozen features, on ImageNet (Oquab et al. 2024, section 7.1;
-arXiv:2304.07193).
+"""A classifier on DINOv2's frozen features, on ImageNet.
+
+Source: Oquab et al. 2024, section 7.1; arXiv:2304.07193.
 
   python -m t5x_like.train --config=configs/dinov2/base.py --workdir=runs/dinov2_probe \\
       --config.init.workdir=runs/dinov2_b14

@@ -1,5 +1,6 @@
-"""ELECTRA small: a generator a quarter as wide, a discriminator on all tokens (Clark et al. 2020,
-table 6).
+"""ELECTRA small: a generator a quarter as wide, a discriminator on all tokens.
+
+Source: Clark et al. 2020, table 6.
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
       --vocabulary=VOCABULARY --output=data/books_wiki

@@ -1,5 +1,6 @@
-"""BERT, RoBERTa and ELECTRA, fine-tuned with a head (Devlin et al. 2019, section 4; Clark et al.
-2020, appendix B).
+"""BERT, RoBERTa and ELECTRA, fine-tuned with a head.
+
+Source: Devlin et al. 2019, section 4; Clark et al. 2020, appendix B.
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:own --workdir=runs/reviews \\
       --config.init.workdir=runs/bert_base --config.task.source=reviews.csv

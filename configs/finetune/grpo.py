@@ -1,5 +1,6 @@
-"""Llama 3.1 8B, after supervised fine-tuning, trained by GRPO on questions whose answers a program
-checks.
+"""Llama 3.1 8B, trained by GRPO on questions whose answers a program checks.
+
+It starts after supervised fine-tuning.
 
   python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo \\
       --config.init.workdir=runs/chat \\

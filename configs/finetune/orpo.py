@@ -1,5 +1,6 @@
-"""Mistral 7B, fine-tuned and taught preferences in one stage (ORPO, Hong et al. 2024,
-arXiv:2403.07691).
+"""Mistral 7B, fine-tuned and taught preferences in one stage.
+
+Source: ORPO, Hong et al. 2024, arXiv:2403.07691.
 
   python -m t5x_like.train --config=configs/finetune/orpo.py --workdir=runs/orpo \\
       --config.init.workdir=runs/mistral_7b \\
@@ -30,7 +31,8 @@ def get_config():
   }
   config.task = {
     "name": "preferences",
-    "source": "jsonl:train=data/preferences/train.jsonl,validation=data/preferences/validation.jsonl",
+    "source": "jsonl:train=data/preferences/train.jsonl,"
+    "validation=data/preferences/validation.jsonl",
     "length": 2048,
     "too_long": "truncate",
   }

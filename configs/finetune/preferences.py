@@ -1,5 +1,6 @@
-"""Llama 3.1 8B, after supervised fine-tuning, trained on preferences between answers (DPO, Rafailov
-et al. 2023).
+"""Llama 3.1 8B, after supervised fine-tuning, trained on preferences between answers.
+
+Source: DPO, Rafailov et al. 2023.
 
   python -m t5x_like.train --config=configs/finetune/preferences.py --workdir=runs/dpo \\
       --config.init.workdir=runs/chat
@@ -30,7 +31,8 @@ def get_config(lora: bool = False):
   }
   config.task = {
     "name": "preferences",
-    "source": "jsonl:train=data/preferences/train.jsonl,validation=data/preferences/validation.jsonl",
+    "source": "jsonl:train=data/preferences/train.jsonl,"
+    "validation=data/preferences/validation.jsonl",
     "template": "llama3",
     "length": 1024,
     "too_long": "truncate",

@@ -1,5 +1,6 @@
-"""Llama 2 7B, after supervised fine-tuning, as a reward model (Touvron et al. 2023,
-arXiv:2307.09288, section 3.2.2).
+"""Llama 2 7B, after supervised fine-tuning, as a reward model.
+
+Source: Touvron et al. 2023, arXiv:2307.09288, section 3.2.2.
 
   python -m t5x_like.train --config=configs/finetune/reward.py --workdir=runs/reward \\
       --config.init.workdir=runs/chat
@@ -30,7 +31,8 @@ def get_config():
   config.model.scores = 1
   config.task = {
     "name": "preferences",
-    "source": "jsonl:train=data/preferences/train.jsonl,validation=data/preferences/validation.jsonl",
+    "source": "jsonl:train=data/preferences/train.jsonl,"
+    "validation=data/preferences/validation.jsonl",
     "length": 1024,
     "too_long": "truncate",
   }

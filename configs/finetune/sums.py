@@ -1,5 +1,6 @@
-"""A toy of learning from rewards: a small decoder that adds two numbers, first from answers, then
-from rewards alone.
+"""A toy of learning from rewards: a small decoder learns to add two numbers.
+
+It learns first from answers, then from rewards alone.
 
   python -m t5x_like.train --config=configs/finetune/sums.py:supervised --workdir=runs/sums
   python -m t5x_like.train --config=configs/finetune/sums.py --workdir=runs/sums_grpo \\

@@ -1,5 +1,6 @@
-"""T5 and BART, fine-tuned on text (Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section
-5).
+"""T5 and BART, fine-tuned on text.
+
+Source: Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section 5.
 
   python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola,official \\
       --workdir=runs/cola \\

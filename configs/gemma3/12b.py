@@ -1,5 +1,6 @@
-"""A decoder with the sizes of Gemma 3 12B (Gemma Team 2025, arXiv:2503.19786), pretrained as a
-language model.
+"""A decoder with the sizes of Gemma 3 12B, pretrained as a language model.
+
+Source: Gemma Team 2025, arXiv:2503.19786.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

@@ -1,5 +1,6 @@
-"""GPT-1's baseline without attention, an LSTM of 2,048 units; all rows of table 5 (Radford et al.
-2018, section 5).
+"""GPT-1's baseline without attention, an LSTM of 2,048 units; all rows of table 5.
+
+Source: Radford et al. 2018, section 5.
 
   python -m t5x_like.train --config=configs/gpt/lstm.py --workdir=runs/gpt1_lstm
 
@@ -7,12 +8,12 @@ Pretrained as `gpt1.py` in all else. Every row fine-tunes by the same command, i
 
   python -m t5x_like.evaluate --suite=glue --data=DATA --workdir=WORKDIR --output=OUTPUT
 
-                               flags                                     average  CoLA SST-2  MNLI   RTE
-  Transformer, auxiliary loss  --workdir=runs/gpt1                          74.7  45.4  91.3  81.8  56.0
-  without pretraining          --workdir=runs/gpt1 --from_scratch           59.9  18.9  84.0  75.7  53.8
-  without auxiliary loss       --workdir=runs/gpt1                          75.0  47.9  92.0  81.1  54.4
+                               flags                              average  CoLA SST-2  MNLI   RTE
+  Transformer, auxiliary loss  --workdir=runs/gpt1                   74.7  45.4  91.3  81.8  56.0
+  without pretraining          --workdir=runs/gpt1 --from_scratch    59.9  18.9  84.0  75.7  53.8
+  without auxiliary loss       --workdir=runs/gpt1                   75.0  47.9  92.0  81.1  54.4
                                --config.objective.language_model=0.0
-  LSTM, auxiliary loss         --workdir=runs/gpt1_lstm                     69.1  30.3  90.5  73.7  54.6
+  LSTM, auxiliary loss         --workdir=runs/gpt1_lstm              69.1  30.3  90.5  73.7  54.6
 
 `--config.init.layers=N` draws the number of transferred layers (figure 2, left), from 0, the
 embeddings alone, to 12. Not run at full size here.

@@ -1,5 +1,6 @@
-"""A decoder with the sizes of gpt-oss-20b (OpenAI 2025, arXiv:2508.10925), pretrained as a language
-model.
+"""A decoder with the sizes of gpt-oss-20b, pretrained as a language model.
+
+Source: OpenAI 2025, arXiv:2508.10925.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

@@ -1,5 +1,6 @@
-"""Linformer base: RoBERTa with keys and values projected to 256 positions (Wang et al. 2020,
-arXiv:2006.04768).
+"""Linformer base: RoBERTa with keys and values projected to 256 positions.
+
+Source: Wang et al. 2020, arXiv:2006.04768.
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web

@@ -13,10 +13,10 @@ trained on 15 trillion. The published model scores 66.7 on MMLU with 5 shots. No
 here.
 
 8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 % MFU
-(docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept: 1.16 s a
-step, 40 % MFU (docs/plans.json). 70B is planned on v5p 8x8x8 with the same, parameters over planes of
-64 chips: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned on v5p 16x16x16 with the same,
-planes of 256 and tensor 8: 8.52 s a step, 66 % MFU (docs/plans.json).
+(docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept: 1.16 s
+a step, 40 % MFU (docs/plans.json). 70B is planned on v5p 8x8x8 with the same, parameters over
+planes of 64 chips: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned on v5p 16x16x16 with
+the same, planes of 256 and tensor 8: 8.52 s a step, 66 % MFU (docs/plans.json).
 """
 
 from t5x_like.config import defaults

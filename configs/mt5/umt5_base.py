@@ -1,5 +1,6 @@
-"""umT5: mT5 with a position table in every layer and languages drawn more evenly (Chung et al.
-2023).
+"""umT5: mT5 with a position table in every layer and languages drawn more evenly.
+
+Source: Chung et al. 2023.
 
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY \\
       --output=data/mc4_LANGUAGE

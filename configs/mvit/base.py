@@ -1,5 +1,6 @@
-"""MViT v2 on ImageNet (Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the
-authors' configs).
+"""MViT v2 on ImageNet.
+
+Source: Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the authors' configs.
 
   python -m t5x_like.train --config=configs/mvit/base.py --workdir=runs/mvit_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -1,5 +1,6 @@
-"""A Qwen 3 of 0.6B that learns from one of 8B at every token (Hinton et al. 2015,
-arXiv:1503.02531).
+"""A Qwen 3 of 0.6B that learns from one of 8B at every token.
+
+Source: Hinton et al. 2015, arXiv:1503.02531.
 
   python -m t5x_like.train --config=configs/qwen/distil.py --workdir=runs/qwen_distil \\
       --config.teacher.workdir=Qwen/Qwen3-8B

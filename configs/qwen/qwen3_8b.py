@@ -1,5 +1,6 @@
-"""A decoder with the sizes of Qwen 3 8B (Qwen Team 2025, arXiv:2505.09388), pretrained as a
-language model.
+"""A decoder with the sizes of Qwen 3 8B, pretrained as a language model.
+
+Source: Qwen Team 2025, arXiv:2505.09388.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

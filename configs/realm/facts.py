@@ -1,5 +1,6 @@
-"""A toy of retrieval: a retriever and a reader learn to look up facts about people that no
-parameter holds.
+"""A toy of retrieval: a retriever and a reader learn to look up facts about people.
+
+No parameter holds the facts.
 
   python -m t5x_like.train --config=configs/realm/facts.py:cloze --workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts \\

@@ -1,5 +1,6 @@
-"""ResNet on ImageNet, with group norm, from scratch (Wu & He 2018, section 4.1, arXiv:1803.08494;
-He et al. 2016).
+"""ResNet on ImageNet, with group norm, from scratch.
+
+Source: Wu & He 2018, section 4.1, arXiv:1803.08494; He et al. 2016.
 
   python -m t5x_like.train --config=configs/resnet/base.py --workdir=runs/resnet_50 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -1,4 +1,4 @@
-"""A small network that tells blood cells apart, for a laptop, to be the backbone of a detector.
+"""A small classifier of blood cells, the backbone of a detector, for a laptop.
 
   python -m t5x_like.train --config=configs/resnet/blood_cells.py --workdir=runs/cells \\
       --config.task.source=objects:213@voc:BCCD

@@ -1,5 +1,6 @@
-"""RoBERTa: dynamic masks, full sentences, no next sentences, large batches (Liu et al. 2019,
-sections 4 and 5).
+"""RoBERTa: dynamic masks, full sentences, no next sentences, large batches.
+
+Source: Liu et al. 2019, sections 4 and 5.
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web

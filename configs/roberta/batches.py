@@ -1,5 +1,6 @@
-"""RoBERTa's batches at equal passes over the data: all rows of table 3 (Liu et al. 2019, section
-4.3).
+"""RoBERTa's batches at equal passes over the data: all rows of table 3.
+
+Source: Liu et al. 2019, section 4.3.
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
       --vocabulary=VOCABULARY --append_eos \\

@@ -1,5 +1,6 @@
-"""RoBERTa's four input formats side by side, with next sentences and without: table 2 (Liu et al.
-2019, section 4.2).
+"""RoBERTa's four input formats side by side, with next sentences and without: table 2.
+
+Source: Liu et al. 2019, section 4.2.
 
   python -m t5x_like.train --config=configs/roberta/input_formats.py:doc_sentences \\
       --workdir=runs/doc_sentences

@@ -1,5 +1,6 @@
-"""SigLIP on pairs of images and texts, each pair by itself (Zhai et al. 2023;
-https://arxiv.org/abs/2303.15343).
+"""SigLIP on pairs of images and texts, each pair by itself.
+
+Source: Zhai et al. 2023; https://arxiv.org/abs/2303.15343.
 
   python -m t5x_like.train --config=configs/siglip/base.py --workdir=runs/siglip_b16 \\
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\

@@ -1,5 +1,6 @@
-"""T5, pretrained on unlabelled text and on all supervised tasks of the paper at once (Raffel et al.
-2020).
+"""T5, pretrained on unlabelled text and on all supervised tasks of the paper at once.
+
+Source: Raffel et al. 2020.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/multitask.py --workdir=runs/t5_multitask

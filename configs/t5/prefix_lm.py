@@ -1,5 +1,6 @@
-"""T5's prefix LM: one stack with a bidirectional prefix (Raffel et al. 2020, sections 3.2.1 and
-3.2.4).
+"""T5's prefix LM: one stack with a bidirectional prefix.
+
+Source: Raffel et al. 2020, sections 3.2.1 and 3.2.4.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos

@@ -1,5 +1,6 @@
-"""A first run: a small T5.1.1 learns to fill in technical English, in a few minutes on two CPU
-cores.
+"""A first run: a small T5.1.1 learns to fill in technical English.
+
+It takes a few minutes on two CPU cores.
 
   make quickstart
 

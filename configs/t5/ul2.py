@@ -1,5 +1,6 @@
-"""UL2 at base size: T5's encoder-decoder, pretrained on a mixture of seven denoisers (Tay et al.
-2022, section 3).
+"""UL2 at base size: T5's encoder-decoder, pretrained on a mixture of seven denoisers.
+
+Source: Tay et al. 2022, section 3.
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/ul2.py --workdir=runs/ul2_base

@@ -1,5 +1,6 @@
-"""T-DMCA, trained to write Wikipedia's articles from web pages (Liu et al. 2018, sections 4 and
-5.2).
+"""T-DMCA, trained to write Wikipedia's articles from web pages.
+
+Source: Liu et al. 2018, sections 4 and 5.2.
 
   python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe \\
       --size=32000 --extra_ids=0 \\

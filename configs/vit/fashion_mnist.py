@@ -36,7 +36,8 @@ def get_config():
   }
   config.task = {
     "name": "image_classification",
-    "source": "idx:train=fashion/train-images-idx3-ubyte.gz,validation=fashion/t10k-images-idx3-ubyte.gz",
+    "source": "idx:train=fashion/train-images-idx3-ubyte.gz,"
+    "validation=fashion/t10k-images-idx3-ubyte.gz",
     "resolution": 28,
     "channels": 1,
     "crop": 1.0,

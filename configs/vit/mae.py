@@ -1,5 +1,6 @@
-"""MAE: a ViT pretrained by putting back three quarters of the patches (He et al. 2022, table 8;
-arXiv:2111.06377).
+"""MAE: a ViT pretrained by reconstructing three quarters of the patches.
+
+Source: He et al. 2022, table 8; arXiv:2111.06377.
 
   python -m t5x_like.train --config=configs/vit/mae.py --workdir=runs/mae_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

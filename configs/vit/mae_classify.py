@@ -1,5 +1,6 @@
-"""What a masked autoencoder learned: a linear probe, or fine-tuning, on ImageNet (He et al. 2022,
-tables 9 and 10).
+"""A masked autoencoder, probed linearly or fine-tuned, on ImageNet.
+
+Source: He et al. 2022, tables 9 and 10.
 
   python -m t5x_like.train --config=configs/vit/mae_classify.py --workdir=runs/mae_tuned \\
       --config.init.workdir=runs/mae_b16 \\

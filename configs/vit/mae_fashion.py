@@ -1,4 +1,4 @@
-"""A small masked autoencoder on Fashion-MNIST, for a laptop, and what becomes of it.
+"""A small masked autoencoder on Fashion-MNIST, and its classifier, for a laptop.
 
   python -m t5x_like.train --config=configs/vit/mae_fashion.py --workdir=runs/mae_fashion \\
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz

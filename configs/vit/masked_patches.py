@@ -1,5 +1,6 @@
-"""ViT pretrained without labels as BERT is: colours of corrupted patches (Dosovitskiy et al. 2021,
-appendix B.1.2).
+"""ViT, pretrained to predict the colours of corrupted patches, as BERT predicts words.
+
+Source: Dosovitskiy et al. 2021, appendix B.1.2.
 
   python -m t5x_like.train --config=configs/vit/masked_patches.py --workdir=runs/vit_masked \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -1,5 +1,6 @@
-"""ViT-S/16 on ImageNet: better plain baselines (Beyer et al. 2022, arXiv:2205.01580, and
-big_vision's vit_s16_i1k).
+"""ViT-S/16 on ImageNet: better plain baselines.
+
+Source: Beyer et al. 2022, arXiv:2205.01580, and big_vision's vit_s16_i1k.
 
   python -m t5x_like.train --config=configs/vit/small.py --workdir=runs/vit_s16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val

@@ -1,5 +1,6 @@
-"""XLM, pretrained on pairs of translations: masked tokens of both sentences (Lample and Conneau
-2019, section 3.3).
+"""XLM, pretrained on pairs of translations: masked tokens of both sentences.
+
+Source: Lample and Conneau 2019, section 3.3.
 
   python -m t5x_like.train --config=configs/xlm/tlm.py --workdir=runs/xlm_tlm \\
       --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary

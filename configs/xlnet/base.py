@@ -1,5 +1,6 @@
-"""XLNet: tokens predicted in random orders by two-stream attention (Yang et al. 2019,
-arXiv:1906.08237).
+"""XLNet: tokens predicted in random orders by two-stream attention.
+
+Source: Yang et al. 2019, arXiv:1906.08237.
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
       --vocabulary=VOCABULARY --output=data/books_wiki

@@ -9,7 +9,8 @@ import re
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
   "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",
-  "collectives": r"nccl|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|ncclDevKernel",
+  "collectives": r"nccl|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+  r"|ncclDevKernel",
   "copies": r"memcpy|memset|copy|transpose|concatenate|slice",
   "reductions": r"reduce|softmax|norm",
   "fused elementwise work": r"fusion|loop_|input_|wrapped",
