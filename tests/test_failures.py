@@ -42,7 +42,9 @@ from t5x_like.training import phases
 batches = phases.iterate_batches
 def poisoned(built, position, rows):
   for number, batch in enumerate(batches(built, position, rows), start=position):
-    yield batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}} if number == 9 else batch
+    if number == 9:
+      batch = batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}}
+    yield batch
 phases.iterate_batches = poisoned
 command_line.program(train.main)
 """

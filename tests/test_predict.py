@@ -207,7 +207,8 @@ def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
 ALONE = """
 import sys
 
-sys.modules["tensorflow"] = sys.modules["tensorflow_datasets"] = None  # as if they were not installed
+# as if they were not installed
+sys.modules["tensorflow"] = sys.modules["tensorflow_datasets"] = None
 from t5x_like import predict
 from tests.recipes import nano_decoder
 sys.exit(predict.main(sys.argv[1:]))

@@ -130,8 +130,8 @@ def _convert(args, overrides: list[str]) -> None:
   contents = "weights and Adafactor's state" if keeps_optimizer else "weights"
   reminder = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
   process.log(
-    f"{args.output}: step {step} with {contents} of {checkpoint.where} and {vocabulary.size} ids in "
-    f"a table of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; "
+    f"{args.output}: step {step} with {contents} of {checkpoint.where} and {vocabulary.size} ids "
+    f"in a table of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; "
     f"train with --config={args.config} --workdir={args.output}{flags}{reminder}"
   )
 

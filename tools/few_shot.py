@@ -1,4 +1,4 @@
-"""Zero- and few-shot questions from files, by likelihood or by generation.
+"""Ask zero- and few-shot questions from files, by likelihood or by generation.
 
 Examples:
   python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz \\
@@ -7,17 +7,18 @@ Examples:
       --output=results.json
   python -m tools.few_shot --workdir=runs/gpt2 --input=novels.jsonl.gz --stride=512
 
-A file is JSON lines, plain or compressed; its keys say what is asked:
+A file is JSON lines, plain or compressed. Its keys decide the kind of its questions:
 
-  query, choices, gold               the likeliest choice: accuracy, and accuracy_norm by log-probability per character
-  context_options, continuation, gold  the context after which the continuation is likeliest
-  question, choices, answer (A-Z)    MMLU's: the letter, behind a header with the subject; examples come from its
-                                     split dev, of the same subject
-  context, continuation              the next words: accuracy (all greedy), perplexity
-  context, answer (, aliases)        generated up to the end of the line; exact match, or of the last number where the
-                                     row has chain_of_thought and a number, or the answer is a
-                                     number; several right answers are a list, or TriviaQA's object
-  text                               bits per byte, perplexity per token and per word, with windows `--stride` apart
+query, choices, gold: the likeliest choice; accuracy, and accuracy_norm by the log-probability of a
+  character.
+context_options, continuation, gold: the context after which the continuation is likeliest.
+question, choices, answer (A-Z): MMLU's; the letter, after a header with the subject. Examples come
+  from the split dev of the same subject.
+context, continuation: the next words; accuracy (all greedy), perplexity.
+context, answer (, aliases): an answer, generated to the end of the line; exact match, or match of
+  the last number where the row has chain_of_thought and a number, or the answer is a number.
+  Several right answers are a list, or TriviaQA's object.
+text: bits per byte, perplexity per token and per word, with windows `--stride` apart.
 
 Examples before a question are drawn by --seed from --examples or, without one, from the other rows
 of the file; rows that ask the same are left out, and a file with fewer rows than --shots needs is

@@ -36,17 +36,20 @@ _SHOWN = 24  # values shown of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
 body { font: 15px/1.7 system-ui, sans-serif; margin: 2em; max-width: 75em }
-h3 { margin: 1em 0 .2em; font-size: 1em } span { padding: 1px 2px; margin-right: 1px; border-radius: 3px }
-code { white-space: pre-wrap; font: 13px monospace; unicode-bidi: isolate } .special { font-weight: bold }
+h3 { margin: 1em 0 .2em; font-size: 1em }
+span { padding: 1px 2px; margin-right: 1px; border-radius: 3px }
+code { white-space: pre-wrap; font: 13px monospace; unicode-bidi: isolate }
+.special { font-weight: bold }
 .off { color: #999 }
 {% for colour in colours %}.s{{ loop.index0 }} { background: {{ colour }} }
 {% endfor %}</style><h1>{{ title }}</h1><p>{{ facts }}</p>
 {% for example in examples %}<h2>Example {{ loop.index0 }}</h2>
 {% for feature in example %}<h3>{{ feature.name }} <small>{{ feature.shape }}</small></h3>
-{% if feature.cells %}<code>{% for c in feature.cells %}<span class="{{ c.style }}" title="{{ c.title }}"
+{% if feature.cells %}<code>{% for c in feature.cells
+%}<span class="{{ c.style }}" title="{{ c.title }}"
 >{{ c.piece }}</span>{% endfor %}{% if feature.padding
-%} <span class="off">+ {{ feature.padding }} padding</span>{% endif %}</code>{% else %}<code>{{ feature.values
-}}</code>{% endif %}
+%} <span class="off">+ {{ feature.padding }} padding</span>{% endif %}</code>{% else
+%}<code>{{ feature.values }}</code>{% endif %}
 {% endfor %}{% endfor %}</html>
 """
 _BACKGROUNDS = ("#e3f4f4", "#fbf3d0", "#e2f3e0", "#f3e3f3", "#e2e8fb", "#fbe2e0")
@@ -98,44 +101,41 @@ class Shown:
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
   """Describe one example for display: token features first, with their weights and segments."""
   features = []
-  for name in sorted(
-    example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)
-  ):
+  tokens_first = sorted(example, key=lambda name: (not _is_tokens(name), name))
+  for name in tokens_first:
     value = np.asarray(example[name])
     shape = f"{value.dtype}{list(value.shape)}"
-    if name.removesuffix(_BEFORE).endswith(_TOKENS) and value.ndim == 1:
+    if _is_tokens(name) and value.ndim == 1:
       features.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
     else:
       flat = value.reshape(-1)
-      values = (
-        " ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
-        if value.dtype.kind in "iufb"
-        else str(value)
-      )
-      remark = (
-        f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)"
-        if flat.size > _SHOWN
-        else ""
-      )
+      values = str(value)
+      if value.dtype.kind in "iufb":
+        values = " ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+      remark = ""
+      if flat.size > _SHOWN:
+        remark = f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)"
       features.append(Shown(name, shape, [], 0, values + remark))
   return features
+
+
+def _is_tokens(name: str) -> bool:
+  return name.removesuffix(_BEFORE).endswith(_TOKENS)
 
 
 def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabulary: Vocabulary):
   side = name.split("_")[0]
 
-  def feature_like_ids(*features: str) -> np.ndarray | None:
-    found = (
-      np.asarray(example[f"{side}_{feature}"])
-      for feature in features
-      if f"{side}_{feature}" in example
-    )
-    return next((value for value in found if value.shape == ids_T.shape), None)
+  def feature_like_ids(feature: str) -> np.ndarray | None:
+    value = np.asarray(example.get(f"{side}_{feature}"))
+    return value if value.shape == ids_T.shape else None
 
   weights = feature_like_ids("loss_weights") if name.endswith("_target_tokens") else None
   packed = feature_like_ids("segment_ids")
   types = feature_like_ids("token_types")
-  segments = packed if types is None else types if packed is None else packed + types
+  segments = packed
+  if types is not None:
+    segments = types if packed is None else packed + types
   pad = 0 if vocabulary.pad_id is None or name.startswith("encoder_target") else vocabulary.pad_id
   length = int(np.flatnonzero(ids_T != pad)[-1]) + 1 if (ids_T != pad).any() else 0
   pieces = vocabulary.pieces_of(ids_T[:length])
@@ -199,7 +199,8 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   config = phase.config
   task = phase.task
   rows = min(count, len(next(iter(batch.values()))))
-  if (unprocessed := without_preprocessors(config)) is not None:
+  unprocessed = without_preprocessors(config)
+  if unprocessed is not None:
     for name, value in batch_of(unprocessed)[1].items():
       if not np.array_equal(value, batch[name]):
         batch[f"{name}{_BEFORE}"] = value

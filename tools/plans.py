@@ -1,13 +1,16 @@
 """Compile published models for TPU slices with the TPU compiler, and store the plans.
 
-  python -m tools.plans                      # all of them, one after another: about half an hour on two cores
-  python -m tools.plans --only='llama.*8b'   # the plans whose name matches; the others stay as they are
-  python -m tools.plans --accept             # store programs that do more work than the stored ones, too
+  # all plans, one after another: about half an hour on two cores
+  python -m tools.plans
+  # the plans whose name matches; the others stay as they are
+  python -m tools.plans --only='llama.*8b'
+  # store programs that do more work than the stored ones, too
+  python -m tools.plans --accept
 
 Plans are stored in docs/plans.json; `python -m tools.write_reference` makes a page of them. A plan
-whose program grows (`planning/counts.py`) is refused with exit code 4: the stored plan stays, and the
-counts that grew are printed. The stored plan also stays where the compiler fails or is not done in
-time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU.
+whose program grows (`planning/counts.py`) is refused with exit code 4: the stored plan stays, and
+the counts that grew are printed. The stored plan also stays where the compiler fails or is not done
+in time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU.
 """
 
 import json

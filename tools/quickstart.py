@@ -166,8 +166,9 @@ def _print_results(
 === done in {seconds:.0f} s
     validation loss {figures["loss"]:.3f} nats a token after {step} steps; predicting by token
     frequency alone would cost {figures["unigram_entropy"]:.3f} (the unigram entropy of the same
-    targets). Of the spans taken out of held-out text, {figures["span_exact_match"]:.1%} are restored
-    exactly; giving the commonest span every time would restore {figures["commonest_span"]:.1%}.
+    targets). Of the spans taken out of held-out text, {figures["span_exact_match"]:.1%} are
+    restored exactly; giving the commonest span every time would restore
+    {figures["commonest_span"]:.1%}.
 
     The model's completions:
 

@@ -1,10 +1,11 @@
-"""Write the generated pages of docs/reference: every key of a recipe, the size and cost of
-published models, and their plans.
+"""Write the generated pages of docs/reference: keys of recipes, sizes and costs, and plans.
 
-  python -m tools.write_reference   # writes config-keys.md, sizing.md and plans.md; `make docs` runs it
+  # writes config-keys.md, sizing.md and plans.md; `make docs` runs it
+  python -m tools.write_reference
 
-The pages are not in git. Keys come from signatures and docstrings (`t5x_like.listing`); sizes, costs
-and plans come from docs/plans.json, which `python -m tools.plans` compiles. Nothing is compiled here.
+The pages are not in git. Keys come from signatures and docstrings (`t5x_like.listing`); sizes,
+costs and plans come from docs/plans.json, which `python -m tools.plans` compiles. Nothing is
+compiled here.
 """
 
 import dataclasses

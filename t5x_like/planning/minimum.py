@@ -4,7 +4,7 @@ On the mesh, a parameter of P elements is split f ways over axes that also split
 and t ways over other axes (tensor, expert, stage), and its gradient is a sum over f * d parts of
 the batch. With b bytes per element of the compute dtype, one device must send at least
 
-  gathers      2 * b * P / t * (f - 1) / f          for the forward and the backward pass of each part of the batch
+  gathers      2 * b * P / t * (f - 1) / f          for both passes of each part of the batch
   reductions       b * P / t * (f - 1) / f          a reduce-scatter of the gradient over f
                2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the rest over d
 

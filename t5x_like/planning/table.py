@@ -57,7 +57,8 @@ def text(plan: dict[str, Any]) -> str:
     over = f"{row['axes'] or 'other'} ({row['devices']})"
     lines.append(
       "  "
-      f"{kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
+      f"{kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}"
+      f"{row['ring_bytes'] / _GIGA:>9.3f}"
     )
   minimum = plan["minimum"]
   kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""

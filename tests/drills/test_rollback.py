@@ -23,7 +23,9 @@ batches = phases.iterate_batches
 def poisoned(built, position, rows):
   for number, batch in enumerate(batches(built, position, rows), start=position):
     nan = number == 14
-    yield batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")} if nan else batch
+    if nan:
+      batch = batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}
+    yield batch
 phases.iterate_batches = poisoned
 """
 

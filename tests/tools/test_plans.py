@@ -1,4 +1,4 @@
-"""The page of plans shows the stored plans; recipes and the store agree; failures keep the store."""
+"""The page shows the stored plans; recipes and the store agree; failures keep the store."""
 
 import json
 import pathlib
