@@ -6,7 +6,7 @@ Worked examples on A B C . D E ., mask _:
     rotate             C . D E . A B      rotated to begin with a uniformly drawn token
     mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
     delete             A C . E .          exactly `round(rate * W)` tokens are deleted
-    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; an empty span inserts one
+    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each, even empty
 
 Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to
 reach it exactly. The spans, in random order, go between the kept tokens at distinct, uniformly
@@ -68,44 +68,61 @@ def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def max_spans(noise_tokens: int, mean: float) -> int:
-  """Return the maximum number of spans in infilling: ten standard deviations above the mean, but at
-  most `noise_tokens`, so the result is never longer than the text."""
+  """Return the maximum number of spans in infilling, ten standard deviations above the mean.
+
+  It is at most `noise_tokens`, so that the result is never longer than the text.
+  """
   expected = noise_tokens / mean
   return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), noise_tokens)
 
 
-def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: tf.Tensor):
+def infill(
+  tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Infill text: replace spans of Poisson lengths with one mask each.
 
   Returns:
-    (int32 [B, W - noise + most spans], 0 after the end; int32 [B], the size of each row).
+    (int32 [B, W - noise + S], with S the most spans, 0 after the end; int32 [B], the size of each row).
   """
   W = tokens_BW.shape[1]
   noise = round(rate * W)
   kept = W - noise
-  most = min(max_spans(noise, mean), W - noise + 1)
-  length_BS = poisson(random.bits(random.row_keys(1, key_B), most), mean)
-  sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
-  # the last span takes the rest
-  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)
-  length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
-  spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
+  S = min(max_spans(noise, mean), kept + 1)
+  length_BS, spans_B = _draw_span_lengths(random.row_keys(1, key_B), S, noise, mean)
   # Draw `spans` of the kept + 1 places between kept tokens uniformly; unused spans go past the end.
   bits = tf.bitcast(random.bits(random.row_keys(2, key_B), kept + 1), tf.int32)
-  place_BS = tf.math.top_k(bits, k=most, sorted=True).indices
-  wanted_BS = tf.range(most) < spans_B[:, None]
+  place_BS = tf.math.top_k(bits, k=S, sorted=True).indices
+  is_used_BS = tf.range(S) < spans_B[:, None]
   # Sort by place, each with its length, so the span that was cut to reach the sum may be anywhere.
-  both_BS = tf.sort(tf.where(wanted_BS, place_BS, kept + most) * most + tf.range(most), axis=1)
-  place_BS = both_BS // most
-  length_BS = tf.gather(length_BS, both_BS % most, batch_dims=1)
-  out = kept + most
-  at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # places of masks in the result
-  here_BO = _scatter(at_BS, tf.ones_like(at_BS), out)
-  source_BO = tf.cumsum(1 + _scatter(at_BS, length_BS - 1, out), axis=1, exclusive=True)
+  order_BS = tf.sort(tf.where(is_used_BS, place_BS, kept + S) * S + tf.range(S), axis=1)
+  place_BS = order_BS // S
+  length_BS = tf.gather(length_BS, order_BS % S, batch_dims=1)
+  L = kept + S
+  mask_place_BS = tf.where(is_used_BS, place_BS + tf.range(S), L)
+  is_mask_BL = _scatter(mask_place_BS, tf.ones_like(mask_place_BS), L)
+  source_BL = tf.cumsum(1 + _scatter(mask_place_BS, length_BS - 1, L), axis=1, exclusive=True)
   size_B = kept + spans_B
-  text_BO = tf.gather(tokens_BW, tf.minimum(source_BO, W - 1), batch_dims=1)
-  text_BO = tf.where(here_BO > 0, mask_id, text_BO)
-  return tf.where(tf.range(out) < size_B[:, None], text_BO, 0), size_B
+  text_BL = tf.gather(tokens_BW, tf.minimum(source_BL, W - 1), batch_dims=1)
+  text_BL = tf.where(is_mask_BL > 0, mask_id, text_BL)
+  return tf.where(tf.range(L) < size_B[:, None], text_BL, 0), size_B
+
+
+def _draw_span_lengths(
+  key_B: tf.Tensor, spans: int, noise: int, mean: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Draw Poisson lengths of spans that sum to `noise`.
+
+  Returns:
+    (int32 [B, spans], the lengths, 0 for unused spans; int32 [B], the number of spans in use).
+  """
+  length_BS = poisson(random.bits(key_B, spans), mean)
+  sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
+  # The last span takes the rest.
+  last_B1 = tf.fill([tf.shape(sum_BS)[0], 1], noise)
+  sum_BS = tf.concat([sum_BS[:, :-1], last_B1], axis=1)
+  length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
+  spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
+  return length_BS, spans_B
 
 
 def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
@@ -119,10 +136,9 @@ def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
     k += 1
     share *= mean / k
     total += share
-  found = tf.searchsorted(
-    tf.constant(np.array(below, np.int64)), tf.reshape(tf.cast(bits_BN, tf.int64), [-1]), "right"
-  )
-  return tf.reshape(found, tf.shape(bits_BN))
+  limits = tf.constant(np.array(below, np.int64))
+  flat_bits = tf.reshape(tf.cast(bits_BN, tf.int64), [-1])
+  return tf.reshape(tf.searchsorted(limits, flat_bits, "right"), tf.shape(bits_BN))
 
 
 def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
@@ -131,6 +147,7 @@ def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def _mask_of_places(place_BK: tf.Tensor, length: int) -> tf.Tensor:
+  """Return true at the places: int32 [B, K] -> bool [B, length]."""
   return _scatter(place_BK, tf.ones_like(place_BK), length) > 0
 
 

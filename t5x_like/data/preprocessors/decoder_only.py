@@ -63,8 +63,10 @@ def decoder_only(
 
 
 def _positions(first_BT: tf.Tensor) -> tf.Tensor:
-  """Return each place's distance from the last true at or before it: bool [B, T], true at 0 ->
-  int32 [B, T]."""
+  """Return each place's distance from the last true at or before it.
+
+  bool [B, T], true at 0 -> int32 [B, T].
+  """
   start_N = tf.cast(tf.where(first_BT)[:, 1], tf.int32)
   which_BT = tf.reshape(
     tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT)

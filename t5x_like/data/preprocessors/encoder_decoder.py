@@ -21,8 +21,8 @@ def encoder_decoder(
   Args:
     inputs_BS: int32 [B, S].
     targets_BT: int32 [B, T].
-    vocabulary: determines the padding of both (`vocabularies.padding_id`) and the decoder's start id;
-      None means 0 for both, as in vocabularies made here.
+    vocabulary: determines the padding of both (`vocabularies.padding_id`) and the decoder's start
+      id; None means 0 for both, as in vocabularies made here.
 
   Returns:
     `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the
@@ -30,15 +30,18 @@ def encoder_decoder(
     target is not padding. If the vocabulary has no padding, also `encoder_segment_ids` int32 [B,
     S], 0 on padding.
   """
-  pad, start = (
-    (0, 0) if vocabulary is None else (padding_id(vocabulary), vocabulary.decoder_start_id)
-  )
-  made = {
+  pad = 0
+  start = 0
+  if vocabulary is not None:
+    pad = padding_id(vocabulary)
+    start = vocabulary.decoder_start_id
+  features = {
     "encoder_input_tokens": inputs_BS,
     "decoder_input_tokens": shift_right(targets_BT, start),
     "decoder_target_tokens": targets_BT,
   }
   if pad < 0:
-    made = {name: tf.maximum(tokens, 0) for name, tokens in made.items()}
-    made["encoder_segment_ids"] = tf.cast(inputs_BS != pad, tf.int32)
-  return made | {"decoder_loss_weights": tf.cast(targets_BT != pad, tf.float32)}
+    features = {name: tf.maximum(tokens, 0) for name, tokens in features.items()}
+    features["encoder_segment_ids"] = tf.cast(inputs_BS != pad, tf.int32)
+  features["decoder_loss_weights"] = tf.cast(targets_BT != pad, tf.float32)
+  return features

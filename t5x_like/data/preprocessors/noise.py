@@ -3,7 +3,7 @@
 Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13,
 14, 15], noise TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
 
-    masked          inputs [50, 50, 12, 13, 50, 15]    whole original as targets    BERT-style, MASS-style
+    masks           inputs [50, 50, 12, 13, 50, 15]    whole original as targets    BERT-style, MASS-style
     replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
     drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
 
@@ -72,12 +72,12 @@ def replace_spans(
   first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
   runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
   sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(runs_BW - 1, 0))
-  kept_BW = ~noise_BW | first_BW
+  keep_BW = ~noise_BW | first_BW
   inputs = left_justify(
-    tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id
+    tf.where(first_BW, sentinels_BW, tokens_BW), keep_BW, inputs_length, eos_id, pad_id
   )
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
-  # of noise tokens; a sentinel goes just before the first token of its run
+  # The places of noise tokens; a sentinel goes just before the first token of its run.
   place_BW = noises_BW + runs_BW - 1
   parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
   if eos_id is not None:
@@ -111,15 +111,14 @@ def replace_with_masks(
   ordinary_ids: tf.Tensor | None = None,
   bits_BW: tf.Tensor | None = None,
 ) -> tf.Tensor:
-  """Replace noise with `mask_id` or, with probability `random_fraction`, with a uniformly drawn id
-  of `ordinary_ids`.
+  """Replace noise with `mask_id` or, in a fraction of the cases, with a random id.
 
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
     mask_id: the id that replaces noise.
-    random_fraction: fraction of the noise that becomes a random id.
-    ordinary_ids: int32 [N]; required with a random fraction.
+    random_fraction: the probability that a noise token becomes a random id.
+    ordinary_ids: int32 [N], from which random ids are drawn; required with a random fraction.
     bits_BW: uint32 [B, W] random words; required with a random fraction.
 
   Returns:
@@ -142,25 +141,35 @@ def shuffle_tokens(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
 
 
 def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
-  """Draw a uniformly random subset of `k` tokens per row: random words uint32 [B, W] -> bool [B,
-  W]."""
+  """Draw a uniformly random subset of `k` tokens per row.
+
+  Random words uint32 [B, W] -> bool [B, W].
+  """
   places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
   batch = tf.shape(bits_BW)[0]
   length = bits_BW.shape[1]
   flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])
-  return (
-    tf.reshape(tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length]), [-1, length])
-    > 0
-  )
+  counts = tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length])
+  return tf.reshape(counts, [-1, length]) > 0
 
 
 def _place(parts, length: int, pad_id: int) -> tf.Tensor:
-  """Put the chosen values of each (values, places, which) [B, N] at their places in padding [B,
-  length]."""
+  """Put values at their places in rows of padding, int32 [B, length].
+
+  Args:
+    parts: tuples of (values, places, mask of the values to put), each [B, N].
+    length: length of a row.
+    pad_id: padding.
+  """
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
-  places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)
-  values = tf.concat([tf.boolean_mask(values, which) for values, _, which in parts], 0)
-  return tf.reshape(
-    tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id, [-1, length]
-  )
+  flat_places = []
+  flat_values = []
+  for values_BN, places_BN, mask_BN in parts:
+    flat_places.append(tf.boolean_mask(places_BN + row_B1, mask_BN))
+    flat_values.append(tf.boolean_mask(values_BN, mask_BN))
+  places = tf.concat(flat_places, 0)
+  values = tf.concat(flat_values, 0)
+  # Added to zeros, so that padding is 0 meanwhile.
+  flat = tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id
+  return tf.reshape(flat, [-1, length])

@@ -1,5 +1,6 @@
-"""BERT's inputs from segments: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et
-al. 2019, 3.1).
+"""BERT's inputs from segments: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types.
+
+Devlin et al. 2019, section 3.1.
 
 Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 
@@ -16,7 +17,7 @@ from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 
-# see `tasks.mlm`
+# The formats of rows, see `tasks.mlm`.
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 
 
@@ -42,15 +43,15 @@ def single_segment(
   Returns:
     `tokens`, `types` and `segments`, int32 [B, length].
   """
-  none_B = tf.zeros_like(size_B)
-  out = segment_pair(
-    a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id, pad_id
+  zero_B = tf.zeros_like(size_B)
+  pair = segment_pair(
+    a_BT, zero_B, size_B, a_BT[:, :1], zero_B, zero_B, length, cls_id, sep_id, pad_id
   )
   place = tf.range(length)
   end = size_B[:, None] + 2
   return {
-    "tokens": tf.where(place < end, out["tokens"], pad_id),
-    "types": tf.zeros_like(out["types"]),
+    "tokens": tf.where(place < end, pair["tokens"], pad_id),
+    "types": tf.zeros_like(pair["types"]),
     "segments": tf.cast(place < end, tf.int32),
   }
 
@@ -67,21 +68,22 @@ def segment_pair(
   sep_id: int,
   pad_id: int = 0,
 ):
-  """Build [CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`,
-  and B likewise.
+  """Build [CLS] A [SEP] B [SEP].
 
-  The sizes must add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one`
-  does.
+  A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise. The sizes must
+  add up to at most `length - 3`.
+
+  Returns:
+    `tokens`, `types` and `segments`, int32 [B, length].
   """
   place = tf.range(length)[None]
-  a_end = a_size_B[:, None] + 1  # of its [SEP]
+  a_end = a_size_B[:, None] + 1  # the place of its [SEP]
   b_end = a_end + b_size_B[:, None] + 1
-  a = _gather(a_BT, place - 1 + a_start_B[:, None])
-  b = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
-  tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, pad_id))
-  tokens = tf.where(
-    (place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens)
-  )
+  a_BL = _gather(a_BT, place - 1 + a_start_B[:, None])
+  b_BL = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
+  tokens = tf.where(place < a_end, a_BL, tf.where(place < b_end, b_BL, pad_id))
+  tokens = tf.where(place == 0, cls_id, tokens)
+  tokens = tf.where((place == a_end) | (place == b_end), sep_id, tokens)
   return {
     "tokens": tokens,
     "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
@@ -90,8 +92,10 @@ def segment_pair(
 
 
 def take_tokens(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
-  """Take `length` tokens of each row from `start` on: [B, T] -> [B, length], repeating the last
-  token past the end."""
+  """Take `length` tokens of each row from `start` on: [B, T] -> [B, length].
+
+  The last token is repeated past the end.
+  """
   return _gather(x_BT, tf.range(length) + start_B[:, None])
 
 
@@ -123,11 +127,11 @@ def insert_separators(
   R = tf.shape(window_BR)[1]
   place_R = tf.range(R)
   split_BR = first_BR & (place_R > start_B[:, None]) & (place_R < end_B[:, None])
-  found_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
-  row_N = found_N2[:, 0]
+  split_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
+  row_N = split_N2[:, 0]
   splits_B = tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
   nth_N = tf.range(tf.shape(row_N)[0]) - tf.gather(tf.cumsum(splits_B, exclusive=True), row_N)
-  place_N = tf.minimum(found_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
+  place_N = tf.minimum(split_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
   here_N2 = tf.stack([row_N, place_N], axis=1)
   separator_BL = tf.scatter_nd(here_N2, tf.ones_like(row_N), [batch, length + 1])[:, :length]
   source_BL = tf.range(length) + start_B[:, None] - tf.cumsum(separator_BL, axis=1)
@@ -141,7 +145,7 @@ def draw_pair(
   other_BU: tf.Tensor,
   other_size_B: tf.Tensor,
   drawn_B: tf.Tensor,
-  whole_B: tf.Tensor,
+  is_whole_B: tf.Tensor,
   *,
   sentences: Sentences,
   single: bool,
@@ -151,24 +155,25 @@ def draw_pair(
   key_B: tf.Tensor,
   room_B: tf.Tensor | None = None,
 ):
-  """Cut chunks into A and the following B, and replace B in a share of the rows with text from
-  another document.
+  """Cut chunks into A and the following B, and replace B in a share of the rows.
 
-  The cut is before a sentence, drawn uniformly from all sentences of the chunk except its first. A
-  replaced B begins with the sentence that holds the drawn token of `other` (or with the next
-  sentence, if that one begins too far back), so the beginning of B does not reveal its origin. If
-  the chunk has only one sentence, the cut is before any token but the first, and a replaced B
-  begins with the drawn token, or with the next token if the drawn one begins a sentence: so again
-  both kinds of B begin alike. (BERT's code always replaces B in this case, so in corpora of short
-  documents fewer than half of the Bs follow A.)
+  A replaced B is text from another document. The cut is before a sentence, drawn uniformly from all
+  sentences of the chunk except its first. A replaced B begins with the sentence that holds the
+  drawn token of `other` (or with the next sentence, if that one begins too far back), so the
+  beginning of B does not reveal its origin. If the chunk has only one sentence, the cut is before
+  any token but the first, and a replaced B begins with the drawn token, or with the next token if
+  the drawn one begins a sentence: so again both kinds of B begin alike. (BERT's code always
+  replaces B in this case, so in corpora of short documents fewer than half of the Bs follow A.)
 
   Args:
-    chunk_BT, size_B, other_BU, other_size_B, drawn_B, whole_B: from `Chunks.read_with_others`.
+    chunk_BT, size_B, other_BU, other_size_B, drawn_B, is_whole_B: from `Chunks.read_with_others`.
+    sentences: the rule for sentences.
     single: whether A and B are one sentence each, the last before the cut and the first after it.
     random_next: share of rows whose B is replaced.
     short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the
       code of Devlin et al. 2019, to prepare the model for fine-tuning on short sequences).
     swapped: share of rows whose A and B change places, if B follows A (sentence order prediction).
+    key_B: uint64 [B], one random key per row.
     room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a
       replaced B then begins early enough to fill its room, if the given part of its document is
       long enough. None is the whole row.
@@ -179,68 +184,134 @@ def draw_pair(
     without tokens (only an EOS) gets label 0.
   """
   T = tf.shape(chunk_BT)[1]
-  U = tf.shape(other_BU)[1]
-  word_B4 = random.bits(random.row_keys(7, key_B), 4)
-  alone = room_B is None
-  if alone:
-    is_short = tf.cast(word_B4[:, 0], tf.int64) < round(short * 2**32)
-    short_B = 2 + random.integers(word_B4[:, 1], max(chunk_BT.shape[1] - 1, 1))
-    size_B = tf.where(is_short, tf.minimum(size_B, short_B), size_B)
-    room_B = tf.where(is_short, size_B, T)
-  place = tf.range(1, T)[None]
-  starts = sentences.starts(chunk_BT) & (place < size_B[:, None])
-  count = tf.cumsum(tf.cast(starts, tf.int32), axis=1)
-  total_B = count[:, -1]
-
-  def drawn(n_B):
-    return tf.cast(
-      tf.bitwise.right_shift(tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32),
-      tf.int32,
-    )
-
-  which_B1 = drawn(total_B)[:, None] + 1
-  first_at = lambda n_B1: 1 + tf.reduce_sum(tf.cast(count < n_B1, tf.int32), axis=1)  # noqa: E731 -- nth sentence's place
-  cut_B = tf.where(
-    total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B)
-  )
-  wanted = tf.cast(word_B4[:, 3], tf.int64) < round(random_next * 2**32)
-  label_B = (wanted | (size_B < 2)) & (other_size_B > 0)
-  if not alone:
-    drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut_B), 0))
-  place_U = tf.range(U)
-  begins = tf.concat([whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1) & (
-    place_U < other_size_B[:, None]
-  )
-  after = lambda at_B, none: tf.reduce_min(  # noqa: E731 -- where the next sentence begins
-    tf.where(begins & (place_U > at_B[:, None]), place_U, none), axis=1
-  )
-  before_B = tf.reduce_max(tf.where(begins & (place_U <= drawn_B[:, None]), place_U, -1), axis=1)
-  next_B = after(drawn_B, U)
-  other_start_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))
-  # never where a sentence begins
-  inside_B = drawn_B + tf.gather(tf.cast(begins, tf.int32), drawn_B, batch_dims=1)
-  other_start_B = tf.where(
-    total_B > 0, other_start_B, tf.clip_by_value(inside_B, 0, other_size_B - 1)
-  )
+  words_B4 = random.bits(random.row_keys(7, key_B), 4)
+  shares_row = room_B is not None
+  if not shares_row:
+    is_short_B = tf.cast(words_B4[:, 0], tf.int64) < round(short * 2**32)
+    short_B = 2 + random.integers(words_B4[:, 1], max(chunk_BT.shape[1] - 1, 1))
+    size_B = tf.where(is_short_B, tf.minimum(size_B, short_B), size_B)
+    room_B = tf.where(is_short_B, size_B, T)
+  cut = _draw_cut(sentences.starts(chunk_BT), size_B, words_B4[:, 2])
+  is_wanted_B = tf.cast(words_B4[:, 3], tf.int64) < round(random_next * 2**32)
+  is_replaced_B = (is_wanted_B | (size_B < 2)) & (other_size_B > 0)
+  if shares_row:
+    drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut.place_B), 0))
+  begins_BU = _sentence_begins(sentences, other_BU, other_size_B, is_whole_B)
+  other_start_B = _other_start(begins_BU, drawn_B, other_size_B, cut.total_B)
   other_end_B = other_size_B
   end_B = size_B
-  a_start_B = tf.zeros_like(cut_B)
+  a_start_B = tf.zeros_like(cut.place_B)
   if single:
-    a_start_B = tf.where(which_B1[:, 0] > 1, first_at(which_B1 - 1), 0)
-    other_end_B = after(other_start_B, other_size_B[:, None])
-    end_B = tf.where(total_B > which_B1[:, 0], first_at(which_B1 + 1), size_B)
-  a_size_B = cut_B - a_start_B
-  b_start_B = tf.where(label_B, 0, cut_B)
-  b_size_B = tf.where(label_B, other_end_B - other_start_B, end_B - cut_B)
+    a_start_B = tf.where(cut.sentence_B > 1, cut.sentence_place(cut.sentence_B - 1), 0)
+    other_end_B = _next_begin(begins_BU, other_start_B, other_size_B[:, None])
+    next_B = cut.sentence_place(cut.sentence_B + 1)
+    end_B = tf.where(cut.total_B > cut.sentence_B, next_B, size_B)
+  a_size_B = cut.place_B - a_start_B
+  b_start_B = tf.where(is_replaced_B, 0, cut.place_B)
+  b_size_B = tf.where(is_replaced_B, other_end_B - other_start_B, end_B - cut.place_B)
   b_size_B = tf.clip_by_value(b_size_B, 0, room_B - a_size_B)
-  b_BT = tf.where(label_B[:, None], take_tokens(other_BU, other_start_B, T), chunk_BT)
+  b_BT = tf.where(is_replaced_B[:, None], take_tokens(other_BU, other_start_B, T), chunk_BT)
+  label_B = is_replaced_B
   if swapped:
     draw_B = tf.cast(random.bits(random.row_keys(9, key_B), 1)[:, 0], tf.int64)
-    swap_B = (draw_B < round(swapped * 2**32)) & ~label_B
-    a_start_B, b_start_B = (
-      tf.where(swap_B, b_start_B, a_start_B),
-      tf.where(swap_B, a_start_B, b_start_B),
-    )
-    a_size_B, b_size_B = tf.where(swap_B, b_size_B, a_size_B), tf.where(swap_B, a_size_B, b_size_B)
-    label_B = label_B | swap_B
+    swaps_B = (draw_B < round(swapped * 2**32)) & ~is_replaced_B
+    a_start_B, b_start_B = _swap(swaps_B, a_start_B, b_start_B)
+    a_size_B, b_size_B = _swap(swaps_B, a_size_B, b_size_B)
+    label_B = is_replaced_B | swaps_B
   return a_start_B, a_size_B, b_BT, b_start_B, b_size_B, tf.cast(label_B, tf.int32)
+
+
+class _Cut(NamedTuple):
+  """The cuts of chunks before a sentence, or before any token of a single sentence.
+
+  Attributes:
+    place_B: the first token behind the cut.
+    sentence_B: the number of the sentence behind the cut, from 1, not counting the first.
+    total_B: the number of sentences that begin within the chunk.
+    count_BT: the sentences that begin up to each token but the first.
+  """
+
+  place_B: tf.Tensor
+  sentence_B: tf.Tensor
+  total_B: tf.Tensor
+  count_BT: tf.Tensor
+
+  def sentence_place(self, number_B: tf.Tensor) -> tf.Tensor:
+    """Return the place of each row's sentence of this number."""
+    return _sentence_place(self.count_BT, number_B)
+
+
+def _sentence_place(count_BT: tf.Tensor, number_B: tf.Tensor) -> tf.Tensor:
+  """Return the place of a sentence from the counts of sentences up to each token but the first."""
+  is_before_BT = count_BT < number_B[:, None]
+  return 1 + tf.reduce_sum(tf.cast(is_before_BT, tf.int32), axis=1)
+
+
+def _draw_cut(starts_BT: tf.Tensor, size_B: tf.Tensor, word_B: tf.Tensor) -> _Cut:
+  """Draw a cut.
+
+  Args:
+    starts_BT: bool [B, T - 1], whether a sentence begins at each token but the first.
+    size_B: int32 [B], tokens of the chunks.
+    word_B: uint32 [B], a random word per row.
+  """
+
+  def draw(n_B: tf.Tensor) -> tf.Tensor:
+    scaled_B = tf.cast(word_B, tf.int64) * tf.cast(n_B, tf.int64)
+    return tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
+
+  place = tf.range(1, tf.shape(starts_BT)[1] + 1)[None]
+  starts_BT &= place < size_B[:, None]
+  count_BT = tf.cumsum(tf.cast(starts_BT, tf.int32), axis=1)
+  total_B = count_BT[:, -1]
+  sentence_B = draw(total_B) + 1
+  any_place_B = tf.minimum(1 + draw(tf.maximum(size_B - 1, 1)), size_B)
+  place_B = tf.where(total_B > 0, _sentence_place(count_BT, sentence_B), any_place_B)
+  return _Cut(place_B, sentence_B, total_B, count_BT)
+
+
+def _sentence_begins(
+  sentences: Sentences, other_BU: tf.Tensor, other_size_B: tf.Tensor, is_whole_B: tf.Tensor
+) -> tf.Tensor:
+  """Return whether a sentence begins at each token of stretches of other documents, bool [B, U].
+
+  `is_whole_B` is 1 for stretches that begin their document.
+  """
+  begins_BU = tf.concat([is_whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1)
+  return begins_BU & (tf.range(tf.shape(other_BU)[1]) < other_size_B[:, None])
+
+
+def _next_begin(begins_BU: tf.Tensor, place_B: tf.Tensor, default: tf.Tensor | int) -> tf.Tensor:
+  """Return the first beginning of a sentence behind a place, or `default`."""
+  place_U = tf.range(tf.shape(begins_BU)[1])
+  is_next_BU = begins_BU & (place_U > place_B[:, None])
+  return tf.reduce_min(tf.where(is_next_BU, place_U, default), axis=1)
+
+
+def _other_start(
+  begins_BU: tf.Tensor, drawn_B: tf.Tensor, other_size_B: tf.Tensor, total_B: tf.Tensor
+) -> tf.Tensor:
+  """Return the first token of a replaced B, so that both kinds of B begin alike.
+
+  Args:
+    begins_BU: whether a sentence begins at each token of the other document.
+    drawn_B: the drawn token of it.
+    other_size_B: its tokens.
+    total_B: the number of sentences that begin within the chunk.
+  """
+  U = tf.shape(begins_BU)[1]
+  place_U = tf.range(U)
+  is_before_BU = begins_BU & (place_U <= drawn_B[:, None])
+  before_B = tf.reduce_max(tf.where(is_before_BU, place_U, -1), axis=1)
+  next_B = _next_begin(begins_BU, drawn_B, U)
+  sentence_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))
+  # For chunks of one sentence: never where a sentence begins.
+  token_B = drawn_B + tf.gather(tf.cast(begins_BU, tf.int32), drawn_B, batch_dims=1)
+  return tf.where(total_B > 0, sentence_B, tf.clip_by_value(token_B, 0, other_size_B - 1))
+
+
+def _swap(
+  swaps_B: tf.Tensor, first_B: tf.Tensor, second_B: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Exchange two values in the rows where `swaps_B`."""
+  return tf.where(swaps_B, second_B, first_B), tf.where(swaps_B, first_B, second_B)

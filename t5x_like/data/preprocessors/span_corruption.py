@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from t5x_like import slots
-from t5x_like.data import preprocessors, random
+from t5x_like.data import random
+from t5x_like.data.preprocessors import noise
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -29,8 +29,7 @@ from t5x_like.errors import UserError
 def noise_counts(
   length: int, noise_density: float, mean_noise_span_length: float
 ) -> tuple[int, int]:
-  """Return (noise tokens, noise spans) of a window of `length` tokens: T5's rounding, at least one
-  of each.
+  """Return (noise tokens, noise spans) of a window, at least one of each, rounded as in T5.
 
   The arithmetic is in double precision, as in the T5 library's computation of lengths. That library
   draws masks in single precision, where a few products that are exactly a half here round up (190
@@ -44,16 +43,15 @@ def noise_counts(
 def random_spans_lengths(
   inputs_length: int, noise_density: float, mean_noise_span_length: float
 ) -> tuple[int, int]:
-  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length); both
-  lengths include EOS.
+  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length).
 
-  512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
+  The lengths of inputs and targets include EOS. 512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
 
   Raises:
     UserError: `inputs_length` is less than 3 (a kept token, a sentinel and EOS).
   """
 
-  def corrupted(length: int) -> tuple[int, int]:
+  def corrupted_lengths(length: int) -> tuple[int, int]:
     tokens, spans = noise_counts(length, noise_density, mean_noise_span_length)
     return length - tokens + spans + 1, tokens + spans + 1
 
@@ -62,19 +60,19 @@ def random_spans_lengths(
       f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)"
     )
   window = max(2, inputs_length - 1)
-  while corrupted(window + 1)[0] <= inputs_length:
+  while corrupted_lengths(window + 1)[0] <= inputs_length:
     window += 1
-  targets_length = corrupted(window)[1]
+  _, targets_length = corrupted_lengths(window)
   if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers equal lengths here
-    window, targets_length = window - 1, corrupted(window - 1)[1]
+    window -= 1
+    _, targets_length = corrupted_lengths(window)
   return window, targets_length
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
-  """Divide N + 1 items into non-empty segments uniformly and return their ends: uint32 [B, N] ->
-  int32 [B, segments].
+  """Divide N + 1 items into non-empty segments uniformly and return the segments' ends.
 
-  N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random
+  uint32 [B, N] -> int32 [B, segments]. N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random
   composition.
   """
   items = bits_BN.shape[1] + 1
@@ -136,7 +134,7 @@ class SpanCorruption:
       raise UserError(
         f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1"
       )
-    room = int(self.random_roll)  # for the sentinel of a span cut in two
+    room = 1 if self.random_roll else 0  # for the sentinel of a span cut in two
     window = self.window
     if window is None:
       window, _ = random_spans_lengths(
@@ -171,25 +169,28 @@ class SpanCorruption:
     object.__setattr__(self, "noise_spans", spans)
 
   def span_ends(self, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draw the ends of spans, counted in kept and in noise tokens: uint64 [B] -> two int32 [B,
-    noise_spans]."""
+    """Draw the ends of spans, counted in kept and in noise tokens.
+
+    uint64 [B] -> two int32 [B, noise_spans].
+    """
     kept_tokens = self.window - self.noise_tokens
-    # one for each place to cut, in kept and in noise tokens
+    # A word for each place to cut, in kept and in noise tokens.
     bits = random.bits(key_B, self.window - 2)
     kept_ends = random_segments(bits[:, : kept_tokens - 1], self.noise_spans)
     noise_ends = random_segments(bits[:, kept_tokens - 1 :], self.noise_spans)
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Mark noise tokens: uint64 [B] -> bool [B, window]; without a roll, rows start false and end
-    true."""
+    """Mark noise tokens: uint64 [B] -> bool [B, window].
+
+    Without a roll, rows start false and end true.
+    """
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
-    steps = scatter(starts, tf.ones_like(starts), self.window + 1) - scatter(
-      ends, tf.ones_like(ends), self.window + 1
-    )
-    noise_BW = tf.cumsum(steps, axis=1)[:, : self.window] > 0
+    begun = scatter(starts, tf.ones_like(starts), self.window + 1)
+    ended = scatter(ends, tf.ones_like(ends), self.window + 1)
+    noise_BW = tf.cumsum(begun - ended, axis=1)[:, : self.window] > 0
     if not self.random_roll:
       return noise_BW
     word_B = random.bits(key_B, self.window - 1)[:, -1]  # the word after those used for the cuts
@@ -211,7 +212,7 @@ class SpanCorruption:
       `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
     """
     if self.random_roll:
-      return slots.module("noise", preprocessors).replace_spans(
+      return noise.replace_spans(
         window_BW,
         self.noise_mask(key_B),
         sentinels=self.sentinels,
@@ -245,14 +246,14 @@ class SpanCorruption:
     return {"inputs": inputs, "targets": targets}
 
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
-    """Assemble tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding:
-    int32 [B, padded].
+    """Assemble tokens of the window with sentinels, then EOS, then padding: int32 [B, padded].
 
-    Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from
+    The sentinels are at the places `sentinels` [B, N]. Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from
     the place after its sentinel, and -1 if it applies at the sentinel already.
     """
     source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
-    source = source if start == 0 else source + start
+    if start != 0:
+      source += start
     batch = tf.shape(window_BW)[0]
     offset_B1 = tf.range(batch)[:, None]
     tokens = tf.gather(

@@ -1,16 +1,20 @@
-"""The text of single ids; a window's text is their concatenation, so every token has a place in
-it."""
+"""The text of single ids, whose concatenation is the text of a window."""
 
 from t5x_like.vocabularies import Vocabulary
 
 
 def spellings(vocabulary: Vocabulary) -> list[str]:
-  """Return the text that each id adds after a word, or a line end, which no span crosses, for ids
-  without text or with part of a character."""
+  """Return the text that each id adds after a word.
+
+  It is a line end, which no span crosses, for ids without text or with part of a character.
+  """
   lead = vocabulary.encode("a")
-  alone = len(vocabulary.decode(lead))
-  none = vocabulary.special_ids | {vocabulary.unk_id}
-  texts = [
-    "\n" if i in none else vocabulary.decode([*lead, i])[alone:] for i in range(vocabulary.size)
-  ]
-  return ["\n" if "\ufffd" in text else text for text in texts]
+  lead_length = len(vocabulary.decode(lead))
+  textless = vocabulary.special_ids | {vocabulary.unk_id}
+  texts = []
+  for i in range(vocabulary.size):
+    text = "\n"
+    if i not in textless:
+      text = vocabulary.decode([*lead, i])[lead_length:]
+    texts.append("\n" if "\ufffd" in text else text)
+  return texts

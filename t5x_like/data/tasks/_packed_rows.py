@@ -35,20 +35,23 @@ class DocSentences:
     self.num_examples = self._rows.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
-    found = _call(self._read, [tf.int32] * 3, example_index_B)
-    names = ("tokens", "segments", "positions")
-    batch = example_index_B.shape[0]
-    row = {
-      name: tf.ensure_shape(x, [batch, self._length]) for name, x in zip(names, found, strict=True)
+    arrays = _call(self._read, [tf.int32] * 3, example_index_B)
+    shape = [example_index_B.shape[0], self._length]
+    tokens_BL, segments_BL, positions_BL = [tf.ensure_shape(array, shape) for array in arrays]
+    return {
+      "tokens": tokens_BL,
+      "segments": segments_BL,
+      "positions": positions_BL,
+      "types": tf.zeros_like(tokens_BL),
     }
-    return row | {"types": tf.zeros_like(row["tokens"])}
 
-  def _read(self, index_B):
+  def _read(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens, segments and positions of rows, int32 [B, L]."""
     row_n, _, start_n, size_n = self._rows.members(index_B)
     chunk_nT = self._rows.tokens.read_padded(TOKENS, start_n, size_n, size_n.max(initial=1))
     text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=self._ids.cls)
     text_nL[np.arange(row_n.size), size_n + 1] = self._ids.sep
-    tokens, segments_BL, positions = _placed(
+    tokens, segments_BL, positions = _place(
       text_nL, size_n + 2, row_n, (index_B.size, self._length)
     )
     return np.where(segments_BL > 0, tokens, np.int32(self._ids.pad)), segments_BL, positions
@@ -76,48 +79,39 @@ class Pairs:
     short: float,
     swapped: float = 0.0,
   ):
-    self._most = max_pairs(length)
+    self._max_pairs = max_pairs(length)
     self._length = length
     self._ids = ids
-    spare = 3 if short else 0
+    # Room for the chunk of a row that is cut into two pairs.
+    spare_positions = 3 if short else 0
+    spare_chunks = 1 if short else 0
     self._rows = ChunkRows(
-      tokens, length, beside=3, spare=spare, most=self._most - bool(short), least=2
+      tokens,
+      length,
+      beside=3,
+      spare=spare_positions,
+      most=self._max_pairs - spare_chunks,
+      least=2,
     )
-    # of the chunks that are cut: n chunks become (1 + share) n pairs
-    self._share = short / (2 - short)
+    # The share of the chunks that are cut: n chunks become (1 + share) n pairs.
+    self._cut_share = short / (2 - short)
     self._options = dict(
       sentences=rule, single=False, random_next=random_next, short=0.0, swapped=swapped
     )
     self.num_examples = self._rows.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
-    words_B2 = random.bits(random.row_keys(5, key_B), 2)
-    row_n, number_n, *pair = _call(self._pairs, [tf.int64] * 5, example_index_B, words_B2)
-    row_n.set_shape([None])
-    key_n = random.row_keys(6, tf.gather(key_B, row_n), number_n)
-    # four documents and a token
-    words_n5 = tf.cast(random.bits(random.row_keys(5, key_n), 5), tf.uint64)
-    chunk_nT, size_n, *others = _call(self._texts, [tf.int32] * 6, *pair, words_n5)
-    for x in (chunk_nT, size_n, *others):
-      x.set_shape([None, None] if x is chunk_nT or x is others[0] else [None])
-    *found, label_n = segments.draw_pair(
-      chunk_nT, size_n, *others, key_B=key_n, room_B=size_n, **self._options
-    )
-    made = segments.segment_pair(chunk_nT, *found, tf.shape(chunk_nT)[1] + 3, *self._ids)
-    used_n = tf.reduce_sum(made["segments"], axis=1)
+    row_n, number_n, pairs, used_n, label_n = self._draw_pairs(example_index_B, key_B)
+    sizes = tf.stack([tf.shape(example_index_B)[0], tf.shape(pairs["tokens"])[1]])
+    arrays = _call(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
     batch = example_index_B.shape[0]
-    L = self._length
-    sizes = tf.stack([tf.shape(example_index_B)[0], tf.shape(made["tokens"])[1]])
-    laid_out = _call(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
-    widths = (L, L, L, self._most, self._most)
-    laid_out = (
-      tf.ensure_shape(x, [batch, width]) for x, width in zip(laid_out, widths, strict=True)
-    )
-    place_BL, segments_BL, positions_BL, first_BK, label_BK = laid_out
+    place_BL, segments_BL, positions_BL = [
+      tf.ensure_shape(array, [batch, self._length]) for array in arrays[:3]
+    ]
+    first_BK, label_BK = [tf.ensure_shape(array, [batch, self._max_pairs]) for array in arrays[3:]]
     real_BL = segments_BL > 0
-    token_BL, type_BL = (
-      tf.gather(tf.reshape(made[name], [-1]), place_BL) for name in ("tokens", "types")
-    )
+    token_BL = tf.gather(tf.reshape(pairs["tokens"], [-1]), place_BL)
+    type_BL = tf.gather(tf.reshape(pairs["types"], [-1]), place_BL)
     return {
       "tokens": tf.where(real_BL, token_BL, self._ids.pad),
       "types": tf.where(real_BL, type_BL, 0),
@@ -127,41 +121,79 @@ class Pairs:
       "label": label_BK,
     }
 
-  def _pairs(self, index_B, words_B2):
-    """Return (place in the batch, number in the row, document, first token in the stream, tokens)
-    of each pair."""
+  def _draw_pairs(self, example_index_B, key_B):
+    """Draw the pairs of rows.
+
+    Returns:
+      (row, number in the row, `segments.segment_pair`, its tokens, label) of each pair.
+    """
+    words_B2 = random.bits(random.row_keys(5, key_B), 2)
+    row_n, number_n, *chunk = _call(self._cut_chunks, [tf.int64] * 5, example_index_B, words_B2)
+    row_n.set_shape([None])
+    key_n = random.row_keys(6, tf.gather(key_B, row_n), number_n)
+    # Words for four documents and a token.
+    words_n5 = tf.cast(random.bits(random.row_keys(5, key_n), 5), tf.uint64)
+    texts = _call(self._read_texts, [tf.int32] * 6, *chunk, words_n5)
+    chunk_nT, size_n, other_nU, *other_numbers = texts
+    chunk_nT.set_shape([None, None])
+    other_nU.set_shape([None, None])
+    for number_of_pair in (size_n, *other_numbers):
+      number_of_pair.set_shape([None])
+    *parts, label_n = segments.draw_pair(
+      chunk_nT, size_n, other_nU, *other_numbers, key_B=key_n, room_B=size_n, **self._options
+    )
+    pairs = segments.segment_pair(chunk_nT, *parts, tf.shape(chunk_nT)[1] + 3, *self._ids)
+    used_n = tf.reduce_sum(pairs["segments"], axis=1)
+    return row_n, number_n, pairs, used_n, label_n
+
+  def _cut_chunks(self, index_B: np.ndarray, words_B2: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the chunk of each pair, int64 [n] each.
+
+    Returns:
+      (place in the batch, number in the row, document, first token in the stream, tokens).
+    """
     row_n, document_n, start_n, size_n = self._rows.members(index_B)
     draw_n2 = words_B2[row_n] / 2**32
-    # a row has one such chunk at most
-    cut_n = (size_n >= max(self._rows.half, 4)) & (draw_n2[:, 0] < self._share)
-    first_n = np.where(cut_n, 2 + (draw_n2[:, 1] * (size_n - 3)).astype(np.int64), size_n)
-    of_n = np.repeat(np.arange(row_n.size), 1 + cut_n)
-    second_n = np.append(False, of_n[1:] == of_n[:-1])[: of_n.size]
-    start_n = start_n[of_n] + np.where(second_n, first_n[of_n], 0)
-    size_n = np.where(second_n, (size_n - first_n)[of_n], first_n[of_n])
-    return row_n[of_n], _numbers(row_n[of_n]), document_n[of_n], start_n, size_n
+    # A row has at most one chunk of this size.
+    is_long_n = size_n >= max(self._rows.half, 4)
+    is_cut_n = is_long_n & (draw_n2[:, 0] < self._cut_share)
+    cut_place_n = 2 + (draw_n2[:, 1] * (size_n - 3)).astype(np.int64)
+    first_size_n = np.where(is_cut_n, cut_place_n, size_n)
+    chunk_m = np.repeat(np.arange(row_n.size), 1 + is_cut_n)
+    is_second_m = np.append(False, chunk_m[1:] == chunk_m[:-1])[: chunk_m.size]
+    start_m = start_n[chunk_m] + np.where(is_second_m, first_size_n[chunk_m], 0)
+    second_size_n = size_n - first_size_n
+    size_m = np.where(is_second_m, second_size_n[chunk_m], first_size_n[chunk_m])
+    row_m = row_n[chunk_m]
+    return row_m, _numbers(row_m), document_n[chunk_m], start_m, size_m
 
-  def _texts(self, document_n, start_n, size_n, words_n5):
-    """Return (chunk, its tokens, *the values of `Others.read`) of each pair, int32."""
+  def _read_texts(self, document_n, start_n, size_n, words_n5) -> tuple[np.ndarray, ...]:
+    """Return (chunk, its tokens, *`OtherDocuments.read`) of each pair, int32."""
     tokens = self._rows.tokens
     width = int(size_n.max(initial=2))
     others = OtherDocuments(tokens, width).read(document_n, words_n5, size_n)
-    return tokens.read_padded(TOKENS, start_n, size_n, width), size_n.astype(np.int32), *others
+    chunk_nT = tokens.read_padded(TOKENS, start_n, size_n, width)
+    return chunk_nT, size_n.astype(np.int32), *others
 
-  def _layout(self, row_n, number_n, used_n, label_n, sizes):
-    """Return each row's token indices into all pairs' tokens, segments and positions, int32 [B, L]
-    each; and its pairs' first positions and labels, int32 [B, K]."""
-    rows, width = sizes.tolist()
+  def _layout(self, row_n, number_n, used_n, label_n, sizes) -> tuple[np.ndarray, ...]:
+    """Lay the pairs out in rows.
+
+    Returns:
+      The indices of each row's tokens among the tokens of all pairs, segments and positions, int32
+      [B, L] each; the first positions and the labels of its pairs, int32 [B, K] each.
+    """
+    num_rows, width = sizes.tolist()
     index_nW = np.arange(row_n.size * width, dtype=np.int32).reshape(-1, width)
-    placed = _placed(index_nW, used_n, row_n, (rows, self._length))
-    firsts_BK, labels_BK = np.zeros((2, rows, self._most), np.int32)
-    firsts_BK[row_n, number_n], labels_BK[row_n, number_n] = _offsets(used_n, row_n), label_n
-    return *placed, firsts_BK, labels_BK
+    place_BL, segments_BL, positions_BL = _place(index_nW, used_n, row_n, (num_rows, self._length))
+    firsts_BK = np.zeros((num_rows, self._max_pairs), np.int32)
+    firsts_BK[row_n, number_n] = _offsets(used_n, row_n)
+    labels_BK = np.zeros((num_rows, self._max_pairs), np.int32)
+    labels_BK[row_n, number_n] = label_n
+    return place_BL, segments_BL, positions_BL, firsts_BK, labels_BK
 
 
-def _placed(values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]):
-  """Place the first `size` values of each sequence in its row, one sequence after another:
-  `packing.scatter`."""
+def _place(values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]):
+  """Place the first `size` values of each sequence in its row, one after another."""
   valid_nW = np.arange(values_nW.shape[1]) < size_n[:, None]
   return packing.scatter(
     values_nW, valid_nW, row_n, _numbers(row_n), _offsets(size_n, row_n), shape
@@ -180,4 +212,5 @@ def _offsets(size_n: np.ndarray, row_n: np.ndarray) -> np.ndarray:
 
 
 def _call(function: Callable, types: list, *arguments: tf.Tensor) -> list[tf.Tensor]:
+  """Run `function` on the host."""
   return tf.numpy_function(function, arguments, types, stateful=False)
