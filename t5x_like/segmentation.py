@@ -174,7 +174,7 @@ def kind(character: str) -> Kind:
   return Kind(int(kinds()[ord(character)])) if character else Kind.OTHER
 
 
-def unfinished(data: bytes) -> int:
+def count_unfinished(data: bytes) -> int:
   """Return the number of bytes at the end of UTF-8 bytes that begin a letter and do not complete
   it."""
   for count in range(1, min(len(data), 3) + 1):

@@ -334,8 +334,8 @@ class Answer(Continuation):
 
   def prompt(self, text: str | Sequence[dict[str, str]]) -> list[int]:
     if isinstance(text, str):
-      return self._chat.opened([Message("user", text)])
-    return self._chat.opened([Message(message["role"], message["content"]) for message in text])
+      return self._chat.prompt_with_start([Message("user", text)])
+    return self._chat.prompt_with_start([Message(message["role"], message["content"]) for message in text])
 
   def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a conversation, unless it begins with the start token."""
@@ -343,7 +343,7 @@ class Answer(Continuation):
 
   def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids of a conversation, from which its next answer is generated."""
-    return self.prepend_start(self._chat.opened(messages))
+    return self.prepend_start(self._chat.prompt_with_start(messages))
 
   def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
     return super().decode_answer(prompt, ids).strip()

@@ -70,7 +70,7 @@ class Prompts:
   def encode(self, text: str, special: bool = True) -> Ids:
     """Return the ids of a context or, without `special`, of what continues one."""
     if special and self._chat is not None:
-      ids = self._chat.opened([Message("user", text)])
+      ids = self._chat.prompt_with_start([Message("user", text)])
       return ids if ids[:1] == [self.start_id] else [*self._before, *ids]
     ids = [int(i) for i in self._vocabulary.encode(text)]
     return [*self._before, *ids, *self._after] if special else ids

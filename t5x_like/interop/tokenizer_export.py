@@ -123,7 +123,7 @@ def _begun(text: str, vocabulary: Vocabulary, chat: PublishedChat) -> str:
   """Return a published template that writes the start token of training, if it does not write it by
   itself."""
   start = start_id(vocabulary)
-  if chat.opened([Message("user", "a")])[:1] == [start]:
+  if chat.prompt_with_start([Message("user", "a")])[:1] == [start]:
     return text
   (piece,) = vocabulary.pieces_of([start])
   return f"{{{{- {json.dumps(piece)} }}}}{text}"

@@ -1,7 +1,6 @@
-"""Beginnings of words and sentences in batches of ids, by the rules of `segmentation` on the text
-that ids stand for.
+"""Beginnings of words and sentences in batches of ids, by the rules of `segmentation`.
 
-A letter may be spread over several ids (bytes, byte-level BPE, byte fallback), and whether an id
+The rules apply to the text that ids stand for. A letter may be spread over several ids (bytes, byte-level BPE, byte fallback), and whether an id
 begins a word may depend on the id before (`Python` does in `我爱Python`). So the rules look at the
 ids around each. At the edges of a row, where these are missing, a letter that is cut begins
 nothing.
@@ -19,15 +18,14 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.segmentation import Kind
 from t5x_like.vocabularies import Vocabulary
 
-# Beginnings of ids, beside the kinds of characters:
+# Beginnings of ids, besides the kinds of characters:
 SPECIAL = 8  # a special id
 INSIDE = 9  # the rest of a letter that began in an id before
 OPEN = 10  # a letter that goes on in the next id
 # Ends of ids, for the next word:
-# a letter that needs a space after it, one that does not, a space after a word
-SPACED = 0
-UNSPACED = 1
-AFTER_WORD = 2
+SPACED = 0  # a letter that needs a space after it
+UNSPACED = 1  # a letter that does not
+AFTER_WORD = 2  # a space after a word
 # Ends of ids, for the next sentence:
 NO_END = 0
 END = 1
@@ -35,8 +33,8 @@ STRONG_END = 2
 KEEP = 3  # as the id before: marks, closing quotes and brackets, and a part of a letter
 COMPLETING = 4  # the last part of a letter
 
-_BYTES = 4  # the most of a letter in UTF-8
-_REACH = 3  # ids before are looked at up to 2 ** _REACH
+_MAX_BYTES = 4  # of a letter in UTF-8
+_REACH = 3  # as many as 2 ** _REACH ids before an id are looked at
 
 
 class Boundaries:
@@ -52,7 +50,7 @@ class Boundaries:
     self._first = np.full(size, SPECIAL, np.int32)
     self._last = np.full(size, SPACED, np.int32)
     self._ends = np.full(size, NO_END, np.int32)
-    self._count = np.zeros(size, np.int64)  # bytes, at most `_BYTES`
+    self._count = np.zeros(size, np.int64)  # bytes, at most `_MAX_BYTES`
     self._head = np.zeros(size, np.int64)  # the first bytes of each id, left-aligned in 32 bits
     self._tail = np.zeros(size, np.int64)  # the last bytes, right-aligned
     for i, data in enumerate(vocabulary.bytes_of(range(size))):
@@ -66,38 +64,39 @@ class Boundaries:
     self._splits_letters = bool(((self._first == OPEN) | (self._last == COMPLETING)).any())
 
   def _describe(self, i: int, data: bytes) -> None:
-    self._count[i] = min(len(data), _BYTES)
-    self._head[i] = int.from_bytes(data[:_BYTES].ljust(_BYTES, b"\0"), "big")
-    self._tail[i] = int.from_bytes(data[-_BYTES:], "big")
-    whole = data.lstrip(segmentation.CONTINUATION)
-    inside = len(whole) < len(data)
-    open_ = segmentation.unfinished(whole)
-    text = whole[: len(whole) - open_].decode(errors="replace")
-    if inside:
+    self._count[i] = min(len(data), _MAX_BYTES)
+    self._head[i] = int.from_bytes(data[:_MAX_BYTES].ljust(_MAX_BYTES, b"\0"), "big")
+    self._tail[i] = int.from_bytes(data[-_MAX_BYTES:], "big")
+    own_letters = data.lstrip(segmentation.CONTINUATION)
+    begins_inside = len(own_letters) < len(data)
+    num_unfinished = segmentation.count_unfinished(own_letters)
+    text = own_letters[: len(own_letters) - num_unfinished].decode(errors="replace")
+    if begins_inside:
       self._first[i] = INSIDE
     elif text:
       self._first[i] = segmentation.kind(text[0])
     else:
       self._first[i] = OPEN
     if not text:
-      completes = inside and not open_
+      completes = begins_inside and not num_unfinished
       self._last[i] = COMPLETING if completes else KEEP
       self._ends[i] = COMPLETING if completes else KEEP
       return
-    self._last[i] = _last(text)
-    self._ends[i] = _end(text)
+    self._last[i] = _end_for_word(text)
+    self._ends[i] = _end_for_sentence(text)
 
   def word_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
     """Mark the tokens that begin a word, special tokens included: int32 [B, L] -> bool [B, L]."""
     return self._word_starts(tokens_BL, self._beginnings(tokens_BL))
 
   def sentence_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens at which a sentence begins: int32 [B, L] -> bool [B, L]; never the first of a
-    row, of which nothing before is known."""
+    """Mark the tokens at which a sentence begins: int32 [B, L] -> bool [B, L].
+
+    The first token of a row never does, as nothing is known before it.
+    """
     first_BL = self._beginnings(tokens_BL)
-    ends_BL = _resolve_kept(
-      self._completed(tf.gather(tf.constant(self._ends), tokens_BL), tokens_BL, _END_OF_KIND)
-    )
+    ends_BL = tf.gather(tf.constant(self._ends), tokens_BL)
+    ends_BL = _resolve_kept(self._resolve_completing(ends_BL, tokens_BL, _END_OF_KIND))
     before_BL = _shift(ends_BL, 1, NO_END)
     follows = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
     goes_on_BL = _is_one_of(first_BL, follows)
@@ -106,9 +105,8 @@ class Boundaries:
     return begins_BL & (first_BL != SPECIAL)
 
   def _word_starts(self, tokens_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
-    last_BL = _resolve_kept(
-      self._completed(tf.gather(tf.constant(self._last), tokens_BL), tokens_BL, _LAST_OF_KIND)
-    )
+    last_BL = tf.gather(tf.constant(self._last), tokens_BL)
+    last_BL = _resolve_kept(self._resolve_completing(last_BL, tokens_BL, _LAST_OF_KIND))
     before_BL = _shift(last_BL, 1, SPACED)
     starts_BL = _is_one_of(first_BL, [SPECIAL, Kind.SPACE, Kind.UNSPACED])
     starts_BL |= (first_BL == Kind.LETTER) & (before_BL == UNSPACED)
@@ -116,8 +114,10 @@ class Boundaries:
     return starts_BL
 
   def letter_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens that do not go on with a letter of the token before: int32 [B, L] -> bool [B,
-    L]."""
+    """Mark the tokens that do not go on with a letter of the token before.
+
+    int32 [B, L] -> bool [B, L].
+    """
     return ~_is_one_of(self._beginnings(tokens_BL), [INSIDE, Kind.EXTENDING])
 
   def _beginnings(self, tokens_BL: tf.Tensor) -> tf.Tensor:
@@ -125,47 +125,48 @@ class Boundaries:
     first_BL = tf.gather(tf.constant(self._first), tokens_BL)
     if not self._splits_letters:
       return first_BL
-    bytes_BL = self._joined(tokens_BL, self._head, -1)
-    b0, b1, b2, b3 = (_byte(bytes_BL, place) for place in range(_BYTES))
+    bytes_BL = self._join_bytes(tokens_BL, self._head, -1)
+    b0, b1, b2, b3 = _split_bytes(bytes_BL)
     longer_BL = tf.where(b0 < 0xF0, _code(b0 & 0x0F, b1, b2), _code(b0 & 0x07, b1, b2, b3))
     code_BL = tf.where(b0 < 0xE0, _code(b0 & 0x1F, b1), longer_BL)
-    second = _goes_on(b1)
-    third = _goes_on(b2) | (b0 < 0xE0)
-    fourth = _goes_on(b3) | (b0 < 0xF0)
+    second = _is_continuation(b1)
+    third = _is_continuation(b2) | (b0 < 0xE0)
+    fourth = _is_continuation(b3) | (b0 < 0xF0)
     kind_BL = tf.where(second & third & fourth, _kind(code_BL), int(Kind.OTHER))
     return tf.where(first_BL == OPEN, kind_BL, first_BL)
 
-  def _completed(
+  def _resolve_completing(
     self, values_BL: tf.Tensor, tokens_BL: tf.Tensor, value_of_kind: list[int]
   ) -> tf.Tensor:
     """Replace COMPLETING with the value of the letter that an id completes."""
     if not self._splits_letters:
       return values_BL
-    bytes_BL = self._joined(tokens_BL, self._tail, 1)
-    b3, b2, b1, b0 = (_byte(bytes_BL, place) for place in range(_BYTES))
+    bytes_BL = self._join_bytes(tokens_BL, self._tail, 1)
+    b3, b2, b1, b0 = _split_bytes(bytes_BL)
     longer_BL = tf.where(b2 >= 0xE0, _code(b2 & 0x0F, b1, b0), _code(b3 & 0x07, b2, b1, b0))
     code_BL = tf.where(b1 >= 0xC2, _code(b1 & 0x1F, b0), longer_BL)
     is_letter_BL = ((b1 >= 0xC2) & (b1 < 0xE0)) | ((b2 >= 0xE0) & (b2 < 0xF0)) | (b3 >= 0xF0)
     letter_BL = tf.where(is_letter_BL, tf.gather(tf.constant(value_of_kind), _kind(code_BL)), KEEP)
     return tf.where(values_BL == COMPLETING, letter_BL, values_BL)
 
-  def _joined(self, tokens_BL: tf.Tensor, parts: np.ndarray, step: int) -> tf.Tensor:
-    """Join the bytes of each id with those of the ids before (`step` 1) or after (-1), as 32 bits
-    in int64."""
+  def _join_bytes(self, tokens_BL: tf.Tensor, parts: np.ndarray, step: int) -> tf.Tensor:
+    """Join the bytes of each id with those of its neighbours, as 32 bits in int64.
+
+    The neighbours are the ids before (`step` 1) or after (-1).
+    """
     part_BL = tf.gather(tf.constant(parts), tokens_BL)
     count_BL = tf.gather(tf.constant(self._count), tokens_BL)
     joined_BL = part_BL
     bits_BL = tf.zeros_like(count_BL)
-    for distance in range(1, _BYTES):
+    shift = tf.bitwise.left_shift if step > 0 else tf.bitwise.right_shift
+    for distance in range(1, _MAX_BYTES):
       bits_BL += 8 * _shift(count_BL, step * (distance - 1), 0)
-      shift_BL = tf.minimum(bits_BL, 32)
-      more_BL = _shift(part_BL, step * distance, 0)
-      shift = tf.bitwise.left_shift if step > 0 else tf.bitwise.right_shift
-      joined_BL |= shift(more_BL, shift_BL)
+      neighbour_BL = _shift(part_BL, step * distance, 0)
+      joined_BL |= shift(neighbour_BL, tf.minimum(bits_BL, 32))
     return joined_BL & 0xFFFFFFFF
 
 
-def _last(text: str) -> int:
+def _end_for_word(text: str) -> int:
   """Return how a text ends for the next word."""
   if text[-1].isspace():
     return SPACED if text.isspace() else AFTER_WORD
@@ -176,7 +177,7 @@ def _last(text: str) -> int:
   return KEEP
 
 
-def _end(text: str) -> int:
+def _end_for_sentence(text: str) -> int:
   """Return how a text ends for the next sentence."""
   for character in reversed(text.rstrip() or text):
     value = _END_OF_KIND[segmentation.kind(character)]
@@ -186,6 +187,7 @@ def _end(text: str) -> int:
 
 
 def _values(default: int, values: dict[Kind, int]) -> list[int]:
+  """Return the value of each kind of character."""
   return [values.get(kind, default) for kind in Kind]
 
 
@@ -216,15 +218,17 @@ def _shift(values_BL: tf.Tensor, places: int, fill: int) -> tf.Tensor:
   return padded[:, start : start + length]
 
 
-def _byte(bytes_BL: tf.Tensor, place: int) -> tf.Tensor:
-  """Return a byte of 32 bits, counted from the highest."""
-  return tf.cast(
-    tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * place, tf.int64)) & 0xFF, tf.int32
-  )
+def _split_bytes(bytes_BL: tf.Tensor) -> list[tf.Tensor]:
+  """Return the four bytes of 32 bits, int32 [B, L] each, from the highest."""
+  parts = []
+  for place in range(_MAX_BYTES):
+    shifted_BL = tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * place, tf.int64))
+    parts.append(tf.cast(shifted_BL & 0xFF, tf.int32))
+  return parts
 
 
-def _goes_on(byte_BL: tf.Tensor) -> tf.Tensor:
-  """Return whether a byte goes on with a letter."""
+def _is_continuation(byte_BL: tf.Tensor) -> tf.Tensor:
+  """Return whether a byte goes on with a letter of the byte before."""
   return (byte_BL & 0xC0) == 0x80
 
 
@@ -239,12 +243,12 @@ def _code(lead_BL: tf.Tensor, *continuations: tf.Tensor) -> tf.Tensor:
 def _kind(code_BL: tf.Tensor) -> tf.Tensor:
   """Return the kinds of code points, int32 [B, L]."""
   table = segmentation.kinds()
-  return tf.cast(
-    tf.gather(tf.constant(table), tf.clip_by_value(code_BL, 0, table.size - 1)), tf.int32
-  )
+  index_BL = tf.clip_by_value(code_BL, 0, table.size - 1)
+  return tf.cast(tf.gather(tf.constant(table), index_BL), tf.int32)
 
 
 def _is_one_of(values_BL: tf.Tensor, values: list[int]) -> tf.Tensor:
+  """Return whether each number is one of `values`."""
   is_BL = values_BL == int(values[0])
   for value in values[1:]:
     is_BL |= values_BL == int(value)

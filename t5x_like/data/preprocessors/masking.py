@@ -1,5 +1,4 @@
-"""Masked language modelling: the choice of positions to predict and their replacement, for a whole
-batch at once.
+"""Masked language modelling: the choice of positions to predict, and their replacement.
 
 BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these become the mask, 10%
 a random token, and 10% stay. Only chosen tokens count in the loss. The budget of a row is exactly
@@ -35,7 +34,7 @@ inputs [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,7 +48,8 @@ from t5x_like.vocabularies import Vocabulary, special_id
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
 GEOMETRIC_P = 0.2
 MAX_SPAN_WORDS = 10
-LENGTH_SHARES = {  # by mode: shares of spans of 1, 2, … words, or tokens
+# By mode: the shares of spans of 1, 2, … words, or tokens.
+LENGTH_SHARES = {
   "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
   "ngrams": 1.0 / np.arange(1, 4),
   "token_spans": 1.0 / np.arange(1, 6),
@@ -89,15 +89,18 @@ class Masking:
       )
     budgets = [max(1, round(self.rate * n)) if n else 0 for n in range(self.length + 1)]
     ordinary = ordinary_ids(self.vocabulary)
-    set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 -- frozen
-    set_("_budgets", np.array(budgets, np.int32))
-    set_("_ordinary", ordinary)
     maskable = np.zeros(self.vocabulary.size, bool)
     maskable[ordinary] = True
-    set_("_maskable", maskable)
+    self._set("_budgets", np.array(budgets, np.int32))
+    self._set("_ordinary", ordinary)
+    self._set("_maskable", maskable)
+    self._set("_mask_id", special_id(self.vocabulary, "mask"))
     if self.mode in ("words", "spans", "ngrams"):
-      set_("_boundaries", Boundaries(self.vocabulary))
-    set_("_mask_id", special_id(self.vocabulary, "mask"))
+      self._set("_boundaries", Boundaries(self.vocabulary))
+
+  def _set(self, name: str, value: Any) -> None:
+    """Set an attribute of the frozen instance."""
+    object.__setattr__(self, name, value)
 
   @property
   def max_chosen(self) -> int:
@@ -119,49 +122,55 @@ class Masking:
     maskable_BL = tf.gather(tf.constant(self._maskable), tokens_BL)
     count_B = tf.reduce_sum(tf.cast(maskable_BL, tf.int32), axis=1)
     budget_B = tf.gather(tf.constant(self._budgets), count_B)
-    spans = {}
-    kind = tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
+    span_features = {}
+    # The random word of each token decides whether it is masked, replaced or kept.
+    word_BL = tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
     if self.mode == "tokens":
-      chosen_BL = self._tokens(maskable_BL, budget_B, key_B)
+      chosen_BL = self._choose_tokens(maskable_BL, budget_B, key_B)
     elif self.mode == "words":
-      words_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
-      chosen_BL = self._words(words_BL, maskable_BL, budget_B, key_B)
+      starts_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
+      chosen_BL = self._choose_words(starts_BL, maskable_BL, budget_B, key_B)
     else:
-      if self.mode == "token_spans":
-        words_BL = tf.ones_like(maskable_BL)
-      else:
-        words_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
-      chosen_BL, starts_BL, ends_BL = self._spans(words_BL, maskable_BL, budget_B, key_B)
+      starts_BL = tf.ones_like(maskable_BL)
+      if self.mode != "token_spans":
+        starts_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
+      chosen_BL, before_BL, after_BL = self._choose_spans(starts_BL, maskable_BL, budget_B, key_B)
       if self.mode == "spans":
-        spans = {"span_starts": starts_BL, "span_ends": ends_BL}
-        kind = tf.gather(kind, starts_BL, batch_dims=1)
-    random_bits = random.bits(random.row_keys(2, key_B), self.length)
-    replacement = tf.gather(
-      tf.constant(self._ordinary), random.integers(random_bits, len(self._ordinary))
-    )
-    mask_below = round(self.mask_share * 2**32)
-    random_below = mask_below + round(self.random_share * 2**32)
-    corrupted = tf.where(
-      kind < mask_below, self._mask_id, tf.where(kind < random_below, replacement, tokens_BL)
-    )
+        span_features = {"span_starts": before_BL, "span_ends": after_BL}
+        word_BL = tf.gather(word_BL, before_BL, batch_dims=1)  # one for the whole span
+    corrupted_BL = self._corrupt(tokens_BL, word_BL, key_B)
     return {
-      "inputs": tf.where(chosen_BL, corrupted, tokens_BL),
+      "inputs": tf.where(chosen_BL, corrupted_BL, tokens_BL),
       "targets": tf.where(chosen_BL, tokens_BL, 0),
       "weights": tf.cast(chosen_BL, tf.float32),
-      **spans,
+      **span_features,
     }
 
-  def _tokens(self, maskable_BL, budget_B, key_B):
-    """Choose the `budget` maskable places of highest random score; the place in the low bits makes
-    scores distinct."""
+  def _corrupt(self, tokens_BL: tf.Tensor, word_BL: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
+    """Replace tokens with the mask or a random token, or keep them, by their random words."""
+    random_bits = random.bits(random.row_keys(2, key_B), self.length)
+    which_BL = random.integers(random_bits, len(self._ordinary))
+    random_BL = tf.gather(tf.constant(self._ordinary), which_BL)
+    mask_below = round(self.mask_share * 2**32)
+    random_below = mask_below + round(self.random_share * 2**32)
+    unmasked_BL = tf.where(word_BL < random_below, random_BL, tokens_BL)
+    return tf.where(word_BL < mask_below, self._mask_id, unmasked_BL)
+
+  def _choose_tokens(self, maskable_BL, budget_B, key_B):
+    """Choose the `budget` maskable places of highest random score.
+
+    The place in the low bits makes scores distinct.
+    """
     score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
-    best = tf.math.top_k(score_BL, k=max(1, int(self._budgets.max())), sorted=True).values
-    last = tf.gather(best, tf.maximum(budget_B - 1, 0), batch_dims=1)
-    return (score_BL >= last[:, None]) & maskable_BL & (budget_B > 0)[:, None]
+    best_BK = tf.math.top_k(score_BL, k=max(1, self.max_chosen), sorted=True).values
+    lowest_B = tf.gather(best_BK, tf.maximum(budget_B - 1, 0), batch_dims=1)
+    return (score_BL >= lowest_B[:, None]) & maskable_BL & (budget_B > 0)[:, None]
 
   def _scores(self, key_B, number_BL):
-    """Draw scores 0..2^31-1 for the items of every row, distinct because their low bits are the
-    items' numbers."""
+    """Draw scores 0..2^31-1 for the items of every row.
+
+    They are distinct because their low bits are the items' numbers.
+    """
     low = max(1, (self.length - 1).bit_length())
     bits_BL = tf.cast(
       tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32
@@ -181,7 +190,8 @@ class Masking:
     fits_B = tf.reduce_any((size_BW > 0) & (size_BW <= budget_B[:, None]), axis=1)
     return starts_BL | (self._boundaries.letter_starts(tokens_BL) & ~fits_B[:, None])
 
-  def _words(self, starts_BL, maskable_BL, budget_B, key_B):
+  def _choose_words(self, starts_BL, maskable_BL, budget_B, key_B):
+    """Choose whole words in a random order, each if it still fits the budget."""
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
     size_BW = scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
     order_BW = tf.argsort(
@@ -189,108 +199,124 @@ class Masking:
     )
     sorted_BW = tf.gather(size_BW, order_BW, batch_dims=1)
 
-    def more(taken_BW, left_B, going):
-      return going
+    def has_progress(chosen_BW, budget_left_B, progress):
+      return progress
 
-    def step(taken_BW, left_B, going):
-      # Equivalent to taking words one by one if they fit: the budget only shrinks, so a misfit
+    def step(chosen_BW, budget_left_B, progress):
+      # Equivalent to choosing words one by one if they fit: the budget only shrinks, so a misfit
       # never fits later.
-      fits_BW = ~taken_BW & (sorted_BW > 0) & (sorted_BW <= left_B[:, None])
+      fits_BW = ~chosen_BW & (sorted_BW > 0) & (sorted_BW <= budget_left_B[:, None])
       sum_BW = tf.cumsum(tf.where(fits_BW, sorted_BW, 0), axis=1)
-      new_BW = fits_BW & (sum_BW <= left_B[:, None])
-      left_B -= tf.reduce_sum(tf.where(new_BW, sorted_BW, 0), axis=1)
-      return taken_BW | new_BW, left_B, tf.reduce_any(new_BW)
+      new_BW = fits_BW & (sum_BW <= budget_left_B[:, None])
+      budget_left_B -= tf.reduce_sum(tf.where(new_BW, sorted_BW, 0), axis=1)
+      return chosen_BW | new_BW, budget_left_B, tf.reduce_any(new_BW)
 
-    taken_BW, _, _ = tf.while_loop(
-      more, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True))
+    chosen_BW, _, _ = tf.while_loop(
+      has_progress, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True))
     )
-    taken_BW = scatter(order_BW, tf.cast(taken_BW, tf.int32), self.length) > 0
-    return tf.gather(taken_BW, word_BL, batch_dims=1) & maskable_BL
+    chosen_BW = scatter(order_BW, tf.cast(chosen_BW, tf.int32), self.length) > 0
+    return tf.gather(chosen_BW, word_BL, batch_dims=1) & maskable_BL
 
-  def _spans(self, starts_BL, maskable_BL, budget_B, key_B):
+  def _choose_spans(self, starts_BL, maskable_BL, budget_B, key_B):
+    """Choose spans until the budget is spent.
+
+    Returns:
+      (bool [B, L], the chosen tokens; int32 [B, L], the places just before and just after the span
+      of each chosen token, else 0).
+    """
     L = self.length
-    most = int(self._budgets.max())
-    tries = 4 * most + 32
+    spans = self.max_chosen
+    tries = 4 * spans + 32
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
-    # words up to the last token that may be chosen
+    # Words up to the last token that may be chosen.
     words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)
-    # before each place
+    # Special tokens before each place.
     special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)
-    # places of special tokens
+    # Places of special tokens.
     end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
-    # where words begin; the row's end after the last word
+    # Where words begin; the row's end after the last word.
     begin_BW = tf.where(starts_BL, tf.range(L), L)
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
-    where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
+    start_word_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = draw_lengths(
       random.bits(random.row_keys(4, key_B), tries), LENGTH_SHARES[self.mode]
     )
-    gap = int(self.mode == "spans")  # places between two spans
-    at = lambda x_BN, place_B: tf.gather(x_BN, place_B, batch_dims=1)  # noqa: E731
+    gap = 1 if self.mode == "spans" else 0  # places between two spans
 
-    def more(t, left_B, *_):
-      return (t < tries) & tf.reduce_any(left_B > 0)
+    def pick(values_BN: tf.Tensor, place_B: tf.Tensor) -> tf.Tensor:
+      return tf.gather(values_BN, place_B, batch_dims=1)
 
-    def step(t, left_B, spans_B, a_BS, b_BS):
+    def has_budget(t, budget_left_B, *_):
+      return (t < tries) & tf.reduce_any(budget_left_B > 0)
+
+    def step(t, budget_left_B, spans_B, a_BS, b_BS):
       """Draw once per row: a span [a, b), kept if it is free."""
-      first_B = tf.cast(
-        tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32
-      )
-      a_B = at(begin_BW, first_B)
-      end_B = at(end_BS, at(special_BL, a_B))  # the end of the text that holds the word
-      last_B = tf.minimum(tf.minimum(a_B + left_B, end_B), L - 1)
-      fitting_B = at(word_BL, last_B) - 1 - first_B  # words that fit the budget and the text
-      b_B = at(begin_BW, first_B + tf.minimum(at(length_BT, spans_B), tf.maximum(fitting_B, 0)))
-      free_B = (a_B > 0) & (b_B > a_B) & (b_B < L)
-      free_B &= ~tf.reduce_any((a_B[:, None] < b_BS + gap) & (a_BS < b_B[:, None] + gap), axis=1)
-      here_BS = (tf.range(most) == spans_B[:, None]) & free_B[:, None]
+      scaled_B = start_word_BT[:, t] * tf.cast(words_B, tf.int64)
+      first_B = tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
+      a_B = pick(begin_BW, first_B)
+      end_B = pick(end_BS, pick(special_BL, a_B))  # the end of the text that holds the word
+      last_B = tf.minimum(tf.minimum(a_B + budget_left_B, end_B), L - 1)
+      # Words that fit the budget and the text.
+      fitting_B = tf.maximum(pick(word_BL, last_B) - 1 - first_B, 0)
+      b_B = pick(begin_BW, first_B + tf.minimum(pick(length_BT, spans_B), fitting_B))
+      touches_BS = (a_B[:, None] < b_BS + gap) & (a_BS < b_B[:, None] + gap)
+      free_B = (a_B > 0) & (b_B > a_B) & (b_B < L) & ~tf.reduce_any(touches_BS, axis=1)
+      is_new_BS = (tf.range(spans) == spans_B[:, None]) & free_B[:, None]
       return (
         t + 1,
-        left_B - tf.where(free_B, b_B - a_B, 0),
+        budget_left_B - tf.where(free_B, b_B - a_B, 0),
         spans_B + tf.cast(free_B, tf.int32),
-        tf.where(here_BS, a_B[:, None], a_BS),
-        tf.where(here_BS, b_B[:, None], b_BS),
+        tf.where(is_new_BS, a_B[:, None], a_BS),
+        tf.where(is_new_BS, b_B[:, None], b_BS),
       )
 
-    # unused spans begin past the row and end before they begin
-    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)
+    # Unused spans begin past the row and end before they begin.
+    unused_BS = tf.fill([tf.shape(budget_B)[0], spans], L + 1)
     zero_B = tf.zeros_like(budget_B)
     _, _, spans_B, a_BS, b_BS = tf.while_loop(
-      more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3)
+      has_budget, step, (tf.constant(0), budget_B, zero_B, unused_BS, unused_BS - L - 3)
     )
-    real_BS = tf.range(most) < spans_B[:, None]
+    real_BS = tf.range(spans) < spans_B[:, None]
     a_BS = tf.where(real_BS, a_BS, 0)
     b_BS = tf.where(real_BS, b_BS, 0)
-    inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span around each place, else 0
-      scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1
-    )
-    chosen_BL = inside(tf.cast(real_BS, tf.int32)) > 0
-    return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
+
+    def spread(value_BS: tf.Tensor) -> tf.Tensor:
+      """Return the value of the span around each place, else 0."""
+      return tf.cumsum(scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1)
+
+    chosen_BL = spread(tf.cast(real_BS, tf.int32)) > 0
+    return chosen_BL, spread(tf.where(real_BS, a_BS - 1, 0)), spread(b_BS)
 
 
-def predicted_positions(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
-  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of
-  [CLS]."""
+def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
+  """Return the predicted positions in order, int32 [B, max_chosen].
+
+  Unused places are 0, the position of [CLS].
+  """
   chosen_BL = weights_BL > 0
   row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
   count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
   number_n = tf.range(tf.size(row_n)) - tf.gather(tf.cumsum(count_B, exclusive=True), row_n)
-  places_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), place_n, [tf.size(count_B), most])
-  return tf.ensure_shape(places_BK, [weights_BL.shape[0], most])
+  shape = [tf.size(count_B), max_chosen]
+  positions_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), place_n, shape)
+  return tf.ensure_shape(positions_BK, [weights_BL.shape[0], max_chosen])
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-  """Return the ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special
-  pieces."""
+  """Return the ids of text, ascending, int32 [N].
+
+  They are no special ids, and no sentinels lent for special pieces.
+  """
   ordinary = np.ones(vocabulary.size, bool)
   ordinary[list(vocabulary.special_ids)] = False
   return np.flatnonzero(ordinary).astype(np.int32)
 
 
-def draw_lengths(bits_BN: tf.Tensor, share: np.ndarray) -> tf.Tensor:
-  """Draw lengths 1, 2, …, P(l) proportional to `share[l - 1]`, from random words: uint32 [B, N] ->
-  int32."""
-  below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
-  return 1 + tf.reduce_sum(
-    tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1
-  )
+def draw_lengths(bits_BN: tf.Tensor, shares: np.ndarray) -> tf.Tensor:
+  """Draw lengths 1, 2, … with probabilities proportional to the shares.
+
+  Random words uint32 [B, N] -> int32 [B, N].
+  """
+  below = np.round(np.cumsum(shares / shares.sum())[:-1] * 2**32).astype(np.int64)
+  is_longer = tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below)
+  return 1 + tf.reduce_sum(tf.cast(is_longer, tf.int32), axis=-1)

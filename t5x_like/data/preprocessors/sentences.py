@@ -1,7 +1,6 @@
-"""Sentence boundaries in a stream of tokens, by a rule on stored ids, so that a store needs no
-second index.
+"""Sentence boundaries in a stream of tokens, by a rule on stored ids.
 
-The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or
+So a store needs no second index. The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or
 an ellipsis, possibly followed by closing quotes and brackets, if the next token begins a word (so
 not inside `3.14`), and with any other terminator (`。`, `！`, `؟`, `।`, ...), even if its bytes are
 several ids. The beginning of a document also begins a sentence. Like other simple splitters, the
@@ -27,10 +26,11 @@ DEFAULT_RULE = "t5x_like.data.preprocessors.sentences:punctuation"
 def punctuation(vocabulary: Vocabulary) -> np.ndarray:
   """Mark the ids whose text ends in sentence-final punctuation: bool [size].
 
-  It tells what an id says by itself; `Sentences` also looks at the ids before, as the default rule.
+  Each id counts by itself here; `Sentences` also looks at the ids before it for the default rule.
   """
-  texts = (data.decode(errors="replace") for data in vocabulary.bytes_of(range(vocabulary.size)))
-  ends = np.fromiter(map(segmentation.ends_sentence, texts), bool, vocabulary.size)
+  ends = np.zeros(vocabulary.size, bool)
+  for i, data in enumerate(vocabulary.bytes_of(range(vocabulary.size))):
+    ends[i] = segmentation.ends_sentence(data.decode(errors="replace"))
   ends[list(vocabulary.special_ids)] = False
   ends[vocabulary.unk_id] = False
   return ends
@@ -65,6 +65,8 @@ class Sentences:
     self._boundaries = Boundaries(vocabulary, ends)
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens after the first at which a sentence begins: int32 [B, T] -> bool [B, T -
-    1]."""
+    """Mark the tokens after the first at which a sentence begins.
+
+    int32 [B, T] -> bool [B, T - 1].
+    """
     return self._boundaries.sentence_starts(tokens_BT)[:, 1:]

@@ -1,9 +1,8 @@
-"""Examples of token streams and labels, prepared once from the records of a source; supervised
-tasks read them.
+"""Examples of token streams and labels, prepared once from the records of a source.
 
-A store (see `data/prepared.py`) whose items are examples. Token streams are arrays of ids; the
+Supervised tasks read them. A store (see `data/prepared.py`) whose items are examples. Token streams are arrays of ids; the
 other arrays hold numbers, one or several per example, or one per token of a stream. `plans/` beside
-them has packing plans, see `packing.cached`. Several processes make the examples; training never
+them has packing plans, see `packing.load_or_plan`. Several processes make the examples; training never
 tokenises.
 """
 
@@ -27,8 +26,10 @@ from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary
 
-Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
-_CHARACTERS = 2**7  # of a record besides its texts, for dividing records into batches
+# The ids of each stream, int32 [n], and the numbers of each array.
+Example = dict[str, Any]
+# Counted for a record besides its texts, for dividing records into batches.
+_CHARACTERS = 2**7
 
 
 class ExampleStore:
@@ -54,26 +55,26 @@ class ExampleStore:
     self.name = store.name
     self.fingerprint = store.fingerprint
     self.num_examples = store.num_items
-    found = {array.name: array.num_values for array in store.manifest.arrays}
+    counts = {array.name: array.num_values for array in store.manifest.arrays}
     streams = tuple(store.manifest.facts["append_eos"])
     for name in streams:
-      if name not in found:
+      if name not in counts:
         raise UserError(
           f"{store.path}/{manifests.FILE}: arrays: found no {name!r}, a stream of the task"
         )
-    for name, count in found.items():
-      if count not in [found[stream] for stream in streams] and (
-        not count or count % self.num_examples
-      ):
+    for name, count in counts.items():
+      is_per_token = count in [counts[stream] for stream in streams]
+      is_per_example = count > 0 and count % self.num_examples == 0
+      if not is_per_token and not is_per_example:
         raise UserError(
           f"{store.path}: {name}: found {count} values, expected one or several for each of "
           f"{self.num_examples} examples, or one per token; delete {store.path} and it is made "
           "again"
         )
-    self.arrays = {name: store.read_values(name) for name in found if name not in streams}
+    self.arrays = {name: store.read_values(name) for name in counts if name not in streams}
     self.ends = {name: store.read_ends(name) for name in streams}
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
-    sizes = ", ".join(f"{found[name]:,} tokens of {name}" for name in streams)
+    sizes = ", ".join(f"{counts[name]:,} tokens of {name}" for name in streams)
     skipped = describe_skipped(store.manifest.skipped)
     print(
       f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}",
@@ -95,7 +96,8 @@ class ExampleStore:
     """
     L = max(int(length_n.max(initial=1)), 1)
     start_n = self.ends[stream][example_n] - self.lengths[stream][example_n] + skip_n
-    return self._store.read_padded(stream, start_n, length_n, L), np.arange(L) < length_n[:, None]
+    tokens_nL = self._store.read_padded(stream, start_n, length_n, L)
+    return tokens_nL, np.arange(L) < length_n[:, None]
 
 
 def open_store(
@@ -130,33 +132,36 @@ def open_store(
   Raises:
     UserError, DamageError: see `prepared.open_store`.
   """
-  opened = prepared.open_source_fields(source, fields, data_dir)
-  if opened.name == builtin.NAME:
+  records_source = prepared.open_source_fields(source, fields, data_dir)
+  if records_source.name == builtin.NAME:
     cache = builtin.prepare() + "_examples"
-  about = dict(
-    source=opened,
+  prepared_examples = PreparedExamples(
+    source=records_source,
     split=split,
     cache=cache,
-    vocabulary=vocabulary,
-    arguments={"task": task, **facts},
-  )
-  made = Examples(
     store_facts=ids.facts(vocabulary, streams),
+    arguments={"task": task, **facts},
+    vocabulary=vocabulary,
     streams=streams,
-    examples=examples,
+    make_examples=examples,
     unit=next(iter(streams)),
-    **about,
   )
-  return ExampleStore(prepared.open_store(made, batches.Engine(os.cpu_count() or 1), verify))
+  engine = batches.Engine(os.cpu_count() or 1)
+  return ExampleStore(prepared.open_store(prepared_examples, engine, verify))
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples(prepared.PreparedStore):
-  """The examples of a task; `streams`, `examples`: see `open_store`. The other entries of an
-  example are numbers."""
+class PreparedExamples(prepared.PreparedStore):
+  """The prepared examples of a task.
+
+  Attributes:
+    streams: the names of the token streams, and whether their examples end with EOS.
+    make_examples: turns (where, record) pairs into examples, see `open_store`.
+    unit: the first stream.
+  """
 
   streams: dict[str, bool]
-  examples: Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
+  make_examples: Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
   unit: str
 
   items = "examples"
@@ -165,32 +170,37 @@ class Examples(prepared.PreparedStore):
 
   def characters(self, item: tuple[str, Record | Skip], /) -> int:
     _, record = item
-    return _CHARACTERS + (
-      0 if isinstance(record, Skip) else sum(len(x) for x in record.values() if isinstance(x, str))
-    )
+    if isinstance(record, Skip):
+      return _CHARACTERS
+    return _CHARACTERS + sum(len(text) for text in record.values() if isinstance(text, str))
 
   def make(self, batch: ItemBatch) -> StoredBatch:
     skipped: Counter[str] = Counter()
-    made = []
-    used = records.drop_unusable(iter(batch.items), skipped)
-    for example in self.examples(used):
+    examples = []
+    usable_records = records.drop_unusable(iter(batch.items), skipped)
+    for example in self.make_examples(usable_records):
       if isinstance(example, Skip):
         skipped[example.reason] += 1
       else:
-        made.append(example)
-    if len(made) + skipped.total() != len(batch.items):
+        examples.append(example)
+    num_skipped = skipped.total()
+    if len(examples) + num_skipped != len(batch.items):
       raise ValueError(
-        f"{len(made)} examples and {skipped.total()} skips of {len(batch.items)} records"
+        f"{len(examples)} examples and {num_skipped} skips of {len(batch.items)} records"
       )
     arrays = {}
-    for name in [*self.streams, *sorted(made[0].keys() - self.streams.keys())] if made else ():
-      parts = [np.atleast_1d(example[name]) for example in made]
-      values = np.concatenate(parts)
-      lengths = np.array([len(part) for part in parts], np.int64)
-      if name in self.streams:
-        given = self.vocabulary, self.streams[name], values, lengths, self.arguments["task"]
-        values, lengths = ids.prepare(*given)
-      arrays[name] = values, np.concatenate([lengths, np.zeros(skipped.total(), np.int64)])
-    return StoredBatch(
-      arrays, [None] * len(made) + list(skipped.elements()), [None] * len(batch.items)
-    )
+    if examples:
+      for name in [*self.streams, *sorted(examples[0].keys() - self.streams.keys())]:
+        values, lengths = self._concatenate(name, examples)
+        arrays[name] = values, np.concatenate([lengths, np.zeros(num_skipped, np.int64)])
+    reasons = [None] * len(examples) + list(skipped.elements())
+    return StoredBatch(arrays, reasons, [None] * len(batch.items))
+
+  def _concatenate(self, name: str, examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of an array and their number in each example."""
+    parts = [np.atleast_1d(example[name]) for example in examples]
+    values = np.concatenate(parts)
+    lengths = np.array([len(part) for part in parts], np.int64)
+    if name not in self.streams:
+      return values, lengths
+    return ids.prepare(self.vocabulary, self.streams[name], values, lengths, self.arguments["task"])

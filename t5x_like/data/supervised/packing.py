@@ -1,7 +1,6 @@
-"""Packing: several short examples in one row, by a plan made from their lengths before any token is
-read.
+"""Packing: several short examples in one row, by a plan that is made from their lengths.
 
-A plan assigns examples to rows. It is a pure function of (lengths, limits, seed), so rows are
+No token is read for it. A plan assigns examples to rows. It is a pure function of (lengths, limits, seed), so rows are
 addressed by index like unpacked examples: shuffled anew in every epoch, resumed at any step and
 divided among hosts, and every epoch has every example once. An example has one length per stream
 (the inputs and the targets of an encoder-decoder, or one sequence), and a row has one limit per
@@ -9,7 +8,7 @@ stream.
 
 `data/supervised/bins.py` finds the rows.
 
-Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs
+Worked example (`scatter`, and `shift_segments` for the inputs of the decoder), two examples of inputs
 [7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:
 
     encoder_input_tokens  7 8 5 1 8 4 9 3 1 0    decoder_target_tokens  3 9 1 4 1 0 0
@@ -59,12 +58,16 @@ class Plan:
   @functools.cached_property
   def utilisation(self) -> tuple[float, ...]:
     """The fraction of positions that hold a token, in each stream and, last, overall."""
-    parts = [*zip(self.tokens, self.limits), (sum(self.tokens), sum(self.limits))]
-    return tuple(used / max(self.num_rows * limit, 1) for used, limit in parts)
+    tokens = [*self.tokens, sum(self.tokens)]
+    limits = [*self.limits, sum(self.limits)]
+    return tuple(used / max(self.num_rows * limit, 1) for used, limit in zip(tokens, limits))
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the examples of rows: (place in `examples`, place in `row_B`, number within its row),
-    each int64 [n]."""
+    """Return the examples of rows.
+
+    Returns:
+      (place in `examples`, place in `row_B`, number within its row), each int64 [n].
+    """
     row_B = np.asarray(row_B, np.int64)
     count_B = self.row_starts[row_B + 1] - self.row_starts[row_B]
     which_n = np.repeat(np.arange(row_B.size), count_B)
@@ -76,7 +79,11 @@ def plan_unpacked(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
   """Return the plan of a task that does not pack: row i is example i."""
   N, D = lengths_ND.shape
   return Plan(
-    np.arange(N), np.arange(N + 1), np.zeros((N, D), np.int64), _sums(lengths_ND), tuple(limits)
+    examples=np.arange(N),
+    row_starts=np.arange(N + 1),
+    offsets=np.zeros((N, D), np.int64),
+    tokens=_sums(lengths_ND),
+    limits=tuple(limits),
   )
 
 
@@ -98,37 +105,43 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   limits_D = np.asarray(limits, np.int64)
   if limits_D.min(initial=1) < 1:
     raise UserError(f"row lengths: found {list(limits)}, expected at least 1")
-  if (over := (lengths_ND > limits_D).any(axis=1)).any():
+  too_long_N = (lengths_ND > limits_D).any(axis=1)
+  if too_long_N.any():
+    example = np.flatnonzero(too_long_N)[0]
     raise UserError(
-      f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected "
-      f"at most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
+      f"example {example}: found lengths {lengths_ND[example].tolist()}, expected at most "
+      f"{limits_D.tolist()}, the length of a row; {too_long_N.sum()} examples are too long"
     )
   row_N = bins.assign_rows(lengths_ND, limits_D, seed)
   _, row_N = np.unique(row_N, return_inverse=True)
-  rows = int(row_N.max(initial=-1)) + 1
-  row_N = np.argsort(np.argsort(bins.random_words(seed + 1, np.arange(rows)), kind="stable"))[row_N]
+  num_rows = int(row_N.max(initial=-1)) + 1
+  # Rows are in random order.
+  words_R = bins.random_words(seed + 1, np.arange(num_rows))
+  rank_R = np.argsort(np.argsort(words_R, kind="stable"))
+  row_N = rank_R[row_N]
   examples = np.argsort(row_N, kind="stable")
-  row_starts = np.concatenate([[0], np.cumsum(np.bincount(row_N, minlength=rows))])
+  row_starts = np.concatenate([[0], np.cumsum(np.bincount(row_N, minlength=num_rows))])
   return _make_plan(lengths_ND, limits, examples, row_starts)
 
 
 def plan_examples(
   lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, seed: int, path: str
 ) -> Plan:
-  """Return the plan of the examples in the directory `path`, made once if they are packed, and
-  report it."""
-  made = (
-    load_or_plan(lengths_ND, limits, seed, f"{path}/plans")
-    if packed
-    else plan_unpacked(lengths_ND, limits)
+  """Return the plan of the examples in the directory `path`, and report it."""
+  if packed:
+    examples_plan = load_or_plan(lengths_ND, limits, seed, f"{path}/plans")
+    arrangement = f"packed into {examples_plan.num_rows:,} rows"
+  else:
+    examples_plan = plan_unpacked(lengths_ND, limits)
+    arrangement = "unpacked"
+  *stream_shares, total_share = examples_plan.utilisation
+  streams = [f"{share:.1%} of {limit:,}" for share, limit in zip(stream_shares, limits)]
+  print(
+    f"data: {path}: {examples_plan.examples.size:,} examples {arrangement}, {total_share:.1%} of "
+    f"positions used ({', '.join(streams)})",
+    flush=True,
   )
-  streams = ", ".join(
-    f"{part:.1%} of {limit:,}" for part, limit in zip(made.utilisation, made.limits)
-  )
-  how = f"packed into {made.num_rows:,} rows" if packed else "unpacked"
-  used = f"{made.utilisation[-1]:.1%} of positions used ({streams})"
-  print(f"data: {path}: {made.examples.size:,} examples {how}, {used}", flush=True)
-  return made
+  return examples_plan
 
 
 def load_or_plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
@@ -138,22 +151,24 @@ def load_or_plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folde
   writable, the plan is made again each time.
   """
   lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
-  about = json.dumps(
+  dependencies = json.dumps(
     {"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape}
   )
-  key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
+  key = hashlib.sha256(dependencies.encode() + lengths_ND.data).hexdigest()
   file = as_path(folder) / key[:32]
-  if found := progress_files.load_arrays(file):
-    return _make_plan(lengths_ND, limits, found["examples"], found["row_starts"])
-  made = plan(lengths_ND, limits, seed)
+  cached = progress_files.load_arrays(file)
+  if cached:
+    return _make_plan(lengths_ND, limits, cached["examples"], cached["row_starts"])
+  new_plan = plan(lengths_ND, limits, seed)
   with contextlib.suppress(OSError, UserError, TransientError):
-    progress_files.save_arrays(file, examples=made.examples, row_starts=made.row_starts)
-  return made
+    progress_files.save_arrays(file, examples=new_plan.examples, row_starts=new_plan.row_starts)
+  return new_plan
 
 
 def _make_plan(
   lengths_ND: np.ndarray, limits: Sequence[int], examples: np.ndarray, row_starts: np.ndarray
 ) -> Plan:
+  """Return the plan of examples in this order, with their offsets."""
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]
   if examples.size:
     before_ND -= np.repeat(before_ND[row_starts[:-1]], np.diff(row_starts), axis=0)
@@ -163,6 +178,7 @@ def _make_plan(
 
 
 def _sums(lengths_ND: np.ndarray) -> tuple[int, ...]:
+  """Return the total length of each stream."""
   return tuple(lengths_ND.sum(axis=0, dtype=np.int64).tolist())
 
 
@@ -188,24 +204,26 @@ def scatter(
   """
   place_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
   places = place_nL[valid_nL]
-  out = np.zeros((3, shape[0] * shape[1]), np.int32)
+  rows = np.zeros((3, shape[0] * shape[1]), np.int32)
   within_nL = np.broadcast_to(np.arange(tokens_nL.shape[1], dtype=np.int32), valid_nL.shape)
   number_nL = np.broadcast_to(number_n[:, None] + 1, valid_nL.shape)
-  for i, values_nL in enumerate((tokens_nL, number_nL, within_nL)):
-    out[i, places] = values_nL[valid_nL]
-  tokens_BS, segments_BS, positions_BS = out.reshape(3, *shape)
+  rows[0, places] = tokens_nL[valid_nL]
+  rows[1, places] = number_nL[valid_nL]
+  rows[2, places] = within_nL[valid_nL]
+  tokens_BS, segments_BS, positions_BS = rows.reshape(3, *shape)
   return tokens_BS, segments_BS, positions_BS
 
 
 def shift_segments(
   targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int
 ) -> np.ndarray:
-  """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0
-  outside segments."""
+  """Return a decoder's inputs, int32 [B, T].
+
+  They are in every segment `start_id`, then its targets but the last, and 0 outside segments.
+  """
   before_BT = np.roll(targets_BT, 1, axis=1)
-  return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(
-    np.int32
-  )
+  start_BT = np.where(segments_BT > 0, start_id, 0)
+  return np.where(positions_BT > 0, before_BT, start_BT).astype(np.int32)
 
 
 def decoder_rows(

@@ -1,7 +1,7 @@
 """Conversations in the chat template that a tokenizer was published with, a Jinja program.
 
-A template is a program of others, so that it runs in a process of its own (`template_program`), in
-a sandbox, with limits of its size, its output, its memory and its time.
+A template is an untrusted program. It runs in its own process (`template_program`), in a sandbox,
+with limits of its size, its output, its memory and its time.
 """
 
 import functools
@@ -26,8 +26,9 @@ from t5x_like.vocabularies import CONFIG, Vocabulary, start_id
 
 PUBLISHED = "published"  # the name of such a template in a recipe or a flag
 FILE = "chat_template.jinja"
-MOST_CHARACTERS = 2**18
-SECONDS = 30.0  # of a rendering, on a machine with much other work
+MAX_CHARACTERS = 2**18
+# The time limit of a rendering, on a machine with much other work.
+MAX_SECONDS = 30.0
 
 _PROGRAM = pathlib.Path(__file__).with_name("template_program.py")
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -40,17 +41,20 @@ _PROBES = (
 
 
 def find_template_text(vocabulary: Vocabulary) -> str | None:
-  """Return the chat template in a vocabulary's files: `chat_template.jinja`, or that of its
-  tokenizer_config.json."""
+  """Return the chat template in a vocabulary's files; None if there is none.
+
+  It is in `chat_template.jinja` or tokenizer_config.json.
+  """
   files = getattr(vocabulary, "brought", {})
   if FILE in files:
     return files[FILE].decode("utf-8", "replace")
   template = _config(vocabulary).get("chat_template")
   if isinstance(template, list):  # several, by name
-    named = {
-      entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
-    }
-    template = named.get("default")
+    templates = {}
+    for entry in template:
+      if isinstance(entry, dict):
+        templates[entry.get("name")] = entry.get("template")
+    template = templates.get("default")
   return template if isinstance(template, str) else None
 
 
@@ -61,20 +65,19 @@ def build_chat(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat 
   Raises:
     UserError: the template is unknown or unusable, or the vocabulary lacks what it needs.
   """
-  return PublishedChat(vocabulary) if template == PUBLISHED else Chat(template, vocabulary)
+  if template == PUBLISHED:
+    return PublishedChat(vocabulary)
+  return Chat(template, vocabulary)
 
 
 def describe(template: str | dict[str, Any], vocabulary: Vocabulary) -> str:
-  """Return a template's name for people; a published one that writes as a template here does has
-  its name too."""
-  if template != PUBLISHED:
-    return (
-      f"the chat template {template!r}"
-      if isinstance(template, str)
-      else ("the chat template of its recipe")
-    )
-  name = PublishedChat(vocabulary).known_name
-  return "the model's own chat template" + (f" ({name})" if name else "")
+  """Describe a template in words, with the name of a known one that writes as it does."""
+  if template == PUBLISHED:
+    name = PublishedChat(vocabulary).known_name
+    return f"the model's own chat template ({name})" if name else "the model's own chat template"
+  if isinstance(template, str):
+    return f"the chat template {template!r}"
+  return "the chat template of its recipe"
 
 
 class Renderer:
@@ -82,18 +85,19 @@ class Renderer:
 
   Args:
     template: the Jinja text.
-    variables: of the template, such as `bos_token`.
+    variables: the variables of the template, such as `bos_token`.
     origin: the name of the template in messages.
+
   Raises:
     UserError: the template is too long.
   """
 
   def __init__(self, template: str, variables: dict[str, str], origin: str):
-    if len(template) > MOST_CHARACTERS:
+    if len(template) > MAX_CHARACTERS:
       raise UserError(
-        f"{origin}: found {len(template)} characters, expected at most {MOST_CHARACTERS}; {_REMEDY}"
+        f"{origin}: found {len(template)} characters, expected at most {MAX_CHARACTERS}; {_REMEDY}"
       )
-    self._first = {"template": template, "variables": variables}
+    self._setup = {"template": template, "variables": variables}
     self._origin = origin
     self._process: subprocess.Popen | None = None
     self._owner = 0  # the process that started it: one that is forked starts another
@@ -103,7 +107,9 @@ class Renderer:
     """Return the text of a conversation and the [begin, end) of answers that the template marks.
 
     Args:
+      messages: the conversation.
       prompt: whether the text ends with the beginning of an answer.
+
     Raises:
       UserError: the template refuses the conversation, or exceeds a limit.
     """
@@ -122,11 +128,11 @@ class Renderer:
     command = [sys.executable, "-P", str(_PROGRAM)]
     self._process = subprocess.Popen(command, text=True, encoding="utf-8", **pipes)
     self._owner = os.getpid()
-    self._ask(self._first)
+    self._ask(self._setup)
 
   def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
     process = self._process
-    timer = threading.Timer(SECONDS, process.kill)
+    timer = threading.Timer(MAX_SECONDS, process.kill)
     timer.daemon = True
     timer.start()
     try:
@@ -140,11 +146,11 @@ class Renderer:
     if not line:
       self._end()
       raise UserError(
-        f"{self._origin}: it takes more than {SECONDS:.0f} s or too much memory; {_REMEDY}"
+        f"{self._origin}: it takes more than {MAX_SECONDS:.0f} s or too much memory; {_REMEDY}"
       )
     answer = json.loads(line)
     if "error" in answer:
-      if request is self._first:
+      if request is self._setup:
         self._end()
       raise UserError(
         f"{self._origin}: {one_line(ValueError(answer['error']))}; change the "
@@ -169,8 +175,9 @@ _REMEDY = f"name a template instead, such as {', '.join(TEMPLATES)}"
 
 
 class PublishedChat:
-  """Writes conversations in the template that a vocabulary was published with; see `Chat`, whose
-  methods it has.
+  """Writes conversations in the template that a vocabulary was published with.
+
+  It has the methods of `Chat`.
 
   Raises:
     UserError: the vocabulary has no template, or splits special pieces that occur in text.
@@ -222,7 +229,7 @@ class PublishedChat:
 
   @functools.cached_property
   def end(self) -> int:
-    """The id that ends an answer: of the first special piece behind it, or EOS."""
+    """The id that ends an answer: the first special piece behind it, or EOS."""
     text, _ = self._render(_PROBES[1], False)
     place = text.rfind(_ANSWER)
     piece = self._special.match(text, place + len(_ANSWER)) if place >= 0 else None
@@ -236,16 +243,20 @@ class PublishedChat:
     return {"published": hashlib.sha256(find_template_text(self._vocabulary).encode()).hexdigest()}
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable to learn from: it has no answer, or is no
-    `check_prompt`."""
+    """Return why a conversation is unusable for learning, if it is.
+
+    It has no answer, or `check_prompt` refuses it.
+    """
     skip = self.check_prompt(messages, where)
     if skip is None and not any(message.role == ASSISTANT for message in messages):
       skip = Skip("no answer")
     return skip
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a
-    special piece."""
+    """Return why a conversation is unusable, if it is.
+
+    It has an empty answer, or a content that spells a special piece.
+    """
     for message in messages:
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")
@@ -254,8 +265,10 @@ class PublishedChat:
     return None
 
   def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last
-    answer.
+    """Return the ids of a conversation up to the end of its last answer.
+
+    Returns:
+      (ids int32 [n], int8 [n], 1 at the assistant's words).
 
     Raises:
       UserError: the template refuses the conversation, or does not write an answer as it is.
@@ -264,22 +277,24 @@ class PublishedChat:
     messages = messages[: last + 1]
     text, spans = self._render(messages, False)
     if not spans:
-      spans = self._spans(messages, text)
+      spans = self._find_answers(messages, text)
     ids, offsets = self._vocabulary.encode_with_offsets(text)
-    first_n, past_n = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    first_n, end_n = np.asarray(offsets, np.int64).reshape(-1, 2).T
     learned = np.zeros(len(ids), np.int8)
     for begin, end in spans:
-      # a first piece may have a space before
-      learned[(begin < past_n) & (first_n < end) & (first_n < past_n)] = 1
+      # The first piece of an answer may include the space before it.
+      learned[(begin < end_n) & (first_n < end) & (first_n < end_n)] = 1
     if not learned.any():
       raise UserError(f"the chat template writes no answer that can be learned; {_REMEDY}")
     length = int(np.flatnonzero(learned)[-1]) + 1
     first = int(ids[:1] == [self._start])
     return np.asarray(ids[first:length], np.int32), learned[first:length]
 
-  def _spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-    """Return the characters of each answer with the piece that ends it, which what is asked before
-    it tells."""
+  def _find_answers(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+    """Return the characters of each answer, with the piece that ends it.
+
+    An answer begins where the rendering of the messages before it ends.
+    """
     spans = []
     place = 0
     for number, message in enumerate(messages):
@@ -289,24 +304,25 @@ class PublishedChat:
         before, _ = self._render(messages[:number], True)
         place = max(place, len(os.path.commonprefix([before, text])))
       content = message.content.strip()
-      at = text.find(content, place)
-      if at < 0:
+      content_place = text.find(content, place)
+      if content_place < 0:
         raise UserError(
           f"the chat template does not write the answer {content[:40]!r} as it is; {_REMEDY}"
         )
-      begin = place if number else at
-      place = at + len(content)
-      if piece := self._special.match(text, place):
-        place = piece.end()
+      begin = place if number else content_place
+      place = content_place + len(content)
+      end_piece = self._special.match(text, place)
+      if end_piece:
+        place = end_piece.end()
       spans.append((begin, place))
     return spans
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids from which an answer is generated, without the decoder's start token."""
-    ids = self.opened(messages)
+    ids = self.prompt_with_start(messages)
     return ids[1:] if ids[:1] == [self._start] else ids
 
-  def opened(self, messages: Sequence[Message]) -> list[int]:
+  def prompt_with_start(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids from which an answer is generated, as the template writes them."""
     text, _ = self._render(messages, True)
     return [int(i) for i in self._vocabulary.encode(text)]
@@ -321,8 +337,7 @@ def _config(vocabulary: Vocabulary) -> dict[str, Any]:
 
 @functools.lru_cache(4)
 def _renderer(vocabulary: Vocabulary) -> Renderer:
-  """Return the renderer of a vocabulary's template, with the special pieces that its config
-  names."""
+  """Return the renderer of a vocabulary's template, with the special pieces as variables."""
   config = _config(vocabulary)
   variables = {}
   for name in _SPECIAL:

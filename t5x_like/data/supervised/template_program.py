@@ -1,7 +1,6 @@
-"""Renders chat templates of others: a program of its own, which `published_template.Renderer`
-starts, limits and ends.
+"""A program that renders untrusted chat templates.
 
-The first line of its input is a JSON object with `template` and `variables`, every further line one
+`published_template.Renderer` starts it, limits it and ends it. The first line of its input is a JSON object with `template` and `variables`, every further line one
 with `messages` and `add_generation_prompt`. It answers each line with `{"text": …, "answers":
 [[begin, end], …]}`, where `answers` are the characters inside `{% generation %}` blocks, or with
 `{"error": …}`. The template runs in jinja2's immutable sandbox with the helpers of `transformers`,
@@ -19,8 +18,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-MOST_OUTPUT = 2**20  # characters
-_MOST_MEMORY = 2**30  # bytes
+MAX_OUTPUT = 2**20  # characters
+_MAX_MEMORY = 2**30  # bytes
 
 
 class _Generation(jinja2.ext.Extension):
@@ -32,9 +31,9 @@ class _Generation(jinja2.ext.Extension):
   def parse(self, parser):
     line = next(parser.stream).lineno
     body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-    return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+    return jinja2.nodes.CallBlock(self.call_method("_enclose"), [], [], body).set_lineno(line)
 
-  def _marked(self, caller) -> str:
+  def _enclose(self, caller) -> str:
     return f"{self.mark}{caller()}{self.mark}"
 
 
@@ -48,8 +47,8 @@ def _raise(message) -> None:
   raise jinja2.TemplateError(str(message))
 
 
-def _now(form: str) -> str:
-  return datetime.datetime.now().strftime(form)
+def _now(format: str) -> str:
+  return datetime.datetime.now().strftime(format)
 
 
 def compile_template(text: str) -> jinja2.Template:
@@ -69,8 +68,8 @@ def render(template: jinja2.Template, values: dict) -> dict:
   size = 0
   for chunk in template.generate(tools=None, documents=None, **values):
     size += len(chunk)
-    if size > MOST_OUTPUT:
-      raise jinja2.TemplateError(f"it writes more than {MOST_OUTPUT} characters")
+    if size > MAX_OUTPUT:
+      raise jinja2.TemplateError(f"it writes more than {MAX_OUTPUT} characters")
     chunks.append(chunk)
   parts = "".join(chunks).split(_Generation.mark)
   text = ""
@@ -86,7 +85,7 @@ def main() -> None:
   with contextlib.suppress(ImportError, OSError, ValueError):
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
   template = None
   variables = {}
@@ -101,7 +100,7 @@ def main() -> None:
         answer = render(template, variables | request)
     except MemoryError:
       answer = {"error": "it needs too much memory"}
-    except Exception as error:  # of the template: any class
+    except Exception as error:  # a template may raise any class
       answer = {"error": f"{error}"[:300] or type(error).__name__}
     print(json.dumps(answer), flush=True)
 

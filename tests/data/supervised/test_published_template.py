@@ -66,7 +66,7 @@ def test_a_conversation_is_what_the_template_writes_and_its_answers_are_learned(
   assert text == "system\nBe kind.<|im_end|>\n" + turns
   assert learned == "jumps.<|im_end|>the dog<|im_end|>"
   assert (
-    chat.opened(TALK[:3])
+    chat.prompt_with_start(TALK[:3])
     == [1, *chat.prompt(TALK[:3])]
     == [1, *chat(TALK)[0][: len(chat.prompt(TALK[:3]))]]
   )
@@ -116,7 +116,7 @@ def test_a_template_reaches_nothing_and_has_limits(template, words, tmp_path, mo
     published_template, "SECONDS", 30.0 if "0999d" in template else published_template.SECONDS
   )
   with pytest.raises(UserError, match=words):
-    PublishedChat(vocabulary(tmp_path, template)).opened(TALK[:1])
+    PublishedChat(vocabulary(tmp_path, template)).prompt_with_start(TALK[:1])
 
 
 def test_helpers_of_transformers_are_there(tmp_path):
