@@ -111,9 +111,11 @@ def test_a_template_in_the_config_may_have_a_name(tmp_path):
   ],
 )
 def test_a_template_reaches_nothing_and_has_limits(template, words, tmp_path, monkeypatch):
-  monkeypatch.setattr(published_template, "SECONDS", 1.0 if "range" in template else 30.0)
+  monkeypatch.setattr(published_template, "MAX_SECONDS", 1.0 if "range" in template else 30.0)
   monkeypatch.setattr(
-    published_template, "SECONDS", 30.0 if "0999d" in template else published_template.SECONDS
+    published_template,
+    "MAX_SECONDS",
+    30.0 if "0999d" in template else published_template.MAX_SECONDS,
   )
   with pytest.raises(UserError, match=words):
     PublishedChat(vocabulary(tmp_path, template)).prompt_with_start(TALK[:1])
@@ -125,7 +127,7 @@ def test_helpers_of_transformers_are_there(tmp_path):
     "}}{{ tools }}"
   )
   smol = vocabulary(tmp_path, template)
-  ids = PublishedChat(smol).opened([Message("user", "<é>")])
+  ids = PublishedChat(smol).prompt_with_start([Message("user", "<é>")])
   assert smol.decode(ids) == '{"role": "user", "content": "<é>"}4None'
 
 
@@ -151,7 +153,7 @@ def test_the_start_token_stands_once_before_a_conversation(template, tmp_path):
   assert np.array_equal(learned, [*smol.encode("jumps."), 2, *smol.encode("the dog"), 2])
   files = tokenizer_export.chat_files(smol, template)
   exported = vocabulary(tmp_path / "exported", files["chat_template.jinja"].decode())
-  assert PublishedChat(exported).opened(TALK[:1]) == [
+  assert PublishedChat(exported).prompt_with_start(TALK[:1]) == [
     1,
     *published_template.build_chat(template, smol).prompt(TALK[:1]),
   ]
@@ -165,4 +167,4 @@ def test_a_start_token_that_no_turn_begins_with_stays(tmp_path):
     tokenizer_export.chat_files(other, "published")["chat_template.jinja"].decode(),
     bos_token="<|endoftext|>",
   )
-  assert PublishedChat(exported).opened(TALK[:1])[:2] == [0, 1]
+  assert PublishedChat(exported).prompt_with_start(TALK[:1])[:2] == [0, 1]
