@@ -55,7 +55,7 @@ def small():
   """Batches of about 250 records, and as many shards."""
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(job, "BATCH_CHARACTERS", 2**15)
-    patched.setattr(example_store.Examples, "shard_values", 1)
+    patched.setattr(example_store.PreparedExamples, "shard_values", 1)
     yield
 
 
@@ -109,7 +109,7 @@ import sys
 from t5x_like.corpora import job
 from t5x_like.data import task
 from t5x_like.data.supervised import example_store
-job.BATCH_CHARACTERS, example_store.Examples.shard_values = 2**15, 1
+job.BATCH_CHARACTERS, example_store.PreparedExamples.shard_values = 2**15, 1
 about = dict(source=sys.argv[1], inputs="{a}", targets="{b}", inputs_length=128, cache=sys.argv[2])
 task.build("text_to_text", "train", **about)
 """  # without `if __name__ == "__main__"`, as in a notebook
