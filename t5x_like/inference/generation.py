@@ -335,7 +335,9 @@ class Answer(Continuation):
   def prompt(self, text: str | Sequence[dict[str, str]]) -> list[int]:
     if isinstance(text, str):
       return self._chat.prompt_with_start([Message("user", text)])
-    return self._chat.prompt_with_start([Message(message["role"], message["content"]) for message in text])
+    return self._chat.prompt_with_start(
+      [Message(message["role"], message["content"]) for message in text]
+    )
 
   def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a conversation, unless it begins with the start token."""
