@@ -9,14 +9,16 @@ def pad_to(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
   missing = length - x.shape[axis]
   if missing == 0:
     return x
-  return jnp.pad(x, [(0, missing) if a == axis % x.ndim else (0, 0) for a in range(x.ndim)])
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, missing)
+  return jnp.pad(x, widths)
 
 
 def split_blocks(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
-  """Pad with zeros at the end and cut into blocks: [..., length, ...] -> [..., blocks, size,
-  ...]."""
+  """Pad with zeros and cut into blocks: [..., length, ...] -> [..., blocks, size, ...]."""
   axis %= x.ndim
-  return pad_to(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+  x = pad_to(x, blocks * size, axis)
+  return x.reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
 
 def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
@@ -26,6 +28,6 @@ def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
   gather, and a scatter in the gradient.
   """
   N = x_NX.shape[0]
-  around = jnp.roll(jnp.pad(x_NX, ((0, 0), (0, 1))), 1 - t, axis=1)
-  rows = jnp.broadcast_to(around[:, None], (N, t, t + s)).reshape(N, t * (t + s))
-  return rows[:, : t * (t + s - 1)].reshape(N, t, t + s - 1)[:, :, :s]
+  period = jnp.roll(jnp.pad(x_NX, ((0, 0), (0, 1))), 1 - t, axis=1)
+  repeated = jnp.broadcast_to(period[:, None], (N, t, t + s)).reshape(N, t * (t + s))
+  return repeated[:, : t * (t + s - 1)].reshape(N, t, t + s - 1)[:, :, :s]

@@ -1,5 +1,4 @@
-"""Attention on a mesh without the partitioner: each device attends for its own rows, heads and
-queries."""
+"""Attention on a mesh without the partitioner: each device attends for its own queries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,8 +27,10 @@ class DeviceSlice:
   has_all_queries: bool = dataclasses.field(default=True, metadata={"static": True})
 
   def select_heads(self, x: jax.Array, axis: int) -> jax.Array:
-    """Select these heads from an array with all heads along `axis`."""
-    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
+    """Select these heads from an array with all heads, or a single one, along `axis`."""
+    if x.shape[axis] in (1, self.heads.size):
+      return x
+    return jnp.take(x, self.heads, axis=axis)
 
 
 jax.tree_util.register_dataclass(DeviceSlice)
@@ -47,12 +48,12 @@ class PerDevice(Core):
 
   def run_sharded(self, q, k, v, mask, softmax):
     if "dropout" in self.refuses and softmax.drops_whole_keys:
-      k, v = _dropped(k, v, q.shape[2], softmax)
+      k, v = _drop_values(k, v, q.shape[2], softmax)
       softmax = dataclasses.replace(softmax, dropout=NO_DROPOUT)
-    return _on_each_device(self.attend, q, k, v, mask, softmax, self.keys_axis)
+    return _attend_per_device(self.attend, q, k, v, mask, softmax, self.keys_axis)
 
 
-def _on_each_device(
+def _attend_per_device(
   attend: Callable,
   q: jax.Array,
   k: jax.Array,
@@ -66,53 +67,79 @@ def _on_each_device(
   Each device gets all keys of its rows and heads, or its own part along the logical axis
   `keys_axis`.
   """
-  (B, T, N, _), K = q.shape, k.shape[2]
-  heads = "activation_heads"
-  kv_heads = None
-  ways = constrain.ways(heads)
+  B, T, N, _ = q.shape
+  K = k.shape[2]
+  heads_axis, kv_heads_axis = _head_axes(N, K)
+
+  def attend_on_device(q, k, v, q_fields, k_fields, rows, heads, queries, bias, position, key):
+    if k.shape[2] == K and heads.size < N:
+      k = _kv_heads_of(k, heads, N)
+      v = _kv_heads_of(v, heads, N)
+    q_pos, q_segments = q_fields
+    k_pos, k_segments, k_valid, k_prefix = k_fields
+    device_mask = Mask(
+      q_pos,
+      k_pos,
+      q_segments,
+      k_segments,
+      k_valid,
+      k_prefix,
+      causal=mask.causal,
+      window=mask.window,
+      aligned=mask.aligned,
+    )
+    device_slice = DeviceSlice(rows, heads, queries, has_all_queries=queries.size == T)
+    device_softmax = dataclasses.replace(
+      softmax, bias=bias, position=position, key=key, device_slice=device_slice
+    )
+    return attend(q, k, v, device_mask, device_softmax)
+
+  bias_axes = ("batch", heads_axis, "length") if isinstance(softmax.bias, jax.Array) else ()
+  arguments = [  # each with its logical axes
+    (q, ("batch", "length", heads_axis)),
+    (k, ("batch", keys_axis, kv_heads_axis)),
+    (v, ("batch", keys_axis, kv_heads_axis)),
+    ((mask.q_pos, mask.q_segments), ("batch", "length")),
+    ((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix), ("batch", keys_axis)),
+    (jnp.arange(B, dtype=jnp.int32), ("batch",)),
+    (jnp.arange(N, dtype=jnp.int32), (heads_axis,)),
+    (jnp.arange(T, dtype=jnp.int32), ("length",)),
+    (softmax.bias, bias_axes),
+    (softmax.position, ()),
+    (softmax.key, ()),
+  ]
+  arrays, axes = zip(*arguments, strict=True)
+  return constrain.per_device(attend_on_device, arrays, axes)
+
+
+def _head_axes(N: int, K: int) -> tuple[str | None, str | None]:
+  """Return the logical axes that split N query heads and K key/value heads; None for no split."""
+  ways = constrain.ways("activation_heads")
   if K % ways == 0:
-    kv_heads = heads
-  elif N % ways or (N // ways % (N // K) and N // K % (N // ways)):
-    heads = None  # a device's heads would need parts of several groups
-
-  def run(q, k, v, q_side, k_side, rows, heads, queries, bias, position, key):
-    n = heads.size
-    if k.shape[2] == K and n < N:
-      first = heads[0] * K // N
-      k, v = (jax.lax.dynamic_slice_in_dim(x, first, max(1, n * K // N), axis=2) for x in (k, v))
-    (q_pos, q_segments), (k_pos, k_segments, k_valid, k_prefix) = q_side, k_side
-    options = dict(causal=mask.causal, window=mask.window, aligned=mask.aligned)
-    own = Mask(q_pos, k_pos, q_segments, k_segments, k_valid, k_prefix, **options)
-    places = DeviceSlice(rows, heads, queries, has_all_queries=queries.size == T)
-    changes = dict(bias=bias, position=position, key=key, device_slice=places)
-    return attend(q, k, v, own, dataclasses.replace(softmax, **changes))
-
-  arguments = {
-    "q": (q, ("batch", "length", heads)),
-    "k": (k, ("batch", keys_axis, kv_heads)),
-    "v": (v, ("batch", keys_axis, kv_heads)),
-    "q_side": ((mask.q_pos, mask.q_segments), ("batch", "length")),
-    "k_side": ((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix), ("batch", keys_axis)),
-    "rows": (jnp.arange(B, dtype=jnp.int32), ("batch",)),
-    "heads": (jnp.arange(N, dtype=jnp.int32), (heads,)),
-    "queries": (jnp.arange(T, dtype=jnp.int32), ("length",)),
-    "bias": (
-      softmax.bias,
-      ("batch", heads, "length") if isinstance(softmax.bias, jax.Array) else (),
-    ),
-    "position": (softmax.position, ()),
-    "key": (softmax.key, ()),
-  }
-  values, axes = zip(*arguments.values(), strict=True)
-  return constrain.per_device(run, values, axes)
+    return "activation_heads", "activation_heads"
+  if N % ways:
+    return None, None
+  heads_per_device = N // ways
+  group = N // K
+  if heads_per_device % group and group % heads_per_device:
+    return None, None  # a device's heads would need parts of several groups
+  return "activation_heads", None
 
 
-def _dropped(
+def _kv_heads_of(x_BSKH: jax.Array, heads: jax.Array, N: int) -> jax.Array:
+  """Select the key/value heads that a device's query heads, of N in all, read."""
+  K = x_BSKH.shape[2]
+  first = heads[0] * K // N
+  count = max(1, heads.size * K // N)
+  return jax.lax.dynamic_slice_in_dim(x_BSKH, first, count, axis=2)
+
+
+def _drop_values(
   k_BSKH: jax.Array, v_BSKH: jax.Array, heads: int, softmax: Softmax
 ) -> tuple[jax.Array, jax.Array]:
-  """Return keys and values [B, S, N, H] of every head, without the values whose weights all queries
-  would drop."""
-  k_BSNH, v_BSNH = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH))
+  """Repeat keys and values for every head, and zero the values that all queries would drop."""
+  k_BSNH = jnp.repeat(k_BSKH, heads // k_BSKH.shape[2], axis=2)
+  v_BSNH = jnp.repeat(v_BSKH, heads // v_BSKH.shape[2], axis=2)
   B, S, N, _ = v_BSNH.shape
   factors_BN1S = softmax.dropout(jnp.ones((B, N, 1, S), v_BSNH.dtype), softmax.key)
   return k_BSNH, v_BSNH * factors_BN1S.transpose(0, 3, 1, 2)

@@ -1,15 +1,13 @@
-"""Choose the core for the platform, the lengths and the features of a call. No other place decides
-this.
+"""Choose the core for the platform, the lengths and the features of a call; only this file decides.
 
-| platform | below LEAST logits a head | up to SHORT | more | more, with features that the kernel
-lacks |
+| platform | < MIN_KERNEL_LOGITS | <= MAX_DENSE_LOGITS | above | above, if the kernel refuses |
 |---|---|---|---|---|
 | TPU | short | fused | splash | fused, as far as it goes, or chunked |
 | GPU | dense | dense | cudnn | chunked |
 | CPU | dense | dense | chunked | chunked |
 
-The dense core computes what a kernel refuses up to SHORT logits, and always biases by the query
-(Shaw's, DeBERTa's).
+Logits are counted for one head, T * S. Up to MAX_DENSE_LOGITS the dense core computes the calls
+that a kernel refuses, and always biases by the query (Shaw's, DeBERTa's).
 """
 
 import jax
@@ -21,13 +19,10 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel.constrain import platform, ways
 
-# T * S: up to here a head's logits are small, and one matrix product is faster than a loop over
-# blocks
+# Up to here a head's logits are small, and one matrix product is faster than a loop over blocks.
 MAX_DENSE_LOGITS = 2**19
 
-# By platform: the kernels, imported only where they are chosen, below LEAST logits a head, up to
-# SHORT, and beyond.
-_KERNELS = {"tpu": (("short",), ("fused",), ("splash", "fused")), "gpu": ((), (), ("cudnn",))}
+# Below, a TPU runs the kernel for short sequences.
 MIN_KERNEL_LOGITS = 2**13
 
 # "auto", and the cores that compute the same function.
@@ -43,21 +38,34 @@ class Auto(Core):
   def select(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     logits = q.shape[1] * k.shape[1]
-    placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    names = _KERNELS.get(platform(), ((), (), ()))[
-      (logits >= MIN_KERNEL_LOGITS) + (logits > MAX_DENSE_LOGITS)
-    ]
-    for kernel in map(_core, names if placed or logits <= MAX_DENSE_LOGITS else ()):
+    for name in _kernels(logits, mask):
+      kernel = _find_core(name)
       if not kernel.unsupported(q, k, mask, softmax):
         return kernel()
-    whole = softmax.position.query_dependent or isinstance(softmax.bias, jax.Array)
-    return Dense() if logits <= MAX_DENSE_LOGITS or whole else _core("chunked")()
+    needs_dense = softmax.position.query_dependent or isinstance(softmax.bias, jax.Array)
+    if logits <= MAX_DENSE_LOGITS or needs_dense:
+      return Dense()
+    return _find_core("chunked")()
 
   def for_decoding(self) -> "Auto":
     return self
 
 
-def _core(name: str) -> type[Core]:
+def _kernels(logits: int, mask: Mask) -> tuple[str, ...]:
+  """Return the platform's kernels for this number of logits a head, the preferred one first."""
+  if logits > MAX_DENSE_LOGITS:
+    # The kernels for long sequences know causality and windows by slots, not by positions.
+    needs_slots = mask.causal or mask.window is not None
+    if needs_slots and not (mask.aligned and ways("length") == 1):
+      return ()
+    return {"tpu": ("splash", "fused"), "gpu": ("cudnn",)}.get(platform(), ())
+  if platform() != "tpu":
+    return ()
+  return ("fused",) if logits >= MIN_KERNEL_LOGITS else ("short",)
+
+
+def _find_core(name: str) -> type[Core]:
+  """Import a core only where it is chosen."""
   return slots.find("config.model.design.core", name, cores, "make")
 
 

@@ -1,9 +1,8 @@
-"""Exact attention in linear memory: a running softmax over blocks of logits, `query_chunk` x
-`key_chunk` at a time.
+"""Exact attention in linear memory: a running softmax over blocks of logits.
 
-It is plain XLA and runs on every backend; see `_blockwise.py`. Blocks that causality or a window
-hides entirely are not computed. Other blocks without a visible pair (other segments, padding, empty
-slots of a cache) are skipped at run time.
+A block has `query_chunk` x `key_chunk` logits. The core is plain XLA and runs on every backend; see
+`_blockwise.py`. Blocks that causality or a window hides entirely are not computed. Other blocks
+without a visible pair (other segments, padding, empty slots of a cache) are skipped at run time.
 
 Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as
   many in the backward pass, which recomputes the logits from the saved log-sums. Memory: O(T + S),
@@ -19,10 +18,10 @@ from t5x_like.slots import PositiveInt
 
 
 class Chunked(PerDevice):
-  """Equal to the dense core for every mask, position bias, cap and grouping of heads; refuses
-  Shaw's positions.
+  """Equal to the dense core, except that it refuses Shaw's positions.
 
-  A query that sees no key at all gets zeros (the mean of all values from the dense core).
+  It takes every mask, position bias, cap and grouping of heads. A query that sees no key at all
+  gets zeros (the mean of all values from the dense core).
 
   Args:
     query_chunk, key_chunk: tokens in a block; sequences are padded to a multiple, and shorter ones

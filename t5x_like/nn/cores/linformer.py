@@ -1,5 +1,7 @@
-"""Linformer: attention to a fixed number of keys and values, projected along the length: `softmax(q
-(E k)^T) (F v)` (Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 4).
+"""Linformer: attention to a fixed number of keys and values, projected along the length.
+
+It computes `softmax(q (E k)^T) (F v)` (Wang et al. 2020, https://arxiv.org/abs/2006.04768, section
+4).
 
 Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value
 head for each of the two projections, all linear in the length, in FLOPs and in memory; packed rows
@@ -62,9 +64,8 @@ class Linformer(Core):
     self.init = params.fan_in_normal(length) if start == "random" else _pooling
     self.layerwise = share == "layerwise"  # `keys` then comes from the stack
     self.keys = None if self.layerwise else params.param(rngs, self.init, shape, axes)
-    self.values = (
-      params.param(rngs, self.init, shape, axes) if share in ("none", "headwise") else None
-    )
+    separate_values = share in ("none", "headwise")
+    self.values = params.param(rngs, self.init, shape, axes) if separate_values else None
     self.k = k
     self.length = length
     self.sequences = sequences
@@ -96,35 +97,37 @@ class Linformer(Core):
       )
     values = self.keys if self.values is None else self.values
     if mask.q_segments is not None:
-      return self._packed(q, (k, self.keys), (v, values), mask, softmax)
+      return self._attend_packed(q, (k, self.keys), (v, values), mask, softmax)
     k = _project(self.keys, k, mask.k_valid)
     v = _project(values, v, mask.k_valid)
     return Dense().attend(q, k, v, Mask(mask.q_pos, positions(self.k)), softmax)
 
-  def _packed(self, q, keys, values, mask, softmax):
+  def _attend_packed(self, q, keys, values, mask, softmax):
     """Attend in packed rows, from `keys` and `values` with their matrices."""
     if not self.sequences:
       raise self.refusal(
         "packed sequences (segment ids) unless 'sequences' says how many a row may have"
       )
     numbers_G = jnp.arange(1, self.sequences + 1)
-    own_BSG = mask.k_segments[..., None] == numbers_G
-    own_BSG = own_BSG if mask.k_valid is None else own_BSG & mask.k_valid[..., None]
-    pos_BS = jnp.broadcast_to(mask.k_pos, own_BSG.shape[:2])
-    k, v = (_project_packed(matrix, x, pos_BS, own_BSG) for x, matrix in (keys, values))
+    in_sequence_BSG = mask.k_segments[..., None] == numbers_G
+    if mask.k_valid is not None:
+      in_sequence_BSG = in_sequence_BSG & mask.k_valid[..., None]
+    pos_BS = jnp.broadcast_to(mask.k_pos, in_sequence_BSG.shape[:2])
+    k = _project_packed(*keys, pos_BS, in_sequence_BSG)
+    v = _project_packed(*values, pos_BS, in_sequence_BSG)
     k_segments = jnp.repeat(numbers_G, self.k)[None]
-    seen = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
-    out_BTNH = Dense().attend(q, k, v, seen, softmax)
+    projected = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
+    out_BTNH = Dense().attend(q, k, v, projected, softmax)
     return jnp.where((mask.q_segments > self.sequences)[..., None, None], jnp.nan, out_BTNH)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-  """Return [..., k, length]: row i sums its share of the columns, divided by the square root of
-  their number."""
+  """Return [..., k, length]: row i sums its share of the columns, over the root of their number."""
   k, length = shape[-2:]
   owner = jnp.arange(length) * k // length
   one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)
-  return jnp.broadcast_to(one_hot / jnp.sqrt(jnp.maximum(one_hot.sum(-1, keepdims=True), 1)), shape)
+  columns = jnp.maximum(one_hot.sum(-1, keepdims=True), 1)
+  return jnp.broadcast_to(one_hot / jnp.sqrt(columns), shape)
 
 
 def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -> jax.Array:
@@ -134,18 +137,18 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)
   # In this order: XLA for CPU fails on the product of a bfloat16 product whose first factor has no
   # batch.
-  return jnp.einsum("BSKH,KPS->BPKH" if weights.ndim == 3 else "BSKH,PS->BPKH", x_BSKH, weights)
+  equation = "BSKH,KPS->BPKH" if weights.ndim == 3 else "BSKH,PS->BPKH"
+  return jnp.einsum(equation, x_BSKH, weights)
 
 
 def _project_packed(
-  matrix: nnx.Param, x_BSKH: jax.Array, pos_BS: jax.Array, own_BSG: jax.Array
+  x_BSKH: jax.Array, matrix: nnx.Param, pos_BS: jax.Array, in_sequence_BSG: jax.Array
 ) -> jax.Array:
-  """Project each sequence of packed rows along its own positions, in the dtype of `x`; return [B, G
-  * k, K, H]."""
+  """Project each sequence of packed rows along its own positions: [B, G * k, K, H]."""
   weights = jnp.take(matrix[...].astype(x_BSKH.dtype), pos_BS, axis=-1, mode="clip")
   equation = "BSKH,BSG,KPBS->BGPKH" if weights.ndim == 4 else "BSKH,BSG,PBS->BGPKH"
-  found = jnp.einsum(equation, x_BSKH, own_BSG.astype(x_BSKH.dtype), weights)
-  return found.reshape(found.shape[0], -1, *found.shape[3:])
+  y_BGPKH = jnp.einsum(equation, x_BSKH, in_sequence_BSG.astype(x_BSKH.dtype), weights)
+  return y_BGPKH.reshape(y_BGPKH.shape[0], -1, *y_BGPKH.shape[3:])
 
 
 make = Linformer

@@ -1,9 +1,9 @@
-"""Sliding-window attention whose cost is linear in the length (Beltagy et al. 2020, section 3.1;
-Child et al. 2019).
+"""Sliding-window attention whose cost is linear in the length.
 
-The sequence is cut into blocks as long as the window. A block of queries reads its own block of
-keys, the one before and, unless causal, the one after. The mask's window applies exactly within
-these, so the result equals dense attention with the same mask.
+It follows Beltagy et al. 2020, section 3.1, and Child et al. 2019. The sequence is cut into blocks
+as long as the window. A block of queries reads its own block of keys, the one before and, unless
+causal, the one after. The mask's window applies exactly within these, so the result equals dense
+attention with the same mask.
 
 Blocks are cut by slot; the window is measured in positions. The two agree if positions grow by one
 from slot to slot within a sequence, as they do in plain and in packed rows. A packed sequence lies
@@ -15,6 +15,7 @@ backward.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,7 @@ from t5x_like.slots import PositiveInt
 
 
 class Local(Core):
-  """Equal to the dense core with the same window for queries that see any key at all (finite for
-  others).
+  """Equal to the dense core with the same window for queries that see a key; finite for others.
 
   Args:
     window: the core's own window, counted as in `Mask.window`; if the mask has one too, the
@@ -48,52 +48,25 @@ class Local(Core):
       raise self.refusal(
         "attention without a window (set design.windows or the core's own 'window')"
       )
-    (B, T, N, H), K = q.shape, k.shape[2]
-    w = min(mask.window, T)
-    n = -(-T // w)
-    offsets = (0,) if n == 1 else (-1, 0) if mask.causal and mask.k_prefix is None else (-1, 0, 1)
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    blocks = _Blocks.cut(mask, T)
+    n = blocks.count
+    w = blocks.size
 
-    def near(x):
-      """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...]; False or zero
-      beyond the ends."""
-      x = split_blocks(x, n, w)
-      x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
-      return jnp.concatenate([x[:, 1 + o : 1 + o + n] for o in offsets], axis=2)
-
-    def rows(x, cut):
-      """Make every block a row of its own: [b, T] -> [b * n, ...]."""
-      x = cut(x)
-      return x.reshape(-1, x.shape[2])
-
-    def own(x):
-      return split_blocks(x, n, w)
-
-    q = own(q.reshape(B, T, K, N // K, H))
-    logits = wide_einsum("BnTKGH,BnSKH->BnKGTS", q, near(k))
+    q = blocks.queries(q.reshape(B, T, K, N // K, H))
+    logits = wide_einsum("BnTKGH,BnSKH->BnKGTS", q, blocks.keys(k))
     logits = softmax.cap(logits.reshape(B, n, N, w, -1))
     if isinstance(softmax.bias, jax.Array):
-      logits = logits + _diagonals(softmax.bias, n, w, offsets)
+      logits = logits + blocks.diagonals(softmax.bias)
       softmax = dataclasses.replace(softmax, bias=None)
-    lead = max(mask.q_pos.shape[0], mask.k_pos.shape[0])
-    q_pos = _broadcast(mask.q_pos, lead)
-    k_pos = _broadcast(mask.k_pos, lead)
-    added = softmax.total_bias(rows(q_pos, own), rows(k_pos, near))
-    if added is not None:
-      logits = logits + added.reshape(-1, n, *added.shape[1:])
+    bias = softmax.total_bias(*blocks.positions(mask))
+    if bias is not None:
+      logits = logits + bias.reshape(-1, n, *bias.shape[1:])
 
-    valid = jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid
-    fields = mask.q_pos, mask.k_pos, mask.q_segments, mask.k_segments, valid, mask.k_prefix
-    lead = max(x.shape[0] for x in fields if x is not None)
-    cuts = own, near, own, near, near, near
-    fields = [
-      x if x is None else rows(_broadcast(x, lead), cut)
-      for x, cut in zip(fields, cuts, strict=True)
-    ]
-    allowed = Mask(*fields, causal=mask.causal, window=mask.window).dense()
-    probs = Dense.weights(logits, allowed.reshape(lead, n, *allowed.shape[1:]), v.dtype)
-    probs = softmax.dropout(probs, softmax.key)
-    probs = probs.reshape(B, n, K, N // K, w, -1)
-    out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v))
+    weights = Dense.weights(logits, blocks.allowed(mask), v.dtype)
+    weights = softmax.dropout(weights, softmax.key).reshape(B, n, K, N // K, w, -1)
+    out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", weights, blocks.keys(v))
     return out.reshape(B, n * w, N, H)[:, :T]
 
   def for_decoding(self) -> Core:
@@ -111,28 +84,90 @@ class WindowedDense(Dense):
 
 
 def narrow_window(mask: Mask, window: int | None) -> Mask:
-  """Restrict the mask to a window."""
+  """Restrict the mask to a window; None leaves it as it is."""
   if window is None:
     return mask
-  return dataclasses.replace(
-    mask, window=window if mask.window is None else min(window, mask.window)
-  )
+  if mask.window is not None:
+    window = min(window, mask.window)
+  return dataclasses.replace(mask, window=window)
 
 
-def _broadcast(x: jax.Array, lead: int) -> jax.Array:
-  return jnp.broadcast_to(x, (lead, *x.shape[1:]))
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+  """A sequence cut into blocks as long as the window, of which each reads its neighbours.
 
+  Attributes:
+    count, size: number of blocks, and tokens in a block.
+    offsets: the blocks of keys that a block of queries reads, relative to it.
+  """
 
-def _diagonals(bias_BNTS: jax.Array, n: int, w: int, offsets: tuple[int, ...]) -> jax.Array:
-  """Gather the blocks on and beside the diagonal of a whole bias: [B or 1, n, N, w, keys of the
-  neighbourhood]."""
-  grid = split_blocks(
-    split_blocks(bias_BNTS, n, w, axis=3), n, w, axis=2
-  )  # [B or 1, N, n, w, n, w]
-  i = jnp.arange(n)
-  # each [n, B or 1, N, w, w]
-  pieces = [grid[:, :, i, :, jnp.clip(i + o, 0, n - 1)] for o in offsets]
-  return jnp.moveaxis(jnp.concatenate(pieces, axis=-1), 0, 1)
+  count: int
+  size: int
+  offsets: tuple[int, ...]
+
+  @classmethod
+  def cut(cls, mask: Mask, length: int) -> "_Blocks":
+    size = min(mask.window, length)
+    count = -(-length // size)
+    if count == 1:
+      return cls(count, size, (0,))
+    if mask.causal and mask.k_prefix is None:
+      return cls(count, size, (-1, 0))
+    return cls(count, size, (-1, 0, 1))
+
+  def queries(self, x: jax.Array) -> jax.Array:
+    """Cut into blocks: [B, T, ...] -> [B, n, w, ...]."""
+    return split_blocks(x, self.count, self.size)
+
+  def keys(self, x: jax.Array) -> jax.Array:
+    """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...], zero past the
+    ends."""
+    x = split_blocks(x, self.count, self.size)
+    x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.concatenate([x[:, 1 + o : 1 + o + self.count] for o in self.offsets], axis=2)
+
+  def positions(self, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Return the positions of queries and keys with every block as a row of its own."""
+    rows = max(mask.q_pos.shape[0], mask.k_pos.shape[0])
+    return self._block_rows(mask.q_pos, rows, self.queries), self._block_rows(
+      mask.k_pos, rows, self.keys
+    )
+
+  def allowed(self, mask: Mask) -> jax.Array:
+    """Return the mask within blocks, bool [B or 1, n, 1, w, keys of the neighbourhood]."""
+    k_valid = mask.k_valid
+    if k_valid is None:
+      k_valid = jnp.ones((1, mask.k_pos.shape[1]), bool)
+    fields = [  # each with its cut
+      (mask.q_pos, self.queries),
+      (mask.k_pos, self.keys),
+      (mask.q_segments, self.queries),
+      (mask.k_segments, self.keys),
+      (k_valid, self.keys),
+      (mask.k_prefix, self.keys),
+    ]
+    rows = max(x.shape[0] for x, _ in fields if x is not None)
+    block_fields = [self._block_rows(x, rows, cut) for x, cut in fields]
+    allowed = Mask(*block_fields, causal=mask.causal, window=mask.window).dense()
+    return allowed.reshape(rows, self.count, *allowed.shape[1:])
+
+  def diagonals(self, bias_BNTS: jax.Array) -> jax.Array:
+    """Gather the blocks on and beside the diagonal: [B or 1, n, N, w, keys of the
+    neighbourhood]."""
+    n = self.count
+    columns = split_blocks(bias_BNTS, n, self.size, axis=3)
+    grid = split_blocks(columns, n, self.size, axis=2)  # [B or 1, N, n, w, n, w]
+    i = jnp.arange(n)
+    # each [n, B or 1, N, w, w]
+    pieces = [grid[:, :, i, :, jnp.clip(i + o, 0, n - 1)] for o in self.offsets]
+    return jnp.moveaxis(jnp.concatenate(pieces, axis=-1), 0, 1)
+
+  def _block_rows(self, x: jax.Array | None, rows: int, cut: Callable) -> jax.Array | None:
+    """Broadcast to `rows`, and make every block a row of its own: [b, T] -> [rows * n, ...]."""
+    if x is None:
+      return None
+    x = cut(jnp.broadcast_to(x, (rows, *x.shape[1:])))
+    return x.reshape(-1, x.shape[2])
 
 
 make = Local

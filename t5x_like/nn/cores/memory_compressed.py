@@ -1,5 +1,6 @@
-"""Memory-compressed attention: keys and values shortened by a strided convolution (Liu et al. 2018,
-https://arxiv.org/abs/1801.10198, section 4.2.3).
+"""Memory-compressed attention: keys and values shortened by a strided convolution.
+
+It follows Liu et al. 2018 (https://arxiv.org/abs/1801.10198, section 4.2.3).
 
 Cost, with a stride of C (3 in the paper): T * S / C logits per head in FLOPs and in memory, 1/C of
 dense attention and still quadratic, and S * H * H multiplications per key/value head for each of
@@ -8,6 +9,7 @@ compresses the whole cache anew.
 """
 
 import copy
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -50,51 +52,71 @@ class MemoryCompressed(Core):
     axes = ("kv_heads", None, None, None)
     self.keys = params.param(rngs, init, (K, stride, H, H), axes)
     self.values = params.param(rngs, init, (K, stride, H, H), axes)
-    self.null_key = params.param(rngs, params.zeros, (K, H), ("kv_heads", None)) if causal else None
-    self.null_value = (
-      params.param(rngs, params.zeros, (K, H), ("kv_heads", None)) if causal else None
-    )
+    null = partial(params.param, rngs, params.zeros, (K, H), ("kv_heads", None))
+    self.null_key = null() if causal else None
+    self.null_value = null() if causal else None
     self.causal = causal
     self.stride = stride
-    # slots hold tokens in the order of their positions, with padding between them
+    # In a cache, slots hold tokens in the order of their positions, with padding between them.
     self.cached = False
 
   def attend(self, q, k, v, mask, softmax):
     if mask.causal != self.causal:
-      mine, asked = ("causal", "bidirectional") if self.causal else ("bidirectional", "causal")
-      raise self.refusal(f"{asked} attention in a core made for a {mine} stack")
-    apart = mask.q_segments is not None
-    if apart and not self.causal:
+      call_kind = "causal" if mask.causal else "bidirectional"
+      own_kind = "causal" if self.causal else "bidirectional"
+      raise self.refusal(f"{call_kind} attention in a core made for a {own_kind} stack")
+    is_packed = mask.q_segments is not None
+    if is_packed and not self.causal:
       raise self.refusal("packed sequences (segment ids) in a bidirectional stack")
-    valid_BS = jnp.ones(mask.k_pos.shape, bool) if mask.k_valid is None else mask.k_valid
-    if apart or self.cached:
-      slots_BnC, valid_Bn = self._whole_strides(mask.k_pos, valid_BS)
-      k_BnCKH, v_BnCKH = (_gathered(x, slots_BnC) for x in (k, v))
-      pos_Bn = _gathered(mask.k_pos, slots_BnC[..., -1])
-      q_segments, k_segments = (
-        (mask.q_segments, _gathered(mask.k_segments, slots_BnC[..., -1])) if apart else (None,) * 2
-      )
+    if is_packed or self.cached:
+      k_BnCKH, v_BnCKH, compressed_mask = self._cut_by_position(k, v, mask)
     else:
-      n = -(-k.shape[1] // self.stride)
-      seen = valid_BS[:, :, None, None]
-      k_BnCKH, v_BnCKH = (
-        split_blocks(jnp.where(seen, x, jnp.zeros_like(x)), n, self.stride) for x in (k, v)
-      )
-      valid_BnC = split_blocks(valid_BS, n, self.stride)
-      pos_Bn = split_blocks(mask.k_pos, n, self.stride).max(-1)
-      valid_Bn = valid_BnC.all(-1) if self.causal else valid_BnC.any(-1)
-      q_segments = None
-      k_segments = None
-    k_BnKH, v_BnKH = (
-      jnp.einsum("BnCKH,KCHI->BnKI", x, kernel[...].astype(x.dtype))
-      for x, kernel in ((k_BnCKH, self.keys), (v_BnCKH, self.values))
-    )
+      k_BnCKH, v_BnCKH, compressed_mask = self._cut_by_slot(k, v, mask)
+    k_BnKH = _compress(k_BnCKH, self.keys)
+    v_BnKH = _compress(v_BnCKH, self.values)
     if self.causal:
-      k_BnKH = _behind(self.null_key, k_BnKH)
-      v_BnKH = _behind(self.null_value, v_BnKH)
-    kind = _BesideNull if self.causal else Mask
-    compressed = kind(mask.q_pos, pos_Bn, q_segments, k_segments, valid_Bn, causal=self.causal)
-    return Dense().attend(q, k_BnKH, v_BnKH, compressed, softmax)
+      k_BnKH = _prepend_null(self.null_key, k_BnKH)
+      v_BnKH = _prepend_null(self.null_value, v_BnKH)
+    return Dense().attend(q, k_BnKH, v_BnKH, compressed_mask, softmax)
+
+  def _cut_by_position(
+    self, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask
+  ) -> tuple[jax.Array, jax.Array, Mask]:
+    """Cut keys and values into the whole strides of each sequence, and build their mask."""
+    slots_BnC, valid_Bn = self._whole_strides(mask.k_pos, _valid_keys(mask))
+    last_slot_Bn = slots_BnC[..., -1]
+    k_segments = None
+    if mask.q_segments is not None:
+      k_segments = _gather(mask.k_segments, last_slot_Bn)
+    compressed_mask = self._mask(
+      mask, _gather(mask.k_pos, last_slot_Bn), valid_Bn, mask.q_segments, k_segments
+    )
+    return _gather(k_BSKH, slots_BnC), _gather(v_BSKH, slots_BnC), compressed_mask
+
+  def _cut_by_slot(
+    self, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Mask
+  ) -> tuple[jax.Array, jax.Array, Mask]:
+    """Cut keys and values of unpacked rows into strides of slots, and build their mask."""
+    n = -(-k_BSKH.shape[1] // self.stride)
+    valid_BS = _valid_keys(mask)
+    valid_BS11 = valid_BS[:, :, None, None]
+    k_BSKH = jnp.where(valid_BS11, k_BSKH, jnp.zeros_like(k_BSKH))
+    v_BSKH = jnp.where(valid_BS11, v_BSKH, jnp.zeros_like(v_BSKH))
+    pos_Bn = split_blocks(mask.k_pos, n, self.stride).max(-1)
+    valid_BnC = split_blocks(valid_BS, n, self.stride)
+    valid_Bn = valid_BnC.all(-1) if self.causal else valid_BnC.any(-1)
+    return (
+      split_blocks(k_BSKH, n, self.stride),
+      split_blocks(v_BSKH, n, self.stride),
+      self._mask(mask, pos_Bn, valid_Bn),
+    )
+
+  def _mask(
+    self, mask: Mask, pos_Bn: jax.Array, valid_Bn: jax.Array, q_segments=None, k_segments=None
+  ) -> Mask:
+    """Return the mask from the queries to the compressed keys."""
+    mask_class = _MaskWithNullKey if self.causal else Mask
+    return mask_class(mask.q_pos, pos_Bn, q_segments, k_segments, valid_Bn, causal=self.causal)
 
   def _whole_strides(self, pos_BS: jax.Array, valid_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Find the strides of which no token is missing.
@@ -105,38 +127,46 @@ class MemoryCompressed(Core):
     """
     pos_BS, valid_BS = jnp.broadcast_arrays(pos_BS, valid_BS)
     order_BS = jnp.argsort(~valid_BS, axis=1, stable=True)  # tokens in their order, then padding
-    pos_BS = _gathered(pos_BS, order_BS)
-    valid_BS = _gathered(valid_BS, order_BS)
+    pos_BS = _gather(pos_BS, order_BS)
+    valid_BS = _gather(valid_BS, order_BS)
     last_BS = valid_BS & (pos_BS % self.stride == self.stride - 1)
     last_Bn = jnp.argsort(~last_BS, axis=1, stable=True)[:, : pos_BS.shape[1] // self.stride]
     token_BnC = last_Bn[..., None] + jnp.arange(1 - self.stride, 1)
-    return _gathered(order_BS, jnp.maximum(token_BnC, 0)), _gathered(last_BS, last_Bn)
+    return _gather(order_BS, jnp.maximum(token_BnC, 0)), _gather(last_BS, last_Bn)
 
   def for_decoding(self) -> Core:
     if not self.causal:
       return super().for_decoding()
-    other = copy.copy(self)
-    other.cached = True
-    return other
+    cached_core = copy.copy(self)
+    cached_core.cached = True
+    return cached_core
 
 
-class _BesideNull(Mask):
+class _MaskWithNullKey(Mask):
   """A mask for keys behind a null key, which every query sees."""
 
   def dense(self) -> jax.Array:
     return jnp.pad(super().dense(), ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
 
 
-def _gathered(x: jax.Array, slots: jax.Array) -> jax.Array:
-  """Gather along the second axis: x [b, S, ...] at slots [B, ...] gives [B, ..., ...]; b is B or
-  1."""
+def _valid_keys(mask: Mask) -> jax.Array:
+  if mask.k_valid is None:
+    return jnp.ones(mask.k_pos.shape, bool)
+  return mask.k_valid
+
+
+def _compress(x_BnCKH: jax.Array, kernel: nnx.Param) -> jax.Array:
+  return jnp.einsum("BnCKH,KCHI->BnKI", x_BnCKH, kernel[...].astype(x_BnCKH.dtype))
+
+
+def _gather(x: jax.Array, slots: jax.Array) -> jax.Array:
+  """Gather along the second axis: x [B or 1, S, ...] at slots [B, ...] gives [B, ..., ...]."""
   x = jnp.broadcast_to(x, (len(slots), *x.shape[1:]))
-  flat = slots.reshape(len(slots), -1)
-  found = jnp.take_along_axis(x, flat.reshape(*flat.shape, *(1,) * (x.ndim - 2)), axis=1)
-  return found.reshape(*slots.shape, *x.shape[2:])
+  indices = slots.reshape(len(slots), -1, *[1] * (x.ndim - 2))
+  return jnp.take_along_axis(x, indices, axis=1).reshape(*slots.shape, *x.shape[2:])
 
 
-def _behind(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
+def _prepend_null(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
   """Prepend the null entry to `x`."""
   null = jnp.broadcast_to(null[...].astype(x_BSKH.dtype), (x_BSKH.shape[0], 1, *x_BSKH.shape[2:]))
   return jnp.concatenate([null, x_BSKH], axis=1)

@@ -1,5 +1,4 @@
-"""Attention among few tokens within a TPU core's memory: a Pallas kernel for many short sequences,
-such as windows.
+"""Attention among few tokens within a TPU core's memory, by a Pallas kernel for many sequences.
 
 Up to 64 keys fill half of a register's 128 lanes, so that two heads share each row of logits, and
 narrow heads share each row of queries. Keys and values stand on the diagonal of a matrix with a row
@@ -7,9 +6,9 @@ for each key of each head, and with zeros in other heads' lanes. One product of 
 logits of all heads in a register, and one their results. No logit reaches the HBM, and the backward
 pass computes the logits again.
 
-As in `fused`, heads stay beside one another. Sequences lie side by side in [T, B, N * H], which a
-TPU need not pad whatever T is. XLA chooses this order itself for projections, norms and residuals.
-The kernel turns each block in the core's memory.
+As in `fused`, heads stay beside one another. Sequences, such as windows, lie side by side in
+[T, B, N * H], which a TPU need not pad whatever T is. XLA chooses this order itself for
+projections, norms and residuals. The kernel transposes each block in the core's memory.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 """
@@ -27,17 +26,15 @@ from t5x_like.nn.cores.fused import LANES, matmul_float32
 from t5x_like.parallel.constrain import platform, ways
 
 MAX_KEYS = 64  # lanes of a head, half of a register
-# tokens; columns of a head
 MIN_TOKENS = 16
 HEAD_WIDTHS = (8, 16, 32, 64)
-# logits of keys that pad a head's lanes; below MASKED_LOGIT, so that rows without any allowed key are
-# even
-_ABSENT = -1e30
-# sequences of a tile, and of a step of LANES columns
-_TILE = 8
-_ROWS = 32
-_TOGETHER = 2  # sequences whose instructions overlap
-_MEMORY = 64 * 2**20  # bytes that a step may take
+# Logits of the keys that pad a head's lanes: below MASKED_LOGIT, so that rows without any allowed
+# key are even.
+_PADDING_LOGIT = -1e30
+_TILE = 8  # sequences
+_ROWS = 32  # sequences of a step of LANES columns
+_INTERLEAVED = 2  # sequences whose instructions overlap
+_MAX_STEP_BYTES = 64 * 2**20
 # Products of 64 x 128 x 128 for each head that take as long as the compiler's schedule of it, at
 # the share of the peak rate that plans assume.
 _FORWARD_COST = 4
@@ -45,136 +42,160 @@ _BACKWARD_COST = 8
 
 
 class Short(PerDevice):
-  """Equal to the dense core for self-attention among up to 64 tokens, with the same bias for all
-  sequences."""
+  """Equal to the dense core for self-attention among up to 64 tokens.
+
+  A bias must be the same for all sequences.
+  """
 
   refuses = ("query_bias", "softcap", "dropout", "lengths")
   exact = True
 
   @classmethod
   def unsupported(cls, q, k, mask, softmax):
+    feature = super().unsupported(q, k, mask, softmax)
+    if feature:
+      return feature
     _, T, _, H = q.shape
-    if words := super().unsupported(q, k, mask, softmax):
-      return words
     if not MIN_TOKENS <= T <= MAX_KEYS:
       return f"{T} tokens, expected {MIN_TOKENS} to {MAX_KEYS}"
-    if (shared := ways("length")) > 1 and T % shared == 0:
-      return f"queries that {shared} devices share"
+    length_ways = ways("length")
+    if length_ways > 1 and T % length_ways == 0:
+      return f"queries that {length_ways} devices share"
     if H not in HEAD_WIDTHS:
       return f"heads of width {H}, expected one of {HEAD_WIDTHS}"
-    biased = softmax.bias is not None or softmax.position.biased
-    if biased and max(len(mask.q_pos), getattr(softmax.bias, "shape", (1,))[0]) > 1:
+    bias_rows = max(len(mask.q_pos), getattr(softmax.bias, "shape", (1,))[0])
+    if softmax.has_bias and bias_rows > 1:
       return "a bias of each sequence's own, expected the same for all"
     return None
 
   def attend(self, q, k, v, mask, softmax):
-    (B, T, N, H), width = q.shape, v.shape[-1]
-    k, v = (jnp.repeat(pad_to(x, H, 3), N // x.shape[2], axis=2) for x in (k, v))
+    B, T, N, H = q.shape
+    value_width = v.shape[-1]
+    k = jnp.repeat(pad_to(k, H, 3), N // k.shape[2], axis=2)
+    v = jnp.repeat(pad_to(v, H, 3), N // v.shape[2], axis=2)
     bias = softmax.total_bias(mask.q_pos, mask.k_pos)
-    bias = (
-      jnp.zeros((N, T, T), jnp.float32)
-      if bias is None
-      else softmax.device_slice.select_heads(bias, 1)[0]
-    )
-    more = -B % _TILE
-
-    def tokens_first(x):
-      return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, more), (0, 0), (0, 0))).swapaxes(0, 1)
-
+    if bias is None:
+      bias_NTT = jnp.zeros((N, T, T), jnp.float32)
+    else:
+      bias_NTT = softmax.device_slice.select_heads(bias, 1)[0]
+    extras = {"bias": _pair_heads(bias_NTT.astype(jnp.float32))}
     allowed = mask.dense()
-    given = {"bias": _in_pairs(bias.astype(jnp.float32))}
+    padding = -B % _TILE
     if allowed is not None:
-      allowed = jnp.broadcast_to(allowed[:, 0], (allowed.shape[0], T, T))
-      most = ((0, more if len(allowed) > 1 else 0), (0, _padded(T) - T), (0, MAX_KEYS - T))
-      allowed = jnp.pad(allowed, most, constant_values=True).astype(jnp.int8)
-      given["allowed"] = jnp.concatenate([allowed, allowed], axis=2)
-    out = _attend(N, *map(tokens_first, (q, k, v)), given)
-    return out.swapaxes(0, 1)[:B].reshape(B, T, N, H)[..., :width]
+      extras["allowed"] = _pad_mask(allowed[:, 0], T, padding)
+
+    def tokens_first(x_BTNH):
+      x_BTX = x_BTNH.reshape(B, T, -1)
+      return jnp.pad(x_BTX, ((0, padding), (0, 0), (0, 0))).swapaxes(0, 1)
+
+    out_TBX = _attend(N, tokens_first(q), tokens_first(k), tokens_first(v), extras)
+    return out_TBX.swapaxes(0, 1)[:B].reshape(B, T, N, H)[..., :value_width]
 
 
-def _in_pairs(bias_NTS: jax.Array) -> jax.Array:
-  """Put the biases of two heads beside each other, each padded to 64 keys: [ceil(N / 2), padded T,
-  128]."""
+def _pair_heads(bias_NTS: jax.Array) -> jax.Array:
+  """Put the biases of two heads beside each other: [ceil(N / 2), padded T, 128].
+
+  Each is padded to 64 keys.
+  """
   N, T, S = bias_NTS.shape
-  bias = jnp.pad(bias_NTS, ((0, 0), (0, 0), (0, MAX_KEYS - S)), constant_values=_ABSENT)
-  bias = jnp.pad(bias, ((0, N % 2), (0, _padded(T) - T), (0, 0)))
-  return (
-    bias.reshape(-1, 2, _padded(T), MAX_KEYS).transpose(0, 2, 1, 3).reshape(-1, _padded(T), LANES)
-  )
+  rows = _pad_rows(T)
+  bias = jnp.pad(bias_NTS, ((0, 0), (0, 0), (0, MAX_KEYS - S)), constant_values=_PADDING_LOGIT)
+  bias = jnp.pad(bias, ((0, N % 2), (0, rows - T), (0, 0)))
+  return bias.reshape(-1, 2, rows, MAX_KEYS).transpose(0, 2, 1, 3).reshape(-1, rows, LANES)
 
 
-def _padded(T: int) -> int:
+def _pad_mask(allowed_BTS: jax.Array, T: int, padding: int) -> jax.Array:
+  """Return the mask for both heads of a pair, int8 [1 or B + padding, padded T, 128]."""
+  B = len(allowed_BTS)
+  allowed = jnp.broadcast_to(allowed_BTS, (B, T, T))
+  widths = ((0, padding if B > 1 else 0), (0, _pad_rows(T) - T), (0, MAX_KEYS - T))
+  allowed = jnp.pad(allowed, widths, constant_values=True).astype(jnp.int8)
+  return jnp.concatenate([allowed, allowed], axis=2)
+
+
+def _pad_rows(T: int) -> int:
+  """Round a number of tokens up to whole tiles of 8 rows."""
   return -(-T // 8) * 8
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(heads: int, q_TBX, k_TBX, v_TBX, more: dict) -> jax.Array:
+def _attend(heads: int, q_TBX, k_TBX, v_TBX, extras: dict) -> jax.Array:
   """Attend with heads side by side.
 
   Args:
-    more: `bias` float32 [pairs of heads, padded T, 128], see `_in_pairs`, and maybe `allowed` int8
-      [B or 1, padded T, 128], the same for both heads of a pair.
+    extras: `bias` float32 [pairs of heads, padded T, 128], see `_pair_heads`, and maybe `allowed`
+      int8 [B or 1, padded T, 128], the same for both heads of a pair.
   """
-  return _call(
-    _forward, heads, dict(q=q_TBX, k=k_TBX, v=v_TBX), more, dict(out=q_TBX), _FORWARD_COST
-  )["out"]
+  arrays = dict(q=q_TBX, k=k_TBX, v=v_TBX)
+  return _call(_forward, heads, arrays, extras, dict(out=q_TBX), _FORWARD_COST)["out"]
 
 
-def _backward_pass(heads, inputs, d_out):
-  q, k, v, more = inputs
+def _attend_forward(heads, q, k, v, extras):
+  return _attend(heads, q, k, v, extras), (q, k, v, extras)
+
+
+def _attend_backward(heads, inputs, d_out):
+  q, k, v, extras = inputs
   arrays = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype))
-  shapes = dict(dq=q, dk=k, dv=v, d_bias=more["bias"])
-  found = _call(_backward, heads, arrays, more, shapes, _BACKWARD_COST)
-  return found["dq"], found["dk"], found["dv"], {name: found.get(f"d_{name}") for name in more}
+  out_shapes = dict(dq=q, dk=k, dv=v, d_bias=extras["bias"])
+  gradients = _call(_backward, heads, arrays, extras, out_shapes, _BACKWARD_COST)
+  d_extras = {name: gradients.get(f"d_{name}") for name in extras}
+  return gradients["dq"], gradients["dk"], gradients["dv"], d_extras
 
 
-_attend.defvjp(lambda heads, *inputs: (_attend(heads, *inputs), inputs), _backward_pass)
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _together(heads: int, width: int) -> int:
+def _heads_per_step(heads: int, width: int) -> int:
   """Return the number of heads in a step: the fewest that fill whole registers, or all."""
-  return next((n for n in range(2, heads) if heads % n == 0 and n * width % LANES == 0), heads)
+  for n in range(2, heads):
+    if heads % n == 0 and n * width % LANES == 0:
+      return n
+  return heads
 
 
-def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int) -> dict:
+def _rows_per_step(B: int, columns: int) -> int:
+  """Return the number of sequences in a step with this number of columns."""
+  for rows in (_ROWS, _ROWS // 2):
+    if B % rows == 0 and rows * columns <= _ROWS * LANES:
+      return rows
+  return _TILE
+
+
+def _call(kernel, heads: int, arrays: dict, extras: dict, out_shapes: dict, cost: int) -> dict:
   """Run a kernel over blocks of heads and, for each of them, over blocks of sequences.
 
   Args:
     arrays: [T, B, heads * width] each, so that a TPU neither pads nor transposes them.
+    cost: products of 64 x 128 x 128 for each head.
   """
   from jax.experimental.pallas import tpu
 
   T, B, X = arrays["q"].shape
   H = X // heads
-  given = arrays | more
-  n = _together(heads, H)
-  rows = next(
-    r for r in (_ROWS, _ROWS // 2, _TILE) if r == _TILE or B % r == 0 and r * n * H <= _ROWS * LANES
-  )
+  inputs = arrays | extras
+  n = _heads_per_step(heads, H)
+  rows = _rows_per_step(B, n * H)
 
   def spec(name, x):
     if "bias" in name:
       return pl.BlockSpec((-(-n // 2), *x.shape[1:]), lambda h, b: (h, 0, 0))
     if name == "allowed":
-      return pl.BlockSpec(
-        (min(rows, x.shape[0]), *x.shape[1:]), lambda h, b: (b if x.shape[0] > 1 else 0, 0, 0)
-      )
+      shared = x.shape[0] == 1
+      block = (min(rows, x.shape[0]), *x.shape[1:])
+      return pl.BlockSpec(block, lambda h, b: (0 if shared else b, 0, 0))
     return pl.BlockSpec((T, rows, n * H), lambda h, b: (0, b, h))
 
-  inside = arrays | {name: x for name, x in shapes.items() if name != "d_bias"}
+  # Blocks of tokens, of which the kernel holds a transposed copy.
+  outputs = {name: x for name, x in out_shapes.items() if name != "d_bias"}
+  transposed = arrays | outputs
 
   def run(*refs):
-    count = len(given) + len(shapes)
-    blocks = dict(zip([*given, *shapes], refs[:count]))
-    turned = dict(zip(inside, refs[count:], strict=True))
+    count = len(inputs) + len(out_shapes)
+    blocks = dict(zip([*inputs, *out_shapes], refs[:count]))
+    copies = dict(zip(transposed, refs[count:], strict=True))
     for name in arrays:
-      x = blocks[name][...]
-      x = (
-        jnp.concatenate([x, jnp.zeros((MAX_KEYS - T, *x.shape[1:]), x.dtype)])
-        if T < MAX_KEYS
-        else x
-      )
-      turned[name][...] = jnp.swapaxes(x, 0, 1)
+      copies[name][...] = jnp.swapaxes(_pad_tokens(blocks[name][...]), 0, 1)
     if "d_bias" in blocks:
 
       @pl.when(pl.program_id(1) == 0)
@@ -183,47 +204,63 @@ def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int)
 
     def step(i, carry):
       for first in range(0, n * H, LANES):
-        group = _Group(blocks | turned, T, H, slice(first, min(first + LANES, n * H)))
-        kernel(group, [i * _TOGETHER + r for r in range(_TOGETHER)])
+        group = _Group(blocks | copies, T, H, slice(first, min(first + LANES, n * H)))
+        kernel(group, [i * _INTERLEAVED + r for r in range(_INTERLEAVED)])
       return carry
 
-    jax.lax.fori_loop(0, rows // _TOGETHER, step, 0)
-    for name in [name for name in inside if name not in arrays]:
-      blocks[name][...] = jnp.swapaxes(turned[name][...], 0, 1)[:T]
+    jax.lax.fori_loop(0, rows // _INTERLEAVED, step, 0)
+    for name in outputs:
+      blocks[name][...] = jnp.swapaxes(copies[name][...], 0, 1)[:T]
 
   flops = 2 * cost * B * heads * MAX_KEYS * LANES * LANES
-  found = pl.pallas_call(
+  results = pl.pallas_call(
     run,
     grid=(heads // n, B // rows),
-    in_specs=[spec(*item) for item in given.items()],
-    out_specs=[spec(*item) for item in shapes.items()],
-    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes.values()],
-    scratch_shapes=[tpu.VMEM((rows, MAX_KEYS, n * H), x.dtype) for x in inside.values()],
+    in_specs=[spec(name, x) for name, x in inputs.items()],
+    out_specs=[spec(name, x) for name, x in out_shapes.items()],
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shapes.values()],
+    scratch_shapes=[tpu.VMEM((rows, MAX_KEYS, n * H), x.dtype) for x in transposed.values()],
     compiler_params=tpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MAX_STEP_BYTES
     ),
     cost_estimate=pl.CostEstimate(
       flops=flops, transcendentals=B * heads * T * MAX_KEYS, bytes_accessed=0
     ),
     interpret=platform() != "tpu",
     name=f"short{kernel.__name__}",
-  )(*given.values())
-  return dict(zip(shapes, found, strict=True))
+  )(*inputs.values())
+  return dict(zip(out_shapes, results, strict=True))
+
+
+def _pad_tokens(x_TBX: jax.Array) -> jax.Array:
+  """Pad the tokens of a block with zeros to 64."""
+  T = x_TBX.shape[0]
+  if T == MAX_KEYS:
+    return x_TBX
+  return jnp.concatenate([x_TBX, jnp.zeros((MAX_KEYS - T, *x_TBX.shape[1:]), x_TBX.dtype)])
 
 
 class _Group:
   """The heads that share a register of queries: `lanes` of the blocks.
 
   Logits of a sequence are float32 [padded T, 64 for each head].
+
+  Attributes:
+    refs: the blocks by name.
+    T: padded number of tokens.
+    pairs, first: number of pairs of heads, and the first pair within the block.
+    head_lanes: for each head, bool [64, width], True in its own lanes.
   """
 
   def __init__(self, refs: dict, T: int, H: int, lanes: slice):
-    self.refs, self.lanes, self.T = refs, lanes, _padded(T)
+    self.refs = refs
+    self.lanes = lanes
+    self.T = _pad_rows(T)
     self.width = lanes.stop - lanes.start
     self.pairs = -(-self.width // H // 2)
     self.first = lanes.start // H // 2
     lane = jax.lax.broadcasted_iota(jnp.int32, (MAX_KEYS, self.width), 1)
-    self.own = [(lane >= h * H) & (lane < h * H + H) for h in range(2 * self.pairs)]
+    self.head_lanes = [(lane >= h * H) & (lane < h * H + H) for h in range(2 * self.pairs)]
 
   def tokens(self, name: str, r) -> jax.Array:
     """Read queries, or gradients of results: [64, width]."""
@@ -232,77 +269,78 @@ class _Group:
   def diagonal(self, name: str, r) -> jax.Array:
     """Read keys or values: [64 for each head, width], zeros in other heads' lanes."""
     x = self.refs[name][r, :, self.lanes]
-    return jnp.concatenate([jnp.where(own, x, jnp.zeros_like(x)) for own in self.own])
+    return jnp.concatenate([jnp.where(lanes, x, jnp.zeros_like(x)) for lanes in self.head_lanes])
 
   def off_diagonal(self, x: jax.Array) -> jax.Array:
     """Undo `diagonal`: [64 for each head, width] -> [64, width]."""
-    return sum(
-      jnp.where(own, x[h * MAX_KEYS : (h + 1) * MAX_KEYS], 0.0) for h, own in enumerate(self.own)
-    )
+    total = 0
+    for h, lanes in enumerate(self.head_lanes):
+      total = total + jnp.where(lanes, x[h * MAX_KEYS : (h + 1) * MAX_KEYS], 0.0)
+    return total
 
-  def masked(self, r, x: jax.Array, otherwise: float) -> jax.Array:
+  def apply_mask(self, r, x: jax.Array, masked_logit: float) -> jax.Array:
     if "allowed" not in self.refs:
       return x
     ref = self.refs["allowed"]
-    seen = ref[r if ref.shape[0] > 1 else 0].astype(jnp.int32)
-    return jnp.where(jnp.concatenate([seen] * self.pairs, axis=1) != 0, x, otherwise)
+    allowed = ref[r if ref.shape[0] > 1 else 0].astype(jnp.int32)
+    allowed = jnp.concatenate([allowed] * self.pairs, axis=1)
+    return jnp.where(allowed != 0, x, masked_logit)
 
   def powers(self, r, q: jax.Array, keys: jax.Array) -> jax.Array:
     """Return exp(logit - its head's maximum)."""
-    bias = [self.refs["bias"][self.first + p] for p in range(self.pairs)]
-    logits = self.masked(
-      r, matmul_float32(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), MASKED_LOGIT
-    )
-    return jnp.exp(logits - self.of_heads(jnp.max, logits, 2 * _ABSENT))
+    bias = [self.refs["bias"][self.first + pair] for pair in range(self.pairs)]
+    logits = matmul_float32(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1)
+    logits = self.apply_mask(r, logits, MASKED_LOGIT)
+    return jnp.exp(logits - self.reduce_heads(jnp.max, logits, 2 * _PADDING_LOGIT))
 
-  def of_heads(self, reduce, x: jax.Array, neutral: float) -> jax.Array:
+  def reduce_heads(self, reduce, x: jax.Array, neutral: float) -> jax.Array:
     """Reduce over the keys of each head, and give the result to each of its keys."""
-    found = []
-    for p in range(self.pairs):
-      pair = x[:, p * LANES : (p + 1) * LANES]
-      left = jax.lax.broadcasted_iota(jnp.int32, pair.shape, 1) < MAX_KEYS
-      halves = [
-        reduce(jnp.where(half, pair, neutral), axis=1, keepdims=True) for half in (left, ~left)
-      ]
-      found.append(jnp.where(left, *halves))
-    return jnp.concatenate(found, axis=1)
+    reduced = []
+    for pair in range(self.pairs):
+      logits = x[:, pair * LANES : (pair + 1) * LANES]
+      is_first = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) < MAX_KEYS
+      first = reduce(jnp.where(is_first, logits, neutral), axis=1, keepdims=True)
+      second = reduce(jnp.where(~is_first, logits, neutral), axis=1, keepdims=True)
+      reduced.append(jnp.where(is_first, first, second))
+    return jnp.concatenate(reduced, axis=1)
 
 
+# The names of the next two functions are part of the kernels' names in profiles.
 def _forward(group: _Group, rows: list) -> None:
   dtype = group.refs["q"].dtype
-  ones = jnp.concatenate([own.astype(jnp.float32).astype(dtype) for own in group.own])
+  ones = jnp.concatenate([lanes.astype(jnp.float32).astype(dtype) for lanes in group.head_lanes])
   for r in rows:
     powers = group.powers(r, group.tokens("q", r), group.diagonal("k", r)).astype(dtype)
-    out = matmul_float32(powers, group.diagonal("v", r), 1, 0) / matmul_float32(powers, ones, 1, 0)
+    sums = matmul_float32(powers, ones, 1, 0)
+    out = matmul_float32(powers, group.diagonal("v", r), 1, 0) / sums
     group.refs["out"][r, : group.T, group.lanes] = out.astype(dtype)
 
 
 def _backward(group: _Group, rows: list) -> None:
   refs = group.refs
   dtype = group.refs["q"].dtype
-  total = 0.0
+  d_bias = 0.0
   for r in rows:
     q = group.tokens("q", r)
     d_out = group.tokens("d_out", r)
     keys = group.diagonal("k", r)
     powers = group.powers(r, q, keys)
     d_weights = matmul_float32(d_out, group.diagonal("v", r), 1, 1)[: group.T]
-    weights = powers / group.of_heads(jnp.sum, powers, 0.0)
-    d_logits = weights * (d_weights - group.of_heads(jnp.sum, weights * d_weights, 0.0))
-    d_logits = group.masked(r, d_logits, 0.0)
-    total += d_logits
-    weights, d_logits = (
-      jnp.pad(x, ((0, MAX_KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits)
-    )
-    refs["dq"][r, :, group.lanes] = matmul_float32(d_logits, keys, 1, 0).astype(dtype)
-    refs["dk"][r, :, group.lanes] = group.off_diagonal(matmul_float32(d_logits, q, 0, 0)).astype(
-      dtype
-    )
-    refs["dv"][r, :, group.lanes] = group.off_diagonal(matmul_float32(weights, d_out, 0, 0)).astype(
-      dtype
-    )
-  for p in range(group.pairs):
-    refs["d_bias"][group.first + p] += total[:, p * LANES : (p + 1) * LANES]
+    weights = powers / group.reduce_heads(jnp.sum, powers, 0.0)
+    d_logits = weights * (d_weights - group.reduce_heads(jnp.sum, weights * d_weights, 0.0))
+    d_logits = group.apply_mask(r, d_logits, 0.0)
+    d_bias += d_logits
+    padding = ((0, MAX_KEYS - group.T), (0, 0))
+    weights = jnp.pad(weights, padding).astype(dtype)
+    d_logits = jnp.pad(d_logits, padding).astype(dtype)
+    dq = matmul_float32(d_logits, keys, 1, 0)
+    dk = group.off_diagonal(matmul_float32(d_logits, q, 0, 0))
+    dv = group.off_diagonal(matmul_float32(weights, d_out, 0, 0))
+    refs["dq"][r, :, group.lanes] = dq.astype(dtype)
+    refs["dk"][r, :, group.lanes] = dk.astype(dtype)
+    refs["dv"][r, :, group.lanes] = dv.astype(dtype)
+  for pair in range(group.pairs):
+    refs["d_bias"][group.first + pair] += d_bias[:, pair * LANES : (pair + 1) * LANES]
 
 
 make = Short

@@ -1,9 +1,9 @@
-"""Attention with a sink: beside the keys, each head has a learned logit that takes weight and gives
-no value (OpenAI 2025, gpt-oss model card, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et
-al. 2024).
+"""Attention with a sink: each head has a learned logit that takes weight and gives no value.
 
-The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.MAX_DENSE_LOGITS` logits a head,
-they are materialised; beyond, blocks of logits are computed one by one, as in the chunked core.
+Sinks are described in OpenAI 2025 (gpt-oss model card, https://arxiv.org/abs/2508.10925, section
+2.2) and Xiao et al. 2024. The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to
+`auto.MAX_DENSE_LOGITS` logits a head, they are materialised; beyond, blocks of logits are computed
+one by one, as in the chunked core.
 """
 
 import dataclasses
@@ -31,27 +31,29 @@ class Sinks(Dense):
     stddev: standard deviation of the initial sinks.
   """
 
-  piecewise_bias_above = short = MAX_DENSE_LOGITS  # logits a head up to which they are materialised
+  piecewise_bias_above = MAX_DENSE_LOGITS
+  max_dense_logits = MAX_DENSE_LOGITS  # per head; more are not materialised
 
   def __init__(self, rngs: nnx.Rngs, dims: Dims, *, stddev: NonNegativeFloat = 0.02):
     self.sinks = params.param(rngs, params.normal(stddev), (dims.heads,), ("heads",))
 
   def run_sharded(self, q, k, v, mask, softmax):
-    if q.shape[1] * k.shape[1] <= self.short or softmax.position.query_dependent:
+    if q.shape[1] * k.shape[1] <= self.max_dense_logits or softmax.position.query_dependent:
       return super().run_sharded(q, k, v, mask, softmax)
-    carried = _Carried(softmax.position, self.sinks[...])  # each device needs its own heads' sinks
-    return _Blocks().run_sharded(q, k, v, mask, dataclasses.replace(softmax, position=carried))
+    # Each device selects the sinks of its own heads from the whole vector.
+    position = _PositionWithSinks(softmax.position, self.sinks[...])
+    softmax = dataclasses.replace(softmax, position=position)
+    return _BlockwiseSinks().run_sharded(q, k, v, mask, softmax)
 
   def weights(self, logits_BNTS, allowed, dtype):
     sinks_BNT1 = jnp.broadcast_to(self.sinks[...][:, None, None], (*logits_BNTS.shape[:-1], 1))
     if allowed is not None:
       allowed = jnp.concatenate([allowed, jnp.ones((*allowed.shape[:-1], 1), bool)], axis=-1)
-    return Dense.weights(jnp.concatenate([logits_BNTS, sinks_BNT1], axis=-1), allowed, dtype)[
-      ..., :-1
-    ]
+    logits_BNTX = jnp.concatenate([logits_BNTS, sinks_BNT1], axis=-1)
+    return Dense.weights(logits_BNTX, allowed, dtype)[..., :-1]
 
 
-class _Carried(Position):
+class _PositionWithSinks(Position):
   """The layer's position scheme, and the sinks of all heads."""
 
   def __init__(self, scheme: Position, sinks_N: jax.Array):
@@ -59,9 +61,8 @@ class _Carried(Position):
     self.sinks = sinks_N
 
 
-class _Blocks(PerDevice):
-  """The core for long sequences; its calls carry the sinks in the place of the layer's
-  positions."""
+class _BlockwiseSinks(PerDevice):
+  """The core for long sequences, called with a `_PositionWithSinks` as the layer's positions."""
 
   def attend(self, q, k, v, mask, softmax):
     sinks_N = jnp.take(softmax.position.sinks, softmax.device_slice.heads)

@@ -1,8 +1,8 @@
-"""TPU splash attention: JAX's Pallas kernels, which skip the blocks that causality or a window
-hides.
+"""TPU splash attention by JAX's Pallas kernels, which skip blocks that the mask hides.
 
-The kernels are in `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse
-grid of blocks). On other platforms they run in Pallas' interpreter: correct, but very slow.
+A mask hides blocks by causality or by a window. The kernels are in
+`jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse grid of blocks).
+On other platforms they run in Pallas' interpreter: correct, but very slow.
 
 Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as
   many in the backward pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head
@@ -25,8 +25,7 @@ FLOPS_SCOPE_PREFIX = "kernel_flops_"
 
 
 class Splash(PerDevice):
-  """Equal to the dense core for every query that sees a key, in segments, padding, causality,
-  window and cap.
+  """Equal to the dense core for every query that sees a key; refuses biases and dropout.
 
   Causal attention and windows need positions that grow by one from slot to slot, as in training
   (`Mask.aligned`), and whole sequences on each device.
@@ -43,29 +42,33 @@ class Splash(PerDevice):
 
   def label(self, q_BTNH):
     H = q_BTNH.shape[-1]
-    return self.name if _width(H) == H else f"{self.name} (head width {H} padded to {_width(H)})"
+    width = _kernel_width(H)
+    return self.name if width == H else f"{self.name} (head width {H} padded to {width})"
 
   def attend(self, q, k, v, mask, softmax):
-    (B, T, N, H), S = q.shape, k.shape[1]
+    B, T, N, H = q.shape
+    S = k.shape[1]
     if (mask.causal or mask.window is not None) and not (
       mask.aligned and softmax.device_slice.has_all_queries
     ):
       raise self.refusal(
         "causality or windows over explicit positions or queries split over devices"
       )
-    t, s = (min(self.block, -(-length // LANES) * LANES) for length in (T, S))
-    rows = -(-T // t) * t
-    columns = -(-S // s) * s
+    t = min(self.block, _round_up(T, LANES))
+    s = min(self.block, _round_up(S, LANES))
+    rows = _round_up(T, t)
+    columns = _round_up(S, s)
 
-    window = (
-      None if mask.window is None else (mask.window - 1, 0 if mask.causal else mask.window - 1)
-    )
+    window = None
+    if mask.window is not None:
+      window = (mask.window - 1, 0 if mask.causal else mask.window - 1)
     interpreted = platform() != "tpu"
     kernel = _kernel((rows, columns), (t, s), N, mask.causal, window, softmax.softcap, interpreted)
 
-    def laid_out(x_BLNH, length):
+    def kernel_layout(x_BLNH, length):
       """Transpose and pad to [B, N, length, width]."""
-      return pad_to(pad_to(x_BLNH.swapaxes(1, 2), length, 2), _width(x_BLNH.shape[-1]), 3)
+      x_BNLH = pad_to(x_BLNH.swapaxes(1, 2), length, 2)
+      return pad_to(x_BNLH, _kernel_width(x_BLNH.shape[-1]), 3)
 
     segments = _segments(mask, B, T, S, rows, columns)
     if segments is not None:
@@ -74,22 +77,25 @@ class Splash(PerDevice):
       )
 
       segments = SegmentIds(*segments)
-    lanes = -(-H // LANES) * LANES  # a narrower head leaves units idle
-    flops = 4 * B * N * lanes * _computed(kernel, rows * columns, t * s)
+    lanes = _round_up(H, LANES)  # a narrower head leaves units idle
+    flops = 4 * B * N * lanes * _count_logits(kernel, rows * columns, t * s)
     with jax.named_scope(f"{FLOPS_SCOPE_PREFIX}{flops}"):
       out = jax.vmap(kernel)(
-        laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments
+        kernel_layout(q, rows), kernel_layout(k, columns), kernel_layout(v, columns), segments
       )
     return out[:, :, :T, : v.shape[-1]].swapaxes(1, 2)
 
 
-def _width(head: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
+  return -(-size // multiple) * multiple
+
+
+def _kernel_width(width: int) -> int:
   """Return the head width that the kernels take: a multiple of 8 up to 128, or of 128."""
-  step = LANES if head > LANES else 8
-  return -(-head // step) * step
+  return _round_up(width, LANES if width > LANES else 8)
 
 
-# the layers of a model share one; computing the blocks of a long mask takes seconds
+# The layers of a model share one kernel: computing the blocks of a long mask takes seconds.
 @functools.lru_cache(maxsize=16)
 def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, interpreted: bool):
   """Build a differentiable kernel `(q [N, T, H], k, v [K, S, H], segments) -> [N, T, H]`."""
@@ -115,29 +121,35 @@ def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, i
     )
 
 
-def _computed(kernel, logits: int, block: int) -> int:
-  """Count the logits of a head in blocks that the kernel computes; it skips blocks that its mask
-  hides."""
+def _count_logits(kernel, logits: int, block: int) -> int:
+  """Count the logits of a head that the kernel computes, outside of the blocks its mask hides."""
   blocks = kernel.fwd_mask_info.block_mask
-  return logits if blocks is None else int((np.asarray(blocks)[0] > 0).sum()) * block
+  if blocks is None:
+    return logits
+  return int((np.asarray(blocks)[0] > 0).sum()) * block
 
 
 def _segments(
   mask, B: int, T: int, S: int, rows: int, columns: int
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Return the segments of queries and keys, int32 [B, rows] and [B, columns]; -1 for keys that no
-  query sees.
+  """Return the segments of queries and keys, int32 [B, rows] and [B, columns].
 
-  None if no segments are needed: causality already hides the core's own padding from all queries.
+  Keys that no query sees have segment -1. Return None if no segments are needed: causality already
+  hides the core's own padding from all queries.
   """
   if mask.q_segments is None and mask.k_valid is None and (S == columns or mask.causal):
     return None
-  ones = jnp.ones((1, 1), jnp.int32)
-  q, k = (ones, ones) if mask.q_segments is None else (mask.q_segments, mask.k_segments)
+  q_segments = mask.q_segments
+  k_segments = mask.k_segments
+  if q_segments is None:
+    q_segments = jnp.ones((1, 1), jnp.int32)
+    k_segments = jnp.ones((1, 1), jnp.int32)
   if mask.k_valid is not None:
-    k = jnp.where(mask.k_valid, k, -1)
-  k = jnp.pad(jnp.broadcast_to(k, (B, S)), ((0, 0), (0, columns - S)), constant_values=-1)
-  return pad_to(jnp.broadcast_to(q, (B, T)), rows).astype(jnp.int32), k.astype(jnp.int32)
+    k_segments = jnp.where(mask.k_valid, k_segments, -1)
+  q_segments = pad_to(jnp.broadcast_to(q_segments, (B, T)), rows)
+  padding = ((0, 0), (0, columns - S))
+  k_segments = jnp.pad(jnp.broadcast_to(k_segments, (B, S)), padding, constant_values=-1)
+  return q_segments.astype(jnp.int32), k_segments.astype(jnp.int32)
 
 
 make = Splash

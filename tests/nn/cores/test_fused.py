@@ -38,7 +38,7 @@ CORE = Fused()
 def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
   """Output and all gradients, with several rows in a step or one; rows of one array of biases share
   its gradient."""
-  monkeypatch.setattr(fused, "_LOGITS", logits)
+  monkeypatch.setattr(fused, "LOGITS_PER_STEP", logits)
   cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
 
 

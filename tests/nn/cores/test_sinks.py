@@ -17,7 +17,7 @@ KINDS = [("packed_causal", "table"), ("causal_w5", "alibi_layer")]
 
 def made(short=2**19):
   core = cases.make({"name": "sinks", "stddev": 2.0})
-  core.short = short
+  core.max_dense_logits = short
   return core
 
 
