@@ -72,14 +72,14 @@ class Attention(Layer):
     D = width or dims.embed
     init = init or params.fan_in_normal(D)
     out_init = out_init or params.fan_in_normal(N * H)
-    of_key = "qkv" in biases
-    qv = of_key or "qv" in biases
+    key_bias = "qkv" in biases
+    qv_bias = key_bias or "qv" in biases
     self.query = Linear(
-      (D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv
+      (D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv_bias
     )
-    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=of_key)
+    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=key_bias)
     self.value = Linear(
-      (D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv
+      (D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv_bias
     )
     self.out = Linear(
       (N * H, dims.embed), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases
@@ -133,55 +133,67 @@ class SelfAttention(Attention):
   SHARED_INPUT = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Return ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at
-    `context.slot`."""
+    """Return ([B, T, D], {}, cache).
+
+    A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`.
+    """
     mask = context.mask
     core = self.core
     q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     if cache is not None:
       core = core.for_decoding()
-      at = (0, 0, context.slot, 0)
-      new = {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}
       cache = {
-        n: jax.lax.dynamic_update_slice(x, new[n].astype(x.dtype), at) for n, x in cache.items()
+        "k": _write_cache(cache["k"], k_BSKH, context.slot),
+        "v": _write_cache(cache["v"], v_BSKH, context.slot),
       }
-      k_BSKH, v_BSKH = (cache[n].swapaxes(1, 2) for n in "kv")
+      k_BSKH = cache["k"].swapaxes(1, 2)
+      v_BSKH = cache["v"].swapaxes(1, 2)
     return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    # a step's products read this layout
+    # A step's products read this layout.
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)
-    empty = constrain(
-      jnp.zeros(shape, cache_dtype(start.dtype)), "batch", "activation_kv_heads", None, None
-    )
-    return {"k": empty, "v": empty}
+    zeros = jnp.zeros(shape, cache_dtype(start.dtype))
+    zeros = constrain(zeros, "batch", "activation_kv_heads", None, None)
+    return {"k": zeros, "v": zeros}
+
+
+def _write_cache(cache_BKSH: jax.Array, x_BTKH: jax.Array, slot: jax.Array) -> jax.Array:
+  """Write the keys or values of new tokens into a cache, from `slot` on."""
+  new_BKTH = x_BTKH.swapaxes(1, 2).astype(cache_BKSH.dtype)
+  return jax.lax.dynamic_update_slice(cache_BKSH, new_BKTH, (0, 0, slot, 0))
 
 
 class CrossAttention(Attention):
-  """Attention from a decoder to the encoder's output; its cache holds the projected memory, written
-  once."""
+  """Attention from a decoder to the encoder's output.
+
+  Its cache holds the projected memory, written once.
+  """
 
   log_name = "cross_attention_core"
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
+    mask = context.memory_mask
     if cache is None:
-      kv = self._of_memory(context.memory, context.memory_mask)
+      k_BSKH, v_BSKH = self._project_memory(context.memory, mask)
     else:
       # Without the barrier, XLA takes the swap out of the loop over steps, and on CPU transposes
       # back at every step.
-      kv = (x.swapaxes(1, 2) for x in jax.lax.optimization_barrier((cache["k"], cache["v"])))
-    return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
+      k_BKSH, v_BKSH = jax.lax.optimization_barrier((cache["k"], cache["v"]))
+      k_BSKH = k_BKSH.swapaxes(1, 2)
+      v_BSKH = v_BKSH.swapaxes(1, 2)
+    q_BTX = self.query(x_BTD)
+    return self.attend(self.core, q_BTX, k_BSKH, v_BSKH, mask, None, key), {}, cache
 
-  def _of_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
-    return self.keys_and_values(*apply_jointly((self.key, self.value), memory_BSD), mask.k_pos)
+  def _project_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    k_BSX, v_BSX = apply_jointly((self.key, self.value), memory_BSD)
+    return self.keys_and_values(k_BSX, v_BSX, mask.k_pos)
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
-    return {
-      n: x.swapaxes(1, 2).astype(cache_dtype(start.dtype))
-      for n, x in {"k": k_BSKH, "v": v_BSKH}.items()
-    }
+    k_BSKH, v_BSKH = self._project_memory(start.memory, start.memory_mask)
+    dtype = cache_dtype(start.dtype)
+    return {"k": k_BSKH.swapaxes(1, 2).astype(dtype), "v": v_BSKH.swapaxes(1, 2).astype(dtype)}
 
 
 def cache_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -58,8 +58,10 @@ class Residual(Layer):
 
 
 class Block(Layer):
-  """Named sublayers, applied in order: one layer of the model or several (`turns`) with as many
-  sublayers each."""
+  """Named sublayers, applied in order.
+
+  They form one layer of the model, or several (`turns`) with as many sublayers each.
+  """
 
   def __init__(self, turns: int = 1, /, **sublayers: Layer):
     self.names = tuple(sublayers)
@@ -80,22 +82,23 @@ class Block(Layer):
     size = len(self.names) // self.turns
     for first in range(0, len(self.names), size):
       layer = partial(self._layer, range(first, first + size), context, cache, key)
-      x_BTD, more, kept = wrap(layer)(x_BTD)
-      caches |= kept
-      for name, layer_aux in more.items():
-        add_aux(aux, name, layer_aux)
+      x_BTD, layer_aux, layer_caches = wrap(layer)(x_BTD)
+      caches |= layer_caches
+      for name, sublayer_aux in layer_aux.items():
+        add_aux(aux, name, sublayer_aux)
     return x_BTD, aux, (None if cache is None else caches)
 
   def _layer(
-    self, places: range, context, cache: dict | None, key: jax.Array | None, x_BTD: jax.Array
+    self, indices: range, context, cache: dict | None, key: jax.Array | None, x_BTD: jax.Array
   ):
+    """Run the sublayers with these indices."""
     aux = {}
     caches = {}
-    for place in places:
-      name = self.names[place]
-      layer_cache = None if cache is None else cache[name]
+    for index in indices:
+      name = self.names[index]
+      sublayer_cache = None if cache is None else cache[name]
       x_BTD, aux[name], caches[name] = getattr(self, name)(
-        x_BTD, context, layer_cache, subkey(key, place)
+        x_BTD, context, sublayer_cache, subkey(key, index)
       )
     return x_BTD, aux, caches
 
@@ -104,8 +107,10 @@ class Block(Layer):
 
 
 class Parallel(Block):
-  """Sublayers that read the same input and whose outputs are added (GPT-J, PaLM); used inside one
-  `Residual`."""
+  """Sublayers that read the same input and whose outputs are added (GPT-J, PaLM).
+
+  It is used inside one `Residual`.
+  """
 
   def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None):
     total_BTD = 0.0
@@ -135,9 +140,9 @@ class Normed(Layer):
     return self.layer.start_cache(start)
 
 
-def add_aux(total: dict, name: str, more: dict) -> None:
+def add_aux(total: dict, name: str, aux: dict) -> None:
   """Add a sublayer's scalars to `total` in place; store its statistics under `name/key`."""
-  for key, value in more.items():
+  for key, value in aux.items():
     if isinstance(value, Statistics):
       total[f"{name}/{key}"] = value
     else:

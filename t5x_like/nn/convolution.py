@@ -27,18 +27,30 @@ def convolve(
     borders: zeros around the images; None for `dilation * (K // 2)` on each side, which keep the
       size of the map for a stride of 1.
   """
-  borders = borders or ((dilation * (len(kernel) // 2),) * 2,) * 2
-  given = dict(rhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  if borders is None:
+    border = dilation * (len(kernel) // 2)
+    borders = ((border, border), (border, border))
   return jax.lax.conv_general_dilated(
-    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, **given
+    x_BYXC,
+    kernel.astype(x_BYXC.dtype),
+    (stride, stride),
+    borders,
+    rhs_dilation=(dilation, dilation),
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
   )
 
 
 def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
-  """Return the borders with which windows of size x size cover an image; an odd cell is below or to
-  the right."""
-  missing = [max(-(-n // stride) * stride - stride + size - n, 0) for n in x_BYXC.shape[1:3]]
-  return tuple((n // 2, n - n // 2) for n in missing)
+  """Return the borders with which windows of size x size cover an image.
+
+  An odd cell is below or to the right.
+  """
+  borders = []
+  for n in x_BYXC.shape[1:3]:
+    last_window_start = (-(-n // stride) - 1) * stride
+    missing = max(last_window_start + size - n, 0)
+    borders.append((missing // 2, missing - missing // 2))
+  return tuple(borders)
 
 
 class Conv(nnx.Module):
@@ -94,9 +106,10 @@ class FrozenBatchNorm(nnx.Module):
     self.epsilon = epsilon
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    values = (self.scale[...], self.bias[...], self.mean[...], self.variance[...])
-    scale, bias, mean, variance = (jax.lax.stop_gradient(x) for x in values)
-    scale = scale * jax.lax.rsqrt(variance + self.epsilon)
+    bias = jax.lax.stop_gradient(self.bias[...])
+    mean = jax.lax.stop_gradient(self.mean[...])
+    variance = jax.lax.stop_gradient(self.variance[...])
+    scale = jax.lax.stop_gradient(self.scale[...]) * jax.lax.rsqrt(variance + self.epsilon)
     return (x_BYXC.astype(jnp.float32) * scale + (bias - mean * scale)).astype(x_BYXC.dtype)
 
 

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Sizes of one stack of blocks. `kv_heads` below `heads` is grouped-query attention, 1 is
-  multi-query."""
+  """Sizes of one stack of blocks.
+
+  `kv_heads` below `heads` is grouped-query attention, 1 is multi-query.
+  """
 
   embed: int
   heads: int
@@ -32,8 +34,10 @@ class Dims:
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Zero entries with probability `rate` and rescale the rest; one mask along the `shared` axes;
-  none without a key."""
+  """Zero entries with probability `rate` and rescale the others; does nothing without a key.
+
+  One mask serves all entries along the `shared` axes, which are negative.
+  """
 
   rate: float | jax.Array = 0.0
   shared: tuple[int, ...] = ()
@@ -41,9 +45,8 @@ class Dropout:
   def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
     if key is None or (not isinstance(self.rate, jax.Array) and self.rate == 0.0):
       return x
-    keep, rate = dropout_mask(
-      key, self.rate, tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape))
-    )
+    mask_shape = tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape))
+    keep, rate = dropout_mask(key, self.rate, mask_shape)
     return jnp.where(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x)).astype(x.dtype)
 
 
@@ -53,38 +56,45 @@ NO_DROPOUT = Dropout()
 def dropout_mask(
   key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, float | jax.Array]:
-  """Return (bool array, False where dropout zeroes an entry; the exact rate, a multiple of
-  2^-16)."""
-  threshold = (
-    jnp.round(rate * 2**16).astype(jnp.int32)
-    if isinstance(rate, jax.Array)
-    else round(rate * 2**16)
-  )
-  first = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *(1 for _ in shape[1:])), 0)
-  bits = hash_bits(jax.random.bits(key, (2,)).astype(jnp.int32), [first], (1, *shape[1:]))
+  """Draw a mask of dropout.
+
+  Returns:
+    (bool array, False where dropout zeroes an entry; the exact rate, a multiple of 2^-16)
+  """
+  if isinstance(rate, jax.Array):
+    threshold = jnp.round(rate * 2**16).astype(jnp.int32)
+  else:
+    threshold = round(rate * 2**16)
+  row = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *[1] * (len(shape) - 1)), 0)
+  bits = hash_bits(jax.random.bits(key, (2,)).astype(jnp.int32), [row], (1, *shape[1:]))
   return bits & 0xFFFF >= threshold, threshold / 2**16
 
 
 def hash_bits(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
-  """Return 32 random bits for each place of the `part`-th piece of `shape`: a hash of seeds, ids
-  and place, all int32.
+  """Return 32 random bits for each entry of an array: a hash of seeds, ids and index, all int32.
 
   XLA fuses its ten operations into the reader. JAX's generator takes a hundred, and its result goes
   through memory.
+
+  Args:
+    seeds: two numbers.
+    ids: numbers, or arrays that broadcast with `shape`.
+    shape, part: the shape of the `part`-th of several equal arrays, which differ in their bits.
   """
-  place = jnp.int32(part)
-  shift = jax.lax.shift_right_logical
+  index = jnp.int32(part)
   for axis, size in enumerate(shape):
-    place = place * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-
-  def mixed(x, key):  # the finalizer of MurmurHash3, with a key between its products
-    x = ((x ^ shift(x, 16)) * jnp.int32(-2048144789)) ^ key
-    x = (x ^ shift(x, 13)) * jnp.int32(-1028477387)
-    return x ^ shift(x, 16)
-
+    index = index * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
   for number in ids:
-    seeds = mixed(mixed(seeds[0], number), seeds[1]), mixed(seeds[1], number)
-  return mixed(place ^ seeds[0], seeds[1])
+    seeds = _mix(_mix(seeds[0], number), seeds[1]), _mix(seeds[1], number)
+  return _mix(index ^ seeds[0], seeds[1])
+
+
+def _mix(x: jax.Array, key) -> jax.Array:
+  """Apply the finalizer of MurmurHash3, with a key between its products."""
+  shift = jax.lax.shift_right_logical
+  x = ((x ^ shift(x, 16)) * jnp.int32(-2048144789)) ^ key
+  x = (x ^ shift(x, 13)) * jnp.int32(-1028477387)
+  return x ^ shift(x, 16)
 
 
 def subkey(key: jax.Array | None, index: int) -> jax.Array | None:

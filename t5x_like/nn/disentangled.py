@@ -1,5 +1,4 @@
-"""Disentangled attention: contents and relative positions have vectors of their own (He et al.
-2021).
+"""Disentangled attention: contents and relative positions have vectors of their own.
 
 The logit of a query at i and a key at j is (q_i k_j + q_i r'_d + k_j r_d) / sqrt(3 H), where r and
 r' are the query and key projections of the vector of the distance d from j to i
@@ -43,8 +42,7 @@ class DisentangledStack(Stack):
     self.distance_norm = norm
 
   def bias(self, mask, batch: int) -> jax.Array:
-    """Return the vectors of distances, float32 [P, D], which `DisentangledAttention` takes from
-    `Context.bias`."""
+    """Return the vectors of distances, float32 [P, D], for `DisentangledAttention`."""
     return self.distance_norm(self.distances[...])
 
 
@@ -67,35 +65,36 @@ class DisentangledAttention(SelfAttention):
     q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     vectors_PD = self.dropout(context.bias, subkey(key, 1)).astype(x_BTD.dtype)
-    r_q_PNH, r_k_PNH = (
-      y.reshape(y.shape[0], -1, self.head_dim)
-      for y in apply_jointly((self.query, self.key), vectors_PD)
-    )
-    place_BTS = self.table_rows(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
+    r_q_PX, r_k_PX = apply_jointly((self.query, self.key), vectors_PD)
+    r_q_PNH = r_q_PX.reshape(len(r_q_PX), -1, self.head_dim)
+    r_k_PNH = r_k_PX.reshape(len(r_k_PX), -1, self.head_dim)
+    row_BTS = self.table_rows(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
+    row_BST = jnp.swapaxes(row_BTS, 1, 2)
     q_BTNH = q_BTX.reshape(*q_BTX.shape[:2], -1, self.head_dim)
-    by_query_BNTS = _looked_up("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, place_BTS)
-    by_key_BNST = _looked_up("BSNH,PNH->BNSP", k_BSNH, r_q_PNH, jnp.swapaxes(place_BTS, 1, 2))
+    by_query_BNTS = _select_products("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, row_BTS)
+    by_key_BNST = _select_products("BSNH,PNH->BNSP", k_BSNH, r_q_PNH, row_BST)
     bias_BNTS = self.scale * (by_query_BNTS + jnp.swapaxes(by_key_BNST, 2, 3))
     return self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key), {}, None
 
   def table_rows(self, distance: jax.Array) -> jax.Array:
-    """Return the row of each distance in the table: exact up to half of the buckets, logarithmic
-    beyond."""
+    """Return the row of each distance in the table.
+
+    Rows are exact up to half of the buckets, logarithmic beyond.
+    """
     middle = self.buckets // 2
     size = jnp.abs(distance)
-    ratio = jnp.log(jnp.maximum(size, middle) / middle) / jnp.log(
-      jnp.float32((self.max_distance - 1) / middle)
-    )
+    longest = jnp.log(jnp.float32((self.max_distance - 1) / middle))
+    ratio = jnp.log(jnp.maximum(size, middle) / middle) / longest
     far = jnp.ceil(ratio * (middle - 1)).astype(jnp.int32) + middle
     bucket = jnp.where(size <= middle, distance, far * jnp.sign(distance))
     return jnp.clip(bucket + self.buckets, 0, 2 * self.buckets - 1)
 
 
-def _looked_up(
-  equation: str, x: jax.Array, vectors_PNH: jax.Array, place_BXY: jax.Array
+def _select_products(
+  equation: str, x: jax.Array, vectors_PNH: jax.Array, row_BXY: jax.Array
 ) -> jax.Array:
-  """Multiply by the vectors of all distances, and take that of each pair: float32 [B, N, X, Y]."""
+  """Multiply by the vectors of all distances, and take each pair's: float32 [B, N, X, Y]."""
   product_BNXP = wide_einsum(equation, x, vectors_PNH)
   B, N, X, _ = product_BNXP.shape
-  place_BNXY = jnp.broadcast_to(place_BXY[:, None], (B, N, X, place_BXY.shape[-1]))
-  return jnp.take_along_axis(product_BNXP, place_BNXY, axis=-1)
+  row_BNXY = jnp.broadcast_to(row_BXY[:, None], (B, N, X, row_BXY.shape[-1]))
+  return jnp.take_along_axis(product_BNXP, row_BNXY, axis=-1)

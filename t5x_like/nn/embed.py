@@ -26,22 +26,22 @@ class Embed(nnx.Module):
     looks up its slice of every vector and the slices are exchanged, or, if tokens outnumber table
     rows, the table is gathered in `dtype`.
     """
-    (V, _), (B, T), after = self.table.shape, ids_BT.shape, ("batch", "length", "activation_embed")
-    gathers = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
+    V = self.table.shape[0]
+    B, T = ids_BT.shape
+    output_axes = ("batch", "length", "activation_embed")
+    gathers_table = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
     table_VD = self.table[...]
-    if gathers:
-      table_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed").astype(
-        table_VD.dtype
-      )
+    if gathers_table:
+      gathered_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed")
+      table_VD = gathered_VD.astype(table_VD.dtype)
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
-    return (
-      constrain(x_BTD, *after) if gathers else exchange(x_BTD, ("batch", "length", "embed"), after)
-    )
+    if gathers_table:
+      return constrain(x_BTD, *output_axes)
+    return exchange(x_BTD, ("batch", "length", "embed"), output_axes)
 
 
 class Inputs(nnx.Module):
-  """The input of a stack, from token vectors: `project(dropout(norm(scale * x + position +
-  type)))`.
+  """The input of a stack: `project(dropout(norm(scale * x + position + type)))` of token vectors.
 
   Args:
     scale: factor of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
@@ -74,9 +74,9 @@ class Inputs(nnx.Module):
     if self.scale != 1.0:
       x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
     if self.types is not None:
-      x_BTD = x_BTD + self.types(
-        jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype
-      )
+      if types_BT is None:
+        types_BT = jnp.zeros_like(pos_BT)
+      x_BTD = x_BTD + self.types(types_BT, x_BTD.dtype)
     return self.project(self.dropout(self.embed_positions(x_BTD, pos_BT), key))
 
   def embed_positions(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:

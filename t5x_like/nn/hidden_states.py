@@ -21,8 +21,7 @@ def read_states(
   key: jax.Array | None,
   states: tuple[int, ...] = LAST_STATE,
 ) -> tuple[jax.Array, dict]:
-  """Run a stack and return ([B, T, number of states * D], auxiliary scalars), the chosen states
-  side by side.
+  """Run a stack and return ([B, T, states * D], auxiliary scalars), the states side by side.
 
   State 0 is the input of the first layer, and the last is the output of the stack, after its final
   norm if it has one.
@@ -36,11 +35,10 @@ def read_states(
   if states == LAST_STATE:
     return stack(x_BTD, context, key=key)[:2]
   if any(name[-1].isdigit() for name in stack.blocks.names):
-    found = (
-      f"found {list(states)}, but the layers of this design come in turns, of which only "
-      "the last state is kept"
+    raise UserError(
+      f"config.model.head.states: found {list(states)}, but the layers of this design come in "
+      "turns, of which only the last state is kept; set it to [-1]"
     )
-    raise UserError(f"config.model.head.states: {found}; set it to [-1]")
   recording = copy.copy(stack)
   recording.blocks = _Recording(stack.blocks)
   last_BTD, aux, after_LBTD = recording(x_BTD, context, key=key)
@@ -49,18 +47,18 @@ def read_states(
       "config.mesh.stage: hidden states of several layers are not passed between "
       "stages; set it to 1"
     )
-  found = [x_BTD, *after_LBTD[:-1], last_BTD]
-  if not states or not all(-len(found) <= state < len(found) for state in states):
-    most = f"numbers from {-len(found)} to {len(found) - 1}"
+  all_states = [x_BTD, *after_LBTD[:-1], last_BTD]
+  count = len(all_states)
+  if not states or not all(-count <= state < count for state in states):
     raise UserError(
-      f"config.model.head.states: found {list(states)}, expected {most}; 0 is the embeddings"
+      f"config.model.head.states: found {list(states)}, expected numbers from {-count} to "
+      f"{count - 1}; 0 is the embeddings"
     )
-  return jnp.concatenate([found[state] for state in states], axis=-1), aux
+  return jnp.concatenate([all_states[state] for state in states], axis=-1), aux
 
 
 class _Recording(nnx.Module):
-  """A block that returns its output also where others return their cache, so that the stack
-  collects the outputs."""
+  """A block that returns its output in the place of its cache, so that the stack collects it."""
 
   def __init__(self, block: Block):
     self.block = block

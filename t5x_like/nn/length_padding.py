@@ -32,16 +32,17 @@ def run_padded(
     position: a scheme whose vectors become `Context.position_vectors`.
   """
   T = x_BTD.shape[1]
-  more = -T % math.lcm(ways("length"), ways("residual_length"))
+  padding = -T % math.lcm(ways("length"), ways("residual_length"))
   valid = None
-  if more:
-    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, more), (0, 0)))
-    pos_BT = jnp.concatenate(
-      [pos_BT, jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), more))], axis=1
-    )
-    valid = (jnp.arange(T + more) < T)[None]
+  if padding:
+    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, padding), (0, 0)))
+    last_pos = jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), padding))
+    pos_BT = jnp.concatenate([pos_BT, last_pos], axis=1)
+    valid = (jnp.arange(T + padding) < T)[None]
   x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
-  mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not more)
-  position_vectors = None if position is None else position.embed(jnp.zeros_like(x_BTD), pos_BT)
+  mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not padding)
+  position_vectors = None
+  if position is not None:
+    position_vectors = position.embed(jnp.zeros_like(x_BTD), pos_BT)
   x_BTD, aux, _ = stack(x_BTD, Context(mask=mask, position_vectors=position_vectors), key=key)
   return x_BTD[:, :T], aux

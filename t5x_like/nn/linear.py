@@ -16,8 +16,7 @@ ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
-  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in
-  `dtype`.
+  """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F].
 
   The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then
   gathered, in the forward and again in the backward pass. Its gradient is scattered in that dtype.
@@ -36,14 +35,17 @@ def _matmul_forward(x, kernel, dtype, axes):
 def _matmul_backward(dtype, axes, residuals, g):
   x, kernel = residuals
   g = g.astype(x.dtype)  # logits are wider than their factors
-  batch = tuple(range(x.ndim - 1))
-  whole = gather(kernel.astype(x.dtype), axes)
-  product = partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype)
-  turned = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
-  d_kernel = reduce_scatter(
-    (lambda x, g: product(g, x).T) if turned else product, x, g, axes, TOKENS[: len(batch)]
-  )
-  return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
+  batch_axes = tuple(range(x.ndim - 1))
+  product = partial(contract, a_axes=batch_axes, b_axes=batch_axes, dtype=x.dtype)
+  is_transposed = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
+
+  def kernel_gradient(x, g):
+    return product(g, x).T if is_transposed else product(x, g)
+
+  d_kernel = reduce_scatter(kernel_gradient, x, g, axes, TOKENS[: len(batch_axes)])
+  gathered_kernel = gather(kernel.astype(x.dtype), axes)
+  dx = contract(g, gathered_kernel, x.ndim - 1, 1, x.dtype)
+  return dx, d_kernel.astype(kernel.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
@@ -53,8 +55,8 @@ class Linear(nnx.Module):
   """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
 
   Attributes:
-    has_adapter, multiply: whether it has a low-rank adapter; its product, `matmul` or one of
-      `nn.quantization`.
+    has_adapter: whether it has a low-rank adapter.
+    multiply: its product, `matmul` or one of `nn.quantization`.
   """
 
   has_adapter = False
@@ -80,7 +82,9 @@ class Linear(nnx.Module):
 
   def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
     """Complete the product `y` of `x` and the kernel: add the bias."""
-    return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+    if self.bias is None:
+      return y
+    return y + self.bias[...].astype(y.dtype)
 
   def without_adapter(self, *, merged: bool) -> "Linear":
     """Return the layer without its adapter, which is either added to the kernel or dropped."""
@@ -93,11 +97,13 @@ class Linear(nnx.Module):
     Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product
     and one reduce-scatter replace several, and a small collective costs as much as a large one.
     """
-    (first, _), *_ = axes = [layer.kernel.axes[-2:] for layer in layers]
-    if ways(first) == 1 or any(ways(last) > 1 for _, last in axes):
+    axes = [layer.kernel.axes[-2:] for layer in layers]
+    input_axis = axes[0][0]
+    if ways(input_axis) == 1 or any(ways(output_axis) > 1 for _, output_axis in axes):
       return [layer(x) for layer in layers]
     kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
-    y = layers[0].multiply(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
+    joined_kernel = jnp.concatenate(kernels, axis=-1)
+    y = layers[0].multiply(x, joined_kernel, x.dtype, (input_axis, None))
     parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
     return [layer.finish_product(part, x) for layer, part in zip(layers, parts, strict=True)]
 
@@ -109,19 +115,21 @@ def apply_jointly(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
 
 def map_linears(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
   """Copy the module, replacing every `Linear` by `function(name, linear)`."""
-  made = jax.tree.map(lambda x: x, module)
-  for name, linear in list(linears(made)):
-    parent = made
+  copied = jax.tree.map(lambda x: x, module)
+  for name, linear in list(linears(copied)):
     *path, last = name.split("/")
-    for part in path:
-      parent = getattr(parent, part)
+    parent = copied
+    for attribute in path:
+      parent = getattr(parent, attribute)
     setattr(parent, last, function(name, linear))
-  return made
+  return copied
 
 
 def without_adapters(module: nnx.Module, *, merged: bool) -> nnx.Module:
-  """Copy the module without adapters: the same function if they are `merged`, else the one that
-  they adapt."""
+  """Copy the module without adapters.
+
+  It computes the same function if they are `merged`, else the function that they adapt.
+  """
   return map_linears(module, lambda _, linear: linear.without_adapter(merged=merged))
 
 
@@ -140,13 +148,16 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def wide_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute an einsum as float32, such as the logits of attention; its gradients are products in
-  the dtype of `a`.
+  """Compute an einsum as float32, with gradients that are products in the dtype of `a`.
 
-  By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes
+  The logits of attention are an example. By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes
   several times slower and a TPU reads from twice the memory.
   """
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+
+
+def _wide_einsum_forward(equation, a, b):
+  return wide_einsum(equation, a, b), (a, b)
 
 
 def _wide_einsum_backward(equation, factors, g):
@@ -154,17 +165,18 @@ def _wide_einsum_backward(equation, factors, g):
   return gradients(g.astype(factors[0].dtype))
 
 
-wide_einsum.defvjp(
-  lambda equation, a, b: (wide_einsum(equation, a, b), (a, b)), _wide_einsum_backward
-)
+wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
 
 
 def contract(
   a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype
 ) -> jax.Array:
   """Multiply `a` and `b` over the given axes, accumulating in float32 and returning `dtype`."""
-  axes = tuple((i,) if isinstance(i, int) else i for i in (a_axes, b_axes))
-  product = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
+  if isinstance(a_axes, int):
+    a_axes = (a_axes,)
+  if isinstance(b_axes, int):
+    b_axes = (b_axes,)
+  product = partial(jax.lax.dot_general, dimension_numbers=((a_axes, b_axes), ((), ())))
   if platform() != "cpu" or dtype == jnp.float32:
     return product(a, b, preferred_element_type=dtype)
 

@@ -1,7 +1,6 @@
-"""Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen (Hu et al. 2021,
-section 4.1).
+"""Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen.
 
-A model is built as usual; some of its `Linear`s are then replaced by `LoraLinear`s. Models
+They follow Hu et al. 2021, section 4.1. A model is built as usual; some of its `Linear`s are then replaced by `LoraLinear`s. Models
 therefore know nothing of adapters, and kernels keep their names, with `lora_a` and `lora_b` beside
 them. A stack's adapters have its layers axis and are scanned, split over stages and checkpointed
 with it. A is drawn like the kernels and B is zero, so that a fresh adapter changes nothing.
@@ -49,10 +48,9 @@ class LoraLinear(Linear):
     self.lora_b = nnx.Param(b, axes=(*names, None, columns), unit=(*units, 1, column_unit))
 
   def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
-    low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
-    return super().finish_product(y, x) + self.scale * matmul(
-      low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:]
-    )
+    hidden = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
+    adapter = matmul(hidden, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
+    return super().finish_product(y, x) + self.scale * adapter
 
   def without_adapter(self, *, merged: bool) -> Linear:
     kernel = self.kernel[...]
@@ -61,12 +59,14 @@ class LoraLinear(Linear):
     if merged:
       with jax.default_matmul_precision("highest"):
         kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
-    made = jax.eval_shape(lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias))
-    made.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
-    made.multiply = self.multiply
+    linear = jax.eval_shape(
+      lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias)
+    )
+    linear.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
+    linear.multiply = self.multiply
     if bias:
-      made.bias = self.bias
-    return made
+      linear.bias = self.bias
+    return linear
 
 
 def add_adapters(
@@ -88,29 +88,31 @@ def add_adapters(
   Raises:
     UserError: a target matches no `Linear`.
   """
-  found = [
-    n
-    for n, _ in linears(model)
-    if not any(fnmatch.fnmatchcase(f"{n}/kernel", form) for form in besides)
-  ]
+  names = [name for name, _ in linears(model) if not _is_excluded(f"{name}/kernel", besides)]
   for target in targets:
-    if not any(_matches(name, (target,)) for name in found):
-      ends = sorted({name.rpartition("/")[2] for name in found})
+    if not any(_matches(name, (target,)) for name in names):
+      last_parts = sorted({name.rpartition("/")[2] for name in names})
       raise UserError(
         f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: "
-        f"{', '.join(ends)}"
+        f"{', '.join(last_parts)}"
       )
-  keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(found))}
-  chosen = {name for name in found if _matches(name, targets)}
-  return map_linears(
-    model,
-    lambda name, linear: (
-      LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
-    ),
-  )
+  keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(names))}
+
+  def adapt(name: str, linear: Linear) -> Linear:
+    if name not in keys or not _matches(name, targets):
+      return linear
+    return LoraLinear(linear, rank, alpha / rank, keys[name])
+
+  return map_linears(model, adapt)
+
+
+def _is_excluded(kernel: str, patterns: Sequence[str]) -> bool:
+  return any(fnmatch.fnmatchcase(kernel, pattern) for pattern in patterns)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-  return any(
-    fnmatch.fnmatchcase(name, form) for pattern in patterns for form in (pattern, f"*/{pattern}")
-  )
+  """Return whether a pattern matches the whole name or its last parts."""
+  for pattern in patterns:
+    if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*/{pattern}"):
+      return True
+  return False

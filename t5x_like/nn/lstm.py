@@ -1,5 +1,4 @@
-"""Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
-2000).
+"""Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate (Gers et al. 2000).
 
 The baselines beside Transformers: a layer of a decoder (Radford et al. 2018, section 5), and two
 directions above an encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the
@@ -43,15 +42,17 @@ class Lstm(nnx.Module):
     starts_BT: jax.Array | None = None,
     reverse: bool = False,
   ) -> tuple[jax.Array, State]:
-    """Read the tokens in order, or from the last to the first; return ([B, T, H], the state after
-    them).
+    """Read the tokens in order, or from the last to the first.
 
     Args:
       state: the state before them; None for zeros.
       valid_BT: bool, False for padding, which leaves the state as it is and whose output is zero.
       starts_BT: bool, True where the state is reset first.
+    Returns:
+      ([B, T, H], the state after the tokens)
     """
-    (B, T, _), H = x_BTD.shape, self.states.kernel.shape[-2]
+    B, T, _ = x_BTD.shape
+    H = self.states.kernel.shape[-2]
     state = state or zero_state(B, H, x_BTD.dtype)
     valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
     starts_BT = jnp.zeros((B, T), bool) if starts_BT is None else starts_BT
@@ -59,18 +60,18 @@ class Lstm(nnx.Module):
     @partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.checkpoint_dots)
     def step(state: State, token):  # the backward pass keeps products, not gates in float32
       gates_BX, valid_B1, starts_B1 = token
-      h_BH, c_BH = (jnp.where(starts_B1, jnp.zeros_like(x), x) for x in state)
+      h_BH, c_BH = state
+      h_BH = jnp.where(starts_B1, jnp.zeros_like(h_BH), h_BH)
+      c_BH = jnp.where(starts_B1, jnp.zeros_like(c_BH), c_BH)
       i, f, g, o = jnp.split((gates_BX + self.states(h_BH)).astype(jnp.float32), 4, axis=-1)
       c = jax.nn.sigmoid(f) * c_BH + jax.nn.sigmoid(i) * jnp.tanh(g)
       h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(h_BH.dtype)
-      kept = jnp.where(valid_B1, h, h_BH), jnp.where(valid_B1, c, c_BH)
-      return kept, jnp.where(valid_B1, h, jnp.zeros_like(h))
+      state = jnp.where(valid_B1, h, h_BH), jnp.where(valid_B1, c, c_BH)
+      return state, jnp.where(valid_B1, h, jnp.zeros_like(h))
 
-    by_token = jax.tree.map(
-      lambda x: jnp.swapaxes(x, 0, 1),
-      (self.inputs(x_BTD), valid_BT[..., None], starts_BT[..., None]),
-    )
-    state, h_TBH = jax.lax.scan(step, state, by_token, reverse=reverse)
+    tokens = (self.inputs(x_BTD), valid_BT[..., None], starts_BT[..., None])
+    tokens = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tokens)
+    state, h_TBH = jax.lax.scan(step, state, tokens, reverse=reverse)
     return jnp.swapaxes(h_TBH, 0, 1), state
 
 
@@ -97,11 +98,9 @@ class BiLstm(nnx.Module):
     """Return [B, T, 2H], zero at padding; `dropout` applies to the input of every layer."""
     for index, (forward, backward) in enumerate(zip(self.forward, self.backward, strict=True)):
       x_BTD = dropout(x_BTD, subkey(key, index))
-      both = (
-        forward(x_BTD, valid_BT=valid_BT)[0],
-        backward(x_BTD, valid_BT=valid_BT, reverse=True)[0],
-      )
-      x_BTD = jnp.concatenate(both, axis=-1)
+      forward_BTH, _ = forward(x_BTD, valid_BT=valid_BT)
+      backward_BTH, _ = backward(x_BTD, valid_BT=valid_BT, reverse=True)
+      x_BTD = jnp.concatenate([forward_BTH, backward_BTH], axis=-1)
     return x_BTD
 
 
@@ -137,7 +136,9 @@ class Recurrence(Layer):
       state = cache["h"], cache["c"]
       valid_BT = jax.lax.dynamic_slice_in_dim(mask.k_valid, context.slot, x_BTD.shape[1], axis=1)
     h_BTH, (h, c) = self.lstm(x_BTD, state, valid_BT=valid_BT, starts_BT=starts_BT)
-    return self.dropout(self.out(h_BTH), key), {}, None if cache is None else {"h": h, "c": c}
+    if cache is not None:
+      cache = {"h": h, "c": c}
+    return self.dropout(self.out(h_BTH), key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     h, c = zero_state(start.batch, self.lstm.states.kernel.shape[-2], start.dtype)

@@ -31,18 +31,23 @@ class Convolution(nnx.Module):
 
 
 class Depthwise(nnx.Module):
-  """A 3 x 3 convolution of each channel by itself, as nine shifted products that the partitioner
-  can split."""
+  """A 3 x 3 convolution of each channel by itself.
+
+  It is computed as nine shifted products, which the partitioner can split.
+  """
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
     self.kernel = params.param(rngs, params.fan_in_normal(9), (3, 3, channels), (None,) * 3)
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    (_, Y, X, _), kernel = x_BYXC.shape, self.kernel[...].astype(x_BYXC.dtype)
+    _, Y, X, _ = x_BYXC.shape
+    kernel = self.kernel[...].astype(x_BYXC.dtype)
     x_BYXC = jnp.pad(x_BYXC, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return sum(
-      x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx] for dy in range(3) for dx in range(3)
-    )
+    total = 0
+    for dy in range(3):
+      for dx in range(3):
+        total = total + x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx]
+    return total
 
 
 class SqueezeExcite(nnx.Module):
@@ -62,10 +67,9 @@ class SqueezeExcite(nnx.Module):
 
 
 class MbConv(nnx.Module):
-  """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))` (Sandler et al. 2018,
-  pre-activation).
+  """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))`.
 
-  The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai
+  This is the block of Sandler et al. 2018 with pre-activation. The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai
   et al. 2021, equation 5).
   """
 
@@ -84,7 +88,8 @@ class MbConv(nnx.Module):
     axes = ("embed", None)
     init = params.fan_in_normal
     self.project = Linear((inputs, width), axes, init(inputs), rngs, bias=True) if first else None
-    self.in_norm, self.expand = norm(inputs), Linear((inputs, hidden), axes, init(inputs), rngs)
+    self.in_norm = norm(inputs)
+    self.expand = Linear((inputs, hidden), axes, init(inputs), rngs)
     self.expand_norm = norm(hidden)
     self.depthwise = Depthwise(hidden, rngs)
     self.depthwise_norm = norm(hidden)
@@ -105,10 +110,10 @@ class MbConv(nnx.Module):
 
 def max_pool_2x2(x_BYXC: jax.Array) -> jax.Array:
   """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
-  below, right = (size % 2 for size in x_BYXC.shape[1:3])
+  _, Y, X, _ = x_BYXC.shape
   # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round
   # differently.
-  return max_pool(x_BYXC, 2, 2, ((0, below), (0, right)))
+  return max_pool(x_BYXC, 2, 2, ((0, Y % 2), (0, X % 2)))
 
 
 def apply_per_cell(layer, x_BYXC: jax.Array) -> jax.Array:

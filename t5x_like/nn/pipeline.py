@@ -1,5 +1,4 @@
-"""Pipeline parallelism: stages hold the layers of a stack, and microbatches pass from stage to
-stage.
+"""Pipeline parallelism: microbatches pass through stages that each hold some layers of a stack.
 
 Where the logical axis `layers` is split into S stages, each stage holds 1/S of the layers, and the
 batch is cut into M microbatches. All stages compute at once, each for a different microbatch: one
@@ -16,6 +15,7 @@ but computes others. Once per pass, layers are sent to the stages that compute t
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -78,64 +78,89 @@ def run_pipeline(
   B = x_BTD.shape[0]
   M = pipeline.microbatches or math.gcd(stages, max(1, B // constrain.ways("batch")))
   _check(stages, rounds, layers, M, B)
-  blocks = jax.tree.map(
-    lambda w: _staged(w.reshape(rounds, stages, -1, *w.shape[1:]).swapaxes(0, 1)), blocks
+
+  def stack_stages(parameter: jax.Array) -> jax.Array:
+    """Reshape [all layers, ...] to [stages, rounds, layers of a stage and round, ...]."""
+    parts = parameter.reshape(rounds, stages, -1, *parameter.shape[1:])
+    return _split_over_stages(parts.swapaxes(0, 1))
+
+  stage = _Stage(stages, rounds, M, run_layers, MicrobatchRows.cut(context, B, M), context, key)
+  run_stage = stage.run
+  if rounds == 1:
+    run_stage = partial(run_stage, remat)
+  else:
+    run_stage = remat.wrap(partial(run_stage, KEEP_ALL), prevent_cse=False)
+  run_all_stages = jax.vmap(
+    run_stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers")
   )
-  x = _cut(x_BTD, M)
-  rows = _Rows.of(context, B, M)
+  blocks = jax.tree.map(stack_stages, blocks)
   stage_S = jnp.arange(stages)
-
-  def stage(blocks_R, stage, tick, x):
-    """Run one tick of one stage; return its next state and its layers' aux, [rounds, layers,
-    ...]."""
-    turn = tick - stage  # index of this stage's turn; out of range while it idles
-    busy = (turn >= 0) & (turn < M * rounds)
-    turn = jnp.clip(turn, 0, M * rounds - 1)
-    m = turn % M
-    r = turn // M
-    # With one round, every tick uses the same weights: indexing would save a copy per tick for the
-    # backward pass.
-    own = jax.tree.map(
-      lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False),
-      blocks_R,
-    )
-    own_key = subkey(subkey(key, m), r * stages + stage)
-    x, aux, _ = run_layers(
-      own, x, rows.context(context, m), own_key, remat if rounds == 1 else KEEP_ALL
-    )
-    here = (jnp.arange(rounds) == r) & busy
-    return x, jax.tree.map(
-      lambda a: jnp.where(here.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a)), aux
-    )
-
-  if rounds > 1:
-    stage = remat.wrap(stage, prevent_cse=False)
-  all_stages = jax.vmap(
-    stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers")
-  )
 
   def tick(carry, t):
     # [S, b, T, D], inputs of the stages; [M, b, T, D], next inputs of the first stage
     state, waiting = carry
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, keepdims=False)
-    state = _staged(state.at[0].set(first))
-    state, aux = all_stages(blocks, stage_S, t, state)
-    state = _staged(jnp.roll(_staged(state), 1, axis=0))
-    # Microbatch t - (S - 1) has left the last stage, for another round or for good.
-    left = t - (stages - 1)
-    place = left % M
-    kept = jax.lax.dynamic_index_in_dim(waiting, place, keepdims=False)
-    waiting = jax.lax.dynamic_update_index_in_dim(
-      waiting, jnp.where(left >= 0, state[0], kept), place, 0
-    )
+    state = _split_over_stages(state.at[0].set(first))
+    state, aux = run_all_stages(blocks, stage_S, t, state)
+    state = _split_over_stages(jnp.roll(_split_over_stages(state), 1, axis=0))
+    # This microbatch has left the last stage, for another round or for good.
+    finished = t - (stages - 1)
+    slot = finished % M
+    earlier = jax.lax.dynamic_index_in_dim(waiting, slot, keepdims=False)
+    output = jnp.where(finished >= 0, state[0], earlier)
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, output, slot, 0)
     return (state, waiting), aux
 
-  state = _staged(jnp.zeros((stages, *x.shape[1:]), x.dtype))
+  x = _cut_rows(x_BTD, M)
+  state = _split_over_stages(jnp.zeros((stages, *x.shape[1:]), x.dtype))
   (_, x), aux = jax.lax.scan(tick, (state, x), jnp.arange(M * rounds + stages - 1))
   # [ticks, stages, rounds, layers, ...] -> [all layers, ...], in their order
   aux = jax.tree.map(lambda a: a.sum(0).swapaxes(0, 1).reshape(-1, *a.shape[4:]), aux)
   # Statistics now cover the tokens of all microbatches; scalars are averaged.
-  return _joined(x), {n: a if isinstance(a, Statistics) else a / M for n, a in aux.items()}, None
+  aux = {name: a if isinstance(a, Statistics) else a / M for name, a in aux.items()}
+  return _join_rows(x), aux, None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+  """One tick of any stage, as `run_pipeline` maps it over stages.
+
+  Attributes:
+    stages, rounds, microbatches: sizes of the schedule.
+    run_layers, context, key: see `run_pipeline`.
+    rows: the context's arrays, cut into microbatches.
+  """
+
+  stages: int
+  rounds: int
+  microbatches: int
+  run_layers: Callable
+  rows: "MicrobatchRows"
+  context: Context
+  key: jax.Array | None
+
+  def run(self, remat: Remat, blocks_R, stage, tick, x):
+    """Return the stage's next state and its layers' aux, [rounds, layers, ...]."""
+    turns = self.microbatches * self.rounds
+    turn = tick - stage  # index of this stage's turn; out of range while it idles
+    is_busy = (turn >= 0) & (turn < turns)
+    turn = jnp.clip(turn, 0, turns - 1)
+    m = turn % self.microbatches
+    r = turn // self.microbatches
+    if self.rounds == 1:
+      # Every tick uses the same weights: indexing would save a copy per tick for the backward pass.
+      blocks = jax.tree.map(lambda w: w[0], blocks_R)
+    else:
+      blocks = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
+    key = subkey(subkey(self.key, m), r * self.stages + stage)
+    context = self.rows.context(self.context, m)
+    x, aux, _ = self.run_layers(blocks, x, context, key, remat)
+    is_round_R = (jnp.arange(self.rounds) == r) & is_busy
+
+    def place_in_round(a: jax.Array) -> jax.Array:
+      return jnp.where(is_round_R.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a))
+
+    return x, jax.tree.map(place_in_round, aux)
 
 
 def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:
@@ -156,42 +181,48 @@ def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) 
     )
 
 
-def _cut(x: jax.Array, parts: int) -> jax.Array:
+def _cut_rows(x: jax.Array, parts: int) -> jax.Array:
   """Cut [B, ...] into [parts, B / parts, ...]; every device keeps its rows."""
   x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
   return constrain.constrain(x, None, "batch")
 
 
-def _joined(x: jax.Array) -> jax.Array:
-  """Undo `_cut`."""
+def _join_rows(x: jax.Array) -> jax.Array:
+  """Undo `_cut_rows`."""
   return constrain.constrain(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), "batch")
 
 
-def _staged(x: jax.Array) -> jax.Array:
+def _split_over_stages(x: jax.Array) -> jax.Array:
   return constrain.constrain(x, "layers")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
-  """The arrays of a context with a row per example, each cut to [M, B / M, ...], by leaf index in
-  its tree."""
+class MicrobatchRows:
+  """The arrays of a context with a row per example, each cut to [M, B / M, ...].
+
+  Attributes:
+    arrays: the arrays by their leaf index in the tree of `_fields_by_row`.
+  """
 
   arrays: dict[int, jax.Array]
 
   @classmethod
-  def of(cls, context: Context, batch: int, parts: int) -> "_Rows":
-    leaves = jax.tree.leaves(_per_row(context))
-    return cls({i: _cut(x, parts) for i, x in enumerate(leaves) if x.shape[0] == batch})
+  def cut(cls, context: Context, batch: int, parts: int) -> "MicrobatchRows":
+    arrays = {}
+    for i, x in enumerate(jax.tree.leaves(_fields_by_row(context))):
+      if x.shape[0] == batch:
+        arrays[i] = _cut_rows(x, parts)
+    return cls(arrays)
 
   def context(self, context: Context, part) -> Context:
     """Return the context of one microbatch."""
-    leaves, treedef = jax.tree.flatten(_per_row(context))
+    leaves, treedef = jax.tree.flatten(_fields_by_row(context))
     for i, x in self.arrays.items():
       leaves[i] = jax.lax.dynamic_index_in_dim(x, part, keepdims=False)
     return dataclasses.replace(context, **treedef.unflatten(leaves))
 
 
-def _per_row(context: Context) -> dict:
+def _fields_by_row(context: Context) -> dict:
   """Return the fields of a context whose arrays have the batch (or 1) as first axis."""
   names = ["mask", "memory", "memory_mask", "valid", "position_vectors", "memory_position_vectors"]
   # not the vectors of disentangled attention

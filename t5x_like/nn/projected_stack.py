@@ -1,5 +1,7 @@
-"""A stack with one projection of keys and values for all its layers (Wang et al. 2020, section 4,
-"layerwise")."""
+"""A stack with one projection of keys and values for all its layers.
+
+It is "layerwise" sharing in Linformer (Wang et al. 2020, section 4).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +26,12 @@ class ProjectedStack(Stack):
 
   def _run(self, blocks, *args):
     layers = jax.tree.leaves(blocks)[0].shape[0]
-    lent = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
+    projections = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
 
     def with_projection(part):
       if isinstance(part, Core) and part.layerwise:
         part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
-        part.keys = nnx.data(nnx.Param(lent))
+        part.keys = nnx.data(nnx.Param(projections))
       return part
 
     blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Core))

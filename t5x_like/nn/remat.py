@@ -1,9 +1,8 @@
-"""Rematerialisation: the activations kept for the backward pass and those recomputed in it:
-`config.model.remat`.
+"""Rematerialisation (`config.model.remat`): which activations the backward pass recomputes.
 
-The setting is a name of `REMAT_KINDS`, or {"name": …} with arguments. Activations have names (`NAMES`),
-given where they are computed, so that a recipe can keep them on the devices or move them to the
-hosts' memory until the backward pass.
+The setting is a name of `REMAT_KINDS`, or {"name": …} with arguments. Activations have names
+(`NAMES`), given where they are computed, so that a recipe can keep them on the devices or move them
+to the hosts' memory until the backward pass.
 """
 
 import dataclasses
@@ -22,11 +21,12 @@ Name = Literal[NAMES]
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-  """Attributes:
-  keep: "all" activations, "dots" (matrix products without a batch axis), or "named" ones, and of
-    these
-  save: those that stay on the devices;
-  offload: those that go to the hosts' memory.
+  """The activations that the backward pass does not recompute.
+
+  Attributes:
+    keep: "all" activations, "dots" (matrix products without a batch axis), or "named" ones.
+    save: names of the activations that stay on the devices.
+    offload: names of the activations that go to the hosts' memory.
   """
 
   keep: Literal["all", "dots", "named"]
@@ -41,11 +41,11 @@ class Remat:
     if self.keep == "dots":
       policy = policies.checkpoint_dots_with_no_batch_dims
     elif self.offload:
-      names = dict(
-        names_which_can_be_saved=list(self.save), names_which_can_be_offloaded=list(self.offload)
-      )
       policy = policies.save_and_offload_only_these_names(
-        **names, offload_src="device", offload_dst="pinned_host"
+        names_which_can_be_saved=list(self.save),
+        names_which_can_be_offloaded=list(self.offload),
+        offload_src="device",
+        offload_dst="pinned_host",
       )
     else:
       policy = policies.save_only_these_names(*self.save)
@@ -105,6 +105,8 @@ def build_remat(spec: str | dict) -> Remat:
 
 
 def name_activation(x: jax.Array, name: Name) -> jax.Array:
-  """Name `x` [B, T, ...], so that a recipe can keep it or offload it; kept as [B, T, X], heads need
-  no padding."""
+  """Name an activation [B, T, ...], so that a recipe can keep it or offload it.
+
+  It is kept as [B, T, X], in which heads need no padding.
+  """
   return checkpoint_name(x.reshape(*x.shape[:2], -1), name).reshape(x.shape)

@@ -11,16 +11,15 @@ from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 
 
-def copy_attributes(module: nnx.Module, other: nnx.Module) -> None:
+def copy_attributes(target: nnx.Module, source: nnx.Module) -> None:
   """Give a module the parts and settings of another, whose parameters keep their names."""
-  for name, value in vars(other).items():
-    if not name.startswith("_"):  # flax's own
-      setattr(module, name, value)
+  for name, value in vars(source).items():
+    if not name.startswith("_"):  # not flax's own
+      setattr(target, name, value)
 
 
 class SharedStack(Stack):
-  """A stack of a few blocks, in groups of equal size that follow each other; each group runs
-  several times in a row.
+  """A stack of a few blocks in groups of equal size, of which each runs several times in a row.
 
   Args:
     stack: the stack of the blocks, in their order, whose parts this one takes over.
@@ -46,27 +45,24 @@ class SharedStack(Stack):
     for group, times in enumerate(self.times):
       if times == 0:
         continue
-      keys_NG = (
-        None if keys_L is None else keys_L[start : start + times * size].reshape(times, size)
-      )
-      places = range(group * size, (group + 1) * size)
-      x_BTD, output = self._repeat(blocks, places, x_BTD, context, keys_NG, times, remat)
+      keys_NG = None
+      if keys_L is not None:
+        keys_NG = keys_L[start : start + times * size].reshape(times, size)
+      group_blocks = [_block(blocks, index) for index in range(group * size, (group + 1) * size)]
+      x_BTD, output = self._repeat(group_blocks, x_BTD, context, keys_NG, times, remat)
       outputs.append(output)
       start += times * size
     aux_L, cache = jax.tree.map(lambda *groups: jnp.concatenate(groups), *outputs)
     return x_BTD, aux_L, cache
 
-  def _repeat(
-    self, blocks: tuple, places: range, x_BTD, context, keys_NG, times: int, remat: Remat
-  ):
-    """Run the blocks at some places one after another, several times; return (x, their outputs, one
-    a layer)."""
-    group = [_block(blocks, place) for place in places]
+  def _repeat(self, group: list, x_BTD, context, keys_NG, times: int, remat: Remat):
+    """Run blocks one after another, several times; return (x, their outputs, one a layer)."""
 
-    def body(x_BTD, run):
+    def body(x_BTD, repetition):
+      _, keys_G = repetition
       outputs = []
       for number, block in enumerate(group):
-        layer_key = None if run[1] is None else run[1][number]
+        layer_key = None if keys_G is None else keys_G[number]
         x_BTD, *output = block(x_BTD, dataclasses.replace(context, depth=None), None, layer_key)
         outputs.append(output)
       return x_BTD, jax.tree.map(lambda *layers: jnp.stack(layers), *outputs)
@@ -75,6 +71,6 @@ class SharedStack(Stack):
     return x_BTD, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
 
 
-def _block(blocks: tuple, place: int) -> nnx.Module:
-  block, _ = jax.tree.map(lambda leaf: leaf[place], blocks)
+def _block(blocks: tuple, index: int) -> nnx.Module:
+  block, _ = jax.tree.map(lambda leaf: leaf[index], blocks)
   return block

@@ -24,11 +24,10 @@ from t5x_like.parallel.constrain import ways
 class Stack(nnx.Module):
   """Embeddings in, normalised activations out.
 
-  Args:
-    make_block: builds one block from its own `nnx.Rngs`.
-    repeats: number of blocks; if layers differ, a block holds one period of them.
-    position: the scheme that the layers share.
-    piecewise_bias_above: number of logits (T * S) above which layers receive the scheme itself instead of
+  Args: make_block: builds one block from its own `nnx.Rngs`. repeats: number of blocks; if layers
+    differ, a block holds one period of them. position: the scheme that the layers share.
+    piecewise_bias_above: number of logits (T * S) above which layers receive the scheme itself
+    instead of
       its bias, for cores that compute it piece by piece; None for never.
     final_norm: applied to the output of the last block.
     remat: activations kept for the backward pass.
@@ -55,8 +54,7 @@ class Stack(nnx.Module):
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
     blocks = jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L)
-    layered = lambda p: p.replace(axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
-    self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
+    self.blocks = jax.tree.map(_add_layers_axis, blocks, is_leaf=params.is_param)
     self.position = position or Position()
     self.piecewise_bias_above = piecewise_bias_above
     self.final_norm = final_norm or Identity()
@@ -105,8 +103,11 @@ class Stack(nnx.Module):
     remat: Remat,
     cache=None,
   ):
-    """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux`
-    per layer."""
+    """Run some of the blocks, with their depths, in order.
+
+    Returns:
+      ([B, T, D], the auxiliary values of every layer, cache)
+    """
     repeats = jax.tree.leaves(blocks)[0].shape[0]
     keys_L = None if key is None else jax.random.split(key, repeats)
     wrap = partial(
@@ -115,50 +116,61 @@ class Stack(nnx.Module):
 
     def body(x_BTD, layer):
       (block, depth), layer_cache, layer_key = layer
-      here = dataclasses.replace(context, depth=depth)
-      x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key, wrap)
+      block_context = dataclasses.replace(context, depth=depth)
+      x_BTD, aux, layer_cache = block(x_BTD, block_context, layer_cache, layer_key, wrap)
       return x_BTD, (aux, layer_cache)
 
     x_BTD, (aux_L, cache) = self.scan_layers(body, x_BTD, (blocks, cache, keys_L))
     return x_BTD, aux_L, cache
 
   def scan_layers(self, body: Callable, carry, layers, remat: Remat = KEEP_ALL):
-    """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
+    """Fold `body` over layers as `jax.lax.scan` does, by a scan or a loop; `remat` wraps the
+    body."""
     run = jax.lax.scan if self.layers == "scan" else _loop
     repeats = jax.tree.leaves(layers)[0].shape[0]
-    # a scan of one block is no loop in the compiled program either
-    alone = self.layers == "loop" or repeats == 1
-    return run(remat.wrap(body, prevent_cse=alone), carry, layers)
+    # A scan of one block is no loop in the compiled program either.
+    is_unrolled = self.layers == "loop" or repeats == 1
+    return run(remat.wrap(body, prevent_cse=is_unrolled), carry, layers)
 
   def bias(self, mask: Mask, batch: int):
-    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `piecewise_bias_above` logits;
-    None without a bias.
+    """Return the shared bias, [B or 1, N, T, S]; None without a bias.
 
-    For a loop it is broadcast to the whole batch, so that the layers' gradients are added first and
-    summed over the batch once instead of once per layer.
+    Above `piecewise_bias_above` logits, return the scheme itself. For a loop, the bias is broadcast
+    to the whole batch, so that the layers' gradients are added first and summed over the batch once
+    instead of once per layer.
     """
     if not self.position.biased:
       return None
-    if (
-      self.piecewise_bias_above is not None
-      and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.piecewise_bias_above
-    ):
+    logits = mask.q_pos.shape[1] * mask.k_pos.shape[1]
+    if self.piecewise_bias_above is not None and logits > self.piecewise_bias_above:
       return self.position
     bias = self.position.bias(mask.q_pos, mask.k_pos)
-    return bias if self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
+    if self.layers == "scan":
+      return bias
+    return jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
 
   def start_cache(self, start: CacheStart) -> dict:
     """Return the empty cache of every layer, with a leading layers axis."""
     return jax.vmap(lambda block: block.start_cache(start))(self.blocks)
 
   def without(self, *names: str, **changes) -> "Stack":
-    """Return a stack that shares this one's parameters, without some sublayers and with attributes
-    changed."""
-    kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
-    other = copy.copy(self)
-    for name, value in {"blocks": Block(self.blocks.turns, **kept), **changes}.items():
-      setattr(other, name, value)
-    return other
+    """Return a stack that shares this one's parameters, without the named sublayers.
+
+    Args:
+      changes: attributes of the new stack.
+    """
+    sublayers = {
+      name: getattr(self.blocks, name) for name in self.blocks.names if name not in names
+    }
+    stack = copy.copy(self)
+    stack.blocks = Block(self.blocks.turns, **sublayers)
+    for name, value in changes.items():
+      setattr(stack, name, value)
+    return stack
+
+
+def _add_layers_axis(param: nnx.Param) -> nnx.Param:
+  return param.replace(axes=("layers", *param.axes), unit=(1, *param.unit))
 
 
 def _loop(body, carry, layers):
@@ -166,9 +178,10 @@ def _loop(body, carry, layers):
   leaves, treedef = jax.tree.flatten(layers)
   # The gradient of a split is one concatenation; the gradient of indexing would add up L
   # zero-padded arrays.
-  layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]
-  outs = []
-  for layer in zip(*layers_of, strict=True):
-    carry, out = body(carry, treedef.unflatten(layer))
-    outs.append(out)
-  return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outs)
+  split_leaves = [jax.lax.split(leaf, [1] * leaf.shape[0]) for leaf in leaves]
+  outputs = []
+  for layer_leaves in zip(*split_leaves, strict=True):
+    layer = treedef.unflatten([leaf.squeeze(0) for leaf in layer_leaves])
+    carry, output = body(carry, layer)
+    outputs.append(output)
+  return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

@@ -1,5 +1,4 @@
-"""Two stacks, one after the other: first layers with an MLP, the others with experts
-(DeepSeek-V3)."""
+"""Two stacks, one after the other: first layers with an MLP, then with experts (DeepSeek-V3)."""
 
 import copy
 import dataclasses
@@ -33,9 +32,9 @@ class TwoPartStack(nnx.Module):
     total = {}
     caches = {}
     for index, name in enumerate(("first", "rest")):
-      own = None if cache is None else cache[name]
+      part_cache = None if cache is None else cache[name]
       x_BTD, aux, caches[name] = getattr(self, name)(
-        x_BTD, context, cache=own, key=subkey(key, index)
+        x_BTD, context, cache=part_cache, key=subkey(key, index)
       )
       add_aux(total, name, aux)
     return x_BTD, total, (None if cache is None else caches)
@@ -45,9 +44,10 @@ class TwoPartStack(nnx.Module):
 
   def without(self, *names: str, **changes) -> "TwoPartStack":
     """Return stacks that share these parameters; see `Stack.without`."""
-    other = copy.copy(self)
-    other.first, other.rest = (part.without(*names, **changes) for part in (self.first, self.rest))
-    return other
+    stack = copy.copy(self)
+    stack.first = self.first.without(*names, **changes)
+    stack.rest = self.rest.without(*names, **changes)
+    return stack
 
 
 def build_two_part_stack(parts, rngs: nnx.Rngs) -> TwoPartStack:
@@ -70,12 +70,12 @@ def build_two_part_stack(parts, rngs: nnx.Rngs) -> TwoPartStack:
     raise UserError(
       "config.model.design.residual_init: found True, expected False with dense_layers"
     )
-  without = dataclasses.replace(design, experts=None, dense_layers=0)
-  first = dataclasses.replace(
-    parts, design=without, dims=dataclasses.replace(parts.dims, layers=dense)
-  ).stack(rngs)
+  dense_design = dataclasses.replace(design, experts=None, dense_layers=0)
+  dense_dims = dataclasses.replace(parts.dims, layers=dense)
+  first = dataclasses.replace(parts, design=dense_design, dims=dense_dims).stack(rngs)
   first.final_norm = Identity()
   first.dropout = NO_DROPOUT
-  after = dataclasses.replace(design, dense_layers=0)
-  dims = dataclasses.replace(parts.dims, layers=layers - dense)
-  return TwoPartStack(first, dataclasses.replace(parts, design=after, dims=dims).stack(rngs))
+  expert_design = dataclasses.replace(design, dense_layers=0)
+  expert_dims = dataclasses.replace(parts.dims, layers=layers - dense)
+  rest = dataclasses.replace(parts, design=expert_design, dims=expert_dims).stack(rngs)
+  return TwoPartStack(first, rest)

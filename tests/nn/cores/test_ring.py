@@ -1,6 +1,5 @@
 """Ring attention: what the dense core computes, without any device holding all keys."""
 
-
 import core_cases as cases
 import jax
 import numpy as np
