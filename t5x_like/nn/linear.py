@@ -150,8 +150,9 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
 def wide_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Compute an einsum as float32, with gradients that are products in the dtype of `a`.
 
-  The logits of attention are an example. By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes
-  several times slower and a TPU reads from twice the memory.
+  The logits of attention are an example. By JAX's own rule, the gradients would be products of the
+  float32 cotangent, which a GPU computes several times slower and a TPU reads from twice the
+  memory.
   """
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 

@@ -69,8 +69,8 @@ class SqueezeExcite(nnx.Module):
 class MbConv(nnx.Module):
   """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))`.
 
-  This is the block of Sandler et al. 2018 with pre-activation. The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai
-  et al. 2021, equation 5).
+  This is the block of Sandler et al. 2018 with pre-activation. The first block of a stage has a
+  stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai et al. 2021, equation 5).
   """
 
   def __init__(

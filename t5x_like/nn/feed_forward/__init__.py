@@ -19,8 +19,7 @@ _gelu_tanh = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=
 
 @partial(jax.checkpoint, prevent_cse=False)  # or the backward pass would keep three float32 arrays
 def gelu(x: jax.Array) -> jax.Array:
-  """Compute `x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks &
-  Gimpel 2016).
+  """Compute GELU, `x Phi(x)`, with the normal distribution function Phi (Hendrycks & Gimpel 2016).
 
   It is computed in float32. `jax.nn.gelu` computes erfc in the dtype of `x`, which XLA for TPU
   packs bit by bit.
@@ -30,8 +29,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
-  """Compute `x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel
-  2016, section 2)."""
+  """Compute `x sigmoid(1.702 x)`, CLIP's approximation of GELU (Hendrycks & Gimpel 2016)."""
   return x * jax.nn.sigmoid(1.702 * x)
 
 

@@ -1,10 +1,9 @@
-"""The noisy top-k gate of Shazeer et al. 2017 (https://arxiv.org/abs/1701.06538), and its two
-losses.
+"""The noisy top-k gate of Shazeer et al. 2017 and its two losses.
 
-In training, logits are `x W_gate + normal noise * softplus(x W_noise)` (section 2.1, equation 4).
-Both kernels start at zero, so that every expert is chosen equally often at first (appendix A).
-`importance_loss` and `load_loss` weigh the losses; both are 0.1 in the paper's language models
-(appendix C.1).
+The paper is https://arxiv.org/abs/1701.06538. In training, logits are `x W_gate + normal noise *
+softplus(x W_noise)` (section 2.1, equation 4). Both kernels start at zero, so that every expert is
+chosen equally often at first (appendix A). `importance_loss` and `load_loss` weigh the losses; both
+are 0.1 in the paper's language models (appendix C.1).
 """
 
 import dataclasses
@@ -51,23 +50,21 @@ class NoisyRouter(Router):
     super().__init__(embed, experts, rngs, init=params.zeros, bias=bias)
     self.noise = params.param(rngs, params.zeros, (embed, experts.experts), ("embed", None))
     if not self.normalise:
-      found = f"found 'noisy_top_k' with top_k={experts.top_k} and normalise={experts.normalise}"
       raise UserError(
-        f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates"
+        f"config.model.design.experts.router: found 'noisy_top_k' with top_k={experts.top_k} and "
+        f"normalise={experts.normalise}, expected top_k above 1 and normalised gates"
       )
 
   def route(self, product: Callable, key: jax.Array | None) -> NoisyRouting:
     clean_BTE = self.logits(product)
     if key is None:
       routing = self.choose(clean_BTE)
-      chances_BTE = jnp.sum(
-        jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2
-      )
-      return NoisyRouting(**vars(routing), chances_BTE=chances_BTE)
+      E = clean_BTE.shape[-1]
+      one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, E, dtype=jnp.float32)
+      return NoisyRouting(**vars(routing), chances_BTE=jnp.sum(one_hot_BTkE, axis=2))
     deviation_BTE = jax.nn.softplus(product(self.noise[...]))
-    noisy_BTE = clean_BTE + deviation_BTE * jax.random.normal(
-      subkey(key, 1), clean_BTE.shape, jnp.float32
-    )
+    noise_BTE = jax.random.normal(subkey(key, 1), clean_BTE.shape, jnp.float32)
+    noisy_BTE = clean_BTE + deviation_BTE * noise_BTE
     chances_BTE = _chances(clean_BTE, noisy_BTE, deviation_BTE, self.top_k)
     return NoisyRouting(**vars(self.choose(noisy_BTE)), chances_BTE=chances_BTE)
 
@@ -84,9 +81,9 @@ def _chances(
   highest = jax.lax.top_k(noisy_BTE, k + 1)[0]
   kth_BT1 = highest[..., k - 1 : k]
   next_BT1 = highest[..., k:]
-  # The k-th largest of the others: the next one for an expert that is among the k itself.
-  others_BTE = jnp.where(noisy_BTE > next_BT1, next_BT1, kth_BT1)
-  return jax.scipy.stats.norm.cdf((clean_BTE - others_BTE) / deviation_BTE)
+  # The k-th largest of the other experts: the next one for an expert that is among the k itself.
+  threshold_BTE = jnp.where(noisy_BTE > next_BT1, next_BT1, kth_BT1)
+  return jax.scipy.stats.norm.cdf((clean_BTE - threshold_BTE) / deviation_BTE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +116,7 @@ class GateLoad(Statistics):
     return cls(importance_E, load_E, chosen_E, dropped, experts.importance_loss, experts.load_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, the excess of the largest load, and the fraction of
-    choices dropped.
+    """Return the losses, times their factors, and the metrics of `load_metrics`.
 
     Each loss is the square of the coefficient of variation over experts (section 4, equation 7;
     appendix A, equation 11), 0 if all experts matter equally.

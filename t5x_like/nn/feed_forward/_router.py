@@ -52,12 +52,14 @@ class Router(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
     """Route every token; randomness applies only with a key."""
-    seeds = (
-      jax.random.bits(subkey(key, 0), (2,)).astype(jnp.int32)
-      if key is not None and self.jitter
-      else None
-    )
-    return self.route(lambda kernel_DE: float32_product(x_BTD, kernel_DE, seeds, self.jitter), key)
+    seeds = None
+    if key is not None and self.jitter:
+      seeds = jax.random.bits(subkey(key, 0), (2,)).astype(jnp.int32)
+
+    def product(kernel_DE: jax.Array) -> jax.Array:
+      return float32_product(x_BTD, kernel_DE, seeds, self.jitter)
+
+    return self.route(product, key)
 
   def route(self, product: Callable, key: jax.Array | None) -> Routing:
     """Route the tokens that `product` multiplies by a kernel [D, E]."""
@@ -117,14 +119,19 @@ class Load(Statistics):
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
     tokens = sum_valid(jnp.ones((B, T), jnp.float32), valid_BT)
-    shares = (
-      sum_valid(x, valid_BT) for x in (jnp.sum(one_hot, axis=2) / k, routing.probs_BTE, z_BT)
+    return cls(
+      tokens=tokens,
+      chosen_E=sum_valid(jnp.sum(one_hot, axis=2) / k, valid_BT),
+      probs_E=sum_valid(routing.probs_BTE, valid_BT),
+      z=sum_valid(z_BT, valid_BT),
+      choices=k * tokens,
+      dropped=dropped,
+      balance_loss=experts.balance_loss,
+      z_loss=experts.z_loss,
     )
-    return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, the excess of the largest load over the mean, and the
-    fraction dropped.
+    """Return the losses, times their factors, and the metrics of `load_metrics`.
 
     The balance loss is `E * sum_e f_e P_e` of fractions of choices f and mean probabilities P
     (Fedus et al. 2022, equations 4 to 6), 1 if experts are loaded evenly. The z loss is the mean of
@@ -143,17 +150,17 @@ jax.tree_util.register_dataclass(Load)
 
 
 def load_metrics(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[str, jax.Array]:
-  """Return the excess of the largest load over the mean as a fraction of the mean, 0 without
-  choices, and `dropped`.
+  """Return the excess of the largest load over the mean, as a fraction of the mean, and `dropped`.
 
-  Each has a weight of 1: the sums over layers that a `Stack` returns then give means over layers,
-  see `objectives.denominator`.
+  The excess is 0 without choices. Each has a weight of 1: the sums over layers that a `Stack`
+  returns then give means over layers, see `objectives.denominator`.
   """
-  found = {
+  return {
     "moe_violation": jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0),
     "moe_dropped": dropped,
+    "moe_violation_weights": jnp.float32(1.0),
+    "moe_dropped_weights": jnp.float32(1.0),
   }
-  return found | {f"{name}_weights": jnp.float32(1.0) for name in found}
 
 
 def sum_valid(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
@@ -182,7 +189,8 @@ def float32_product(
   """
   x_BTD = x_BTD.astype(jnp.float32)
   if seeds is not None:
-    B, *rest = x_BTD.shape
-    bits = hash_bits(seeds, [jnp.arange(B, dtype=jnp.int32)[:, None, None]], (1, *rest))
+    B, T, D = x_BTD.shape
+    row_B11 = jnp.arange(B, dtype=jnp.int32)[:, None, None]
+    bits = hash_bits(seeds, [row_B11], (1, T, D))
     x_BTD = x_BTD * (1.0 + jitter * 2.0**-31 * bits.astype(jnp.float32))
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -22,59 +22,65 @@ def combine_experts(
   B, T, D = x_BTD.shape
   k = experts_BTk.shape[-1]
   experts_M = experts_BTk.reshape(B * T, k).T.reshape(-1)
-  order_M, place_M, _, sizes_E = sort_by_expert(experts_M, experts)
-  rows_MD = move_rows(x_BTD.reshape(B * T, D), order_M, place_M, k, True)
-  y_MD = move_rows(apply(rows_MD, sizes_E), place_M, order_M, 1, True)
-  return sum_gated(y_MD.reshape(k, B * T, D), gates_BTk.reshape(B * T, k).T).reshape(B, T, D)
+  order_M, rank_M, _, sizes_E = sort_by_expert(experts_M, experts)
+  rows_MD = move_rows(x_BTD.reshape(B * T, D), order_M, rank_M, k, True)
+  y_MD = move_rows(apply(rows_MD, sizes_E), rank_M, order_M, 1, True)
+  gates_kN = gates_BTk.reshape(B * T, k).T
+  return sum_gated(y_MD.reshape(k, B * T, D), gates_kN).reshape(B, T, D)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def move_rows(
-  x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int, whole: bool = False
+  x_ND: jax.Array, index_M: jax.Array, inverse: jax.Array, copies: int, complete: bool = False
 ) -> jax.Array:
   """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
-  Args:
-    x_ND: rows; index `c * N + n` is copy c of row n.
-    index_M: int32, each copy of a row at most once.
-    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the
+  Args: x_ND: rows; index `c * N + n` is copy c of row n. index_M: int32, each copy of a row at most
+    once. inverse: int32 [copies * N], the inverse of `index_M`: the destination of each copy, M if
+    none. It makes the
       gradient a gather, which unlike a scatter is deterministic and fast everywhere.
     copies: number of copies of each row.
-    whole: whether every copy has a destination, and every destination a copy.
+    complete: whether every copy has a destination, and every destination a copy.
   """
   N = x_ND.shape[0]
-  return _take(
-    x_ND, index_M % N if whole else jnp.where(index_M < copies * N, index_M % N, N), whole
-  )
+  row_M = index_M % N
+  if not complete:
+    row_M = jnp.where(index_M < copies * N, row_M, N)
+  return _take(x_ND, row_M, complete)
 
 
-def _exchange_backward(copies, whole, back, g_MD):
-  return jnp.sum(_take(g_MD, back, whole).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
+def _move_forward(x_ND, index_M, inverse, copies, complete):
+  return move_rows(x_ND, index_M, inverse, copies, complete), inverse
 
 
-move_rows.defvjp(
-  lambda x, index, back, *static: (move_rows(x, index, back, *static), back), _exchange_backward
-)
+def _move_backward(copies, complete, inverse, g_MD):
+  g_cND = _take(g_MD, inverse, complete).reshape(copies, -1, g_MD.shape[1])
+  return jnp.sum(g_cND, axis=0), None, None
 
 
-def _take(x_ND: jax.Array, index_M: jax.Array, whole: bool) -> jax.Array:
-  # a fill is a pass of its own on TPU
-  mode = dict(mode="clip") if whole else dict(mode="fill", fill_value=0)
-  return jnp.take(x_ND, index_M, axis=0, **mode)
+move_rows.defvjp(_move_forward, _move_backward)
+
+
+def _take(x_ND: jax.Array, index_M: jax.Array, complete: bool) -> jax.Array:
+  if complete:
+    return jnp.take(x_ND, index_M, axis=0, mode="clip")
+  # A fill is a pass of its own on TPU.
+  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
 
 
 def sort_by_expert(experts_M: jax.Array, experts: int):
   """Sort choices by expert, stably; choices of no expert (E) come last.
 
   Returns:
-    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of
+    (int32 [M] sorted choices, int32 [M] rank of each choice among them, int32 [E] first rank of
     each expert, int32 [E] number of its choices)
   """
   order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
-  place_M = jnp.argsort(order_M).astype(jnp.int32)
-  is_E = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
-  sizes_E = jnp.sum(is_E, axis=0, dtype=jnp.int32)
-  return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
+  rank_M = jnp.argsort(order_M).astype(jnp.int32)
+  is_expert_ME = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
+  sizes_E = jnp.sum(is_expert_ME, axis=0, dtype=jnp.int32)
+  first_E = jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E
+  return order_M, rank_M, first_E, sizes_E
 
 
 def sum_gated(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:

@@ -1,16 +1,15 @@
-"""DeepSeek-V3's router: sigmoid affinities, groups of experts, and biases that balance loads
-without a loss (DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, section 2.1.2; Wang et al. 2024,
-https://arxiv.org/abs/2408.15664).
+"""DeepSeek-V3's router: sigmoid affinities, groups of experts, and biases that balance loads.
 
-A bias is added to an expert's affinity when experts are chosen, not to its gate. After every step
-it goes down by `bias_rate` if the expert had more than the mean load in the global batch, and up if
-it had less.
+It follows DeepSeek-AI 2024 (https://arxiv.org/abs/2412.19437, section 2.1.2) and Wang et al. 2024
+(https://arxiv.org/abs/2408.15664). A bias is added to an expert's affinity when experts are chosen,
+not to its gate. After every step it goes down by `bias_rate` if the expert had more than the mean
+load in the global batch, and up if it had less.
 
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
-"gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of that.
-So the load is summed over microbatches, devices and stages by the sums that gradients go through
-anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that of the exact
-sum, and norms of gradients, by which others are clipped, do not see it.
+"gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of
+that. So the load is summed over microbatches, devices and stages by the sums that gradients go
+through anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that of
+the exact sum, and norms of gradients, by which others are clipped, do not see it.
 """
 
 import dataclasses
@@ -26,12 +25,11 @@ from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward._router import Router, Routing, load_metrics, sum_valid
 from t5x_like.nn.layer import Statistics
 
-_SMALL = 2.0**-70
+_LOAD_SCALE = 2.0**-70
 
 
 class SigmoidRouter(Router):
-  """Top-k of sigmoid affinities, within the best groups (equations 12 to 16, and "node-limited
-  routing").
+  """Top-k of sigmoid affinities, within the best groups (equations 12 to 16).
 
   A group's score is the sum of its two best biased affinities; experts of the `top_groups` best
   groups can be chosen. Gates are the affinities of the chosen experts, normalised unless
@@ -47,31 +45,34 @@ class SigmoidRouter(Router):
     super().__init__(embed, experts, rngs, init=init, bias=bias)
     E = experts.experts
     groups = experts.groups
-    best = experts.top_groups
+    top_groups = experts.top_groups
     if E % groups or (groups > 1 and E // groups < 2):
-      found = f"config.model.design.experts.groups: found {groups}"
       raise UserError(
-        f"{found}, expected a number that divides the {E} experts, two or more in each group"
+        f"config.model.design.experts.groups: found {groups}, expected a number that divides the "
+        f"{E} experts, two or more in each group"
       )
-    if best > groups or best * (E // groups) < experts.top_k:
-      most = f"at most {groups} groups, with the {experts.top_k} experts of a token"
-      raise UserError(f"config.model.design.experts.top_groups: found {best}, expected {most}")
+    if top_groups > groups or top_groups * (E // groups) < experts.top_k:
+      raise UserError(
+        f"config.model.design.experts.top_groups: found {top_groups}, expected at most {groups} "
+        f"groups, with the {experts.top_k} experts of a token"
+      )
     self.balance = params.param(rngs, params.zeros, (E,), (None,))
     self.balance.set_metadata(step=experts.bias_rate)  # see `training/sign_steps.py`
     self.groups = groups
-    self.top_groups = best
+    self.top_groups = top_groups
     self.scale = experts.scale
 
   def choose(self, logits_BTE: jax.Array) -> Routing:
     scores_BTE = jax.nn.sigmoid(logits_BTE)
-    _, experts_BTk = jax.lax.top_k(self._limited(scores_BTE + self.balance[...]), self.top_k)
+    biased_BTE = self._limit_to_groups(scores_BTE + self.balance[...])
+    _, experts_BTk = jax.lax.top_k(biased_BTE, self.top_k)
     gates_BTk = jnp.take_along_axis(scores_BTE, experts_BTk, axis=-1)
     if self.normalise:
       gates_BTk = gates_BTk / (jnp.sum(gates_BTk, axis=-1, keepdims=True) + 1e-20)
     shares_BTE = scores_BTE / (jnp.sum(scores_BTE, axis=-1, keepdims=True) + 1e-20)
     return Routing(logits_BTE, shares_BTE, experts_BTk, self.scale * gates_BTk)
 
-  def _limited(self, biased_BTE: jax.Array) -> jax.Array:
+  def _limit_to_groups(self, biased_BTE: jax.Array) -> jax.Array:
     """Replace the affinities outside of a token's best groups by -inf."""
     if self.groups == 1:
       return biased_BTE
@@ -83,7 +84,7 @@ class SigmoidRouter(Router):
 
   def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
     load_E = sum_valid(_choices(routing.experts_BTk, self.balance[...].size), valid_BT)
-    gates_BTk = _noted(routing.gates_BTk, self.balance[...], load_E - jnp.mean(load_E))
+    gates_BTk = _attach_load(routing.gates_BTk, self.balance[...], load_E - jnp.mean(load_E))
     return dataclasses.replace(routing, gates_BTk=gates_BTk)
 
   def statistics(self, routing, valid_BT, dropped, experts) -> dict[str, Statistics]:
@@ -96,17 +97,22 @@ def _choices(experts_BTk: jax.Array, experts: int) -> jax.Array:
 
 
 @jax.custom_vjp
-def _noted(gates_BTk: jax.Array, balance_E: jax.Array, excess_E: jax.Array) -> jax.Array:
+def _attach_load(gates_BTk: jax.Array, balance_E: jax.Array, excess_E: jax.Array) -> jax.Array:
   """Return the gates; in the backward pass, `excess_E` is the gradient of `balance_E`."""
   return gates_BTk
 
 
-def _noted_backward(excess_E, g_BTk):
-  counts = jnp.any(g_BTk != 0)  # an idle stage of a pipeline routes tokens that nothing depends on
-  return g_BTk, jnp.where(counts, _SMALL * excess_E, 0.0), None
+def _attach_load_forward(gates_BTk, balance_E, excess_E):
+  return gates_BTk, excess_E
 
 
-_noted.defvjp(lambda gates, balance, excess: (gates, excess), _noted_backward)
+def _attach_load_backward(excess_E, g_BTk):
+  # An idle stage of a pipeline routes tokens that nothing depends on.
+  is_used = jnp.any(g_BTk != 0)
+  return g_BTk, jnp.where(is_used, _LOAD_SCALE * excess_E, 0.0), None
+
+
+_attach_load.defvjp(_attach_load_forward, _attach_load_backward)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +145,15 @@ class RowLoad(Statistics):
     even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
     balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B  # the sum of f P, times the tokens
     return cls(
-      jnp.sum(tokens_B), jnp.sum(balance_B), jnp.sum(load_BE, axis=0), dropped, experts.balance_loss
+      tokens=jnp.sum(tokens_B),
+      balance=jnp.sum(balance_B),
+      load_E=jnp.sum(load_BE, axis=0),
+      dropped=dropped,
+      balance_loss=experts.balance_loss,
     )
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the loss times its factor, the excess of the largest load over the mean, and the
-    fraction dropped.
+    """Return the loss times its factor, and the metrics of `load_metrics`.
 
     The loss is the sequence-wise balance loss (equations 17 to 20), 1 if each row loads experts
     evenly.

@@ -18,8 +18,9 @@ def identity(x: jax.Array) -> jax.Array:
 
 
 class Mlp(Layer):
-  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer
-  2020, section 2).
+  """`wo(dropout(activation(wi(x))))`, or `wo(dropout(activation(gate(x)) * wi(x)))` if gated.
+
+  The gate is that of Shazeer 2020, section 2.
 
   Args:
     gated: whether it is; or the function of `wi(x)` that is gated.
@@ -53,13 +54,17 @@ class Mlp(Layer):
   def __call__(
     self, x_BTD: jax.Array, context, cache, key: jax.Array | None
   ) -> tuple[jax.Array, dict, None]:
-    layers = [self.wi] if self.gate is None else [self.wi, self.gate]
-    hidden = [
-      constrain(y_BTF, "batch", "length", "activation_mlp")
-      for y_BTF in apply_jointly(layers, x_BTD)
-    ]
-    h_BTF, *gate_BTF = (name_activation(y_BTF, "mlp_hidden") for y_BTF in hidden)
-    h_BTF = self.activation(gate_BTF[0]) * self.gated(h_BTF) if gate_BTF else self.activation(h_BTF)
+    layers = [self.wi]
+    if self.gate is not None:
+      layers.append(self.gate)
+    hidden = []
+    for y_BTF in apply_jointly(layers, x_BTD):
+      y_BTF = constrain(y_BTF, "batch", "length", "activation_mlp")
+      hidden.append(name_activation(y_BTF, "mlp_hidden"))
+    if self.gate is None:
+      h_BTF = self.activation(hidden[0])
+    else:
+      h_BTF = self.activation(hidden[1]) * self.gated(hidden[0])
     h_BTF = self.dropout(h_BTF, subkey(key, 0))
     return name_activation(self.wo(h_BTF), "mlp_out"), {}, None
 

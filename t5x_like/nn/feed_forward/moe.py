@@ -31,7 +31,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward import _over_devices as over_devices
-from t5x_like.nn.feed_forward import _rows as moved
+from t5x_like.nn.feed_forward import _rows as expert_rows
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.feed_forward._sigmoid import SigmoidRouter
@@ -48,8 +48,7 @@ EXPERT_AXES = ("activation_expert", "batch", None)
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
-  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul`
-  does."""
+  """Multiply each expert's rows by its matrix, with kernels gathered as in `linear.matmul`."""
   return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
 
 
@@ -60,8 +59,8 @@ def _batched_forward(rows_EBCX, kernel_EXY, axes):
   return y_EBCY, (rows_EBCX, kernel_EXY)
 
 
-def _batched_backward(axes, kept, g_EBCY):
-  rows_EBCX, kernel_EXY = kept
+def _batched_backward(axes, residuals, g_EBCY):
+  rows_EBCX, kernel_EXY = residuals
   dtype = rows_EBCX.dtype
   whole_EXY = gather(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
@@ -113,25 +112,29 @@ class Moe(Layer):
   ):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
-    inwards = _INWARDS
-    outwards = _OUTWARDS
     self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init, bias=bias)
-    self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
-    self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
-    self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
-    wide = (params.zeros, (E, mlp), ("expert", "mlp"))
-    narrow = (params.zeros, (E, embed), ("expert", "embed"))
-    self.gate_bias = params.param(rngs, *wide) if bias and gated else None
-    self.wi_bias = params.param(rngs, *wide) if bias else None
-    self.wo_bias = params.param(rngs, *narrow) if bias else None
-    form = dict(
-      activation=activation, gated=gated, bias=bias, init=init, out_init=out_init, dropout=dropout
+    self.gate = params.param(rngs, init, (E, embed, mlp), _INWARDS) if gated else None
+    self.wi = params.param(rngs, init, (E, embed, mlp), _INWARDS)
+    self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), _OUTWARDS)
+    hidden_bias = partial(params.param, rngs, params.zeros, (E, mlp), ("expert", "mlp"))
+    output_bias = partial(params.param, rngs, params.zeros, (E, embed), ("expert", "embed"))
+    self.gate_bias = hidden_bias() if bias and gated else None
+    self.wi_bias = hidden_bias() if bias else None
+    self.wo_bias = output_bias() if bias else None
+    shared = partial(
+      Mlp,
+      activation=activation,
+      gated=gated,
+      bias=bias,
+      init=init,
+      out_init=out_init,
+      dropout=dropout,
     )
-    self.shared = Mlp(embed, mlp * experts.shared, rngs, **form) if experts.shared else None
+    self.shared = shared(embed, mlp * experts.shared, rngs) if experts.shared else None
     self.experts = experts
     self.activation = activation
     self.gated = gated if callable(gated) else identity
-    self.dropout_rate = dropout.rate  # each row is a token's
+    self.dropout_rate = dropout.rate  # without shared axes: each row is one token's
 
   def __call__(
     self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None
@@ -149,20 +152,13 @@ class Moe(Layer):
     return y_BTD, self.router.statistics(routing, valid_BT, dropped, self.experts), None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
-    def apply(layer: Moe, rows_MD: jax.Array, sizes_E: jax.Array) -> jax.Array:
-      def of_rows(bias_EX: jax.Array) -> jax.Array:
-        expert_M = jnp.searchsorted(jnp.cumsum(sizes_E), jnp.arange(rows_MD.shape[0]), side="right")
-        return jnp.take(bias_EX, expert_M, axis=0, mode="clip")
-
-      return layer._experts(
-        rows_MD, partial(_grouped_product, sizes_E), of_rows, (None, "activation_mlp"), key
-      )
-
     layout = current()
     E = self.experts.experts
-    if way := over_devices.dispatch_axes(layout, x_BTD.shape, E, self.wi.shape[-1]):
-      return over_devices.dispatch(self, layout.mesh, way, x_BTD, routing, apply, key)
-    y_BTD = moved.combine_experts(
+    apply = partial(_apply_sorted, key=key)
+    axes = over_devices.dispatch_axes(layout, x_BTD.shape, E, self.wi.shape[-1])
+    if axes is not None:
+      return over_devices.dispatch(self, layout.mesh, axes, x_BTD, routing, apply, key)
+    y_BTD = expert_rows.combine_experts(
       x_BTD, routing.experts_BTk, routing.gates_BTk, E, partial(apply, self)
     )
     return constrain(y_BTD, "batch", "length", "activation_embed")
@@ -184,43 +180,48 @@ class Moe(Layer):
       experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)
     experts_BM = experts_BkT.reshape(B, k * T)
     source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
-    move = jax.vmap(moved.move_rows, in_axes=(0, 0, 0, None))
+    move = jax.vmap(expert_rows.move_rows, in_axes=(0, 0, 0, None))
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the
     # next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERT_AXES, "activation_embed")
     axes = (*EXPERT_AXES, "activation_mlp")
-    y_EBCD = self._experts(x_EBCD, self.multiply, lambda bias_EX: bias_EX[:, None, None], axes, key)
+    y_EBCD = self.apply_experts(
+      x_EBCD, self.multiply, lambda bias_EX: bias_EX[:, None, None], axes, key
+    )
     y_EBCD = constrain(y_EBCD, *EXPERT_AXES, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
-    y_BTD = jax.vmap(moved.sum_gated)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
-    wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
-    dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
+    y_BTD = jax.vmap(expert_rows.sum_gated)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    choices = jnp.sum(experts_BM < E, dtype=jnp.float32)
+    dropped = choices - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
-  def _experts(
-    self, rows: jax.Array, product: Callable, of_rows: Callable, axes: tuple, key
+  def apply_experts(
+    self, rows: jax.Array, product: Callable, bias_rows: Callable, axes: tuple, key
   ) -> jax.Array:
     """Apply the experts to their rows.
 
     Args:
       product: `(rows, kernel_EXY, its axes)` multiplies each row by its expert's matrix.
-      of_rows: `(bias_EX)` returns the bias of each row's expert.
+      bias_rows: `(bias_EX)` returns the bias of each row's expert.
+      axes: logical axes of the hidden layer.
     """
 
     def linear(rows, kernel, bias, kernel_axes):
       y = product(rows, kernel[...], kernel_axes)
-      return y if bias is None else y + of_rows(bias[...].astype(y.dtype))
+      return y if bias is None else y + bias_rows(bias[...].astype(y.dtype))
 
-    inwards = [(self.wi, self.wi_bias)] + (
-      [] if self.gate is None else [(self.gate, self.gate_bias)]
-    )
-    h, *gate = (
-      name_activation(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden")
-      for one in inwards
-    )
-    h = self.activation(gate[0]) * self.gated(h) if gate else self.activation(h)
+    def hidden(kernel, bias):
+      h = constrain(linear(rows, kernel, bias, _INWARDS), *axes)
+      return name_activation(h, "mlp_hidden")
+
+    h = hidden(self.wi, self.wi_bias)
+    if self.gate is None:
+      h = self.activation(h)
+    else:
+      gate = hidden(self.gate, self.gate_bias)
+      h = self.activation(gate) * self.gated(h)
     return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
 
 
@@ -237,13 +238,27 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
   """
   M = experts_M.shape[0]
   C = capacity
-  order_M, place_M, first_E, sizes_E = moved.sort_by_expert(experts_M, experts)
-  rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
-  choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
-  source_EC = jnp.where(rank_EC < sizes_E[:, None], choice_EC, M)
-  rank_M = place_M - jnp.take(first_E, experts_M, mode="clip")
-  slot_M = jnp.where((experts_M < experts) & (rank_M < C), experts_M * C + rank_M, experts * C)
+  order_M, rank_M, first_E, sizes_E = expert_rows.sort_by_expert(experts_M, experts)
+  slot_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
+  choice_EC = jnp.take(order_M, first_E[:, None] + slot_EC, mode="clip")
+  source_EC = jnp.where(slot_EC < sizes_E[:, None], choice_EC, M)
+  # rank of a choice among its expert's
+  expert_rank_M = rank_M - jnp.take(first_E, experts_M, mode="clip")
+  has_slot_M = (experts_M < experts) & (expert_rank_M < C)
+  slot_M = jnp.where(has_slot_M, experts_M * C + expert_rank_M, experts * C)
   return source_EC.reshape(-1), slot_M
+
+
+def _apply_sorted(layer: Moe, rows_MD: jax.Array, sizes_E: jax.Array, *, key) -> jax.Array:
+  """Apply a layer's experts to rows sorted by expert, `sizes_E` of each."""
+
+  def bias_rows(bias_EX: jax.Array) -> jax.Array:
+    row_M = jnp.arange(rows_MD.shape[0])
+    expert_M = jnp.searchsorted(jnp.cumsum(sizes_E), row_M, side="right")
+    return jnp.take(bias_EX, expert_M, axis=0, mode="clip")
+
+  product = partial(_grouped_product, sizes_E)
+  return layer.apply_experts(rows_MD, product, bias_rows, (None, "activation_mlp"), key)
 
 
 def _grouped_product(
@@ -262,7 +277,9 @@ def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
     return context.valid
   if mask.q_segments is not None:
     return mask.q_segments > 0
-  return mask.k_valid if mask.k_valid is not None and mask.k_valid.shape == shape else None
+  if mask.k_valid is not None and mask.k_valid.shape == shape:
+    return mask.k_valid
+  return None
 
 
 make = Moe

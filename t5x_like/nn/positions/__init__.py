@@ -1,10 +1,9 @@
-"""Position schemes. One file each, named after the scheme; a scheme overrides the hooks of
-`Position` that it needs.
+"""Position schemes, one file each; a scheme overrides the hooks of `Position` that it needs.
 
-A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the
-`dims` of the stack, whether it is `causal`, the `width` of the token vectors and the `init` of
-their table. Positions are explicit integers, so packed sequences and decoding from a cache need no
-special case.
+A file is named after its scheme. A file's `make` takes the arguments that recipes give and, if its
+signature names them, `rngs`, the `dims` of the stack, whether it is `causal`, the `width` of the
+token vectors and the `init` of their table. Positions are explicit integers, so packed sequences
+and decoding from a cache need no special case.
 """
 
 from typing import Literal
@@ -16,8 +15,8 @@ from flax import nnx
 class Position(nnx.Module):
   """No positions: every hook is the identity.
 
-  Attributes:
-    owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack" for all its layers, or each
+  Attributes: owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack"
+    for all its layers, or each
       "layer".
     biased: whether `bias` returns an array.
     query_dependent: whether `logits` and `values` do anything, which only the dense core supports.
@@ -36,18 +35,22 @@ class Position(nnx.Module):
     return x_BTNH
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-    """Return float32 [B or 1, N, T, S], added to the attention logits; depends only on
-    positions."""
+    """Return float32 [B or 1, N, T, S], added to the logits; it depends on positions alone."""
     return None
 
   def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:
-    """Return the bias for each `key position - query position`, float32 [N, X]; None if it depends
-    on anything else."""
+    """Return the bias for each `key position - query position`, float32 [N, X].
+
+    Return None if the bias depends on anything else.
+    """
     return None
 
   def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    """Return float32 [B, N, T, S], added to the logits of scaled queries; for `query_dependent`
-    schemes."""
+    """Return float32 [B, N, T, S], added to logits, for `query_dependent` schemes.
+
+    Args:
+      q_BTNH: scaled queries.
+    """
     raise TypeError(f"{type(self).__name__} is not query_dependent: it has no `logits`")
 
   def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:

@@ -10,12 +10,11 @@ from t5x_like.nn.positions import Position
 
 
 class Alibi(Position):
-  """A penalty on the logits that grows with the distance, with a different slope in each head
-  (Press et al. 2022).
+  """A penalty on the logits that grows with the distance, with a slope for each head.
 
-  If the number of heads is not a power of two, the slopes of the next lower power are followed by
-  every second slope of the next higher (the paper's code, BLOOM). With `mpt`, all belong to the
-  next higher, every second one first (MPT).
+  It follows Press et al. 2022. If the number of heads is not a power of two, the slopes of the next
+  lower power are followed by every second slope of the next higher (the paper's code, BLOOM). With
+  `mpt`, all belong to the next higher, every second one first (MPT).
 
   With `falcon`, the penalty is computed as in Falcon RW's code: slopes, and their products with the
   position of a key instead of the distance, are rounded to bfloat16, and the products are divided
@@ -39,34 +38,33 @@ class Alibi(Position):
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     if self.falcon:
       return self._of_keys(k_pos_BS, q_pos_BT.shape[1])
-    distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(
-      jnp.float32
-    )
-    return -jnp.asarray(self.slopes, jnp.float32)[:, None, None] * distance_B1TS
+    distance_BTS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])
+    slopes_N11 = jnp.asarray(self.slopes, jnp.float32)[:, None, None]
+    return -slopes_N11 * distance_BTS[:, None].astype(jnp.float32)
 
   def _of_keys(self, k_pos_BS: jax.Array, queries: int) -> jax.Array:
     """Return Falcon's bias [B, N, T, S], the same for all queries."""
-    slopes_N1 = _rounded(jnp.asarray(self.slopes, jnp.float32)[:, None])
-    positions_B1S = _rounded(k_pos_BS.astype(jnp.float32)[:, None])
-    products_BNS = _rounded(slopes_N1 * positions_B1S)
+    slopes_N1 = _round_to_bfloat16(jnp.asarray(self.slopes, jnp.float32)[:, None])
+    positions_B1S = _round_to_bfloat16(k_pos_BS.astype(jnp.float32)[:, None])
+    products_BNS = _round_to_bfloat16(slopes_N1 * positions_B1S)
     bias_BN1S = (products_BNS / math.sqrt(self.head_dim))[:, :, None]
     return jnp.broadcast_to(bias_BN1S, (*bias_BN1S.shape[:2], queries, bias_BN1S.shape[3]))
 
 
-def _rounded(x: jax.Array) -> jax.Array:
+def _round_to_bfloat16(x: jax.Array) -> jax.Array:
   """Round float32 to the nearest bfloat16; compilers may leave out a pair of casts."""
   return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:
-  """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section
-  3)."""
+  """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022)."""
   low = 2 ** math.floor(math.log2(heads))
   powers = [2.0 ** (-8 * (i + 1) / low) for i in range(low)]
   if low == heads:
     return tuple(powers)
   double = [2.0 ** (-8 * (i + 1) / (2 * low)) for i in range(2 * low)]
-  return tuple((double[1::2] + double[0::2])[:heads] if mpt else (powers + double[0::2])[:heads])
+  slopes = double[1::2] + double[0::2] if mpt else powers + double[0::2]
+  return tuple(slopes[:heads])
 
 
 make = Alibi

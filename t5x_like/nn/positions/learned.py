@@ -13,10 +13,10 @@ from t5x_like.slots import PositiveFloat, PositiveInt
 
 
 class LearnedPosition(Position):
-  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa
-  reserve two rows).
+  """A vector for each of `length` positions.
 
   Args:
+    offset: row of position 0 (BART and RoBERTa reserve two rows).
     stddev: initial standard deviation; None for that of the token table.
   """
 
@@ -43,13 +43,11 @@ class LearnedPosition(Position):
         f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; "
         "shorten the sequences or make a model with more positions"
       )
-    return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(
-      x_BTD.dtype
-    )
+    vectors = jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip")
+    return x_BTD + vectors.astype(x_BTD.dtype)
 
   def resize(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
-    """Resize another scheme's table to this one's rows: repeat its positions, or keep the first of
-    them."""
+    """Resize another scheme's table to this one's rows: repeat its positions, or keep the first."""
     rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
     return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
 

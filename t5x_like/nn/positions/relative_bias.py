@@ -38,18 +38,19 @@ def relative_buckets(
   exact = buckets // 2
   # The smallest distance of each logarithmic bucket, in exact integers: no float rounding at the
   # edges.
-  edges = [
-    _first_distance(bucket, exact, buckets, max_distance) for bucket in range(exact + 1, buckets)
-  ]
-  far = exact + jnp.searchsorted(np.asarray(edges, np.int32), distance, side="right").astype(
-    jnp.int32
-  )
+  log_buckets = range(exact + 1, buckets)
+  edges = [_first_distance(bucket, exact, buckets, max_distance) for bucket in log_buckets]
+  log_bucket = jnp.searchsorted(np.asarray(edges, np.int32), distance, side="right")
+  far = exact + log_bucket.astype(jnp.int32)
   return future + jnp.where(distance < exact, distance, far)
 
 
 def _first_distance(bucket: int, exact: int, buckets: int, max_distance: int) -> int:
-  """Return the least d with `exact + floor(log(d/exact) / log(max_distance/exact) *
-  (buckets-exact)) >= bucket`."""
+  """Return the smallest distance d of a logarithmic bucket.
+
+  It is the smallest with `exact + floor(log(d/exact) / log(max_distance/exact) * (buckets-exact))
+  >= bucket`.
+  """
   share = (bucket - exact) / (buckets - exact)
   d = max(exact, math.floor(exact * (max_distance / exact) ** share) - 1)
   # d**n >= exact**(n-k) * max_distance**k, with k = bucket - exact and n = buckets - exact
@@ -61,12 +62,11 @@ def _first_distance(bucket: int, exact: int, buckets: int, max_distance: int) ->
 
 
 class RelativeBias(Position):
-  """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section
-  2.1).
+  """T5's learned scalar for each (bucket, head), added to the logits.
 
-  By default the stack holds one table, and its bias is computed once for all layers. In umT5 (Chung
-  et al. 2023) every layer has its own table (`shared=False`). `bidirectional=None` means every
-  stack that is not causal.
+  It follows Raffel et al. 2020, section 2.1. By default the stack holds one table, and its bias is
+  computed once for all layers. In umT5 (Chung et al. 2023) every layer has its own table
+  (`shared=False`). `bidirectional=None` means every stack that is not causal.
   """
 
   biased = True
@@ -97,12 +97,17 @@ class RelativeBias(Position):
     return jnp.einsum("BTSP,PN->BNTS", onehot_BTSP, self.table[...])
 
   def _onehot(self, relative: jax.Array) -> jax.Array:
-    """Return one-hot buckets, float32 [..., buckets]. Unlike a lookup, a product has no scatter in
-    its gradient."""
-    options = dict(
-      bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
+    """Return one-hot buckets, float32 [..., buckets].
+
+    Unlike a lookup, a product with them has no scatter in its gradient.
+    """
+    bucket = relative_buckets(
+      relative,
+      bidirectional=self.bidirectional,
+      buckets=self.buckets,
+      max_distance=self.max_distance,
     )
-    return jax.nn.one_hot(relative_buckets(relative, **options), self.buckets, dtype=jnp.float32)
+    return jax.nn.one_hot(bucket, self.buckets, dtype=jnp.float32)
 
 
 make = RelativeBias

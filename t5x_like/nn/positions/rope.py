@@ -25,12 +25,13 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-  """Scaling of long wavelengths by `factor`; short ones are kept, and those between are
-  interpolated (Llama 3.1).
+  """Scaling of long wavelengths by `factor`, as in Llama 3.1; short ones are kept.
+
+  The wavelengths between are interpolated.
 
   Attributes:
     original_length: sequence length before the extension.
-    low, high: wavelengths above `original_length / low` are scaled, those below `original_length /
+    low, high: wavelengths above `original_length / low` are scaled, shorter than `original_length /
       high` are not.
   """
 
@@ -42,19 +43,18 @@ class Llama3Scaling:
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
     # full turns within the original length
     turns = self.original_length * frequency_P / (2 * math.pi)
-    kept = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
-    return frequency_P * (kept + (1 - kept) / self.factor)
+    unscaled = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+    return frequency_P * (unscaled + (1 - unscaled) / self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-  """NTK-by-parts interpolation with a temperature of the logits, YaRN (Peng et al. 2023,
-  arXiv:2309.00071, section 3).
+  """NTK-by-parts interpolation with a temperature of the logits: YaRN.
 
-  Channels that turn more than `fast` times within the original length are kept, those that turn
-  less than `slow` times are stretched by `factor`; in between, the share falls linearly with the
-  channel's index. Rotated queries and keys are multiplied by `amplitude`, so that logits grow by
-  its square.
+  It follows Peng et al. 2023 (arXiv:2309.00071, section 3). Channels that turn more than `fast`
+  times within the original length are kept, those that turn less than `slow` times are stretched by
+  `factor`; in between, the share falls linearly with the channel's index. Rotated queries and keys
+  are multiplied by `amplitude`, so that logits grow by its square.
 
   Attributes:
     original_length: sequence length before the extension.
@@ -71,29 +71,34 @@ class YarnScaling:
 
   @property
   def amplitude(self) -> float:
-    return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.attention is None else self.attention
+    if self.attention is not None:
+      return self.attention
+    return 0.1 * math.log(max(self.factor, 1.0)) + 1.0
 
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
     pairs = frequency_P.shape[0]
-    low, high = (
-      pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
-      for turns in (self.fast, self.slow)
-    )
-    low, high = (math.floor(low), math.ceil(high)) if self.whole else (low, high)
+    low = self._channel(self.fast, theta, pairs)
+    high = self._channel(self.slow, theta, pairs)
+    if self.whole:
+      low = math.floor(low)
+      high = math.ceil(high)
     low = max(low, 0)
     high = min(high, 2 * pairs - 1)
-    stretched = jnp.clip(
-      (jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low or 1e-3), 0.0, 1.0
-    )
+    channels = jnp.arange(pairs, dtype=jnp.float32)
+    stretched = jnp.clip((channels - low) / (high - low or 1e-3), 0.0, 1.0)
     return frequency_P * (1 - stretched + stretched / self.factor)
+
+  def _channel(self, turns: float, theta: float, pairs: int) -> float:
+    """Return the channel that turns so many times within the original length."""
+    return pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamicScaling:
-  """A base that grows with the rows that are longer than in pretraining, by `factor` ("dynamic
-  NTK").
+  """A base that grows with the length of rows longer than in pretraining ("dynamic NTK").
 
   Attributes:
+    factor: growth of the base with the length.
     original_length: sequence length up to which nothing changes.
   """
 
@@ -110,8 +115,9 @@ class DynamicScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LongScaling:
-  """A factor of each wavelength, one for short rows and one for long, LongRoPE (Ding et al. 2024,
-  arXiv:2402.13753).
+  """A factor of each wavelength, one for short rows and one for long: LongRoPE.
+
+  It follows Ding et al. 2024 (arXiv:2402.13753).
 
   Attributes:
     short, long: the factors of all pairs of channels, for rows up to `original_length` and for
@@ -134,7 +140,8 @@ class LongScaling:
     return math.sqrt(1 + math.log(max(self.factor, 1.0)) / math.log(self.original_length))
 
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
-    short_P, long_P = (jnp.asarray(factors, jnp.float32) for factors in (self.short, self.long))
+    short_P = jnp.asarray(self.short, jnp.float32)
+    long_P = jnp.asarray(self.long, jnp.float32)
     return frequency_P / jnp.where(length_B111 > self.original_length, long_P, short_P)
 
 
@@ -161,16 +168,16 @@ class Rope(Position):
     longrope: LongScaling | None = None,
   ):
     scalings = dict(linear=linear, llama3=llama3, yarn=yarn, dynamic=dynamic, longrope=longrope)
-    named = [name for name, value in scalings.items() if value]
-    if len(named) > 1:
+    names = [name for name, scaling in scalings.items() if scaling]
+    if len(names) > 1:
       raise UserError(
-        f"config.model.design.position: found both {named[0]!r} and {named[1]!r}, "
+        f"config.model.design.position: found both {names[0]!r} and {names[1]!r}, "
         "expected one of them"
       )
     self.theta = theta
     self.fraction = fraction
     self.interleaved = interleaved
-    self.scaling = scalings[named[0]] if named else None
+    self.scaling = scalings[names[0]] if names else None
     self.amplitude = getattr(self.scaling, "amplitude", 1.0)
 
   def rotate(self, x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:
@@ -182,15 +189,17 @@ class Rope(Position):
     angle_BT1P = pos_BT[..., None, None].astype(jnp.float32) * frequency
     sin_BT1P = self.amplitude * jnp.sin(angle_BT1P)
     cos_BT1P = self.amplitude * jnp.cos(angle_BT1P)
-    turned = _turned(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
-    return turned if R == x_BTNH.shape[-1] else jnp.concatenate([turned, x_BTNH[..., R:]], -1)
+    rotated = _rotate(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
+    if R == x_BTNH.shape[-1]:
+      return rotated
+    return jnp.concatenate([rotated, x_BTNH[..., R:]], -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _turned(
+def _rotate(
   interleaved: bool, x_BTNR: jax.Array, cos_BT1P: jax.Array, sin_BT1P: jax.Array
 ) -> jax.Array:
-  """Turn P = R / 2 pairs of channels, each by its angle, in float32.
+  """Rotate P = R / 2 pairs of channels, each by its angle, in float32.
 
   Each channel is added to the other of its pair without splitting channels in two arrays, for which
   a TPU would write and read twice the memory, and the gradient is a turn back.
@@ -202,33 +211,34 @@ def _turned(
   else:
     spread = partial(jnp.tile, reps=2)
     sign = np.repeat([-1.0, 1.0], half)
-  others = _swapped(interleaved, x_BTNR).astype(jnp.float32) * (
-    spread(sin_BT1P) * sign.astype(np.float32)
-  )
-  return (x_BTNR.astype(jnp.float32) * spread(cos_BT1P) + others).astype(x_BTNR.dtype)
+  signed_sin = spread(sin_BT1P) * sign.astype(np.float32)
+  partners = _swap_pairs(interleaved, x_BTNR).astype(jnp.float32) * signed_sin
+  return (x_BTNR.astype(jnp.float32) * spread(cos_BT1P) + partners).astype(x_BTNR.dtype)
 
 
-def _swapped(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
+def _swap_pairs(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
   """Return the other channel of each pair in its place."""
   half = x_BTNR.shape[-1] // 2
   if platform() == "tpu":  # a product that moves lanes, exactly
     order = np.arange(2 * half) ^ 1 if interleaved else np.roll(np.arange(2 * half), half)
-    return jnp.matmul(
-      x_BTNR, np.eye(2 * half)[:, order].astype(x_BTNR.dtype), precision=jax.lax.Precision.HIGHEST
-    )
+    permutation = np.eye(2 * half)[:, order].astype(x_BTNR.dtype)
+    return jnp.matmul(x_BTNR, permutation, precision=jax.lax.Precision.HIGHEST)
   if interleaved:
-    return jnp.flip(x_BTNR.reshape(*x_BTNR.shape[:-1], half, 2), -1).reshape(x_BTNR.shape)
+    pairs = x_BTNR.reshape(*x_BTNR.shape[:-1], half, 2)
+    return jnp.flip(pairs, -1).reshape(x_BTNR.shape)
   return jnp.roll(x_BTNR, half, -1)
 
 
-def _turned_back(interleaved, angles, g_BTNR):
+def _rotate_forward(interleaved, x_BTNR, cos_BT1P, sin_BT1P):
+  return _rotate(interleaved, x_BTNR, cos_BT1P, sin_BT1P), (cos_BT1P, sin_BT1P)
+
+
+def _rotate_backward(interleaved, angles, g_BTNR):
   cos_BT1P, sin_BT1P = angles
-  return _turned(interleaved, g_BTNR, cos_BT1P, -sin_BT1P), None, None
+  return _rotate(interleaved, g_BTNR, cos_BT1P, -sin_BT1P), None, None
 
 
-_turned.defvjp(
-  lambda interleaved, x, *angles: (_turned(interleaved, x, *angles), angles), _turned_back
-)
+_rotate.defvjp(_rotate_forward, _rotate_backward)
 
 
 make = Rope

@@ -11,11 +11,10 @@ from t5x_like.slots import PositiveInt
 
 
 class ShawPosition(Position):
-  """Learned vectors for each clipped distance, added to keys and to values (Shaw et al. 2018,
-  equations 3 and 4).
+  """Learned vectors for each clipped distance, added to keys and to values.
 
-  The vectors are shared by the heads of a layer, as in the paper (section 3.3); every layer has its
-  own.
+  They follow Shaw et al. 2018, equations 3 and 4. The vectors are shared by the heads of a layer,
+  as in the paper (section 3.3); every layer has its own.
   """
 
   query_dependent = True

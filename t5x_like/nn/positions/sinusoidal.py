@@ -8,8 +8,9 @@ from t5x_like.slots import NonNegativeInt, PositiveFloat
 
 
 class SinusoidalPosition(Position):
-  """Sines and cosines with geometric wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017,
-  section 3.5).
+  """Sines and cosines with geometric wavelengths (Vaswani et al. 2017, section 3.5).
+
+  They range from 2 pi to 20,000 pi.
 
   Args:
     interleaved: alternate sines and cosines as in the paper; otherwise the first half of the
@@ -36,18 +37,16 @@ class SinusoidalPosition(Position):
     D = x_BTD.shape[-1]
     frequency = 10_000.0 ** (-jnp.arange(0, D, 2, dtype=jnp.float32) / D)
     if self.last_frequency is not None:
-      frequency = self.last_frequency ** (
-        jnp.arange(D // 2, dtype=jnp.float32) / max(D // 2 - 1, 1)
-      )
+      share = jnp.arange(D // 2, dtype=jnp.float32) / max(D // 2 - 1, 1)
+      frequency = self.last_frequency**share
     angle = (pos_BT[..., None] + self.offset).astype(jnp.float32) * frequency
     sin = jnp.sin(angle)
     cos = jnp.cos(angle)
-    table = (
-      jnp.stack([sin, cos], -1).reshape(*pos_BT.shape, D)
-      if self.interleaved
-      else jnp.concatenate([sin, cos], -1)
-    )
-    return x_BTD + table.astype(x_BTD.dtype)
+    if self.interleaved:
+      vectors = jnp.stack([sin, cos], -1).reshape(*pos_BT.shape, D)
+    else:
+      vectors = jnp.concatenate([sin, cos], -1)
+    return x_BTD + vectors.astype(x_BTD.dtype)
 
 
 make = SinusoidalPosition

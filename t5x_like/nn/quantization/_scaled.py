@@ -19,8 +19,9 @@ from t5x_like.nn.linear import Linear, contract
 from t5x_like.nn.params import Axes
 from t5x_like.parallel.constrain import TOKENS, constrain, gather, reduce_scatter
 
-_LEAST = 1e-30  # of a vector's largest magnitude, so that no scale is 0 or denormal
-Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+_MIN_MAGNITUDE = 1e-30  # of a vector, so that no scale is 0 or denormal
+_AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the two factors
+_Quantized = tuple[jax.Array, jax.Array]  # values and scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +31,9 @@ class ScaledProduct:
   Rounding counts as the identity in the gradient. Kernels split over devices are gathered in 8
   bits.
 
-  Attributes:
-    factors: dtype of inputs and kernels in all products.
-    gradients: dtype of the result's gradient.
-    rounds_kernel_gradient: whether the kernel's gradient multiplies rounded factors too. On a mesh, each device
+  Attributes: factors: dtype of inputs and kernels in all products. gradients: dtype of the result's
+    gradient. rounds_kernel_gradient: whether the kernel's gradient multiplies rounded factors too.
+    On a mesh, each device
       then rounds its own tokens.
   """
 
@@ -42,8 +42,11 @@ class ScaledProduct:
   rounds_kernel_gradient: bool
 
   def __call__(self, x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: Axes) -> jax.Array:
-    """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F]; `axes` are the
-    kernel's."""
+    """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F].
+
+    Args:
+      axes: the logical axes of the kernel.
+    """
     return _product(x, kernel, self, jnp.dtype(dtype), axes, TOKENS[: x.ndim - 1])
 
   def experts(self, rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: Axes) -> jax.Array:
@@ -52,8 +55,9 @@ class ScaledProduct:
 
 
 def quantize_block(product: ScaledProduct, block: nnx.Module) -> nnx.Module:
-  """Give a block's projections this product: each `Linear` whose kernel's first axis has a name,
-  and experts.
+  """Set the product of a block's projections, and return the block.
+
+  Projections are each `Linear` whose kernel's first axis has a name, and experts.
 
   Raises:
     UserError: experts are not dispatched by capacity.
@@ -72,7 +76,7 @@ def quantize_block(product: ScaledProduct, block: nnx.Module) -> nnx.Module:
   return block
 
 
-def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array]:
+def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> _Quantized:
   """Round `x` to an 8-bit dtype, each vector along `axes` by a scale of its own.
 
   Returns:
@@ -80,28 +84,34 @@ def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[ja
     off by at most half a scale, floats by 2^-4 (e4m3) or 2^-3 (e5m2) of themselves. A vector that
     is not finite has a scale that is not.
   """
-  integer = jnp.issubdtype(dtype, jnp.integer)
-  most = float((jnp.iinfo if integer else jnp.finfo)(dtype).max)
+  is_integer = jnp.issubdtype(dtype, jnp.integer)
+  limits = jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)
+  largest = float(limits.max)
   x = x.astype(jnp.float32)
-  scale = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _LEAST) / most
-  x = jnp.clip(x / scale, -most, most)
-  return (jnp.round(x) if integer else x).astype(dtype), scale
+  magnitude = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _MIN_MAGNITUDE)
+  scale = magnitude / largest
+  x = jnp.clip(x / scale, -largest, largest)
+  if is_integer:
+    x = jnp.round(x)
+  return x.astype(dtype), scale
 
 
-def _multiplied(
-  a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array], dims: Dimensions, dtype
+def _multiply(
+  a: _Quantized, b: _Quantized, axes: _AxisPair, batch_axes: _AxisPair, dtype
 ) -> jax.Array:
-  """Multiply two pairs (values, scales) by `dot_general`; their batch axes lead."""
-  (values_a, scale_a), (values_b, scale_b) = a, b
-  (axes_a, axes_b), (batch, _) = dims
-  wide = jnp.int32 if values_a.dtype == jnp.int8 else jnp.float32
-  y = jax.lax.dot_general(values_a, values_b, dims, preferred_element_type=wide)
-  free_a = values_a.ndim - len(axes_a) - len(batch)
-  free_b = values_b.ndim - len(axes_b) - len(batch)
+  """Multiply two pairs (values, scales) over `axes`; their batch axes lead."""
+  values_a, scale_a = a
+  values_b, scale_b = b
+  axes_a, axes_b = axes
+  batch = len(batch_axes[0])
+  sum_dtype = jnp.int32 if values_a.dtype == jnp.int8 else jnp.float32
+  y = jax.lax.dot_general(values_a, values_b, (axes, batch_axes), preferred_element_type=sum_dtype)
+  free_a = values_a.ndim - len(axes_a) - batch
+  free_b = values_b.ndim - len(axes_b) - batch
   scale_a = jnp.squeeze(scale_a, axes_a)
   scale_b = jnp.squeeze(scale_b, axes_b)
   scale_a = jnp.expand_dims(scale_a, tuple(range(scale_a.ndim, scale_a.ndim + free_b)))
-  scale_b = jnp.expand_dims(scale_b, tuple(range(len(batch), len(batch) + free_a)))
+  scale_b = jnp.expand_dims(scale_b, tuple(range(batch, batch + free_a)))
   return (y.astype(jnp.float32) * scale_a * scale_b).astype(dtype)
 
 
@@ -110,52 +120,51 @@ def _product(x, kernel, scaled: ScaledProduct, dtype, axes: Axes, tokens: Axes) 
   return _forward(x, kernel, scaled, dtype, axes, tokens)[0]
 
 
-def _kernel(
+def _quantize_kernel(
   kernel, axis: int, scaled: ScaledProduct, axes: Axes, tokens: Axes
-) -> tuple[jax.Array, jax.Array]:
+) -> _Quantized:
   """Round a kernel along `axis` where its parts lie, and gather the rounded values."""
-  across = tuple(None if i == axis else name for i, name in enumerate(axes))
+  scale_axes = tuple(None if i == axis else name for i, name in enumerate(axes))
   values, scale = round_to_8_bits(kernel, (axis,), scaled.factors)
   # Without constraints before it, the partitioner would gather the kernel first and round it on
   # every device.
-  return gather(constrain(values, *axes), axes, tokens), gather(
-    constrain(scale, *across), across, tokens
-  )
+  values = gather(constrain(values, *axes), axes, tokens)
+  scale = gather(constrain(scale, *scale_axes), scale_axes, tokens)
+  return values, scale
 
 
 def _forward(x, kernel, scaled, dtype, axes, tokens):
-  shared = kernel.ndim - 2
-  last = x.ndim - 1
-  dims = (((last,), (shared,)), (tuple(range(shared)),) * 2)
-  of_x = round_to_8_bits(x, (last,), scaled.factors)
-  of_kernel = _kernel(kernel, shared, scaled, axes, tokens)
-  return _multiplied(of_x, of_kernel, dims, dtype), (x, kernel)
+  batch = tuple(range(kernel.ndim - 2))
+  x_axis = x.ndim - 1
+  kernel_axis = len(batch)
+  quantized_x = round_to_8_bits(x, (x_axis,), scaled.factors)
+  quantized_kernel = _quantize_kernel(kernel, kernel_axis, scaled, axes, tokens)
+  y = _multiply(quantized_x, quantized_kernel, ((x_axis,), (kernel_axis,)), (batch, batch), dtype)
+  return y, (x, kernel)
 
 
 def _backward(scaled, dtype, axes, tokens, residuals, g):
   x, kernel = residuals
-  shared = kernel.ndim - 2
+  batch = tuple(range(kernel.ndim - 2))
   last = x.ndim - 1
-  batch = (tuple(range(shared)),) * 2
-  of_g = round_to_8_bits(g, (last,), scaled.gradients)
-  of_kernel = _kernel(kernel, shared + 1, scaled, axes, tokens)
-  d_x = _multiplied(of_g, of_kernel, (((last,), (shared + 1,)), batch), x.dtype)
-  summed = tuple(range(shared, last))
+  kernel_axis = len(batch) + 1
+  quantized_g = round_to_8_bits(g, (last,), scaled.gradients)
+  quantized_kernel = _quantize_kernel(kernel, kernel_axis, scaled, axes, tokens)
+  d_x = _multiply(quantized_g, quantized_kernel, ((last,), (kernel_axis,)), (batch, batch), x.dtype)
+  token_axes = tuple(range(len(batch), last))
 
-  def d_kernel(x, g):
-    dims = ((summed, summed), batch)
+  def kernel_gradient(x, g):
     if scaled.rounds_kernel_gradient:
-      return _multiplied(
-        round_to_8_bits(x, summed, scaled.factors),
-        round_to_8_bits(g, summed, scaled.gradients),
-        dims,
-        x.dtype,
-      )
-    if shared:
-      return jax.lax.dot_general(x, g, dims, preferred_element_type=x.dtype)
-    return contract(x, g, summed, summed, x.dtype)
+      quantized_x = round_to_8_bits(x, token_axes, scaled.factors)
+      quantized_g = round_to_8_bits(g, token_axes, scaled.gradients)
+      return _multiply(quantized_x, quantized_g, (token_axes, token_axes), (batch, batch), x.dtype)
+    if batch:
+      dimensions = ((token_axes, token_axes), (batch, batch))
+      return jax.lax.dot_general(x, g, dimensions, preferred_element_type=x.dtype)
+    return contract(x, g, token_axes, token_axes, x.dtype)
 
-  return d_x, reduce_scatter(d_kernel, x, g.astype(x.dtype), axes, tokens).astype(kernel.dtype)
+  d_kernel = reduce_scatter(kernel_gradient, x, g.astype(x.dtype), axes, tokens)
+  return d_x, d_kernel.astype(kernel.dtype)
 
 
 _product.defvjp(_forward, _backward)

@@ -1,5 +1,6 @@
-"""Products of 8-bit floats: twice the rate of bfloat16 on NVIDIA GPUs since Hopper and Ada, and on
-TPU7x.
+"""Products of 8-bit floats.
+
+They have twice the rate of bfloat16 on NVIDIA GPUs since Hopper and Ada, and on TPU7x.
 
 Inputs and kernels are rounded to e4m3, whose steps are fine, and gradients to e5m2, whose range is
 wide (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433, section 3). All three products of

@@ -1,5 +1,6 @@
-"""Products of int8 factors: twice the rate of bfloat16 on TPU v5e, on TPU v5p and on NVIDIA GPUs
-since Ampere.
+"""Products of int8 factors.
+
+They have twice the rate of bfloat16 on TPU v5e, on TPU v5p and on NVIDIA GPUs since Ampere.
 
 The result and the gradient of the input multiply int8 factors. The gradient of the kernel is a sum
 over all tokens of a batch, which 8 even steps of a wide range would blur, and stays in the compute
