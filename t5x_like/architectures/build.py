@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from functools import cached_property, reduce
+from functools import cached_property
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ _NORMS = {
   "sandwich": ("in_norm", "res_norm"),
   "output": ("res_norm",),
   "res_post": ("res_norm",),
-}  # else after the addition
+}  # other positions: after the addition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +78,22 @@ class StackBuilder:
   def inputs(
     self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs
   ) -> Inputs:
-    """Build the module from token vectors of `width` (by default the stack's) to the stack's
-    input."""
+    """Build the input module of the stack, from token vectors of `width` (the stack's if None)."""
     design = self.design
     D = self.dims.embed
     width = width or D
+    position = self._position_at("inputs", self.schemes[0], rngs, width)
+    type_table = Types(types, width, rngs, init=design.table_init()) if types else None
+    norm = design.make_norm(width, rngs) if design.embed_norm else None
+    project = None
+    if width != D:
+      project = Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True)
     return kind(
       scale=math.sqrt(width) if design.embed_scale else 1.0,
-      position=self._position_at("inputs", self.schemes[0], rngs, width),
-      types=Types(types, width, rngs, init=design.table_init()) if types else None,
-      norm=design.make_norm(width, rngs) if design.embed_norm else None,
-      project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True)
-      if width != D
-      else None,
+      position=position,
+      types=type_table,
+      norm=norm,
+      project=project,
       dropout=self.dropout_at("inputs"),
     )
 
@@ -98,57 +101,73 @@ class StackBuilder:
     """Build the blocks, the positions they share and the final norm."""
     layers = self.dims.layers
     design = self.design
+    period = self.period
     if design.experts and design.dense_layers:
       return build_two_part_stack(self, rngs)
-    if layers % self.period:
-      period = f"the layer pattern repeats every {self.period} layers"
+    if layers % period:
       raise UserError(
-        f"config.model.design: {period}, found {layers} layers, expected a multiple "
-        f"of {self.period}"
+        f"config.model.design: the layer pattern repeats every {period} layers, found {layers} "
+        f"layers, expected a multiple of {period}"
       )
-    kinds = jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])
-    pieces = [core.piecewise_bias_above for core in kinds]
+    abstract_cores = jax.eval_shape(lambda: [self._core(turn) for turn in range(len(self.cores))])
     stack = Stack(
       self.block,
-      layers // self.period,
+      layers // period,
       rngs,
       position=self._position_at("stack", self.schemes[0], rngs),
-      piecewise_bias_above=min((n for n in pieces if n is not None), default=None),
+      piecewise_bias_above=_smallest([core.piecewise_bias_above for core in abstract_cores]),
       final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
       dropout=self.mlp_dropout,
       remat=self.remat,
       layers=self.layers,
       pipeline=self.pipeline,
-      depths=self.depths
-      and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
+      depths=self._block_depths(),
     )
-    return reduce(lambda stack, core: core.wrap_stack(stack, rngs), kinds, stack)
+    for core in abstract_cores:
+      stack = core.wrap_stack(stack, rngs)
+    return stack
+
+  def _block_depths(self) -> tuple[tuple[float, ...], ...] | None:
+    """Return the depths of the layers of every block."""
+    if self.depths is None:
+      return None
+    starts = range(0, self.dims.layers, self.period)
+    return tuple(self.depths[start : start + self.period] for start in starts)
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    """Build one period of layers; if it has several, their sublayers' names end in the layer's
-    number."""
-    turns = range(self.period)
-    named = {
-      f"{n}_{t}" if self.period > 1 else n: x
-      for t in turns
-      for n, x in self._layer(t, rngs).items()
-    }
-    quantization = self.design.quantization
-    package = "t5x_like.nn.quantization"
-    return slots.make("config.model.design.quantization", quantization, package, "make")(
-      Block(self.period, **named)
+    """Build one period of layers.
+
+    If it has several layers, the names of their sublayers end in the layer's number.
+    """
+    sublayers = {}
+    for turn in range(self.period):
+      suffix = f"_{turn}" if self.period > 1 else ""
+      for name, sublayer in self._layer(turn, rngs).items():
+        sublayers[name + suffix] = sublayer
+    quantize = slots.make(
+      "config.model.design.quantization",
+      self.design.quantization,
+      "t5x_like.nn.quantization",
+      "make",
     )
+    return quantize(Block(self.period, **sublayers))
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:
-    """The position schemes of the layers of a period; UserError if they differ and one does not
-    belong to a layer."""
-    found = self.design.position
-    schemes = found if isinstance(found, tuple) else (found,)
+    """The position schemes of the layers of a period.
+
+    Raises:
+      UserError: they differ, and one does not belong to a layer.
+    """
+    schemes = self.design.position
+    if not isinstance(schemes, tuple):
+      schemes = (schemes,)
     for scheme in schemes:
-      if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
+      differs = any(scheme != other_scheme for other_scheme in schemes)
+      if differs and self._position_owner(scheme) != "layer":
         raise UserError(
-          f"{POSITION_KEY}: found {scheme!r} mixed with others, expected schemes that belong to a layer"
+          f"{POSITION_KEY}: found {scheme!r} mixed with others, expected schemes that belong to a "
+          "layer"
         )
     return schemes
 
@@ -156,28 +175,31 @@ class StackBuilder:
   def period(self) -> int:
     """Number of layers after which the pattern repeats, at most all layers."""
     experts = self.design.experts_every if self.design.experts else 1
-    lengths = len(self.design.windows), experts, len(self.schemes), len(self.cores)
-    return min(self.dims.layers or 1, math.lcm(*lengths))
+    periods = (len(self.design.windows), experts, len(self.schemes), len(self.cores))
+    return min(self.dims.layers or 1, math.lcm(*periods))
 
   @cached_property
   def cores(self) -> tuple[tuple[str, str | dict], ...]:
     """The attention cores of the layers of a period, each with its key."""
-    where = CORE_KEY
-    spec = self.design.core
-    if isinstance(spec, dict) and "name" not in spec:
+    key = CORE_KEY
+    specs = self.design.core
+    if isinstance(specs, dict) and "name" not in specs:
       side = "decoder" if self.causal else "encoder"
-      where = f"{CORE_KEY}.{side}"
-      spec = slots.fill(CORE_KEY, spec, _Sides)[side]
-    return tuple((where, one) for one in (spec if isinstance(spec, tuple) else (spec,)))
+      key = f"{CORE_KEY}.{side}"
+      specs = slots.fill(CORE_KEY, specs, _CoreOfSides)[side]
+    if not isinstance(specs, tuple):
+      specs = (specs,)
+    return tuple((key, spec) for spec in specs)
 
   @property
   def dropout(self) -> Dropout:
     return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
 
   def dropout_at(self, place: str) -> Dropout:
-    return (
-      NO_DROPOUT if {"moe": "mlp"}.get(place, place) in self.design.no_dropout else self.dropout
-    )
+    """Return the dropout after the inputs or a sublayer, named as in a block."""
+    if place == "moe":
+      place = "mlp"
+    return NO_DROPOUT if place in self.design.no_dropout else self.dropout
 
   @property
   def attention_dropout(self) -> Dropout:
@@ -197,7 +219,7 @@ class StackBuilder:
 
   @property
   def inner_gain(self) -> float:
-    """The same factor for values and the MLP's first kernel, which DeepNorm scales too."""
+    """Factor for the kernels of values and of the MLP's input, which DeepNorm scales too."""
     return self.residual_gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
@@ -222,28 +244,36 @@ class StackBuilder:
     }
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    """Build the self-attention of a turn; without one, cross-attention, without positions, window
-    or special core."""
+    """Build the self-attention of a turn, or cross-attention without one.
+
+    Cross-attention has no positions, window or special core.
+    """
     design = self.design
     dims = self.dims
-    own = turn is not None
     D = dims.embed
     N = dims.heads
     H = dims.head_dim
     qkv, out, *_ = design.kernel_scales
-    cosine = design.attention_scale == "cosine"
-    scale = (
-      1.0
-      if cosine
-      else 1 / math.sqrt(H)
-      if design.attention_scale is None
-      else design.attention_scale
-    )
+    has_cosines = design.attention_scale == "cosine"
+    scale = self._attention_scale()
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
-    query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
-    q_norm, k_norm = (design.make_qk_norm(heads, H, rngs) for heads in (N, dims.kv_heads))
-    if own and design.latent is not None:
-      kind = make_latent_attention(design)
+    scales_query = scale == 1.0 and not has_cosines and design.init_stddev is None
+    query_gain = H**-0.5 if scales_query else 1.0
+    q_norm = design.make_qk_norm(N, H, rngs)
+    k_norm = design.make_qk_norm(dims.kv_heads, H, rngs)
+    if has_cosines:
+      q_norm = ScaledUnitNorm(N, rngs)
+      k_norm = UnitNorm()
+    if turn is None:
+      position = None
+      core = Dense() if design.core == "dense" else Auto()
+      window = None
+    else:
+      position = self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs)
+      core = self._core(turn, rngs)
+      window = design.windows[turn % len(design.windows)]
+      if design.latent is not None:
+        kind = make_latent_attention(design)
     return kind(
       dims,
       rngs,
@@ -253,22 +283,31 @@ class StackBuilder:
       value_init=design.kernel_init(D, self.inner_gain, qkv),
       out_init=design.kernel_init(N * H, self.residual_gain, out),
       biases=design.biases,
-      q_norm=ScaledUnitNorm(N, rngs) if cosine else q_norm,
-      k_norm=UnitNorm() if cosine else k_norm,
-      position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs)
-      if own
-      else None,
-      core=self._core(turn, rngs) if own else Dense() if design.core == "dense" else Auto(),
+      q_norm=q_norm,
+      k_norm=k_norm,
+      position=position,
+      core=core,
       softcap=design.softcap,
-      window=design.windows[turn % len(design.windows)] if own else None,
+      window=window,
       dropout=self.attention_dropout,
     )
+
+  def _attention_scale(self) -> float:
+    """Return the factor of the attention logits."""
+    if self.design.attention_scale == "cosine":
+      return 1.0
+    if self.design.attention_scale is None:
+      return 1 / math.sqrt(self.dims.head_dim)
+    return self.design.attention_scale
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
     design = self.design
     dims = self.dims
-    mlp = (sparse and design.experts.mlp) or dims.mlp
-    (activation, gated), (*_, wi, wo) = ACTIVATIONS[design.activation], design.kernel_scales
+    mlp = dims.mlp
+    if sparse and design.experts.mlp:
+      mlp = design.experts.mlp
+    activation, gated = ACTIVATIONS[design.activation]
+    *_, wi, wo = design.kernel_scales
     return slots.make(
       "config.model.design.experts",
       "moe" if sparse else "mlp",
@@ -286,43 +325,57 @@ class StackBuilder:
       dropout=self.mlp_dropout,
     )
 
-  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0, place: str = "mlp") -> Residual:
+  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0, name: str = "mlp") -> Residual:
+    """Build the residual connection of the sublayer `name` of a turn."""
     design = self.design
-    places = _NORMS.get(design.norm_position, ("out_norm",))
     gain = 0.0 if design.norm_position == "res_post" else 1.0
-    norms = {place: design.make_norm(self.dims.embed, rngs, gain) for place in places}
+    norms = {}
+    for norm_name in _NORMS.get(design.norm_position, ("out_norm",)):
+      norms[norm_name] = design.make_norm(self.dims.embed, rngs, gain)
     if design.layer_scale is not None:
       norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
-    alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
-    rates = dict(dropout=self.dropout_at(place), drop_path=self.drop_path, turn=turn)
-    return Residual(layer, **norms, alpha=alpha, **rates)
+    return Residual(
+      layer,
+      **norms,
+      alpha=self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0,
+      dropout=self.dropout_at(name),
+      drop_path=self.drop_path,
+      turn=turn,
+    )
 
   def scheme_arguments(self) -> dict[str, Any]:
     """Return the arguments that position schemes take from the stack."""
     return dict(dims=self.dims, causal=self.causal, init=self.design.table_init())
 
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
-    given = self.scheme_arguments() | dict(width=width or self.dims.embed, rngs=rngs)
-    return slots.make(POSITION_KEY, spec, self.POSITION_PACKAGE, "make", **given)
+    arguments = self.scheme_arguments() | dict(width=width or self.dims.embed, rngs=rngs)
+    return slots.make(POSITION_KEY, spec, self.POSITION_PACKAGE, "make", **arguments)
 
-  def _place(self, spec: str | dict) -> str:
+  def _position_owner(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).owner
 
   def _position_at(
-    self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None
+    self, owner: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None
   ) -> Position | None:
-    """Build the scheme if it belongs in `place`, else return None."""
-    return self._position(spec, rngs, width) if self._place(spec) == place else None
+    """Build the scheme if it belongs to `owner`, else return None."""
+    if self._position_owner(spec) != owner:
+      return None
+    return self._position(spec, rngs, width)
 
   def _core(self, turn: int, rngs: nnx.Rngs | None = None) -> Core:
-    where, spec = self.cores[turn % len(self.cores)]
+    key, spec = self.cores[turn % len(self.cores)]
     return slots.make(
-      where, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal
+      key, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal
     )
 
 
+def _smallest(limits: list[int | None]) -> int | None:
+  """Return the smallest of the limits that are set; None if none is."""
+  return min((limit for limit in limits if limit is not None), default=None)
+
+
 @dataclasses.dataclass(frozen=True)
-class _Sides:
+class _CoreOfSides:
   """The keys of a `core` that differs between encoder and decoder."""
 
   encoder: str | dict | tuple = "auto"
@@ -330,43 +383,49 @@ class _Sides:
 
 
 def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
-  """Return each stack's (alpha, initial gain) in DeepNet (Wang et al. 2022, figure 2); 0 layers for
-  a missing stack."""
+  """Return each stack's (alpha, initial gain) in DeepNet (Wang et al. 2022, figure 2).
+
+  Args:
+    encoder_layers, decoder_layers: 0 for a missing stack.
+  """
   N = encoder_layers
   M = decoder_layers
   if N and M:
-    both = (N**4 * M) ** (1 / 16)
-    return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
+    root = (N**4 * M) ** (1 / 16)
+    return {"encoder": (0.81 * root, 0.87 / root), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
   layers = N or M
   return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
 
 
 def resolve_variant(
-  variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any
+  variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **fields: Any
 ) -> Any:
   """Return the variant, looked up if it is a name, with its changes.
 
   Args:
     design, tokens: changes to its design and special ids.
-    given: other fields; None keeps the variant's.
+    fields: other fields; None keeps the variant's.
   Raises:
     UserError: an unknown variant, or a key of a change that is unknown or does not fit.
   """
-  variant = (
-    slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
-  )
-  given = {name: value for name, value in given.items() if value is not None}
-  for name, changes in {"design": design, "tokens": tokens}.items():
-    if changes:
-      given[name] = slots.replace_fields(f"config.model.{name}", getattr(variant, name), changes)
-  return dataclasses.replace(variant, **given)
+  if isinstance(variant, str):
+    variant = slots.find("config.model.variant", variant, variants)
+  fields = {name: value for name, value in fields.items() if value is not None}
+  if design:
+    fields["design"] = slots.replace_fields("config.model.design", variant.design, design)
+  if tokens:
+    fields["tokens"] = slots.replace_fields("config.model.tokens", variant.tokens, tokens)
+  return dataclasses.replace(variant, **fields)
 
 
 def stack_options(
   dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0
 ) -> dict:
-  """Return the options of a `StackBuilder`; raise UserError for a rate outside [0, 1), an unknown
-  policy or key."""
+  """Return the options of a `StackBuilder`.
+
+  Raises:
+    UserError: a rate is outside [0, 1), or a policy or key is unknown.
+  """
   if not 0 <= drop_path < 1:
     raise UserError(
       f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1"

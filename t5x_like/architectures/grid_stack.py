@@ -39,8 +39,8 @@ class GridStackBuilder(StackBuilder):
   def scheme_arguments(self) -> dict[str, Any]:
     return super().scheme_arguments() | {"grid": self.grid, "key_grid": self.key_grid}
 
-  def _place(self, spec: str | dict) -> str:
-    if (place := super()._place(spec)) not in self.POSITION_OWNERS:
+  def _position_owner(self, spec: str | dict) -> str:
+    if (place := super()._position_owner(spec)) not in self.POSITION_OWNERS:
       raise UserError(
         f"{POSITION_KEY}: found {spec!r}, but this model adds positions to its inputs "
         "alone; leave out 'at'"
@@ -61,7 +61,7 @@ class EveryLayerBuilder(GridStackBuilder):
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
     parts = super()._layer(turn, rngs)
-    place = self._place(self.schemes[0])
+    place = self._position_owner(self.schemes[0])
     own = self._position_at("every_layer", self.schemes[0], rngs)
     return {"position": AddPositions(own)} | parts if place.startswith("every_layer") else parts
 
