@@ -1,10 +1,9 @@
-"""The base of the three text architectures. A family in `models/` is one of them with a table of
-variants.
+"""The base of the three text architectures.
 
-All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
-docs/explanation/architecture.md. Objectives call `model.outputs` instead and compute logits over
-the vocabulary themselves. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in
-others.
+A family in `models/` is one of them with a table of variants. All are called as `model(batch, key)
+-> {"logits", …}` with the batch features of T5X; see docs/explanation/architecture.md. Objectives
+call `model.outputs` instead and compute logits over the vocabulary themselves. Padding is segment 0
+in batches with segment ids, and id `tokens.pad` in others.
 """
 
 from typing import ClassVar, Literal
@@ -82,8 +81,9 @@ class Architecture(nnx.Module):
     return materialise_logits(self.outputs(batch, key))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Return the head's outputs, with logits over the vocabulary as `VocabularyLogits`, and
-    auxiliary scalars.
+    """Return the head's outputs and auxiliary scalars.
+
+    Logits over the vocabulary are `VocabularyLogits`.
 
     Args:
       batch: the model's features.
@@ -96,9 +96,12 @@ class Architecture(nnx.Module):
     tokens_BT = batch[f"{side}_input_tokens"]
     pos = batch.get(f"{side}_positions", positions(tokens_BT.shape[1]))
     segments = batch.get(f"{side}_segment_ids")
-    valid = tokens_BT != self.variant.tokens.pad if self.variant.tokens.pad is not None else None
+    pad = self.variant.tokens.pad
+    valid = None
     if segments is not None:
       valid = segments > 0
+    elif pad is not None:
+      valid = tokens_BT != pad
     return tokens_BT, pos, segments, valid
 
 

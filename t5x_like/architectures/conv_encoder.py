@@ -1,5 +1,4 @@
-"""Convolutional encoders of images: a backbone, whose last map is a sequence of cells, and a
-head."""
+"""Convolutional encoders of images: a backbone, and a head on the cells of its last map."""
 
 import dataclasses
 from typing import ClassVar
@@ -49,8 +48,7 @@ class ConvVariant:
 
 
 class ConvEncoder(ImageModel):
-  """A backbone and a head. The parameters of `backbone` have the names that they have in a
-  detector.
+  """A backbone, whose parameters are named as in a detector, and a head.
 
   Args:
     variant: a name in `VARIANTS`, or a `ConvVariant`. All arguments but `rngs` are keys of
@@ -85,26 +83,41 @@ class ConvEncoder(ImageModel):
     layers: Layers = "scan",
     design: dict = {},
   ):
-    given = dict(backbone=backbone, resolution=resolution, channels=channels, head=head)
-    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
-    if (quantization := variant.design.quantization) != "none":
+    variant = resolve_variant(
+      self.VARIANTS,
+      variant,
+      design,
+      backbone=backbone,
+      resolution=resolution,
+      channels=channels,
+      head=head,
+    )
+    quantization = variant.design.quantization
+    if quantization != "none":
       raise UserError(
         f"config.model.design.quantization: found {quantization!r}, expected 'none' "
         "for convolutions"
       )
+    self.variant = variant
     self.dtype = jnp.dtype(dtype)
-    parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
     self.remat = policies.build_remat(remat)
     self.backbone = slots.make(
-      "config.model.backbone", variant.backbone, backbones, "make", **parts
+      "config.model.backbone",
+      variant.backbone,
+      backbones,
+      "make",
+      rngs=rngs,
+      channels=variant.channels,
+      drop_path=drop_path,
     )
     if self.backbone.width != variant.width:
-      found = f"its last map has {self.backbone.width} channels"
       raise UserError(
-        f"config.model.backbone: {found}, expected the variant's width, {variant.width}"
+        f"config.model.backbone: its last map has {self.backbone.width} channels, expected the "
+        f"variant's width, {variant.width}"
       )
-    given = dict(rngs=rngs, variant=variant, dropout=dropout)
-    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    self.head = slots.make(
+      "config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, dropout=dropout
+    )
     if getattr(self.head, "batch_features", ()):
       raise UserError(
         f"config.model.head: found {variant.head!r}, which puts patches back; "
@@ -114,5 +127,6 @@ class ConvEncoder(ImageModel):
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""
     check_images(image_BYXC, self.variant)
-    map_BYXD = self.remat.wrap(self.backbone, prevent_cse=True)(image_BYXC.astype(self.dtype), key)
+    run_backbone = self.remat.wrap(self.backbone, prevent_cse=True)
+    map_BYXD = run_backbone(image_BYXC.astype(self.dtype), key)
     return map_BYXD.reshape(len(map_BYXD), -1, self.variant.width), {}

@@ -35,7 +35,7 @@ class Decoder(Architecture):
   def __init__(
     self, rngs: nnx.Rngs, *, variant: str | Variant, scores: NonNegativeInt = 0, **options
   ):
-    self._number = scores
+    self._score_count = scores
     super().__init__(rngs, variant=variant, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -46,7 +46,8 @@ class Decoder(Architecture):
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)
-    self.scores = Scores(rngs, variant, parts.dropout_rate, self._number) if self._number else None
+    count = self._score_count
+    self.scores = Scores(rngs, variant, parts.dropout_rate, count) if count else None
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Compute next-token logits at every position.
@@ -97,8 +98,11 @@ class Decoder(Architecture):
     return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)
 
   def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
-    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V],
-    state)."""
+    """Feed the next tokens through the cache, see `DecodeState.advance`.
+
+    Returns:
+      (logits [B, T, V], state)
+    """
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)
@@ -110,4 +114,6 @@ def _prefix(batch: Batch, valid) -> jax.Array | None:
   prefix = batch.get("decoder_causal_attention")
   if prefix is None:
     return None
-  return prefix > 0 if valid is None else (prefix > 0) & valid
+  if valid is None:
+    return prefix > 0
+  return (prefix > 0) & valid

@@ -108,27 +108,25 @@ class Design:
     slots.find("config.model.design.norm", self.norm, NORMS)
     slots.find("config.model.design.activation", self.activation, ACTIVATIONS)
     if self.parallel != "no" and self.norm_position != "pre":
-      found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
-      raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
-    if self.qk_norm and self.attention_scale == "cosine":
-      found = (
-        "found True, but attention_scale 'cosine' already normalizes queries and keys; set "
-        "it to False"
+      raise UserError(
+        f"config.model.design.parallel: found {self.parallel!r} with norm_position "
+        f"{self.norm_position!r}, expected norm_position 'pre'"
       )
-      raise UserError(f"config.model.design.qk_norm: {found}")
+    if self.qk_norm and self.attention_scale == "cosine":
+      raise UserError(
+        "config.model.design.qk_norm: found True, but attention_scale 'cosine' already normalizes "
+        "queries and keys; set it to False"
+      )
     if len(self.kernel_scales) != 4:
       raise UserError(
         f"config.model.design.kernel_scales: found {self.kernel_scales}, expected four numbers"
       )
-    if self.layer_scale is not None and (
-      self.norm_position != "pre" or self.parallel == "two_norms"
-    ):
-      found = (
-        f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel "
-        f"{self.parallel!r}"
-      )
+    allows_layer_scale = self.norm_position == "pre" and self.parallel != "two_norms"
+    if self.layer_scale is not None and not allows_layer_scale:
       raise UserError(
-        f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'"
+        f"config.model.design.layer_scale: found {self.layer_scale} with norm_position "
+        f"{self.norm_position!r} and parallel {self.parallel!r}, expected 'pre', and not "
+        "'two_norms'"
       )
 
   @property
@@ -211,10 +209,9 @@ class Variant:
       return dims
     width = dims.heads * dims.head_dim
     if width % heads or dims.kv_heads != dims.heads:
-      found = (
-        f"found {heads} beside {dims.heads} heads ({dims.kv_heads} of keys and values) of "
-        f"width {dims.head_dim}"
+      raise UserError(
+        f"config.model.variant.decoder_heads: found {heads} beside {dims.heads} heads "
+        f"({dims.kv_heads} of keys and values) of width {dims.head_dim}, expected a divisor of "
+        f"{width}, and as many heads of keys and values as of queries"
       )
-      expected = f"a divisor of {width}, and as many heads of keys and values as of queries"
-      raise UserError(f"config.model.variant.decoder_heads: {found}, expected {expected}")
     return dataclasses.replace(dims, heads=heads, kv_heads=heads, head_dim=width // heads)

@@ -15,6 +15,7 @@ from t5x_like.nn.hidden_states import LAST_STATE, read_states
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 
+# batch features with positions of tokens, and the head's arguments for them
 HEAD_POSITIONS = {
   "encoder_masked_positions": "positions_BK",
   "encoder_cls_positions": "first_positions_BP",
@@ -45,8 +46,15 @@ class Encoder(Architecture):
     parts = self.STACK_BUILDER(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
     self.encoder = parts.stack(rngs)
-    given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
-    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    self.head = slots.make(
+      "config.model.head",
+      variant.head,
+      heads,
+      "make",
+      rngs=rngs,
+      variant=variant,
+      dropout_rate=parts.dropout_rate,
+    )
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Compute the head's outputs.
@@ -61,12 +69,19 @@ class Encoder(Architecture):
       positions; see `architectures.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
-    places = {argument: batch[name] for name, argument in HEAD_POSITIONS.items() if name in batch}
-    return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
+    token_positions = {}
+    for name, argument in HEAD_POSITIONS.items():
+      if name in batch:
+        token_positions[argument] = batch[name]
+    return self.head(x_BSD, self.embed, valid, subkey(key, 1), **token_positions) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (hidden states [B, S, D], or the states that the head reads side by side; validity
-    bool [B, S] or None; auxiliary scalars)."""
+    """Run the stack.
+
+    Returns:
+      (hidden states [B, S, D], or the states that the head reads side by side; validity bool [B, S]
+      or None; auxiliary scalars)
+    """
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(
       mask=Mask(

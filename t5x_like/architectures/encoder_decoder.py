@@ -49,31 +49,34 @@ class EncoderDecoder(Architecture):
     tokens_BT = batch["decoder_input_tokens"]
     q_pos = batch.get("decoder_positions", positions(tokens_BT.shape[1]))
     q_segments = batch.get("decoder_segment_ids")
-    both = q_segments is not None and k_segments is not None
-    context = Context(
-      mask=Mask(
-        q_pos,
-        q_pos,
-        q_segments,
-        q_segments,
-        causal=True,
-        aligned=has_aligned_positions(batch, "decoder"),
-      ),
-      memory=memory_BSD,
-      memory_mask=Mask(
-        q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid
-      ),
-      valid=_after_start(tokens_BT, self.variant.tokens.pad) if q_segments is None else None,
+    valid = None
+    if q_segments is None:
+      valid = _after_start(tokens_BT, self.variant.tokens.pad)
+    mask = Mask(
+      q_pos,
+      q_pos,
+      q_segments,
+      q_segments,
+      causal=True,
+      aligned=has_aligned_positions(batch, "decoder"),
     )
+    if q_segments is None or k_segments is None:
+      memory_mask = Mask(q_pos, k_pos, k_valid=k_valid)
+    else:
+      memory_mask = Mask(q_pos, k_pos, q_segments, k_segments, k_valid)
+    context = Context(mask=mask, memory=memory_BSD, memory_mask=memory_mask, valid=valid)
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos, key=subkey(key, 1))
     x_BTD, decoder_aux, _ = self.decoder(x_BTD, context, key=subkey(key, 2))
-    return self.head(x_BTD, self.embed) | {
-      name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()
-    }
+    total_aux = {name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()}
+    return self.head(x_BTD, self.embed) | total_aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None,
-    auxiliary scalars)."""
+    """Run the encoder.
+
+    Returns:
+      (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary
+      scalars)
+    """
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(
       mask=Mask(
@@ -86,8 +89,7 @@ class EncoderDecoder(Architecture):
     return x_BSD, pos, segments, valid, aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Return (tokens, validity) of the prompt: the start token, then any `decoder_prefix_tokens`
-    [B, P]."""
+    """Return (tokens, validity) of the prompt: the start token, then `decoder_prefix_tokens`."""
     B = batch["encoder_input_tokens"].shape[0]
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
@@ -98,19 +100,20 @@ class EncoderDecoder(Architecture):
     real_BP = jnp.ones(forced_BP.shape, bool) if pad is None else forced_BP != pad
     return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
 
-  def start_decoding(self, batch: Batch, room: int):
-    """Encode `encoder_input_tokens`; return a `nn.decode.DecodeState` with an empty cache for
-    `room` tokens."""
+  def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
+    """Encode `encoder_input_tokens` and make an empty cache for `slots` tokens."""
     memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
     B = memory_BSD.shape[0]
-    start = CacheStart(B, room, self.dtype, memory_BSD, Mask(k_pos, k_pos))
-    return DecodeState.empty(
-      self.decoder.start_cache(start), B, room, memory_pos=k_pos, memory_valid=k_valid
-    )
+    start = CacheStart(B, slots, self.dtype, memory_BSD, Mask(k_pos, k_pos))
+    cache = self.decoder.start_cache(start)
+    return DecodeState.empty(cache, B, slots, memory_pos=k_pos, memory_valid=k_valid)
 
   def decode(self, tokens_BT: jax.Array, state, valid_BT=None, prefix_BT=None):
-    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V],
-    state)."""
+    """Feed the next tokens through the cache, see `DecodeState.advance`.
+
+    Returns:
+      (logits [B, T, V], state)
+    """
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
     context = Context(
@@ -122,7 +125,11 @@ class EncoderDecoder(Architecture):
 
 
 def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
-  """Return bool [B, T], False for padding. The first token always counts: T5's start token is the
-  padding id."""
-  first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
-  return None if pad is None else (tokens_BT != pad) | first_1T
+  """Return bool [B, T], False for padding.
+
+  The first token always counts: T5's start token is the padding id.
+  """
+  if pad is None:
+    return None
+  is_first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
+  return (tokens_BT != pad) | is_first_1T

@@ -19,8 +19,9 @@ from t5x_like.nn.stack import Stack
 
 @dataclasses.dataclass(frozen=True)
 class GridStackBuilder(StackBuilder):
-  """A builder of stacks with the position schemes of `nn.image_positions`. No dropout follows the
-  last norm.
+  """A builder of stacks with the position schemes of `nn.image_positions`.
+
+  No dropout follows the last norm.
 
   Attributes:
     grid: the grid of patches.
@@ -40,35 +41,38 @@ class GridStackBuilder(StackBuilder):
     return super().scheme_arguments() | {"grid": self.grid, "key_grid": self.key_grid}
 
   def _position_owner(self, spec: str | dict) -> str:
-    if (place := super()._position_owner(spec)) not in self.POSITION_OWNERS:
+    owner = super()._position_owner(spec)
+    if owner not in self.POSITION_OWNERS:
       raise UserError(
         f"{POSITION_KEY}: found {spec!r}, but this model adds positions to its inputs "
         "alone; leave out 'at'"
       )
-    return place
+    return owner
 
 
 class EveryLayerBuilder(GridStackBuilder):
-  """A builder of stacks whose blocks may begin by adding positions (Dosovitskiy et al. 2021,
-  appendix D.4)."""
+  """A builder of stacks whose blocks may begin by adding positions.
+
+  It is for appendix D.4 of Dosovitskiy et al. 2021.
+  """
 
   POSITION_OWNERS = (*GridStackBuilder.POSITION_OWNERS, "every_layer", "every_layer_shared")
 
   def shared(self, rngs: nnx.Rngs) -> Position | None:
-    """Build the scheme whose vectors all layers add, given to the stack as `Context.position_vectors`; None
-    without one."""
+    """Build the scheme whose vectors all layers add, as `Context.position_vectors`; or None."""
     return self._position_at("every_layer_shared", self.schemes[0], rngs)
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
-    parts = super()._layer(turn, rngs)
-    place = self._position_owner(self.schemes[0])
-    own = self._position_at("every_layer", self.schemes[0], rngs)
-    return {"position": AddPositions(own)} | parts if place.startswith("every_layer") else parts
+    sublayers = super()._layer(turn, rngs)
+    scheme = self.schemes[0]
+    layer_position = self._position_at("every_layer", scheme, rngs)
+    if not self._position_owner(scheme).startswith("every_layer"):
+      return sublayers
+    return {"position": AddPositions(layer_position)} | sublayers
 
 
 class AddPositions(Layer):
-  """The first sublayer of a block, which adds the vectors of its own scheme, or
-  `context.position_vectors`."""
+  """The first sublayer of a block: adds the vectors of its scheme or `context.position_vectors`."""
 
   def __init__(self, scheme: Position | None):
     self.scheme = scheme

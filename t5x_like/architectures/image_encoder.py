@@ -69,13 +69,12 @@ class ImageVariant:
 
   @property
   def grid(self) -> Grid:
-    rows, columns = (side // self.patch for side in height_and_width(self.resolution))
-    return Grid(rows, columns, self.class_tokens)
+    height, width = height_and_width(self.resolution)
+    return Grid(height // self.patch, width // self.patch, self.class_tokens)
 
 
 class ImageModel(nnx.Module):
-  """The base of encoders of images: hidden states of an image, [B, T, D] from `encode`, and a
-  `head` on them."""
+  """The base of encoders of images: hidden states [B, T, D] from `encode`, and a `head` on them."""
 
   REQUIRED_FEATURES = ("image",)
 
@@ -137,7 +136,7 @@ class ImageEncoder(ImageModel):
     pipeline: dict = {},
     design: dict = {},
   ):
-    given = dict(
+    fields = dict(
       resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head
     )
     if registers is not None:
@@ -146,8 +145,8 @@ class ImageEncoder(ImageModel):
           f"config.model.registers: found {registers}, but this family in stages "
           "has none; leave it out"
         )
-      given["registers"] = registers
-    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
+      fields["registers"] = registers
+    self.variant = resolve_variant(self.VARIANTS, variant, design, **fields)
     self.dtype = jnp.dtype(dtype)
     options = stack_options(dropout, remat, layers, pipeline, drop_path)
     self.drop_path_rates = drop_path_rates
@@ -157,44 +156,41 @@ class ImageEncoder(ImageModel):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
     dims = self.variant.dims
-    left = [side % variant.patch for side in height_and_width(variant.resolution)]
-    if any(left) and (
-      variant.edge == "refused" or min(height_and_width(variant.resolution)) < variant.patch
-    ):
-      found = f"found {variant.resolution} with patches of {variant.patch}"
-      raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
-    E = variant.class_tokens
+    height, width = height_and_width(variant.resolution)
+    has_edge = height % variant.patch or width % variant.patch
+    if has_edge and (variant.edge == "refused" or min(height, width) < variant.patch):
+      raise UserError(
+        f"config.model.resolution: found {variant.resolution} with patches of {variant.patch}, "
+        "expected a multiple of the patch"
+      )
     table_init = variant.design.table_init()
     self.backbone = self._backbone(rngs) if variant.backbone else None
-    cells, width = (
-      (self.backbone.stride, self.backbone.width) if self.backbone else (1, variant.channels)
-    )
-    if variant.patch % cells:
-      raise UserError(
-        f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's "
-        f"stride, {cells}"
-      )
-    inputs = (variant.patch // cells) ** 2 * width
-    init = variant.design.kernel_init(inputs, scale=variant.patch_scale)
-    self.patches = Linear(
-      (inputs, dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias
-    )
-    self.tokens = params.param(rngs, table_init, (E, dims.embed), (None, "embed")) if E else None
+    self.patches = self._patch_projection(rngs)
+    E = variant.class_tokens
     R = variant.registers
-    self.registers = params.param(rngs, table_init, (R, dims.embed), (None, "embed")) if R else None
-    deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    depths = drop_path_shares(self.drop_path_rates, (dims.layers,), 0)
-    common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)
-    parts = EveryLayerBuilder(variant.design, dims, **common, **options)
-    self.inputs, self.position = parts.inputs(rngs), parts.shared(rngs)
+    axes = (None, "embed")
+    self.tokens = params.param(rngs, table_init, (E, dims.embed), axes) if E else None
+    self.registers = params.param(rngs, table_init, (R, dims.embed), axes) if R else None
+    parts = EveryLayerBuilder(
+      variant.design,
+      dims,
+      causal=False,
+      deepnorm=deepnorm_weights(dims.layers, 0)["encoder"],
+      grid=variant.grid,
+      depths=drop_path_shares(self.drop_path_rates, (dims.layers,), 0),
+      **options,
+    )
+    self.inputs = parts.inputs(rngs)
+    self.position = parts.shared(rngs)
     if R and self.inputs.position.owner != "inputs":
-      found = f"found {R} with positions {variant.design.position!r}"
       raise UserError(
-        f"config.model.registers: {found}, expected positions at the inputs, which registers lack"
+        f"config.model.registers: found {R} with positions {variant.design.position!r}, expected "
+        "positions at the inputs, which registers lack"
       )
     self.encoder = parts.stack(rngs)
-    given = dict(rngs=rngs, variant=variant, **options)
-    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    self.head = slots.make(
+      "config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options
+    )
     if not getattr(self.head, "norm_before", True):
       self.encoder = self.encoder.without(final_norm=Identity())
     if self.backbone and getattr(self.head, "batch_features", ()):
@@ -204,8 +200,33 @@ class ImageEncoder(ImageModel):
       )
 
   def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
-    given = dict(rngs=rngs, channels=self.variant.channels)
-    return slots.make("config.model.backbone", self.variant.backbone, _BACKBONES, "make", **given)
+    return slots.make(
+      "config.model.backbone",
+      self.variant.backbone,
+      _BACKBONES,
+      "make",
+      rngs=rngs,
+      channels=self.variant.channels,
+    )
+
+  def _patch_projection(self, rngs: nnx.Rngs) -> Linear:
+    """Build the projection of patches of pixels, or of the backbone's map."""
+    variant = self.variant
+    stride = 1
+    channels = variant.channels
+    if self.backbone:
+      stride = self.backbone.stride
+      channels = self.backbone.width
+    if variant.patch % stride:
+      raise UserError(
+        f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's "
+        f"stride, {stride}"
+      )
+    inputs = (variant.patch // stride) ** 2 * channels
+    init = variant.design.kernel_init(inputs, scale=variant.patch_scale)
+    return Linear(
+      (inputs, variant.dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias
+    )
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute the head's outputs and auxiliary scalars.
@@ -215,34 +236,37 @@ class ImageEncoder(ImageModel):
         [B, M], for a head that reconstructs the patches that were not encoded; `patch_sources`
         int32 [B, T] for a head that corrupts patches.
     """
-    places = {name: batch[name] for name in getattr(self.head, "batch_features", ())}
-    change = getattr(self.head, "corrupt", None)
-    if change is not None:
-      change = functools.partial(change, sources_BT=places["patch_sources"])
-    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"), change)
-    return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
+    features = {name: batch[name] for name in getattr(self.head, "batch_features", ())}
+    corrupt = getattr(self.head, "corrupt", None)
+    if corrupt is not None:
+      corrupt = functools.partial(corrupt, sources_BT=features["patch_sources"])
+    x_BTD, aux = self.encode(
+      batch["image"], subkey(key, 0), features.get("visible_patches"), corrupt
+    )
+    return self.head(x_BTD, None, None, subkey(key, 1), **features) | aux
 
   def encode(
     self,
     image_BYXC: jax.Array,
     key: jax.Array | None = None,
-    kept_BK: jax.Array | None = None,
-    change: Callable[[jax.Array], jax.Array] | None = None,
+    visible_BK: jax.Array | None = None,
+    corrupt: Callable[[jax.Array], jax.Array] | None = None,
   ):
     """Return (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
 
     Args:
-      kept_BK: int32, the indices of the patches to encode; None for all, in raster order.
-      change: function of the projected patches [B, T, D], applied before positions are added.
+      visible_BK: int32, the indices of the patches to encode; None for all, in raster order.
+      corrupt: function of the projected patches [B, T, D], applied before positions are added.
     """
-    x_BTD = self.patches(self._patched(image_BYXC).astype(self.dtype))
-    x_BTD = x_BTD if change is None else change(x_BTD)
+    x_BTD = self.patches(self._cut_patches(image_BYXC).astype(self.dtype))
+    if corrupt is not None:
+      x_BTD = corrupt(x_BTD)
     B = len(x_BTD)
     E = self.variant.class_tokens
     pos = positions(self.variant.grid.length)
-    if kept_BK is not None:
-      x_BTD = jnp.take_along_axis(x_BTD, kept_BK[..., None], axis=1)
-      pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), kept_BK + E], axis=1)
+    if visible_BK is not None:
+      x_BTD = jnp.take_along_axis(x_BTD, visible_BK[..., None], axis=1)
+      pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), visible_BK + E], axis=1)
     if self.tokens is not None:
       tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
@@ -255,11 +279,11 @@ class ImageEncoder(ImageModel):
       x_BTD = jnp.concatenate([x_BTD, registers_BRD], axis=1)
       pos = positions(x_BTD.shape[1])
     x_BTD, aux = run_padded(
-      self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position
+      self.encoder, x_BTD, pos, subkey(key, 1), aligned=visible_BK is None, position=self.position
     )
     return x_BTD[:, :T], aux
 
-  def _patched(self, image_BYXC: jax.Array) -> jax.Array:
+  def _cut_patches(self, image_BYXC: jax.Array) -> jax.Array:
     """Return patches [B, T, inputs of the projection], of pixels or of the backbone's map."""
     if self.backbone is None:
       return patchify(image_BYXC, self.variant)
@@ -271,23 +295,25 @@ class ImageEncoder(ImageModel):
 def drop_path_shares(
   rates: DropPathRates, layers: tuple[int, ...], stage: int
 ) -> tuple[float, ...]:
-  """Return the drop-path rates of a stage's layers as shares of the model's: the depth from 0 to 1,
-  or 1 if uniform.
+  """Return the drop-path rates of a stage's layers as shares of the model's rate.
+
+  A share is the depth from 0 to 1, or 1 if rates are uniform.
 
   Args:
     layers: numbers of layers of all stages.
   """
-  before = sum(layers[:stage])
+  if rates == "uniform":
+    return (1.0,) * layers[stage]
+  first = sum(layers[:stage])
   last = max(sum(layers) - 1, 1)
-  return tuple(1.0 if rates == "uniform" else (before + n) / last for n in range(layers[stage]))
+  return tuple((first + n) / last for n in range(layers[stage]))
 
 
 def patchify(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
-  """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and
-  channel.
+  """Cut images into patches in raster order: [B, patches, P * P * C].
 
-  Zeros fill the last patches where an image ends before them; pixels after them are dropped. Raises
-  as `check_images`.
+  Pixels are ordered by row, column and channel. Zeros fill the last patches where an image ends
+  before them; pixels after them are dropped. Raises as `check_images`.
   """
   check_images(image_BYXC, variant)
   return cut_patches(image_BYXC, variant.patch, variant.grid)
@@ -296,10 +322,10 @@ def patchify(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
 def cut_patches(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
   """Cut an image or a map into patches of P x P cells, as `patchify`."""
   B, Y, X, C = x_BYXC.shape
-  below, right = (max(cells * P - size, 0) for cells, size in ((grid.rows, Y), (grid.columns, X)))
-  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))[
-    :, : grid.rows * P, : grid.columns * P
-  ]
+  below = max(grid.rows * P - Y, 0)
+  right = max(grid.columns * P - X, 0)
+  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
+  x = x[:, : grid.rows * P, : grid.columns * P]
   x = x.reshape(B, grid.rows, P, grid.columns, P, C)
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 

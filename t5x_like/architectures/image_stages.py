@@ -58,20 +58,22 @@ class StagedVariant:
 
   def __post_init__(self):
     if len(self.heads) != len(self.depths):
-      found = f"found {len(self.heads)} for {len(self.depths)} stages"
-      raise UserError(f"config.model.variant.heads: {found}, expected one number for each")
+      raise UserError(
+        f"config.model.variant.heads: found {len(self.heads)} for {len(self.depths)} stages, "
+        "expected one number for each"
+      )
     if self.class_tokens > self.TOKENS:
-      most = "expected 0 or 1" if self.TOKENS else "models in stages have none; leave it out"
-      raise UserError(f"config.model.class_tokens: found {self.class_tokens}, {most}")
+      remedy = "expected 0 or 1" if self.TOKENS else "models in stages have none; leave it out"
+      raise UserError(f"config.model.class_tokens: found {self.class_tokens}, {remedy}")
 
   @property
   def stages(self) -> tuple[Dims, ...]:
     """Sizes of each stage."""
-    widths = [self.embed << n for n in range(len(self.depths))]
-    return tuple(
-      Dims(D, N, N, D // N, int(D * self.mlp_ratio), L)
-      for D, N, L in zip(widths, self.heads, self.depths, strict=True)
-    )
+    stages = []
+    for number, (N, L) in enumerate(zip(self.heads, self.depths, strict=True)):
+      D = self.embed << number
+      stages.append(Dims(D, N, N, D // N, int(D * self.mlp_ratio), L))
+    return tuple(stages)
 
   @property
   def dims(self) -> Dims:
@@ -81,14 +83,11 @@ class StagedVariant:
   @property
   def grids(self) -> tuple[Grid, ...]:
     """The grid of each stage."""
-    found = [
-      Grid(
-        *(-(-side // self.patch) for side in height_and_width(self.resolution)), self.class_tokens
-      )
-    ]
-    while len(found) < len(self.depths):
-      found.append(found[-1].coarser(2))
-    return tuple(found)
+    height, width = height_and_width(self.resolution)
+    grids = [Grid(-(-height // self.patch), -(-width // self.patch), self.class_tokens)]
+    while len(grids) < len(self.depths):
+      grids.append(grids[-1].coarser(2))
+    return tuple(grids)
 
   @property
   def grid(self) -> Grid:
@@ -97,11 +96,13 @@ class StagedVariant:
 
 
 class Stage(nnx.Module):
-  """An optional entry layer, which makes the stage's tokens from the previous stage's, an optional
-  stack of blocks, and an optional last layer, whose tokens are the next stage's.
+  """An optional entry layer, an optional stack of blocks and an optional last layer.
+
+  The entry makes the stage's tokens from the previous stage's, the last layer the next stage's.
 
   Args:
-    places: drop-path rates of the entry and of the last layer as shares of the model's.
+    end_depths: `Context.depth` of the entry and of the last layer: their drop-path rates as shares
+      of the model's.
     length: sequence length for the positions shared by the stack.
   """
 
@@ -112,14 +113,14 @@ class Stage(nnx.Module):
     last: Layer | None = None,
     *,
     remat: Remat,
-    places: tuple[float, float],
+    end_depths: tuple[float, float],
     length: int,
   ):
     self.entry = entry
     self.stack = stack
     self.last = last
     self.remat = remat
-    self.places = places
+    self.end_depths = end_depths
     self.length = length
 
   def __call__(
@@ -127,33 +128,37 @@ class Stage(nnx.Module):
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
     pos = positions(self.length)
-    aux = {}
     context = Context(mask=Mask(pos, pos, aligned=True))
-
-    def run(name: str, number: int, place: float, x_BTD: jax.Array) -> jax.Array:
-      def call(layer, x_BTD, key):
-        return layer(x_BTD, dataclasses.replace(context, depth=jnp.full((1,), place)), None, key)[
-          :2
-        ]
-
-      layer = getattr(self, name)
-      x_BTD, more = self.remat.wrap(call, prevent_cse=True)(layer, x_BTD, subkey(key, number))
-      add_aux(aux, name, more)
-      return x_BTD
-
-    x_BTD = x_BTD if self.entry is None else run("entry", 0, self.places[0], x_BTD)
+    entry_depth, last_depth = self.end_depths
+    aux = {}
+    if self.entry is not None:
+      x_BTD, layer_aux = self._run(self.entry, entry_depth, x_BTD, context, subkey(key, 0))
+      add_aux(aux, "entry", layer_aux)
     x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
     if self.stack is not None:
-      x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 1))
-      add_aux(aux, "stack", more)
-    return (x_BTD if self.last is None else run("last", 2, self.places[1], x_BTD)), aux
+      x_BTD, stack_aux, _ = self.stack(x_BTD, context, key=subkey(key, 1))
+      add_aux(aux, "stack", stack_aux)
+    if self.last is not None:
+      x_BTD, layer_aux = self._run(self.last, last_depth, x_BTD, context, subkey(key, 2))
+      add_aux(aux, "last", layer_aux)
+    return x_BTD, aux
+
+  def _run(self, layer: Layer, depth: float, x_BTD: jax.Array, context: Context, key):
+    """Run a layer outside of the stack; return (its output, auxiliary scalars)."""
+
+    def call(layer, x_BTD, key):
+      layer_context = dataclasses.replace(context, depth=jnp.full((1,), depth))
+      y_BTD, aux, _ = layer(x_BTD, layer_context, None, key)
+      return y_BTD, aux
+
+    return self.remat.wrap(call, prevent_cse=True)(layer, x_BTD, key)
 
 
 class StagedEncoder(ImageEncoder):
-  """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last
-  stage's tokens.
+  """Patches, stages of bidirectional blocks, a norm and a head.
 
-  It takes the arguments of every image encoder. Families define `build_patches` and `build_stage`.
+  The head reads the mean of the last stage's tokens. The encoder takes the arguments of every image
+  encoder. Families define `build_patches` and `build_stage`.
   """
 
   VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
@@ -171,7 +176,7 @@ class StagedEncoder(ImageEncoder):
   def input_design(self) -> Design:
     return self.variant.design
 
-  def places(self, stage: int) -> tuple[float, ...]:
+  def layer_depths(self, stage: int) -> tuple[float, ...]:
     """Return the drop-path rates of a stage's layers as shares of the model's."""
     return drop_path_shares(self.drop_path_rates, self.variant.depths, stage)
 
@@ -179,15 +184,18 @@ class StagedEncoder(ImageEncoder):
     variant = self.variant
     design = self.variant.design
     self.patches = self.build_patches(rngs)
-    given = dict(causal=False, grid=variant.grid, dropout_rate=options["dropout_rate"])
-    self.inputs = GridStackBuilder(self.input_design(), variant.stages[0], **given).inputs(
-      rngs, kind=self.INPUTS
+    parts = GridStackBuilder(
+      self.input_design(),
+      variant.stages[0],
+      causal=False,
+      grid=variant.grid,
+      dropout_rate=options["dropout_rate"],
     )
+    self.inputs = parts.inputs(rngs, kind=self.INPUTS)
     for number in range(len(variant.depths)):
       setattr(self, f"stage_{number + 1}", self.build_stage(number, rngs, options))
-    self.final_norm = (
-      design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
-    )
+    width = variant.dims.embed
+    self.final_norm = design.make_norm(width, rngs) if design.final_norm else Identity()
     self.head = slots.make(
       "config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options
     )
@@ -203,15 +211,16 @@ class StagedEncoder(ImageEncoder):
     self,
     image_BYXC: jax.Array,
     key: jax.Array | None = None,
-    kept_BK: None = None,
-    change: None = None,
+    visible_BK: None = None,
+    corrupt: None = None,
   ):
     """Return (the last stage's tokens [B, T, D], auxiliary scalars)."""
+    patches_BTD = self.patches(image_BYXC.astype(self.dtype))
+    pos = positions(self.variant.grid.length)
+    x_BTD = self.inputs(patches_BTD, pos, None, key)
     aux = {}
-    x_BTD = self.inputs(
-      self.patches(image_BYXC.astype(self.dtype)), positions(self.variant.grid.length), None, key
-    )
     for number in range(len(self.variant.depths)):
-      x_BTD, more = getattr(self, f"stage_{number + 1}")(x_BTD, subkey(key, 1 + number))
-      add_aux(aux, f"stage_{number + 1}", more)
+      name = f"stage_{number + 1}"
+      x_BTD, stage_aux = getattr(self, name)(x_BTD, subkey(key, 1 + number))
+      add_aux(aux, name, stage_aux)
     return self.final_norm(x_BTD), aux

@@ -1,5 +1,7 @@
-"""The decoder that also predicts the token after the next (DeepSeek-AI 2024, arXiv:2412.19437,
-section 2.2)."""
+"""The decoder that also predicts the token after the next.
+
+It follows DeepSeek-AI 2024 (arXiv:2412.19437, section 2.2).
+"""
 
 import dataclasses
 from typing import Literal
@@ -18,10 +20,10 @@ from t5x_like.nn.linear import Linear
 
 
 class MultiTokenDecoder(Decoder):
-  """A decoder; with `mtp_depth` 1, one more block sees its output and the next token, and predicts
-  the token after.
+  """A decoder that also predicts the token after the next if `mtp_depth` is 1.
 
-  That block (equations 21 to 23) shares token table and head. Only the objective `multi_token`
+  One more block (equations 21 to 23) sees the decoder's output and the next token. It shares token
+  table and head. Only the objective `multi_token`
   reads its logits: evaluation and generation do not compute it.
 
   Args:
@@ -39,14 +41,19 @@ class MultiTokenDecoder(Decoder):
     super().build(rngs, **options)
     design = dataclasses.replace(self.variant.design, dense_layers=0)
     dims = self.variant.dims
-    given = dict(causal=True, deepnorm=deepnorm_weights(0, dims.layers)["decoder"], **options)
-    parts = self.STACK_BUILDER(design, dataclasses.replace(dims, layers=1), **given)
+    parts = self.STACK_BUILDER(
+      design,
+      dataclasses.replace(dims, layers=1),
+      causal=True,
+      deepnorm=deepnorm_weights(0, dims.layers)["decoder"],
+      **options,
+    )
     if self.mtp_depth and (parts.period > 1 or not design.final_norm):
       raise UserError(
         "config.model.mtp_depth: found 1, expected 0 where layers take turns or no "
         "norm follows the last"
       )
-    self.mtp = _Ahead(parts, rngs) if self.mtp_depth else None
+    self.mtp = _NextTokenBlock(parts, rngs) if self.mtp_depth else None
 
   def predict_ahead(
     self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
@@ -58,13 +65,14 @@ class MultiTokenDecoder(Decoder):
     return {"next_logits": self.head(x_BTD, self.embed, context.valid)["logits"]} | aux
 
 
-class _Ahead(nnx.Module):
+class _NextTokenBlock(nnx.Module):
   """A block, from the stack's output and the vectors of the next tokens to the head's input."""
 
   def __init__(self, parts, rngs: nnx.Rngs):
     D = parts.dims.embed
     design = parts.design
-    self.embed_norm, self.state_norm = design.make_norm(D, rngs), design.make_norm(D, rngs)
+    self.embed_norm = design.make_norm(D, rngs)
+    self.state_norm = design.make_norm(D, rngs)
     self.project = Linear((2 * D, D), ("embed", None), design.kernel_init(2 * D), rngs)
     self.inputs = parts.inputs(rngs)
     self.stack = parts.stack(rngs)
@@ -73,5 +81,5 @@ class _Ahead(nnx.Module):
     self, next_BTD: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
   ):
     next_BTD = self.inputs(next_BTD, context.mask.q_pos + 1, key=subkey(key, 0))
-    both_BTX = jnp.concatenate([self.embed_norm(next_BTD), self.state_norm(x_BTD)], axis=-1)
-    return self.stack(self.project(both_BTX), context, key=subkey(key, 1))[:2]
+    joined_BTX = jnp.concatenate([self.embed_norm(next_BTD), self.state_norm(x_BTD)], axis=-1)
+    return self.stack(self.project(joined_BTX), context, key=subkey(key, 1))[:2]

@@ -15,11 +15,10 @@ from t5x_like.nn.mask import Mask
 
 
 class Reader(Encoder):
-  """A causal stack with the features and heads of encoders (Devlin et al. 2019, section 5.1, "LTR &
-  No NSP").
+  """A causal stack with the features and heads of encoders.
 
-  Parameters are called as in a `Decoder`, from whose run `config.init` takes them. Token types are
-  ignored.
+  It is "LTR & No NSP" in Devlin et al. 2019, section 5.1. Parameters are called as in a `Decoder`,
+  from whose run `config.init` takes them. Token types are ignored.
   """
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -29,8 +28,15 @@ class Reader(Encoder):
     parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
-    given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
-    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    self.head = slots.make(
+      "config.model.head",
+      variant.head,
+      heads,
+      "make",
+      rngs=rngs,
+      variant=variant,
+      dropout_rate=parts.dropout_rate,
+    )
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")

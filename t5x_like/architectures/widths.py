@@ -1,5 +1,4 @@
-"""Other widths of a model, in the proportions of a variant: for muP's base and for ladders of
-sizes."""
+"""Other widths of a model, in the proportions of a variant: for muP's base and for ladders."""
 
 import dataclasses
 import math
@@ -11,8 +10,9 @@ from t5x_like.nn.dims import Dims
 
 
 def scale_dims(where: str, dims: Dims, width: int) -> Dims:
-  """Return the sizes of a stack of another width: as many times the heads and the feed-forward
-  width, heads as wide.
+  """Return the sizes of a stack of another width, with heads of the same width.
+
+  The number of heads and the feed-forward width grow with the width.
 
   Args:
     where: the key or flag that gave the width, for messages.
@@ -21,9 +21,9 @@ def scale_dims(where: str, dims: Dims, width: int) -> Dims:
   """
   step = dims.embed // math.gcd(dims.embed, dims.heads, dims.mlp)
   if width < 1 or width % step:
-    heads = f"{dims.embed} has {dims.heads} heads and a feed-forward width of {dims.mlp}"
     raise UserError(
-      f"{where}: found the width {width}, expected a multiple of {step}, because {heads}"
+      f"{where}: found the width {width}, expected a multiple of {step}, because {dims.embed} has "
+      f"{dims.heads} heads and a feed-forward width of {dims.mlp}"
     )
   heads = dims.heads * width // dims.embed
   mlp = dims.mlp * width // dims.embed
@@ -33,12 +33,10 @@ def scale_dims(where: str, dims: Dims, width: int) -> Dims:
 
 def stack_dims(variant: Any) -> Dims | None:
   """Return the sizes of a variant's stacks; None if they are not all of one width."""
-  fields = (
-    {field.name for field in dataclasses.fields(variant)}
-    if dataclasses.is_dataclass(variant)
-    else ()
-  )
-  return variant.dims if "dims" in fields else None
+  if not dataclasses.is_dataclass(variant):
+    return None
+  names = {field.name for field in dataclasses.fields(variant)}
+  return variant.dims if "dims" in names else None
 
 
 def resize_variant(
@@ -54,16 +52,16 @@ def resize_variant(
   Raises:
     UserError: no such variant, or a size that cannot be.
   """
-  named = slots.find(where, size, variants) if isinstance(size, str) else None
+  named_variant = slots.find(where, size, variants) if isinstance(size, str) else None
   if stack_dims(variant) is None:
-    if named is None:
+    if named_variant is None:
       raise UserError(
         f"{where}: found {size!r}, but this family's sizes are no multiples of a "
         "width; name a variant"
       )
-    return named
-  if named is not None:
-    dims = dataclasses.replace(named.dims, layers=variant.dims.layers)
+    return named_variant
+  if named_variant is not None:
+    dims = dataclasses.replace(named_variant.dims, layers=variant.dims.layers)
   elif isinstance(size, dict):
     dims = slots.replace_fields(where, variant.dims, size)
   else:

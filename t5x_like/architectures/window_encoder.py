@@ -24,15 +24,17 @@ from t5x_like.slots import PositiveInt
 
 @dataclasses.dataclass(frozen=True)
 class WindowVariant(StagedVariant):
-  """Attributes:
-  window: rows and columns of a window; a stage with a smaller grid has one window of that size.
-  patch_position: one of `nn.image_positions`, added to the patches, besides the design's within
-    windows; "none" in published models. "learned_1d" is the absolute position embedding of Liu et
-    al. 2021 (arXiv:2103.14030), table 4.
-  pretrained_windows: for each stage, the window that its positions were first trained on
-    (`log_cpb`), or 0.
-  rounding: rounding of halved rows and columns where they limit a window; the number of tokens
-    always rounds up.
+  """One published size of a Swin Transformer.
+
+  Attributes:
+    window: rows and columns of a window; a stage with a smaller grid has one window of that size.
+    patch_position: one of `nn.image_positions`, added to the patches, besides the design's within
+      windows; "none" in published models. "learned_1d" is the absolute position embedding of Liu et
+      al. 2021 (arXiv:2103.14030), table 4.
+    pretrained_windows: for each stage, the window that its positions were first trained on
+      (`log_cpb`), or 0.
+    rounding: rounding of halved rows and columns where they limit a window; the number of tokens
+      always rounds up.
   """
 
   window: PositiveInt = 7
@@ -43,9 +45,9 @@ class WindowVariant(StagedVariant):
   def __post_init__(self):
     super().__post_init__()
     if self.pretrained_windows and len(self.pretrained_windows) != len(self.depths):
-      found = f"found {len(self.pretrained_windows)} for {len(self.depths)} stages"
       raise UserError(
-        f"config.model.pretrained_windows: {found}, expected one number for each, or none"
+        f"config.model.pretrained_windows: found {len(self.pretrained_windows)} for "
+        f"{len(self.depths)} stages, expected one number for each, or none"
       )
 
   def stage_window(self, stage: int) -> tuple[int, int]:
@@ -54,12 +56,13 @@ class WindowVariant(StagedVariant):
     side = min(self.grids[stage].rows, self.grids[stage].columns)
     if self.rounding == "down":
       side = max(1, min(height_and_width(self.resolution)) // self.patch >> stage)
-    return (window, window // 2) if window < side else (side, 0)
+    if window >= side:
+      return side, 0
+    return window, window // 2
 
 
 class PatchEmbedding(Linear):
-  """Projected patches of images, whose kernel starts as a convolution of PyTorch, as the authors
-  left it."""
+  """Projected patches of images, whose kernel starts as a convolution of PyTorch."""
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
@@ -104,10 +107,13 @@ class WindowEncoder(StagedEncoder):
     pretrained_windows: tuple[int, ...] | None = None,
     **options,
   ):
-    given = dict(
-      window=window, patch_position=patch_position, pretrained_windows=pretrained_windows
+    variant = resolve_variant(
+      self.VARIANTS,
+      variant,
+      window=window,
+      patch_position=patch_position,
+      pretrained_windows=pretrained_windows,
     )
-    variant = resolve_variant(self.VARIANTS, variant, **given)
     super().__init__(rngs, variant=variant, **options)
 
   def input_design(self) -> Design:
@@ -117,33 +123,33 @@ class WindowEncoder(StagedEncoder):
 
   def build_patches(self, rngs: nnx.Rngs) -> PatchEmbedding:
     variant = self.variant
-    if (least := min(variant.grid.rows, variant.grid.columns)) < variant.window:
-      found = (
-        f"images of {variant.resolution} pixels have {least} patches of {variant.patch} in a row"
-      )
+    cells = min(variant.grid.rows, variant.grid.columns)
+    if cells < variant.window:
       raise UserError(
-        f"config.model.window: {found}, expected at least the window's {variant.window}"
+        f"config.model.window: images of {variant.resolution} pixels have {cells} patches of "
+        f"{variant.patch} in a row, expected at least the window's {variant.window}"
       )
     return PatchEmbedding(variant, rngs)
 
   def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    variant, (window, shift) = self.variant, self.variant.stage_window(number)
-    dims = variant.stages[number]
-    grid = variant.grids[number]
-    places = self.places(number)
-    stack = WindowStackBuilder(
+    variant = self.variant
+    window, shift = variant.stage_window(number)
+    depths = self.layer_depths(number)
+    builder = WindowStackBuilder(
       self._design(number),
-      dims,
+      variant.stages[number],
       causal=False,
       grid=Grid(window, window),
-      cells=grid,
+      cells=variant.grids[number],
       shift=shift,
-      depths=places,
+      depths=depths,
       **options,
-    ).stack(rngs)
-    stack = stack.without(final_norm=Identity())  # the whole model has one
+    )
+    stack = builder.stack(rngs).without(final_norm=Identity())  # the whole model has one
     entry = self._merging(number, rngs) if number else None
-    return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=window**2)
+    return Stage(
+      entry, stack, remat=options["remat"], end_depths=(depths[0], 0.0), length=window**2
+    )
 
   def _design(self, number: int) -> Design:
     """Return the design of a stage, with the window that its positions were first trained on."""
@@ -159,11 +165,16 @@ class WindowEncoder(StagedEncoder):
   def _merging(self, number: int, rngs: nnx.Rngs) -> PatchMerging:
     variant = self.variant
     design = self.input_design()
-    before = variant.stages[number - 1].embed
-    after = variant.stages[number].embed
-    first = design.norm_position != "res_post"
-    norm = design.make_norm(4 * before if first else after, rngs)
-    init = design.kernel_init(4 * before)
+    inputs = variant.stages[number - 1].embed
+    outputs = variant.stages[number].embed
+    norm_first = design.norm_position != "res_post"
+    norm = design.make_norm(4 * inputs if norm_first else outputs, rngs)
     return PatchMerging(
-      variant.grids[number - 1], before, after, rngs, init=init, norm=norm, norm_first=first
+      variant.grids[number - 1],
+      inputs,
+      outputs,
+      rngs,
+      init=design.kernel_init(4 * inputs),
+      norm=norm,
+      norm_first=norm_first,
     )

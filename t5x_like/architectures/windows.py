@@ -1,5 +1,7 @@
-"""Attention within windows of a grid, shifted by half a window in every second layer (Liu et al.
-2021)."""
+"""Attention within windows of a grid, shifted by half a window in every second layer.
+
+It follows Liu et al. 2021.
+"""
 
 import dataclasses
 from functools import cached_property, partial
@@ -40,7 +42,8 @@ class WindowAttention(SelfAttention):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     x_BYXD = x_BTD.reshape(len(x_BTD), self.grid.rows, self.grid.columns, -1)
-    below, right = (-cells % self.side for cells in (self.grid.rows, self.grid.columns))
+    below = -self.grid.rows % self.side
+    right = -self.grid.columns % self.side
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, below), (0, right), (0, 0)))
     shape = x_BYXD.shape
     windows = split_windows(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
@@ -50,14 +53,17 @@ class WindowAttention(SelfAttention):
     return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
 
   def mask(self, rows: int, columns: int) -> Mask:
-    """Return the mask of all windows in order; the parts of the grid that a shifted window joins
-    are segments."""
+    """Return the mask of all windows in order.
+
+    The parts of the grid that a shifted window joins are segments.
+    """
     cells = self.side**2
     pos = jnp.tile(positions(cells), (1, rows * columns // cells))
     if not self.shift:
       return Mask(pos, pos)
-    part_y, part_x = (np.arange(n) >= n - self.shift for n in (rows, columns))
-    parts_YX = 2 * part_y[:, None] + part_x
+    is_rolled_Y = np.arange(rows) >= rows - self.shift
+    is_rolled_X = np.arange(columns) >= columns - self.shift
+    parts_YX = 2 * is_rolled_Y.astype(np.int32)[:, None] + is_rolled_X
     segments = jnp.asarray(
       split_windows(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0]
     )
@@ -66,12 +72,11 @@ class WindowAttention(SelfAttention):
   def attend(
     self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
   ) -> jax.Array:
-    return super().attend(
-      partial(_within, self.side**2, core), q_BTX, k_BSKH, v_BSKH, mask, bias, key
-    )
+    windowed_core = partial(_attend_within_windows, self.side**2, core)
+    return super().attend(windowed_core, q_BTX, k_BSKH, v_BSKH, mask, bias, key)
 
 
-def _within(
+def _attend_within_windows(
   cells: int, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, *biases, key, **options
 ) -> jax.Array:
   """Run a core within each window of `cells` tokens, mapped over windows.
@@ -83,26 +88,36 @@ def _within(
   count = mask.q_pos.shape[1] // cells
   H = q_BTNH.shape[-1]
 
-  def one(q, k, v, segments, key):
-    q, k, v = (x.reshape(*x.shape[:2], -1, H) for x in (q, k, v))
-    return core(q, k, v, Mask(pos, pos, segments, segments), *biases, key=key, **options).reshape(
-      *q.shape[:2], -1
-    )
+  def attend_window(q_BTX, k_BTX, v_BTX, segments, key):
+    B, T, _ = q_BTX.shape
+    q_BTNH = q_BTX.reshape(B, T, -1, H)
+    k_BTKH = k_BTX.reshape(B, T, -1, H)
+    v_BTKH = v_BTX.reshape(B, T, -1, H)
+    window_mask = Mask(pos, pos, segments, segments)
+    o_BTNH = core(q_BTNH, k_BTKH, v_BTKH, window_mask, *biases, key=key, **options)
+    return o_BTNH.reshape(B, T, -1)
 
-  # heads stay side by side, as projections write them: on TPU, narrow ones would pad whatever moves
-  # them
   def cut(x):
+    """Cut into windows, with heads side by side, as projections write them.
+
+    On TPU, narrow heads would pad whatever moves them.
+    """
     return x.reshape(len(x), count, cells, -1)
 
   segments = None if mask.q_segments is None else cut(mask.q_segments)[..., 0]
   keys = None if key is None else jax.random.split(key, count)
-  mapped = jax.vmap(one, (1, 1, 1, None if segments is None else 1, None if keys is None else 0), 1)
-  return mapped(*map(cut, (q_BTNH, k_BSKH, v_BSKH)), segments, keys).reshape(q_BTNH.shape)
+  segments_axis = None if segments is None else 1
+  keys_axis = None if keys is None else 0
+  attend_windows = jax.vmap(attend_window, (1, 1, 1, segments_axis, keys_axis), 1)
+  out = attend_windows(cut(q_BTNH), cut(k_BSKH), cut(v_BSKH), segments, keys)
+  return out.reshape(q_BTNH.shape)
 
 
 def split_windows(x_BYXD, window: int):
-  """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D], windows and their cells in
-  raster order."""
+  """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D].
+
+  Windows and their cells are in raster order.
+  """
   B, Y, X, D = x_BYXD.shape
   x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, D)
@@ -131,21 +146,22 @@ class PatchMerging(Layer):
     self.grid = grid
 
   def __call__(self, x_BTD: jax.Array, context, cache, key):
-    (B, _, D), (Y, X) = x_BTD.shape, (self.grid.rows, self.grid.columns)
-    x = jnp.pad(x_BTD.reshape(B, Y, X, D), ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
-    x = (
-      x.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D)
-      .transpose(0, 1, 3, 4, 2, 5)
-      .reshape(B, -1, 4 * D)
-    )
-    x = self.linear(self.norm(x)) if self.norm_first else self.norm(self.linear(x))
-    return x, {}, None
+    B, _, D = x_BTD.shape
+    Y = self.grid.rows
+    X = self.grid.columns
+    x_BYXD = jnp.pad(x_BTD.reshape(B, Y, X, D), ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
+    squares = x_BYXD.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D)
+    x_BTX = squares.transpose(0, 1, 3, 4, 2, 5).reshape(B, -1, 4 * D)
+    if self.norm_first:
+      return self.linear(self.norm(x_BTX)), {}, None
+    return self.norm(self.linear(x_BTX)), {}, None
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowStackBuilder(GridStackBuilder):
-  """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid`
-  is a window's.
+  """A builder of stacks whose layers attend within windows, alternately regular and shifted.
+
+  `grid` is the grid of a window.
 
   Attributes:
     cells: the grid of the stack's tokens.
@@ -161,5 +177,5 @@ class WindowStackBuilder(GridStackBuilder):
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     shift = self.shift if turn % 2 else 0
-    made = partial(WindowAttention, grid=self.cells, side=self.grid.rows, shift=shift)
-    return super()._attention(made, rngs, turn)
+    attention = partial(WindowAttention, grid=self.cells, side=self.grid.rows, shift=shift)
+    return super()._attention(attention, rngs, turn)
