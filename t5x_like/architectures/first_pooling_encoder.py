@@ -1,5 +1,7 @@
-"""The image encoder of the first MViT: pooling without a shortcut of queries, and stages that end
-by widening."""
+"""The image encoder of the first MViT.
+
+Its pooling has no shortcut of queries, and its stages end by widening.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -63,8 +65,7 @@ class PooledResidual(Residual):
 
 
 class WideningResidual(Residual):
-  """A residual layer that makes tokens wider: its shortcut is a linear layer of the normalised
-  input."""
+  """A residual layer that makes tokens wider, with a linear shortcut from the normalised input."""
 
   def __init__(self, layer, *, shortcut: Linear, **options):
     super().__init__(layer, **options)
@@ -82,29 +83,31 @@ class FirstPoolingBuilder(PoolingBuilder):
   ATTENTION = FirstPoolingAttention
 
   def build_end_block(self, rngs: nnx.Rngs, width: int) -> Block:
-    """Build the first or the last block of a stage, which may pool queries and writes tokens of
-    `width`."""
-    parts = self._layer(0, rngs)
-    attention = parts["self_attention"]
-    mlp = parts["mlp"]
-    common = dict(drop_path=self.drop_path, dropout=self.dropout)
+    """Build the first or the last block of a stage, which writes tokens of `width`.
+
+    It may pool queries.
+    """
+    sublayers = self._layer(0, rngs)
+    attention = sublayers["self_attention"]
+    mlp = sublayers["mlp"]
+    rates = dict(drop_path=self.drop_path, dropout=self.dropout)
     if self.q_stride > 1:
-      own = dict(
+      attention = PooledResidual(
+        attention.layer,
         in_norm=attention.in_norm,
         res_norm=attention.res_norm,
         cells=self.cells,
         stride=self.q_stride,
+        **rates,
       )
-      attention = PooledResidual(attention.layer, **own, **common)
-    if width != self.dims.embed:
-      D = self.dims.embed
+    D = self.dims.embed
+    if width != D:
       F = self.dims.mlp
+      has_bias = "mlp" in self.design.biases
       init = self.design.kernel_init
-      mlp.layer.wo = Linear(
-        (F, width), ("mlp", "embed"), init(F), rngs, bias="mlp" in self.design.biases
-      )
+      mlp.layer.wo = Linear((F, width), ("mlp", "embed"), init(F), rngs, bias=has_bias)
       shortcut = Linear((D, width), ("embed", None), init(D), rngs, bias=True)
-      mlp = WideningResidual(mlp.layer, in_norm=mlp.in_norm, shortcut=shortcut, **common)
+      mlp = WideningResidual(mlp.layer, in_norm=mlp.in_norm, shortcut=shortcut, **rates)
     return Block(self_attention=attention, mlp=mlp)
 
 
@@ -114,23 +117,25 @@ class TokenAndPatches(OverlappingPatches):
   def __init__(self, variant: FirstPoolingVariant, rngs: nnx.Rngs):
     super().__init__(variant, rngs)
     shape = (variant.class_tokens, variant.embed)
-    self.tokens = (
-      params.param(rngs, variant.design.table_init(), shape, (None, "embed")) if shape[0] else None
-    )
+    init = variant.design.table_init()
+    has_tokens = variant.class_tokens > 0
+    self.tokens = params.param(rngs, init, shape, (None, "embed")) if has_tokens else None
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     x_BTD = super().__call__(image_BYXC)
     if self.tokens is None:
       return x_BTD
-    tokens_BED = jnp.broadcast_to(
-      self.tokens[...].astype(x_BTD.dtype), (len(x_BTD), *self.tokens.shape)
-    )
+    tokens_ED = self.tokens[...].astype(x_BTD.dtype)
+    tokens_BED = jnp.broadcast_to(tokens_ED, (len(x_BTD), *tokens_ED.shape))
     return jnp.concatenate([tokens_BED, x_BTD], axis=1)
 
 
 class FirstPoolingEncoder(PoolingEncoder):
-  """Stages of blocks with pooling attention; the first block of a stage makes the grid coarser, the
-  last one before the next stage makes tokens wider."""
+  """Stages of blocks with pooling attention.
+
+  The first block of a stage makes the grid coarser, the last one before the next stage makes tokens
+  wider.
+  """
 
   VARIANT = FirstPoolingVariant
   PATCHES = TokenAndPatches
@@ -139,27 +144,43 @@ class FirstPoolingEncoder(PoolingEncoder):
     variant = self.variant
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
-    places = self.places(number)
+    depths = self.layer_depths(number)
     kv_stride = max(variant.kv_stride >> number, 1)
-    width = variant.stages[number + 1].embed if number + 1 < len(variant.depths) else dims.embed
-    given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
-    same = dict(cells=grid, key_grid=grid.coarser(kv_stride))
+    is_last_stage = number + 1 == len(variant.depths)
+    width = dims.embed if is_last_stage else variant.stages[number + 1].embed
+    common = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
+    same_grid = dict(cells=grid, key_grid=grid.coarser(kv_stride))
     entry = None
     stack = None
     last = None
-    rest = places
+    stack_depths = depths
     if number:
-      before = variant.grids[number - 1]
-      pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2)
-      builder = FirstPoolingBuilder(variant.design, dims, **pooled, **given)
-      entry = builder.build_end_block(rngs, width if len(places) == 1 else dims.embed)
-      rest = places[1:]
-    if rest and width != dims.embed:
-      last = FirstPoolingBuilder(variant.design, dims, **same, **given).build_end_block(rngs, width)
-      rest = rest[:-1]
-    if rest:
-      layers = dataclasses.replace(dims, layers=len(rest))
-      stack = FirstPoolingBuilder(variant.design, layers, depths=rest, **same, **given).stack(rngs)
-      stack = stack.without(final_norm=Identity())  # the whole model has one
-    ends = (places[0], places[-1])
-    return Stage(entry, stack, last, remat=options["remat"], places=ends, length=grid.length)
+      previous_grid = variant.grids[number - 1]
+      builder = FirstPoolingBuilder(
+        variant.design,
+        dims,
+        cells=previous_grid,
+        key_grid=previous_grid.coarser(kv_stride),
+        q_stride=2,
+        **common,
+      )
+      entry = builder.build_end_block(rngs, width if len(depths) == 1 else dims.embed)
+      stack_depths = depths[1:]
+    if stack_depths and width != dims.embed:
+      builder = FirstPoolingBuilder(variant.design, dims, **same_grid, **common)
+      last = builder.build_end_block(rngs, width)
+      stack_depths = stack_depths[:-1]
+    if stack_depths:
+      stack_dims = dataclasses.replace(dims, layers=len(stack_depths))
+      builder = FirstPoolingBuilder(
+        variant.design, stack_dims, depths=stack_depths, **same_grid, **common
+      )
+      stack = builder.stack(rngs).without(final_norm=Identity())  # the whole model has one
+    return Stage(
+      entry,
+      stack,
+      last,
+      remat=options["remat"],
+      end_depths=(depths[0], depths[-1]),
+      length=grid.length,
+    )

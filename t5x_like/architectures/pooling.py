@@ -1,7 +1,7 @@
-"""Attention with queries, keys and values pooled on their grid (MViT v2), and its pooled residual
-connection."""
+"""Attention with queries, keys and values pooled on their grid (MViT v2)."""
 
 import dataclasses
+import itertools
 from functools import partial
 from typing import ClassVar
 
@@ -27,10 +27,9 @@ KERNEL_SIZE = 3  # rows and columns of the pooling kernel
 
 
 class GridPool(nnx.Module):
-  """A convolution of each channel, which starts as PyTorch's and is the same for all heads; a norm
-  over their width.
+  """A convolution of each channel, the same for all heads, and a norm over their width.
 
-  Extra tokens before the grid's are normalised alone.
+  The convolution starts as PyTorch's. Extra tokens before the grid's are normalised alone.
 
   Args:
     grid: grid of the tokens, in raster order.
@@ -49,26 +48,30 @@ class GridPool(nnx.Module):
     self.stride = stride
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    """Pool to [B, T / stride², N, H], as a sum of shifted grids: it needs no transposition and does
-    not move heads."""
+    """Pool to [B, T / stride², N, H].
+
+    The sum of shifted grids needs no transposition and does not move heads.
+    """
     B, _, *heads = x_BTNH.shape
     extra, cells = jnp.split(x_BTNH.astype(jnp.float32), [self.grid.extra], axis=1)
     x = cells.reshape(B, self.grid.rows, self.grid.columns, *heads)
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0), (0, 0)))
     coarse = self.grid.coarser(self.stride)
-    s = self.stride
+    stride = self.stride
+    rows = stride * (coarse.rows - 1) + 1
+    columns = stride * (coarse.columns - 1) + 1
     kernel = self.kernel[...]
-    rows = s * (coarse.rows - 1) + 1
-    columns = s * (coarse.columns - 1) + 1
-    cells = ((i, j) for i in range(KERNEL_SIZE) for j in range(KERNEL_SIZE))
-    y = sum(kernel[i, j] * x[:, i : i + rows : s, j : j + columns : s] for i, j in cells)
+    y = 0
+    for i, j in itertools.product(range(KERNEL_SIZE), range(KERNEL_SIZE)):
+      y = y + kernel[i, j] * x[:, i : i + rows : stride, j : j + columns : stride]
     y = jnp.concatenate([extra, y.reshape(B, coarse.patches, *heads)], axis=1)
     return self.norm(y).astype(x_BTNH.dtype)
 
 
 class PoolingAttention(Attention):
-  """Multi-head pooling attention with residual pooling (Li et al. 2022,
-  https://arxiv.org/abs/2112.01526, section 4.1).
+  """Multi-head pooling attention with residual pooling.
+
+  It follows Li et al. 2022 (https://arxiv.org/abs/2112.01526, section 4.1).
 
   Args:
     cells: the grid of the tokens.
@@ -88,27 +91,33 @@ class PoolingAttention(Attention):
         cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs)
       )
 
-    self.pool_query, self.pool_key, self.pool_value = (
-      pool(q_stride),
-      pool(kv_stride),
-      pool(kv_stride),
-    )
+    self.pool_query = pool(q_stride)
+    self.pool_key = pool(kv_stride)
+    self.pool_value = pool(kv_stride)
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     """Return ([B, T / q_stride², D], {}, None)."""
-    q, k, v = apply_jointly((self.query, self.key, self.value), x_BTD)
-    q_BTNH = name_activation(
-      self.q_norm(self.pool_query(self._heads(q, "activation_heads"))), "query"
-    )
-    k_BSKH = name_activation(
-      self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key"
-    )
-    v_BSKH = name_activation(self.pool_value(self._heads(v, "activation_kv_heads")), "value")
+    q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
+    q_BTNH = self.pool_query(self._heads(q_BTX, "activation_heads"))
+    k_BSKH = self.pool_key(self._heads(k_BTX, "activation_kv_heads"))
+    v_BSKH = self.pool_value(self._heads(v_BTX, "activation_kv_heads"))
+    q_BTNH = name_activation(self.q_norm(q_BTNH), "query")
+    k_BSKH = name_activation(self.k_norm(k_BSKH), "key")
+    v_BSKH = name_activation(v_BSKH, "value")
     mask = Mask(positions(q_BTNH.shape[1]), positions(k_BSKH.shape[1]))
-    options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope("attention"):
       o_BTNH = self.core(
-        q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, log_name=self.log_name, **options
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        mask,
+        None,
+        self.position,
+        log_name=self.log_name,
+        scale=self.scale,
+        softcap=self.softcap,
+        dropout=self.dropout,
+        key=subkey(key, 0),
       )
     o_BTNH = name_activation(self.add_pooled_queries(o_BTNH, q_BTNH), "context")
     return (
@@ -142,20 +151,19 @@ class PoolingResidual(Residual):
 
 
 def max_pool_tokens(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
-  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]. Extra tokens before them
-  stay."""
+  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]; extra tokens stay."""
   B, _, D = x_BTD.shape
   extra, cells = jnp.split(x_BTD, [grid.extra], axis=1)
-  found = max_pool(
-    cells.reshape(B, grid.rows, grid.columns, D), KERNEL_SIZE, stride, ((1, 1), (1, 1))
-  )
-  return jnp.concatenate([extra, found.reshape(B, -1, D)], axis=1)
+  cells_BYXD = cells.reshape(B, grid.rows, grid.columns, D)
+  pooled = max_pool(cells_BYXD, KERNEL_SIZE, stride, ((1, 1), (1, 1)))
+  return jnp.concatenate([extra, pooled.reshape(B, -1, D)], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolingBuilder(GridStackBuilder):
-  """A builder of blocks with pooling attention; `grid` and `key_grid` are the grids of queries and
-  keys after pooling.
+  """A builder of blocks with pooling attention.
+
+  `grid` and `key_grid` are the grids of queries and keys after pooling.
 
   Attributes:
     cells: the grid of the tokens.
@@ -171,14 +179,18 @@ class PoolingBuilder(GridStackBuilder):
   width: int | None = None
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    given = dict(
-      cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design
+    attention = partial(
+      self.ATTENTION,
+      width=self.width,
+      cells=self.cells,
+      q_stride=self.q_stride,
+      kv_stride=self.kv_stride,
+      design=self.design,
     )
-    return super()._attention(partial(self.ATTENTION, width=self.width, **given), rngs, turn)
+    return super()._attention(attention, rngs, turn)
 
   def build_entry(self, rngs: nnx.Rngs) -> Block:
-    """Build the first block of a stage: its attention pools queries, and its output is wider than
-    its input."""
+    """Build the first block of a stage, whose attention pools queries and widens tokens."""
     width = self.width
     D = self.dims.embed
     shortcut = Linear((width, D), ("embed", None), self.design.kernel_init(width), rngs, bias=True)

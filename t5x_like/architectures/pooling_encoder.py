@@ -17,10 +17,12 @@ from t5x_like.slots import PositiveInt
 
 @dataclasses.dataclass(frozen=True)
 class PoolingVariant(StagedVariant):
-  """Attributes:
-  patch_size: rows and columns of a patch, more than `patch`, so that patches overlap.
-  kv_stride: pooling stride of keys and values in the first stage; it halves from stage to stage,
-    down to 1.
+  """One published size of a Multiscale Vision Transformer.
+
+  Attributes:
+    patch_size: rows and columns of a patch, more than `patch`, so that patches overlap.
+    kv_stride: pooling stride of keys and values in the first stage; it halves from stage to stage,
+      down to 1.
   """
 
   patch_size: PositiveInt = 7
@@ -28,8 +30,10 @@ class PoolingVariant(StagedVariant):
 
 
 class OverlappingPatches(nnx.Module):
-  """Projected patches of images: a convolution with half a patch of zeros around an image; it
-  starts as PyTorch's."""
+  """Projected patches of images: a convolution with half a patch of zeros around an image.
+
+  It starts as PyTorch's.
+  """
 
   def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
     size = variant.patch_size
@@ -41,22 +45,33 @@ class OverlappingPatches(nnx.Module):
     self.variant = variant
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
-    variant, (Y, X) = self.variant, image_BYXC.shape[1:3]
+    variant = self.variant
     check_images(image_BYXC, variant)
+    _, Y, X, _ = image_BYXC.shape
+    grid = variant.grid
+    x_BYXC = jax.lax.conv_general_dilated(
+      image_BYXC,
+      self.kernel[...].astype(image_BYXC.dtype),
+      (variant.patch, variant.patch),
+      (self._borders(Y, grid.rows), self._borders(X, grid.columns)),
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    bias = self.bias[...].astype(x_BYXC.dtype)
+    return x_BYXC.reshape(len(x_BYXC), grid.patches, -1) + bias
+
+  def _borders(self, pixels: int, patches: int) -> tuple[int, int]:
+    """Return the zeros before and after the pixels of a row or column."""
+    variant = self.variant
     before = variant.patch_size // 2
-    cells = (variant.grid.rows, variant.grid.columns)
-    last = [(number - 1) * variant.patch + variant.patch_size for number in cells]
-    around = [(before, max(0, end - before - side)) for end, side in zip(last, (Y, X))]
-    strides = (variant.patch, variant.patch)
-    names = ("NHWC", "HWIO", "NHWC")
-    kernel = self.kernel[...].astype(image_BYXC.dtype)
-    x = jax.lax.conv_general_dilated(image_BYXC, kernel, strides, around, dimension_numbers=names)
-    return x.reshape(len(x), variant.grid.patches, -1) + self.bias[...].astype(x.dtype)
+    end = (patches - 1) * variant.patch + variant.patch_size
+    return before, max(0, end - before - pixels)
 
 
 class PoolingEncoder(StagedEncoder):
-  """Stages of blocks with pooling attention; after the first stage, each stage's first block makes
-  the grid coarser."""
+  """Stages of blocks with pooling attention.
+
+  After the first stage, each stage's first block makes the grid coarser.
+  """
 
   VARIANT = PoolingVariant
   PATCHES: ClassVar[type[OverlappingPatches]] = OverlappingPatches
@@ -67,10 +82,9 @@ class PoolingEncoder(StagedEncoder):
   def build_patches(self, rngs: nnx.Rngs) -> OverlappingPatches:
     design = self.variant.design
     if design.norm_position != "pre":
-      found = f"found {design.norm_position!r}"
       raise UserError(
-        f"config.model.design.norm_position: {found}, expected 'pre' where blocks "
-        "make the grid coarser"
+        f"config.model.design.norm_position: found {design.norm_position!r}, expected 'pre' where "
+        "blocks make the grid coarser"
       )
     return self.PATCHES(self.variant, rngs)
 
@@ -78,20 +92,35 @@ class PoolingEncoder(StagedEncoder):
     variant = self.variant
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
-    places = self.places(number)
+    depths = self.layer_depths(number)
     kv_stride = max(variant.kv_stride >> number, 1)
-    given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
+    common = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     entry = None
+    stack_depths = depths
     if number:
-      before = variant.grids[number - 1]
-      width = variant.stages[number - 1].embed
-      pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2, width=width)
-      entry = PoolingBuilder(variant.design, dims, **pooled, **given).build_entry(rngs)
-    rest = places[1:] if number else places
+      previous_grid = variant.grids[number - 1]
+      builder = PoolingBuilder(
+        variant.design,
+        dims,
+        cells=previous_grid,
+        key_grid=previous_grid.coarser(kv_stride),
+        q_stride=2,
+        width=variant.stages[number - 1].embed,
+        **common,
+      )
+      entry = builder.build_entry(rngs)
+      stack_depths = depths[1:]
     stack = None
-    if rest:
-      layers = dataclasses.replace(dims, layers=len(rest))
-      same = dict(cells=grid, key_grid=grid.coarser(kv_stride), depths=rest)
-      stack = PoolingBuilder(variant.design, layers, **same, **given).stack(rngs)
-      stack = stack.without(final_norm=Identity())  # the whole model has one
-    return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=grid.patches)
+    if stack_depths:
+      builder = PoolingBuilder(
+        variant.design,
+        dataclasses.replace(dims, layers=len(stack_depths)),
+        cells=grid,
+        key_grid=grid.coarser(kv_stride),
+        depths=stack_depths,
+        **common,
+      )
+      stack = builder.stack(rngs).without(final_norm=Identity())  # the whole model has one
+    return Stage(
+      entry, stack, remat=options["remat"], end_depths=(depths[0], 0.0), length=grid.patches
+    )

@@ -1,5 +1,7 @@
-"""Attention that adds position vectors to queries and keys, but not to values (Carion et al. 2020,
-figure 10)."""
+"""Attention that adds position vectors to queries and keys, but not to values.
+
+It is figure 10 of Carion et al. 2020.
+"""
 
 import dataclasses
 from typing import Literal
@@ -19,13 +21,14 @@ from t5x_like.nn.stack import Stack
 _TEMPERATURE = 10_000
 _SCALE = 6.283185307179586
 _EPSILON = 1e-6
-_LONGEST = 50  # rows and columns of a map, as in the authors' code
+_MAX_CELLS = 50  # rows and columns of a map, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionEmbeddings:
-  """The positions that a detector adds (Carion et al. 2020, table 3); by default the paper's
-  choice, its last row.
+  """The positions that a detector adds (Carion et al. 2020, table 3).
+
+  The defaults are the paper's choice, the last row of the table.
 
   Attributes:
     kind: the positions of a map's cells: sines, or learned vectors of rows and columns.
@@ -40,16 +43,20 @@ class PositionEmbeddings:
   queries: Literal["input", "attention", "both"] = "attention"
 
   def at(self, place: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array | None]:
-    """Return the vectors of `cells`, `memory` and `queries` that are added at a place, None for the
-    others."""
+    """Return the vectors that are added at a place ("input" or "attention"), None for others.
+
+    Args:
+      vectors: by name, `cells`, `memory` and `queries`.
+    """
     return {
       name: x if getattr(self, name) in (place, "both") else None for name, x in vectors.items()
     }
 
   def positions(self, rngs: nnx.Rngs, width: int) -> "LearnedCells | None":
     """Make the cells' learned positions; None where sines are added, or nothing."""
-    used = self.kind == "learned" and (self.cells, self.memory) != ("none", "none")
-    return LearnedCells(rngs, width) if used else None
+    if self.kind != "learned" or (self.cells == "none" and self.memory == "none"):
+      return None
+    return LearnedCells(rngs, width)
 
 
 class LearnedCells(nnx.Module):
@@ -57,58 +64,55 @@ class LearnedCells(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, width: int):
     init = jax.nn.initializers.uniform(1.0)
-    shape = (_LONGEST, width // 2)
-    self.rows, self.columns = (params.param(rngs, init, shape, (None, None)) for _ in range(2))
+    shape = (_MAX_CELLS, width // 2)
+    self.rows = params.param(rngs, init, shape, (None, None))
+    self.columns = params.param(rngs, init, shape, (None, None))
 
   def __call__(self, valid_BYX: jax.Array) -> jax.Array:
     """Return float32 [1, Y * X, width]."""
     _, Y, X = valid_BYX.shape
-    if max(Y, X) > _LONGEST:
+    if max(Y, X) > _MAX_CELLS:
       raise UserError(
-        f"config.model.places.kind: learned positions are for up to {_LONGEST} rows and columns, "
+        f"config.model.places.kind: learned positions are for up to {_MAX_CELLS} rows and columns, "
         f"found {Y} x {X}; make the images smaller or choose 'sines'"
       )
     shape = (Y, X, self.rows.shape[-1])
-    halves = self.columns[...][None, :X], self.rows[...][:Y, None]
-    return jnp.concatenate([jnp.broadcast_to(x, shape) for x in halves], axis=-1).reshape(
-      1, Y * X, -1
-    )
+    columns = jnp.broadcast_to(self.columns[...][None, :X], shape)
+    rows = jnp.broadcast_to(self.rows[...][:Y, None], shape)
+    return jnp.concatenate([columns, rows], axis=-1).reshape(1, Y * X, -1)
 
 
-def add_positions(x_BTD: jax.Array, places_BTD: jax.Array | None) -> jax.Array:
+def add_positions(x_BTD: jax.Array, positions_BTD: jax.Array | None) -> jax.Array:
   """Add vectors of positions if there are any."""
-  return x_BTD if places_BTD is None else x_BTD + places_BTD
+  return x_BTD if positions_BTD is None else x_BTD + positions_BTD
 
 
 class PositionedSelfAttention(attention.SelfAttention):
   """Attention among the vectors of a stack, with positions `context.position_vectors`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    placed_BTD = add_positions(x_BTD, context.position_vectors)
+    positioned_BTD = add_positions(x_BTD, context.position_vectors)
     mask = context.mask
-    kv = self.keys_and_values(self.key(placed_BTD), self.value(x_BTD), mask.q_pos)
-    return self.attend(self.core, self.query(placed_BTD), *kv, mask, context.bias, key), {}, cache
+    k_BSKH, v_BSKH = self.keys_and_values(self.key(positioned_BTD), self.value(x_BTD), mask.q_pos)
+    q_BTX = self.query(positioned_BTD)
+    return self.attend(self.core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
 
 class PositionedCrossAttention(attention.CrossAttention):
-  """Attention from a decoder, with positions `context.position_vectors`, to its memory, with
-  `context.memory_position_vectors`."""
+  """Attention from a decoder to its memory, with positions of both.
+
+  They are `context.position_vectors` and `context.memory_position_vectors`.
+  """
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
     memory_BSD = context.memory
     mask = context.memory_mask
-    kv = self.keys_and_values(
-      self.key(add_positions(memory_BSD, context.memory_position_vectors)),
-      self.value(memory_BSD),
-      mask.k_pos,
+    positioned_BSD = add_positions(memory_BSD, context.memory_position_vectors)
+    k_BSKH, v_BSKH = self.keys_and_values(
+      self.key(positioned_BSD), self.value(memory_BSD), mask.k_pos
     )
-    return (
-      self.attend(
-        self.core, self.query(add_positions(x_BTD, context.position_vectors)), *kv, mask, None, key
-      ),
-      {},
-      cache,
-    )
+    q_BTX = self.query(add_positions(x_BTD, context.position_vectors))
+    return self.attend(self.core, q_BTX, k_BSKH, v_BSKH, mask, None, key), {}, cache
 
 
 class PositionedBuilder(StackBuilder):
@@ -118,19 +122,17 @@ class PositionedBuilder(StackBuilder):
     return super().stack(rngs).without(dropout=NO_DROPOUT)
 
   def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
-    return super()._attention(
-      PositionedSelfAttention if kind is attention.SelfAttention else PositionedCrossAttention,
-      rngs,
-      turn,
-    )
+    is_self = kind is attention.SelfAttention
+    positioned = PositionedSelfAttention if is_self else PositionedCrossAttention
+    return super()._attention(positioned, rngs, turn)
 
 
 def sine_positions(valid_BYX: jax.Array, width: int) -> jax.Array:
-  """Encode row and column, as fractions of the image without padding, by sines and cosines: float32
-  [B, Y * X, width].
+  """Encode row and column by sines and cosines: float32 [B, Y * X, width].
 
-  The first half of the channels encodes the row; in each half, sines and cosines alternate (Carion
-  et al. 2020, appendix A.4, as in the authors' code).
+  Rows and columns are fractions of the image without padding. The first half of the channels
+  encodes the row; in each half, sines and cosines alternate (Carion et al. 2020, appendix A.4, as
+  in the authors' code).
 
   Args:
     valid_BYX: bool, False for padding.
