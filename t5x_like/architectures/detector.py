@@ -100,46 +100,55 @@ class Detector(nnx.Module):
     design: dict = {},
   ):
     labels = None if labels == "auto" else labels
-    given = dict(
-      backbone=backbone, queries=queries, labels=labels, channels=channels, places=places
+    variant = resolve_variant(
+      self.VARIANTS,
+      variant,
+      design,
+      backbone=backbone,
+      queries=queries,
+      labels=labels,
+      channels=channels,
+      places=places,
     )
-    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
+    self.variant = variant
     dims = variant.dims
-    scheme = variant.design
-    if dims.embed % 4:
+    D = dims.embed
+    design = variant.design
+    if D % 4:
       raise UserError(
-        f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple "
-        "of 4, for the sines"
+        f"config.model.variant.dims.embed: found {D}, expected a multiple of 4, for the sines"
       )
-    if scheme.position != "none":
+    if design.position != "none":
       raise UserError(
-        f"config.model.design.position: found {scheme.position!r}, expected 'none': "
+        f"config.model.design.position: found {design.position!r}, expected 'none': "
         "places are added"
       )
-    self.dtype, options = jnp.dtype(dtype), stack_options(dropout, remat, layers)
-    D = dims.embed
-    given = dict(rngs=rngs, channels=variant.channels, dtype=dtype, remat=remat, layers=layers)
+    self.dtype = jnp.dtype(dtype)
+    options = stack_options(dropout, remat, layers)
     self.backbone = slots.make(
-      "config.model.backbone", variant.backbone, backbones, "make", **given
+      "config.model.backbone",
+      variant.backbone,
+      backbones,
+      "make",
+      rngs=rngs,
+      channels=variant.channels,
+      dtype=dtype,
+      remat=remat,
+      layers=layers,
     )
     width = self.backbone.width
     self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
     self.position = variant.places.positions(rngs, D)
-    self.encoder = PositionedBuilder(scheme, dims, causal=False, **options).stack(rngs)
+    self.encoder = PositionedBuilder(design, dims, causal=False, **options).stack(rngs)
     self.queries = params.param(rngs, params.normal(1.0), (variant.queries, D), (None, "embed"))
-    self.decoder = PositionedBuilder(
-      scheme, variant.decoder_dims, causal=False, cross=True, **options
-    ).stack(rngs)
-    self.decoder_norm = scheme.make_norm(D, rngs)
-    self.classes = Linear(
-      (D, variant.labels + 1), ("embed", None), params.fan_in_normal(D), rngs, bias=True
-    )
-    sizes = [D] * _BOX_LAYERS + [4]
+    decoder = PositionedBuilder(design, variant.decoder_dims, causal=False, cross=True, **options)
+    self.decoder = decoder.stack(rngs)
+    self.decoder_norm = design.make_norm(D, rngs)
+    init = params.fan_in_normal(D)
+    self.classes = Linear((D, variant.labels + 1), ("embed", None), init, rngs, bias=True)
+    outputs = [D] * (_BOX_LAYERS - 1) + [4]
     self.boxes = nnx.List(
-      [
-        Linear((i, o), ("embed", None), params.fan_in_normal(i), rngs, bias=True)
-        for i, o in zip(sizes, sizes[1:])
-      ]
+      [Linear((D, output), ("embed", None), init, rngs, bias=True) for output in outputs]
     )
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
@@ -160,47 +169,44 @@ class Detector(nnx.Module):
     """
     image_BYXC = batch["image"]
     if image_BYXC.shape[-1] != self.variant.channels:
-      found = (
-        f"the model is for images of {self.variant.channels} channels, found {image_BYXC.shape[-1]}"
+      raise UserError(
+        f"config.model.channels: the model is for images of {self.variant.channels} channels, "
+        f"found {image_BYXC.shape[-1]}; set it and config.task.channels alike"
       )
-      raise UserError(f"config.model.channels: {found}; set it and config.task.channels alike")
     map_BYXC = self.backbone(image_BYXC.astype(self.dtype), subkey(key, 3))
-    valid_BYX = self._valid(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])
-    memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
-    memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
-    (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    cells_BSD = (
-      sine_positions(valid_BYX, D) if self.position is None else self.position(valid_BYX)
-    ).astype(self.dtype)
+    valid_BYX = _valid_cells(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])
+    vectors = self._position_vectors(valid_BYX)
+    at_input = self.variant.places.at("input", vectors)
+    at_attention = self.variant.places.at("attention", vectors)
+
+    B = len(map_BYXC)
     Q = self.variant.queries
-    queries_BQD = jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
-    vectors = {"cells": cells_BSD, "memory": cells_BSD, "queries": queries_BQD}
-    at_input, at_attention = (
-      self.variant.places.at(place, vectors) for place in ("input", "attention")
-    )
-    pos = positions(S)
+    memory_BSD = self.project(map_BYXC.reshape(B, -1, map_BYXC.shape[-1]))
+    memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
+    D = memory_BSD.shape[-1]
+    valid_BS = valid_BYX.reshape(B, -1)
+    k_pos = positions(memory_BSD.shape[1])
     q_pos = positions(Q)
     context = Context(
-      mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), position_vectors=at_attention["cells"]
+      mask=Mask(k_pos, k_pos, k_valid=valid_BS, aligned=True),
+      position_vectors=at_attention["cells"],
     )
-    memory_BSD, _, _ = self.encoder(
-      add_positions(memory_BSD, at_input["cells"]), context, key=subkey(key, 1)
-    )
+    memory_BSD = add_positions(memory_BSD, at_input["cells"])
+    memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
     context = Context(
       mask=Mask(q_pos, q_pos, aligned=True),
       position_vectors=at_attention["queries"],
       memory=memory_BSD,
-      memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
+      memory_mask=Mask(q_pos, k_pos, k_valid=valid_BS),
       memory_position_vectors=at_attention["memory"],
     )
-    x_LBQD = self._every(
-      add_positions(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2)
-    )
+    x_BQD = add_positions(jnp.zeros_like(vectors["queries"]), at_input["queries"])
+    x_LBQD = self._run_decoder(x_BQD, context, subkey(key, 2))
+
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
-    logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
-    for layer in self.boxes[:-1]:
-      x_BTD = jax.nn.relu(layer(x_BTD))
-    boxes_BLQ4 = jax.nn.sigmoid(self.boxes[-1](x_BTD).astype(jnp.float32)).reshape(B, -1, Q, 4)
+    logits_BTV = self.classes(x_BTD).astype(jnp.float32)
+    logits_BLQV = logits_BTV.reshape(B, -1, Q, self.variant.labels + 1)
+    boxes_BLQ4 = self._predict_boxes(x_BTD).reshape(B, -1, Q, 4)
     return {
       "logits": logits_BLQV[:, -1],
       "boxes": boxes_BLQ4[:, -1],
@@ -208,7 +214,26 @@ class Detector(nnx.Module):
       "earlier_boxes": boxes_BLQ4[:, :-1],
     }
 
-  def _every(self, x_BQD: jax.Array, context: Context, key: jax.Array | None) -> jax.Array:
+  def _position_vectors(self, valid_BYX: jax.Array) -> dict[str, jax.Array]:
+    """Return the vectors of the map's cells, for the encoder and for memory, and of the queries."""
+    B = len(valid_BYX)
+    D = self.variant.dims.embed
+    if self.position is None:
+      cells_BSD = sine_positions(valid_BYX, D)
+    else:
+      cells_BSD = self.position(valid_BYX)
+    cells_BSD = cells_BSD.astype(self.dtype)
+    queries_QD = self.queries[...].astype(self.dtype)
+    queries_BQD = jnp.broadcast_to(queries_QD, (B, *queries_QD.shape))
+    return {"cells": cells_BSD, "memory": cells_BSD, "queries": queries_BQD}
+
+  def _predict_boxes(self, x_BTD: jax.Array) -> jax.Array:
+    """Return float32 [B, T, 4], fractions of the image."""
+    for layer in self.boxes[:-1]:
+      x_BTD = jax.nn.relu(layer(x_BTD))
+    return jax.nn.sigmoid(self.boxes[-1](x_BTD).astype(jnp.float32))
+
+  def _run_decoder(self, x_BQD: jax.Array, context: Context, key: jax.Array | None) -> jax.Array:
     """Return the output of every block of the decoder before the final norm, [L, B, Q, D]."""
     decoder = self.decoder
     keys_L = None if key is None else jax.random.split(key, self.decoder.repeats)
@@ -220,13 +245,18 @@ class Detector(nnx.Module):
 
     return decoder.scan_layers(body, x_BQD, (decoder.blocks, keys_L), decoder.remat)[1]
 
-  @staticmethod
-  def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:
-    """Return bool [B, Y', X'], True for cells of the map whose nearest pixel above and to the left
-    is not padding."""
-    pixel = [
-      np.floor(np.arange(n, dtype=np.float32) * np.float32(full / n))
-      for full, n in zip(whole, shrunk)
-    ]
-    rows_BY, columns_BX = (jnp.asarray(p) < size_B2[:, [axis]] for axis, p in enumerate(pixel))
-    return rows_BY[:, :, None] & columns_BX[:, None, :]
+
+def _valid_cells(
+  size_B2: jax.Array, image_shape: tuple[int, int], map_shape: tuple[int, int]
+) -> jax.Array:
+  """Return bool [B, Y', X'], False for cells of the map that are padding.
+
+  A cell is padding if its nearest pixel above and to the left is.
+  """
+  in_image = []
+  for axis in range(2):
+    cells = np.arange(map_shape[axis], dtype=np.float32)
+    pixels = np.floor(cells * np.float32(image_shape[axis] / map_shape[axis]))
+    in_image.append(jnp.asarray(pixels) < size_B2[:, [axis]])
+  rows_BY, columns_BX = in_image
+  return rows_BY[:, :, None] & columns_BX[:, None, :]

@@ -62,12 +62,16 @@ class DualVariant:
 
 
 class TextEncoder(Architecture):
-  """A stack over texts up to their first EOS; for `reading` see `DualVariant`, for other arguments
-  `Architecture`."""
+  """A stack over texts up to their first EOS.
+
+  Args:
+    reading: see `DualVariant`.
+    options: the arguments of `Architecture`.
+  """
 
   def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
     self.causal = reading == "end"
-    self.whole = reading == "last"
+    self.reads_padding = reading == "last"
     super().__init__(rngs, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -78,30 +82,26 @@ class TextEncoder(Architecture):
   def pool(self, batch: Batch, key: jax.Array | None = None):
     """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
-    T = tokens_BT.shape[1]
-    pos = positions(tokens_BT.shape[1])
-    end_B = T - 1 if self.whole else jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
-    end_B = jnp.broadcast_to(end_B, tokens_BT.shape[:1])
-    own_BT = jnp.arange(T) <= end_B[:, None]
+    B, T = tokens_BT.shape
+    pos = positions(T)
+    if self.reads_padding:
+      end_B = jnp.broadcast_to(T - 1, (B,))
+    else:
+      end_B = jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
+    valid_BT = jnp.arange(T) <= end_B[:, None]
     # Causal attention already hides the tokens after the end.
-    mask = Mask(
-      pos,
-      pos,
-      k_valid=None if self.causal or self.whole else own_BT,
-      causal=self.causal,
-      aligned=True,
-    )
+    k_valid = None if self.causal or self.reads_padding else valid_BT
+    mask = Mask(pos, pos, k_valid=k_valid, causal=self.causal, aligned=True)
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
-    x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=own_BT), key=subkey(key, 1))
-    if self.causal or self.whole:
+    x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=valid_BT), key=subkey(key, 1))
+    if self.causal or self.reads_padding:
       return jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)[:, 0], aux
-    weights_BT = own_BT / (end_B[:, None] + 1.0)
+    weights_BT = valid_BT / (end_B[:, None] + 1.0)
     return jnp.einsum("BTD,BT->BD", x_BTD, weights_BT.astype(x_BTD.dtype)), aux
 
 
 class DualEncoder(nnx.Module):
-  """An image encoder and a text encoder, each with a projection, and a learned scale of their
-  cosines.
+  """An image encoder and a text encoder, each projected, and a learned scale of their cosines.
 
   Args:
     variant: a name in `VARIANTS`, or a `DualVariant`. All arguments but `rngs` are keys of
@@ -141,32 +141,17 @@ class DualEncoder(nnx.Module):
     design: dict = {},
     tokens: dict = {},
   ):
-    variant = (
-      slots.find("config.model.variant", variant, self.VARIANTS)
-      if isinstance(variant, str)
-      else variant
-    )
+    if isinstance(variant, str):
+      variant = slots.find("config.model.variant", variant, self.VARIANTS)
     if not 0 < scale <= 100:
       raise UserError(f"config.model.scale: found {scale}, expected above 0 and at most 100")
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers, pipeline=pipeline)
-    changes = {side: _changes(design, side) for side in _SIDES}
-    projects = (
-      slots.name_and_arguments("config.model.variant.image.head", variant.image.head)[0]
-      != "attention_pool"
-    )
-    head = {"name": "projection", "width": variant.width} if projects else "attention_pool"
-    if not projects and variant.width != variant.image.dims.embed:
-      found = f"found {variant.width} with images of {variant.image.dims.embed}"
-      raise UserError(
-        f"config.model.variant.width: {found}, expected the same, as "
-        "'attention_pool' does not project"
-      )
     self.image = self.IMAGE_ENCODER(
       rngs,
-      variant=dataclasses.replace(variant.image, head=head),
+      variant=dataclasses.replace(variant.image, head=_image_head(variant)),
       resolution=resolution,
       drop_path=drop_path,
-      design=changes["image"],
+      design=_changes(design, "image"),
       **options,
     )
     self.text = TextEncoder(
@@ -174,7 +159,7 @@ class DualEncoder(nnx.Module):
       variant=variant.text,
       reading=variant.reading,
       vocab_size=vocab_size,
-      design=changes["text"],
+      design=_changes(design, "text"),
       tokens=tokens,
       **options,
     )
@@ -182,24 +167,21 @@ class DualEncoder(nnx.Module):
     self.variant = dataclasses.replace(variant, image=image, text=self.text.variant)
     D = variant.text.dims.embed
     init = variant.text.design.kernel_init(D)
-    bias_too = variant.projection_bias
-    self.projection = Linear((D, variant.width), ("embed", None), init, rngs, bias=bias_too)
-    self.scale = params.param(rngs, lambda *_: jnp.asarray(math.log(scale), jnp.float32), (), ())
-    self.scale.set_metadata(most=MAX_LOG_SCALE)
-    self.bias = (
-      None
-      if bias is None
-      else params.param(rngs, lambda *_: jnp.asarray(bias, jnp.float32), (), ())
+    self.projection = Linear(
+      (D, variant.width), ("embed", None), init, rngs, bias=variant.projection_bias
     )
+    self.scale = _scalar(math.log(scale), rngs)
+    self.scale.set_metadata(most=MAX_LOG_SCALE)
+    self.bias = None if bias is None else _scalar(bias, rngs)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs in
-    the batch."""
-    found = self.outputs(batch, key)
+    """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs."""
+    outputs = self.outputs(batch, key)
     cosine_BB = jnp.einsum(
-      "IP,TP->IT", found["image_embeddings"], found["text_embeddings"], precision="highest"
+      "IP,TP->IT", outputs["image_embeddings"], outputs["text_embeddings"], precision="highest"
     )
-    return found | {"logits": found["logit_scale"] * cosine_BB + found.get("logit_bias", 0.0)}
+    logits_BB = outputs["logit_scale"] * cosine_BB + outputs.get("logit_bias", 0.0)
+    return outputs | {"logits": logits_BB}
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute embeddings of length 1 and the scale of their products.
@@ -214,34 +196,59 @@ class DualEncoder(nnx.Module):
     """
     image_BP, image_aux = self.embed_images(batch, subkey(key, 0))
     text_BP, text_aux = self.embed_texts(batch, subkey(key, 1))
-    aux = {
+    outputs = {
       name: image_aux.get(name, 0.0) + text_aux.get(name, 0.0) for name in image_aux | text_aux
     }
-    found = {
-      "image_embeddings": image_BP,
-      "text_embeddings": text_BP,
-      "logit_scale": jnp.exp(self.scale[...]),
-    }
-    return aux | found | ({} if self.bias is None else {"logit_bias": self.bias[...]})
+    outputs["image_embeddings"] = image_BP
+    outputs["text_embeddings"] = text_BP
+    outputs["logit_scale"] = jnp.exp(self.scale[...])
+    if self.bias is not None:
+      outputs["logit_bias"] = self.bias[...]
+    return outputs
 
   def embed_images(self, batch: Batch, key: jax.Array | None = None):
     """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
-    found = self.image.outputs({"image": batch["image"]}, key)
-    return _unit(found.pop("embeddings")), found
+    aux = self.image.outputs({"image": batch["image"]}, key)
+    embeddings_BP = aux.pop("embeddings")
+    return _normalize(embeddings_BP), aux
 
   def embed_texts(self, batch: Batch, key: jax.Array | None = None):
     """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
     x_BD, aux = self.text.pool(batch, key)
-    return _unit(self.projection(x_BD)), aux
+    return _normalize(self.projection(x_BD)), aux
 
   def features(self, batch: Batch) -> jax.Array:
     """Return the image's features before their projection, float32 [B, D]."""
     return self.image.features(batch)
 
 
-def _unit(x_BP: jax.Array) -> jax.Array:
+def _normalize(x_BP: jax.Array) -> jax.Array:
+  """Scale vectors to length 1, in float32."""
   x_BP = x_BP.astype(jnp.float32)
-  return x_BP * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x_BP), axis=-1, keepdims=True), 1e-12))
+  square_B1 = jnp.sum(jnp.square(x_BP), axis=-1, keepdims=True)
+  return x_BP * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-12))
+
+
+def _scalar(value: float, rngs: nnx.Rngs) -> nnx.Param:
+  """Make a scalar parameter."""
+  return params.param(rngs, lambda *_: jnp.asarray(value, jnp.float32), (), ())
+
+
+def _image_head(variant: DualVariant) -> str | dict:
+  """Return the head of the image encoder: its own attention pool, or a projection.
+
+  Raises:
+    UserError: an attention pool, which does not project, is not as wide as the shared space.
+  """
+  name, _ = slots.name_and_arguments("config.model.variant.image.head", variant.image.head)
+  if name != "attention_pool":
+    return {"name": "projection", "width": variant.width}
+  if variant.width != variant.image.dims.embed:
+    raise UserError(
+      f"config.model.variant.width: found {variant.width} with images of "
+      f"{variant.image.dims.embed}, expected the same, as 'attention_pool' does not project"
+    )
+  return "attention_pool"
 
 
 def _changes(design: dict, side: str) -> dict:
@@ -253,4 +260,6 @@ def _changes(design: dict, side: str) -> dict:
       f"config.model.design.position: found {position!r}, expected one for each encoder: "
       f"{{'image': …, 'text': …}}"
     )
-  return changes | ({"position": position[side]} if side in position else {})
+  if side in position:
+    changes["position"] = position[side]
+  return changes

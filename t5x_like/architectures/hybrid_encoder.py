@@ -79,8 +79,9 @@ class HybridVariant:
     return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
 
   def stage_grid(self, stage: int) -> Grid:
-    # each halving rounds up
-    return Grid(*(-(-side // 2 ** (stage + 2)) for side in height_and_width(self.resolution)))
+    height, width = height_and_width(self.resolution)
+    pixels = 2 ** (stage + 2)  # of a cell
+    return Grid(-(-height // pixels), -(-width // pixels))  # each halving rounds up
 
 
 class HybridEncoder(ImageModel):
@@ -115,40 +116,45 @@ class HybridEncoder(ImageModel):
     pipeline: dict = {},
     design: dict = {},
   ):
-    given = dict(resolution=resolution, channels=channels, head=head)
-    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
+    variant = resolve_variant(
+      self.VARIANTS, variant, design, resolution=resolution, channels=channels, head=head
+    )
+    self.variant = variant
     self.dtype = jnp.dtype(dtype)
     options = stack_options(dropout, remat, layers, pipeline, drop_path)
-    width, number = variant.middle or (variant.widths[1], 0)
-    widths = (variant.stem, *variant.widths[:2], width)
-    depths = (*variant.depths[:2], number)
+    middle_width, middle_depth = variant.middle or (variant.widths[1], 0)
+    widths = (variant.stem, *variant.widths[:2], middle_width)
+    depths = (*variant.depths[:2], middle_depth, *variant.depths[2:])
+    shares = [drop_path_shares(drop_path_rates, depths, stage) for stage in range(5)]
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
-    layers = (*depths, *variant.depths[2:])
-    places = [drop_path_shares(drop_path_rates, layers, run) for run in range(5)]
-    mbconv = functools.partial(MbConv, norm=norm, rngs=rngs, expansion=variant.expansion)
     self.first = Convolution(variant.channels, variant.stem, rngs, stride=2)
     self.first_norm = norm(variant.stem)
     self.second = Convolution(variant.stem, variant.stem, rngs)
-    self.convolutions = nnx.List(
-      [
-        mbconv(
-          widths[stage + (block > 0)],
+    convolutions = []
+    for stage in range(3):
+      for block, share in enumerate(shares[stage]):
+        is_first = block == 0
+        convolution = MbConv(
+          widths[stage] if is_first else widths[stage + 1],
           widths[stage + 1],
-          first=block == 0,
-          drop_path=drop_path * place,
+          norm,
+          rngs,
+          expansion=variant.expansion,
+          first=is_first,
+          drop_path=drop_path * share,
         )
-        for stage in range(3)
-        for block, place in enumerate(places[stage])
-      ]
-    )
+        convolutions.append(convolution)
+    self.convolutions = nnx.List(convolutions)
     self.remat = options["remat"]
+    third_pool = Identity() if middle_depth else max_pool_2x2
     self.third = TransformerStage(
-      width, variant, 2, rngs, options, places[3], pool=max_pool_2x2 if not number else Identity()
+      middle_width, variant, 2, rngs, options, shares[3], pool=third_pool
     )
-    self.fourth = TransformerStage(variant.widths[2], variant, 3, rngs, options, places[4])
+    self.fourth = TransformerStage(variant.widths[2], variant, 3, rngs, options, shares[4])
     self.norm = norm(variant.dims.embed)
-    given = dict(rngs=rngs, variant=variant, **options)
-    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    self.head = slots.make(
+      "config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options
+    )
     if not getattr(self.head, "norm_before", True):
       self.norm = Identity()
 
@@ -161,16 +167,21 @@ class HybridEncoder(ImageModel):
     for number, block in enumerate(self.convolutions):
       x_BYXC = run(block, x_BYXC, subkey(key, number))
     x_BYXC, aux = self.third(x_BYXC, subkey(key, len(self.convolutions)))
-    x_BYXC, more = self.fourth(x_BYXC, subkey(key, len(self.convolutions) + 1))
+    x_BYXC, fourth_aux = self.fourth(x_BYXC, subkey(key, len(self.convolutions) + 1))
     x_BTD = self.norm(x_BYXC.reshape(len(x_BYXC), -1, x_BYXC.shape[-1]))
-    return x_BTD, {name: aux.get(name, 0.0) + more.get(name, 0.0) for name in aux | more}
+    return x_BTD, _add(aux, fourth_aux)
+
+
+def _add(first: dict, second: dict) -> dict:
+  """Add auxiliary scalars of the same name."""
+  return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first | second}
 
 
 class TransformerStage(nnx.Module):
-  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of
-  ordinary blocks.
+  """`project(pool(x)) + attention(pool(norm(x)))` and an MLP, then a stack of ordinary blocks.
 
   Args:
+    shares: drop-path rates of the stage's layers as shares of the model's.
     pool: halves the grid, or the identity where MBConv blocks have done so.
   """
 
@@ -181,7 +192,7 @@ class TransformerStage(nnx.Module):
     stage: int,
     rngs: nnx.Rngs,
     options: dict,
-    places: tuple,
+    shares: tuple,
     pool=max_pool_2x2,
   ):
     self.pool = pool
@@ -193,7 +204,7 @@ class TransformerStage(nnx.Module):
         f"{variant.head_dim}"
       )
     common = dict(causal=False, grid=self.grid, **options)
-    parts = GridStackBuilder(variant.design, dims, depths=places[1:], **common)
+    parts = GridStackBuilder(variant.design, dims, depths=shares[1:], **common)
     if type(parts.inputs(rngs).position) is not Position:
       raise UserError(
         f"config.model.design.position: found {variant.design.position!r}, expected one between "
@@ -202,7 +213,7 @@ class TransformerStage(nnx.Module):
     block = parts.block(rngs)
     narrow = dataclasses.replace(dims, embed=inputs)
     entry = GridStackBuilder(variant.design, narrow, **common).block(rngs).self_attention
-    # the entry reads `inputs` channels and writes `dims.embed`
+    # The entry reads `inputs` channels and writes `dims.embed`
     entry.layer.out = block.self_attention.layer.out
     self.project = Linear(
       (inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True
@@ -211,21 +222,21 @@ class TransformerStage(nnx.Module):
     self.attention = entry.layer
     self.mlp = block.mlp
     self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None
-    self.drop_path = options["drop_path"] * places[0]
-    self.place = places[0]
+    self.drop_path = options["drop_path"] * shares[0]
+    self.depth = shares[0]
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None):
     """Return ([B, Y / 2, X / 2, D], auxiliary scalars)."""
     B = len(x_BYXC)
     D = self.project.kernel.shape[-1]
     pos = positions(self.grid.length)
-    context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
-    entering_BTD = self.pool(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
-    y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
+    context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.depth))
+    pooled_BTD = self.pool(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
+    y_BTD, _, _ = self.attention(pooled_BTD, context, None, subkey(key, 0))
     y_BTD = Dropout(self.drop_path, (-2, -1))(y_BTD, subkey(key, 1))
     x_BTD = apply_per_cell(self.project, self.pool(x_BYXC)).reshape(B, -1, D) + y_BTD
     x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
     if self.stack is not None:
-      x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 3))
-      aux = {name: aux.get(name, 0.0) + more.get(name, 0.0) for name in aux | more}
+      x_BTD, stack_aux, _ = self.stack(x_BTD, context, key=subkey(key, 3))
+      aux = _add(aux, stack_aux)
     return x_BTD.reshape(B, self.grid.rows, self.grid.columns, D), aux

@@ -49,8 +49,7 @@ class RetrievalVariant:
 
 
 class Retriever(nnx.Module):
-  """One encoder of queries and passages, whose first state is projected, for each by its own
-  matrix.
+  """One encoder of queries and passages, whose first state each of the two projects.
 
   A row is the start token, which stands for [CLS], before the tokens of a text.
   """
@@ -64,19 +63,20 @@ class Retriever(nnx.Module):
 
   def embed_queries(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Embed queries: float32 [R, P]."""
-    return self.query(self._first(tokens_RL, key)).astype(jnp.float32)
+    return self.query(self._first_state(tokens_RL, key)).astype(jnp.float32)
 
   def embed_passages(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Embed passages: float32 [R, P]."""
-    return self.passage(self._first(tokens_RL, key)).astype(jnp.float32)
+    return self.passage(self._first_state(tokens_RL, key)).astype(jnp.float32)
 
-  def _first(self, tokens_RL: jax.Array, key: jax.Array | None) -> jax.Array:
+  def _first_state(self, tokens_RL: jax.Array, key: jax.Array | None) -> jax.Array:
     ids = self.encoder.variant.tokens
     tokens_RS = jnp.pad(tokens_RL, ((0, 0), (1, 0)), constant_values=ids.start)
     # T5's start token is its padding
     valid_RS = jnp.pad(tokens_RL != ids.pad, ((0, 0), (1, 0)), constant_values=True)
     rows = {"encoder_input_tokens": tokens_RS, "encoder_segment_ids": valid_RS.astype(jnp.int32)}
-    return self.encoder.encode(rows, key)[0][:, 0]
+    x_RSD, _, _ = self.encoder.encode(rows, key)
+    return x_RSD[:, 0]
 
 
 class FrozenRetriever(nnx.Module):
@@ -87,8 +87,9 @@ class FrozenRetriever(nnx.Module):
 
 
 class RetrieverReader(nnx.Module):
-  """A retriever, a reader, and an untrained copy of the retriever in `reference`, from which the
-  index is made.
+  """A retriever, a reader, and an untrained copy of the retriever, from which the index is made.
+
+  The copy is in `reference`.
 
   Args:
     variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of
@@ -118,13 +119,15 @@ class RetrieverReader(nnx.Module):
     tokens: dict = {},
   ):
     variant = resolve_variant(self.VARIANTS, variant)
-    both = dict(slots.to_plain(design))
-    of_one = {part: both.pop(part, {}) for part in ("retriever", "reader")}
-    changes = {part: both | own for part, own in of_one.items()}
-    reader = resolve_variant({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)
-    own = dict(tokens=reader.tokens, vocab_size=reader.vocab_size, types=0)
+    design = dict(slots.to_plain(design))
+    retriever_design = design.pop("retriever", {})
+    reader_design = design.pop("reader", {})
+    reader = resolve_variant(
+      {}, variant.reader, design | reader_design, tokens, vocab_size=vocab_size
+    )
+    retriever = resolve_variant({}, variant.retriever, design | retriever_design)
     retriever = dataclasses.replace(
-      resolve_variant({}, variant.retriever, changes["retriever"]), **own
+      retriever, tokens=reader.tokens, vocab_size=reader.vocab_size, types=0
     )
     self.variant = dataclasses.replace(variant, reader=reader, retriever=retriever)
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
@@ -152,26 +155,26 @@ class RetrieverReader(nnx.Module):
     B, Z, L = passage_BZL.shape
     query_BP = self.retriever.embed_queries(batch["encoder_input_tokens"], subkey(key, 0))
     passage_RP = self.retriever.embed_passages(passage_BZL.reshape(B * Z, L), subkey(key, 1))
-    found = {"query_embeddings": query_BP, "passage_embeddings": passage_RP.reshape(B, Z, -1)}
+    embeddings = {"query_embeddings": query_BP, "passage_embeddings": passage_RP.reshape(B, Z, -1)}
     if "decoder_input_tokens" not in batch:
-      return found
-    return self.reader.outputs(self.reader_rows(batch), subkey(key, 2)) | found
+      return embeddings
+    return self.reader.outputs(self.reader_rows(batch), subkey(key, 2)) | embeddings
 
   def reader_rows(self, batch: Batch) -> Batch:
-    """Return the reader's rows, B * Z of them: each query and behind it a passage, with the
-    decoder's input, if any."""
+    """Return the reader's B * Z rows: each query with a passage behind it, and decoder inputs."""
     query_BQ = batch["encoder_input_tokens"]
     passage_BZL = batch["passage_tokens"]
-    pad, (B, Z, L), Q = self.variant.tokens.pad, passage_BZL.shape, query_BQ.shape[1]
+    pad = self.variant.tokens.pad
+    B, Z, L = passage_BZL.shape
+    Q = query_BQ.shape[1]
     end_B11 = jnp.sum(query_BQ != pad, axis=1)[:, None, None]
-    place_S = jnp.arange(Q + L)
-    behind_B1S = jnp.broadcast_to(place_S - end_B11, (B, 1, Q + L))
-    moved_BZS = jnp.take_along_axis(passage_BZL, jnp.clip(behind_B1S, 0, L - 1), axis=2)
-    moved_BZS = jnp.where(behind_B1S < L, moved_BZS, pad)
+    # slots counted from the end of the query
+    offset_B1S = jnp.broadcast_to(jnp.arange(Q + L) - end_B11, (B, 1, Q + L))
+    passage_BZS = jnp.take_along_axis(passage_BZL, jnp.clip(offset_B1S, 0, L - 1), axis=2)
+    passage_BZS = jnp.where(offset_B1S < L, passage_BZS, pad)
     query_B1S = jnp.pad(query_BQ, ((0, 0), (0, L)), constant_values=pad)[:, None]
-    rows = {
-      "encoder_input_tokens": jnp.where(behind_B1S < 0, query_B1S, moved_BZS).reshape(B * Z, Q + L)
-    }
+    tokens_BZS = jnp.where(offset_B1S < 0, query_B1S, passage_BZS)
+    rows = {"encoder_input_tokens": tokens_BZS.reshape(B * Z, Q + L)}
     if "decoder_input_tokens" in batch:
       rows["decoder_input_tokens"] = jnp.repeat(batch["decoder_input_tokens"], Z, axis=0)
     return {name: constrain(x, "batch", None) for name, x in rows.items()}
