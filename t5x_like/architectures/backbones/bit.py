@@ -1,8 +1,7 @@
-"""The ResNet of Big Transfer (Kolesnikov et al. 2020, https://arxiv.org/abs/1912.11370), as the
-hybrids of ViT have it.
+"""The ResNet of Big Transfer, which the hybrids of ViT have.
 
 Kernels are standardised and norms are over groups of channels, so that no statistics of a batch are
-kept.
+kept (Kolesnikov et al. 2020, https://arxiv.org/abs/1912.11370).
 """
 
 from functools import partial
@@ -17,8 +16,9 @@ from t5x_like.slots import PositiveInt
 
 
 class BitResNet(ResNet):
-  """By default ResNet-50 with the blocks of its last stage in the one before, at 1/16 of the
-  image's height and width (Dosovitskiy et al. 2021, section 4.1).
+  """ResNet-50 by default, with the blocks of its last stage in the one before.
+
+  Its map is at 1/16 of the image's height and width (Dosovitskiy et al. 2021, section 4.1).
 
   Args:
     stem, widths, depths: see `ResNet`.
@@ -35,10 +35,11 @@ class BitResNet(ResNet):
     depths: tuple[PositiveInt, ...] = (3, 4, 9),
     groups: PositiveInt = 32,
   ):
-    if any(n % groups for n in (stem, *(width // 4 for width in widths))):
-      found = f"found {groups} with a stem of {stem} and widths {widths}"
+    inner_widths = [width // 4 for width in widths]
+    if any(width % groups for width in (stem, *inner_widths)):
       raise UserError(
-        f"config.model.backbone.groups: {found}, expected a divisor of the stem and of widths / 4"
+        f"config.model.backbone.groups: found {groups} with a stem of {stem} and widths {widths}, "
+        "expected a divisor of the stem and of widths / 4"
       )
     unit = partial(ConvUnit, partial(GroupNorm, groups=groups), conv=StandardizedConv)
     self.build(unit, rngs, channels, stem, widths, depths, bottleneck=True)

@@ -22,8 +22,10 @@ def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
 
 
 class PatchConv(Linear):
-  """Squares of `side` x `side` cells, projected; cells that fill none are dropped: [B, Y / side, X
-  / side, outputs]."""
+  """Squares of `side` x `side` cells, projected: [B, Y / side, X / side, outputs].
+
+  Cells that fill no square are dropped.
+  """
 
   def __init__(self, side: int, inputs: int, outputs: int, rngs: nnx.Rngs):
     super().__init__(
@@ -32,10 +34,13 @@ class PatchConv(Linear):
     self.side = side
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    (B, Y, X, C), P = x_BYXC.shape, self.side
-    x = x_BYXC[:, : Y // P * P, : X // P * P].reshape(B, Y // P, P, X // P, P, C)
-    x = jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, (Y // P) * (X // P), P * P * C)
-    return super().__call__(x).reshape(B, Y // P, X // P, -1)
+    B, Y, X, C = x_BYXC.shape
+    P = self.side
+    rows = Y // P
+    columns = X // P
+    x = x_BYXC[:, : rows * P, : columns * P].reshape(B, rows, P, columns, P, C)
+    x = jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, rows * columns, P * P * C)
+    return super().__call__(x).reshape(B, rows, columns, -1)
 
 
 class Depthwise(nnx.Module):
@@ -49,22 +54,27 @@ class Depthwise(nnx.Module):
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     kernel = self.kernel[...].astype(x_BYXC.dtype)
-    form = ("NHWC", "HWIO", "NHWC")
-    given = dict(dimension_numbers=form, feature_group_count=kernel.shape[-1])
-    y_BYXC = jax.lax.conv_general_dilated(x_BYXC, kernel, (1, 1), "SAME", **given)
+    y_BYXC = jax.lax.conv_general_dilated(
+      x_BYXC,
+      kernel,
+      (1, 1),
+      "SAME",
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+      feature_group_count=kernel.shape[-1],
+    )
     return y_BYXC + self.bias[...].astype(y_BYXC.dtype)
 
 
 class ConvBlock(nnx.Module):
-  """`x + scale * wo(gelu(wi(norm(depthwise(x)))))`, four times as wide inside (section 2.4 to
-  2.6)."""
+  """`x + scale * wo(gelu(wi(norm(depthwise(x)))))`, four times as wide inside (section 2.4)."""
 
   def __init__(
     self, channels: int, rngs: nnx.Rngs, *, activation: str, layer_scale: float, drop_path: float
   ):
     self.depthwise = Depthwise(channels, rngs)
     self.norm = LayerNorm(channels, rngs, epsilon=_EPSILON)
-    self.wi, self.wo = _linear(channels, 4 * channels, rngs), _linear(4 * channels, channels, rngs)
+    self.wi = _linear(channels, 4 * channels, rngs)
+    self.wo = _linear(4 * channels, channels, rngs)
     self.scale = LayerScale(channels, rngs, initial=layer_scale) if layer_scale else Identity()
     self.activation = ACTIVATIONS[activation][0]
     self.drop_path = drop_path
@@ -102,19 +112,24 @@ class ConvNeXt(nnx.Module):
     self.patches = PatchConv(patch, channels, widths[0], rngs)
     self.norm = LayerNorm(widths[0], rngs, epsilon=_EPSILON)
     pairs = list(zip(widths, widths[1:]))
-    self.merge_norms = nnx.List([LayerNorm(before, rngs, epsilon=_EPSILON) for before, _ in pairs])
-    self.merges = nnx.List([PatchConv(2, before, after, rngs) for before, after in pairs])
-    given = dict(activation=activation, layer_scale=layer_scale)
-    stages = [
-      nnx.List(
-        [
-          ConvBlock(width, rngs, **given, drop_path=drop_path * at)
-          for at in drop_path_shares("linear", depths, n)
-        ]
-      )
-      for n, (width, _) in enumerate(zip(widths, depths, strict=True))
-    ]
-    self.stages, self.width, self.stride = nnx.List(stages), widths[-1], patch << len(pairs)
+    self.merge_norms = nnx.List([LayerNorm(inputs, rngs, epsilon=_EPSILON) for inputs, _ in pairs])
+    self.merges = nnx.List([PatchConv(2, inputs, outputs, rngs) for inputs, outputs in pairs])
+    stages = []
+    for stage, (width, _) in enumerate(zip(widths, depths, strict=True)):
+      blocks = []
+      for share in drop_path_shares("linear", depths, stage):
+        block = ConvBlock(
+          width,
+          rngs,
+          activation=activation,
+          layer_scale=layer_scale,
+          drop_path=drop_path * share,
+        )
+        blocks.append(block)
+      stages.append(nnx.List(blocks))
+    self.stages = nnx.List(stages)
+    self.width = widths[-1]
+    self.stride = patch << len(pairs)
     self.local = True
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:

@@ -48,37 +48,35 @@ class EncoderBackbone(nnx.Module):
       )
     if not isinstance(variant, str):
       variant = slots.coerce("config.model.backbone.variant", variant, family.VARIANT)
-    found = resolve_variant(
+    variant = resolve_variant(
       family.VARIANTS, variant, design, channels=channels, head="image_features"
     )
-    whole = from_sides(
-      *(-(-side // found.patch) * found.patch for side in height_and_width(resolution))
-    )
+    height, width = height_and_width(resolution)
+    patch = variant.patch
     self.encoder = family(
       rngs,
-      variant=found,
-      resolution=whole,
+      variant=variant,
+      resolution=from_sides(-(-height // patch) * patch, -(-width // patch) * patch),
       drop_path=drop_path,
       dtype=dtype,
       remat=remat,
       layers=layers,
     )
     self.width = self.encoder.variant.dims.embed
-    self.stride = found.patch
+    self.stride = patch
     self.resolution = resolution
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     B, Y, X, _ = image_BYXC.shape
     if (Y, X) != height_and_width(self.resolution):
-      found = f"found {self.resolution}, but images of {Y} x {X} pixels"
       raise UserError(
-        f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike"
+        f"config.model.backbone.resolution: found {self.resolution}, but images of {Y} x {X} "
+        "pixels; set it and config.task.resolution alike"
       )
     variant = self.encoder.variant
-    whole = height_and_width(self.encoder.variant.resolution)
-    x_BTD, _ = self.encoder.encode(
-      jnp.pad(image_BYXC, ((0, 0), (0, whole[0] - Y), (0, whole[1] - X), (0, 0))), key
-    )
+    height, width = height_and_width(variant.resolution)
+    padded_BYXC = jnp.pad(image_BYXC, ((0, 0), (0, height - Y), (0, width - X), (0, 0)))
+    x_BTD, _ = self.encoder.encode(padded_BYXC, key)
     grid = getattr(variant, "grids", (variant.grid,))[-1]
     return x_BTD[:, variant.class_tokens :].reshape(B, grid.rows, grid.columns, self.width)
 

@@ -71,8 +71,12 @@ class ResidualUnits(nnx.Module):
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     y_BYXC = x_BYXC
     for number, unit in enumerate(self.units):
-      y_BYXC = unit(y_BYXC) if number == len(self.units) - 1 else jax.nn.relu(unit(y_BYXC))
-    return jax.nn.relu(y_BYXC + (x_BYXC if self.shortcut is None else self.shortcut(x_BYXC)))
+      y_BYXC = unit(y_BYXC)
+      if number < len(self.units) - 1:
+        y_BYXC = jax.nn.relu(y_BYXC)
+    if self.shortcut is not None:
+      x_BYXC = self.shortcut(x_BYXC)
+    return jax.nn.relu(y_BYXC + x_BYXC)
 
 
 class ResNet(nnx.Module):
@@ -120,20 +124,26 @@ class ResNet(nnx.Module):
     **options,
   ) -> None:
     self.stem = unit(7, channels, stem, rngs, stride=2)
-    before = stem
+    inputs = stem
     stages = []
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-      last = dilated and stage == len(widths) - 1
-      stride = 1 if stage == 0 or last else 2
-      first = ResidualUnits(
-        unit, before, width, rngs, stride=stride, dilation=(1, 1 + last), **options
-      )
-      more = dict(stride=1, dilation=(1 + last,) * 2, **options)  # as in torchvision and timm
-      rest = [ResidualUnits(unit, width, width, rngs, **more) for _ in range(depth - 1)]
-      stages.append(nnx.List([first, *rest]))
-      before = width
+      is_dilated = dilated and stage == len(widths) - 1
+      dilation = 2 if is_dilated else 1
+      stride = 1 if stage == 0 or is_dilated else 2
+      # The first convolution of a dilated stage is not dilated, as in torchvision and timm.
+      blocks = [
+        ResidualUnits(unit, inputs, width, rngs, stride=stride, dilation=(1, dilation), **options)
+      ]
+      for _ in range(depth - 1):
+        block = ResidualUnits(
+          unit, width, width, rngs, stride=1, dilation=(dilation, dilation), **options
+        )
+        blocks.append(block)
+      stages.append(nnx.List(blocks))
+      inputs = width
     self.stages = nnx.List(stages)
-    self.width, self.stride = before, 2 << len(stages) - dilated
+    self.width = inputs
+    self.stride = 2 ** (len(stages) if dilated else len(stages) + 1)
 
   def pool(self, x_BYXC: jax.Array) -> jax.Array:
     return max_pool(x_BYXC, 3, 2, ((1, 1), (1, 1)))

@@ -11,8 +11,9 @@ from t5x_like.slots import PositiveInt
 
 
 class SmallCnn(nnx.Module):
-  """Features at 1 / 2^N of the image's height and width, from a convolution and N - 1 basic ResNet
-  blocks.
+  """Features at 1 / 2^N of the image's height and width.
+
+  N - 1 basic ResNet blocks follow a convolution.
 
   Args:
     widths: channels of the N layers, multiples of 8.
@@ -22,14 +23,13 @@ class SmallCnn(nnx.Module):
     self, rngs: nnx.Rngs, channels: int, *, widths: tuple[PositiveInt, ...] = (16, 32, 64)
   ):
     self.stem = ConvUnit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
-    pairs = zip(widths, widths[1:])
-    self.blocks = nnx.List(
-      [
-        ResidualUnits(partial(ConvUnit, GroupNorm), i, o, rngs, stride=2, bottleneck=False)
-        for i, o in pairs
-      ]
-    )
-    self.width, self.stride = widths[-1], 1 << len(widths)
+    unit = partial(ConvUnit, GroupNorm)
+    blocks = []
+    for inputs, outputs in zip(widths, widths[1:]):
+      blocks.append(ResidualUnits(unit, inputs, outputs, rngs, stride=2, bottleneck=False))
+    self.blocks = nnx.List(blocks)
+    self.width = widths[-1]
+    self.stride = 1 << len(widths)
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     x_BYXC = jax.nn.relu(self.stem(image_BYXC))

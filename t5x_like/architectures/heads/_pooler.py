@@ -20,8 +20,8 @@ class Pooler(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, first_positions_BP: jax.Array | None = None) -> jax.Array:
     """Return [B, D], or [B, P, D] for the sequences of a row that begin at `first_positions_BP`."""
-    return self.activation(
-      self.dense(
-        x_BTD[:, 0] if first_positions_BP is None else gather_tokens(x_BTD, first_positions_BP)
-      )
-    )
+    if first_positions_BP is None:
+      first = x_BTD[:, 0]
+    else:
+      first = gather_tokens(x_BTD, first_positions_BP)
+    return self.activation(self.dense(first))

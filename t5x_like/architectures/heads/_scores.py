@@ -10,8 +10,10 @@ from t5x_like.nn.linear import Linear
 
 
 class Scores(nnx.Module):
-  """A linear layer on the last token of each row, GPT-1's "extract" token (Radford et al. 2018,
-  section 3.2)."""
+  """A linear layer on the last token of each row, as GPT-1's "extract" token.
+
+  The token is that of Radford et al. 2018, section 3.2.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, number: int):
     D = variant.dims.embed
@@ -23,8 +25,9 @@ class Scores(nnx.Module):
   ) -> dict[str, jax.Array]:
     """Return {"scores": float32 [B, number]}."""
     B, T, _ = x_BTD.shape
-    last_B = (
-      jnp.full((B,), T - 1) if valid_BT is None else jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
-    )
+    if valid_BT is None:
+      last_B = jnp.full((B,), T - 1)
+    else:
+      last_B = jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
     x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
     return {"scores": self.out(Dropout(self.dropout_rate)(x_BD, key)).astype(jnp.float32)}

@@ -1,5 +1,7 @@
-"""Image embeddings by attention: a learned query reads all patches (MAP; Zhai et al. 2022,
-arXiv:2106.04560)."""
+"""Image embeddings by attention: a learned query reads all patches.
+
+This is MAP (Zhai et al. 2022, arXiv:2106.04560).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,10 @@ from t5x_like.nn.params import param
 
 
 class AttentionPool(nnx.Module):
-  """{"embeddings": [B, D]}: `y + mlp(norm(y))`, where y is what one learned query reads from the
-  last hidden states.
+  """A head that returns {"embeddings": [B, D]}.
 
-  Heads and the width of the feed-forward layer are the stack's.
+  They are `y + mlp(norm(y))`, where a learned query reads y from the last hidden states. Heads and
+  the width of the feed-forward layer are the stack's.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant):
@@ -26,7 +28,8 @@ class AttentionPool(nnx.Module):
     design = variant.design
     D = dims.embed
     F = dims.mlp
-    (activation, gated), init = ACTIVATIONS[design.activation], design.kernel_init(D)
+    activation, gated = ACTIVATIONS[design.activation]
+    init = design.kernel_init(D)
     self.query = param(rngs, init, (1, D), (None, "embed"))
     self.attention = CrossAttention(
       dims,
@@ -51,11 +54,13 @@ class AttentionPool(nnx.Module):
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the embeddings, [B, D]."""
-    (B, T, D), one = x_BTD.shape, positions(1)
+    B, T, D = x_BTD.shape
+    q_pos = positions(1)
     query_B1D = jnp.broadcast_to(self.query[...].astype(x_BTD.dtype), (B, 1, D))
-    context = Context(mask=Mask(one, one), memory=x_BTD, memory_mask=Mask(one, positions(T)))
-    y_B1D = self.attention(query_B1D, context, None, None)[0]
-    return (y_B1D + self.mlp(self.norm(y_B1D), context, None, None)[0])[:, 0]
+    context = Context(mask=Mask(q_pos, q_pos), memory=x_BTD, memory_mask=Mask(q_pos, positions(T)))
+    y_B1D, _, _ = self.attention(query_B1D, context, None, None)
+    mlp_B1D, _, _ = self.mlp(self.norm(y_B1D), context, None, None)
+    return (y_B1D + mlp_B1D)[:, 0]
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     return {"embeddings": self.pool(x_BTD)}

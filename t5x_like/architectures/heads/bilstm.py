@@ -1,5 +1,7 @@
-"""Another head on a bidirectional LSTM above the encoder (Devlin et al. 2019, sections 5.1 and
-5.3)."""
+"""Another head on a bidirectional LSTM above the encoder.
+
+It is for Devlin et al. 2019, sections 5.1 and 5.3.
+"""
 
 from dataclasses import replace
 from typing import Literal
@@ -46,30 +48,36 @@ class BiLstmHead(nnx.Module):
     dropout: Rate = 0.0,
   ):
     dims = variant.dims
-    number = len(states)
+    count = len(states)
+    is_weighted = combine == "weighted_sum"
     self.states = states
     hidden = hidden or dims.embed
-    self.weights = (
-      params.param(rngs, params.zeros, (number,), (None,)) if combine == "weighted_sum" else None
+    self.weights = params.param(rngs, params.zeros, (count,), (None,)) if is_weighted else None
+    width = dims.embed if is_weighted else dims.embed * count
+    self.lstm = BiLstm(width, hidden, layers, rngs)
+    lstm_variant = replace(variant, dims=replace(dims, embed=2 * hidden))
+    self.head = slots.make(
+      "config.model.head.head",
+      head,
+      heads,
+      "make",
+      rngs=rngs,
+      variant=lstm_variant,
+      dropout_rate=dropout,
     )
-    self.lstm = BiLstm(
-      dims.embed * (1 if self.weights is not None else number), hidden, layers, rngs
-    )
-    above = replace(variant, dims=replace(dims, embed=2 * hidden))
-    given = dict(rngs=rngs, variant=above, dropout_rate=dropout)
-    self.head = slots.make("config.model.head.head", head, heads, "make", **given)
     self.choices = getattr(self.head, "choices", None)  # of `multiple_choice`
     self.dropout = Dropout(dropout)
 
   def __call__(
-    self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **places
+    self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **token_positions
   ) -> dict[str, jax.Array]:
     """Return the outputs of `head`."""
     if self.weights is not None:
-      parts = jnp.stack(jnp.split(x_BTX, len(self.states), axis=-1))
-      x_BTX = jnp.tensordot(jax.nn.softmax(self.weights[...]).astype(x_BTX.dtype), parts, axes=1)
+      states = jnp.stack(jnp.split(x_BTX, len(self.states), axis=-1))
+      weights = jax.nn.softmax(self.weights[...]).astype(x_BTX.dtype)
+      x_BTX = jnp.tensordot(weights, states, axes=1)
     x_BTX = self.lstm(x_BTX, valid_BT, self.dropout, subkey(key, 0))
-    return self.head(x_BTX, embed, valid_BT, subkey(key, 1), **places)
+    return self.head(x_BTX, embed, valid_BT, subkey(key, 1), **token_positions)
 
 
 make = BiLstmHead

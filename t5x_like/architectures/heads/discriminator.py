@@ -11,8 +11,7 @@ from t5x_like.nn.linear import Linear
 
 
 class DiscriminatorHead(nnx.Module):
-  """A logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section
-  2)."""
+  """A logit [B, T] for each token, positive where it was replaced (Clark et al. 2020)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     D = variant.dims.embed

@@ -1,5 +1,4 @@
-"""Two image classifiers: the class token's learns from labels, the distillation token's from a
-teacher (DeiT)."""
+"""Two image classifiers, of which one learns from labels and one from a teacher (DeiT)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,11 @@ from t5x_like.slots import PositiveInt
 
 
 class DistillationHead(nnx.Module):
-  """{"logits", "class_logits", "distillation_logits"}, each float32 [B, labels]; the first is the
-  mean of the others (Touvron et al. 2021, section 4)."""
+  """Classifiers of the class token, which learns from labels, and of the distillation token.
+
+  The outputs are {"logits", "class_logits", "distillation_logits"}, each float32 [B, labels]; the
+  first is the mean of the others (Touvron et al. 2021, section 4).
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant, *, labels: PositiveInt = 1000):
     if variant.class_tokens < 2:
@@ -23,24 +25,21 @@ class DistillationHead(nnx.Module):
     D = variant.dims.embed
     design = variant.design
     init = design.kernel_init(D) if design.init_stddev else params.zeros
-    self.out, self.distilled = (
-      Linear((D, labels), ("embed", None), init, rngs, bias=True) for _ in range(2)
-    )
+    self.out = Linear((D, labels), ("embed", None), init, rngs, bias=True)
+    self.distilled = Linear((D, labels), ("embed", None), init, rngs, bias=True)
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the class token's state, [B, D]."""
     return x_BTD[:, 0]
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    """Classify from the first two states of x_BTD: the class token's and the distillation
-    token's."""
-    logits, distilled = (
-      f(x_BTD[:, n]).astype(jnp.float32) for n, f in enumerate((self.out, self.distilled))
-    )
+    """Classify from the states of the class token and of the distillation token."""
+    class_logits = self.out(x_BTD[:, 0]).astype(jnp.float32)
+    distillation_logits = self.distilled(x_BTD[:, 1]).astype(jnp.float32)
     return {
-      "logits": (logits + distilled) / 2,
-      "class_logits": logits,
-      "distillation_logits": distilled,
+      "logits": (class_logits + distillation_logits) / 2,
+      "class_logits": class_logits,
+      "distillation_logits": distillation_logits,
     }
 
 

@@ -36,7 +36,8 @@ class ImagePooling:
     Raises:
       UserError: the model has no class token to read.
     """
-    pooling = pooling or ("token" if variant.class_tokens else "mean")
+    if pooling is None:
+      pooling = "token" if variant.class_tokens else "mean"
     if pooling != "mean" and not variant.class_tokens:
       raise UserError(
         f"config.model.head.pooling: found {pooling!r}, but the model has no such "
@@ -56,8 +57,9 @@ class ImagePooling:
 
 
 class ImageClassifier(nnx.Module):
-  """Logits [B, labels]. Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as
-  Swin's and DeiT's.
+  """Logits [B, labels].
+
+  Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
 
   Args:
     labels: the number of classes.
@@ -89,9 +91,8 @@ class ImageClassifier(nnx.Module):
     self.norm_before = norm != "after"
     self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=design.norm_epsilon)
     self.hidden = Linear((D, D), ("embed", None), init, rngs, bias=True) if hidden else None
-    self.out = Linear(
-      (D, labels), ("embed", None), init if design.init_stddev else params.zeros, rngs, bias=True
-    )
+    out_init = init if design.init_stddev else params.zeros
+    self.out = Linear((D, labels), ("embed", None), out_init, rngs, bias=True)
     self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:

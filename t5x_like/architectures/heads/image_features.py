@@ -12,8 +12,9 @@ from t5x_like.nn.norm import Identity, LayerNorm
 
 
 class ImageFeatures(nnx.Module):
-  """{"logits": float32 [B, T, D], the last hidden states; "pooled": float32 [B, D], one vector for
-  each image}.
+  """A head that returns hidden states and one vector for each image.
+
+  The outputs are {"logits": float32 [B, T, D], the last hidden states; "pooled": float32 [B, D]}.
 
   Args:
     pooling: see `image_classification.ImagePooling`.
@@ -31,18 +32,18 @@ class ImageFeatures(nnx.Module):
   ):
     self.pool = ImagePooling.for_variant(pooling, variant)
     D = self.pool.width(variant.dims.embed)
-    kernel_init = variant.design.kernel_init(D)
-    self.norm_before = pooler != "norm"
-    self.dense = (
-      Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if pooler == "dense" else None
-    )
-    self.norm = (
-      LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon) if pooler == "norm" else Identity()
-    )
+    design = variant.design
+    init = design.kernel_init(D)
+    has_dense = pooler == "dense"
+    has_norm = pooler == "norm"
+    self.norm_before = not has_norm
+    self.dense = Linear((D, D), ("embed", None), init, rngs, bias=True) if has_dense else None
+    self.norm = LayerNorm(D, rngs, epsilon=design.norm_epsilon) if has_norm else Identity()
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     x_BD = self.norm(self.pool(x_BTD))
-    x_BD = x_BD if self.dense is None else jnp.tanh(self.dense(x_BD))
+    if self.dense is not None:
+      x_BD = jnp.tanh(self.dense(x_BD))
     return {"logits": x_BTD.astype(jnp.float32), "pooled": x_BD.astype(jnp.float32)}
 
 

@@ -49,7 +49,9 @@ class LmHead(nnx.Module):
 
 def hidden_scale(design: Design, width: int) -> float:
   """Return the design's factor of hidden states of this width."""
-  return width**-0.5 if design.logits_scale is True else design.logits_scale or 1.0
+  if design.logits_scale is True:
+    return width**-0.5
+  return design.logits_scale or 1.0
 
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:

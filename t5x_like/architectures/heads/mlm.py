@@ -12,14 +12,16 @@ from t5x_like.nn.linear import Linear
 
 
 class MlmHead(nnx.Module):
-  """`norm(activation(dense(x)))` times the token table, plus a bias (the code of Devlin et al.
-  2019)."""
+  """The token table on `norm(activation(dense(x)))`, with a bias.
+
+  It follows the code of Devlin et al. 2019.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     design = variant.design
     D = variant.dims.embed
     width = variant.embed or D
-    norm = design.make_norm(width, rngs)
+    norm = design.make_norm(width, rngs)  # first, for the order of random keys
     self.dense = Linear(
       (D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases
     )
@@ -30,9 +32,12 @@ class MlmHead(nnx.Module):
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
   ) -> dict:
-    """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves
-    most of the work."""
-    x_BTD = x_BTD if positions_BK is None else gather_tokens(x_BTD, positions_BK)
+    """Return {"logits": VocabularyLogits [B, T, V]}.
+
+    They are [B, K, V] at the given positions, which saves most of the work.
+    """
+    if positions_BK is not None:
+      x_BTD = gather_tokens(x_BTD, positions_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
 
 

@@ -10,8 +10,10 @@ from t5x_like.slots import PositiveInt
 
 
 class MultipleChoice(SequenceClassifier):
-  """One score for each choice. A batch holds the choices of an example in consecutive rows: [B *
-  choices, T]."""
+  """One score for each choice.
+
+  A batch holds the choices of an example in consecutive rows: [B * choices, T].
+  """
 
   def __init__(
     self,
@@ -29,9 +31,8 @@ class MultipleChoice(SequenceClassifier):
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
   ) -> dict[str, jax.Array]:
     """Return {"logits" [B, choices]}."""
-    return {
-      "logits": super().__call__(x_BTD, embed, valid_BT, key)["logits"].reshape(-1, self.choices)
-    }
+    logits = super().__call__(x_BTD, embed, valid_BT, key)["logits"]
+    return {"logits": logits.reshape(-1, self.choices)}
 
 
 make = MultipleChoice

@@ -1,5 +1,7 @@
-"""Next sentence prediction: whether the second segment follows the first (0: it does, 1: it is
-random)."""
+"""Next sentence prediction: whether the second segment follows the first.
+
+Label 0 means that it does, 1 that it is random.
+"""
 
 from flax import nnx
 

@@ -1,5 +1,7 @@
-"""The mean colours of corrupted patches (masked patch prediction, Dosovitskiy et al. 2021, appendix
-B.1.2)."""
+"""The mean colours of corrupted patches.
+
+This is masked patch prediction (Dosovitskiy et al. 2021, appendix B.1.2).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,10 @@ from t5x_like.nn.linear import Linear
 
 
 class ColourHead(nnx.Module):
-  """{"logits": float32 [B, T, 8^C]}: each patch's colour, with 8 levels in each channel, from its
-  own output."""
+  """A head that predicts each patch's colour from its own output: {"logits": float32 [B, T, 8^C]}.
+
+  There are 8 levels in each channel.
+  """
 
   batch_features = ("patch_sources",)
 
@@ -24,10 +28,13 @@ class ColourHead(nnx.Module):
     )
 
   def corrupt(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
-    """Replace each patch by the patch with index `sources_BT`, or by a learned vector where that is
-    -1."""
-    taken_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
-    return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), taken_BTD)
+    """Replace each patch by another one, or by a learned vector.
+
+    Args:
+      sources_BT: int32, the index of the patch that takes the place, -1 for the learned vector.
+    """
+    source_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
+    return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), source_BTD)
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the mean of the patches, for linear evaluations: [B, D]."""

@@ -10,8 +10,10 @@ from t5x_like.nn.embed import Embed
 
 
 class PooledHead(nnx.Module):
-  """The hidden states and a pooled token: {"logits": float32 [B, T, D], "pooled": float32 [B,
-  D]}."""
+  """A head that returns hidden states and a pooled token.
+
+  The outputs are {"logits": float32 [B, T, D], "pooled": float32 [B, D]}.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, activation: str = "tanh"):
     self.pooler = Pooler(rngs, variant, activation)

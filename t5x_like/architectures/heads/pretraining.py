@@ -12,8 +12,10 @@ from t5x_like.nn.linear import Linear
 
 
 class PretrainingHead(nnx.Module):
-  """Masked tokens, and whether the second segment follows the first (0: it does, 1: it is
-  random)."""
+  """Masked tokens, and whether the second segment follows the first.
+
+  Label 0 of the latter means that it does, 1 that it is random.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, activation: str = "tanh"):
     D = variant.dims.embed
@@ -32,8 +34,10 @@ class PretrainingHead(nnx.Module):
     positions_BK=None,
     first_positions_BP=None,
   ) -> dict:
-    """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, the latter [B, P, 2]
-    if P sequences of a row begin at `first_positions_BP`."""
+    """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}.
+
+    The latter are [B, P, 2] if P sequences of a row begin at `first_positions_BP`.
+    """
     next_sentence = self.next_sentence(self.pooler(x_BTD, first_positions_BP)).astype(jnp.float32)
     return self.mlm(x_BTD, embed, positions_BK=positions_BK) | {
       "next_sentence_logits": next_sentence

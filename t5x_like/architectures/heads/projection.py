@@ -8,8 +8,10 @@ from t5x_like.slots import PositiveInt
 
 
 class ProjectionHead(nnx.Module):
-  """{"embeddings": [B, width]}: the projected class token, or mean of the patches if there is no
-  class token."""
+  """A head that returns {"embeddings": [B, width]}.
+
+  They are the projected class token, or mean of the patches if there is no class token.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant, *, width: PositiveInt):
     D = variant.dims.embed

@@ -1,5 +1,4 @@
-"""The decoder of a masked autoencoder: from encoded patches to the pixels of the masked ones
-(MAE)."""
+"""The decoder of a masked autoencoder (MAE): from encoded patches to the pixels of masked ones."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,10 @@ from t5x_like.slots import PositiveInt
 
 
 class ReconstructionHead(nnx.Module):
-  """{"logits": float32 [B, M, P * P * C]}, the pixels of the masked patches (He et al. 2022,
-  section 3).
+  """A head that returns the pixels of the masked patches: {"logits": float32 [B, M, P * P * C]}.
 
   A narrower stack of the model's own design reads the projected visible patches and, for each
-  masked one, a learned vector; positions are added to both.
+  masked one, a learned vector; positions are added to both (He et al. 2022, section 3).
 
   Args:
     depth, embed, heads, mlp: layers, width, heads and feed-forward width of the decoder.
@@ -67,7 +65,9 @@ class ReconstructionHead(nnx.Module):
     self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches
   ):
     x_BTD = self.project(x_BTD)
-    (B, E), M = (len(x_BTD), self.extra), masked_patches.shape[1]
+    B = len(x_BTD)
+    E = self.extra
+    M = masked_patches.shape[1]
     masked = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
     # The order of a sequence does not matter: every patch has its position.
     first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))

@@ -55,13 +55,19 @@ class SpanBoundaryHead(nnx.Module):
     ends_BK: jax.Array,
     embed: Embed,
   ):
-    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts`
-    and `ends` (all int32 [B, K]); return `VocabularyLogits` [B, K, V]."""
+    """Predict tokens from the tokens just before and after their spans.
+
+    Args: positions_BK, starts_BK, ends_BK: int32, the tokens to predict, and the tokens before and
+      after
+        their spans.
+    Returns:
+      `VocabularyLogits` [B, K, V]
+    """
     distance_BK = positions_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
-    h_BKD = jnp.concatenate(
-      [gather_tokens(x_BTD, starts_BK), gather_tokens(x_BTD, ends_BK), p_BKP], axis=-1
-    )
+    before_BKD = gather_tokens(x_BTD, starts_BK)
+    after_BKD = gather_tokens(x_BTD, ends_BK)
+    h_BKD = jnp.concatenate([before_BKD, after_BKD, p_BKP], axis=-1)
     h_BKD = self.norm(self.activation(self.dense(h_BKD)))
     h_BKD = self.norm_2(self.activation(self.dense_2(h_BKD)))
     return self.lm(h_BKD, embed)["logits"]

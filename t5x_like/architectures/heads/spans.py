@@ -9,8 +9,10 @@ from t5x_like.nn.embed import Embed
 
 
 class SpanHead(TokenClassifier):
-  """Start and end of an answer: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B,
-  T]}."""
+  """Start and end of an answer.
+
+  The outputs are {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]}.
+  """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     super().__init__(rngs, variant, 0.0, labels=2)

@@ -24,9 +24,8 @@ class TokenClassifier(nnx.Module):
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
   ) -> dict[str, jax.Array]:
-    return {
-      "logits": self.out(Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))).astype(jnp.float32)
-    }
+    x_BTD = Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))
+    return {"logits": self.out(x_BTD).astype(jnp.float32)}
 
 
 make = TokenClassifier
