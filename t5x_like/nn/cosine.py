@@ -1,5 +1,7 @@
-"""Norms of queries and keys that turn logits into scaled cosines (Liu et al. 2022,
-https://arxiv.org/abs/2111.09883)."""
+"""Norms of queries and keys that turn logits into scaled cosines.
+
+They follow Liu et al. 2022 (https://arxiv.org/abs/2111.09883).
+"""
 
 import math
 

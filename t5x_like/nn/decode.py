@@ -59,17 +59,15 @@ class DecodeState:
     """
     B, T = tokens_BT.shape
     valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
-    q_pos = self.next_pos[:, None] + jnp.maximum(
-      jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1, 0
-    )
+    order_BT = jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
+    q_pos = self.next_pos[:, None] + jnp.maximum(order_BT, 0)
     pos = jax.lax.dynamic_update_slice(self.pos, jnp.where(valid_BT, q_pos, -1), (0, self.slot))
     prefix = self.prefix
     if prefix is not None and prefix_BT is not None:
       prefix = jax.lax.dynamic_update_slice(prefix, prefix_BT & valid_BT, (0, self.slot))
     next_pos = self.next_pos + jnp.sum(valid_BT, axis=1, dtype=jnp.int32)
-    return q_pos, dataclasses.replace(
-      self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix
-    )
+    state = dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix)
+    return q_pos, state
 
   def mask(self, q_pos_BT: jax.Array) -> Mask:
     """Return the mask from queries at these positions to the cache."""

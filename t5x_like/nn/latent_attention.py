@@ -1,5 +1,6 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1):
-keys and values are projections of one narrow vector of each token, its latent.
+"""Multi-head latent attention: keys and values are projections of one narrow vector of each token.
+
+The vector is the token's latent (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1).
 
 The cache of a token holds its latent and one rotated key that all heads share, rank + rope values
 in place of `heads * (head width + value width)`. Against it, the up-projections move to the other
@@ -40,7 +41,7 @@ class Latent:
     query_rank: width of the latent of queries; None projects queries at once.
     rope: channels of a head that rotate; the remaining `head_dim - rope` do not.
     value: width of a head's values.
-    norm_epsilon: of the norms of latents; None is that of the stack's norms.
+    norm_epsilon: epsilon of the norms of latents; None for the epsilon of the stack's norms.
   """
 
   rank: PositiveInt = 512
@@ -51,15 +52,15 @@ class Latent:
 
 
 class Expansion(Linear):
-  """A projection from the latent to all heads, whose kernel decoding multiplies from the other
+  """A projection from the latent to all heads; decoding multiplies its kernel from the other
   side."""
 
 
 class LatentAttention(Attention):
-  """Self-attention by latents; `dims.head_dim` is the width of queries and keys, `latent.rope`
-  channels included.
+  """Self-attention by latents.
 
   Args:
+    dims: `dims.head_dim` is the width of queries and keys, `latent.rope` channels included.
     latent: the fields of `Latent`.
     make_norm: `(width, rngs) -> norm` of the latents.
     others: see `Attention`.
@@ -109,11 +110,11 @@ class LatentAttention(Attention):
         f"{where}.value: found {V} with core {core.name!r}, expected the width of "
         f"queries and keys, {H}"
       )
-    low = sizes.query_rank
+    Q = sizes.query_rank
     bias = "qkv" in biases
-    self.query_down = Linear((D, low), ("embed", None), init, rngs, bias=bias) if low else None
-    self.query_norm = make_norm(low, rngs) if low else None
-    self.query = Linear((low or D, N * H), ("embed", "heads"), query_init, rngs, unit=(1, H))
+    self.query_down = Linear((D, Q), ("embed", None), init, rngs, bias=bias) if Q else None
+    self.query_norm = make_norm(Q, rngs) if Q else None
+    self.query = Linear((Q or D, N * H), ("embed", "heads"), query_init, rngs, unit=(1, H))
     self.down = Linear((D, R + sizes.rope), ("embed", None), init, rngs, bias=bias)
     self.norm = make_norm(R, rngs)
     self.key = Expansion(
@@ -134,68 +135,98 @@ class LatentAttention(Attention):
   def __call__(
     self, x_BTD: jax.Array, context: Context, cache: jax.Array | None, key: jax.Array | None
   ):
-    """Return ([B, T, D], {}, cache). A cache is [B, S, rank + rope]; new entries start at
-    `context.slot`."""
+    """Return ([B, T, D], {}, cache).
+
+    A cache is [B, S, rank + rope]; new entries start at `context.slot`.
+    """
     mask = context.mask
-    rope = self.sizes.rope
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    q_BTNH = self._by_head(
-      self.query(x_BTD if self.query_down is None else self.query_norm(self.query_down(x_BTD)))
-    )
-    q_BTNH, turned_BTNH = q_BTNH[..., :-rope], self.position.rotate(q_BTNH[..., -rope:], mask.q_pos)
+    if cache is None:
+      o_BTNH = self._attend_heads(x_BTD, mask, context, key)
+    else:
+      o_BTNH, cache = self._attend_latents(x_BTD, mask, context, cache, key)
+    out_BTD = self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
+    return name_activation(out_BTD, "attention_out"), {}, cache
+
+  def _attend_heads(self, x_BTD: jax.Array, mask: Mask, context: Context, key) -> jax.Array:
+    """Attend with the keys and values of all heads: [B, T, N, value width]."""
+    q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
+    latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
+    k_BSNH = self._by_head(self.key(latent_BTR))
+    v_BSNH = name_activation(self._by_head(self.value(latent_BTR)), "value")
+    shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], self.sizes.rope))
+    k_BSNH = name_activation(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
+    q_BTNH = name_activation(jnp.concatenate([q_BTNH, rotated_q_BTNH], axis=-1), "query")
+    return self._run_core(self.core, q_BTNH, k_BSNH, v_BSNH, mask, context, key)
+
+  def _attend_latents(
+    self, x_BTD: jax.Array, mask: Mask, context: Context, cache: jax.Array, key
+  ) -> tuple[jax.Array, jax.Array]:
+    """Write new latents into the cache and attend to it: ([B, T, N, value width], cache)."""
+    q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
+    latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
+    new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1).astype(cache.dtype)
+    cache = jax.lax.dynamic_update_slice(cache, new_BTX, (0, context.slot, 0))
+    q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, self._kernel(self.key, x_BTD.dtype))
+    q_BTNX = jnp.concatenate([q_BTNR, rotated_q_BTNH], axis=-1)
+    k_BS1X = cache[:, :, None]
+    v_BS1R = k_BS1X[..., : -self.sizes.rope]
+    core = self.core.for_decoding()
+    o_BTNR = self._run_core(core, q_BTNX, k_BS1X, v_BS1R, mask, context, key)
+    o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, self._kernel(self.value, x_BTD.dtype))
+    return o_BTNH, cache
+
+  def _queries(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Return the parts of queries without rotation and rotated: [B, T, N, H - rope], [...,
+    rope]."""
+    rope = self.sizes.rope
+    if self.query_down is not None:
+      x_BTD = self.query_norm(self.query_down(x_BTD))
+    q_BTNH = self._by_head(self.query(x_BTD))
+    return q_BTNH[..., :-rope], self.position.rotate(q_BTNH[..., -rope:], mask.q_pos)
+
+  def _latents(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Return the latents of tokens and their rotated shared keys: [B, T, R], [B, T, 1, rope]."""
+    rope = self.sizes.rope
     down_BTX = self.down(x_BTD)
     latent_BTR = self.norm(down_BTX[..., :-rope])
-    shared_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
-    if cache is None:
-      k_BSNH = self._by_head(self.key(latent_BTR))
-      v_BSNH = name_activation(self._by_head(self.value(latent_BTR)), "value")
-      shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], rope))
-      k_BSNH = name_activation(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
-      q_BTNH = name_activation(jnp.concatenate([q_BTNH, turned_BTNH], axis=-1), "query")
-      o_BTNH = self._attended(self.core, q_BTNH, k_BSNH, v_BSNH, mask, context, key)
-    else:
-      new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1).astype(cache.dtype)
-      cache = jax.lax.dynamic_update_slice(cache, new_BTX, (0, context.slot, 0))
-      q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, self._kernel(self.key, x_BTD.dtype))
-      q_BTNX = jnp.concatenate([q_BTNR, turned_BTNH], axis=-1)
-      k_BS1X = cache[:, :, None]
-      o_BTNR = self._attended(
-        self.core.for_decoding(), q_BTNX, k_BS1X, k_BS1X[..., :-rope], mask, context, key
-      )
-      o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, self._kernel(self.value, x_BTD.dtype))
-    return (
-      name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"),
-      {},
-      cache,
-    )
+    return latent_BTR, self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
 
   def start_cache(self, start: CacheStart) -> jax.Array:
     shape = (start.batch, start.slots, self.sizes.rank + self.sizes.rope)
     return constrain(jnp.zeros(shape, cache_dtype(start.dtype)), "batch", None, None)
 
-  def _attended(self, core: Core, q, k, v, mask: Mask, context: Context, key) -> jax.Array:
-    options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
+  def _run_core(self, core: Core, q, k, v, mask: Mask, context: Context, key) -> jax.Array:
     with jax.named_scope(CAUSAL_SCOPE if mask.causal and mask.k_prefix is None else "attention"):
-      o = core(q, k, v, mask, context.bias, self.position, log_name=self.log_name, **options)
+      o = core(
+        q,
+        k,
+        v,
+        mask,
+        context.bias,
+        self.position,
+        log_name=self.log_name,
+        scale=self.scale,
+        softcap=self.softcap,
+        dropout=self.dropout,
+        key=subkey(key, 0),
+      )
     return name_activation(o.astype(q.dtype), "context")
 
   def _by_head(self, x_BTX: jax.Array) -> jax.Array:
-    return constrain(
-      x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1), "batch", "length", "activation_heads", None
-    )
+    x_BTNH = x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1)
+    return constrain(x_BTNH, "batch", "length", "activation_heads", None)
 
   def _kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
     """Return the kernel of an up-projection, [R, N, width]."""
     kernel = linear.without_adapter(merged=True).kernel
-    return gather(kernel[...].astype(dtype), kernel.axes[-2:]).reshape(
-      kernel.shape[-2], self.heads, -1
-    )
+    gathered_RX = gather(kernel[...].astype(dtype), kernel.axes[-2:])
+    return gathered_RX.reshape(kernel.shape[-2], self.heads, -1)
 
 
 def make_latent_attention(design) -> Callable:
   """Return the attention of an `architectures.design.Design`, which takes the other arguments."""
-  norms = dataclasses.replace(
-    design, norm_epsilon=design.latent.get("norm_epsilon") or design.norm_epsilon
-  )
-  return partial(LatentAttention, latent=design.latent, make_norm=norms.make_norm)
+  epsilon = design.latent.get("norm_epsilon") or design.norm_epsilon
+  latent_design = dataclasses.replace(design, norm_epsilon=epsilon)
+  return partial(LatentAttention, latent=design.latent, make_norm=latent_design.make_norm)

@@ -55,8 +55,7 @@ class CacheStart:
 
 
 class Statistics:
-  """Sums over the tokens of a layer, as a pytree; `scalars` reduces them once every token is
-  counted."""
+  """Sums over the tokens of a layer, as a pytree; `scalars` reduces them in the end."""
 
   def scalars(self) -> dict[str, jax.Array]:
     raise TypeError(f"{type(self).__name__} must define `scalars`")

@@ -48,8 +48,10 @@ class Mask:
   aligned: bool = _static(False)
 
   def dense(self) -> jax.Array | None:
-    """Return bool [B or 1, 1, T, S], True where attention is allowed; None if it is allowed
-    everywhere."""
+    """Return bool [B or 1, 1, T, S], True where attention is allowed.
+
+    Return None if it is allowed everywhere.
+    """
     q_pos = self.q_pos[:, None, :, None]
     k_pos = self.k_pos[:, None, None, :]
     rules = []

@@ -1,5 +1,4 @@
-"""Normalisation layers. Statistics are always computed in float32; the backward pass keeps the
-input alone."""
+"""Normalisation layers, with statistics in float32; the backward pass keeps the input alone."""
 
 from functools import partial
 
@@ -11,10 +10,10 @@ from t5x_like.nn import params
 
 
 class RMSNorm(nnx.Module):
-  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's
-  "layer norm").
+  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019).
 
-  `plus_one` stores the scale minus one (Gemma), so that weight decay pulls the scale towards one.
+  It is T5's "layer norm". `plus_one` stores the scale minus one (Gemma), so that weight decay pulls
+  the scale towards one.
   """
 
   def __init__(
@@ -34,9 +33,8 @@ class RMSNorm(nnx.Module):
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])).astype(
-      x_BTD.dtype
-    )
+    y32 = x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])
+    return y32.astype(x_BTD.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -58,7 +56,9 @@ class LayerNorm(nnx.Module):
     centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     y32 = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
-    return (y32 if self.bias is None else y32 + self.bias[...]).astype(x_BTD.dtype)
+    if self.bias is not None:
+      y32 = y32 + self.bias[...]
+    return y32.astype(x_BTD.dtype)
 
 
 class AllHeads(nnx.Module):
@@ -72,8 +72,10 @@ class AllHeads(nnx.Module):
 
 
 class LayerScale(nnx.Module):
-  """`x * scale`, with a small initial scale per channel (Touvron et al. 2021,
-  https://arxiv.org/abs/2103.17239)."""
+  """`x * scale`, with a small initial scale per channel.
+
+  It follows Touvron et al. 2021 (https://arxiv.org/abs/2103.17239).
+  """
 
   def __init__(self, dim: int, rngs: nnx.Rngs, *, initial: float):
     self.scale = params.param(rngs, params.constant(initial), (dim,), (None,))

@@ -18,8 +18,9 @@ Axes = tuple[str | None, ...]
 def param(
   rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()
 ) -> nnx.Param:
-  """Make a float32 parameter; its `stddev` is the standard deviation of `normal`, None for other
-  initializers.
+  """Make a float32 parameter.
+
+  Its `stddev` is the standard deviation of `normal`, None for other initializers.
 
   Args:
     rngs: source of the random key (stream `params`).
@@ -66,8 +67,8 @@ def is_param(x) -> bool:
 
 
 def named_params(model) -> dict[str, nnx.Param]:
-  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the
-  tree."""
+  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the tree's
+  order."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_param)
   return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -78,8 +79,7 @@ def arrays(model) -> dict[str, jax.Array]:
 
 
 def with_arrays(model, values: dict[str, jax.Array]):
-  """Return the model with its parameters replaced by name; `model` may be abstract
-  (`jax.eval_shape`)."""
+  """Return the model, which may be abstract (`jax.eval_shape`), with other parameters by name."""
   _, treedef = jax.tree.flatten(model)
   return jax.tree.unflatten(treedef, [values[name] for name in named_params(model)])
 

@@ -1,11 +1,11 @@
-"""Two-stream attention with relative positions and segments (Yang et al. 2019,
-https://arxiv.org/abs/1906.08237).
+"""Two-stream attention with relative positions and segments.
 
-A row has two streams (section 2.3): the content stream, a state of each token, and the query
-stream, a state of each token to predict, which knows the token's position but not the token. Both
-take their keys and values from the content stream. Here the query stream stands behind the content
-stream in one array [B, S + K, D]; as its rows are keys of no query, norms, feed-forward layers,
-scans and recomputation treat both streams alike.
+It follows Yang et al. 2019 (https://arxiv.org/abs/1906.08237). A row has two streams (section 2.3):
+the content stream, a state of each token, and the query stream, a state of each token to predict,
+which knows the token's position but not the token. Both take their keys and values from the content
+stream. Here the query stream stands behind the content stream in one array [B, S + K, D]; as its
+rows are keys of no query, norms, feed-forward layers, scans and recomputation treat both streams
+alike.
 
 The logit of a query at i and a key at j is ((q_i + u) k_j + (q_i + v) r_{i-j} + (q_i + w) s_ij) /
 sqrt(H). r is a projection of the sinusoids of the distance (Dai et al. 2019,
@@ -47,26 +47,28 @@ class StreamMask(Mask):
     allowed = super().dense()
     if self.q_order is None:
       return allowed
-    known = (self.k_order[:, None, :] <= self.q_order[:, :, None])[:, None]
-    return known if allowed is None else known & allowed
+    in_order = (self.k_order[:, None, :] <= self.q_order[:, :, None])[:, None]
+    return in_order if allowed is None else in_order & allowed
 
 
 jax.tree_util.register_dataclass(StreamMask)
 
 
 class TwoStreamAttention(SelfAttention):
-  """The self-attention of both streams; its core must be the dense one. Arguments are those of
-  `Attention`."""
+  """The self-attention of both streams; its core must be the dense one.
+
+  Args:
+    options: the arguments of `Attention`.
+  """
 
   def __init__(self, dims: Dims, rngs, *, init: Callable, **options):
     super().__init__(dims, rngs, init=init, **options)
     N = dims.heads
     H = dims.head_dim
     self.relative = Linear((dims.embed, N * H), ("embed", "heads"), init, rngs, unit=(1, H))
-    u, v, w = (params.param(rngs, init, (N * H,), ("heads",), (H,)) for _ in range(3))
-    self.content_bias = u
-    self.position_bias = v
-    self.type_bias = w
+    self.content_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
+    self.position_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
+    self.type_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
     self.types = params.param(rngs, init, (2, N * H), (None, "heads"), (1, H))
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
@@ -76,31 +78,27 @@ class TwoStreamAttention(SelfAttention):
     D = x_BTD.shape[-1]
     S = mask.k_types.shape[1]
     q_BTX = self.query(x_BTD)
-    k_BSNH, v_BSNH = self.keys_and_values(
-      *apply_jointly((self.key, self.value), x_BTD[:, :S]), mask.k_pos
-    )
-    u, v, w = (
-      p[...].astype(dtype) for p in (self.content_bias, self.position_bias, self.type_bias)
-    )
+    k_BSX, v_BSX = apply_jointly((self.key, self.value), x_BTD[:, :S])
+    k_BSNH, v_BSNH = self.keys_and_values(k_BSX, v_BSX, mask.k_pos)
+    u = self.content_bias[...].astype(dtype)
+    v = self.position_bias[...].astype(dtype)
+    w = self.type_bias[...].astype(dtype)
     vectors_PD = self.dropout(sinusoids(jnp.arange(1 - S, S), D).astype(dtype), subkey(key, 1))
-    by_distance_BNTP = wide_einsum(
-      "BTNH,PNH->BNTP", self._each(q_BTX + v), self._each(self.relative(vectors_PD))
-    )
-    by_type_BNT2 = wide_einsum(
-      "BTNH,CNH->BNTC", self._each(q_BTX + w), self._each(self.types[...].astype(dtype))
-    )
-    place_BTS = jnp.clip(mask.q_pos[:, :, None] - mask.k_pos[:, None, :] + S - 1, 0, 2 * S - 2)
-    place_BNTS = jnp.broadcast_to(place_BTS[:, None], (*by_type_BNT2.shape[:3], S))
+    relative_PNH = self._split_heads(self.relative(vectors_PD))
+    types_CNH = self._split_heads(self.types[...].astype(dtype))
+    by_distance_BNTP = wide_einsum("BTNH,PNH->BNTP", self._split_heads(q_BTX + v), relative_PNH)
+    by_type_BNT2 = wide_einsum("BTNH,CNH->BNTC", self._split_heads(q_BTX + w), types_CNH)
+    distance_BTS = mask.q_pos[:, :, None] - mask.k_pos[:, None, :]
+    row_BTS = jnp.clip(distance_BTS + S - 1, 0, 2 * S - 2)
+    row_BNTS = jnp.broadcast_to(row_BTS[:, None], (*by_type_BNT2.shape[:3], S))
     differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
-    bias_BNTS = jnp.take_along_axis(by_distance_BNTP, place_BNTS, axis=-1)
+    bias_BNTS = jnp.take_along_axis(by_distance_BNTP, row_BNTS, axis=-1)
     bias_BNTS += jnp.where(differ_BTS[:, None], by_type_BNT2[..., 1:], by_type_BNT2[..., :1])
-    return (
-      self.attend(self.core, q_BTX + u, k_BSNH, v_BSNH, mask, self.scale * bias_BNTS, key),
-      {},
-      None,
-    )
+    bias_BNTS = self.scale * bias_BNTS
+    y_BTD = self.attend(self.core, q_BTX + u, k_BSNH, v_BSNH, mask, bias_BNTS, key)
+    return y_BTD, {}, None
 
-  def _each(self, x: jax.Array) -> jax.Array:
+  def _split_heads(self, x: jax.Array) -> jax.Array:
     """Split the last axis into heads."""
     return x.reshape(*x.shape[:-1], -1, self.head_dim)
 

@@ -1,7 +1,7 @@
 """Deferred logits over the vocabulary.
 
-Their array [B, T, V] is often the largest of a step. So a language model's head returns their
-factors, and an objective computes them piece by piece; see `objectives/_cross_entropy.py`.
+Their array [B, T, V] is often the largest of a step. A language model's head therefore returns
+their factors, and an objective computes them piece by piece; see `objectives/_cross_entropy.py`.
 """
 
 import dataclasses
@@ -43,8 +43,7 @@ class VocabularyLogits:
     return self.x.ndim
 
   def dense(self) -> jax.Array:
-    """Compute all logits, float32 [B, T, V], from inputs in the compute dtype, accumulated in
-    float32."""
+    """Compute all logits, float32 [B, T, V], from inputs in the compute dtype."""
     logits_BTV = constrain(self.product(), "batch", "length", "activation_vocab")
     if self.bias is not None:
       logits_BTV = logits_BTV + self.bias
@@ -56,7 +55,9 @@ class VocabularyLogits:
     return matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
 
   def cap(self, logits: jax.Array) -> jax.Array:
-    return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+    if self.softcap is None:
+      return logits
+    return self.softcap * jnp.tanh(logits / self.softcap)
 
 
 jax.tree_util.register_dataclass(VocabularyLogits)
@@ -64,4 +65,8 @@ jax.tree_util.register_dataclass(VocabularyLogits)
 
 def materialise_logits(outputs: dict) -> dict[str, jax.Array]:
   """Compute all deferred logits among a model's outputs."""
-  return {name: x.dense() if isinstance(x, VocabularyLogits) else x for name, x in outputs.items()}
+  outputs = dict(outputs)
+  for name, output in outputs.items():
+    if isinstance(output, VocabularyLogits):
+      outputs[name] = output.dense()
+  return outputs

@@ -1,9 +1,9 @@
-"""Position schemes for images. One file each, named after the scheme.
+"""Position schemes for images, one file each, named after the scheme.
 
 They subclass `Position` and work as in `nn.positions`; `make` also receives the `grid`, and the
 `key_grid` where keys have a different one. The positions of a sequence are 0 to E-1 for the extra
-tokens before the patches (the class token), and E + row * columns + column for patches. So a call
-may get any subset of patches, as in masked autoencoders: their positions tell their places.
+tokens before the patches (the class token), and E + row * columns + column for patches. A call may
+therefore get any subset of patches, as in masked autoencoders: their positions tell their cells.
 
 A learned absolute scheme adds its vectors at the `inputs`, in `every_layer` from a table of the
 layer's own, or in `every_layer_shared` from one table (Dosovitskiy et al. 2021, appendix D.4 and

@@ -48,9 +48,11 @@ class RowsAndColumns(Position):
     Rows and columns are told apart by their numbers, so the grids are square or agree in one of the
     two.
     """
-    (Y, X), (y, x) = ((grid.rows, grid.columns) for grid in (self.grid, other.grid))
-    new = Y if Y == X or table.shape[-2] == y != x else X
-    return jnp.einsum("Yy,...yd->...Yd", cubic_weights(table.shape[-2], new), table)
+    grid = self.grid
+    length = table.shape[-2]
+    is_row_table = length == other.grid.rows != other.grid.columns
+    new_length = grid.rows if grid.rows == grid.columns or is_row_table else grid.columns
+    return jnp.einsum("Yy,...yd->...Yd", cubic_weights(length, new_length), table)
 
 
 make = RowsAndColumns

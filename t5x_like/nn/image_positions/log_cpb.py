@@ -17,12 +17,12 @@ from t5x_like.slots import PositiveInt
 
 
 class LogCpb(Position):
-  """Log-spaced continuous position bias, in every layer (Liu et al. 2022, arXiv:2111.09883, section
-  3.3).
+  """Log-spaced continuous position bias, in every layer.
 
-  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters fit
-  any grid. With extra tokens, each head has three more scalars: from extra tokens to patches, from
-  patches to them, and among them.
+  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code (Liu et al. 2022,
+  arXiv:2111.09883, section 3.3). The parameters fit any grid. With extra tokens, each head has
+  three
+  more scalars: from extra tokens to patches, from patches to them, and among them.
 
   Args:
     hidden: the network's width.
@@ -43,25 +43,27 @@ class LogCpb(Position):
     self.pretrained = pretrained
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    table_XN = self.out(
-      jax.nn.relu(self.hidden(jnp.asarray(log_offsets(self.grid, self.pretrained))))
-    )
+    offset_X2 = jnp.asarray(log_offsets(self.grid, self.pretrained))
+    table_XN = self.out(jax.nn.relu(self.hidden(offset_X2)))
     if self.extra is not None:
       table_XN = jnp.concatenate([table_XN, self.extra[...]])
-    offset_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
-    return jnp.transpose(jnp.take(16 * jax.nn.sigmoid(table_XN), offset_BTS, axis=0), (0, 3, 1, 2))
+    row_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
+    bias_BTSN = jnp.take(16 * jax.nn.sigmoid(table_XN), row_BTS, axis=0)
+    return jnp.transpose(bias_BTSN, (0, 3, 1, 2))
 
 
 def log_offsets(grid: Grid, pretrained: int = 0) -> np.ndarray:
   """Return `sign(d) log2(1 + |d|) / 3` of row and column offsets d, scaled to -8…8 (equation 4).
 
-  float32 [offsets, 2]
+  Returns:
+    float32 [offsets, 2]
   """
-  scaled = []
+  axes = []
   for cells in (grid.rows, grid.columns):
     d = np.arange(1 - cells, cells) * 8 / max((pretrained or cells) - 1, 1)
-    scaled.append(np.sign(d) * np.log2(1 + np.abs(d)) / math.log2(8))
-  return np.stack(np.meshgrid(*scaled, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
+    axes.append(np.sign(d) * np.log2(1 + np.abs(d)) / math.log2(8))
+  pairs = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+  return pairs.reshape(-1, 2).astype(np.float32)
 
 
 make = LogCpb

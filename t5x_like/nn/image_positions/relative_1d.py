@@ -1,5 +1,4 @@
-"""Relative positions in raster order: query-dependent logits for each distance (ViT's appendix
-D.4)."""
+"""Relative positions in raster order: query-dependent logits for each distance."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,11 @@ from t5x_like.nn.positions.shaw import ShawPosition
 
 
 class RelativeOrder(ShawPosition):
-  """A learned vector for each distance between two tokens, added to keys (Dosovitskiy et al. 2021,
-  appendix D.4; Shaw et al. 2018, equation 4). Every layer has its own; heads share them."""
+  """A learned vector for each distance between two tokens, added to keys.
+
+  Every layer has its own; heads share them (Dosovitskiy et al. 2021, appendix D.4; Shaw et al.
+  2018, equation 4).
+  """
 
   def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid):
     super().__init__(rngs, dims, clip=max(grid.length - 1, 1), values=False)

@@ -5,8 +5,10 @@ from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 
 class SinusoidalOrder(SinusoidalPosition):
-  """The scheme for words (Vaswani et al. 2017, section 3.5). Nothing is learned, so any resolution
-  works."""
+  """The scheme for words (Vaswani et al. 2017, section 3.5), which works for any resolution.
+
+  Nothing is learned.
+  """
 
   def __init__(self, width: int):
     if width % 2:

@@ -11,8 +11,11 @@ from t5x_like.nn.positions import Position
 
 class Sinusoidal2d(Position):
   """Sines, then cosines, of the column in the first half of the channels and of the row in the
-  second (He et al. 2022, as in the authors' code). Extra tokens get zeros. Nothing is learned, so
-  any resolution works."""
+  rest.
+
+  Extra tokens get zeros. Nothing is learned, so any resolution works (He et al. 2022, as in the
+  authors' code).
+  """
 
   owner = "inputs"
 
@@ -32,9 +35,11 @@ class Sinusoidal2d(Position):
 def sine_table(width: int, grid: Grid) -> np.ndarray:
   """Return the table of encodings, float32 [length, width]."""
   frequency = 1.0 / 10_000 ** (np.arange(width // 4) / (width / 4))
-  place = np.arange(grid.patches)
-  angles = [np.outer(axis, frequency) for axis in (place % grid.columns, place // grid.columns)]
-  table = np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1)
+  row, column = np.divmod(np.arange(grid.patches), grid.columns)
+  column_angle = np.outer(column, frequency)
+  row_angle = np.outer(row, frequency)
+  waves = [np.sin(column_angle), np.cos(column_angle), np.sin(row_angle), np.cos(row_angle)]
+  table = np.concatenate(waves, axis=1)
   return np.concatenate([np.zeros((grid.extra, width)), table]).astype(np.float32)
 
 
