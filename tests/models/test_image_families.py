@@ -147,7 +147,7 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   # patches.
   kept = np.tile(order, (2, 1))
   whole = model.encode(image)[0]
-  some = model.encode(image, kept_BK=jnp.asarray(kept))[0]
+  some = model.encode(image, visible_BK=jnp.asarray(kept))[0]
   close(np.asarray(some[:, 1:]), np.asarray(whole[:, 1:][:, order]))
   close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
 
