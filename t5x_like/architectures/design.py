@@ -56,9 +56,8 @@ class Design:
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
     no_dropout: places without any: the sums of embeddings ("inputs"), or the MLP's outputs ("mlp").
-    attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some
-      keys for all queries of a row ("keys", which is dropout of values, so that kernels can do it),
-      or none.
+    attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), all weights of
+      some keys in a row ("keys", which is dropout of values, so that kernels can do it), or none.
     init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in).
     kernel_scales: these scales, of queries, keys and values, of attention's output, of the MLP's
       input and its output.
@@ -173,8 +172,8 @@ class Variant:
     types: number of token types (BERT's segments).
     embed: width of the token table, if it differs from the stack's.
     decoder_layers, decoder_heads, decoder_mlp: layers, heads and feed-forward width of an
-      encoder-decoder's decoder; None for the encoder's. Its heads, those of cross-attention too,
-      are together as wide as the encoder's.
+      encoder-decoder's decoder; None for the encoder's. Its heads, of cross-attention too, are
+      together as wide as the encoder's.
     shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section
       3.2.2).
     head: an encoder's head: one of `architectures.heads`, a name or {"name": …} with its arguments.

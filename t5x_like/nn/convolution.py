@@ -54,8 +54,10 @@ def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
 
 
 class Conv(nnx.Module):
-  """A convolution with a square kernel [K, K, in, out] and K // 2 zeros on each side, as in torch's
-  ResNets."""
+  """A convolution with a square kernel [K, K, in, out], as in torch's ResNets.
+
+  There are K // 2 zeros on each side.
+  """
 
   def __init__(
     self,
@@ -79,8 +81,10 @@ class Conv(nnx.Module):
 
 
 class StandardizedConv(Conv):
-  """A convolution whose kernel is normalised for each output channel (Qiao et al. 2019), with
-  `even_borders`, as in the ResNets of Big Transfer (Kolesnikov et al. 2020, section 3.2)."""
+  """A convolution whose kernel is normalised for each output channel (Qiao et al. 2019).
+
+  It has `even_borders`, as in the ResNets of Big Transfer (Kolesnikov et al. 2020, section 3.2).
+  """
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     kernel = self.kernel[...] - jnp.mean(self.kernel[...], axis=(0, 1, 2))
@@ -89,7 +93,7 @@ class StandardizedConv(Conv):
 
 
 class FrozenBatchNorm(nnx.Module):
-  """Batch norm with fixed statistics. No parameter is trained (Carion et al. 2020, appendix
+  """Batch norm with fixed statistics and no trained parameter (Carion et al. 2020, appendix
   A.4)."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
@@ -134,8 +138,7 @@ NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
 
 
 def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: Borders) -> jax.Array:
-  """Take the maximum of windows of size x size cells; `borders` (before, after) pad rows and
-  columns."""
+  """Take the maximum of windows of size x size cells; `borders` pad rows and columns."""
   # The initial value is a constant of the array's dtype, so that JAX recognises a maximum and can
   # differentiate it.
   lowest = np.array(-np.inf, x_BYXC.dtype)

@@ -50,8 +50,8 @@ class DisentangledAttention(SelfAttention):
   """Self-attention of a `DisentangledStack`.
 
   Args:
-    attention: the layer whose projections this one takes over; its scale must be that of three sums
-      of products.
+    attention: the layer whose projections this one takes over; its scale must fit three sums of
+      products.
   """
 
   def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):

@@ -52,8 +52,10 @@ class Latent:
 
 
 class Expansion(Linear):
-  """A projection from the latent to all heads; decoding multiplies its kernel from the other
-  side."""
+  """A projection from the latent to all heads.
+
+  Decoding multiplies its kernel from the other side.
+  """
 
 
 class LatentAttention(Attention):
@@ -178,8 +180,11 @@ class LatentAttention(Attention):
     return o_BTNH, cache
 
   def _queries(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
-    """Return the parts of queries without rotation and rotated: [B, T, N, H - rope], [...,
-    rope]."""
+    """Return queries in two parts, without and with rotation.
+
+    Returns:
+      ([B, T, N, H - rope], [B, T, N, rope])
+    """
     rope = self.sizes.rope
     if self.query_down is not None:
       x_BTD = self.query_norm(self.query_down(x_BTD))

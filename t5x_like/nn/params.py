@@ -67,8 +67,10 @@ def is_param(x) -> bool:
 
 
 def named_params(model) -> dict[str, nnx.Param]:
-  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the tree's
-  order."""
+  """Return parameters by name, in the order of the tree.
+
+  A name is, for example, `encoder/blocks/mlp/layer/wi/kernel`.
+  """
   leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_param)
   return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 

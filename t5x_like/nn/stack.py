@@ -124,8 +124,11 @@ class Stack(nnx.Module):
     return x_BTD, aux_L, cache
 
   def scan_layers(self, body: Callable, carry, layers, remat: Remat = KEEP_ALL):
-    """Fold `body` over layers as `jax.lax.scan` does, by a scan or a loop; `remat` wraps the
-    body."""
+    """Fold `body` over layers as `jax.lax.scan` does, in a scan or in a Python loop.
+
+    Args:
+      remat: wraps the body.
+    """
     run = jax.lax.scan if self.layers == "scan" else _loop
     repeats = jax.tree.leaves(layers)[0].shape[0]
     # A scan of one block is no loop in the compiled program either.

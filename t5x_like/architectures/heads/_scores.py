@@ -12,7 +12,7 @@ from t5x_like.nn.linear import Linear
 class Scores(nnx.Module):
   """A linear layer on the last token of each row, as GPT-1's "extract" token.
 
-  The token is that of Radford et al. 2018, section 3.2.
+  See Radford et al. 2018, section 3.2.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, number: int):

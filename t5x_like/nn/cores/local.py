@@ -120,8 +120,10 @@ class _Blocks:
     return split_blocks(x, self.count, self.size)
 
   def keys(self, x: jax.Array) -> jax.Array:
-    """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...], zero past the
-    ends."""
+    """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...].
+
+    Beyond the ends, keys are zeros (False).
+    """
     x = split_blocks(x, self.count, self.size)
     x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
     return jnp.concatenate([x[:, 1 + o : 1 + o + self.count] for o in self.offsets], axis=2)
@@ -152,8 +154,11 @@ class _Blocks:
     return allowed.reshape(rows, self.count, *allowed.shape[1:])
 
   def diagonals(self, bias_BNTS: jax.Array) -> jax.Array:
-    """Gather the blocks on and beside the diagonal: [B or 1, n, N, w, keys of the
-    neighbourhood]."""
+    """Gather the blocks on and beside the diagonal of a whole bias.
+
+    Returns:
+      [B or 1, n, N, w, keys of the neighbourhood]
+    """
     n = self.count
     columns = split_blocks(bias_BNTS, n, self.size, axis=3)
     grid = split_blocks(columns, n, self.size, axis=2)  # [B or 1, N, n, w, n, w]

@@ -70,8 +70,10 @@ class Transfers(NamedTuple):
 def dispatch_axes(
   layout: Layout | None, shape: tuple[int, ...], experts: int, mlp: int
 ) -> DispatchAxes | None:
-  """Return how a batch [B, T, D] is dispatched on a mesh; None if sizes or rules do not allow
-  it."""
+  """Return the mesh axes that dispatch a batch [B, T, D].
+
+  Return None if sizes or rules do not allow a dispatch over devices.
+  """
   if layout is None:
     return None
   batch_axes = layout.axes("batch")

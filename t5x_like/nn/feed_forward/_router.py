@@ -79,7 +79,7 @@ class Router(nnx.Module):
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
 
   def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
-    """Return the routing; a router whose loads train it notes those of valid tokens."""
+    """Return the routing; a router that its loads train attaches the loads of valid tokens."""
     return routing
 
   def statistics(

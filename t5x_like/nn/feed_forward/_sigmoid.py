@@ -7,9 +7,9 @@ load in the global batch, and up if it had less.
 
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
 "gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of
-that. So the load is summed over microbatches, devices and stages by the sums that gradients go
-through anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that of
-the exact sum, and norms of gradients, by which others are clipped, do not see it.
+that. The load is therefore summed over microbatches, devices and stages by the sums that gradients
+go through anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that
+of the exact sum, and norms of gradients, by which others are clipped, do not see it.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ def identity(x: jax.Array) -> jax.Array:
 class Mlp(Layer):
   """`wo(dropout(activation(wi(x))))`, or `wo(dropout(activation(gate(x)) * wi(x)))` if gated.
 
-  The gate is that of Shazeer 2020, section 2.
+  The gate follows Shazeer 2020, section 2.
 
   Args:
     gated: whether it is; or the function of `wi(x)` that is gated.

@@ -10,8 +10,7 @@ from t5x_like.nn.positions import Position
 
 
 class Sinusoidal2d(Position):
-  """Sines, then cosines, of the column in the first half of the channels and of the row in the
-  rest.
+  """Sines, then cosines, of the column in half of the channels, and of the row in the other half.
 
   Extra tokens get zeros. Nothing is learned, so any resolution works (He et al. 2022, as in the
   authors' code).

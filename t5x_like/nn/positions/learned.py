@@ -17,7 +17,7 @@ class LearnedPosition(Position):
 
   Args:
     offset: row of position 0 (BART and RoBERTa reserve two rows).
-    stddev: initial standard deviation; None for that of the token table.
+    stddev: initial standard deviation; None for the token table's.
   """
 
   owner = "inputs"
