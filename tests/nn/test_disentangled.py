@@ -25,8 +25,8 @@ DESIGN = dataclasses.replace(deberta.DESIGN, attention_scale=(3 * H) ** -0.5)
 DIMS = Dims(D, N, N, H, 16, 1)
 
 
-def model(buckets=BUCKETS, most=MOST):
-  sizes = dict(head="none", buckets=buckets, max_distance=most)
+def model(buckets=BUCKETS, max_distance=MOST):
+  sizes = dict(head="none", buckets=buckets, max_distance=max_distance)
   variant = deberta.DebertaVariant(DIMS, DESIGN, tiny.VOCAB, deberta.TOKENS, **sizes)
   return deberta.Model(nnx.Rngs(params=0), variant=variant)
 
@@ -44,24 +44,26 @@ def row(distance):
 
 def test_the_formula():
   # longer than the largest distance
-  made = jax.jit(model)()
+  encoder = jax.jit(model)()
   T = 14
   arrays = {n: np.asarray(0.5 * np.random.default_rng(len(n)).standard_normal(x.shape), np.float32)
-            for n, x in params.arrays(made).items()}  # fmt: skip
-  made = params.with_arrays(made, arrays)
-  layer = jax.tree.map(lambda x: x[0], made.encoder.blocks.self_attention.layer)
+            for n, x in params.arrays(encoder).items()}  # fmt: skip
+  encoder = params.with_arrays(encoder, arrays)
+  layer = jax.tree.map(lambda x: x[0], encoder.encoder.blocks.self_attention.layer)
   x_TD = np.random.default_rng(0).standard_normal((T, D)).astype(np.float32)
   mask = Mask(positions(T), positions(T))
-  vectors = np.asarray(made.encoder.bias(mask, 1))
-  found = jax.jit(lambda layer, x: layer(x, Context(mask=mask, bias=vectors), None, None)[0])(
+  vectors = np.asarray(encoder.encoder.bias(mask, 1))
+  actual = jax.jit(lambda layer, x: layer(x, Context(mask=mask, bias=vectors), None, None)[0])(
     layer, x_TD[None]
   )[0]
 
-  kernels = {n: (np.asarray(getattr(layer, n).kernel[...]), np.asarray(getattr(layer, n).bias[...]))
-             for n in ("query", "key", "value", "out")}  # fmt: skip
-  project = lambda name, x: (x @ kernels[name][0] + kernels[name][1]).reshape(-1, N, H)  # noqa: E731
-  q, k, v, r_q, r_k = (project(*a) for a in (
-    ("query", x_TD), ("key", x_TD), ("value", x_TD), ("query", vectors), ("key", vectors)))  # fmt: skip
+  def project(name, x):
+    linear = getattr(layer, name)
+    y = x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
+    return y.reshape(len(y), -1)
+
+  q, k, v = (project(name, x_TD).reshape(-1, N, H) for name in ("query", "key", "value"))
+  r_q, r_k = (project(name, vectors).reshape(-1, N, H) for name in ("query", "key"))
   expected = np.zeros((T, N, H))
   for n in range(N):
     for i in range(T):
@@ -71,9 +73,7 @@ def test_the_formula():
       ]
       weights = np.exp(np.array(sums) / math.sqrt(3 * H))
       expected[i, n] = weights @ v[:, n] / weights.sum()
-  np.testing.assert_allclose(
-    found, expected.reshape(T, -1) @ kernels["out"][0] + kernels["out"][1], atol=1e-4
-  )
+  np.testing.assert_allclose(actual, project("out", expected.reshape(T, -1)), atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(2, 512), (256, 129)])

@@ -67,16 +67,16 @@ def test_dropout_keeps_the_expectation_in_every_place_or_shares_its_mask_along_t
   y = np.asarray(Dropout(0.1, (-2,) if shared else ())(x, jax.random.key(3)))
   values = np.unique(y)
   np.testing.assert_allclose(values, [0.0, 1 / 0.9], rtol=1e-4)
-  kept = y > 0
+  keep = y > 0
   assert (y == y[:, :1]).all() == shared
   if shared:
-    kept = kept[:, 0]  # one mask for all positions
+    keep = keep[:, 0]  # one mask for all positions
   else:  # neighbours, which share random bits, and positions do not agree more often than chance
-    for one, other in ((kept[..., :-1], kept[..., 1:]), (kept[:, :-1], kept[:, 1:])):
-      assert abs((one == other).mean() - 0.82) < 5 * np.sqrt(0.82 * 0.18 / one.size)
-  deviation = np.sqrt(0.9 * 0.1 / kept.size)
-  assert abs(kept.mean() - 0.9) < 4 * deviation
-  assert (kept[0] != kept[1]).any()  # rows differ
+    for first, second in ((keep[..., :-1], keep[..., 1:]), (keep[:, :-1], keep[:, 1:])):
+      assert abs((first == second).mean() - 0.82) < 5 * np.sqrt(0.82 * 0.18 / first.size)
+  deviation = np.sqrt(0.9 * 0.1 / keep.size)
+  assert abs(keep.mean() - 0.9) < 4 * deviation
+  assert (keep[0] != keep[1]).any()  # rows differ
 
 
 def test_dropout_gradient_is_its_own_mask():
@@ -233,9 +233,9 @@ def test_parameters_are_named_replaced_and_counted():
     "wo/kernel": ("mlp", "embed"),
   }
   assert params.count(mlp) == 72 == params.count(jax.eval_shape(lambda: mlp))
-  other = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
-  replaced = params.with_arrays(jax.eval_shape(lambda: mlp), other)
-  assert all((params.arrays(replaced)[n] == a).all() for n, a in other.items())
+  new_arrays = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
+  replaced = params.with_arrays(jax.eval_shape(lambda: mlp), new_arrays)
+  assert all((params.arrays(replaced)[n] == a).all() for n, a in new_arrays.items())
   assert {n: p.axes for n, p in params.named_params(replaced).items()} == {
     n: p.axes for n, p in named.items()
   }
@@ -262,14 +262,14 @@ def test_dropout_draws_no_array_of_pairs(shape):
   """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of
   two to 128 lanes."""
   draw = lambda key: dropout_mask(key, 0.25, shape)[0]  # noqa: E731
-  made = jax.make_jaxpr(draw)(jax.random.key(0))
+  jaxpr = jax.make_jaxpr(draw)(jax.random.key(0))
   arrays = [
     v.aval
-    for equation in made.eqns
+    for equation in jaxpr.eqns
     for v in equation.outvars
     if v.aval.shape not in ((), (1,), (2,))
   ]
-  assert {one.ndim for one in arrays} == {len(shape)}
+  assert {array.ndim for array in arrays} == {len(shape)}
   keep = draw(jax.random.key(0))
   assert keep.shape == shape and keep.dtype == bool
   if keep.size > 10_000:
@@ -287,9 +287,10 @@ def test_the_backward_pass_keeps_the_input_alone(make):
   arguments = () if make is None else (make(32, nnx.Rngs(params=jax.random.key(0))),)
   function = gelu if make is None else make.__call__
   x = jax.random.normal(jax.random.key(1), (4, *(2, 4)[make != GroupNorm :], 8, 32), jnp.bfloat16)
-  left = jax.eval_shape(lambda x: jax.vjp(partial(function, *arguments), x)[1], x)
+  residuals = jax.eval_shape(lambda x: jax.vjp(partial(function, *arguments), x)[1], x)
   assert (
-    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(left)) <= x.nbytes + 2 * 4 * 32
+    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residuals))
+    <= x.nbytes + 2 * 4 * 32
   )
 
   def gradient(function):

@@ -23,12 +23,12 @@ def test_equals_jax_in_value_gradient_and_dtype(leading, dtype):
 
   # In bfloat16 both round the same sums once, added in another order.
   tolerance = 1e-5 if dtype == "float32" else 2e-2
-  for got, expected in zip(
+  for actual, expected in zip(
     outcome(lambda x, w: matmul(x, w, dtype, AXES)), outcome(lambda x, w: x @ w), strict=True
   ):
-    assert got.dtype == expected.dtype and got.shape == expected.shape
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
     np.testing.assert_allclose(
-      got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
+      actual.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
     )
 
 

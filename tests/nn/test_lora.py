@@ -56,14 +56,14 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   def logits(batch):
     model = adapted(kind, layers)
     moved = noised(model)
-    made = (
+    models = (
       plain(CASES[kind], layers),
       model,
       moved,
       without_adapters(moved, merged=True),
       without_adapters(moved, merged=False),
     )
-    return [one(batch)["logits"] for one in made]
+    return [model(batch)["logits"] for model in models]
 
   before, zero, moved, merged, base = logits(apart(CASES[kind]))
   assert np.array_equal(zero, before) and np.array_equal(base, before)
@@ -74,15 +74,15 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 @pytest.mark.parametrize("kind", CASES)
 def test_the_defaults_adapt_queries_and_values(kind):
   tuning = tunings_lora.make()
-  made = params.named_params(
+  parameters = params.named_params(
     jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {}))
   )
-  adapters = [name.split("/")[-2] for name in made if name.endswith(ADAPTERS)]
+  adapters = [name.split("/")[-2] for name in parameters if name.endswith(ADAPTERS)]
   assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (
     3 if kind == "encoder_decoder" else 1
   )
-  assert {name for name in tuning.trained_names(made) if "blocks" in name} == {
-    n for n in made if n.endswith(ADAPTERS)
+  assert {name for name in tuning.trained_names(parameters) if "blocks" in name} == {
+    n for n in parameters if n.endswith(ADAPTERS)
   }
 
 
@@ -113,12 +113,12 @@ def test_names_axes_and_sizes(kind):
 def test_the_adapter_of_the_paper_by_hand():
   rngs = nnx.Rngs(params=3)
   linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
-  made = noised(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
+  layer = noised(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
   x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
   W, b, A, B = (
-    np.asarray(p[...], np.float64) for p in (made.kernel, made.bias, made.lora_a, made.lora_b)
+    np.asarray(p[...], np.float64) for p in (layer.kernel, layer.bias, layer.lora_a, layer.lora_b)
   )
-  np.testing.assert_allclose(made(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
+  np.testing.assert_allclose(layer(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -137,20 +137,20 @@ def test_split_over_devices_they_compute_the_same(mesh):
   assert adapters and all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
 
   def gradients(arrays, batch):
-    own = {name: x for name, x in arrays.items() if name.endswith(ADAPTERS)}
+    adapters = {name: x for name, x in arrays.items() if name.endswith(ADAPTERS)}
     return jax.grad(
       lambda own: (params.with_arrays(abstract, arrays | own)(batch)["logits"] ** 2).mean()
-    )(own)
+    )(adapters)
 
   @jax.jit
   def split(arrays, batch):
     with rules.activate():
       return gradients(arrays, batch)
 
-  found = split(sharded, jax.device_put(batch, rules.batch()))
+  sharded_gradients = split(sharded, jax.device_put(batch, rules.batch()))
   for name, expected in jax.jit(gradients)(arrays, batch).items():
     np.testing.assert_allclose(
-      found[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name
+      sharded_gradients[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name
     )
 
 

@@ -25,10 +25,10 @@ def test_padding_changes_nothing_in_either_direction():
   padded = jnp.concatenate([drawn(B, 3, D), x_BTD, drawn(B, 2, D)], axis=1)
   valid = jnp.broadcast_to((jnp.arange(T + 5) >= 3) & (jnp.arange(T + 5) < T + 3), (B, T + 5))
   run = jax.jit(lambda x, valid: lstm(x, valid))
-  found = run(padded, valid)
+  actual = run(padded, valid)
   alone = lstm(x_BTD, None)
-  np.testing.assert_allclose(found[:, 3 : T + 3], alone, atol=1e-6)
-  assert alone.shape == (B, T, 2 * H) and (np.where(valid[..., None], 0, found) == 0).all()
+  np.testing.assert_allclose(actual[:, 3 : T + 3], alone, atol=1e-6)
+  assert alone.shape == (B, T, 2 * H) and (np.where(valid[..., None], 0, actual) == 0).all()
   gradient = jax.grad(lambda x: jnp.sum(lstm(x, valid) ** 2))(padded)
   assert (np.abs(gradient).max(-1) > 0).tolist() == valid.tolist()
 

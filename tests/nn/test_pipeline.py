@@ -96,8 +96,11 @@ def run(case, mesh, **changes):
   def loss(arrays, batch):
     out = params.with_arrays(model, arrays)(batch)
     logits = out["logits"]
-    more = sum(x for name, x in out.items() if name.endswith("_loss"))
-    return jnp.sum(jnp.sin(logits) * weights) + more, (jnp.where(weights != 0, logits, 0.0), more)
+    losses = sum(x for name, x in out.items() if name.endswith("_loss"))
+    return jnp.sum(jnp.sin(logits) * weights) + losses, (
+      jnp.where(weights != 0, logits, 0.0),
+      losses,
+    )
 
   def gradients_of(arrays, batch):
     with rules.activate():
@@ -115,8 +118,8 @@ def test_stages_equal_one_device(case, mesh):
   out, gradients, program = run(case, mesh)
   assert ("reduce-scatter" in program) == (mesh is FSDP)
   expected, expected_gradients, _ = run(case, {}, pipeline={})
-  for one, other in zip(out, expected, strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+  for actual, reference in zip(out, expected, strict=True):
+    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-5)
   for name, g in expected_gradients.items():
     np.testing.assert_allclose(
       gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name

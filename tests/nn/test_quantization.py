@@ -78,7 +78,7 @@ def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
 def test_products_are_within_the_bound_of_rounding(kind):
   x, kernel, g = factors()
   product = PRODUCTS[kind]
-  got, exact = jax.jit(lambda *f: (outcome(product, *f), outcome(matmul, *f)))(x, kernel, g)
+  actual, exact = jax.jit(lambda *f: (outcome(product, *f), outcome(matmul, *f)))(x, kernel, g)
   flat_x = x.reshape(15, 64)
   flat_g = g.reshape(15, 24)
   bounds = [
@@ -88,14 +88,14 @@ def test_products_are_within_the_bound_of_rounding(kind):
     if product.rounds_kernel_gradient
     else 1e-5 * (np.abs(flat_x).T @ np.abs(flat_g)),
   ]
-  for ours, theirs, most in zip(got, exact, bounds, strict=True):
-    error = np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)).reshape(
-      np.shape(most) or ours.shape
+  for rounded, reference, limit in zip(actual, exact, bounds, strict=True):
+    error = np.abs(np.asarray(rounded, np.float64) - np.asarray(reference, np.float64)).reshape(
+      np.shape(limit) or rounded.shape
     )
     assert (
-      (error <= most).all()
+      (error <= limit).all()
       and (error.max() > 0 or not product.rounds_kernel_gradient)
-      and ours.dtype == theirs.dtype
+      and rounded.dtype == reference.dtype
     )
 
 
@@ -104,9 +104,9 @@ def test_no_row_depends_on_another(kind):
   """So causality, packing and decoding hold as without rounding."""
   x, kernel, g = factors(jnp.bfloat16)
   run = jax.jit(lambda x, g: outcome(PRODUCTS[kind], x, kernel, g)[:2])
-  others = jnp.asarray([1.0, 1e6, 0.0], x.dtype)[:, None, None]
-  for got, expected in zip(run(x * others, g * others), run(x, g), strict=True):
-    assert (got[0] == expected[0]).all() and (got[2] == 0).all()
+  row_factors = jnp.asarray([1.0, 1e6, 0.0], x.dtype)[:, None, None]
+  for actual, expected in zip(run(x * row_factors, g * row_factors), run(x, g), strict=True):
+    assert (actual[0] == expected[0]).all() and (actual[2] == 0).all()
 
 
 def test_what_is_not_finite_stays_so():
@@ -124,8 +124,8 @@ def test_programs_multiply_8_bit_factors(kind, operands, platform):
   x, kernel, g = factors(jnp.bfloat16)
   step = jax.jit(lambda *factors: outcome(PRODUCTS[kind], *factors))
   text = step.trace(x, kernel, g).lower(lowering_platforms=(platform,)).as_text()
-  found = re.findall(r"dot_general.*tensor<\S*?x(i8|f8E[45])\S*, tensor<\S*?x(i8|f8E[45])", text)
-  pairs = ["x".join(name.removeprefix("f8") for name in pair) for pair in found]
+  matches = re.findall(r"dot_general.*tensor<\S*?x(i8|f8E[45])\S*, tensor<\S*?x(i8|f8E[45])", text)
+  pairs = ["x".join(name.removeprefix("f8") for name in pair) for pair in matches]
   assert {pair: pairs.count(pair) for pair in pairs} == operands
 
 
@@ -147,8 +147,8 @@ def test_experts_multiply_as_alone(kind):
   def both(rows, kernels, g):
     return [(f(rows, kernels), *jax.vjp(f, rows, kernels)[1](g)) for f in (experts, alone)]
 
-  for got, expected in zip(*jax.jit(both)(rows, kernels, g), strict=True):
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+  for actual, expected in zip(*jax.jit(both)(rows, kernels, g), strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_sorted_experts_are_refused():
@@ -185,21 +185,23 @@ def test_equal_on_a_mesh(kind, shape):
   gathers = re.findall(r"= (\w+)\[[\d,]+\]\S* all-gather\(", program.as_text())
   # XLA on CPU widens floats of 8 bits
   assert {"int8": "s8", "fp8": "f16"}[kind] in gathers and "bf16" not in gathers
-  for got, expected, most in zip(
+  for actual, expected, limit in zip(
     program(*placed), outcome(PRODUCTS[kind], x, kernel, g), (1e-2, 1e-2, 0.1), strict=True
   ):
-    difference, size = (jnp.linalg.norm(a.astype(jnp.float32)) for a in (got - expected, expected))
-    assert difference <= most * size
+    difference, size = (
+      jnp.linalg.norm(a.astype(jnp.float32)) for a in (actual - expected, expected)
+    )
+    assert difference <= limit * size
 
 
 def test_decoding_keeps_them():
   linear = Linear((8, 4), AXES, params.normal(1.0), nnx.Rngs(0))
   linear.multiply = PRODUCTS["int8"]
-  kept = prepare_for_loop(nnx.List([linear]), jnp.bfloat16)
+  prepared = prepare_for_loop(nnx.List([linear]), jnp.bfloat16)
   assert (
     isinstance(PRODUCTS["int8"], ScaledProduct)
-    and type(kept[0]) is Linear
-    and kept[0].multiply is linear.multiply
+    and type(prepared[0]) is Linear
+    and prepared[0].multiply is linear.multiply
   )
 
 

@@ -20,10 +20,12 @@ def test_each_layer_of_a_period_is_a_region_of_its_own(layers, joined):
   names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
   traced = jax.make_jaxpr(lambda model: model.outputs(dict.fromkeys(names, ids_BT)))(model)
   (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
-  regions = [one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2"]
+  regions = [
+    equation for equation in scan.params["jaxpr"].jaxpr.eqns if equation.primitive.name == "remat2"
+  ]
   # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward
   # pass.
-  assert [not one.params["prevent_cse"] for one in regions] == [joined] * 6
+  assert [not equation.params["prevent_cse"] for equation in regions] == [joined] * 6
 
 
 @pytest.mark.parametrize("layers, joined", [(3, True), (1, False)])
@@ -33,8 +35,10 @@ def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
   model = jax.eval_shape(lambda: albert.Model(nnx.Rngs(0), variant=variant, remat="full"))
   batch = {"encoder_input_tokens": jnp.zeros((2, 8), jnp.int32)}
   traced = jax.make_jaxpr(lambda model: model.outputs(batch)["next_sentence_logits"])(model)
-  (scan,) = (one for one in traced.jaxpr.eqns if one.primitive.name == "scan")
-  (region,) = (one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2")
+  (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
+  (region,) = (
+    equation for equation in scan.params["jaxpr"].jaxpr.eqns if equation.primitive.name == "remat2"
+  )
   assert region.params["prevent_cse"] is not joined
 
 

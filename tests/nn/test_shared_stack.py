@@ -33,20 +33,23 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
     .integers(4, tiny.VOCAB, (2, 7))
     .astype(np.int32)
   }
-  one = params.arrays(shared)
-  many = {n: jnp.repeat(x, LAYERS, axis=0) if "blocks" in n else x for n, x in one.items()}
+  shared_arrays = params.arrays(shared)
+  repeated_arrays = {
+    n: jnp.repeat(x, LAYERS, axis=0) if "blocks" in n else x for n, x in shared_arrays.items()
+  }
   assert params.count(separate) > params.count(shared)
 
   def value(arrays, model):
     out = params.with_arrays(model, arrays)(batch)
     return jnp.sum(jnp.sin(out["logits"])) + jnp.sum(out["next_sentence_logits"])
 
-  found, expected = (
-    jax.jit(jax.value_and_grad(value))(x, m) for x, m in ((one, shared), (many, separate))
+  actual, expected = (
+    jax.jit(jax.value_and_grad(value))(x, m)
+    for x, m in ((shared_arrays, shared), (repeated_arrays, separate))
   )
-  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+  np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
   largest = max(np.abs(g).max() for g in expected[1].values())
-  for name, gradient in found[1].items():
+  for name, gradient in actual[1].items():
     wanted = expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
     np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5 * largest, err_msg=name)
 

@@ -88,7 +88,7 @@ def bias(kind: str, T=37, N=4):
   return None, (Alibi(heads(N)) if kind == "alibi_layer" else None)
 
 
-def seen(mask: Mask, B=2) -> jax.Array:
+def sees_a_key(mask: Mask, B=2) -> jax.Array:
   """bool [B, T]: queries that see any key."""
   allowed = mask.dense()
   T = mask.q_pos.shape[1]
@@ -117,7 +117,7 @@ def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):
 
 def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
   """Output and every gradient, parameters of the bias among them."""
-  rows = seen(mask) if rows is None else rows
+  rows = sees_a_key(mask) if rows is None else rows
   actual = with_gradients(core, mask, rows, **options)(*args)
   expected = with_gradients(Dense(), mask, rows, **options)(*args)
   for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):

@@ -54,15 +54,15 @@ def test_models_scan_equals_loop(kind, name, position):
   valid = next(iter(features.values()))[..., None] != 0
 
   def run(core, **options):
-    made = model(kind, core, position, **options)
+    encoder = model(kind, core, position, **options)
     if name in ("local", "bigbird"):
-      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(made), {
+      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(encoder), {
         "none": jnp.ones(())
       }
     loss = jax.jit(
       jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2))
     )
-    value, gradients = loss(made)
+    value, gradients = loss(encoder)
     return value, params.arrays(gradients)
 
   scan = run(SPECS[name], remat="full")
@@ -78,16 +78,17 @@ def test_models_scan_equals_loop(kind, name, position):
 
 def test_layerwise_projections_are_one_matrix_in_all_layers():
   """The model is that of key-value sharing whose layers all have the stack's matrix."""
-  made = model(Encoder, SPECS["linformer"])
+  encoder = model(Encoder, SPECS["linformer"])
   features = batch("encoder")
-  arrays = params.arrays(made)
-  one = arrays.pop("encoder/projection")
+  arrays = params.arrays(encoder)
+  projection = arrays.pop("encoder/projection")
   of_layers = model(Encoder, {**SPECS["linformer"], "share": "kv"})
   keys = {
-    name: jnp.stack([one] * DIMS.layers) for name in params.arrays(of_layers).keys() - arrays.keys()
+    name: jnp.stack([projection] * DIMS.layers)
+    for name in params.arrays(of_layers).keys() - arrays.keys()
   }
   of_layers = params.with_arrays(of_layers, arrays | keys)
-  logits = jax.jit(lambda models: [m(features)["logits"] for m in models])([made, of_layers])
+  logits = jax.jit(lambda models: [m(features)["logits"] for m in models])([encoder, of_layers])
   np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
   sizes = ({"name": "linformer", "k": k, "length": T, "share": "layerwise"} for k in (4, 6))
   with pytest.raises(
@@ -107,12 +108,12 @@ DECODING += [("chunked", "relative_bias"), ("local", "rope")]
 
 @pytest.mark.parametrize("name, position", more.beyond(4, DECODING))
 def test_decoding_equals_the_forward_pass(name, position):
-  made = model(Decoder, SPECS[name], position)
+  encoder = model(Decoder, SPECS[name], position)
   features = batch("decoder")
   tokens = features["decoder_input_tokens"]
-  expected = jax.jit(lambda b: made(b)["logits"])(features)
-  state = made.start_decoding(features, T + 2)
-  decode = jax.jit(lambda tokens, state: made.decode(tokens, state, tokens != 0))
+  expected = jax.jit(lambda b: encoder(b)["logits"])(features)
+  state = encoder.start_decoding(features, T + 2)
+  decode = jax.jit(lambda tokens, state: encoder.decode(tokens, state, tokens != 0))
   # padded anywhere
   prompt = (
     jnp.zeros((2, 22), jnp.int32).at[0, 2:].set(tokens[0, :20]).at[1, :20].set(tokens[1, :20])

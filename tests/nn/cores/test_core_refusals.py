@@ -24,7 +24,7 @@ BIDIRECTIONAL = ("linformer", "bigbird")
 
 @pytest.mark.parametrize("name", ["linformer", "bigbird", "memory_compressed"])
 @pytest.mark.parametrize(
-  "what, words",
+  "feature, words",
   [
     ("causal", "causal attention"),
     ("full_w5", "a sliding window"),
@@ -36,18 +36,18 @@ BIDIRECTIONAL = ("linformer", "bigbird")
     ("decoding", "decoding from a cache"),
   ],
 )
-def test_refusals_of_the_approximate_cores(name, what, words):
-  causal = name == "memory_compressed" and what == "prefix"
+def test_refusals_of_the_approximate_cores(name, feature, words):
+  causal = name == "memory_compressed" and feature == "prefix"
   core = cases.make(name, causal=causal)
-  if what == "prefix" and name in BIDIRECTIONAL:
+  if feature == "prefix" and name in BIDIRECTIONAL:
     words = "causal attention"  # a prefix comes with causality, which is refused first
-  bias = Alibi(cases.DIMS) if what == "bias" else None
+  bias = Alibi(cases.DIMS) if feature == "bias" else None
   position = {"layer_bias": Alibi(cases.DIMS), "shaw": ShawPosition(cases.rngs(), cases.DIMS)}.get(
-    what
+    feature
   )
   with pytest.raises(UserError) as error:
-    core.for_decoding() if what == "decoding" else core(
-      *cases.qkv(), M.get(what, M["full"]), bias, position, scale=0.4
+    core.for_decoding() if feature == "decoding" else core(
+      *cases.qkv(), M.get(feature, M["full"]), bias, position, scale=0.4
     )
   assert f"attention core {name!r} cannot do {words}" in str(error.value) and "core='dense'" in str(
     error.value
@@ -146,7 +146,7 @@ def test_bad_options(spec, words):
 def test_what_a_core_refuses_is_what_the_base_checks(name):
   """A misspelt refusal would never be raised: every one of them is, here, by some call."""
   core = cases.make(name)
-  asked = {
+  calls = {
     "causal": (M["causal"], {}),
     "window": (M["full_w5"], {}),
     "segments": (M["packed"], {}),
@@ -158,11 +158,11 @@ def test_what_a_core_refuses_is_what_the_base_checks(name):
     "dropout": (M["full"], {"dropout": Dropout(0.5)}),
     "lengths": (M["full"], {}),
   }
-  assert set(core.refuses) <= set(asked)
-  for what in core.refuses:
-    mask, options = asked[what]
+  assert set(core.refuses) <= set(calls)
+  for feature in core.refuses:
+    mask, options = calls[feature]
     with pytest.raises(UserError, match=f"core '{name}' cannot do"):
-      core(*cases.qkv(S=20 if what == "lengths" else None), mask, **options, scale=0.4)
+      core(*cases.qkv(S=20 if feature == "lengths" else None), mask, **options, scale=0.4)
 
 
 def test_the_signature_of_attention_is_in_one_place():

@@ -34,8 +34,8 @@ def test_weights_are_kept_in_the_dtype_of_the_values(spec, kind):
   def run(q, k, v):
     return core(q, k, v, cases.mask(kind), scale=0.4)
 
-  kept = jax.tree.leaves(jax.eval_shape(lambda *qkv: jax.vjp(run, *qkv)[1], q, k, v))
-  assert not [x.shape for x in kept if x.dtype == jnp.float32 and x.ndim > 3]
+  residuals = jax.tree.leaves(jax.eval_shape(lambda *qkv: jax.vjp(run, *qkv)[1], q, k, v))
+  assert not [x.shape for x in residuals if x.dtype == jnp.float32 and x.ndim > 3]
 
 
 # Chunked
@@ -116,7 +116,7 @@ def test_chunked_on_a_mesh_equals_one_device(mesh, kv_heads, kind, changes):
 
   def run():
     return cases.with_gradients(
-      Chunked(query_chunk=5, key_chunk=8), mask, cases.seen(mask), **options
+      Chunked(query_chunk=5, key_chunk=8), mask, cases.sees_a_key(mask), **options
     )(*args)
 
   expected = run()
@@ -155,7 +155,7 @@ def test_chunked_bfloat16():
 def test_chunked_dropout(shared):
   """The same mask however queries are cut and in both passes; unbiased."""
   q, k, v = cases.qkv()
-  other = jnp.asarray(cases.normal(*q.shape, seed=30))
+  cotangent = jnp.asarray(cases.normal(*q.shape, seed=30))
 
   half = jax.random.key(2)
 
@@ -177,7 +177,7 @@ def test_chunked_dropout(shared):
   )
 
   def apart(*args):
-    return jnp.vdot(run(*args), other)
+    return jnp.vdot(run(*args), cotangent)
 
   loss = jax.jit(apart)
   dq, dk, dv = jax.jit(jax.grad(apart, argnums=(0, 1, 2)))(q, k, v)
@@ -250,11 +250,11 @@ def test_local_equals_dense(kind, bias, softcap, kv_heads):
 
 def test_the_narrower_of_two_windows_holds():
   q, k, v = cases.qkv()
-  for own, masked in ((4, None), (4, 9), (9, 4)):
-    mask = cases.mask("causal" if masked is None else f"causal_w{masked}")
-    out = jax.jit(lambda *qkv: Local(window=own)(*qkv, mask, scale=0.4))(q, k, v)
+  for core_window, mask_window in ((4, None), (4, 9), (9, 4)):
+    mask = cases.mask("causal" if mask_window is None else f"causal_w{mask_window}")
+    out = jax.jit(lambda *qkv: Local(window=core_window)(*qkv, mask, scale=0.4))(q, k, v)
     expected = Dense()(q, k, v, cases.mask("causal_w4"), scale=0.4)
-    rows = cases.seen(cases.mask("causal_w4"))[:, :, None, None]
+    rows = cases.sees_a_key(cases.mask("causal_w4"))[:, :, None, None]
     np.testing.assert_allclose(
       jnp.where(rows, out, 0), jnp.where(rows, expected, 0), rtol=1e-4, atol=1e-5
     )
@@ -290,7 +290,7 @@ def test_local_dropout_keeps_the_expectation():
     return Local()(q, k, v, mask, scale=0.4, dropout=Dropout(0.2), key=key)
 
   out = jax.jit(jax.vmap(attend))(jax.random.split(jax.random.key(0), 256))
-  rows = cases.seen(mask)
+  rows = cases.sees_a_key(mask)
   error = jnp.abs(out.mean(0) - jax.jit(lambda: attend(None))())[rows]
   assert (
     float(error.max()) < 6 * float(out.std(0)[rows].max()) / 16 and float(out.std(0).max()) > 0.1

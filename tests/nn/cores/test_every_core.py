@@ -65,5 +65,5 @@ def test_core(name):
 
 def test_cores_are_modules():
   for name in slots.names(cores):
-    made = slots.make("core", name, cores, "make", rngs=cases.rngs(), dims=cases.DIMS, causal=False)
-    assert isinstance(made, nnx.Module) and made.name == name
+    core = slots.make("core", name, cores, "make", rngs=cases.rngs(), dims=cases.DIMS, causal=False)
+    assert isinstance(core, nnx.Module) and core.name == name

@@ -111,8 +111,8 @@ def test_dropout_with_the_mask_that_it_draws(shared):
     return jax.jit(jax.value_and_grad(lambda *qkv: (function(*qkv) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
   with Rules.make(make_mesh(dict(data=2, sequence=2, tensor=2), jax.devices())).activate():
-    found = results(actual)
-  for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(results(expected)), strict=True):
+    actual_results = results(actual)
+  for a, e in zip(jax.tree.leaves(actual_results), jax.tree.leaves(results(expected)), strict=True):
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
 
 

@@ -39,18 +39,18 @@ def test_dropout_shared_by_queries_is_exact_in_kernels():
   mask = dataclasses.replace(cases.mask("packed_causal", T=64), aligned=True)
   options = dict(scale=0.4, dropout=Dropout(0.3, (-2,)), key=jax.random.key(1))
   q, k, v = cases.qkv(T=64, N=2, K=1)
-  seen = (mask.q_segments > 0)[..., None, None]  # a row without keys is zero or a mean
+  has_keys = (mask.q_segments > 0)[..., None, None]  # a row without keys is zero or a mean
 
   def loss(core, *qkv):
-    out = core(*qkv, mask, **options) * seen
+    out = core(*qkv, mask, **options) * has_keys
     return (out**2).sum(), out
 
   (_, out), gradients = jax.value_and_grad(partial(loss, CORE), (0, 1, 2), has_aux=True)(q, k, v)
   (_, expected), dense = jax.value_and_grad(partial(loss, Dense()), (0, 1, 2), has_aux=True)(
     q, k, v
   )
-  for found, exact in zip((out, *gradients), (expected, *dense), strict=True):
-    np.testing.assert_allclose(found, exact, rtol=2e-3, atol=2e-4)
+  for actual, exact in zip((out, *gradients), (expected, *dense), strict=True):
+    np.testing.assert_allclose(actual, exact, rtol=2e-3, atol=2e-4)
   with pytest.raises(UserError, match="core 'splash' cannot do dropout of attention probabilities"):
     CORE(q, k, v, mask, **options | {"dropout": Dropout(0.3)})
 
@@ -66,9 +66,9 @@ def test_the_scope_of_every_splash_kernel_tells_its_flops():
     mask = Mask(positions(384), positions(384), causal=True, aligned=True, window=window)
     q, k, v = cases.qkv(T=384, N=2, K=1)
     text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, v, mask).compile().as_text()
-    found = set(re.findall(r"kernel_flops_(\d+)[^\"]*_mha_(fwd|dq|dkv)", text))
+    actual = set(re.findall(r"kernel_flops_(\d+)[^\"]*_mha_(fwd|dq|dkv)", text))
     flops = 4 * q.shape[0] * 2 * 128 * blocks * 128 * 128
-    assert found == {(str(flops), part) for part in ("fwd", "dq", "dkv")}
+    assert actual == {(str(flops), part) for part in ("fwd", "dq", "dkv")}
 
 
 def test_splash_on_a_mesh_and_across_lengths():

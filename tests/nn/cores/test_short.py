@@ -51,9 +51,9 @@ def test_blocks_of_sequences_and_heads_in_16_bits():
   bias = jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))
   rows = jnp.ones((80, 49), bool)
   with Rules.make(make_mesh(dict(data=2), jax.devices()[:2])).activate():
-    found = cases.with_gradients(Short(), mask, rows)(q, k, v, bias, None)
+    actual = cases.with_gradients(Short(), mask, rows)(q, k, v, bias, None)
   expected = cases.with_gradients(Dense(), mask, rows)(q, k, v, bias, None)
-  for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
     a = a.astype(jnp.float32)
     e = e.astype(jnp.float32)
     np.testing.assert_allclose(a, e, atol=0.02 * float(jnp.abs(e).max()))

@@ -15,7 +15,7 @@ from t5x_like.parallel.rules import Rules
 KINDS = [("packed_causal", "table"), ("causal_w5", "alibi_layer")]
 
 
-def made(short=2**19):
+def make_sinks(short=2**19):
   core = cases.make({"name": "sinks", "stddev": 2.0})
   core.max_dense_logits = short
   return core
@@ -24,7 +24,7 @@ def made(short=2**19):
 def value_and_gradients(core, kind, bias, rules=None):
   """(output, gradients of sinks, queries, keys and values)."""
   mask, (stack, layer) = dataclasses.replace(cases.mask(kind), aligned=True), cases.bias(bias)
-  rows = cases.seen(mask)
+  rows = cases.sees_a_key(mask)
 
   def loss(arrays, q, k, v):
     out = params.with_arrays(core, arrays)(q, k, v, mask, stack, layer, scale=0.4)
@@ -42,7 +42,7 @@ def value_and_gradients(core, kind, bias, rules=None):
 
 
 def test_a_sink_is_a_logit_without_a_value():
-  core, (q, k, v), mask = made(), cases.qkv(), cases.mask("causal")
+  core, (q, k, v), mask = make_sinks(), cases.qkv(), cases.mask("causal")
   out = core(q, k, v, mask, scale=0.4)
   logits = np.einsum("BTKGH,BSKH->BKGTS", np.reshape(q, (2, 37, 2, 2, 8)) * 0.4, k).reshape(
     2, 4, 37, 37
@@ -55,13 +55,13 @@ def test_a_sink_is_a_logit_without_a_value():
 
 @pytest.mark.parametrize("kind, bias", KINDS)
 def test_blocks_are_the_whole(kind, bias):
-  expected = value_and_gradients(made(), kind, bias)
+  expected = value_and_gradients(make_sinks(), kind, bias)
   assert np.abs(expected[1][0]["sinks"]).min() > 1e-3
   # each device has sinks of its own heads
   rules = Rules.make(make_mesh({"data": 2, "tensor": 2, "fsdp": 2}))
-  for got in (
-    value_and_gradients(made(0), kind, bias),
-    value_and_gradients(made(0), kind, bias, rules),
+  for actual in (
+    value_and_gradients(make_sinks(0), kind, bias),
+    value_and_gradients(make_sinks(0), kind, bias, rules),
   ):
-    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
       np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)

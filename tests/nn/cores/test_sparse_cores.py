@@ -76,8 +76,8 @@ def test_bigbird_equals_dense_attention_under_its_block_matrix(plan, random_bloc
 def test_bigbird_random_plan():
   plan = draw_random_blocks(20, 3, 4, seed=0)
   for head, row in np.ndindex(3, 18):
-    seen = set(plan[head, row].tolist())
-    assert len(seen) == 4 and not seen & {0, 19, row, row + 1, row + 2}
+    blocks = set(plan[head, row].tolist())
+    assert len(blocks) == 4 and not blocks & {0, 19, row, row + 1, row + 2}
   assert (plan[0] != plan[1]).any() and (plan != draw_random_blocks(20, 3, 4, seed=1)).any()
   assert (plan == draw_random_blocks(20, 3, 4, seed=0)).all()
 
@@ -133,8 +133,8 @@ def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
   for row, lengths in enumerate([(11, 9), (20, 6)]):
     start = 0
     for length in lengths:
-      one = tuple(x[row : row + 1, start : start + length] for x in (q, k, v))
-      alone = core(*one, Mask(positions(length), positions(length)), scale=0.4)
+      sequence = tuple(x[row : row + 1, start : start + length] for x in (q, k, v))
+      alone = core(*sequence, Mask(positions(length), positions(length)), scale=0.4)
       np.testing.assert_allclose(
         out[row : row + 1, start : start + length], alone, rtol=1e-4, atol=1e-5
       )

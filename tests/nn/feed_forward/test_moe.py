@@ -39,7 +39,7 @@ ENOUGH = {"dispatch": "capacity", "capacity_factor": float(E)}
 
 
 def layer(gated=True, dropout_rate=0.0, **options):
-  made = Moe(
+  moe = Moe(
     D,
     F,
     nnx.Rngs(params=jax.random.key(5)),
@@ -50,12 +50,12 @@ def layer(gated=True, dropout_rate=0.0, **options):
     out_init=params.normal(0.5),
     dropout=Dropout(dropout_rate),
   )
-  if made.experts.router == "noisy_top_k":  # whose gate starts at zero
+  if moe.experts.router == "noisy_top_k":  # whose gate starts at zero
     kernels = 0.3 * jax.random.normal(jax.random.key(6), (2, D, E))
-    made = params.with_arrays(
-      made, params.arrays(made) | {"router/kernel": kernels[0], "router/noise": kernels[1]}
+    moe = params.with_arrays(
+      moe, params.arrays(moe) | {"router/kernel": kernels[0], "router/noise": kernels[1]}
     )
-  return made
+  return moe
 
 
 def tokens(seed=0, rows=B, length=T):
@@ -71,15 +71,15 @@ def context(**fields):
 
 
 @jax.jit
-def run(made, x_BTD, context, key=None):
-  y_BTD, aux, _ = made(x_BTD, context, None, key)
+def run(moe, x_BTD, context, key=None):
+  y_BTD, aux, _ = moe(x_BTD, context, None, key)
   return y_BTD, scalars(aux)
 
 
-def reference(made, x, valid=None):
+def reference(moe, x, valid=None):
   """(outputs, chosen experts, probabilities, logits, dropped choices); loops over everything."""
-  arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(made).items()}
-  options = made.experts
+  arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(moe).items()}
+  options = moe.experts
   x = np.asarray(x, np.float64)
   k, (rows, length, _) = options.top_k, x.shape
   capacity = min(length, math.ceil(options.capacity_factor * length * k / E))
@@ -100,7 +100,7 @@ def reference(made, x, valid=None):
         if load[e] > capacity:
           dropped += 1
           continue
-        gate = probs[b, t, e] / (probs[b, t, chosen[b, t]].sum() if made.router.normalise else 1.0)
+        gate = probs[b, t, e] / (probs[b, t, chosen[b, t]].sum() if moe.router.normalise else 1.0)
         h = x[b, t] @ arrays["wi"][e]
         g = x[b, t] @ arrays["gate"][e] if "gate" in arrays else h
         h = g / (1 + np.exp(-g)) * (h if "gate" in arrays else 1.0)
@@ -111,50 +111,50 @@ def reference(made, x, valid=None):
 @pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs(kind, dispatch):
-  made = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
-  y, aux = run(made, tokens(), context())
-  np.testing.assert_allclose(y, reference(made, tokens())[0], rtol=1e-4, atol=1e-4)
+  moe = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
+  y, aux = run(moe, tokens(), context())
+  np.testing.assert_allclose(y, reference(moe, tokens())[0], rtol=1e-4, atol=1e-4)
   names = ("importance_loss", "load_loss") if kind == "shazeer" else ("balance_loss", "z_loss")
   names += ("violation", "dropped", "violation_weights", "dropped_weights")
   assert aux.keys() == {f"moe_{name}" for name in names} and float(aux["moe_dropped"]) == 0
-  load_E = np.bincount(reference(made, tokens())[1].reshape(-1), minlength=E)
+  load_E = np.bincount(reference(moe, tokens())[1].reshape(-1), minlength=E)
   np.testing.assert_allclose(aux["moe_violation"], load_E.max() / load_E.mean() - 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
 def test_full_experts_drop_later_choices(kind):
-  made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=0.6)
+  moe = layer(**KINDS[kind], dispatch="capacity", capacity_factor=0.6)
   valid = valid_tokens()
   for marks in (None, valid):
     fields = {} if marks is None else {"k_valid": jnp.asarray(marks)}
-    y, aux = run(made, tokens(), context(**fields))
-    expected, *_, dropped = reference(made, tokens(), marks)
+    y, aux = run(moe, tokens(), context(**fields))
+    expected, *_, dropped = reference(moe, tokens(), marks)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    choices = (valid.sum() if marks is not None else B * T) * made.experts.top_k
+    choices = (valid.sum() if marks is not None else B * T) * moe.experts.top_k
     assert dropped > 0 or marks is not None
     np.testing.assert_allclose(aux["moe_dropped"], dropped / choices, rtol=1e-6)
 
 
 def test_evaluations_have_slots_of_their_own():
   """Training, which has a key, drops as many choices as with its own factor alone."""
-  made = layer(top_k=1, dispatch="capacity", capacity_factor=0.6, eval_capacity_factor=float(E))
+  moe = layer(top_k=1, dispatch="capacity", capacity_factor=0.6, eval_capacity_factor=float(E))
   alone = layer(top_k=1, dispatch="capacity", capacity_factor=0.6)
   for key, dropped in (
     (None, 0.0),
     (jax.random.key(0), float(run(alone, tokens(), context())[1]["moe_dropped"])),
   ):
-    assert float(run(made, tokens(), context(), key)[1]["moe_dropped"]) == dropped
+    assert float(run(moe, tokens(), context(), key)[1]["moe_dropped"]) == dropped
   assert dropped > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dispatches_agree_in_values_and_gradients(kind):
   marks = jnp.asarray(valid_tokens())
-  here = context(q_segments=marks.astype(jnp.int32), k_segments=marks.astype(jnp.int32))
+  moe_context = context(q_segments=marks.astype(jnp.int32), k_segments=marks.astype(jnp.int32))
   key = jax.random.key(3) if kind == "shazeer" else None
 
   def loss(arrays, x, model):
-    y, aux, _ = params.with_arrays(model, arrays)(x, here, None, key)
+    y, aux, _ = params.with_arrays(model, arrays)(x, moe_context, None, key)
     aux = scalars(aux)
     y = jnp.where(marks[..., None], y, 0.0)
     return jnp.sum(jnp.sin(y)) + sum(
@@ -163,11 +163,11 @@ def test_dispatches_agree_in_values_and_gradients(kind):
 
   results = []
   for dispatch in ({}, ENOUGH):
-    made = layer(
+    moe = layer(
       **KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0, importance_loss=1.0, load_loss=1.0
     )
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    results.append(gradient(params.arrays(made), tokens(), made))
+    results.append(gradient(params.arrays(moe), tokens(), moe))
   ((_, y), (by_name, by_x)), ((_, y2), (by_name2, by_x2)) = results
   np.testing.assert_allclose(y, y2, atol=1e-5)
   np.testing.assert_allclose(by_x, by_x2, atol=1e-5 * np.abs(by_x).max())
@@ -179,10 +179,10 @@ def test_dispatches_agree_in_values_and_gradients(kind):
 def test_gradients_are_those_of_the_values():
   """The moves have gradients of their own; finite differences know nothing of them."""
   for dispatch in ({}, {"dispatch": "capacity", "capacity_factor": 0.6}):
-    made = layer(**KINDS["mixtral"], **dispatch)
+    moe = layer(**KINDS["mixtral"], **dispatch)
 
-    def f(x, made=made):
-      return jnp.sum(jnp.sin(made(x, context(), None, None)[0]))
+    def f(x, moe=moe):
+      return jnp.sum(jnp.sin(moe(x, context(), None, None)[0]))
 
     x = tokens()
     direction = tokens(1)
@@ -199,21 +199,21 @@ def test_gradients_are_those_of_the_values():
 @pytest.mark.parametrize("where", ["k_valid", "q_segments", "valid", "nowhere"])
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
 def test_losses_are_means_over_valid_tokens(kind, where):
-  made = layer(**KINDS[kind], balance_loss=0.3, z_loss=0.2)
+  moe = layer(**KINDS[kind], balance_loss=0.3, z_loss=0.2)
   valid = valid_tokens()
   if where == "q_segments":
     segments = jnp.asarray(valid, jnp.int32) * 2
-    here = context(q_segments=segments, k_segments=segments)
+    moe_context = context(q_segments=segments, k_segments=segments)
   elif where == "valid":
-    here = Context(mask=context().mask, valid=jnp.asarray(valid))
+    moe_context = Context(mask=context().mask, valid=jnp.asarray(valid))
   else:
-    here = context(**({} if where == "nowhere" else {"k_valid": jnp.asarray(valid)}))
+    moe_context = context(**({} if where == "nowhere" else {"k_valid": jnp.asarray(valid)}))
   marks = np.ones((B, T), bool) if where == "nowhere" else valid
   loud = jnp.where(marks[..., None], tokens(), 50.0)  # what padding holds must not matter
-  _, aux = run(made, loud, here)
-  _, chosen, probs, logits, _ = reference(made, tokens())
+  _, aux = run(moe, loud, moe_context)
+  _, chosen, probs, logits, _ = reference(moe, tokens())
   fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (
-    marks.sum() * made.experts.top_k
+    marks.sum() * moe.experts.top_k
   )
   balance = E * np.sum(fractions * probs[marks].mean(0))
   np.testing.assert_allclose(aux["moe_balance_loss"], 0.3 * balance, rtol=1e-5)
@@ -226,18 +226,18 @@ def test_losses_are_means_over_valid_tokens(kind, where):
 def test_importance_and_load_are_the_papers(training):
   """Shazeer et al. 2017, equations 6 to 11, token by token; the noise is read back from the
   logits."""
-  made = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2)
+  moe = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2)
   x = tokens()
   valid = valid_tokens()
   key = jax.random.key(4) if training else None
   routing = jax.jit(lambda router, x, key: router(x, key))(
-    made.router, x, None if key is None else subkey(key, 0)
+    moe.router, x, None if key is None else subkey(key, 0)
   )
   _, aux = run(
-    made, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key
+    moe, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key
   )
   kernel, noise = (
-    np.asarray(made.router.__dict__[name][...], np.float64) for name in ("kernel", "noise")
+    np.asarray(moe.router.__dict__[name][...], np.float64) for name in ("kernel", "noise")
   )
   importance = np.zeros(E)
   load = np.zeros(E)
@@ -262,7 +262,7 @@ def test_importance_and_load_are_the_papers(training):
 def test_the_noisy_gate_starts_at_zero_and_even():
   """Both kernels are zero at first; the noise spreads tokens over all experts, and both kernels get
   gradients."""
-  made = Moe(
+  moe = Moe(
     D,
     F,
     nnx.Rngs(params=0),
@@ -270,13 +270,13 @@ def test_the_noisy_gate_starts_at_zero_and_even():
     activation=jax.nn.relu,
     gated=False,
   )
-  arrays = params.arrays(made)
+  arrays = params.arrays(moe)
   x = tokens(length=64)
   key = jax.random.key(1)
   assert not arrays["router/kernel"].any() and not arrays["router/noise"].any()
 
   def losses(arrays):
-    y, aux, _ = params.with_arrays(made, arrays)(
+    y, aux, _ = params.with_arrays(moe, arrays)(
       x, Context(mask=Mask(positions(64), positions(64))), None, key
     )
     return jnp.sum(jnp.sin(y)) + scalars(aux)["moe_load_loss"], (scalars(aux), aux["load"])
@@ -291,13 +291,13 @@ def test_the_noisy_gate_starts_at_zero_and_even():
 
 
 def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
-  made = layer(top_k=E, balance_loss=1.0)
-  _, aux = run(made, tokens(), context())
+  moe = layer(top_k=E, balance_loss=1.0)
+  _, aux = run(moe, tokens(), context())
   # every expert chosen by every token
   np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)
   for router in ("softmax", "noisy_top_k"):
-    made = layer(dispatch="capacity", router=router)
-    y, aux = run(made, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
+    moe = layer(dispatch="capacity", router=router)
+    y, aux = run(moe, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
     assert float(jnp.abs(y).max()) == 0
     assert {float(value) for name, value in aux.items() if not name.endswith("weights")} == {0.0}
 
@@ -306,14 +306,14 @@ def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
 
 
 def test_noise_only_with_a_key():
-  made = layer(top_k=2, router="noisy_top_k")
+  moe = layer(top_k=2, router="noisy_top_k")
   x = tokens(rows=64, length=64)
   route = jax.jit(lambda router, x, key: router(x, key))
-  clean = route(made.router, x, None).logits_BTE
-  noisy = route(made.router, x, jax.random.key(0)).logits_BTE
-  np.testing.assert_allclose(clean, np.asarray(x) @ np.asarray(made.router.kernel[...]), atol=1e-4)
+  clean = route(moe.router, x, None).logits_BTE
+  noisy = route(moe.router, x, jax.random.key(0)).logits_BTE
+  np.testing.assert_allclose(clean, np.asarray(x) @ np.asarray(moe.router.kernel[...]), atol=1e-4)
   deviation = np.log1p(
-    np.exp(np.asarray(x, np.float64) @ np.asarray(made.router.noise[...], np.float64))
+    np.exp(np.asarray(x, np.float64) @ np.asarray(moe.router.noise[...], np.float64))
   )
   z = (np.asarray(noisy) - np.asarray(clean)) / deviation
   assert abs(z.mean()) < 4 / math.sqrt(z.size) and abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
@@ -344,27 +344,27 @@ def test_the_backward_pass_of_a_router_keeps_tokens_in_their_own_dtype(options):
 
 def test_dropout_only_with_a_key():
   for dispatch in ({}, ENOUGH):
-    made = layer(dropout_rate=0.5, **dispatch)
-    first, second = (run(made, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
+    moe = layer(dropout_rate=0.5, **dispatch)
+    first, second = (run(moe, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
     assert float(jnp.abs(first - second).max()) > 1e-2
     assert (
-      run(made, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]
+      run(moe, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]
     ).all()
 
 
 @pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
 def test_the_router_is_float32_under_bfloat16(dispatch):
-  made = layer(**dispatch)
+  moe = layer(**dispatch)
   x = tokens().astype(jnp.bfloat16)
-  y, aux = run(made, x, context())
+  y, aux = run(moe, x, context())
   assert y.dtype == jnp.bfloat16 and {value.dtype for value in aux.values()} == {
     jnp.dtype("float32")
   }
-  routing = made.router(x, None)
+  routing = moe.router(x, None)
   assert {a.dtype for a in (routing.logits_BTE, routing.probs_BTE, routing.gates_BTk)} == {
     jnp.dtype("float32")
   }
-  expected, *_, logits, _ = reference(made, np.asarray(x, np.float32))
+  expected, *_, logits, _ = reference(moe, np.asarray(x, np.float32))
   np.testing.assert_allclose(routing.logits_BTE, logits, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
     np.asarray(y, np.float32), expected, atol=0.03 * np.abs(expected).max()
@@ -375,42 +375,42 @@ def test_the_router_is_float32_under_bfloat16(dispatch):
 
 
 def test_decoding_never_drops():
-  made = layer(dispatch="capacity", capacity_factor=0.1)
+  moe = layer(dispatch="capacity", capacity_factor=0.1)
   x = tokens()
   # A cache is longer than the tokens fed.
   slots = Context(
     mask=Mask(positions(T), positions(20), k_valid=jnp.ones((B, 20), bool)), slot=jnp.int32(0)
   )
-  y, _ = run(made, x, slots)
+  y, _ = run(moe, x, slots)
   np.testing.assert_allclose(y, run(layer(), x, context())[0], atol=1e-5)
-  np.testing.assert_allclose(run(made, x[:, 3:4], slots)[0], y[:, 3:4], atol=1e-5)
+  np.testing.assert_allclose(run(moe, x[:, 3:4], slots)[0], y[:, 3:4], atol=1e-5)
 
 
 # On a mesh
 
 
-def compiled_on_mesh(made, x, rows="data", **changes):
+def compiled_on_mesh(moe, x, rows="data", **changes):
   """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of
   the rows)."""
   rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
 
   def on_mesh(arrays, x):
     with rules.activate():
-      return jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True)(
+      return jax.value_and_grad(functools.partial(loss, moe), argnums=(0, 1), has_aux=True)(
         arrays, x
       )
 
-  shardings = rules.param_shardings(params.named_params(made))
+  shardings = rules.param_shardings(params.named_params(moe))
   assert shardings["wi"].spec == jax.sharding.PartitionSpec(
     "expert", None if rows == "data" else rows, "tensor"
   )
   out = (None, (None, None)), (shardings, None)
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
-  return step.lower(params.arrays(made), x).compile(), shardings, rules.batch()
+  return step.lower(params.arrays(moe), x).compile(), shardings, rules.batch()
 
 
-def loss(made, arrays, x):
-  y, aux, _ = params.with_arrays(made, arrays)(x, context(), None, None)
+def loss(moe, arrays, x):
+  y, aux, _ = params.with_arrays(moe, arrays)(x, context(), None, None)
   aux = scalars(aux)
   return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
 
@@ -419,14 +419,14 @@ def loss(made, arrays, x):
   "dispatch, over", [("dropless", "data"), ("capacity", "data"), ("capacity", "fsdp")]
 )
 def test_sharded_is_unsharded(dispatch, over):
-  made = layer(dispatch=dispatch, capacity_factor=1.0)
+  moe = layer(dispatch=dispatch, capacity_factor=1.0)
   x = tokens()
-  step, shardings, rows = compiled_on_mesh(made, x, over)
+  step, shardings, rows = compiled_on_mesh(moe, x, over)
   (_, (y, aux)), gradients = step(
-    jax.device_put(params.arrays(made), shardings), jax.device_put(x, rows)
+    jax.device_put(params.arrays(moe), shardings), jax.device_put(x, rows)
   )
-  alone = jax.jit(jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True))
-  (_, (y1, aux1)), gradients1 = alone(params.arrays(made), x)
+  alone = jax.jit(jax.value_and_grad(functools.partial(loss, moe), argnums=(0, 1), has_aux=True))
+  (_, (y1, aux1)), gradients1 = alone(params.arrays(moe), x)
   assert (float(aux["moe_dropped"]) > 0) == (dispatch == "capacity")
 
   def assert_close(a, b):
@@ -438,11 +438,11 @@ def test_sharded_is_unsharded(dispatch, over):
 def test_tokens_go_to_experts_and_kernels_stay():
   """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is
   the control."""
-  made = layer(dispatch="capacity", capacity_factor=1.0)
+  moe = layer(dispatch="capacity", capacity_factor=1.0)
   # those of all experts
   kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}
   texts = [
-    compiled_on_mesh(made, tokens(), **changes)[0].as_text()
+    compiled_on_mesh(moe, tokens(), **changes)[0].as_text()
     for changes in ({}, {"activation_expert": None})
   ]
   ours, control = (
@@ -452,7 +452,7 @@ def test_tokens_go_to_experts_and_kernels_stay():
   assert control & kernels
   # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
   # gradients of its own experts: nothing of all experts is on any device.
-  text = compiled_on_mesh(made, tokens(), "fsdp")[0].as_text()
+  text = compiled_on_mesh(moe, tokens(), "fsdp")[0].as_text()
   found = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
   assert found and all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), (
     found
@@ -464,16 +464,16 @@ def test_tokens_go_to_experts_and_kernels_stay():
 
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
 def test_flops_are_those_of_the_chosen_experts(kind):
-  made = layer(**KINDS[kind])
-  k = made.experts.top_k
+  moe = layer(**KINDS[kind])
+  k = moe.experts.top_k
   n = B * T
   count = jaxpr_flops.forward_flops(
-    lambda made, x: made(x, context(), None, None)[0], made, tokens()
+    lambda made, x: made(x, context(), None, None)[0], moe, tokens()
   )
   assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
-  made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
+  moe = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
   assert count == jaxpr_flops.forward_flops(
-    lambda made, x: made(x, context(), None, None)[0], made, tokens()
+    lambda made, x: made(x, context(), None, None)[0], moe, tokens()
   )
 
 

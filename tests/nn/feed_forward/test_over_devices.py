@@ -36,27 +36,25 @@ def layer(top_k=2, dropout=0.0, factor=1.25):
   init = params.normal(0.5)
   experts = Experts(experts=E, top_k=top_k, capacity_factor=factor)
   rngs = nnx.Rngs(params=jax.random.key(5))
-  made = Moe(
+  moe = Moe(
     D, F, rngs, experts, activation=activation, gated=True, init=init, dropout=Dropout(dropout)
   )
-  return made, params.arrays(made)
+  return moe, params.arrays(moe)
 
 
-def run(made, arrays, x_BTD, key=None):
+def run(moe, arrays, x_BTD, key=None):
   """Return a loss that depends on every output, and the router's sums."""
-  y_BTD, aux, _ = params.with_arrays(made, arrays)(
+  y_BTD, aux, _ = params.with_arrays(moe, arrays)(
     x_BTD, Context(Mask(positions(T), positions(T))), None, key
   )
   return jnp.sum(jnp.sin(y_BTD + jnp.arange(T, dtype=y_BTD.dtype)[:, None])), (y_BTD, aux)
 
 
-def on(rules, made, arrays, x_BTD):
-  gradient = jax.value_and_grad(
-    lambda arrays, x_BTD: run(made, arrays, x_BTD), (0, 1), has_aux=True
-  )
+def on(rules, moe, arrays, x_BTD):
+  gradient = jax.value_and_grad(lambda arrays, x_BTD: run(moe, arrays, x_BTD), (0, 1), has_aux=True)
   if rules is None:
     return jax.jit(gradient)(arrays, x_BTD)
-  named = params.named_params(made)
+  named = params.named_params(moe)
   placed = {name: jax.device_put(x, rules.sharding(named[name].axes)) for name, x in arrays.items()}
   with rules.activate():
     return jax.jit(gradient)(
@@ -71,16 +69,16 @@ def on(rules, made, arrays, x_BTD):
 def test_outputs_and_gradients_are_one_devices(mesh, even):
   """Also where every token of the batch chooses the same two experts, so that one device gets all
   rows."""
-  made, arrays = layer()
+  moe, arrays = layer()
   x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
   if not even:
     x_BTD = jnp.abs(x_BTD)
     kernel = arrays["router/kernel"]
     arrays |= {"router/kernel": kernel.at[:].set(0.01 * kernel).at[:, 2:4].add(1.0)}
-  (value, (y, _)), gradients = on(None, made, arrays, x_BTD)
+  (value, (y, _)), gradients = on(None, moe, arrays, x_BTD)
   rules = Rules.make(make_mesh(mesh))
   assert over_devices.dispatch_axes(rules, x_BTD.shape, E, F) is not None
-  (value_, (y_, _)), gradients_ = on(rules, made, arrays, x_BTD)
+  (value_, (y_, _)), gradients_ = on(rules, moe, arrays, x_BTD)
   np.testing.assert_allclose(y_, y, atol=2e-5)
   np.testing.assert_allclose(value_, value, rtol=1e-5)
   jax.tree.map(
@@ -91,12 +89,12 @@ def test_outputs_and_gradients_are_one_devices(mesh, even):
 
 
 def test_no_device_gathers_the_rows_of_the_batch():
-  made, arrays = layer()
+  moe, arrays = layer()
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
   x_BTD = jax.device_put(jnp.ones((B, T, D)), rules.sharding(("batch",)))
   with rules.activate():
     text = (
-      jax.jit(lambda arrays, x: run(made, arrays, x)[0]).lower(arrays, x_BTD).compile().as_text()
+      jax.jit(lambda arrays, x: run(moe, arrays, x)[0]).lower(arrays, x_BTD).compile().as_text()
     )
   assert (
     "all-to-all" in text and f"f32[{B},{T},{D}]" not in text and f"f32[{2 * B * T},{D}]" not in text
@@ -106,9 +104,9 @@ def test_no_device_gathers_the_rows_of_the_batch():
 @pytest.mark.parametrize("factor", [1.25, 4.0])
 def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
   """With room for the rows of all four devices there are none."""
-  made, arrays = layer(factor=factor)
+  moe, arrays = layer(factor=factor)
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
-  gradient = jax.jit(jax.grad(lambda arrays, x: run(made, arrays, x)[0]))
+  gradient = jax.jit(jax.grad(lambda arrays, x: run(moe, arrays, x)[0]))
   with rules.activate():
     text = gradient.lower(arrays, jnp.ones((B, T, D))).compile().as_text()
   program = Program(text)
@@ -117,10 +115,10 @@ def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
 
 
 def test_dropout_within_experts_is_refused():
-  made, arrays = layer(dropout=0.1)
+  moe, arrays = layer(dropout=0.1)
   rules = Rules.make(make_mesh({"expert": 8}))
   with (
     rules.activate(),
     pytest.raises(UserError, match="mlp_dropout: found 0.1, expected 0 for experts"),
   ):
-    jax.eval_shape(lambda x: run(made, arrays, x, jax.random.key(0)), jnp.ones((B, T, D)))
+    jax.eval_shape(lambda x: run(moe, arrays, x, jax.random.key(0)), jnp.ones((B, T, D)))

@@ -62,15 +62,15 @@ def exact_bucket(d, buckets, max_distance):
 
 @pytest.mark.parametrize("bidirectional, first", [(True, BIDIRECTIONAL), (False, CAUSAL)])
 def test_buckets_of_the_past(bidirectional, first):
-  got = past(range(400), bidirectional=bidirectional)
+  buckets = past(range(400), bidirectional=bidirectional)
   small = min(first)
   expected = []
   bucket = 0
   for d in range(400):
     bucket = d if d < small else first.get(d, bucket)
     expected.append(bucket)
-  np.testing.assert_array_equal(got, expected)
-  assert (np.diff(got) >= 0).all() and (got[list(first)[-1] :] == got[-1]).all()
+  np.testing.assert_array_equal(buckets, expected)
+  assert (np.diff(buckets) >= 0).all() and (buckets[list(first)[-1] :] == buckets[-1]).all()
   last = 15 if bidirectional else 31
   assert past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
 

@@ -48,8 +48,8 @@ def test_sinusoidal(interleaved):
       sine, cosine = (2 * i, 2 * i + 1) if interleaved else (i, D // 2 + i)
       expected[b, t, sine] += math.sin(angle)
       expected[b, t, cosine] += math.cos(angle)
-  got = SinusoidalPosition(interleaved=interleaved).embed(jnp.asarray(x), POS)
-  np.testing.assert_allclose(got, expected, atol=5e-5)
+  actual = SinusoidalPosition(interleaved=interleaved).embed(jnp.asarray(x), POS)
+  np.testing.assert_allclose(actual, expected, atol=5e-5)
 
 
 @pytest.mark.parametrize("offset", [0, 2])
@@ -59,9 +59,9 @@ def test_learned(offset):
   table = np.asarray(scheme.table[...])
   x = normal(2, 5, 8)
   assert table.shape == (40 + offset, 8)
-  got = scheme.embed(jnp.asarray(x), pos)
+  actual = scheme.embed(jnp.asarray(x), pos)
   for b, t in np.ndindex(*pos.shape):
-    np.testing.assert_allclose(got[b, t], x[b, t] + table[pos[b, t] + offset], rtol=1e-6)
+    np.testing.assert_allclose(actual[b, t], x[b, t] + table[pos[b, t] + offset], rtol=1e-6)
 
 
 def llama3(frequency):
@@ -90,17 +90,17 @@ def test_rope(interleaved, fraction, scaling):
   """Su et al. 2021, equation 15: the pair (x1, x2) turns by pos * theta^(-2i/R)."""
   H = 16
   x = normal(2, 5, 3, 16)
-  R, (ours, scale) = int(H * fraction), SCALINGS[scaling]
+  R, (arguments, scale) = int(H * fraction), SCALINGS[scaling]
   expected = x.astype(np.float64)
   for b, t in np.ndindex(*POS.shape):
     for i in range(R // 2):
       angle = POS[b, t] * scale(100.0 ** (-2 * i / R))
-      one, two = (2 * i, 2 * i + 1) if interleaved else (i, R // 2 + i)
-      x1 = x[b, t, :, one].astype(np.float64)
-      x2 = x[b, t, :, two].astype(np.float64)
-      expected[b, t, :, one] = x1 * math.cos(angle) - x2 * math.sin(angle)
-      expected[b, t, :, two] = x1 * math.sin(angle) + x2 * math.cos(angle)
-  rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **ours)
+      channel, partner = (2 * i, 2 * i + 1) if interleaved else (i, R // 2 + i)
+      x1 = x[b, t, :, channel].astype(np.float64)
+      x2 = x[b, t, :, partner].astype(np.float64)
+      expected[b, t, :, channel] = x1 * math.cos(angle) - x2 * math.sin(angle)
+      expected[b, t, :, partner] = x1 * math.sin(angle) + x2 * math.cos(angle)
+  rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **arguments)
   np.testing.assert_allclose(rope.rotate(jnp.asarray(x), POS), expected, atol=2e-4)
 
 
@@ -127,8 +127,8 @@ def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
 
 def test_llama3_scaling_has_all_its_regions():
   frequencies = [100.0 ** (-2 * i / 16) for i in range(8)]
-  kept = [round(llama3(f) / f, 6) for f in frequencies]
-  assert kept[0] == 1.0 and kept[-1] == 0.125 and any(0.125 < k < 1 for k in kept)
+  factors = [round(llama3(f) / f, 6) for f in frequencies]
+  assert factors[0] == 1.0 and factors[-1] == 0.125 and any(0.125 < k < 1 for k in factors)
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8])
@@ -180,20 +180,20 @@ def test_shaw(values, kv_heads):
   k = normal(B, T, kv_heads, H, seed=1)
   v = normal(B, T, kv_heads, H, seed=2)
   mask = Mask(jnp.asarray(POS), jnp.asarray(POS), causal=True)
-  got = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
+  actual = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
   for b, t, n in np.ndindex(B, T, N):
-    seen = [s for s in range(T) if POS[b, s] <= POS[b, t]]
-    at = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in seen]
+    visible = [s for s in range(T) if POS[b, s] <= POS[b, t]]
+    at = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in visible]
     head = n * kv_heads // N
     e = np.array(
       [
         q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H)
-        for s, r in zip(seen, at, strict=True)
+        for s, r in zip(visible, at, strict=True)
       ]
     )
     alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
-    z = sum(p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, seen, at, strict=True))
-    np.testing.assert_allclose(got[b, t, n], z, rtol=1e-4, atol=1e-5)
+    z = sum(p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, visible, at, strict=True))
+    np.testing.assert_allclose(actual[b, t, n], z, rtol=1e-4, atol=1e-5)
 
 
 # DeepNorm
