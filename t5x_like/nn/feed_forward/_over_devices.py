@@ -1,17 +1,17 @@
 """The dropless dispatch on a mesh: rows travel to the devices of their experts, and back.
 
 Every device sorts the choices of its own tokens by expert. The mesh axis of `activation_expert`
-splits the experts: a device sends each of the others the rows for its experts, multiplies the rows
-that came in one grouped product, and returns the results. Over other axes of the batch no row
+splits the experts: a device sends each of the others the rows for its experts, multiplies the
+received rows in one grouped product, and returns the results. Over other axes of the batch no row
 travels; `mlp` may be split too, and results are added up.
 
-All rows of an expert group may choose the experts of one device, and none is dropped. The array for
-what comes has `capacity_factor` rows for each choice of a device. Devices with more go on with the
-next rows in a further round, until all have been in one. Balanced loads need one round; the number
-of rounds is the same on all devices.
+All rows of an expert group may choose the experts of one device, and none is dropped. The array of
+received rows has `capacity_factor` rows for each choice of a device. Devices with more rows receive
+the next ones in a further round, until all have been in one. Balanced loads need one round; the
+number of rounds is the same on all devices.
 
-On TPU and GPU, rows travel by `jax.lax.ragged_all_to_all`, which sends only what is there. XLA:CPU
-has no such operation; an all-to-all of padded blocks gives the same rows there.
+On TPU and GPU, rows travel by `jax.lax.ragged_all_to_all`, which sends no padding. XLA:CPU has no
+such operation; an all-to-all of padded blocks gives the same rows there.
 """
 
 import math

@@ -74,11 +74,11 @@ _batched_product.defvjp(_batched_forward, _batched_backward)
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not.
 
-  It returns its router's statistics. `Stack` reduces them to these scalars and sums them over its
-    layers: moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router
-    "noisy_top_k": weighted losses over
-      tokens that are not padding; an objective adds them to its loss per target token. With
-      gradient accumulation, each part of the batch is balanced by itself.
+  It returns its router's statistics. `Stack` reduces them to scalars and sums them over its layers:
+
+    moe_balance_loss, moe_z_loss, or moe_importance_loss, moe_load_loss (router "noisy_top_k"):
+      weighted losses over tokens that are not padding; an objective adds them to its loss per
+      target token. With gradient accumulation, each part of the batch is balanced by itself.
     moe_violation: the excess of the largest load over the mean, as a fraction of the mean.
     moe_dropped: the fraction of choices without a slot.
     moe_violation_weights, moe_dropped_weights: 1, so that the metrics of both are means over
@@ -166,7 +166,7 @@ class Moe(Layer):
   def _capacity(
     self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key
   ) -> tuple[jax.Array, jax.Array]:
-    """Return (output, number of dropped choices of valid tokens)."""
+    """Dispatch by capacity; return (output, number of dropped choices of valid tokens)."""
     B, T, D = x_BTD.shape
     E = self.experts.experts
     k = self.experts.top_k
