@@ -234,7 +234,7 @@ def test_cells_enter_the_encoder_whole():
   data = batch(2)
   made = model(dropout=0.5)
   made.encoder = lambda x_BSD, context, key: (x_BSD, {}, None)
-  made._every = lambda x_BQD, context, key: context.memory[None, :, :6]
+  made._run_decoder = lambda x_BQD, context, key: context.memory[None, :, :6]
   boxes = jax.jit(lambda data, key: made(data, key)["boxes"])
   np.testing.assert_array_equal(boxes(data, jax.random.key(0)), boxes(data, None))
 
