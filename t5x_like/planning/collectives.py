@@ -113,7 +113,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
     executions = program.executions.get(computation, 0)
     if executions == 0:
       continue
-    sliced_names = _sliced_names(instructions)
+    sliced_names = _names_of_sliced(instructions)
     shapes = program.shapes(computation)
     for instruction in instructions:
       kind, is_start = _kind(instruction)
@@ -132,7 +132,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
   return sorted(rows.values(), key=lambda row: -row.ring_bytes)
 
 
-def _sliced_names(instructions: Sequence[Instruction]) -> set[str]:
+def _names_of_sliced(instructions: Sequence[Instruction]) -> set[str]:
   """Return the names of the values that a computation slices at a dynamic index."""
   names = set()
   for instruction in instructions:
@@ -221,16 +221,16 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if iota:
     shape = _integers(iota[1])
-    return _transposed_range(iota[2], iota[3]).reshape(shape).tolist()
+    return _transpose_range(iota[2], iota[3]).reshape(shape).tolist()
   named = re.search(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text
   )
   if named:
-    return _named_groups(*named.groups())
+    return _groups_by_axes(*named.groups())
   return [list(range(devices))]
 
 
-def _named_groups(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
+def _groups_by_axes(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
   """Return the groups along some axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index
   of a.
 
@@ -265,10 +265,10 @@ def _device_ids(text: str) -> np.ndarray:
   iota = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$", text)
   if iota is None:
     return np.array([int(number) for number in re.findall(r"\d+", text)])
-  return _transposed_range(iota[1], iota[2]).reshape(-1)
+  return _transpose_range(iota[1], iota[2]).reshape(-1)
 
 
-def _transposed_range(dims: str, permutation: str | None) -> np.ndarray:
+def _transpose_range(dims: str, permutation: str | None) -> np.ndarray:
   """Return 0, 1, 2, … in an array of the dimensions `2,4`, transposed by `1,0` if that is there."""
   shape = _integers(dims)
   order = np.arange(math.prod(shape)).reshape(shape)

@@ -53,7 +53,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   train = request["step"] == "train"
-  least = minimum.ring_bytes(
+  minimum_bytes = minimum.ring_bytes(
     named, rules, itemsize, train, config.accumulation_steps, parts.trained
   )
   answer = {
@@ -80,8 +80,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
       "optimizer": steps.shard_bytes(parts.state.opt_state) if train else 0.0,
       "batch": steps.shard_bytes(step.batch),
     },
-    "minimum_ring_gigabytes": sum(least.values()) / _GIGA,
-    "minimum": least,
+    "minimum_ring_gigabytes": sum(minimum_bytes.values()) / _GIGA,
+    "minimum": minimum_bytes,
     "weight_bytes": minimum.weight_bytes(named, rules, itemsize),
   }
   start = time.perf_counter()

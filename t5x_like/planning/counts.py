@@ -32,7 +32,7 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     (`waited`); GB of the largest array beside the arguments (`largest`).
   """
   totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
-  for instruction, executions, shapes, computation in program.executed():
+  for instruction, executions, shapes, computation in program.iterate_executed():
     if instruction.opcode in _PRODUCTS:
       dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
       if "f32" in dtypes:
@@ -71,7 +71,7 @@ def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, A
     clock: cycles per second.
   """
   operations = []
-  for instruction, executions, _, computation in program.executed():
+  for instruction, executions, _, computation in program.iterate_executed():
     cycles = products.own_cycles(instruction)
     if not cycles or not program.alone(computation):
       continue

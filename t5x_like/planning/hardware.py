@@ -103,11 +103,11 @@ def parse(text: str, slices: int = 1) -> Topology:
   """Parse a topology's name; raise UserError for an unknown kind, an invalid shape, or several
   slices of CPUs."""
   kind, _, shape = text.partition(":")
-  known = ("cpu", *CHIPS)
-  if kind not in known:
+  kinds = ("cpu", *CHIPS)
+  if kind not in kinds:
     raise UserError(
-      f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, known)}; there are "
-      f"{', '.join(known)}"
+      f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, kinds)}; there are "
+      f"{', '.join(kinds)}"
     )
   if not re.fullmatch(r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
     raise UserError(

@@ -51,7 +51,7 @@ class Instruction:
     marked = re.findall(r"%([^\s,()]+)", self.arguments)
     if marked:
       return marked
-    parts = [part for part in _split(self.arguments) if part and not part[0].isdigit()]
+    parts = [part for part in _split_at_commas(self.arguments) if part and not part[0].isdigit()]
     return [part.split()[-1] for part in parts]
 
   def attribute(self, name: str) -> str | None:
@@ -59,7 +59,7 @@ class Instruction:
     match = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.rest)
     return match[1] if match else None
 
-  def called(self) -> list[tuple[str, str]]:
+  def called_computations(self) -> list[tuple[str, str]]:
     """Return (kind, name) of the computations it names, such as ("body", "region_1")."""
     calls = []
     for kind, names in _CALLED.findall(self.rest):
@@ -105,7 +105,7 @@ class Program:
     """Return the types of a computation's instructions."""
     return {instruction.name: instruction.type for instruction in self.computations[computation]}
 
-  def executed(self) -> Iterator[tuple[Instruction, int, dict[str, str], str]]:
+  def iterate_executed(self) -> Iterator[tuple[Instruction, int, dict[str, str], str]]:
     """Yield (an instruction, its executions, the types in its computation, the computation)."""
     for computation, instructions in self.computations.items():
       executions = self.executions.get(computation, 0)
@@ -120,7 +120,7 @@ class Program:
     return computation not in self.fused and computation not in self.asynchronous
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
-    parts = dict(instruction.called())
+    parts = dict(instruction.called_computations())
     declared = _TRIPS.search(instruction.rest)
     if declared:
       trips = int(declared[1])
@@ -151,7 +151,7 @@ class Program:
       self._count(loop.body, executions)
 
   def _count_calls(self, computation: str, instruction: Instruction, executions: int) -> None:
-    for kind, name in instruction.called():
+    for kind, name in instruction.called_computations():
       if instruction.opcode == "fusion":
         self.fused.add(name)
       elif instruction.opcode == "async-start" or computation in self.asynchronous:
@@ -199,7 +199,7 @@ class Program:
       if instruction.opcode == "compare":
         return condition, instruction, None
     for instruction in instructions:
-      callees = [name for kind, name in instruction.called() if kind == "calls"]
+      callees = [name for kind, name in instruction.called_computations() if kind == "calls"]
       for callee in callees:
         for inner in self.computations.get(callee, []):
           if inner.opcode == "compare":
@@ -249,7 +249,7 @@ class Program:
       addition = instructions.get(addition.operands[0])
     if addition is not None and addition.opcode == "fusion":
       outer = (body, addition)
-      computation = dict(addition.called()).get("calls", "")
+      computation = dict(addition.called_computations()).get("calls", "")
       addition = next((i for i in self.computations.get(computation, []) if i.root), None)
     if addition is None or addition.opcode not in ("add", "subtract"):
       return None
@@ -287,11 +287,11 @@ def elements(printed: str) -> list[str]:
   """Return the members of a printed tuple, or the type itself."""
   printed = printed.strip()
   if printed.startswith("("):
-    return _split(printed[1:-1])
+    return _split_at_commas(printed[1:-1])
   return [printed]
 
 
-def _split(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
   """Split at commas outside brackets."""
   parts = []
   depth = 0

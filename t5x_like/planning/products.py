@@ -31,7 +31,7 @@ def flops(program: Program, fast: str = "") -> float:
       for none.
   """
   total = 0.0
-  for instruction, executions, shapes, _ in program.executed():
+  for instruction, executions, shapes, _ in program.iterate_executed():
     total += executions * _flops(instruction, shapes, fast)
   return total
 
@@ -42,7 +42,7 @@ def instruction_flops(
   """Return the FLOPs of one execution of an instruction, with the computation that it fuses; `fast`
   as in `flops`."""
   total = _flops(instruction, shapes, fast)
-  for kind, name in instruction.called():
+  for kind, name in instruction.called_computations():
     if kind == "calls" and name in program.fused:
       inner = program.shapes(name)
       for callee in program.computations.get(name, []):
@@ -66,7 +66,7 @@ def kernels(program: Program) -> tuple[float, int]:
   FLOPs)."""
   total = 0.0
   unknown = 0
-  for instruction, executions, shapes, _ in program.executed():
+  for instruction, executions, shapes, _ in program.iterate_executed():
     if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
       kernel_flops = _kernel(instruction)
       if kernel_flops is None:
@@ -97,7 +97,7 @@ def cycles(program: Program) -> float:
   """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and
   collectives."""
   total = 0.0
-  for instruction, executions, _, computation in program.executed():
+  for instruction, executions, _, computation in program.iterate_executed():
     if computation not in program.fused and _RAGGED_CALL not in instruction.rest:
       total += executions * (own_cycles(instruction) or 0)
   return total

@@ -40,22 +40,22 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
     fast: as in `products.flops`.
   """
   total = 0.0
-  for instruction, executions, shapes, computation in program.executed():
+  for instruction, executions, shapes, computation in program.iterate_executed():
     free = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(
       ("-start", "-done", "-update")
     )
     if free or not program.alone(computation):
       continue
     flops = products.instruction_flops(program, instruction, shapes, fast)
-    memory_bytes = moved(program, instruction, shapes)
+    memory_bytes = bytes_moved(program, instruction, shapes)
     total += executions * max(flops / peak, memory_bytes / bandwidth)
   return total
 
 
-def moved(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
+def bytes_moved(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
   """Return the bytes that an instruction reads from and writes to the HBM."""
   operands = [shapes.get(name, "") for name in instruction.operands]
-  body = program.computations.get(dict(instruction.called()).get("calls", ""))
+  body = program.computations.get(dict(instruction.called_computations()).get("calls", ""))
   if instruction.opcode != "fusion" or body is None:
     if instruction.opcode in _SLICES:
       return 2 * _far(instruction.type)
@@ -68,7 +68,7 @@ def moved(program: Program, instruction: Instruction, shapes: dict[str, str]) ->
     if parameter.opcode == "parameter":
       total += _read(body, parameter, operands[int(parameter.arguments)])
   for result, result_type in zip(_results(inner), elements(instruction.type)):
-    total += _written(_source(inner, result), result_type)
+    total += _bytes_written(_source(inner, result), result_type)
   return total
 
 
@@ -87,7 +87,7 @@ def _read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
   users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]
   if not users or _NEAR.search(outer):
     return 0.0
-  if all(user.opcode in _SLICES or _replaced(user, parameter.name) for user in users):
+  if all(user.opcode in _SLICES or _is_updated_operand(user, parameter.name) for user in users):
     return sum(type_bytes(user.type) for user in users if user.opcode in _SLICES)
   return type_bytes(outer)
 
@@ -102,7 +102,7 @@ def _users(body: list[Instruction], name: str) -> Iterator[Instruction]:
         yield instruction
 
 
-def _replaced(user: Instruction, name: str) -> bool:
+def _is_updated_operand(user: Instruction, name: str) -> bool:
   return user.opcode == "dynamic-update-slice" and user.operands[0] == name
 
 
@@ -117,7 +117,7 @@ def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
   return updated.type if updated else None
 
 
-def _written(source: str | None, outer: str) -> float:
+def _bytes_written(source: str | None, outer: str) -> float:
   return 0.0 if _NEAR.search(outer) else type_bytes(outer if source is None else source)
 
 

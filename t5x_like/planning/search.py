@@ -297,13 +297,16 @@ def search(
       f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}"
     )
     next_rows = _largest_below(candidate, waiting) if fewer_rows_may_fit else []
-    waiting = next_rows + [other for other in waiting if _layout(other) != _layout(candidate)]
+    layout = _layout(candidate)
+    waiting = next_rows + [entry for entry in waiting if _layout(entry) != layout]
   return sorted(plans, key=rate, reverse=True)
 
 
 def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
-  """Return a candidate's mesh and remat: one number of rows of each is compiled, fewer if that does
-  not fit."""
+  """Return a candidate's mesh and remat.
+
+  One number of rows of each is compiled, and fewer rows if that does not fit.
+  """
   return tuple(
     override for override in candidate["overrides"] if not override.startswith("batch_size")
   )
@@ -312,21 +315,21 @@ def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
 def _largest_below(
   candidate: dict[str, Any], waiting: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Return the next waiting candidate with the same mesh and remat and fewer rows, if there is
-  one."""
-  for other in waiting:
-    if _layout(other) == _layout(candidate) and other["rows"] < candidate["rows"]:
-      return [other]
+  """Return a list of the next candidate of the same layout with fewer rows; empty without one."""
+  layout = _layout(candidate)
+  for entry in waiting:
+    if _layout(entry) == layout and entry["rows"] < candidate["rows"]:
+      return [entry]
   return []
 
 
 def rate(plan: dict[str, Any]) -> float:
-  """Return a plan's model FLOPs per second, by the estimated time of a step; 0 if it does not
-  fit."""
+  """Return a plan's model FLOPs per second, by the estimated seconds of a step; 0 if it cannot fit.
+
+  Plans without such an estimate rank by their memory instead.
+  """
   if not plan["fits"]:
     return 0.0
-  return (
-    plan["model_flops"] / plan["seconds"]["step"]
-    if "seconds" in plan
-    else 1 / plan["total_gigabytes"]
-  )
+  if "seconds" in plan:
+    return plan["model_flops"] / plan["seconds"]["step"]
+  return 1 / plan["total_gigabytes"]

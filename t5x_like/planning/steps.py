@@ -101,9 +101,9 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   else:
     batch, function, read_prompt, new_tokens = _decoding(config, parts, task)
     tokens = config.batch_size * new_tokens
-    prompt_flops = _needed_flops(read_prompt, dense, batch)
+    prompt_flops = _count_needed_flops(read_prompt, dense, batch)
     # of one iteration of the loop
-    token_flops = _needed_flops(function, dense, batch) - prompt_flops
+    token_flops = _count_needed_flops(function, dense, batch) - prompt_flops
     cost = prompt_flops + new_tokens * token_flops
 
   def run(arrays, batch):
@@ -113,7 +113,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost, tokens)
 
 
-def _needed_flops(function: Callable, *args) -> float:
+def _count_needed_flops(function: Callable, *args) -> float:
   """Count as `jaxpr_flops.forward_flops`, without results that nothing reads, such as the logits of
   a prompt."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
