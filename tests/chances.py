@@ -40,7 +40,7 @@ def assert_share(found: int, of: int, share: float):
   )
 
 
-def expected_spans(chances, total: int) -> np.ndarray:
+def count_expected_spans(chances, total: int) -> np.ndarray:
   """How many spans of each length are drawn, on average, until they sum to `total`, the last one
   cut: [len(chances)].
 

@@ -106,9 +106,9 @@ def uncached():
 def one_device():
   """One of the eight devices; fixtures of modules and sessions are made before, on all unless they
   say otherwise."""
-  from tests.runs import alone
+  from tests.runs import hide_other_devices
 
-  with alone():
+  with hide_other_devices():
     yield
 
 
@@ -117,7 +117,7 @@ def trained(tmp_path_factory, compiled):
   """The workdir of a finished run of four steps on one device, with checkpoints of steps 2 and 4;
   not to be changed."""
   from t5x_like import train
-  from tests.runs import alone
+  from tests.runs import hide_other_devices
 
   workdir = tmp_path_factory.mktemp("trained")
   flags = (
@@ -126,6 +126,6 @@ def trained(tmp_path_factory, compiled):
     "--config.checkpoint.every=2",
     "--config.evals.loss={}",
   )
-  with alone():
+  with hide_other_devices():
     assert train.main(["--config=tests/recipes/nano.py", f"--workdir={workdir}", *flags]) == 0
   return workdir

@@ -8,7 +8,7 @@ from PIL import Image
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
 
 
-def encoded(image, form="PNG", **options) -> bytes:
+def encode(image, form="PNG", **options) -> bytes:
   file = io.BytesIO()
   (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
   return file.getvalue()
@@ -22,16 +22,16 @@ def folders(root, images: dict[str, bytes]) -> str:
 
 
 ODD = {
-  "a/kept.jpg": encoded(NOISE, "JPEG"),
-  "a/grey.png": encoded(NOISE[..., 0]),
-  "a/cmyk.jpg": encoded(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
-  "a/clear.png": encoded(np.concatenate([NOISE, NOISE[..., :1]], -1)),
-  "b/palette.png": encoded(Image.fromarray(NOISE).convert("P")),
-  "b/deep.png": encoded(NOISE[..., 0].astype(np.uint16) << 8),
-  "b/pixel.png": encoded(NOISE[:1, :1]),
-  "b/photo.webp": encoded(NOISE, "WEBP", lossless=True),
-  "b/broken.jpg": encoded(np.tile(NOISE, (9, 9, 1)), "JPEG")[:-200],
+  "a/kept.jpg": encode(NOISE, "JPEG"),
+  "a/grey.png": encode(NOISE[..., 0]),
+  "a/cmyk.jpg": encode(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
+  "a/clear.png": encode(np.concatenate([NOISE, NOISE[..., :1]], -1)),
+  "b/palette.png": encode(Image.fromarray(NOISE).convert("P")),
+  "b/deep.png": encode(NOISE[..., 0].astype(np.uint16) << 8),
+  "b/pixel.png": encode(NOISE[:1, :1]),
+  "b/photo.webp": encode(NOISE, "WEBP", lossless=True),
+  "b/broken.jpg": encode(np.tile(NOISE, (9, 9, 1)), "JPEG")[:-200],
   "b/notes.txt": b"no image",
   "b/empty.png": b"",
-  "b/huge.png": encoded(Image.new("1", (8200, 8200))),
+  "b/huge.png": encode(Image.new("1", (8200, 8200))),
 }

@@ -88,7 +88,7 @@ class Process:
     path = pathlib.Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
     return [int(pid) for pid in path.read_text().split()]
 
-  def said(self) -> str:
+  def output_so_far(self) -> str:
     """What it has said so far."""
     return os.pread(self._output.fileno(), 2**24, 0).decode(errors="replace")
 
@@ -122,7 +122,7 @@ def run(command: list[str], **where) -> tuple[int, str]:
     return process.end()
 
 
-def lines(workdir) -> int:
+def count_metrics(workdir) -> int:
   """How many whole lines of metrics there are: one per finished step, when nothing else is
   written."""
   try:
@@ -131,7 +131,7 @@ def lines(workdir) -> int:
     return 0
 
 
-def saving(workdir) -> list[int]:
+def steps_being_saved(workdir) -> list[int]:
   """The steps of which a save has begun and is not committed."""
   found = (pathlib.Path(workdir) / "checkpoints").glob("*.orbax-checkpoint-tmp*")
   return [int(path.name.split(".")[0]) for path in found]
@@ -141,7 +141,7 @@ def losses(workdir) -> list[tuple[int, float]]:
   return [(row["step"], row["train/loss"]) for row in read_metrics(workdir) if "train/loss" in row]
 
 
-def prints(workdir, step: int) -> dict:
+def fingerprints(workdir, step: int) -> dict:
   """Shape, type and fingerprint of every tensor, as the manifest of a checkpoint has them."""
   path = pathlib.Path(workdir) / "checkpoints" / str(step) / "manifest" / "metadata"
   return json.loads(path.read_text())["tensors"]
@@ -152,7 +152,7 @@ def steps(workdir) -> list[int]:
   return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
 
 
-def restored(workdir, step: int) -> dict[str, np.ndarray]:
+def load_tensors(workdir, step: int) -> dict[str, np.ndarray]:
   """Every tensor of a checkpoint, parameters and optimizer state, by name."""
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
@@ -170,9 +170,9 @@ def restored(workdir, step: int) -> dict[str, np.ndarray]:
 def assert_same_bits(workdir, other, step: int) -> None:
   """Parameters and optimizer state of two runs are the same, by the manifests' fingerprints and as
   read back."""
-  assert prints(workdir, step) == prints(other, step)
-  ours = restored(workdir, step)
-  theirs = restored(other, step)
+  assert fingerprints(workdir, step) == fingerprints(other, step)
+  ours = load_tensors(workdir, step)
+  theirs = load_tensors(other, step)
   assert ours.keys() == theirs.keys() and any(
     n.split("/")[0] not in ("step", "params") for n in ours
   )
@@ -181,7 +181,7 @@ def assert_same_bits(workdir, other, step: int) -> None:
 
 
 @contextlib.contextmanager
-def alone():
+def hide_other_devices():
   """Hides all devices but the first: programs that no layout changes compile and run in fewer
   seconds."""
   with pytest.MonkeyPatch.context() as patch:

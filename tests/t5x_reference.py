@@ -55,27 +55,27 @@ FORMS = {
 def tree(form: Form, seed: int = 0) -> dict[str, np.ndarray]:
   """Random parameters by path."""
   draw = np.random.default_rng(seed)
-  made = {}
+  params = {}
 
   def kernel(*shape, size):
     return np.float32(draw.normal(size=shape) * size)
 
-  def joined(first: bool):
+  def joined_shape(first: bool):
     inner = (form.heads, form.head_dim) if form.separate_heads else (form.heads * form.head_dim,)
     return (STREAM, *inner) if first else (*inner, STREAM)
 
-  made["token_embedder/embedding"] = kernel(TABLE, STREAM, size=0.3)
+  params["token_embedder/embedding"] = kernel(TABLE, STREAM, size=0.3)
   if not form.tied:
-    made["decoder/logits_dense/kernel"] = kernel(STREAM, TABLE, size=0.09)
+    params["decoder/logits_dense/kernel"] = kernel(STREAM, TABLE, size=0.09)
   for side, layers in zip(("encoder", "decoder"), form.layers):
-    own = "attention" if side == "encoder" else "self_attention"
-    attentions = {own: f"pre_{own}_layer_norm"}
+    attention = "attention" if side == "encoder" else "self_attention"
+    attentions = {attention: f"pre_{attention}_layer_norm"}
     if side == "decoder":
       attentions["encoder_decoder_attention"] = "pre_cross_attention_layer_norm"
-    made[f"{side}/{side}_norm/scale"] = 1 + kernel(STREAM, size=0.1)
+    params[f"{side}/{side}_norm/scale"] = 1 + kernel(STREAM, size=0.1)
     bias = (form.heads, 32)
     if not form.per_layer:
-      made[f"{side}/relpos_bias/rel_embedding"] = kernel(*bias, size=0.5)
+      params[f"{side}/relpos_bias/rel_embedding"] = kernel(*bias, size=0.5)
     blocks = []
     for _ in range(layers):
       block = {"relpos_bias/rel_embedding": kernel(*bias, size=0.5)} if form.per_layer else {}
@@ -83,9 +83,9 @@ def tree(form: Form, seed: int = 0) -> dict[str, np.ndarray]:
         block[f"{norm}/scale"] = 1 + kernel(STREAM, size=0.1)
         for part in ("query", "key", "value"):
           block[f"{name}/{part}/kernel"] = kernel(
-            *joined(True), size=0.05 if part == "query" else 0.09
+            *joined_shape(True), size=0.05 if part == "query" else 0.09
           )
-        block[f"{name}/out/kernel"] = kernel(*joined(False), size=0.07)
+        block[f"{name}/out/kernel"] = kernel(*joined_shape(False), size=0.07)
       block["pre_mlp_layer_norm/scale"] = 1 + kernel(STREAM, size=0.1)
       for part in ("wi_0", "wi_1") if form.gated else ("wi",):
         block[f"mlp/{part}/kernel"] = kernel(STREAM, form.mlp, size=0.09)
@@ -93,46 +93,54 @@ def tree(form: Form, seed: int = 0) -> dict[str, np.ndarray]:
       blocks.append(block)
     for name in blocks[0]:
       if form.scanned:
-        made[f"{side}/{side}/{name}"] = np.stack([block[name] for block in blocks], axis=1)
+        params[f"{side}/{side}/{name}"] = np.stack([block[name] for block in blocks], axis=1)
       else:
-        made |= {f"{side}/layers_{i}/{name}": block[name] for i, block in enumerate(blocks)}
-  return made
+        params |= {f"{side}/layers_{i}/{name}": block[name] for i, block in enumerate(blocks)}
+  return params
 
 
 def layer(form: Form, params, side: str, number: int) -> dict:
   """The parameters of one layer, by the rest of their paths."""
   prefix = f"{side}/{side}/" if form.scanned else f"{side}/layers_{number}/"
-  found = {name[len(prefix) :]: x for name, x in params.items() if name.startswith(prefix)}
-  return {name: x[:, number] for name, x in found.items()} if form.scanned else found
+  layer_params = {name[len(prefix) :]: x for name, x in params.items() if name.startswith(prefix)}
+  return {name: x[:, number] for name, x in layer_params.items()} if form.scanned else layer_params
 
 
 def logits(form: Form, params, batch) -> jax.Array:
   """The network without dropout, in float32, on rows without packing."""
-  source, given, wanted = (
+  encoder_tokens, decoder_tokens, targets = (
     batch[name]
     for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
   )
   embedding = params["token_embedder/embedding"]
-  own_S = source > 0
-  own_T = wanted > 0
-  x = embedding[source]
+  valid_S = encoder_tokens > 0
+  valid_T = targets > 0
+  x = embedding[encoder_tokens]
   for i in range(form.layers[0]):
     p = layer(form, params, "encoder", i)
-    seen = own_S[:, :, None] & own_S[:, None, :]
+    mask = valid_S[:, :, None] & valid_S[:, None, :]
     h = norm(x, p["pre_attention_layer_norm/scale"])
-    x = x + attend(form, p, "attention", h, h, seen, bias(params, p, "encoder", source.shape[1]))
+    x = x + attend(
+      form, p, "attention", h, h, mask, bias(params, p, "encoder", encoder_tokens.shape[1])
+    )
     x = x + feed_forward(form, p, norm(x, p["pre_mlp_layer_norm/scale"]))
   encoded = norm(x, params["encoder/encoder_norm/scale"])
-  y = embedding[given]
-  length = given.shape[1]
+  y = embedding[decoder_tokens]
+  length = decoder_tokens.shape[1]
   for i in range(form.layers[1]):
     p = layer(form, params, "decoder", i)
-    seen = own_T[:, :, None] & own_T[:, None, :] & np.tril(np.ones((length, length), bool))
+    mask = valid_T[:, :, None] & valid_T[:, None, :] & np.tril(np.ones((length, length), bool))
     h = norm(y, p["pre_self_attention_layer_norm/scale"])
-    y = y + attend(form, p, "self_attention", h, h, seen, bias(params, p, "decoder", length))
+    y = y + attend(form, p, "self_attention", h, h, mask, bias(params, p, "decoder", length))
     h = norm(y, p["pre_cross_attention_layer_norm/scale"])
     y = y + attend(
-      form, p, "encoder_decoder_attention", h, encoded, own_T[:, :, None] & own_S[:, None, :], 0.0
+      form,
+      p,
+      "encoder_decoder_attention",
+      h,
+      encoded,
+      valid_T[:, :, None] & valid_S[:, None, :],
+      0.0,
     )
     y = y + feed_forward(form, p, norm(y, p["pre_mlp_layer_norm/scale"]))
   y = norm(y, params["decoder/decoder_norm/scale"])
@@ -143,10 +151,12 @@ def logits(form: Form, params, batch) -> jax.Array:
 
 def loss(form: Form, params, batch, z_loss: float = 0.0) -> jax.Array:
   """The mean over target tokens of the cross-entropy and `z_loss * log(Z)^2`."""
-  made = logits(form, params, batch)
+  logits_BTV = logits(form, params, batch)
   weights = batch["decoder_loss_weights"]
-  log_z = jax.scipy.special.logsumexp(made, axis=-1)
-  picked = jnp.take_along_axis(made, batch["decoder_target_tokens"][..., None], axis=-1)[..., 0]
+  log_z = jax.scipy.special.logsumexp(logits_BTV, axis=-1)
+  picked = jnp.take_along_axis(logits_BTV, batch["decoder_target_tokens"][..., None], axis=-1)[
+    ..., 0
+  ]
   return jnp.sum((log_z - picked + z_loss * log_z**2) * weights) / jnp.sum(weights)
 
 
@@ -154,14 +164,14 @@ def norm(x, scale):
   return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
 
-def attend(form: Form, p, name, x, memory, seen, added):
-  def projected(part, of):
+def attend(form: Form, p, name, x, memory, mask, added):
+  def project(part, of):
     kernel = p[f"{name}/{part}/kernel"].reshape(STREAM, form.heads, form.head_dim)
     return jnp.einsum("bsd,dnh->bsnh", of, kernel)
 
-  scores = jnp.einsum("btnh,bsnh->bnts", projected("query", x), projected("key", memory)) + added
-  scores = jnp.where(seen[:, None], scores, -1e10)
-  mixed = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, axis=-1), projected("value", memory))
+  scores = jnp.einsum("btnh,bsnh->bnts", project("query", x), project("key", memory)) + added
+  scores = jnp.where(mask[:, None], scores, -1e10)
+  mixed = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, axis=-1), project("value", memory))
   return jnp.einsum(
     "btnh,nhd->btd", mixed, p[f"{name}/out/kernel"].reshape(form.heads, form.head_dim, STREAM)
   )
@@ -200,15 +210,17 @@ def is_rows(path: str) -> bool:
   return not path.endswith(("out/kernel", "wo/kernel"))
 
 
-def factored(form: Form, path: str, shape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def factor_second_moments(
+  form: Form, path: str, shape
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
   """The axes that `v_row` and `v_col` keep; None for an array with full second moments."""
   axes = set(range(len(shape)))
   if len(shape) > 2:  # by logical axes: rows are `embed`, `layers` belongs to both
-    own = {1} if form.scanned else set()
+    stacked_axes = {1} if form.scanned else set()
     if path.endswith("rel_embedding"):
       return None
     rows = {0} if is_rows(path) else {len(shape) - 1}
-    return tuple(sorted(rows | own)), tuple(sorted(axes - rows | own))
+    return tuple(sorted(rows | stacked_axes)), tuple(sorted(axes - rows | stacked_axes))
   if len(shape) < 2 or sorted(shape)[-2] < 128 or path.endswith("/scale"):
     return None
   small, large = (int(i) for i in np.argsort(shape, kind="stable"))
@@ -219,61 +231,61 @@ def moments(form: Form, params, seed: int = 1) -> dict[str, dict[str, np.ndarray
   """A state of Adafactor after some steps, with `v_row`, `v_col`, `v` and `m` for each
   parameter."""
   draw = np.random.default_rng(seed)
-  made = {}
+  state_by_path = {}
   for path, x in params.items():
     square = np.float32(np.square(draw.normal(size=x.shape) * 0.02))
     state = {kind: np.zeros(1, np.float32) for kind in ("v_row", "v_col", "v", "m")}
-    if kept := factored(form, path, x.shape):
-      for kind, axes in zip(("v_row", "v_col"), kept):
+    if kept_axes := factor_second_moments(form, path, x.shape):
+      for kind, axes in zip(("v_row", "v_col"), kept_axes):
         state[kind] = square.mean(axis=tuple(set(range(x.ndim)) - set(axes)))
     else:
       state["v"] = square
-    made[path] = state
-  return made
+    state_by_path[path] = state
+  return state_by_path
 
 
 def adafactor(form: Form, params, state, grads, step: int, rate: float):
   """The parameters after the update of T5X, and the new state."""
   decay = 1 - (step + 1.0) ** -0.8
-  after = {}
-  new = {}
+  new_params = {}
+  new_state = {}
   for path, p in params.items():
     g = np.float64(grads[path])
     old = {kind: np.float64(x) for kind, x in state[path].items()}
     stacked = form.scanned and path.startswith(("encoder/encoder/", "decoder/decoder/"))
     over = tuple(axis for axis in range(p.ndim) if not (stacked and axis == 1))
     square = g * g + 1e-30
-    kept = factored(form, path, p.shape)
-    if kept:
-      rows, columns = kept
-      gone = [tuple(set(range(p.ndim)) - set(axes)) for axes in kept]
+    kept_axes = factor_second_moments(form, path, p.shape)
+    if kept_axes:
+      rows, columns = kept_axes
+      reduced_axes = [tuple(set(range(p.ndim)) - set(axes)) for axes in kept_axes]
       v_row, v_col = (
         decay * old[kind] + (1 - decay) * square.mean(axis=axes)
-        for kind, axes in zip(("v_row", "v_col"), gone)
+        for kind, axes in zip(("v_row", "v_col"), reduced_axes)
       )
-      row = np.expand_dims(v_row, gone[0])
-      column = np.expand_dims(v_col, gone[1])
-      own = tuple(axis for axis in rows if axis not in columns)
-      y = g * (row / row.mean(axis=own, keepdims=True)) ** -0.5 * column**-0.5
-      new[path] = {"v_row": v_row, "v_col": v_col}
+      row = np.expand_dims(v_row, reduced_axes[0])
+      column = np.expand_dims(v_col, reduced_axes[1])
+      row_axes = tuple(axis for axis in rows if axis not in columns)
+      y = g * (row / row.mean(axis=row_axes, keepdims=True)) ** -0.5 * column**-0.5
+      new_state[path] = {"v_row": v_row, "v_col": v_col}
     else:
       v = decay * old["v"] + (1 - decay) * square
-      y, new[path] = g * v**-0.5, {"v": v}
+      y, new_state[path] = g * v**-0.5, {"v": v}
     y = y / np.maximum(1.0, np.sqrt(np.mean(y * y, axis=over, keepdims=True)))
     size = np.maximum(np.sqrt(np.mean(np.float64(p) ** 2, axis=over, keepdims=True)), 1e-3)
-    after[path] = p - rate * size * y
-  return after, new
+    new_params[path] = p - rate * size * y
+  return new_params, new_state
 
 
-def nested(flat: dict) -> dict:
-  made: dict = {}
+def nest(flat: dict) -> dict:
+  tree: dict = {}
   for path, leaf in flat.items():
-    *above, last = path.split("/")
-    node = made
-    for key in above:
+    *parents, last = path.split("/")
+    node = tree
+    for key in parents:
       node = node.setdefault(key, {})
     node[last] = leaf
-  return made
+  return tree
 
 
 def write(
@@ -288,7 +300,7 @@ def write(
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True)
 
-  def stored(name: str, array: np.ndarray, dtype: str):
+  def store(name: str, array: np.ndarray, dtype: str):
     chunks = list(array.shape)
     while math.prod(chunks) * array.dtype.itemsize > CHUNK_BYTES:
       largest = chunks.index(max(chunks))
@@ -305,15 +317,15 @@ def write(
     return ts.Spec(spec).to_json()
 
   tree = {
-    "target": nested({path: stored(f"target/{path}", x, save_dtype) for path, x in params.items()})
+    "target": nest({path: store(f"target/{path}", x, save_dtype) for path, x in params.items()})
   }
   if step is not None:
     tree["state"] = {"step": np.int32(step)}
   if state is not None:
-    tree["state"]["param_states"] = nested(
+    tree["state"]["param_states"] = nest(
       {
         path: {
-          kind: stored(f"state/param_states/{path}/v", x, "float32")
+          kind: store(f"state/param_states/{path}/v", x, "float32")
           if kind == "v" and x.shape != (1,)
           else x
           for kind, x in kinds.items()

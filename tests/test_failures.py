@@ -17,12 +17,12 @@ from tests.runs import (
   REPO,
   Process,
   assert_same_bits,
-  lines,
+  count_metrics,
+  fingerprints,
   losses,
-  prints,
   run,
-  saving,
   steps,
+  steps_being_saved,
   train,
 )
 
@@ -72,14 +72,14 @@ def whole(tmp_path_factory, cache):
   return workdir
 
 
-def assert_ended_the_same(workdir, whole):
-  assert losses(workdir) == losses(whole)
-  assert_same_bits(workdir, whole, STEPS)
+def assert_ended_the_same(workdir, uninterrupted):
+  assert losses(workdir) == losses(uninterrupted)
+  assert_same_bits(workdir, uninterrupted, STEPS)
 
 
 def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache, tmp_path):
   with Process(pair(tmp_path), **cache) as launcher:
-    assert launcher.until(lambda: lines(tmp_path) >= 6)
+    assert launcher.until(lambda: count_metrics(tmp_path) >= 6)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGTERM)
     code, output = launcher.end()
   assert (
@@ -94,8 +94,8 @@ def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache,
 def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_path):
   with Process(pair(tmp_path, restarts=1), **cache) as launcher:
     ready = {
-      "computing": lambda: lines(tmp_path) >= 6,
-      "saving": lambda: any(s > 4 for s in saving(tmp_path)),
+      "computing": lambda: count_metrics(tmp_path) >= 6,
+      "saving": lambda: any(s > 4 for s in steps_being_saved(tmp_path)),
     }[when]
     assert launcher.until(ready)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_p
 
 def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cache, tmp_path):
   with Process(pair(tmp_path, TIMEOUT, restarts=1), **cache) as launcher:
-    assert launcher.until(lambda: lines(tmp_path) >= 6)
+    assert launcher.until(lambda: count_metrics(tmp_path) >= 6)
     began = time.monotonic()
     os.kill(launcher.children()[1], signal.SIGSTOP)
     code, output = launcher.end(240)
@@ -122,10 +122,10 @@ def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cac
 
 
 def test_another_config_is_refused_and_harms_nothing(whole, cache, tmp_path):
-  before = prints(whole, STEPS)
+  before = fingerprints(whole, STEPS)
   code, output = run(pair(whole, "--config.seed=1", restarts=3), **cache)
   assert code == 2 and "seed: 0 there, 1 here" in output and "restart 1" not in output, output
-  assert prints(whole, STEPS) == before
+  assert fingerprints(whole, STEPS) == before
 
 
 @pytest.mark.parametrize("guard", ["stop", "skip", "rollback"])
@@ -152,7 +152,7 @@ def test_nan_in_a_batch(guard, cache, tmp_path):
     return
   assert code == 0, output
   with Process(command(tmp_path / "killed"), **cache) as launcher:
-    assert launcher.until(lambda: lines(tmp_path / "killed") >= 11)
+    assert launcher.until(lambda: count_metrics(tmp_path / "killed") >= 11)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "restart 1 of 2" in output, output
@@ -178,7 +178,7 @@ def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monke
     code, output = launcher.end(400)
   assert code == 0, output
   (manifest,) = server.root.glob(f"run/checkpoints/{STEPS}-*/manifest.json")
-  assert json.loads(manifest.read_text())["tensors"] == prints(whole, STEPS)
+  assert json.loads(manifest.read_text())["tensors"] == fingerprints(whole, STEPS)
   assert (
     losses(server.root / "run") == losses(whole) and (server.root / "run" / "report.html").exists()
   )

@@ -180,7 +180,7 @@ def test_evaluate_reaches_nothing_that_a_saved_config_names(
 ):
   workdir = foreign(trained, tmp_path, filled(CONFIGS[case], sentinels.folder))
   before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-  line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
+  line = check(lambda folder: evaluate.main([f"--workdir={workdir}"]))
   assert "Traceback" not in line
   assert before.keys() == {path: 0 for path in workdir.rglob("*")}.keys(), "files were written"
 
@@ -196,7 +196,7 @@ def test_a_link_in_a_foreign_workdir_leads_nowhere(name, trained, tmp_path, sent
     shutil.rmtree(workdir / name)
   (workdir / name).parent.mkdir(parents=True, exist_ok=True)
   (workdir / name).symlink_to(sentinels.folder)
-  line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
+  line = check(lambda folder: evaluate.main([f"--workdir={workdir}"]))
   assert f"{workdir}/{name}: found a link to " in line
 
 
@@ -207,38 +207,38 @@ def asked(workdir: pathlib.Path) -> None:
 # By name: (a command of a workdir and the directory where it may write, whether it looks at the
 # task).
 COMMANDS = {
-  "predict": lambda workdir, inside: predict.main(
+  "predict": lambda workdir, folder: predict.main(
     [
       f"--workdir={workdir}",
       f"--input={workdir}/in.txt",
-      f"--output={inside}/out",
+      f"--output={folder}/out",
       "--max_new_tokens=1",
     ]
   ),
-  "chat": lambda workdir, inside: chat.main([f"--workdir={workdir}", "--max_new_tokens=1"]),
-  "export": lambda workdir, inside: convert_hf.main(
-    [f"--input={workdir}", f"--output={inside}/hf"]
+  "chat": lambda workdir, folder: chat.main([f"--workdir={workdir}", "--max_new_tokens=1"]),
+  "export": lambda workdir, folder: convert_hf.main(
+    [f"--input={workdir}", f"--output={folder}/hf"]
   ),
-  "few_shot": lambda workdir, inside: few_shot.main(
+  "few_shot": lambda workdir, folder: few_shot.main(
     [f"--workdir={workdir}", f"--input={workdir}/questions.jsonl"]
   ),
-  "suite": lambda workdir, inside: evaluate.main(
+  "suite": lambda workdir, folder: evaluate.main(
     [
       f"--workdir={workdir}",
-      f"--output={inside}/suite",
+      f"--output={folder}/suite",
       f"--suite={workdir}/tasks.toml",
       "--epochs=1",
     ]
   ),
-  "init": lambda workdir, inside: train.main(
+  "init": lambda workdir, folder: train.main(
     [
       NANO,
-      f"--workdir={inside}/run",
+      f"--workdir={folder}/run",
       f'--config.init={{"workdir": "{workdir}"}}',
       "--config.model.dropout=oops",
     ]
   ),
-  "python": lambda workdir, inside: handle_errors(asked)(workdir),
+  "python": lambda workdir, folder: handle_errors(asked)(workdir),
 }
 
 
@@ -257,7 +257,7 @@ def test_other_commands_reach_nothing_that_a_saved_config_names(
     f'"{{text}}"\nlength = 8\n'
   )
   monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
-  check(lambda inside: COMMANDS[command](workdir, inside), "refusal", "success")
+  check(lambda folder: COMMANDS[command](workdir, folder), "refusal", "success")
 
 
 def model_directory(folder: pathlib.Path) -> pathlib.Path:
@@ -303,7 +303,7 @@ def test_a_tokenizers_directory_reaches_nothing(change, tmp_path, sentinels, che
   change(directory, sentinels.folder / "secret.txt")
   (tmp_path / "here.txt").write_text("a line\n")
   flags = [f"--source=lines:{tmp_path}/here.txt", f"--vocabulary={directory}"]
-  check(lambda inside: prepare_data.main([*flags, f"--output={inside}/store"]))
+  check(lambda folder: prepare_data.main([*flags, f"--output={folder}/store"]))
 
 
 def test_links_of_the_hubs_cache_are_followed(tmp_path):
@@ -372,7 +372,7 @@ def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, ch
     f"'{value}'\n---\n# A\n"
   )
   ends = ("success",) if value.startswith("**") else ("refusal",)
-  check(handle_errors(lambda inside: hf._check_card(as_path(card))), *ends)
+  check(handle_errors(lambda folder: hf._check_card(as_path(card))), *ends)
 
 
 def test_a_task_of_a_program_opens_what_the_program_names(sentinels, check):

@@ -25,11 +25,13 @@ class Parsed(Exception):
   """Carry the parsed flags of a command out of it."""
 
 
-def check_train(words: list[str]) -> None:
+def check_train(arguments: list[str]) -> None:
   """Load and resolve the recipe of a `train` command; a run that it starts from need not be
   there."""
-  args, overrides = command_line.parse(words, "")
-  own_overrides = [word for word in overrides if not word.startswith(("init.", "teacher."))]
+  args, overrides = command_line.parse(arguments, "")
+  own_overrides = [
+    argument for argument in overrides if not argument.startswith(("init.", "teacher."))
+  ]
   check_init(recipes.load(args.config, overrides))
   config = resolve(recipes.load(args.config, own_overrides))
   name, arguments = slots.name_and_arguments("config.task", config.task)
@@ -44,7 +46,7 @@ def check_init(config) -> None:
   slots.fill("config.init", {"workdir": "runs/other"} | config.init.to_dict(), Init)
 
 
-def check_evaluate(words: list[str], monkeypatch) -> None:
+def check_evaluate(arguments: list[str], monkeypatch) -> None:
   """Parse a command of `evaluate`, and load a recipe of fine-tuning that takes its keys."""
 
   def stop(args):
@@ -53,10 +55,12 @@ def check_evaluate(words: list[str], monkeypatch) -> None:
   with monkeypatch.context() as patched:
     patched.setattr(evaluate, "_check_flags", stop)
     with pytest.raises(Parsed) as parsed:
-      evaluate.main.__wrapped__(words)
+      evaluate.main.__wrapped__(arguments)
   args = parsed.value.args[0]
   evaluate._check_flags(args)
-  overrides = [word.removeprefix("--config.") for word in words if word.startswith("--config.")]
+  overrides = [
+    argument.removeprefix("--config.") for argument in arguments if argument.startswith("--config.")
+  ]
   assert any(
     loads(recipe, overrides) for recipe in ([args.config] if args.config else RECIPES.values())
   )
@@ -70,21 +74,23 @@ def loads(recipe: str, overrides: list[str]) -> bool:
   return True
 
 
-def check_tool(module: str, words: list[str]) -> None:
+def check_tool(module: str, arguments: list[str]) -> None:
   source = (REPO / f"{module.replace('.', '/')}.py").read_text()
-  for word in words:
-    assert f'"{word.partition("=")[0]}"' in source, (module, word)
+  for argument in arguments:
+    assert f'"{argument.partition("=")[0]}"' in source, (module, argument)
 
 
-def replace_argument(command: list[str], words: str) -> list[str]:
+def replace_argument(command: list[str], arguments: str) -> list[str]:
   """Return a command whose recipe has another argument."""
-  return [f"{w.partition(':')[0]}:{words}" if w.startswith("--config=") else w for w in command]
+  return [f"{w.partition(':')[0]}:{arguments}" if w.startswith("--config=") else w for w in command]
 
 
-def merge_flags(evaluating: list[str], words: list[str]) -> list[str]:
+def merge_flags(evaluating: list[str], arguments: list[str]) -> list[str]:
   """Return a command of `evaluate` with flags changed or added."""
-  names = [word.partition("=")[0] for word in words]
-  return [word for word in evaluating if word.partition("=")[0] not in names] + words
+  names = [argument.partition("=")[0] for argument in arguments]
+  return [
+    argument for argument in evaluating if argument.partition("=")[0] not in names
+  ] + arguments
 
 
 SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
@@ -101,15 +107,15 @@ def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypat
       training, evaluating = ([], []) if fenced else (training, evaluating)
     elif match := COMMAND.match(line):
       module = match[1]
-      words = shlex.split(match[2])
+      arguments = shlex.split(match[2])
       if module == "t5x_like.train":
-        check_train(words)
-        training = training or words
+        check_train(arguments)
+        training = training or arguments
       elif module == "t5x_like.evaluate":
-        check_evaluate(words, monkeypatch)
-        evaluating = evaluating or words
+        check_evaluate(arguments, monkeypatch)
+        evaluating = evaluating or arguments
       else:
-        check_tool(module, words)
+        check_tool(module, arguments)
     else:
       check_row(
         [shlex.split(span) for span in SPAN.findall(line) if span[0] in ":-ce"],
@@ -128,7 +134,10 @@ def check_row(
     recipes.load(recipe)
   training = [f"--config={named[0]}", "--workdir=runs/row"] if named else training
   changes = [
-    word for span in spans for word in span if span[0].startswith("--config.") and "KEY" not in word
+    argument
+    for span in spans
+    for argument in span
+    if span[0].startswith("--config.") and "KEY" not in argument
   ]
   arguments = [span[0][1:] for span in spans if span[0].startswith(":") and span[0] != ":words"]
   for argument in arguments:

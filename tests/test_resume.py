@@ -17,7 +17,17 @@ import pytest
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from tests.drills.moments import seeded
-from tests.runs import LAUNCHER, Process, assert_same_bits, lines, losses, run, saving, steps, train
+from tests.runs import (
+  LAUNCHER,
+  Process,
+  assert_same_bits,
+  count_metrics,
+  losses,
+  run,
+  steps,
+  steps_being_saved,
+  train,
+)
 
 STEPS = 60
 
@@ -52,15 +62,21 @@ def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole
   late = draw.randint(22, 27)
   print(f"SIGKILL in a save; SIGTERM at line {late}; SIGINT")
   code, _ = stop(
-    tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, **quick
+    tmp_path,
+    signal.SIGKILL,
+    lambda: any(s >= 14 for s in steps_being_saved(tmp_path)),
+    command,
+    **quick,
   )
   assert code == -signal.SIGKILL and 14 not in steps(tmp_path)
-  code, output = stop(tmp_path, signal.SIGTERM, lambda: lines(tmp_path) >= late, command, **quick)
+  code, output = stop(
+    tmp_path, signal.SIGTERM, lambda: count_metrics(tmp_path) >= late, command, **quick
+  )
   assert code == 75 and "the same command continues it" in output and "resuming" in output, output
   stopped = steps(tmp_path)[-1]
   assert late <= stopped < STEPS - 3 and f"saved step {stopped} of {STEPS}" in output
   code, output = stop(
-    tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, **quick
+    tmp_path, signal.SIGINT, lambda: count_metrics(tmp_path) >= stopped + 3, command, **quick
   )
   assert code == 75 and f"from step {stopped} of {STEPS}" in output, output
   code, output = run(command, **quick)
@@ -94,7 +110,7 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(
   workdir, flags, total, every = pair
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
   with Process(command, **quick) as launcher:
-    assert launcher.until(lambda: any(step > every for step in saving(tmp_path)))
+    assert launcher.until(lambda: any(step > every for step in steps_being_saved(tmp_path)))
     os.kill(seeded("two processes").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
@@ -160,9 +176,9 @@ def test_killed_at_random_moments(flags, tmp_path):
   draw = seeded("killed at random moments")
   while code != 0:
     assert kills <= 30, "it does not get further"
-    before = lines(workdir)
+    before = count_metrics(workdir)
     with Process(train(workdir, *flags)) as process:
-      process.until(lambda: kills > 10 or lines(workdir) not in (0, before))
+      process.until(lambda: kills > 10 or count_metrics(workdir) not in (0, before))
       if kills <= 10:
         time.sleep(draw.uniform(0, 0.25))
         process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))

@@ -9,7 +9,7 @@ import pytest
 from t5x_like import recipes, slots
 from tests.drills.moments import seeded
 from tests.fine_tuning import FINE_TUNING, fine_tuning
-from tests.runs import Process, assert_same_bits, lines, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 STEPS = 12
 FLAGS = (
@@ -121,9 +121,9 @@ def killed_at_random(recipe, flags, quick, tmp_path):
   code = None
   draw = seeded(recipe)
   while code != 0:
-    at = lines(workdir) + draw.randint(1, 4)
+    at = count_metrics(workdir) + draw.randint(1, 4)
     with Process(train(workdir, *flags, recipe=recipe), **quick) as process:
-      process.until(lambda: kills >= 3 or lines(workdir) >= at)
+      process.until(lambda: kills >= 3 or count_metrics(workdir) >= at)
       if kills < 3:
         time.sleep(draw.uniform(0, 0.05))
         process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))

@@ -28,8 +28,8 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.retrieval import find_nearest
 from t5x_like.training import retrieval as steps_of_retrieval
 from t5x_like.training.state import TrainState
-from tests.runs import alone, assert_same_bits, restored
-from tests.tiny import noised
+from tests.runs import assert_same_bits, hide_other_devices, load_tensors
+from tests.tiny import add_noise
 
 B = 3
 Z = 3
@@ -153,7 +153,7 @@ def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
 @pytest.fixture(scope="module")
 def model():
   make = jax.jit(lambda key: realm.Model(nnx.Rngs(params=key), variant=nano.NANO, vocab_size=64))
-  return noised(make(jax.random.key(0)))
+  return add_noise(make(jax.random.key(0)))
 
 
 def batch():
@@ -260,7 +260,7 @@ def flags(folder, workdir, **changes):
 def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
   refresh, tmp_path, compiled, capsys
 ):
-  with alone():
+  with hide_other_devices():
     changes = {"objective.refresh": refresh}
     assert train.main(flags(tmp_path, tmp_path / "whole", **changes)) == 0, capsys.readouterr().err
     shutil.copytree(tmp_path / "whole", tmp_path / "parted")
@@ -268,7 +268,7 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
     again = [*flags(tmp_path, tmp_path / "parted", evals={}, **changes), "--from_step=4"]
     assert train.main(again) == 0, capsys.readouterr().err
     assert_same_bits(tmp_path / "whole", tmp_path / "parted", 5)
-    saved = restored(tmp_path / "whole", 5)
+    saved = load_tensors(tmp_path / "whole", 5)
     kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
     moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
     assert kept and max(moved) > 0, "the copy is of an earlier step"
@@ -300,7 +300,7 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
     f"--input={tmp_path}/in.txt",
     f"--output={tmp_path}/out.jsonl",
   ]
-  with alone():
+  with hide_other_devices():
     assert predict.main(asked) == 0, capsys.readouterr().err
     assert (
       predict.main([*asked, "--beams=2"]) == 2
@@ -327,7 +327,7 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
   ),
 )
 def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled, capsys):
-  with alone():
+  with hide_other_devices():
     assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
   assert words in capsys.readouterr().err
 
@@ -336,7 +336,7 @@ def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled,
 def test_eight_devices_learn_as_one(tmp_path, compiled, capsys):
   found = []
   for devices, mesh in ((1, {"data": 1}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
-    with alone() if devices == 1 else contextlib.nullcontext():
+    with hide_other_devices() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
       assert train.main(flags(tmp_path, run, mesh=mesh)) == 0, capsys.readouterr().err
     found.append([row for row in read_metrics(run)])

@@ -59,27 +59,27 @@ def commands(workdir, path):
   question = json.dumps({"context": "a", "answer": "b"})
   (path / "questions.jsonl").write_text(question + "\n")
   return {
-    "predict": lambda *more: predict.main(
+    "predict": lambda *flags: predict.main(
       [
         f"--workdir={workdir}",
         f"--input={path}/in.txt",
         f"--output={path}/out",
         "--max_new_tokens=2",
-        *more,
+        *flags,
       ]
     ),
-    "evaluate": lambda *more: evaluate.main([f"--workdir={workdir}", *more]),
-    "export": lambda *more: convert_hf.main([f"--input={workdir}", f"--output={path}/hf", *more]),
-    "few_shot": lambda *more: few_shot.main(
-      [f"--workdir={workdir}", f"--input={path}/questions.jsonl", *more]
+    "evaluate": lambda *flags: evaluate.main([f"--workdir={workdir}", *flags]),
+    "export": lambda *flags: convert_hf.main([f"--input={workdir}", f"--output={path}/hf", *flags]),
+    "few_shot": lambda *flags: few_shot.main(
+      [f"--workdir={workdir}", f"--input={path}/questions.jsonl", *flags]
     ),
-    "init": lambda *more: train.main(
+    "init": lambda *flags: train.main(
       [
         NANO,
         f"--workdir={path}/new",
         f'--config.init={{"workdir": "{workdir}"}}',
         "--config.total_steps=1",
-        *more,
+        *flags,
       ]
     ),
   }

@@ -30,7 +30,7 @@ def maker(size: Variant, *, family=t5, **arguments):
 def model(size: Variant, *, noisy: bool = True, **arguments):
   """A model with random weights; see `maker`."""
   made = jax.jit(maker(size, **arguments))(jax.random.key(7))
-  return noised(made) if noisy else made
+  return add_noise(made) if noisy else made
 
 
 def abstract(size: Variant, **arguments):
@@ -38,7 +38,7 @@ def abstract(size: Variant, **arguments):
   return jax.eval_shape(maker(size, **arguments), jax.random.key(0))
 
 
-def noised(made):
+def add_noise(made):
   """The model with norm scales moved off one and tables and biases off zero, so that none can
   hide."""
   generator = np.random.default_rng(3)

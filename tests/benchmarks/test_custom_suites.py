@@ -10,7 +10,7 @@ from t5x_like import evaluate, train, trust
 from t5x_like.benchmarks import custom_suites, suite, suites
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
-from tests.runs import REPO, alone
+from tests.runs import REPO, hide_other_devices
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 PAGE = (REPO / "docs" / "how-to" / "run-a-benchmark-suite.md").read_text()
@@ -27,7 +27,7 @@ def pretrained(tmp_path_factory, compiled):
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   flags.append('model.design.position={"name": "learned", "length": 64}')
   recipe = "--config=tests/recipes/nano_encoder.py"
-  with alone():
+  with hide_other_devices():
     assert train.main([recipe, f"--workdir={workdir}", *(f"--config.{one}" for one in flags)]) == 0
   return workdir
 

@@ -21,7 +21,7 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.training.tunings import head
-from tests.runs import alone, restored
+from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER = "tests/recipes/nano_encoder.py"
@@ -39,7 +39,7 @@ def pretrained(tmp_path_factory, compiled):
   bytes."""
   workdir = tmp_path_factory.mktemp("pretrained")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
-  with alone():
+  with hide_other_devices():
     each = "--config.checkpoint.every=1"
     assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT, length, each]) == 0
   return workdir
@@ -72,8 +72,8 @@ def test_a_run_begins_with_the_weights_of_another_and_a_head_of_its_own(
   assert all(name.startswith("head/") for name in report["ignored"])
   out = capsys.readouterr().out
   assert "tensors loaded" in out and "ignored:     head/mlm" in out
-  before = restored(pretrained, 2)
-  after = restored(tmp_path / "run", 2)
+  before = load_tensors(pretrained, 2)
+  after = load_tensors(tmp_path / "run", 2)
   for name in report["loaded"]:
     old = before[f"params/{name}"]
     new = after[f"params/{name}"]

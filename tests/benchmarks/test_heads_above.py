@@ -10,7 +10,7 @@ import tests.recipes.nano_decoder
 import tests.recipes.nano_encoder  # noqa: F401 -- the variants that the runs are of
 from fine_tuning import fine_tuning
 from t5x_like import train
-from tests.runs import alone, restored
+from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 SHORT = (
@@ -28,7 +28,7 @@ def pretrained(request, tmp_path_factory, compiled):
   """(the stack's name, the workdir of a run of two steps)."""
   workdir = tmp_path_factory.mktemp("pretrained")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
-  with alone():
+  with hide_other_devices():
     assert (
       train.main(
         [f"--config=tests/recipes/nano_{request.param}.py", f"--workdir={workdir}", *SHORT, length]
@@ -59,8 +59,8 @@ def test_a_head_leaves_what_it_reads_and_layers_that_are_not_loaded_are_new(
     capsys.readouterr().err
   )
   assert "layers: the first 1 alone" in capsys.readouterr().out
-  before = restored(workdir, 2)
-  after = restored(tmp_path / "run", 2)
+  before = load_tensors(workdir, 2)
+  after = load_tensors(tmp_path / "run", 2)
   names = [
     name for name in after if name.startswith("params/") and not name.startswith("params/head/")
   ]

@@ -8,7 +8,7 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from t5x_like import evaluate, train
-from tests.runs import alone
+from tests.runs import hide_other_devices
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("compiled", "one_device")]
 SHORT = (
@@ -46,7 +46,7 @@ def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys
     for address in addresses:
       story = data / "cnn" / "stories" / f"{hashlib.sha1(address.encode()).hexdigest()}.story"
       write(story, "It rains in Rome\n\n@highlight\n\nIt rains")
-  with alone():
+  with hide_other_devices():
     assert train.main(["--config=tests/recipes/nano.py", f"--workdir={tmp_path}/run", *SHORT]) == 0
   lengths = ("--config.task.inputs_length=64", "--config.task.targets_length=16")
   command = [
@@ -75,7 +75,7 @@ def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
   for name in ("eng.train", "eng.testa", "eng.testb"):
     write(tmp_path / "data" / name, "-DOCSTART- -X- O O\n\n" + 8 * sentence)
   position = '--config.model.design.position={"name": "learned", "length": 128}'
-  with alone():
+  with hide_other_devices():
     flags = [f"--workdir={tmp_path}/run", *SHORT, "--config.evals={}", position]
     assert train.main(["--config=tests/recipes/nano_encoder.py", *flags]) == 0
   command = [

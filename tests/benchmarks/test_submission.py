@@ -10,7 +10,7 @@ from t5x_like.benchmarks import submission
 from t5x_like.benchmarks.suites import glue, superglue
 from t5x_like.corpora.sources import open_source
 from t5x_like.training import workdir as workdirs
-from tests.runs import alone
+from tests.runs import hide_other_devices
 
 TWO = ["entailment", "not_entailment"]
 
@@ -143,7 +143,7 @@ def test_the_model_of_rte_and_that_of_record_write_their_files(tmp_path, capsys)
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   flags.append('model.design.position={"name": "learned", "length": 64}')
   recipe = "--config=tests/recipes/nano_encoder.py"
-  with alone():
+  with hide_other_devices():
     assert (
       train.main([recipe, f"--workdir={tmp_path}/bert", *(f"--config.{one}" for one in flags)]) == 0
     )

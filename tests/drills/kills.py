@@ -16,7 +16,7 @@ from collections.abc import Callable
 import psutil
 
 from t5x_like.report.writer import read_metrics
-from tests.runs import Process, lines, losses, saving
+from tests.runs import Process, count_metrics, losses, steps_being_saved
 
 MARK = "T5X_LIKE_DRILL"  # in the environment of all that a drill starts
 # steps between checkpoints, and between evaluations
@@ -58,7 +58,7 @@ class Drill:
   random: random.Random
   where: dict
   launcher: bool = False
-  saving: Callable[[pathlib.Path], list[int]] = saving
+  saving: Callable[[pathlib.Path], list[int]] = steps_being_saved
   table: list[tuple[str, str]] = dataclasses.field(default_factory=list)
   starts: int = 0
   seconds: float = 60.0  # of a start, up to its first step
@@ -81,7 +81,7 @@ class Drill:
 
   def _kill(self, moment: str) -> None:
     self.starts += 1
-    before = lines(self.workdir)
+    before = count_metrics(self.workdir)
     under_way = set(self.saving(self.workdir))
     since = time.monotonic()
     with Process(self.command, **self.where) as process:
@@ -91,24 +91,26 @@ class Drill:
       elif moment == "time":
         wait = self.random.uniform(0, 1.5 * self.seconds)
         process.until(
-          lambda: time.monotonic() - since > wait or lines(self.workdir) > before + 2 * EVERY
+          lambda: (
+            time.monotonic() - since > wait or count_metrics(self.workdir) > before + 2 * EVERY
+          )
         )
       else:
         steps = self.random.randint(1, EVERY)
         wait = self.random.uniform(0, 0.03)
         # of this start: later lines are dropped by now
-        process.until(lambda: lines(self.workdir) not in (0, before))
+        process.until(lambda: count_metrics(self.workdir) not in (0, before))
         self.seconds = min(self.seconds, time.monotonic() - since)
-        start = lines(self.workdir)
+        start = count_metrics(self.workdir)
         more = {"step": steps}.get(moment, 4 * EVALUATE)
         reached = {
           "step": lambda: False,
           "saving": lambda: set(self.saving(self.workdir)) - under_way,
           "evaluating": lambda: self._is_evaluating(),
         }[moment]
-        process.until(lambda: reached() or lines(self.workdir) >= start + more)
+        process.until(lambda: reached() or count_metrics(self.workdir) >= start + more)
         time.sleep(wait if moment != "saving" else wait / 10)
-      phase = self._phase(process.said(), under_way)
+      phase = self._phase(process.output_so_far(), under_way)
       workers = process.children() if self.launcher else []
       if workers and self.random.random() < 0.5:
         os.kill(self.random.choice(workers), signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.drills.moments import killed_at, seeded
-from tests.runs import Process, assert_same_bits, lines, losses, run, steps, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run, steps, train
 
 pytestmark = pytest.mark.drill
 SHORT = ("--config.total_steps=6", "--config.checkpoint.every=3", "--config.eval_every=3")
@@ -142,7 +142,7 @@ def test_a_disk_that_turns_read_only(where, tmp_path):
   workdir = tmp_path / "run"
   command = train(workdir, *LONG)
   with Process(command, **where) as process:
-    assert process.until(lambda: lines(workdir) >= 12), process.end()
+    assert process.until(lambda: count_metrics(workdir) >= 12), process.end()
     process.send(signal.SIGSTOP)
     saved = steps(workdir)
     with read_only(workdir):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.drills.moments import kills, seeded
-from tests.runs import Process, assert_same_bits, lines, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 pytestmark = pytest.mark.drill
 LEG = 8  # steps with a layout
@@ -58,7 +58,7 @@ def test_layouts_change_between_kills(tmp_path):
     argv, where = command(workdir, leg)
     with Process(argv, **where) as process:
       last = LEG * leg + draw.randint(1, LEG - 2)
-      if process.until(lambda: lines(workdir) > last):
+      if process.until(lambda: count_metrics(workdir) > last):
         time.sleep(draw.uniform(0, 0.05))
         process.send(signal.SIGKILL)
       code, said = process.end()

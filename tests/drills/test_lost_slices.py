@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runs import Process, assert_same_bits, lines, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 pytestmark = pytest.mark.drill
 STEPS = 14
@@ -61,12 +61,12 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
   """Kills a slice once eight steps are done and removes its disks; the step gone on from, and what
   the run said."""
   with Process(command(where, *job), **quick) as process:
-    assert process.until(lambda: lines(where / "run") >= 8), process.end()
+    assert process.until(lambda: count_metrics(where / "run") >= 8), process.end()
     hosts = [2 * slice_, 2 * slice_ + 1]
     workers = process.children()
     for host in hosts:
       os.kill(workers[host], signal.SIGKILL)
-    last = lines(where / "run")
+    last = count_metrics(where / "run")
     for host in hosts:
       shutil.rmtree(where / str(host))
     code, said = process.end(1_800)

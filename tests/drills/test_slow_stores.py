@@ -67,7 +67,7 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
   flags = (*FLAGS, "--config.eval_every=1000", "--config.checkpoint.save_timeout_seconds=5")
   command = train("gs://bucket/run", *flags)
   with Process(command, **where) as process:
-    assert process.until(lambda: "new run in" in process.said()), process.end()
+    assert process.until(lambda: "new run in" in process.output_so_far()), process.end()
     server.upload_delay, began = 8.0, time.monotonic()
     code, said = process.end()
   assert (

@@ -8,7 +8,7 @@ import pytest
 
 from t5x_like.report.writer import read_metrics
 from tests.drills.moments import killed_at
-from tests.runs import losses, prints, run, train
+from tests.runs import fingerprints, losses, run, train
 
 pytestmark = pytest.mark.drill
 NANO = "import tests.recipes.nano_encoder"  # the variant of the runs
@@ -79,7 +79,7 @@ def test_killed_in_every_phase(tmp_path):
     assert parts[name] == found, name
   folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
   assert losses(folders[0]) == losses(folders[1]) and len(losses(folders[0])) == 4
-  assert prints(folders[0], 4) == prints(folders[1], 4)
+  assert fingerprints(folders[0], 4) == fingerprints(folders[1], 4)
   evaluated = [
     [without_times(row) for row in read_metrics(one) if "train/loss" not in row] for one in folders
   ]

@@ -10,7 +10,7 @@ import tests.recipes.nano_decoder  # noqa: F401 -- evaluation here knows the var
 from t5x_like import evaluate, predict
 from t5x_like.report.writer import read_metrics
 from tests import object_server
-from tests.runs import Process, assert_same_bits, lines, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 pytestmark = pytest.mark.drill
 STEPS = 60
@@ -36,11 +36,11 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
     code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
     assert code == 0, said
     with Process(command, **cache) as first:
-      assert first.until(lambda: lines(folder) >= 10 and committed()), first.end()
+      assert first.until(lambda: count_metrics(folder) >= 10 and committed()), first.end()
       first.send(signal.SIGSTOP)
       (folder / lock).unlink()
       with Process(command, **cache) as second:
-        assert second.until(lambda: "resuming" in second.said()), second.end()
+        assert second.until(lambda: "resuming" in second.output_so_far()), second.end()
         first.send(signal.SIGCONT)
         code, said = first.end()
         assert (
@@ -79,9 +79,9 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
       halted = attempts()
       committed = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
       with Process(command, **cache) as second:
-        assert second.until(lambda: committed or len(attempts()) > 1 or lines(folder) > 10), (
-          second.end()
-        )
+        assert second.until(
+          lambda: committed or len(attempts()) > 1 or count_metrics(folder) > 10
+        ), second.end()
         first.send(signal.SIGCONT)
         code, said = first.end()
         assert (
@@ -111,7 +111,7 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
   codes = []
   found = {}
   with Process(train(workdir, *flags, recipe="tests/recipes/nano_decoder.py")) as trains:
-    assert trains.until(lambda: lines(workdir) >= 4), trains.end()
+    assert trains.until(lambda: count_metrics(workdir) >= 4), trains.end()
     for number in range(times):
       output = tmp_path / f"{number}.jsonl"
       codes.append(evaluate.main([f"--workdir={workdir}"]))
@@ -120,8 +120,8 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
       assert codes[-1] or len(output.read_text().splitlines()) == 2
       said = capsys.readouterr().err
       assert "Traceback" not in said and len(said.splitlines()) <= 2 + said.count("warning"), said
-    before = lines(workdir)
-    assert trains.until(lambda: lines(workdir) > before + 4), trains.end()
+    before = count_metrics(workdir)
+    assert trains.until(lambda: count_metrics(workdir) > before + 4), trains.end()
     trains.send(signal.SIGTERM)
     code, said = trains.end()
   assert code == 75 and "Traceback" not in said and "warning" not in said, said

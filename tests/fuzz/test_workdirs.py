@@ -18,7 +18,7 @@ from t5x_like.errors import handle_errors
 from t5x_like.report import page
 from tests.fuzz.harness import Ground, alone, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
-from tests.runs import losses, prints
+from tests.runs import fingerprints, losses
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs
@@ -119,7 +119,7 @@ class Workdir:
 
   def _made(self, name: str, inside: pathlib.Path, folder: pathlib.Path):
     if name == "train":
-      return prints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
+      return fingerprints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
     if name == "evaluate":
       found = [
         json.loads(file.read_text())

@@ -17,7 +17,7 @@ from t5x_like.data.supervised.chat import Message
 from t5x_like.errors import UserError
 from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.talk import Talk
-from tests.runs import alone
+from tests.runs import hide_other_devices
 
 BYTES = vocabularies.load("bytes")
 TEXTS = ["short", "a text that is longer than a row of sixteen tokens", "日本語", ""]
@@ -173,7 +173,7 @@ def test_from_a_table_to_labels_by_command_and_in_python(tmp_path, monkeypatch, 
     "peak_flops=1e11",
   )
   flags = [f"--config.{change}" for change in changes]
-  with alone():
+  with hide_other_devices():
     assert (
       train.main(["--config=configs/finetune/encoder.py:own,tiny", f"--workdir={run}", *flags]) == 0
     )

@@ -23,7 +23,7 @@ from t5x_like.nn.quantization._scaled import ScaledProduct, round_to_8_bits
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from tests.runs import alone
+from tests.runs import hide_other_devices
 
 AXES = ("embed", "mlp")
 KINDS = {"int8": int8, "fp8": fp8}
@@ -208,7 +208,7 @@ def test_decoding_keeps_them():
 @pytest.mark.more
 def test_a_resumed_run_may_switch(tmp_path, capsys):
   flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path}"]
-  with alone():
+  with hide_other_devices():
     assert train.main([*flags, "--config.total_steps=2"]) == 0
     assert (
       train.main([*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]) == 0

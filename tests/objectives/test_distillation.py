@@ -24,7 +24,7 @@ from t5x_like.objectives.distillation import Objective
 from t5x_like.report.writer import read_metrics
 from tests.fine_tuning import fine_tuning
 from tests.models.families import Case, model
-from tests.runs import assert_same_bits, restored
+from tests.runs import assert_same_bits, load_tensors
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs
@@ -187,7 +187,7 @@ def taught(school):
 @pytest.mark.more
 def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, tmp_path, capsys):
   teacher, early, late = (
-    restored(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4))
+    load_tensors(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4))
   )
   copies = [name for name in late if name.startswith("params/reference/")]
   assert len(copies) == sum(name.startswith("params/") for name in teacher)

@@ -19,7 +19,7 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import build as build_lib
 from tests.models.families import Case, model, shrunk
 from tests.recipes import nano_decoder  # with the variant that the runs are of
-from tests.runs import assert_same_bits, restored
+from tests.runs import assert_same_bits, load_tensors
 
 BYTES = vocabularies.load("bytes")
 WORDS = "ten green bottles stood upon a wall and one of them fell".split()
@@ -285,8 +285,8 @@ def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
     and len(same) == 1
     and evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
   )
-  early = restored(run, 3)
-  late = restored(run, 6)
+  early = load_tensors(run, 3)
+  late = load_tensors(run, 6)
   copies = [name for name in late if name.startswith("params/reference/")]
   assert copies and all(early[name].tobytes() == late[name].tobytes() for name in copies)
   own = [name.replace("reference/", "") for name in copies]
@@ -305,7 +305,7 @@ def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(
   """As they are, and merged of adapters; where adapters are trained there is no copy."""
   run = tmp_path / "run"
   assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={run}"]) == 0
-  late = restored(run, 3)
+  late = load_tensors(run, 3)
   copies = [name for name in late if name.startswith("params/reference/")]
   own = [name.replace("reference/", "") for name in copies]
   begin = (f"--config.init.workdir={run}", "--config.total_steps=1", "--config.evals={}")
@@ -313,9 +313,9 @@ def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(
   assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, (
     capsys.readouterr().err
   )
-  after = restored(tmp_path / "next", 1)
+  after = load_tensors(tmp_path / "next", 1)
   for copy, name in zip(copies, own):
     assert after[copy].tobytes() == after[name].tobytes() == late[name].tobytes(), name
   adapters = [*flags(tmp_path, *begin, "--config.tuning.name=lora"), f"--workdir={tmp_path}/lora"]
   assert train.main(adapters) == 0, capsys.readouterr().err
-  assert not any("reference" in name for name in restored(tmp_path / "lora", 1))
+  assert not any("reference" in name for name in load_tensors(tmp_path / "lora", 1))

@@ -121,7 +121,7 @@ def killed_and_resumed(workdir, *flags):
     with runs.Process(runs.train(workdir, *flags)) as run:
       assert run.until(
         lambda last=last: any(row["step"] >= last for row in read_metrics(workdir))
-      ), run.said()
+      ), run.output_so_far()
       run.send(signal.SIGKILL)
       run.end()
   with runs.Process(runs.train(workdir, *flags)) as run:

@@ -8,7 +8,7 @@ import pytest
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the model is of
 from t5x_like import train
 from t5x_like.benchmarks import custom_suites
-from tests.runs import alone
+from tests.runs import hide_other_devices
 from tools import encoder_table
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -20,7 +20,7 @@ def place(tmp_path_factory, compiled):
   root = tmp_path_factory.mktemp("place")
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   recipe = "--config=tests/recipes/nano_encoder.py"
-  with alone():
+  with hide_other_devices():
     assert (
       train.main([recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)])
       == 0

@@ -12,7 +12,7 @@ from t5x_like import train
 from t5x_like.data.features import encoder, encoder_decoder
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import buckets
-from tests.runs import losses, prints
+from tests.runs import fingerprints, losses
 
 pytestmark = pytest.mark.runs
 
@@ -99,7 +99,7 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
   unbroken = go("unbroken", 4, *noisy)
   for steps in (2, 4):
     parts = go("parts", steps, *noisy)
-  assert losses(parts) == losses(unbroken) and prints(parts, 4) == prints(unbroken, 4)
+  assert losses(parts) == losses(unbroken) and fingerprints(parts, 4) == fingerprints(unbroken, 4)
 
 
 def test_images_keep_every_pixel_and_lose_padding():
@@ -150,7 +150,7 @@ def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
   assert "the first batch of images of 64 x 64 pixels" in told
   for steps in (2, 4):
     detecting(tmp_path, "resumed", backbone, steps, capsys)
-  assert prints(tmp_path / "resumed", 4) == prints(tmp_path / "whole", 4)
+  assert fingerprints(tmp_path / "resumed", 4) == fingerprints(tmp_path / "whole", 4)
 
 
 @pytest.mark.more

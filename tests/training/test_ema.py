@@ -15,7 +15,7 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import ema, guard, restoring, tunings
 from t5x_like.training.optimizer import OPTIMIZERS, to_named
 from t5x_like.training.state import TrainState, from_tree, to_tree
-from tests.runs import assert_same_bits, restored
+from tests.runs import assert_same_bits, load_tensors
 
 pytestmark = pytest.mark.runs
 
@@ -84,7 +84,7 @@ def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
   assert run(whole, cache) == 0
   assert run(parts, cache, "--config.total_steps=2") == 0 and run(parts, cache) == 0
   assert_same_bits(parts, whole, 3)  # on two ways of sharding, with the mean among the tensors
-  saved = {step: restored(whole, step) for step in (1, 2, 3)}
+  saved = {step: load_tensors(whole, step) for step in (1, 2, 3)}
   named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
   assert sorted(f"params/{name}" for name in named) == sorted(
     n for n in saved[3] if n.startswith("params/")

@@ -18,7 +18,7 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
 from t5x_like.training.guard import GUARDS, Guard, RefusedSteps, new_loss_record, rollback_target
 from t5x_like.training.run import TrainingRun
-from tests.runs import NANO, losses, prints, steps
+from tests.runs import NANO, fingerprints, losses, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 POISON = 4  # the batch with NaN in it, which step 5 meets
@@ -142,21 +142,21 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
     workdir = tmp_path / str(stop_at)
     assert go(workdir, *flags, stop_at=stop_at)[0] == 75
     assert go(workdir, *flags)[0] == 0
-    assert losses(workdir) == losses(tmp_path / "whole") and prints(workdir, TOTAL) == prints(
-      tmp_path / "whole", TOTAL
-    )
+    assert losses(workdir) == losses(tmp_path / "whole") and fingerprints(
+      workdir, TOTAL
+    ) == fingerprints(tmp_path / "whole", TOTAL)
 
 
 @pytest.mark.more
 def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert go(tmp_path, *clean)[0] == 0
-  before = prints(tmp_path, 4)
+  before = fingerprints(tmp_path, 4)
   assert go(tmp_path, *clean, "--from_step=3")[0] == 2 and (
     "no checkpoint of step 3; steps here: [2, 4]"
   ) in read(capsys)
   assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "from step 2 of 4" in read(capsys)
-  assert prints(tmp_path, 4) == before and (tmp_path / "checkpoints" / "4.set_aside").is_dir()
+  assert fingerprints(tmp_path, 4) == before and (tmp_path / "checkpoints" / "4.set_aside").is_dir()
   assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "is finished at step 4" in read(capsys)
   rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
   assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]

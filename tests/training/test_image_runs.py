@@ -17,7 +17,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 from t5x_like.report.writer import read_metrics
-from tests.runs import LAUNCHER, assert_same_bits, restored
+from tests.runs import LAUNCHER, assert_same_bits, load_tensors
 from tests.runs import run as in_processes
 from tools import convert_hf
 
@@ -268,8 +268,8 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
   )
   given = (f"--config.init.workdir={tmp_path}/mae", *probe, *rate)
   assert run(tmp_path / "probe", whole / "cache", *given) == 0
-  before = restored(tmp_path / "mae", 2)
-  after = restored(tmp_path / "probe", 2)
+  before = load_tensors(tmp_path / "mae", 2)
+  after = load_tensors(tmp_path / "probe", 2)
   body = [
     name for name in after if name.startswith("params/") and not name.startswith("params/head/")
   ]

@@ -14,7 +14,7 @@ from t5x_like import train
 from t5x_like.errors import Preempted
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import evaluation, loop
-from tests.runs import NANO, losses, prints, steps
+from tests.runs import NANO, fingerprints, losses, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
@@ -66,7 +66,7 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   monkeypatch.undo()
   assert go(tmp_path) == 0
   assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
-  assert prints(tmp_path, 6) == prints(whole, 6)
+  assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
   monkeypatch.undo()
   assert go(tmp_path) == 0
   assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
-  assert prints(tmp_path, 6) == prints(whole, 6)
+  assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
 
 
 @pytest.mark.more

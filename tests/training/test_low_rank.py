@@ -12,7 +12,7 @@ from t5x_like import train
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
 from t5x_like.training import saved_model
-from tests.runs import assert_same_bits, restored
+from tests.runs import assert_same_bits, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 FLAGS = (
@@ -41,9 +41,9 @@ def runs(tmp_path_factory, compiled):
 
 
 def test_only_adapters_move_and_only_they_have_a_state(runs):
-  base = restored(runs / "base", 2)
-  before = restored(runs / "lora", 2)
-  after = restored(runs / "lora", 4)
+  base = load_tensors(runs / "base", 2)
+  before = load_tensors(runs / "lora", 2)
+  after = load_tensors(runs / "lora", 4)
   own = {name for name in after if name.startswith("params/") and name.endswith(ADAPTERS)}
   assert own and all(not np.array_equal(before[name], after[name]) for name in own)
   for name in base:

@@ -12,7 +12,7 @@ from t5x_like import train
 from t5x_like.checkpoints import manager, manifest
 from t5x_like.training import optimizer
 from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
-from tests.runs import NANO, prints
+from tests.runs import NANO, fingerprints
 from tests.training.test_optimizer import AXES, SHAPES
 
 RATE = optax.constant_schedule(0.1)
@@ -87,7 +87,7 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
     code = train.main([f"--config={NANO}", f"--workdir={tmp_path}", *shared, *flags])
     return code, capsys.readouterr()
 
-  assert go(2)[0] == 0 and "adafactor/count" in prints(tmp_path, 2)
+  assert go(2)[0] == 0 and "adafactor/count" in fingerprints(tmp_path, 2)
   other = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
   other += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
   code, said = go(4, *other)

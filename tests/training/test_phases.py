@@ -9,7 +9,7 @@ from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.training import phases
 from t5x_like.training.resolve import resolve
-from tests.runs import losses, prints
+from tests.runs import fingerprints, losses
 
 FLAGS = (
   "--config=tests/recipes/nano_encoder.py",
@@ -41,7 +41,7 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
     losses(tmp_path / "parts") == losses(tmp_path / "whole")
     and len(losses(tmp_path / "whole")) == 4
   )
-  assert prints(tmp_path / "parts", 4) == prints(tmp_path / "whole", 4)
+  assert fingerprints(tmp_path / "parts", 4) == fingerprints(tmp_path / "whole", 4)
   saved = json.loads((tmp_path / "whole" / "config.json").read_text())
   assert saved["features"]["encoder_input_tokens"] == [64] and "data_short" in saved["fingerprints"]
   other = FLAGS[1].replace("32", "48")

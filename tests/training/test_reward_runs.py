@@ -11,12 +11,12 @@ import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are
 from t5x_like import predict, train
 from t5x_like.report.writer import read_metrics
 from t5x_like.rewards import exact
-from tests.runs import alone, assert_same_bits
+from tests.runs import assert_same_bits, hide_other_devices
 
 
 @pytest.fixture
 def one_device():
-  with alone():
+  with hide_other_devices():
     yield
 
 
@@ -134,7 +134,7 @@ def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatc
   )
   found = []
   for devices in (1, 8):
-    with alone() if devices == 1 else contextlib.nullcontext():
+    with hide_other_devices() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
       assert (
         train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0

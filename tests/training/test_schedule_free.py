@@ -16,7 +16,7 @@ from t5x_like.library.model import load
 from t5x_like.training import ema, guard, tunings
 from t5x_like.training.optimizer import OPTIMIZERS, to_named, update_layerwise
 from t5x_like.training.state import TrainState
-from tests.runs import NANO, assert_same_bits, restored
+from tests.runs import NANO, assert_same_bits, load_tensors
 
 RATE = optax.linear_schedule(0.0, 0.1, 3)
 AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")}
@@ -80,7 +80,7 @@ def test_a_run_resumes_and_hands_out_its_mean(tmp_path):
 
   assert run("whole", 3) == 0 and run("parts", 2) == 0 and run("parts", 3) == 0
   assert_same_bits(tmp_path / "parts", tmp_path / "whole", 3)
-  saved = restored(tmp_path / "whole", 3)
+  saved = load_tensors(tmp_path / "whole", 3)
   arrays = jax.device_get(load(str(tmp_path / "whole"), batch_size=8).run.arrays)
   for name, x in arrays.items():
     mean = (saved[f"params/{name}"] - 0.1 * saved[f"schedule_free/z/{name}"]) / 0.9

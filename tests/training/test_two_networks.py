@@ -5,7 +5,7 @@ import pytest
 
 from fine_tuning import fine_tuning
 from t5x_like import train
-from tests.runs import restored
+from tests.runs import load_tensors
 
 pytestmark = [pytest.mark.usefixtures("compiled", "one_device"), pytest.mark.more]
 
@@ -25,8 +25,8 @@ def test_the_discriminator_is_tuned(recipe, tmp_path, capsys):
   assert train.main(["--config=tests/recipes/nano_encoder.py", one, *words, *still, start]) == 0, (
     capsys.readouterr()
   )
-  before = restored(tmp_path / "both", 2)
-  after = restored(tmp_path / "one", 2)
+  before = load_tensors(tmp_path / "both", 2)
+  after = load_tensors(tmp_path / "one", 2)
   table = before["params/embed/table"] + before.get("params/generator/embed/table", 0)
   np.testing.assert_allclose(after["params/embed/table"], table, rtol=1e-6)
   assert not any("generator" in name for name in after)

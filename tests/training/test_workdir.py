@@ -15,7 +15,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.run import TrainingRun
-from tests.runs import NANO, losses, prints, steps
+from tests.runs import NANO, fingerprints, losses, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 FLAGS = (
@@ -110,7 +110,7 @@ def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, t
   assert (
     "from step 2 of 4" in capsys.readouterr().out and len(list(mine.glob("metrics.*.jsonl"))) == 1
   )
-  assert losses(mine) == losses(trained) and prints(mine, 4) == prints(trained, 4)
+  assert losses(mine) == losses(trained) and fingerprints(mine, 4) == fingerprints(trained, 4)
   assert go(mine, 6, "--from_step=2") == 0
   assert sorted(path.name for path in (mine / "checkpoints").glob("*.set_aside")) == ["4.set_aside"]
   assert len(list(mine.glob("metrics.*.jsonl"))) == 2
