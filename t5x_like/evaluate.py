@@ -369,10 +369,10 @@ class _QuestionSuite:
     for name, file in self._files.items():
       request = self._request(file)
       record = distributed.broadcast_from_first(lambda name=name: self._read_record(name))
-      if record is None or record["asked"] != request:
+      if record is None or record.get("request") != request:
         process.log(f"=== {_QUESTIONS}/{name}")
         try:
-          record = {"asked": request, "metrics": self._ask(name, file)}
+          record = {"request": request, "metrics": self._ask(name, file)}
         except UserError as error:
           missing[name] = str(error)
           process.log(f"{_QUESTIONS}/{name}: left out: {error}")

@@ -42,7 +42,7 @@ from t5x_like.training.open_run import open_training_run
 from t5x_like.training.resolve import resolve
 
 RESULT_FILE = "result.json"
-REQUEST_FILE = "asked.json"
+REQUEST_FILE = "request.json"
 RECIPES = {
   "encoder": "configs/finetune/encoder.py",
   "decoder": "configs/finetune/decoder.py",
@@ -350,7 +350,7 @@ class _FineTuning:
     # a run that is stopped goes on with the same flags alone
     begun = distributed.broadcast_from_first(lambda: _read_file(folder / REQUEST_FILE, request))
     if begun is None and process.is_first():
-      workdirs.write_json(folder, REQUEST_FILE, {"asked": request})
+      workdirs.write_json(folder, REQUEST_FILE, {"request": request})
     config = self.config(rate, seed)
     with open_training_run(resolve(config), str(folder)) as tuned:
       task = tuned.assembly.task
@@ -380,7 +380,7 @@ class _FineTuning:
     if process.is_first():
       for label, group in groups.items():
         workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-      workdirs.write_json(folder, RESULT_FILE, result | {"asked": request})
+      workdirs.write_json(folder, RESULT_FILE, result | {"request": request})
     process.log(f"    {self.name} {folder.name}: {result['score']:.2f} at step {step}")
     return result
 
@@ -530,7 +530,7 @@ def _read_file(path: pathlib.Path, request: dict[str, Any]) -> dict[str, Any] | 
       f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again"
     ) from None
   # files that are absent now, or were not recorded then, are not compared
-  recorded = {"data": request.get("data")} | content.pop("asked", {})
+  recorded = {"data": request.get("data")} | content.pop("request", {})
   request = {"data": recorded["data"]} | request
   for name in {**recorded, **request}:
     before = recorded.get(name)

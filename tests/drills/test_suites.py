@@ -13,7 +13,7 @@ from tests.runs import fingerprints, losses, run, train
 pytestmark = pytest.mark.drill
 NANO = "import tests.recipes.nano_encoder"  # the variant of the runs
 PHASES = {
-  "before the run": ("os.rename", "asked.json"),
+  "before the run": ("os.rename", "request.json"),
   "before the first step": ("open", "recipe-0/metrics.jsonl"),
   "saving a checkpoint": ("os.rename", "recipe-0/checkpoints/2"),
   "in the evaluation after it": ("os.rename", "recipe-0/best/2"),
