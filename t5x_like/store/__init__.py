@@ -1,2 +1,1 @@
-"""Stores: named ragged arrays of documents, examples or images, written once, checked, and read by
-index."""
+"""Stores: named ragged arrays of documents, examples or images, written once and read by index."""

@@ -8,7 +8,7 @@ shards. Its last field is a checksum of the others.
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, file_names
@@ -29,8 +29,8 @@ DTYPES = (
   "float64",
 )
 REMEDY = "make the store again with python -m tools.prepare_data"
-_WIDEST = 2**16
-_MOST_DIGITS = 20
+_MAX_WIDTH = 2**16
+_MAX_DIGITS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def parse(text: bytes, where: str) -> Manifest:
       f"{where}: format: found {file_names.quote_name(found)}, expected {FORMAT!r}: {REMEDY}"
     )
   checksum = data.pop("checksum", None)
-  manifest = _value(Manifest, data, where, "")
+  manifest = _convert(Manifest, data, where, "")
   check_manifest(manifest, where)
   if checksum != manifest.checksum:
     raise UserError(
@@ -126,43 +126,54 @@ def parse(text: bytes, where: str) -> Manifest:
   return manifest
 
 
-def _value(declared: Any, found: Any, where: str, key: str) -> Any:
-  """Check and convert a value of a declared type: a dataclass, a dict or list, or a plain type."""
+def _convert(declared: Any, content: Any, where: str, key: str) -> Any:
+  """Check and convert JSON content to a declared type: a dataclass, a dict, a list or a plain type.
 
-  def refuse(key: str, what: str) -> None:
-    raise UserError(f"{where}: {key or 'top level'}: {what}: {REMEDY}")
+  Args:
+    declared: the declared type.
+    content: the content.
+    where: the file, for messages.
+    key: the path of the content in the file, for messages; empty at the top level.
+  """
+  kind = getattr(declared, "__origin__", declared)
+  item_type = getattr(declared, "__args__", (Any,))[-1]
+  if dataclasses.is_dataclass(kind):
+    return _convert_dataclass(kind, content, where, key)
+  if type(content) is not kind:
+    _refuse(where, key, f"found {type(content).__name__}, expected {kind.__name__}")
+  if kind is int and content < 0:
+    _refuse(where, key, f"found {content}, expected at least 0")
+  if item_type is Any:
+    return content
+  if kind is dict:
+    prefix = f"{key}." if key else ""
+    converted = {}
+    for name, item in content.items():
+      converted[name] = _convert(item_type, item, where, prefix + name)
+    return converted
+  if kind is list:
+    return [_convert(item_type, item, where, f"{key}[{i}]") for i, item in enumerate(content)]
+  return content
 
-  kind, (*_, item) = (
-    getattr(declared, "__origin__", declared),
-    getattr(declared, "__args__", (Any,)),
-  )
-  fields = (
-    {one.name: one.type for one in dataclasses.fields(kind)}
-    if dataclasses.is_dataclass(kind)
-    else {}
-  )
-  expected = dict if fields else kind
+
+def _convert_dataclass(kind: type, content: Any, where: str, key: str) -> Any:
+  if type(content) is not dict:
+    _refuse(where, key, f"found {type(content).__name__}, expected an object")
+  fields = {field.name: field.type for field in dataclasses.fields(kind)}
   prefix = f"{key}." if key else ""
-  if type(found) is not expected:
-    refuse(
-      key, f"found {type(found).__name__}, expected {'an object' if fields else expected.__name__}"
-    )
-  if kind is int and found < 0:
-    refuse(key, f"found {found}, expected at least 0")
-  for name in fields and [*found, *fields]:
+  for name in [*content, *fields]:
     if name not in fields:
-      refuse(prefix + name, f"unknown field{did_you_mean(name, fields)}")
-    if name not in found:
-      refuse(prefix + name, "missing")
-  if fields:
-    return kind(
-      **{name: _value(one, found[name], where, prefix + name) for name, one in fields.items()}
-    )
-  if item is not Any and kind is dict:
-    return {name: _value(item, one, where, prefix + name) for name, one in found.items()}
-  if item is not Any and kind is list:
-    return [_value(item, one, where, f"{key}[{i}]") for i, one in enumerate(found)]
-  return found
+      _refuse(where, prefix + name, f"unknown field{did_you_mean(name, fields)}")
+    if name not in content:
+      _refuse(where, prefix + name, "missing")
+  converted = {}
+  for name, declared in fields.items():
+    converted[name] = _convert(declared, content[name], where, prefix + name)
+  return kind(**converted)
+
+
+def _refuse(where: str, key: str, problem: str) -> NoReturn:
+  raise UserError(f"{where}: {key or 'top level'}: {problem}: {REMEDY}")
 
 
 def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
@@ -172,12 +183,13 @@ def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
 
 def check_manifest(manifest: Manifest, where: str) -> None:
   """Raise UserError for values out of range and for names that are not valid file names."""
-  file_names.check_name(f"{where}: name", manifest.name, REMEDY)
-  file_names.check_name(f"{where}: split", manifest.split, REMEDY)
+  file_names.check(f"{where}: name", manifest.name, REMEDY)
+  file_names.check(f"{where}: split", manifest.split, REMEDY)
   check_arrays(manifest.arrays, where)
-  for key, most in (("num_shards", 2**63), ("name_digits", _MOST_DIGITS)):
-    if not 1 <= (found := getattr(manifest, key)) <= most:
-      raise UserError(f"{where}: {key}: found {found}, expected 1 to {most}: {REMEDY}")
+  for key, maximum in (("num_shards", 2**63), ("name_digits", _MAX_DIGITS)):
+    number = getattr(manifest, key)
+    if not 1 <= number <= maximum:
+      raise UserError(f"{where}: {key}: found {number}, expected 1 to {maximum}: {REMEDY}")
 
 
 def check_arrays(arrays: Sequence[Array], where: object) -> None:
@@ -198,5 +210,5 @@ def check_arrays(arrays: Sequence[Array], where: object) -> None:
       raise UserError(
         f"{where}: dtype: found {array.dtype!r}, expected one of {', '.join(DTYPES)}: {REMEDY}"
       )
-    if not 1 <= array.width <= _WIDEST:
-      raise UserError(f"{where}: width: found {array.width}, expected 1 to {_WIDEST}: {REMEDY}")
+    if not 1 <= array.width <= _MAX_WIDTH:
+      raise UserError(f"{where}: width: found {array.width}, expected 1 to {_MAX_WIDTH}: {REMEDY}")

@@ -1,16 +1,17 @@
-"""A store: named ragged arrays with values for each of its items, read by index.
+"""Reads a store: named ragged arrays with values for each of its items, read by index.
 
-    <path>/manifest.json              arrays, counts, checksums of the tables, fingerprint (`manifest.py`)
-    <path>/shards.table               items of each shard, and values of each array in it (`shards.py`)
-    <path>/checksums.table            SHA-256 of each file
-    <path>/vocabulary/                the vocabulary of the ids, if there are any
-    <path>/<array>/00000000           values, one item after the other
-    <path>/<array>.ends/00000000      where the values of each item end in this shard
+    <path>/manifest.json          arrays, counts, checksums of the tables, fingerprint
+    <path>/shards.table           items of each shard, and values of each array in it
+    <path>/checksums.table        SHA-256 of each file
+    <path>/vocabulary/            the vocabulary of the ids, if there are any
+    <path>/<array>/00000000       values, one item after the other
+    <path>/<array>.ends/00000000  where the values of each item end in this shard
 
-Stores of tokens (`tokens.py`), examples and images are all of this form. A stretch of values is one
-ranged read, from a local file or over the network (`files/shard_files.py`). Only the table of shards is
-held in memory. Opening reads the manifest and the table and lists the files once, regardless of
-their size. Verifying the checksums is optional and reads every byte once, in parallel.
+Stores of tokens (`tokens.py`), examples and images are all of this form; `manifest.py` and
+`shards.py` describe the files. A range of values is one ranged read, from a local file or over the
+network. Only the table of shards is held in memory. Opening reads the manifest and the table and
+lists the files once, regardless of their size. Verifying the checksums is optional and reads every
+byte once, in parallel.
 """
 
 import concurrent.futures
@@ -145,61 +146,83 @@ class Store:
     return vocabulary
 
   def read_ranges(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray) -> np.ndarray:
-    """Read stretches of an array's values, across the bounds of items and shards.
+    """Read ranges of an array's values, across the bounds of items and shards.
 
     Args:
       array: the name of the array.
-      starts_N: int64 [N], the first value of each stretch.
+      starts_N: int64 [N], the first value of each range.
       sizes_N: int64 [N], the number of its values.
 
     Returns:
-      The values [n] of all stretches, one after the other, or [n, width] where the array has rows.
+      The values [n] of all ranges, one after the other, or [n, width] where the array has rows.
 
     Raises:
-      ValueError: a stretch is not inside the array.
+      ValueError: a range is not inside the array.
       UserError: a shard can no longer be read.
       DamageError: a shard is truncated.
     """
     firsts = self._shards.first_value[array]
-    dtype = self._shards.dtypes[array]
     width = self._widths[array]
     ends_N = starts_N + sizes_N
     if ends_N.size and not (
       0 <= starts_N.min() and (starts_N <= ends_N).all() and ends_N.max() <= firsts[-1]
     ):
       raise ValueError(f"{array}: {starts_N.min()}..{ends_N.max()} outside 0..{firsts[-1]}")
-    values = np.empty(int(sizes_N.sum()) * width, dtype)
+    values = np.empty(int(sizes_N.sum()) * width, self._shards.dtypes[array])
     if values.size:
-      data = memoryview(values).cast("B")
-      size_of = dtype.itemsize * width
-      place = 0
-      shard_N = np.minimum(
-        np.searchsorted(firsts, starts_N, side="right") - 1, len(self._shards) - 1
-      )
-      offset_N = size_of * (starts_N - firsts[shard_N])
-      left_N = size_of * (firsts[shard_N + 1] - starts_N)
-      rows = (x.tolist() for x in (shard_N, offset_N, left_N, size_of * sizes_N))
-      reads = []
-      for shard, offset, left, size in zip(*rows, strict=True):
-        while size > left:
-          if left:
-            reads.append((shard, offset, data[place : place + left]))
-          place = place + left
-          size = size - left
-          shard = shard + 1
-          offset = 0
-          left = size_of * int(firsts[shard + 1] - firsts[shard])
-        if size:
-          reads.append((shard, offset, data[place : place + size]))
-          place += size
+      buffer = memoryview(values).cast("B")
+      reads = self._plan_reads(firsts, starts_N, sizes_N, width * values.itemsize, buffer)
       self._files.fill(self._shards, array, reads)
     return values if width == 1 else values.reshape(-1, width)
+
+  def _plan_reads(
+    self,
+    firsts: np.ndarray,
+    starts_N: np.ndarray,
+    sizes_N: np.ndarray,
+    value_bytes: int,
+    buffer: memoryview,
+  ) -> list[tuple[int, int, memoryview]]:
+    """Divide ranges at the bounds of shards.
+
+    Args:
+      firsts: the first value of each shard, and the total.
+      starts_N, sizes_N: the ranges.
+      value_bytes: the size of a value.
+      buffer: takes all ranges, one after the other.
+
+    Returns:
+      (shard, offset in bytes, its part of the buffer) for each read.
+    """
+    shard_N = np.searchsorted(firsts, starts_N, side="right") - 1
+    shard_N = np.minimum(shard_N, len(self._shards) - 1)
+    offset_N = value_bytes * (starts_N - firsts[shard_N])
+    remaining_N = value_bytes * (firsts[shard_N + 1] - starts_N)
+    size_N = value_bytes * sizes_N
+    columns = [column_N.tolist() for column_N in (shard_N, offset_N, remaining_N, size_N)]
+    reads = []
+    position = 0
+    for shard, offset, remaining, size in zip(*columns, strict=True):
+      while size > remaining:
+        if remaining:
+          reads.append((shard, offset, buffer[position : position + remaining]))
+        position += remaining
+        size -= remaining
+        shard += 1
+        offset = 0
+        remaining = value_bytes * int(firsts[shard + 1] - firsts[shard])
+      if size:
+        reads.append((shard, offset, buffer[position : position + size]))
+        position += size
+    return reads
 
   def read_padded(
     self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray, length: int
   ) -> np.ndarray:
-    """Read stretches of at most `length` values as rows, 0 after each stretch: int32 [N, length];
-    see `read_ranges`."""
+    """Read ranges of at most `length` values as rows, padded with 0: int32 [N, length].
+
+    See `read_ranges`.
+    """
     rows_NL = np.zeros((sizes_N.size, length), np.int32)
     rows_NL[np.arange(length) < sizes_N[:, None]] = self.read_ranges(array, starts_N, sizes_N)
     return rows_NL
@@ -299,8 +322,10 @@ def _verify_checksum(
 
 
 def check_unchanged() -> None:
-  """Check all open stores of the process for files that changed while they were read; see
-  `Store.check_unchanged`."""
+  """Check all open stores of the process for files that changed while they were read.
+
+  See `Store.check_unchanged`.
+  """
   for store in list(_open_stores):
     store.check_unchanged()
 

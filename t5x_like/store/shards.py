@@ -1,13 +1,12 @@
-"""The shards of a store: their places in its arrays, files, sizes and checksums.
+"""Describes the shards of a store: their places in its arrays, files, sizes and checksums.
 
 A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>`, the values of
 its items one after the other, and `<array>.ends/<shard>`, int64, where the values of each item end.
-A file is the plain little-endian
-array: element i is at byte i times the element size, so any range is read without an index. Two
-  tables beside the manifest, plain arrays too, have one row per shard:
+A file is the plain little-endian array: element i is at byte i times the element size, so any range
+is read without an index. Two tables beside the manifest, plain arrays too, have one row per shard:
 
-    shards.table       uint64 [shards, 2 + arrays]       name (a number), items, values of each array
-    checksums.table    uint8 [shards, 2 * arrays, 32]    SHA-256 of its files: values and ends of each array
+    shards.table     uint64 [shards, 2 + arrays]     name (a number), items, values of each array
+    checksums.table  uint8 [shards, 2 * arrays, 32]  SHA-256 of the two files of each array
 
 Prefix sums of the first table give the beginning of each shard in every array. They are the only
 data held per shard: 10^5 shards of one array take 5 MB. The second table is read only to verify
@@ -26,7 +25,7 @@ from t5x_like.store.manifest import FORMAT, REMEDY, Array, Manifest
 
 SHARDS_TABLE = "shards.table"
 CHECKSUMS_TABLE = "checksums.table"
-_MOST = 2**40  # items or values in a shard
+_MAX_COUNT = 2**40  # items or values in a shard
 
 
 def array_directories(array: str) -> tuple[str, str]:
@@ -36,8 +35,14 @@ def array_directories(array: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A written shard: its items, the values of each array, and the hexadecimal SHA-256 of each file
-  by directory."""
+  """A written shard.
+
+  Attributes:
+    name: the name, digits.
+    items: the number of items.
+    values: the number of values of each array.
+    sha256: the hexadecimal SHA-256 of each file, by directory.
+  """
 
   name: str
   items: int
@@ -94,11 +99,11 @@ class Shards:
 
   def sizes(self) -> dict[str, int]:
     """Return the size of every file in bytes."""
-    return {
-      self.file(one, shard): self.size(one, shard)
-      for one in self.roots
-      for shard in range(len(self))
-    }
+    sizes = {}
+    for directory in self.roots:
+      for shard in range(len(self)):
+        sizes[self.file(directory, shard)] = self.size(directory, shard)
+    return sizes
 
   @property
   def num_bytes(self) -> int:
@@ -106,61 +111,68 @@ class Shards:
     return sum(int(firsts[-1]) * size for firsts, size in self._firsts.values())
 
 
-def build_tables(written: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
+def build_tables(shards: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
   """Return the contents of the tables of written shards, by file."""
-  rows = [
-    [int(shard.name), shard.items, *(shard.values[array.name] for array in arrays)]
-    for shard in written
-  ]
-  digests = [
-    shard.sha256[file]
-    for shard in written
-    for array in arrays
-    for file in array_directories(array.name)
-  ]
+  rows = []
+  checksums = []
+  for shard in shards:
+    counts = [shard.values[array.name] for array in arrays]
+    rows.append([int(shard.name), shard.items, *counts])
+    for array in arrays:
+      checksums += [shard.sha256[directory] for directory in array_directories(array.name)]
   return {
     SHARDS_TABLE: np.array(rows, "<u8").tobytes(),
-    CHECKSUMS_TABLE: bytes.fromhex("".join(digests)),
+    CHECKSUMS_TABLE: bytes.fromhex("".join(checksums)),
   }
 
 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
-  """Read the shards from their table; raise UserError if the table is invalid or disagrees with the
-  manifest."""
-  table_SA = _read(manifest, SHARDS_TABLE, table, "<u8", (2 + len(manifest.arrays),), where)
-  counts_SA = table_SA[:, 1:].astype(np.int64)
-  if ((table_SA[:, 1:] > _MOST) | (table_SA[:, 1:] < [1, *[0] * len(manifest.arrays)])).any():
+  """Read the shards from their table.
+
+  Raises:
+    UserError: the table is invalid or disagrees with the manifest.
+  """
+  num_arrays = len(manifest.arrays)
+  table_SA = _read_table(manifest, SHARDS_TABLE, table, "<u8", (2 + num_arrays,), where)
+  unsigned_counts_SA = table_SA[:, 1:]
+  minimum_A = [1, *[0] * num_arrays]
+  if ((unsigned_counts_SA > _MAX_COUNT) | (unsigned_counts_SA < minimum_A)).any():
     raise UserError(
       f"{where}: found a count out of range, expected items from 1 and at most 2^40 "
       f"of each: {REMEDY}"
     )
-  expected = {"num_items": manifest.num_items} | {
-    f"{one.name}: num_values": one.num_values for one in manifest.arrays
-  }
-  for (key, count), found in zip(expected.items(), counts_SA.sum(axis=0).tolist(), strict=True):
-    if count != found:
+  counts_SA = unsigned_counts_SA.astype(np.int64)
+  expected = {"num_items": manifest.num_items}
+  for array in manifest.arrays:
+    expected[f"{array.name}: num_values"] = array.num_values
+  totals = counts_SA.sum(axis=0).tolist()
+  for (key, count), total in zip(expected.items(), totals, strict=True):
+    if count != total:
       raise UserError(
-        f"{where}: {key}: found {found} in all, expected {count} from the manifest: {REMEDY}"
+        f"{where}: {key}: found {total} in all, expected {count} from the manifest: {REMEDY}"
       )
   names = [f"{name:0{manifest.name_digits}d}" for name in table_SA[:, 0].tolist()]
   return Shards(names, counts_SA, manifest.arrays)
 
 
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
-  """Read the checksums, uint8 [S, 2 * arrays, 32]; raise UserError if they disagree with the
-  manifest."""
-  return _read(manifest, CHECKSUMS_TABLE, table, "u1", (2 * len(manifest.arrays), 32), where)
+  """Read the checksums, uint8 [S, 2 * arrays, 32].
+
+  Raises:
+    UserError: they disagree with the manifest.
+  """
+  return _read_table(manifest, CHECKSUMS_TABLE, table, "u1", (2 * len(manifest.arrays), 32), where)
 
 
-def _read(
+def _read_table(
   manifest: Manifest, file: str, table: bytes, dtype: str, row: tuple[int, ...], where: str
 ) -> np.ndarray:
-  found = hashlib.sha256(table).hexdigest()
+  checksum = hashlib.sha256(table).hexdigest()
   expected = manifest.tables.get(file)
-  if found != expected:
+  if checksum != expected:
     raise DamageError(
-      f"{where}: found SHA-256 {found[:12]}, expected {str(expected)[:12]} from the manifest: the "
-      f"file is corrupt; copy it again or {REMEDY}"
+      f"{where}: found SHA-256 {checksum[:12]}, expected {str(expected)[:12]} from the manifest: "
+      f"the file is corrupt; copy it again or {REMEDY}"
     )
   size = manifest.num_shards * int(np.prod(row)) * np.dtype(dtype).itemsize
   if len(table) != size:

@@ -1,8 +1,7 @@
-"""The writing of stores: of one shard, and of the rest of a store from the descriptions of its
-shards.
+"""Writes stores: one shard at a time, then the rest from the descriptions of the shards.
 
-A shard's bytes depend only on its items. So parts of a store may be written anywhere, in any order,
-by `write_shard`, and `described` joins their shards into a store without reading them
+A shard's bytes depend only on its items. Parts of a store may therefore be written anywhere, in any
+order, by `write_shard`, and `build_metadata` joins their shards into a store without reading them
 (`corpora/building.py`). `publish` flushes a local store to disk and renames it.
 """
 

@@ -175,7 +175,7 @@ def open_source(
     )
   make = slots.find("source", name, sys.modules[__name__], "Source")
   try:
-    opened = make(rest, fields=fields, data_dir=data_dir)
+    opened_source = make(rest, fields=fields, data_dir=data_dir)
   except OSError as error:
     if error.errno != errno.ENAMETOOLONG:
       raise
@@ -185,10 +185,10 @@ def open_source(
     ) from None
   file_names.check_names(
     f"source {source}: its name and splits",
-    (opened.name, *opened.splits),
+    (opened_source.name, *opened_source.splits),
     "rename its files or splits",
   )
-  return opened
+  return opened_source
 
 
 _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
@@ -197,15 +197,15 @@ _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
 def parse_split(split: str) -> tuple[str, int | None]:
   """Parse a split into (name, number of records): `validation[:200]` means the first 200; None
   means all."""
-  found = _FIRST.fullmatch(split)
-  return (found[1], int(found[2])) if found else (split, None)
+  match = _FIRST.fullmatch(split)
+  return (match[1], int(match[2])) if match else (split, None)
 
 
 def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
   """Iterate over the records of a split, or over the first N of `split[:N]` without reading
   more."""
-  name, most = parse_split(split)
-  return itertools.islice(source.records(name), most)
+  name, max_records = parse_split(split)
+  return itertools.islice(source.records(name), max_records)
 
 
 def check_split(source: Source, split: str) -> None:
@@ -247,46 +247,48 @@ def field_value(record: Record, field: str, where: str) -> Any:
   """
   if field in record:
     return record[field]
-  found: Any = record
+  content: Any = record
   for part in field.split("."):
-    if isinstance(found, dict) and part in found:
-      found = found[part]
-    elif isinstance(found, list) and part.isdecimal():
-      if int(part) >= len(found):
+    if isinstance(content, dict) and part in content:
+      content = content[part]
+    elif isinstance(content, list) and part.isdecimal():
+      if int(part) >= len(content):
         return None
-      found = found[int(part)]
-    elif isinstance(found, list) and part == "*":
+      content = content[int(part)]
+    elif isinstance(content, list) and part == "*":
       rest = field.split(".*.", 1)[1:]
-      return [field_value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
-    elif isinstance(found, list) and all(isinstance(one, dict) and part in one for one in found):
-      found = [one[part] for one in found]
-    elif found is None:
+      return [field_value({"": one}, f".{rest[0]}", where) for one in content] if rest else content
+    elif isinstance(content, list) and all(
+      isinstance(one, dict) and part in one for one in content
+    ):
+      content = [one[part] for one in content]
+    elif content is None:
       return None
     else:
       raise _missing(part, field, list(record), where)
-  return found
+  return content
 
 
 def field_text(record: Record, field: str, where: str) -> str | Skip:
   """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing
   or not text."""
   try:
-    found = field_value(record, field, where)
+    text = field_value(record, field, where)
   except UserError as error:
     raise UserError(f"{error}; choose the field with --text_field") from None
-  if found is None:
+  if text is None:
     return Skip("null")
-  if not isinstance(found, str):
-    remedy = "; write it as text, such as by a cast to string" if isinstance(found, bytes) else ""
+  if not isinstance(text, str):
+    remedy = "; write it as text, such as by a cast to string" if isinstance(text, bytes) else ""
     raise UserError(
-      f"{where}: found {json_type_name(found)} in field {field!r}, expected text{remedy}"
+      f"{where}: found {json_type_name(text)} in field {field!r}, expected text{remedy}"
     )
-  return found
+  return text
 
 
 def _missing(part: str, field: str, names: list, where: str) -> UserError:
-  known = [str(name) for name in names]
+  available = [str(name) for name in names]
   return UserError(
-    f"{where}: found no field {part!r} among {', '.join(known[:12]) or 'none'}, expected {field!r}"
-    f"{did_you_mean(part, known)}"
+    f"{where}: found no field {part!r} among {', '.join(available[:12]) or 'none'}, expected {field!r}"
+    f"{did_you_mean(part, available)}"
   )

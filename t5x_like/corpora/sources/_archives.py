@@ -16,8 +16,8 @@ def split(path: str) -> tuple[str, str] | None:
   """Return (archive, path in it, "" for the whole), or None for a path that leads into no
   archive."""
   for end in (".zip", ".ZIP"):
-    head, found, inner = f"{path}/".partition(f"{end}/")
-    if found and as_path(head + end).exists() and globs.file_kind(head + end) == "file":
+    head, slash, inner = f"{path}/".partition(f"{end}/")
+    if slash and as_path(head + end).exists() and globs.file_kind(head + end) == "file":
       return head + end, inner.rstrip("/")
   return None
 
@@ -30,11 +30,11 @@ def members(archive: str) -> dict[str, zipfile.ZipInfo]:
 def read(archive: str, name: str) -> bytes | None:
   """Return the content of a file in an archive, None if it is too long; raise UserError if it
   cannot be read."""
-  zipped, found = _opened(archive, as_path(archive).changed(), os.getpid())
-  if found[name].file_size > LONGEST:
+  archive_file, members_by_name = _opened(archive, as_path(archive).changed(), os.getpid())
+  if members_by_name[name].file_size > LONGEST:
     return None
   try:
-    return zipped.read(found[name])
+    return archive_file.read(members_by_name[name])
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(
       f"{archive}/{name}: cannot be read ({one_line(error)}); unpack the archive"
@@ -47,14 +47,14 @@ def _opened(
 ) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
   """Open an archive once in each process, which have places of their own in it."""
   try:
-    zipped = zipfile.ZipFile(as_path(archive).open("rb"))
+    archive_file = zipfile.ZipFile(as_path(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(
       f"{archive}: found no zip archive ({one_line(error)}); fetch it again"
     ) from error
-  names = {_name(info): info for info in zipped.infolist() if not info.is_dir()}
+  names = {_name(info): info for info in archive_file.infolist() if not info.is_dir()}
   hidden = lambda name: any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))  # noqa: E731
-  return zipped, {name: names[name] for name in sorted(names) if not hidden(name)}
+  return archive_file, {name: names[name] for name in sorted(names) if not hidden(name)}
 
 
 def _name(info: zipfile.ZipInfo) -> str:

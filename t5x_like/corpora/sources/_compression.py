@@ -37,20 +37,20 @@ def _kind(path: str, file: BinaryIO) -> str | None:
 def open_plain(path: str) -> BinaryIO:
   """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
   file = as_path(path).open("rb")
-  found = _kind(path, file)
-  if found is None:
+  compression = _kind(path, file)
+  if compression is None:
     return file
-  if found == "zstd":
+  if compression == "zstd":
     import pyarrow
 
     return io.BufferedReader(
       pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
     )
-  if found == "gzip":
+  if compression == "gzip":
     return gzip.open(file, "rb")
   decoder = (
     bz2.BZ2Decompressor
-    if found == "bzip2"
+    if compression == "bzip2"
     else functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
   )
   return io.BufferedReader(_Streams(file, decoder), _PIECE)

@@ -71,11 +71,13 @@ class FileSource(Source):
     )
 
   def shared_file(self) -> str | None:
-    seen: dict[str, str] = {}
+    split_of_path: dict[str, str] = {}
     files = (
       (split, globs.absolute_path(path)) for split, paths in self._files.items() for path in paths
     )
-    return next((path for split, path in files if seen.setdefault(path, split) != split), None)
+    return next(
+      (path for split, path in files if split_of_path.setdefault(path, split) != split), None
+    )
 
   def matches_listing(self) -> bool:
     listed: dict[str, tuple[str, int | None]] = {}
@@ -101,14 +103,14 @@ class FileSource(Source):
     check_split(self, split)
     parts = []
     first = 0
-    held = 0
+    num_bytes = 0
     for number, path in enumerate(self._files[split]):
-      held += self._size(path)
-      if held >= part_bytes:
+      num_bytes += self._size(path)
+      if num_bytes >= part_bytes:
         parts.append((first, number + 1))
         first = number + 1
-        held = 0
-    return [*parts, (first, len(self._files[split]))] if held else parts
+        num_bytes = 0
+    return [*parts, (first, len(self._files[split]))] if num_bytes else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return sum(map(self._size, self._paths(split, part)))
@@ -294,23 +296,29 @@ def _of_one(
     else globs.find_matches(pattern)
   )
   kinds = {path: listed[path][0] if path in listed else globs.file_kind(path) for path in matches}
-  if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
+  if stray := next(
+    (path for path, kind in kinds.items() if kind not in ("file", "directory")), None
+  ):
     raise UserError(
-      f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern"
+      f"source {format}:{stray}: found {kinds[stray]}, expected a file; remove it or change the pattern"
     )
-  found = {
+  sizes = {
     path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"
   }
-  if not found:
+  if not sizes:
     literal = matches == [pattern]
-    what = "a directory" if literal else "only directories" if matches else "no file of that name"
-    mend = (
+    content = (
+      "a directory" if literal else "only directories" if matches else "no file of that name"
+    )
+    remedy = (
       f"name its files by a pattern such as {os.path.join(pattern, '*')}"
       if literal
       else "check the path"
     )
-    raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
-  return found
+    raise UserError(
+      f"source {format}:{pattern}: found {content}, expected at least one file; {remedy}"
+    )
+  return sizes
 
 
 def _name(format: str, files: list[str]) -> str:

@@ -64,18 +64,24 @@ def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   inside it."""
   text = record.get("text")
   key = next((key for key in KEYS if key in record), None)
-  found = record.get(key)
-  if isinstance(text, str) and isinstance(found, dict) and {"start", "limit"} <= found.keys():
-    raw = text.encode()
-    pairs = zip(found["start"], found["limit"])
-    found = [[len(raw[: int(at)].decode(errors="ignore")) for at in pair] for pair in pairs]
-  if not isinstance(text, str) or not isinstance(found, list):
+  spans_in_record = record.get(key)
+  if (
+    isinstance(text, str)
+    and isinstance(spans_in_record, dict)
+    and {"start", "limit"} <= spans_in_record.keys()
+  ):
+    encoded = text.encode()
+    pairs = zip(spans_in_record["start"], spans_in_record["limit"])
+    spans_in_record = [
+      [len(encoded[: int(at)].decode(errors="ignore")) for at in pair] for pair in pairs
+    ]
+  if not isinstance(text, str) or not isinstance(spans_in_record, list):
     raise UserError(
       f"{where}: found keys {', '.join(record)}, expected 'text' and a list under "
       f"{' or '.join(KEYS)}"
     )
   spans = []
-  for span in found:
+  for span in spans_in_record:
     start, end = _ends(span)
     if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
       raise UserError(
@@ -98,19 +104,23 @@ def _finder(names: set[tuple[str, ...]]) -> Finder:
     longest[words[0]] = max(len(words), longest.get(words[0], 0))
 
   def find(text: str) -> list[tuple[int, int]]:
-    found = list(_WORD.finditer(text))
-    words = [match[0] for match in found]
+    matches = list(_WORD.finditer(text))
+    words = [match[0] for match in matches]
     spans = []
-    at = 0
-    while at < len(words):
-      most = longest.get(words[at], 0)
+    place = 0
+    while place < len(words):
+      max_size = longest.get(words[place], 0)
       size = next(
-        (n for n in range(min(most, len(words) - at), 0, -1) if tuple(words[at : at + n]) in names),
+        (
+          n
+          for n in range(min(max_size, len(words) - place), 0, -1)
+          if tuple(words[place : place + n]) in names
+        ),
         0,
       )
       if size:
-        spans.append((found[at].start(), found[at + size - 1].end()))
-      at += size or 1
+        spans.append((matches[place].start(), matches[place + size - 1].end()))
+      place += size or 1
     return spans
 
   return find

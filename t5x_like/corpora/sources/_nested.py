@@ -13,17 +13,17 @@ class Nested(jsonl.Source):
   expected: str  # the keys of an object, for messages
 
   @abc.abstractmethod
-  def nested_records(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, content: Record) -> Iterator[Record]:
     """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has
     another form."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    for where, found in super().read(path):
-      if isinstance(found, Skip):
-        yield where, found
+    for where, content in super().read(path):
+      if isinstance(content, Skip):
+        yield where, content
         continue
       try:
-        yield from ((where, record) for record in self.nested_records(found))
+        yield from ((where, record) for record in self.nested_records(content))
       except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), "

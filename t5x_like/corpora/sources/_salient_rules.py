@@ -39,12 +39,12 @@ def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
 def sentences(text: str) -> list[str]:
   """Cut a text at line ends, and after full stops, question and exclamation marks; not after a
   title or an initial."""
-  found = []
+  pieces = []
   for line in text.splitlines():
     begin = 0
     for match in _END.finditer(line):
       if not _ABBREVIATED.search(line, begin, match.start() + 1):
-        found.append(line[begin : match.end()])
+        pieces.append(line[begin : match.end()])
         begin = match.end()
-    found.append(line[begin:])
-  return [sentence.strip() for sentence in found if sentence.strip()]
+    pieces.append(line[begin:])
+  return [sentence.strip() for sentence in pieces if sentence.strip()]

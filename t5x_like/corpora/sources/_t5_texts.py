@@ -60,10 +60,10 @@ def record(record: Record, where: str, training: bool) -> Iterator[Record]:
     "\n@highlight\n", ". "
   )
   entities = ", ".join(record["entities"])
-  made = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
-  made |= {"answers": record["answers"], "idx": record["idx"]}
+  query = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
+  query |= {"answers": record["answers"], "idx": record["idx"]}
   for answer in record["answers"] if training else record["answers"][:1] or [UNLABELLED]:
-    yield made | {"targets": answer}
+    yield query | {"targets": answer}
 
 
 def squad(record: Record, where: str, training: bool, context: bool = True) -> Iterator[Record]:
@@ -80,11 +80,11 @@ def squad(record: Record, where: str, training: bool, context: bool = True) -> I
     if context
     else [_TRIVIA, question]
   )
-  made = {
+  example = {
     "inputs": _SPACE.sub(" ", " ".join(texts)),
     "targets": answers[0] if answers else UNLABELLED,
   }
-  yield made | {"answers": answers, "id": record["id"]}
+  yield example | {"answers": answers, "id": record["id"]}
 
 
 _TRIVIA = "squad trivia question:"
@@ -120,16 +120,18 @@ def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
   if place < len(words) and words[place] == pronoun:
     words[place] = f"*{pronoun}*"
     return " ".join(words)
-  alone = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
-  near = sorted(
-    (abs(number - place), number) for number, word in enumerate(words) if alone.fullmatch(word)
+  pronoun_pattern = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
+  candidates = sorted(
+    (abs(number - place), number)
+    for number, word in enumerate(words)
+    if pronoun_pattern.fullmatch(word)
   )
-  if not near:
+  if not candidates:
     raise UserError(
       f"{where}: found no word {pronoun!r} in {text[:60]!r}, expected the pronoun of span2_text"
     )
-  number = near[0][1]
-  _, after = alone.fullmatch(words[number]).groups()
+  number = candidates[0][1]
+  _, after = pronoun_pattern.fullmatch(words[number]).groups()
   words[number] = f"*{pronoun}*" + (f" {after}" if after else "")
   return " ".join(words).strip()
 
@@ -184,12 +186,18 @@ def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] 
   for place, word in enumerate(premise):
     if word not in _PRONOUNS:
       continue
-    before = premise[:place]
-    after = premise[place + 1 :]
-    first = _repeated(before[::-1], hypothesis[::-1])
-    last = _repeated(after, hypothesis)
-    if best is None or first + last > best[0]:
-      best = first + last, place, _between(before[len(before) - first :], after[:last], hypothesis)
+    words_before = premise[:place]
+    words_after = premise[place + 1 :]
+    num_before = _repeated(words_before[::-1], hypothesis[::-1])
+    num_after = _repeated(words_after, hypothesis)
+    if best is None or num_before + num_after > best[0]:
+      best = (
+        num_before + num_after,
+        place,
+        _between(
+          words_before[len(words_before) - num_before :], words_after[:num_after], hypothesis
+        ),
+      )
   return best and best[1:]
 
 
@@ -212,8 +220,10 @@ def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
 
 def _repeated(words: list[str], text: list[str]) -> int:
   """Count the words at the beginning of a list that occur together in a text."""
-  whole = " ".join(text)
-  return next((n for n in range(len(words)) if " ".join(words[: n + 1]) not in whole), len(words))
+  joined_text = " ".join(text)
+  return next(
+    (n for n in range(len(words)) if " ".join(words[: n + 1]) not in joined_text), len(words)
+  )
 
 
 def _cleaned(text: str) -> list[str]:
@@ -229,8 +239,8 @@ def _spelled(candidate: str, hypothesis: str) -> str:
     max([words.index(article) for article in ("a", "an", "the") if article in words] or [0]) :
   ]
   pattern = " ".join(rf"{re.escape(word)}(?:\.|,|\?|\!)?" for word in words)
-  found = re.search(pattern, hypothesis, re.IGNORECASE)
-  text = found[0] if found else ""
+  match = re.search(pattern, hypothesis, re.IGNORECASE)
+  text = match[0] if match else ""
   text = text[:-1] if text and text[-1] in _END else text
   return text[:-1] if text.endswith("'") else text.removesuffix("'s")
 

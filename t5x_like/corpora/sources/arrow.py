@@ -39,10 +39,10 @@ class Source(ColumnSource):
     path = next(iter(self._files.values()))[0]
     try:
       with as_path(path).open("rb") as file:
-        names = _described(_reader(file).schema).get(field, {}).get("names")
+        class_names = _described(_reader(file).schema).get(field, {}).get("names")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
       raise self.damage_error(path, error) from error
-    return tuple(names) if names else super().classes(field)
+    return tuple(class_names) if class_names else super().classes(field)
 
   def open_columns(self, file):
     reader = _reader(file)
@@ -53,9 +53,9 @@ class Source(ColumnSource):
       }
       for batch in _batches(reader):
         batch.validate(full=True)
-        kept = batch.select(columns)
-        for start in range(0, kept.num_rows, AT_ONCE):
-          records = kept.slice(start, AT_ONCE).to_pylist()
+        columns_batch = batch.select(columns)
+        for start in range(0, columns_batch.num_rows, AT_ONCE):
+          records = columns_batch.slice(start, AT_ONCE).to_pylist()
           yield [
             record | {name: convert(record[name]) for name, convert in plain.items()}
             for record in records

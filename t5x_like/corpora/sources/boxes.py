@@ -73,8 +73,8 @@ class Source(Base):
     table = _table(path)
     shares = _are_shares(table, path)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
-      tried = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
-      file = next((file for file in tried if as_path(file).exists()), None)
+      candidates = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
+      file = next((file for file in candidates if as_path(file).exists()), None)
       if file is None:
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
@@ -127,7 +127,7 @@ def _table(path: str) -> dict[str, list[Row]]:
     texts(), strict=True, delimiter="\t" if path.endswith((".tsv", ".tsv.gz")) else ","
   )
   columns = None
-  found = {}
+  boxes = {}
   try:
     for cells in rows:
       where = f"{path}:{rows.line_num}"
@@ -145,30 +145,31 @@ def _table(path: str) -> dict[str, list[Row]]:
         raise UserError(
           f"{where}: found the image {file_names.quote_name(name)}, expected a path below its directory"
         )
-      own = found.setdefault(name, [])
+      image_boxes = boxes.setdefault(name, [])
       if label:
-        own.append((label, [float(cells[columns[edge]]) for edge in _EDGES]))
+        image_boxes.append((label, [float(cells[columns[edge]]) for edge in _EDGES]))
   except csv.Error as error:
     raise UserError(f"{path}:{rows.line_num}: found an invalid table ({one_line(error)})") from None
   except ValueError as error:
     raise UserError(
       f"{where}: found {one_line(error)}, expected numbers for {', '.join(_EDGES)}"
     ) from None
-  if not found:
+  if not boxes:
     raise UserError(f"{path}: found no rows, expected a header and a row for each box")
-  return found
+  return boxes
 
 
 def _columns(cells: list[str], where: str) -> dict[str, int]:
   """Return the places of the columns in a header."""
   names = [cell.strip().lower() for cell in cells]
   places = {
-    one: next((names.index(n) for n in known if n in names), None) for one, known in _NAMES.items()
+    one: next((names.index(n) for n in spellings if n in names), None)
+    for one, spellings in _NAMES.items()
   }
   if lacking := next((one for one, at in places.items() if at is None), None):
-    known = ", ".join(_NAMES[lacking])
+    spellings = ", ".join(_NAMES[lacking])
     raise UserError(
       f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
-      f"{lacking}: {known}"
+      f"{lacking}: {spellings}"
     )
   return places

@@ -38,19 +38,19 @@ class Source(Base):
 def _record(words: list[str]) -> Record:
   text = " ".join(words)
   longest = max(words, key=len)
-  label, other = ("long", "short") if len(words) > 7 else ("short", "long")
+  own_label, other_label = ("long", "short") if len(words) > 7 else ("short", "long")
   return {
     "text": text,
     "reversed": " ".join(reversed(words)),
-    "label": label,
+    "label": own_label,
     "tokens": words,
     "tags": ["long" if len(word) > 4 else "short" for word in words],
     "question": "Which word is the longest?",
     "context": text,
     "answers": [{"text": longest, "answer_start": text.index(longest)}],
     "options": ["short", "long"],
-    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}],
+    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": own_label}],
     "prompt": text,
-    "chosen": label,
-    "rejected": other,
+    "chosen": own_label,
+    "rejected": other_label,
   }

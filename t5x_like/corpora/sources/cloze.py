@@ -39,6 +39,6 @@ class Source(Derived):
       return
     sentences = _salient_rules.sentences(text)
     for place, sentence in enumerate(sentences) if len(sentences) > 1 else ():
-      kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
-      rest = sentences if kept else sentences[:place] + sentences[place + 1 :]
-      yield where, {"inputs": sentence, "passage": " ".join(rest)}
+      is_kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
+      passage = sentences if is_kept else sentences[:place] + sentences[place + 1 :]
+      yield where, {"inputs": sentence, "passage": " ".join(passage)}

@@ -37,9 +37,11 @@ class Source(boxes.Source):
     )
 
   def classes(self, field: str) -> tuple[str, ...]:
-    found = {path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()}
-    (first, names), *others = found.items()
-    if different := next((path for path, other in others if other != names), None):
+    names_by_path = {
+      path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()
+    }
+    (first, names), *other_names = names_by_path.items()
+    if different := next((path for path, other in other_names if other != names), None):
       raise UserError(
         f"{different}: found other categories than in {first}, expected the same in every split"
       )
@@ -51,7 +53,7 @@ class Source(boxes.Source):
     path, folder = self._parts[split]
     content = _load(path)
     names = _categories(content, path)
-    own = _by_image(content, path)
+    annotations = _by_image(content, path)
     for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
@@ -64,7 +66,7 @@ class Source(boxes.Source):
         height = float(image["height"])
         width = float(image["width"])
         objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
-        for one in own.get(image["id"], ()):
+        for one in annotations.get(image["id"], ()):
           x, y, w, h = map(float, one["bbox"])
           objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
           objects["label"].append(names[one["category_id"]])
@@ -160,13 +162,15 @@ def _wrong(error: Exception, names: dict[int, str]) -> str:
 
 
 def _load(path: str) -> dict[str, Any]:
-  found = checked_json.parse_json(read_bytes(path), dict, path, "COCO's JSON of instances")
+  content = checked_json.parse_json(read_bytes(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
-    if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
+    if not isinstance(content.get(key), list) or not all(
+      isinstance(one, dict) for one in content[key]
+    ):
       raise UserError(
         f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances"
       )
-  return found
+  return content
 
 
 def _categories(content: dict[str, Any], path: str) -> dict[int, str]:

@@ -29,20 +29,20 @@ class Source(FileSource):
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
     column = int(_column(field))
-    held = []
-    marked = False
+    document_lines = []
+    has_document_marks = False
     for rows in sentences(path, column):
       if rows is None:
-        marked = True
-        if held:
-          yield "\n".join(held)
-        held = []
+        has_document_marks = True
+        if document_lines:
+          yield "\n".join(document_lines)
+        document_lines = []
       else:
-        held.append(" ".join(row[column] for row in rows))
-        if not marked:
-          yield held.pop()
-    if held:
-      yield "\n".join(held)
+        document_lines.append(" ".join(row[column] for row in rows))
+        if not has_document_marks:
+          yield document_lines.pop()
+    if document_lines:
+      yield "\n".join(document_lines)
 
   def facts(self, field: str) -> dict[str, Any]:
     return super().facts(_column(field))
@@ -64,22 +64,25 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
   """
   rows: list[list[str]] = []
   # lines that begin with `# ` where a sentence may begin
-  marked: list[tuple[tuple[bool, int], list[str]]] = []
-  seen = False, 0  # of the last other line: whether tabs separate its columns, and their number
+  possible_comments: list[tuple[tuple[bool, int], list[str]]] = []
+  last_layout = (
+    False,
+    0,
+  )  # of the last other line: whether tabs separate its columns, and their number
   # a blank line ends the last sentence
   for number, line in itertools.chain(lines(path), [(0, "")]):
     if isinstance(line, Skip):
       raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     row = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
-    form = "\t" in line, len(row)
+    layout = "\t" in line, len(row)
     if not rows and line.startswith("# "):
-      marked.append((form, row))
+      possible_comments.append((layout, row))
       continue
     ends = line.startswith(_DOCUMENT) or not line.strip()
-    seen = seen if ends else form
+    last_layout = last_layout if ends else layout
     # words, not comments: as wide as the next line
-    rows += [one for kind, one in marked if kind == seen]
-    marked = []
+    rows += [one for kind, one in possible_comments if kind == last_layout]
+    possible_comments = []
     if ends:
       if rows:
         yield rows

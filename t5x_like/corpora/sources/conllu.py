@@ -44,8 +44,8 @@ class Source(FileSource):
       yield f"{path}, sentence {number}", about | columns
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
-    held = ""
-    marked = False
+    document = ""
+    has_document_marks = False
     for comments, rows in sentences(path):
       begins = [
         name
@@ -53,16 +53,18 @@ class Source(FileSource):
         if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")
       ]
       if "newdoc" in begins:
-        marked = True
-        if held:
-          yield held
-        held = ""
-      if not marked:
+        has_document_marks = True
+        if document:
+          yield document
+        document = ""
+      if not has_document_marks:
         yield text(comments, rows)
       else:
-        held += (("\n" if "newpar" in begins else " ") if held else "") + text(comments, rows)
-    if held:
-      yield held
+        document += (("\n" if "newpar" in begins else " ") if document else "") + text(
+          comments, rows
+        )
+    if document:
+      yield document
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -28,15 +28,15 @@ class Source(FileSource):
           raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
         yield line
 
-    numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
+    is_numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
     content = texts()
-    start = []
+    head = []
     for line in content:
-      start.append(line)
+      head.append(line)
       if line.strip():
         break
-    separator = _separator(start[-1] if start else "")
-    rows = csv.reader(itertools.chain(start, content), delimiter=separator, strict=True)
+    separator = _separator(head[-1] if head else "")
+    rows = csv.reader(itertools.chain(head, content), delimiter=separator, strict=True)
     names: list[str] = []
     try:
       for cells in rows:
@@ -45,14 +45,14 @@ class Source(FileSource):
           yield where, Skip("blank line")
           continue
         if not names:
-          names = [str(number) for number in range(len(cells))] if numbered else cells
+          names = [str(number) for number in range(len(cells))] if is_numbered else cells
           check_fields(self.fields, names, where)
-          if not numbered:
+          if not is_numbered:
             continue
         if len(cells) != len(names):
-          told = _SEPARATORS[separator]
+          separator_name = _SEPARATORS[separator]
           raise UserError(
-            f"{where}: found {len(cells)} {told}-separated columns, expected {len(names)}"
+            f"{where}: found {len(cells)} {separator_name}-separated columns, expected {len(names)}"
           )
         yield where, dict(zip(names, cells))
     except csv.Error as error:

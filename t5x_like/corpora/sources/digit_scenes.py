@@ -29,33 +29,38 @@ class Source(digits.Source):
     from sklearn.datasets import load_digits
 
     check_split(self, split)
-    found = load_digits()
-    own = (
-      np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(found.target))
+    dataset = load_digits()
+    digit_numbers = (
+      np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(dataset.target))
     )
     for n in range(*part) if part else range(_SCENES[split]):
-      yield f"digit_scenes, image {n}", _scene(found, own, np.random.default_rng([n, len(own)]))
+      yield (
+        f"digit_scenes, image {n}",
+        _scene(dataset, digit_numbers, np.random.default_rng([n, len(digit_numbers)])),
+      )
 
 
-def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:
+def _scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -> Record:
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
   # grid cells keep digits from overlapping
   free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)
   for cell in free[: generator.integers(1, _MOST + 1)]:
-    digit = int(generator.choice(own))
+    digit = int(generator.choice(digit_numbers))
     zoom = int(generator.integers(1, 3))
     side = zoom * _GLYPH
     cells = _SIDE // (2 * _GLYPH)
-    room = _SIDE // cells
-    y, x = np.array(divmod(cell, cells)) * room + generator.integers(0, room - side + 1, 2)
-    ink = np.kron(found.images[digit], np.ones((zoom, zoom)))
-    place = image[y : y + side, x : x + side]
-    place[...] = np.maximum(place, (ink * (255 / 16)).astype(np.uint8))
+    cell_side = _SIDE // cells
+    y, x = np.array(divmod(cell, cells)) * cell_side + generator.integers(
+      0, cell_side - side + 1, 2
+    )
+    ink = np.kron(dataset.images[digit], np.ones((zoom, zoom)))
+    patch = image[y : y + side, x : x + side]
+    patch[...] = np.maximum(patch, (ink * (255 / 16)).astype(np.uint8))
     rows, columns = (np.flatnonzero((ink > 4).any(axis=axis)) for axis in (1, 0))
     box = [y + rows[0], x + columns[0], y + rows[-1] + 1, x + columns[-1] + 1]
     objects["bbox"].append([float(edge) / _SIDE for edge in box])
-    objects["label"].append(str(found.target[digit]))
+    objects["label"].append(str(dataset.target[digit]))
     objects["area"].append(float((box[2] - box[0]) * (box[3] - box[1])))
     objects["is_crowd"].append(False)
   return {"image": encode_png(image), "objects": objects}

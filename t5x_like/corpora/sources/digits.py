@@ -35,11 +35,11 @@ class Source(Base):
     from sklearn.datasets import load_digits
 
     check_split(self, split)
-    found = load_digits()
-    chosen = range(TRAIN) if split == "train" else range(TRAIN, len(found.target))
-    for n in chosen:
-      image = np.round(found.images[n] * (255 / 16)).astype(np.uint8)
-      yield f"digits, image {n}", {"image": encode_png(image), "label": str(found.target[n])}
+    dataset = load_digits()
+    numbers = range(TRAIN) if split == "train" else range(TRAIN, len(dataset.target))
+    for n in numbers:
+      image = np.round(dataset.images[n] * (255 / 16)).astype(np.uint8)
+      yield f"digits, image {n}", {"image": encode_png(image), "label": str(dataset.target[n])}
 
   def facts(self, field: str) -> dict[str, Any]:
     return self.split_facts("train")

@@ -23,16 +23,16 @@ class Source(conll.Source):
 def to_bio(tags: Sequence[str], where: str) -> list[str]:
   """Return the tags of a sentence in the BIO scheme; raise UserError for a tag of no known
   scheme."""
-  made = []
-  before = ("O", "")
+  bio_tags = []
+  previous = ("O", "")
   for tag in tags:
-    mark, _, kind = tag.partition("-")
-    if tag != "O" and not (mark in {*"BIES"} and kind):
+    mark, _, entity_type = tag.partition("-")
+    if tag != "O" and not (mark in {*"BIES"} and entity_type):
       raise UserError(
         f"{where}: found the tag {tag!r}, expected O, or B-, I-, E- or S- and a "
         "type, in the last column"
       )
-    begins = mark in "BS" or before[0] in "OES" or kind != before[1]
-    made.append(tag if tag == "O" else f"B-{kind}" if begins else f"I-{kind}")
-    before = mark, kind
-  return made
+    begins = mark in "BS" or previous[0] in "OES" or entity_type != previous[1]
+    bio_tags.append(tag if tag == "O" else f"B-{entity_type}" if begins else f"I-{entity_type}")
+    previous = mark, entity_type
+  return bio_tags

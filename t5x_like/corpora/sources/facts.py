@@ -40,14 +40,14 @@ class Source(Base):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    found = re.fullmatch(r"(\d{1,4})(?::(\d{1,9}))?", rest)
-    if not found or not 30 <= int(found[1]) <= _MOST:
+    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,9}))?", rest)
+    if not match or not 30 <= int(match[1]) <= _MOST:
       raise UserError(
         f"source facts:{rest}: found {rest!r}, expected a number of facts, 30 to "
         f"{_MOST:,}: facts:2000"
       )
-    self._people, self._seed = int(found[1]) // len(_RELATIONS), int(found[2] or 0)
-    self.name = f"facts{found[1]}"
+    self._people, self._seed = int(match[1]) // len(_RELATIONS), int(match[2] or 0)
+    self.name = f"facts{match[1]}"
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -58,16 +58,18 @@ class Source(Base):
     values = generator.choice(_VALUES, (self._people, len(_RELATIONS))).tolist()
     for name, row in zip(names, values):
       where = f"{self.name}, {name}"
-      known = dict(zip(_RELATIONS, row))
+      facts = dict(zip(_RELATIONS, row))
       if split == "passages":
         yield (
           where,
-          {"text": " ".join(f"{name} {relation} {value}." for relation, value in known.items())},
+          {"text": " ".join(f"{name} {relation} {value}." for relation, value in facts.items())},
         )
         continue
-      for relation, value in known.items():
-        held_out = hashlib.sha256(f"{self._seed} {name} {relation}".encode()).digest()[0] % 5 == 0
-        if held_out == (split == "validation"):
+      for relation, value in facts.items():
+        is_held_out = (
+          hashlib.sha256(f"{self._seed} {name} {relation}".encode()).digest()[0] % 5 == 0
+        )
+        if is_held_out == (split == "validation"):
           yield where, {"question": f"{name} {relation}?", "answer": value}
 
   def facts(self, field: str) -> dict[str, Any]:

@@ -30,17 +30,17 @@ class Source(Base):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    given = _patterns("folders", rest)
+    patterns = _patterns("folders", rest)
     folders = {
-      split: [_whole(path.rstrip("/")) for path in paths] for split, paths in given.items()
+      split: [_whole(path.rstrip("/")) for path in paths] for split, paths in patterns.items()
     }
-    if given == {"train": [rest]}:
+    if patterns == {"train": [rest]}:
       folders = _splits_inside(folders["train"][0]) or folders
     # by split and path, the path below the split's folder
     self._files: dict[str, dict[str, str]] = {}
     for split, paths in folders.items():
       self._files[split] = {file: name for path in paths for file, name in _images(path).items()}
-    if given == {"train": [rest]} and tuple(folders) == ("train",):
+    if patterns == {"train": [rest]} and tuple(folders) == ("train",):
       _check_classes(folders["train"][0], self._files["train"].values())
     self._classes = tuple(
       sorted({_class(name) for files in self._files.values() for name in files.values()})
@@ -69,8 +69,8 @@ class Source(Base):
 
   def _on_disk(self, split: str) -> list[str]:
     """Return the files of a split, and each archive of others once."""
-    found = ((path, _archives.split(path)) for path in self._files[split])
-    return list(dict.fromkeys(inside[0] if inside else path for path, inside in found))
+    archives = ((path, _archives.split(path)) for path in self._files[split])
+    return list(dict.fromkeys(inside[0] if inside else path for path, inside in archives))
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [(*name.split("/", 1), *_print(path)) for path, name in self._files[split].items()]
@@ -87,15 +87,17 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
   A test without classes, as competitions have it, is left out.
   """
   if _archives.split(folder):
-    inside = {name.split("/")[0] for name in _below(folder) if "/" in name}
+    names = {name.split("/")[0] for name in _below(folder) if "/" in name}
   else:
-    found = globs.find_matches(f"{glob.escape(folder)}/*")
-    inside = {os.path.basename(path) for path in found if globs.file_kind(path) == "directory"}
-  if not {name.lower() for name in inside} <= SPLIT_WORDS.keys():
+    paths = globs.find_matches(f"{glob.escape(folder)}/*")
+    names = {os.path.basename(path) for path in paths if globs.file_kind(path) == "directory"}
+  if not {name.lower() for name in names} <= SPLIT_WORDS.keys():
     return {}
-  known = {name for name in inside if _has_folders(f"{folder}/{name}")}
-  kept = known and (name for name in inside if name in known or SPLIT_WORDS[name.lower()] != "test")
-  return _by_split({name: f"{folder}/{name}" for name in kept})
+  with_classes = {name for name in names if _has_folders(f"{folder}/{name}")}
+  split_names = with_classes and (
+    name for name in names if name in with_classes or SPLIT_WORDS[name.lower()] != "test"
+  )
+  return _by_split({name: f"{folder}/{name}" for name in split_names})
 
 
 def _has_folders(folder: str) -> bool:
@@ -106,11 +108,13 @@ def _has_folders(folder: str) -> bool:
   )
 
 
-def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
-  found: dict[str, list[str]] = {}
-  for name, path in sorted(inside.items()):
-    found.setdefault(SPLIT_WORDS[name.lower()], []).append(path)
-  return dict(sorted(found.items(), key=lambda one: ["train", "validation", "test"].index(one[0])))
+def _by_split(paths_by_name: dict[str, str]) -> dict[str, list[str]]:
+  folders: dict[str, list[str]] = {}
+  for name, path in sorted(paths_by_name.items()):
+    folders.setdefault(SPLIT_WORDS[name.lower()], []).append(path)
+  return dict(
+    sorted(folders.items(), key=lambda one: ["train", "validation", "test"].index(one[0]))
+  )
 
 
 def _class(name: str) -> str:
@@ -122,14 +126,14 @@ def _class(name: str) -> str:
 def _check_classes(folder: str, names: Iterable[str]) -> None:
   """Refuse to take the folder of a split for a class: one with the name of a split, and with
   folders alone."""
-  lies = {_class(name) for name in names if name.count("/") == 1}
+  with_images = {_class(name) for name in names if name.count("/") == 1}
   if splits := sorted(
-    {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - lies
+    {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - with_images
   ):
-    given = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
+    correction = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
       f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders "
-      f"of the splits, as folders:{given}, or write folders:train={folder} if they are classes"
+      f"of the splits, as folders:{correction}, or write folders:train={folder} if they are classes"
     )
 
 
@@ -142,7 +146,7 @@ def _below(folder: str) -> list[str]:
 
 def _whole(folder: str) -> str:
   """Return the only folder of an archive in place of the archive, if all its images lie deeper."""
-  if (found := _archives.split(folder)) and not found[1]:
+  if (inside := _archives.split(folder)) and not inside[1]:
     # no README beside folders
     below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
     tops = {name.split("/")[0] for name in below}
@@ -156,16 +160,16 @@ def _is_image(name: str) -> bool:
 
 
 def _read(path: str) -> bytes | None:
-  if found := _archives.split(path):
-    return _archives.read(*found)
+  if inside := _archives.split(path):
+    return _archives.read(*inside)
   return read_bytes(path)
 
 
 def _print(path: str) -> tuple[int, int | None]:
   """Return a file's size, and its time or, in an archive, its checksum."""
-  if found := _archives.split(path):
-    about = _archives.members(found[0])[found[1]]
-    return about.file_size, about.CRC
+  if inside := _archives.split(path):
+    member = _archives.members(inside[0])[inside[1]]
+    return member.file_size, member.CRC
   return as_path(path).size(), as_path(path).changed()
 
 

@@ -42,19 +42,19 @@ class Source(Base):
     if LocalPath(path).is_dir():
       _check_card(LocalPath(path) / _CARD)
     try:
-      found = datasets.load_dataset(name, config, cache_dir=data_dir)
+      dataset = datasets.load_dataset(name, config, cache_dir=data_dir)
     except Exception as error:  # the library, its clients and file readers raise types of their own
       raise UserError(
         f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
         "check the name and the network, or download it where there is one: huggingface-cli "
         f"download --repo-type dataset {name}"
       ) from error
-    if split and split not in found:
+    if split and split not in dataset:
       raise UserError(
         f"source hf:{rest}: found no split {split!r}, expected one of "
-        f"{', '.join(found)}{did_you_mean(split, found)}"
+        f"{', '.join(dataset)}{did_you_mean(split, dataset)}"
       )
-    self._splits = {one: found[one] for one in ([split] if split else found)}
+    self._splits = {one: dataset[one] for one in ([split] if split else dataset)}
     self.splits = tuple(self._splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", path.rstrip("/").split("/")[-1]).strip("_.-")
     self._features = next(iter(self._splits.values())).features
@@ -186,21 +186,21 @@ def _named(path: str, rest: str) -> tuple[str, str | None]:
   return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
-def _content(cell: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
+def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
   """Return the bytes of an encoded image or sound, which may be a file in the directories
   `roots`."""
-  if cell.get("bytes") is not None or not cell.get("path"):
-    return cell.get("bytes")
-  if not any(trust.is_inside(cell["path"], root, links=False) for root in roots):
+  if encoded.get("bytes") is not None or not encoded.get("path"):
+    return encoded.get("bytes")
+  if not any(trust.is_inside(encoded["path"], root, links=False) for root in roots):
     raise UserError(
-      f"{where}: found the path {quote_name(cell['path'])}, expected a file of the data "
+      f"{where}: found the path {quote_name(encoded['path'])}, expected a file of the data "
       "set; embed its bytes"
     )
   try:
-    return LocalPath(cell["path"]).read_bytes()
+    return LocalPath(encoded["path"]).read_bytes()
   except OSError as error:
     raise UserError(
-      f"{where}: {cell['path']} cannot be read ({one_line(error)}); download the data set again"
+      f"{where}: {encoded['path']} cannot be read ({one_line(error)}); download the data set again"
     ) from error
 
 

@@ -43,9 +43,9 @@ class Source(FileSource):
       yield f"{path}, image {number}", {"image": encode_png(image), "label": str(label)}
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    beside = [_beside(path) for path in self._files[split]]
+    label_paths = [_beside(path) for path in self._files[split]]
     return super().split_facts(split) | {
-      "labels": [[as_path(p).size(), as_path(p).changed()] for p in beside]
+      "labels": [[as_path(p).size(), as_path(p).changed()] for p in label_paths]
     }
 
 
@@ -78,23 +78,23 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
   numbers of axes."""
   try:
     with _compression.open_plain(path) as file:
-      begin = file.read(4)
-      lengths = file.read(4 * begin[3]) if len(begin) == 4 else b""
+      magic = file.read(4)
+      lengths = file.read(4 * magic[3]) if len(magic) == 4 else b""
       shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
-      wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
+      expectation = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
       if (
-        begin[:3] != b"\0\0\x08"
-        or len(begin) < 4
-        or begin[3] not in axes
-        or len(lengths) < 4 * begin[3]
+        magic[:3] != b"\0\0\x08"
+        or len(magic) < 4
+        or magic[3] not in axes
+        or len(lengths) < 4 * magic[3]
       ):
         raise UserError(
-          f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}"
+          f"{path}: found a file that begins with {magic.hex() or 'nothing'}, {expectation}"
         )
-      most = _SMALL + _PACKED * as_path(path).size()
-      if math.prod(shape) > most:
+      max_values = _SMALL + _PACKED * as_path(path).size()
+      if math.prod(shape) > max_values:
         raise UserError(
-          f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of "
+          f"{path}: found the shape {list(shape)}, expected at most {max_values:,} values of a file of "
           "its size"
         )
       # Packed zeros may be endless: unpack no more than the shape's bytes and one more, which
@@ -103,14 +103,14 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error
   if len(data) != math.prod(shape):
-    found = f"more than {math.prod(shape)}" if len(data) > math.prod(shape) else len(data)
+    count = f"more than {math.prod(shape)}" if len(data) > math.prod(shape) else len(data)
     raise UserError(
-      f"{path}: found {found} values, expected {math.prod(shape)} for shape {list(shape)}"
+      f"{path}: found {count} values, expected {math.prod(shape)} for shape {list(shape)}"
     )
   return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _pieces(file: BinaryIO, most: int) -> Iterator[bytes]:
-  while most > 0 and (piece := file.read(min(most, 2**20))):
-    most -= len(piece)
+def _pieces(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+  while num_bytes > 0 and (piece := file.read(min(num_bytes, 2**20))):
+    num_bytes -= len(piece)
     yield piece

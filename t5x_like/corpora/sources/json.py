@@ -18,10 +18,10 @@ class Source(FileSource):
   """One record per element of the arrays."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    found = parse_file(
+    elements = parse_file(
       path, list, f"an array of objects or strings; for one object per line use jsonl:{path}"
     )
-    for number, element in enumerate(found):
+    for number, element in enumerate(elements):
       where = f"{path}, element {number}"
       if not isinstance(element, str | dict):
         raise UserError(

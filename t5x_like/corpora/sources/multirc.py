@@ -13,13 +13,17 @@ class Source(Nested):
 
   expected = "idx and passage with questions[] of idx, question and answers[] of idx, text, label"
 
-  def nested_records(self, found: Record) -> Iterator[Record]:
-    for question in found["passage"]["questions"]:
+  def nested_records(self, content: Record) -> Iterator[Record]:
+    for question in content["passage"]["questions"]:
       for answer in question["answers"]:
         yield {
-          "paragraph": found["passage"].get("text", ""),
+          "paragraph": content["passage"].get("text", ""),
           "question": question.get("question", ""),
           "answer": answer.get("text", ""),
           "label": answer.get("label"),
-          "idx": {"paragraph": found["idx"], "question": question["idx"], "answer": answer["idx"]},
+          "idx": {
+            "paragraph": content["idx"],
+            "question": question["idx"],
+            "answer": answer["idx"],
+          },
         }

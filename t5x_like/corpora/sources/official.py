@@ -96,15 +96,17 @@ class Source(Base):
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
-    opened = self._open(split)
+    source = self._open(split)
     rows = (
-      opened.records("train")
+      source.records("train")
       if self._table.format != "tsv"
-      else self._rows(opened._paths("train", None))
+      else self._rows(source._paths("train", None))
     )
     if split in self._shares:
-      held = list(rows)
-      rows = itertools.islice(held, *(len(held) * share // 100 for share in self._shares[split]))
+      all_rows = list(rows)
+      rows = itertools.islice(
+        all_rows, *(len(all_rows) * share // 100 for share in self._shares[split])
+      )
     number = 0
     for where, record in rows:
       if not isinstance(record, Skip):
@@ -115,7 +117,7 @@ class Source(Base):
   def _rows(self, paths: list[str]) -> Iterator[tuple[str, Record | Skip]]:
     """Yield the lines of TSV files, the columns named by the first line or, if that names no field,
     by `header`."""
-    known = {*self._table.header, *self._table.fields.values(), *self._fields}
+    known_columns = {*self._table.header, *self._table.fields.values(), *self._fields}
     for path in paths:
       names: list[str] = []
       for number, line in lines(path):
@@ -127,10 +129,10 @@ class Source(Base):
         if not line:
           continue
         if not names:
-          headed = not self._table.header or bool(known & {*cells})
-          names = cells if headed else self._table.header
+          has_header = not self._table.header or bool(known_columns & {*cells})
+          names = cells if has_header else self._table.header
           check_fields((), names, where)
-          if headed:
+          if has_header:
             continue
         if len(cells) < len(names) and self._table.ragged:
           yield where, Skip("line of too few columns")
@@ -141,30 +143,30 @@ class Source(Base):
         yield where, dict(zip(names, cells))
 
   def _record(self, split: str, where: str, record: Record) -> Record:
-    out = dict(record)
+    named = dict(record)
     for field in self._fields:
       column = self._table.fields.get(field, field)
       if column.partition(".")[0] not in record and field in record:
         column = field
       if field in self._table.classes:
-        out[field] = self._class(split, where, record, field, column)
+        named[field] = self._class(split, where, record, field, column)
       else:
-        out[field] = field_value(record, column, where)
-    return out
+        named[field] = field_value(record, column, where)
+    return named
 
   def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
-    test = split.startswith("test")
+    is_test = split.startswith("test")
     names = self._table.classes[field]
-    found = record.get(column) if test else field_value(record, column, where)
-    if found is None or found == "":
-      if test and _UNLABELLED not in names:
+    label = record.get(column) if is_test else field_value(record, column, where)
+    if label is None or label == "":
+      if is_test and _UNLABELLED not in names:
         return _UNLABELLED
       expected = f"one of {', '.join(names)}" if names else "a number"
       raise UserError(f"{where}: found nothing in {column!r}, expected {expected}")
-    text = str(found)
+    text = str(label)
     # of 1 to 5, no name is the number of another
-    named = text in names or any(map(str.isdecimal, names))
-    return names[int(text)] if not named and text.isdecimal() and int(text) < len(names) else text
+    is_name = text in names or any(map(str.isdecimal, names))
+    return names[int(text)] if not is_name and text.isdecimal() and int(text) < len(names) else text
 
   def modification_times(self, split: str) -> list[int | None]:
     return self._open(split).modification_times("train")
@@ -202,34 +204,38 @@ def _found(
   if _NAMED.match(where) and not as_path(where).exists():
     return _named(table, where)
   root = where.rstrip("/")
-  inside = {
+  available = {
     _PACKED.sub("", path.removeprefix(root)).lower(): path
     for path in globs.find_matches(f"{root}/**")
   }
-  found = {}
+  paths = {}
   for split, names in splits.items():
     for name in names:
       files = [
-        _search(one, table, inside, where) for one in ([name] if isinstance(name, str) else name)
+        _search(one, table, available, where) for one in ([name] if isinstance(name, str) else name)
       ]
       if all(files):
-        found[split] = files
+        paths[split] = files
         break
-  if not found:
+  if not paths:
     raise UserError(
       f"{where}: found none of the files of {table.name}, {usual} (plain or compressed)"
     )
-  return found, {}
+  return paths, {}
 
 
-def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> str | None:
+def _search(name: str, table: _Table, available: Mapping[str, str], where: str) -> str | None:
   """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages
   (`{field}`)."""
   first = parallel.field_path(name, table.header, table.header[0]) if "{field}" in name else name
-  spelled = first.lower()
-  alone = f"/{os.path.basename(spelled)}"
-  hits = [inside[alone]] if alone in inside else fnmatch.filter(inside, f"*/{spelled}")
-  hits = [inside.get(hit, hit) for hit in hits]
+  lower_case = first.lower()
+  base_name = f"/{os.path.basename(lower_case)}"
+  hits = (
+    [available[base_name]]
+    if base_name in available
+    else fnmatch.filter(available, f"*/{lower_case}")
+  )
+  hits = [available.get(hit, hit) for hit in hits]
   if "*" in name:
     hits = list(dict.fromkeys(f"{os.path.dirname(path)}/{os.path.basename(name)}" for path in hits))
   if len(hits) > 1:
@@ -251,9 +257,9 @@ def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, t
     split = name[1]
     path = where[name.end() : following.start() if following else None]
     if split not in table.splits:
-      near = did_you_mean(split, table.splits)
+      suggestion = did_you_mean(split, table.splits)
       raise UserError(
-        f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{near}"
+        f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{suggestion}"
       )
     if share := _SHARE.fullmatch(path):
       path, shares[split] = share[1], (int(share[2] or 0), int(share[3] or 100))

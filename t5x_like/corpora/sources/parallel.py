@@ -25,12 +25,12 @@ _EITHER = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
 def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
   """Return the path of a field's file; raise UserError if `{a|b}` has no part for it."""
 
-  def part(found: re.Match) -> str:
-    parts = found[1].split("|")
+  def part(match: re.Match) -> str:
+    parts = match[1].split("|")
     place = list(fields).index(field)
     if place >= len(parts):
       raise UserError(
-        f"source parallel:{pattern}: found {found[0]}, expected a part for each of "
+        f"source parallel:{pattern}: found {match[0]}, expected a part for each of "
         f"{', '.join(fields)}"
       )
     return parts[place]

@@ -15,19 +15,19 @@ class Source(Nested):
 
   expected = "id, article, and lists of as many questions, options and answers"
 
-  def nested_records(self, found: Record) -> Iterator[Record]:
-    if "answer" in found:
-      yield found
+  def nested_records(self, content: Record) -> Iterator[Record]:
+    if "answer" in content:
+      yield content
       return
-    if not isinstance(found["answers"], list):
-      raise TypeError(f"answers: found {found['answers']!r}")
-    shared = {"example_id": found["id"], "article": found.get("article", "")}
-    asked = zip(found["questions"], found["options"], found["answers"], strict=True)
-    for number, (question, options, answer) in enumerate(asked):
-      own = {
+    if not isinstance(content["answers"], list):
+      raise TypeError(f"answers: found {content['answers']!r}")
+    article_fields = {"example_id": content["id"], "article": content.get("article", "")}
+    questions = zip(content["questions"], content["options"], content["answers"], strict=True)
+    for number, (question, options, answer) in enumerate(questions):
+      question_fields = {
         "question": question,
         "options": options,
         "answer": answer,
-        "name": f"{found['id']}-{number}",
+        "name": f"{content['id']}-{number}",
       }
-      yield shared | own
+      yield article_fields | question_fields

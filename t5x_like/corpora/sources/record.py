@@ -14,8 +14,8 @@ class Source(Nested):
     "passage with text and entities[] of start, end, and qas[] of query, idx and answers[] of text"
   )
 
-  def nested_records(self, found: Record) -> Iterator[Record]:
-    for article in found.get("data", [found]):  # ReCoRD's own file is one object
+  def nested_records(self, content: Record) -> Iterator[Record]:
+    for article in content.get("data", [content]):  # ReCoRD's own file is one object
       passage = article.get("passage", {})
       text = passage.get("text", "")
       spans = passage.get("entities", ())
@@ -24,7 +24,7 @@ class Source(Nested):
         answers = {answer["text"] for answer in query.get("answers", ())}
         if wrong := [one for one in answers if not isinstance(one, str)]:
           raise TypeError(f"found {str(wrong[0])!r}, expected a text")
-        names = {
+        ids = {
           "passage": article.get("idx", article.get("id")),
           "query": query.get("idx", query.get("id")),
         }
@@ -32,6 +32,6 @@ class Source(Nested):
           "query": query.get("query", ""),
           "entities": entities,
           "answers": sorted(answers),
-          "idx": names,
+          "idx": ids,
         }
         yield {"passage": text} | about

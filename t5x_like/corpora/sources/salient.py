@@ -36,8 +36,8 @@ class Source(Derived):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
-    found = _FINDER.fullmatch(rest)
-    name, inner = found.groups() if found else (None, rest)
+    match = _FINDER.fullmatch(rest)
+    name, inner = match.groups() if match else (None, rest)
     if not inner:
       raise UserError(
         "source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as "

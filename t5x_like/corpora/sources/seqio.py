@@ -49,18 +49,18 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results, which no source knows
     self._where = f"source seqio:{rest}"
-    found = _SPELLED.fullmatch(rest)
-    if not found:
+    match = _SPELLED.fullmatch(rest)
+    if not match:
       raise UserError(f"{self._where}: expected seqio:module:TASK or seqio:module:TASK@SOURCE")
-    self._name, inner = found.groups()
+    self._name, inner = match.groups()
     task = _task(self._where, self._name)
-    listed = task if isinstance(task, Sequence) else getattr(task, "preprocessors", None)
-    if not isinstance(listed, Sequence) or not all(map(callable, listed)):
+    steps = task if isinstance(task, Sequence) else getattr(task, "preprocessors", None)
+    if not isinstance(steps, Sequence) or not all(map(callable, steps)):
       raise UserError(
         f"{self._where}: found a {type(task).__name__}, expected a SeqIO task or a "
         "list of preprocessors"
       )
-    self._steps, left = _before_tokens(listed)
+    self._steps, omitted = _before_tokens(steps)
     self._features = getattr(task, "output_features", {})
     self._inner = open_source(inner, data_dir=data_dir) if inner else None
     self._own = None if inner else getattr(task, "source", None)
@@ -73,16 +73,16 @@ class Source(Base):
     # the reasons of the inner source's records that preprocessors cannot take
     self._left: list[str] = []
     self._prepared = [self._called(step) for step in self._steps]
-    told = f" without {', '.join(left)}" if left else ""
+    omission = f" without {', '.join(omitted)}" if omitted else ""
     names = ", ".join(map(_label, self._steps)) or "no preprocessors"
-    print(f"data: {self._where}: {names}{told}", file=sys.stderr, flush=True)
+    print(f"data: {self._where}: {names}{omission}", file=sys.stderr, flush=True)
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     where = f"{self._where}, split {split}"
-    once, again = (list(self._made(split, _TRIED)) for _ in range(2))
-    if repr(once) != repr(again):
+    first_records, repeated_records = (list(self._made(split, _TRIED)) for _ in range(2))
+    if repr(first_records) != repr(repeated_records):
       raise UserError(
         f"{where}: preprocessors return other records when they are called again; draw numbers "
         "with the seeds of seqio.map_over_dataset, or leave the shuffling to training"
@@ -115,27 +115,29 @@ class Source(Base):
   def modification_times(self, split: str) -> list[int | None]:
     return self._inner.modification_times(split) if self._inner else []
 
-  def _made(self, split: str, first: int | None = None) -> Iterator[Record | Skip]:
+  def _made(self, split: str, num_records: int | None = None) -> Iterator[Record | Skip]:
     """Yield the results for all records of a split, or for the first."""
     where = f"{self._where}, split {split}"
     with _seeded():
       try:
         if self._inner:
-          made = _dataset(where, lambda: self._inner.records(split), self._left)
+          dataset = _dataset(where, lambda: self._inner.records(split), self._left)
         else:
-          made = self._own.get_dataset(split=split, shuffle=False)
-        made = made if first is None else made.take(first)
+          dataset = self._own.get_dataset(split=split, shuffle=False)
+        dataset = dataset if num_records is None else dataset.take(num_records)
         for step in self._prepared:
-          made = step(made)
-        made = made.with_options(_ordered())
-        for record in (made if first is None else made.take(first)).as_numpy_iterator():
+          dataset = step(dataset)
+        dataset = dataset.with_options(_ordered())
+        for record in (
+          dataset if num_records is None else dataset.take(num_records)
+        ).as_numpy_iterator():
           yield _plain(record)
       except UserError:
         raise
       except Exception as error:  # whatever the user's functions raise, at once or within tf.data
-        told = one_line(str(error).partition("[[{{")[0] or error)[:300]
+        message = one_line(str(error).partition("[[{{")[0] or error)[:300]
         raise UserError(
-          f"{where}: a preprocessor failed ({type(error).__name__}: {told})"
+          f"{where}: a preprocessor failed ({type(error).__name__}: {message})"
         ) from error
 
   def _called(self, step: _Step) -> _Step:
@@ -168,16 +170,16 @@ def _task(where: str, name: str) -> Any:
   """Return a task or a list of preprocessors by `module:TASK`."""
   module, _, task = name.partition(":")
   try:
-    found = trust.import_function("source", name)
+    task_or_function = trust.import_function("source", name)
   except UserError:
     registry = getattr(sys.modules.get("seqio"), "TaskRegistry", None)
     if module not in sys.modules or registry is None or task not in registry.names():
       raise
     return registry.get(task)
-  if isinstance(found, Sequence) or hasattr(found, "preprocessors"):
-    return found
+  if isinstance(task_or_function, Sequence) or hasattr(task_or_function, "preprocessors"):
+    return task_or_function
   try:
-    return found()
+    return task_or_function()
   except Exception as error:
     raise UserError(f"{where}: {name} raised {type(error).__name__}: {one_line(error)}") from error
 
@@ -185,8 +187,10 @@ def _task(where: str, name: str) -> Any:
 def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
   """Return the preprocessors before the first that makes tokens, and the names of those left
   out."""
-  cut = next((number for number, step in enumerate(steps) if _label(step) in _TOKENS), len(steps))
-  return list(steps[:cut]), [_label(step) for step in steps[cut:]]
+  num_steps = next(
+    (number for number, step in enumerate(steps) if _label(step) in _TOKENS), len(steps)
+  )
+  return list(steps[:num_steps]), [_label(step) for step in steps[num_steps:]]
 
 
 def _function(step: _Step) -> Any:
@@ -220,7 +224,7 @@ def _ordered():
 
 
 def _dataset(
-  where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], left: list[str]
+  where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], skip_reasons: list[str]
 ):
   """Return a `tf.data` dataset of records, whose first tells the types; add the reasons of those
   left out to `left`."""
@@ -236,14 +240,14 @@ def _dataset(
   spec = {name: _spec(value, f"{where}, field {name!r}") for name, value in first.items()}
 
   def kept():
-    for at, record in records():
+    for where, record in records():
       if reason := unusable(record):
-        left.append(reason)
+        skip_reasons.append(reason)
       else:
         if record.keys() != spec.keys():
           odd = sorted(record.keys() ^ spec.keys())[0]
           raise UserError(
-            f"{at}: found other fields than in the first record ({odd!r}), expected "
+            f"{where}: found other fields than in the first record ({odd!r}), expected "
             "the same in each"
           )
         yield record

@@ -25,8 +25,8 @@ class Source(_files.FileSource):
   """One record per address of a list."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    beside = os.path.dirname(globs.absolute_path(path))
-    roots = (beside, os.path.dirname(beside))
+    folder = os.path.dirname(globs.absolute_path(path))
+    roots = (folder, os.path.dirname(folder))
     root = next(
       (
         root
@@ -61,13 +61,13 @@ class Source(_files.FileSource):
 def _record(text: str) -> Record | Skip:
   article = []
   highlights = []
-  marked = False
+  in_highlights = False
   for line in filter(None, map(str.strip, text.split("\n"))):
     if line.startswith(_HIGHLIGHT):
-      marked = True
+      in_highlights = True
       continue
     line = line if line.endswith(_ENDS) or _HIGHLIGHT in line else f"{line}."
-    (highlights if marked else article).append(line)
+    (highlights if in_highlights else article).append(line)
   if not article or not highlights:
     return Skip("no article or no highlights")
   return {"article": " ".join(article), "highlights": "\n".join(highlights)}

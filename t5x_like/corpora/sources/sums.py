@@ -32,8 +32,8 @@ class Source(Base):
   ) -> Iterator[tuple[str, Record]]:
     check_split(self, split)
     for n in range((self._most + 1) ** 2):
-      held_out = hashlib.sha256(str(n).encode()).digest()[0] % 10 == 0
-      if held_out == (split == "validation"):
+      is_held_out = hashlib.sha256(str(n).encode()).digest()[0] % 10 == 0
+      if is_held_out == (split == "validation"):
         a, b = divmod(n, self._most + 1)
         yield f"{self.name}, pair {n}", {"a": str(a), "b": str(b), "sum": str(a + b)}
 

@@ -67,7 +67,7 @@ def _gate_features() -> None:
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 
-  def gated(_, name: str) -> type:
+  def gated(cls, name: str) -> type:
     if name not in connector._registered_features and not name.startswith("tensorflow_datasets."):
       if not trust.allows_everything():
         raise ValueError(
@@ -118,16 +118,18 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self._builder = self.open_builder(rest, data_dir)
     info = self._builder.info
-    known = sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []
-    for field in fields:
-      if top_level_column(field, known) not in known:
-        raise UserError(
-          f"dataset {info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
-          f"{did_you_mean(field, known)}"
-        )
-    self._features = {top_level_column(field, known): True for field in fields} or dict.fromkeys(
-      known, True
+    feature_names = (
+      sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []
     )
+    for field in fields:
+      if top_level_column(field, feature_names) not in feature_names:
+        raise UserError(
+          f"dataset {info.full_name}: found no feature {field!r} among {', '.join(feature_names) or 'none'}"
+          f"{did_you_mean(field, feature_names)}"
+        )
+    self._features = {
+      top_level_column(field, feature_names): True for field in fields
+    } or dict.fromkeys(feature_names, True)
     self.name = info.name
     self.splits = tuple(info.splits)
 
@@ -156,8 +158,8 @@ class Source(Base):
     return [*parts, (first, past)] if past > first else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    whole = self._builder.info.splits[split]  # sizes are known per split only
-    return int(whole.num_bytes) * (part[1] - part[0]) // max(1, whole.num_examples)
+    split_info = self._builder.info.splits[split]  # sizes are known per split only
+    return int(split_info.num_bytes) * (part[1] - part[0]) // max(1, split_info.num_examples)
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -211,10 +213,10 @@ class Source(Base):
         examples = self._builder.as_data_source(split, deserialize_method=raw)
         for start in range(first, past, _EXAMPLES_AT_ONCE):
           for example in examples.__getitems__(range(start, min(start + _EXAMPLES_AT_ONCE, past))):
-            found = wanted.deserialize_example_np(example)
-            if missing := [name for name, part in found.items() if part is None]:
+            example_fields = wanted.deserialize_example_np(example)
+            if missing := [name for name, part in example_fields.items() if part is None]:
               raise ValueError(f"example {first + count} has no feature {missing[0]!r}")
-            yield found
+            yield example_fields
             count += 1
       else:
         encoded = {
@@ -252,23 +254,23 @@ class Source(Base):
       )
 
 
-def _plain(found: Any, feature: Any, where: str) -> Any:
+def _plain(tfds_value: Any, feature: Any, where: str) -> Any:
   """Convert a TFDS value to plain Python types: bytes to text, class labels to names."""
-  if isinstance(found, dict):
+  if isinstance(tfds_value, dict):
     return {
       name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where)
-      for name, part in found.items()
+      for name, part in tfds_value.items()
     }
-  if isinstance(found, bytes):
-    return found if _is_image(feature) else decode(found, where)
-  if hasattr(found, "tolist"):
-    found = found.tolist()
-  if isinstance(found, list):
-    inner = getattr(feature, "feature", feature)
-    return [_plain(part, inner, where) for part in found]
-  if hasattr(feature, "int2str") and feature.names and int(found) >= 0:
-    return feature.int2str(int(found))
-  return found
+  if isinstance(tfds_value, bytes):
+    return tfds_value if _is_image(feature) else decode(tfds_value, where)
+  if hasattr(tfds_value, "tolist"):
+    tfds_value = tfds_value.tolist()
+  if isinstance(tfds_value, list):
+    element_feature = getattr(feature, "feature", feature)
+    return [_plain(part, element_feature, where) for part in tfds_value]
+  if hasattr(feature, "int2str") and feature.names and int(tfds_value) >= 0:
+    return feature.int2str(int(tfds_value))
+  return tfds_value
 
 
 def _is_image(feature: Any) -> bool:

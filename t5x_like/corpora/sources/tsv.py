@@ -16,7 +16,7 @@ class Source(FileSource):
   """One record per line after the header."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
+    is_numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
     names: list[str] = []
     for number, line in lines(path):
       where = f"{path}:{number}"
@@ -30,12 +30,12 @@ class Source(FileSource):
         continue
       cells = line.split("\t")
       if not names:
-        names = [str(i) for i in range(len(cells))] if numbered else cells
-        if not numbered:
+        names = [str(i) for i in range(len(cells))] if is_numbered else cells
+        if not is_numbered:
           check_fields(self.fields, names, where)
           continue
       expected = (
-        max(len(names), *(int(field) + 1 for field in self.fields)) if numbered else len(names)
+        max(len(names), *(int(field) + 1 for field in self.fields)) if is_numbered else len(names)
       )
       if len(cells) != expected:
         raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {expected}")

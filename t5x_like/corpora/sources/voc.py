@@ -63,11 +63,11 @@ class Source(Base):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
-    found = [
+    file_facts = [
       (os.path.basename(p), as_path(p).size(), when)
       for p, when in zip(files, self.modification_times(split), strict=True)
     ]
-    content = hashlib.sha256(repr(found).encode()).hexdigest()
+    content = hashlib.sha256(repr(file_facts).encode()).hexdigest()
     return {"form": "voc.v2", "files": len(self._files[split]), "content": content}
 
 
@@ -75,12 +75,12 @@ def _inside(folder: str, name: str) -> str:
   """Return the path of an entry of a folder, in the letter case that it has there."""
   if as_path(f"{folder}/{name}").exists():
     return f"{folder}/{name}"
-  alike = [
+  candidates = [
     path
     for path in globs.find_matches(f"{glob.escape(folder)}/*")
     if os.path.basename(path).lower() == name.lower()
   ]
-  return alike[0] if alike else f"{folder}/{name}"
+  return candidates[0] if candidates else f"{folder}/{name}"
 
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
@@ -89,17 +89,17 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
     raise UserError(
       f"source voc:{part}: found nothing there, expected a directory or a list of names"
     )
-  listed = globs.file_kind(part) == "file"
-  folder = os.path.dirname(os.path.dirname(os.path.dirname(part))) if listed else part.rstrip("/")
+  is_list = globs.file_kind(part) == "file"
+  folder = os.path.dirname(os.path.dirname(os.path.dirname(part))) if is_list else part.rstrip("/")
   annotations = _inside(folder, "Annotations")
-  found = sorted(
+  names = sorted(
     map(os.path.basename, globs.find_matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]"))
   )
-  stems = [os.path.splitext(name)[0] for name in found]
-  if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
-    known = {*stems}
+  stems = [os.path.splitext(name)[0] for name in names]
+  if is_list:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
+    stem_set = {*stems}
     lines = filter(None, map(str.strip, decode(read_bytes(part), part).splitlines()))
-    stems = [line if line in known else line.split()[0] for line in lines]
+    stems = [line if line in stem_set else line.split()[0] for line in lines]
     stems = [file_names.check_name(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(
@@ -141,17 +141,17 @@ def _parsed(path: str, changed: int | None) -> Record:
   try:
     root = ElementTree.fromstring(read_bytes(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
-    known = height and width
-    y, x = (height, width) if known else (1, 1)
-    found = {"bbox": [], "label": [], "area": [], "is_difficult": []}
-    for thing in root.iter("object"):
+    has_size = height and width
+    y, x = (height, width) if has_size else (1, 1)
+    objects = {"bbox": [], "label": [], "area": [], "is_difficult": []}
+    for element in root.iter("object"):
       y0, x0, y1, x1 = (
-        float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax")
+        float(element.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax")
       )
-      found["bbox"].append([y0 / y, x0 / x, y1 / y, x1 / x])
-      found["label"].append(thing.findtext("name").strip())
-      found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
-      found["is_difficult"].append((thing.findtext("difficult") or "0").strip() == "1")
+      objects["bbox"].append([y0 / y, x0 / x, y1 / y, x1 / x])
+      objects["label"].append(element.findtext("name").strip())
+      objects["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
+      objects["is_difficult"].append((element.findtext("difficult") or "0").strip() == "1")
   except (
     ElementTree.ParseError,
     ArithmeticError,
@@ -164,4 +164,6 @@ def _parsed(path: str, changed: int | None) -> Record:
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with "
       "name and bndbox"
     ) from error
-  return {"objects": found} | ({ANNOTATED_SIZE: (height, width)} if known else {"pixels": True})
+  return {"objects": objects} | (
+    {ANNOTATED_SIZE: (height, width)} if has_size else {"pixels": True}
+  )

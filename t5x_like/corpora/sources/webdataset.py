@@ -47,64 +47,64 @@ class Source(FileSource):
       one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip)
     )
     values = (field_value(record, field, where) for where, record in records)
-    found = {one if type(one) is int else str(one) for one in values}
-    kinds = {type(label) for label in found}
+    class_values = {one if type(one) is int else str(one) for one in values}
+    kinds = {type(label) for label in class_values}
     if len(kinds) > 1:
       examples = " and ".join(
-        repr(next(label for label in found if type(label) is kind)) for kind in (int, str)
+        repr(next(label for label in class_values if type(label) is kind)) for kind in (int, str)
       )
       raise UserError(
         f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, "
         "expected one kind; write the shards again"
       )
     if kinds == {str}:
-      return tuple(sorted(map(str, found)))
-    if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
+      return tuple(sorted(map(str, class_values)))
+    if not 0 <= min(class_values, default=0) <= max(class_values, default=0) < _MOST_CLASSES:
       raise UserError(
-        f"source {self.name}: found classes {min(found)} to {max(found)} in field {field!r}, "
+        f"source {self.name}: found classes {min(class_values)} to {max(class_values)} in field {field!r}, "
         f"expected 0 to at most {_MOST_CLASSES - 1}; write the shards again"
       )
-    return tuple(str(number) for number in range(max(found, default=-1) + 1))
+    return tuple(str(number) for number in range(max(class_values, default=-1) + 1))
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     key = None
     parts = {}
     skip = None
-    none = Skip(f"sample without {' and '.join(self.fields)}")
+    empty_sample = Skip(f"sample without {' and '.join(self.fields)}")
     for name, data in self._members(path):
       sample, field = _split(name)
       if sample != key:
         if key is not None:
-          yield f"{path}, sample {key}", skip or parts or none
+          yield f"{path}, sample {key}", skip or parts or empty_sample
         key = sample
         parts = {}
         skip = None
       where = f"{path}, {name}"
-      named = _NAMES.get(field)
+      standard_name = _NAMES.get(field)
       if field in parts:
         raise UserError(
           f"{where}: found a second part {field!r} of the sample, expected one; "
           "write the shard again"
         )
-      if self._wanted and not {field, named} & self._wanted:
+      if self._wanted and not {field, standard_name} & self._wanted:
         continue
       if data is None:
         skip = Skip(f"part of over {LONGEST >> 20} MiB")
       elif not self._wanted or field in self._wanted:
         parts[field] = _decoded(field, data, where)
       else:
-        parts.setdefault(named, _decoded(field, data, where))
+        parts.setdefault(standard_name, _decoded(field, data, where))
     if key is not None:
-      yield f"{path}, sample {key}", skip or parts or none
+      yield f"{path}, sample {key}", skip or parts or empty_sample
 
   def _members(self, path: str) -> Iterator[tuple[str, bytes | None]]:
     """Yield (name, content) of the files in a shard; None for a file that is too long."""
     try:
       # several archives in one file are one shard
-      about = {"tarinfo": _Header, "ignore_zeros": True}
+      options = {"tarinfo": _Header, "ignore_zeros": True}
       with (
         _compression.open_plain(path) as file,
-        tarfile.open(fileobj=_Ending(file), mode="r|", **about) as shard,
+        tarfile.open(fileobj=_Ending(file), mode="r|", **options) as shard,
       ):
         for member in shard:
           if member.isreg() and _is_part(member.name):

@@ -14,17 +14,17 @@ class Source(json.Source):
   """Fields id (brmson's qId, or null), question and answers."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    for where, found in super().read(path):
-      question = found.get("qText", found.get("utterance"))
-      answers = found.get("answers")
-      if answers is None and isinstance(found.get("targetValue"), str):
+    for where, content in super().read(path):
+      question = content.get("qText", content.get("utterance"))
+      answers = content.get("answers")
+      if answers is None and isinstance(content.get("targetValue"), str):
         answers = [
           quoted.replace('\\"', '"') or bare
-          for quoted, bare in _DESCRIPTION.findall(found["targetValue"])
+          for quoted, bare in _DESCRIPTION.findall(content["targetValue"])
         ]
       if question is None or not answers:
         raise UserError(
-          f"{where}: found {', '.join(found)}, expected qText and answers, or "
+          f"{where}: found {', '.join(content)}, expected qText and answers, or "
           "utterance and targetValue"
         )
-      yield where, {"id": found.get("qId"), "question": question, "answers": answers}
+      yield where, {"id": content.get("qId"), "question": question, "answers": answers}

@@ -17,16 +17,16 @@ class Source(Nested):
 
   expected = "text, and target with span1_text, span1_index, span2_text and span2_index"
 
-  def nested_records(self, found: Record) -> Iterator[Record]:
-    target = found["target"]
-    spans = {name: _spelled(target[name], found["text"]) for name in ("span1_text", "span2_text")}
+  def nested_records(self, content: Record) -> Iterator[Record]:
+    target = content["target"]
+    spans = {name: _spelled(target[name], content["text"]) for name in ("span1_text", "span2_text")}
     indices = {name: target[name] for name in ("span1_index", "span2_index")}
     yield {
-      "text": found["text"],
+      "text": content["text"],
       **spans,
       **indices,
-      "label": found.get("label"),
-      "idx": found.get("idx"),
+      "label": content.get("label"),
+      "idx": content.get("idx"),
     }
 
 

@@ -65,17 +65,17 @@ def halves(documents: Sequence[Document]) -> list[Record]:
     words = document["text"].split()[: 2 * _HALF]
     middle = len(words) // 2
     pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
-  made = [
+  records = [
     {"first": first, "second": (second, following)[n % 2], "label": HALVES[1 - n % 2]}
     for n, ((first, second), (_, following)) in enumerate(zip(pairs, pairs[1:] + pairs[:1]))
   ]
-  return made[: len(made) // 2 * 2]
+  return records[: len(records) // 2 * 2]
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
   """Return records of the task `name`: functions and methods not named by Python (`__init__`) or by
   their summary."""
-  made = []
+  records = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]
     words = [word.lower() for word in _NAME_WORDS.findall(leaf)]
@@ -83,14 +83,14 @@ def name(documents: Sequence[Document]) -> list[Record]:
     if not words or leaf.startswith("__") or not leaf.lstrip("_")[:1].islower():
       continue
     if len(words) == 1 or leaf not in summary:  # the summary may well use a name of one word
-      made.append({"text": summary, "name": " ".join(words)})
-  return made
+      records.append({"text": summary, "name": " ".join(words)})
+  return records
 
 
 def parameter(documents: Sequence[Document]) -> list[Record]:
   """Return records of the task `parameter`: one per docstring that describes at least two
   parameters."""
-  made = []
+  records = []
   for document in documents:
     entries = [
       (one, _words(re.split(r"(?<=\.)\s", what)[0], _DESCRIPTION))
@@ -99,16 +99,16 @@ def parameter(documents: Sequence[Document]) -> list[Record]:
     entries = [(one, what) for one, what in entries if len(what.split()) > 2]
     if len(entries) < 2:
       continue
-    asked = _digest("asked", document["text"])[0] % len(entries)
-    begin = max(0, asked - _AROUND)
-    before = entries[begin:asked]
-    after = entries[asked : asked + 1 + _AROUND]
+    number = _digest("asked", document["text"])[0] % len(entries)
+    begin = max(0, number - _AROUND)
+    before = entries[begin:number]
+    after = entries[number : number + 1 + _AROUND]
     context = [f"{one}: {what}" for one, what in before + after]
-    question, answer = entries[asked]
+    question, answer = entries[number]
     start = sum(len(text) + 1 for text in context[: len(before)]) + len(f"{question}: ")
-    found = {"text": answer, "answer_start": start}
-    made.append({"question": question, "context": " ".join(context), "answers": [found]})
-  return made
+    answer_record = {"text": answer, "answer_start": start}
+    records.append({"question": question, "context": " ".join(context), "answers": [answer_record]})
+  return records
 
 
 TASKS: dict[str, Callable[[Sequence[Document]], list[Record]]] = {
@@ -148,8 +148,8 @@ def _entries(lines: list[str], form: re.Pattern) -> Iterator[tuple[str, str]]:
   it."""
   begins = [n for n, line in enumerate(lines) if line[:1].strip()]
   for first, past in zip(begins, [*begins[1:], len(lines)]):
-    if found := form.match(lines[first]):
-      named, *rest = found.groups()
+    if match := form.match(lines[first]):
+      named, *rest = match.groups()
       yield (
         named,
         " ".join(" ".join([rest[0] or "" if rest else "", *lines[first + 1 : past]]).split()),
@@ -160,8 +160,8 @@ def _is_rule(lines: list[str]) -> bool:
   return bool(lines) and len(lines[0]) > 2 and set(lines[0]) == {"-"}
 
 
-def _words(text: str, most: int) -> str:
-  return " ".join(text.split()[:most])
+def _words(text: str, max_words: int) -> str:
+  return " ".join(text.split()[:max_words])
 
 
 def _digest(*parts: str) -> bytes:

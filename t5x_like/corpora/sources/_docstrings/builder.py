@@ -146,8 +146,8 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
     return {split: self._generate_examples(docstrings) for split, docstrings in documents.items()}
 
   def _split_of(self, docstring: extract.Docstring) -> str:
-    if named := self.builder_config.validation:
-      return "validation" if docstring.package in named else "train"
+    if validation_packages := self.builder_config.validation:
+      return "validation" if docstring.package in validation_packages else "train"
     return split_of(docstring.module)
 
   def _generate_examples(self, docstrings: list[extract.Docstring]):

@@ -52,7 +52,7 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
   Raises:
     UserError: none of the packages is installed as source files.
   """
-  found = []
+  files = []
   for package in packages:
     for root, prefix in _roots(package):
       for path in sorted([root] if root.is_file() else root.rglob("*.py")):
@@ -60,13 +60,13 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
         inner = inner[:-1] if inner[-1] == "__init__" else inner
         module = ".".join((*prefix, *inner))
         if not _NOT_PROSE.intersection(inner) and module:
-          found.append((package, module, str(path)))
-  if not found:
+          files.append((package, module, str(path)))
+  if not files:
     raise UserError(
       f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, "
       "expected at least one installed package"
     )
-  return found
+  return files
 
 
 def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int, list[Docstring]]]:
