@@ -48,7 +48,7 @@ def prepare(
   tokens_N = np.asarray(tokens_N)
   lengths_D = np.asarray(lengths_D, np.int64)
   if tokens_N.size:
-    problem = vocabularies.outside(vocabulary, tokens_N)
+    problem = vocabularies.describe_invalid_id(vocabulary, tokens_N)
     if problem:
       raise UserError(f"{where}: {problem}")
   tokens_N = tokens_N.astype(array(vocabulary).dtype)

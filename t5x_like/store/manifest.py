@@ -183,8 +183,8 @@ def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
 
 def check_manifest(manifest: Manifest, where: str) -> None:
   """Raise UserError for values out of range and for names that are not valid file names."""
-  file_names.check(f"{where}: name", manifest.name, REMEDY)
-  file_names.check(f"{where}: split", manifest.split, REMEDY)
+  file_names.check_name(f"{where}: name", manifest.name, REMEDY)
+  file_names.check_name(f"{where}: split", manifest.split, REMEDY)
   check_arrays(manifest.arrays, where)
   for key, maximum in (("num_shards", 2**63), ("name_digits", _MAX_DIGITS)):
     number = getattr(manifest, key)

@@ -1,7 +1,7 @@
-"""Engines, which do the work on the parts of a job: one file each, found by name,
-`--engine=processes`.
+"""Engines, which do the work on the parts of a job: one file each, found by name.
 
-A file's `Engine` is made from the number of workers of this machine and the options of a pipeline.
+`--engine=processes` names one. A file's `Engine` is made from the number of workers of this machine
+and the options of a pipeline.
 """
 
 import abc
@@ -30,8 +30,8 @@ class Engine(abc.ABC):
     """Call `duplicates.sign_part` for every part."""
 
   @abc.abstractmethod
-  def compare(self, job: Job, one: Comparison) -> None:
-    """Make a comparison of all parts: see `duplicates.py`."""
+  def compare(self, job: Job, comparison: Comparison) -> None:
+    """Make a comparison of all parts with the functions of `duplicates.py`."""
 
   @abc.abstractmethod
   def make(self, job: Job) -> None:

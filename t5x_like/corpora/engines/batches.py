@@ -1,8 +1,7 @@
-"""`batches`: build one part after another, reading it here and making its batches in processes of
-this machine.
+"""`batches`: builds one part after another, in processes of this machine.
 
-joblib sends what is sent, so a kind may hold functions of a task, and programs need no `if __name__
-== "__main__"`.
+This process reads a part, others make its batches. joblib can send functions of a task, so a kind
+may hold them, and programs need no `if __name__ == "__main__"`.
 """
 
 import itertools
@@ -15,7 +14,7 @@ from t5x_like.corpora import building
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import ItemBatch, Job, StoredBatch, StoreKind
 
-_ALONE = 2  # up to so many batches, starting processes does not pay
+_MAX_BATCHES_ALONE = 2  # for which starting processes does not pay
 
 
 class Engine(processes.Engine):
@@ -23,20 +22,21 @@ class Engine(processes.Engine):
 
   def make(self, job: Job) -> None:
     for number in range(job.kind.num_parts):
-      building.make_part(job, number, self._made)
+      building.make_part(job, number, self._make_batches)
 
-  def _made(self, job: Job, batches: Iterable[ItemBatch]) -> Iterator[StoredBatch]:
+  def _make_batches(self, job: Job, batches: Iterable[ItemBatch]) -> Iterator[StoredBatch]:
     """Make batches and yield the results in order."""
-    waiting = iter(batches)
-    few = list(itertools.islice(waiting, _ALONE + 1))
-    if len(few) <= _ALONE:
-      return map(job.kind.make, few)
-    calls = (joblib.delayed(_make)(job.kind, batch) for batch in itertools.chain(few, waiting))
-    return joblib.Parallel(
+    remaining = iter(batches)
+    first_batches = list(itertools.islice(remaining, _MAX_BATCHES_ALONE + 1))
+    if len(first_batches) <= _MAX_BATCHES_ALONE:
+      return map(job.kind.make, first_batches)
+    parallel = joblib.Parallel(
       self._workers, return_as="generator", batch_size=1, pre_dispatch="2 * n_jobs"
-    )(calls)
+    )
+    all_batches = itertools.chain(first_batches, remaining)
+    return parallel(joblib.delayed(_make_batch)(job.kind, batch) for batch in all_batches)
 
 
-def _make(kind: StoreKind, batch: ItemBatch) -> StoredBatch:
+def _make_batch(kind: StoreKind, batch: ItemBatch) -> StoredBatch:
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes share the cores
   return kind.make(batch)

@@ -30,7 +30,7 @@ except ImportError as error:
 
 # the local runner's workers log every channel they open
 _QUIET = "--default_sdk_harness_log_level=ERROR"
-_MOST_BUCKETS = 4096
+_MAX_BUCKETS = 4096
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # Beam does not know its short name
 _DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
 
@@ -67,33 +67,34 @@ class Engine(engines.Engine):
         _call, work=work, refusals=_refusals(job), admitted=trust.current_state()
       )
 
-  def compare(self, job: Job, one: Comparison) -> None:
+  def compare(self, job: Job, comparison: Comparison) -> None:
     """Make a comparison as a group-by.
 
     A part's entries are divided by key into as many buckets as there are parts, so that a bucket
     has about as many entries as a part. A worker holds one part or one bucket at a time.
     """
-    duplicates.begin_comparison(job, one)
+    duplicates.begin_comparison(job, comparison)
     with _pipeline(self._options, _refusals(job)) as pipeline:
       numbers = _parts(pipeline, job)
-      divided = numbers | "divide" >> beam.FlatMap(
-        _divided,
+      divide = beam.FlatMap(
+        _divide,
         job=job,
-        one=one,
-        buckets=min(job.kind.num_parts, _MOST_BUCKETS),
-        admitted=trust.current_state(),
-      ).with_output_types(tuple[int, Any])
+        comparison=comparison,
+        buckets=min(job.kind.num_parts, _MAX_BUCKETS),
+        admitted=trust.state(),
+      )
+      match = beam.FlatMap(_match, comparison=comparison)
+      pair_with_none = beam.Map(lambda number: (number, None))
       marked = (
-        divided
+        numbers
+        | "divide" >> divide.with_output_types(tuple[int, Any])
         | beam.GroupByKey()
-        | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
+        | "match" >> match.with_output_types(tuple[int, Any])
       )
-      every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(
-        tuple[int, Any]
-      )
-      saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
-      saved | "save" >> beam.Map(_saved, job=job, one=one)
-    duplicates.end_comparison(job, one)
+      every_part = numbers | "every part" >> pair_with_none.with_output_types(tuple[int, Any])
+      by_part = (marked, every_part) | beam.Flatten() | "by part" >> beam.GroupByKey()
+      by_part | "save" >> beam.Map(_save, job=job, comparison=comparison)
+    duplicates.end_comparison(job, comparison)
 
 
 def _refusals(job: Job) -> AnyPath:
@@ -173,28 +174,30 @@ def _call(number: int, work: Callable[[int], Any], refusals: AnyPath, admitted: 
     (refusals / f"{number:06d}").write_text(one_line(error))
 
 
-def _divided(
-  number: int, job: Job, one: Comparison, buckets: int, admitted: trust.State
+def _divide(
+  number: int, job: Job, comparison: Comparison, buckets: int, admitted: trust.State
 ) -> Iterator[tuple[int, tuple[int, Entries]]]:
   """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
-  found = _call(
-    number, lambda number: duplicates.load_entries(job, one, number), _refusals(job), admitted
-  )
-  if found is None or not found["key"].size:
+  load = functools.partial(duplicates.load_entries, job, comparison)
+  entries = _call(number, load, _refusals(job), admitted)
+  if entries is None or not entries["key"].size:
     return
-  bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)
+  bucket_n = (entries["key"] % np.uint64(buckets)).astype(np.int64)
   order_n = np.argsort(bucket_n, kind="stable")
-  filled, first = np.unique(bucket_n[order_n], return_index=True)
-  for bucket, some in zip(filled.tolist(), np.split(order_n, first[1:]), strict=True):
-    yield bucket, (number, {name: values[some] for name, values in found.items()})
+  filled_buckets, first = np.unique(bucket_n[order_n], return_index=True)
+  members = np.split(order_n, first[1:])
+  for bucket, member_m in zip(filled_buckets.tolist(), members, strict=True):
+    yield bucket, (number, {name: values[member_m] for name, values in entries.items()})
 
 
-def _matched(
-  bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison
+def _match(
+  bucket: tuple[int, Iterable[tuple[int, Entries]]], comparison: Comparison
 ) -> duplicates.MarkedPlaces:
-  return duplicates.match_entries(one, bucket[1])
+  _, pieces = bucket
+  return duplicates.match_entries(comparison, pieces)
 
 
-def _saved(part: tuple[int, Iterable], job: Job, one: Comparison) -> None:
+def _save(part: tuple[int, Iterable], job: Job, comparison: Comparison) -> None:
   number, places = part
-  duplicates.save_marks(job, one, number, [some for some in places if some is not None])
+  marked_places = [marked_n for marked_n in places if marked_n is not None]
+  duplicates.save_marks(job, comparison, number, marked_places)

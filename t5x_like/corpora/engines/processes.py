@@ -43,49 +43,53 @@ class Engine(engines.Engine):
     self._workers = workers
 
   def sign(self, job: Job) -> None:
-    with self._each(job) as each:
-      collections.deque(
-        each(functools.partial(duplicates.sign_part, job), range(job.kind.num_parts)), maxlen=0
-      )
+    with self._map(job) as map_parts:
+      for _ in map_parts(functools.partial(duplicates.sign_part, job), range(job.kind.num_parts)):
+        pass
 
-  def compare(self, job: Job, one: Comparison) -> None:
-    duplicates.begin_comparison(job, one)
+  def compare(self, job: Job, comparison: Comparison) -> None:
+    duplicates.begin_comparison(job, comparison)
     parts = job.kind.num_parts
-    marked = collections.defaultdict(list)
+    places_by_part = collections.defaultdict(list)
     scratch = None if isinstance(job.progress, RemotePath) else job.progress
     with (
-      self._each(job) as each,
+      self._map(job) as map_parts,
       tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder,
     ):
-      size = sum(each(functools.partial(_write, job, one, folder), range(parts)))
+      write = functools.partial(_write_entries, job, comparison, folder)
+      size = sum(map_parts(write, range(parts)))
       ranges = max(1, -(-size // _RANGE_BYTES))
-      for found in each(functools.partial(_match, one, folder, parts, ranges), range(ranges)):
-        for part, places in found:
-          marked[part].append(places)
+      match = functools.partial(_match_range, comparison, folder, parts, ranges)
+      for marked_places in map_parts(match, range(ranges)):
+        for part, places in marked_places:
+          places_by_part[part].append(places)
     for part in range(parts):
-      duplicates.save_marks(job, one, part, marked.pop(part, ()))
-    duplicates.end_comparison(job, one)
+      duplicates.save_marks(job, comparison, part, places_by_part.pop(part, ()))
+    duplicates.end_comparison(job, comparison)
 
   def make(self, job: Job) -> None:
-    """Build the parts: one per process if there are enough, else one after another with their
-    batches spread."""
+    """Build the parts.
+
+    Each process builds one part if there are enough parts. Otherwise they are built one after
+    another, with their batches spread over the processes.
+    """
     parts = range(job.kind.num_parts)
-    make = functools.partial(building.make_part, job)
     if self._workers == 1:
-      collections.deque(map(make, parts), maxlen=0)
+      for number in parts:
+        building.make_part(job, number)
       return
     with _pool(self._workers) as pool:
       if len(parts) < 2 * self._workers:
+        make_batches = functools.partial(_make_batches, pool, self._workers)
         for number in parts:
-          make(number, functools.partial(_spread, pool, self._workers))
+          building.make_part(job, number, make_batches)
       else:
-        for future in concurrent.futures.as_completed(
-          [pool.submit(make, number) for number in parts]
-        ):
+        futures = [pool.submit(building.make_part, job, number) for number in parts]
+        for future in concurrent.futures.as_completed(futures):
           future.result()
 
   @contextlib.contextmanager
-  def _each(self, job: Job) -> Iterator:
+  def _map(self, job: Job) -> Iterator:
     """Provide `map`, or the `map` of a pool of processes."""
     if self._workers == 1 or job.kind.num_parts == 1:
       yield map
@@ -94,48 +98,49 @@ class Engine(engines.Engine):
         yield pool.map
 
 
-def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
+def _write_entries(job: Job, comparison: Comparison, folder: str, number: int) -> int:
   """Write a part's entries, sorted by key, and return their size in bytes."""
-  found = duplicates.load_entries(job, one, number)
-  order_n = np.argsort(found["key"], kind="stable")
-  part = pathlib.Path(folder, str(number))
-  part.mkdir()
-  for name, values in found.items():
-    np.save(part / f"{name}.npy", values[order_n])
-  return sum(values.nbytes for values in found.values())
+  entries = duplicates.load_entries(job, comparison, number)
+  order_n = np.argsort(entries["key"], kind="stable")
+  part_folder = pathlib.Path(folder, str(number))
+  part_folder.mkdir()
+  for name, values in entries.items():
+    np.save(part_folder / f"{name}.npy", values[order_n])
+  return sum(values.nbytes for values in entries.values())
 
 
-def _match(
-  one: Comparison, folder: str, parts: int, ranges: int, number: int
+def _match_range(
+  comparison: Comparison, folder: str, parts: int, ranges: int, number: int
 ) -> duplicates.MarkedPlaces:
   """Mark duplicates in range `number` of `ranges` equal ranges of keys."""
-  bounds = [np.uint64(2**64 * edge // ranges - (edge == ranges)) for edge in (number, number + 1)]
+  low_key = np.uint64(2**64 * number // ranges)
+  is_last = number + 1 == ranges
+  high_key = None if is_last else np.uint64(2**64 * (number + 1) // ranges)
   pieces = []
   for part in range(parts):
-    found = {
-      file.stem: np.load(file, mmap_mode="r") for file in pathlib.Path(folder, str(part)).iterdir()
-    }
-    low, high = (int(np.searchsorted(found["key"], bound)) for bound in bounds)
-    if number + 1 == ranges:
-      high = found["key"].size
-    # closes the files
-    pieces.append((part, {name: np.array(values[low:high]) for name, values in found.items()}))
-  return duplicates.match_entries(one, pieces)
+    entries = {}
+    for file in pathlib.Path(folder, str(part)).iterdir():
+      entries[file.stem] = np.load(file, mmap_mode="r")
+    low = int(np.searchsorted(entries["key"], low_key))
+    high = entries["key"].size if is_last else int(np.searchsorted(entries["key"], high_key))
+    # copies, which closes the files
+    pieces.append((part, {name: np.array(values[low:high]) for name, values in entries.items()}))
+  return duplicates.match_entries(comparison, pieces)
 
 
-def _spread(
+def _make_batches(
   pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[ItemBatch]
 ) -> Iterator[StoredBatch]:
   """Make batches in the processes of the pool and yield the results in order."""
-  waiting = iter(batches)
+  remaining = iter(batches)
 
-  def submitted(count: int) -> Iterator[concurrent.futures.Future]:
-    return (pool.submit(job.kind.make, batch) for batch in itertools.islice(waiting, count))
+  def submit(count: int) -> list[concurrent.futures.Future]:
+    return [pool.submit(job.kind.make, batch) for batch in itertools.islice(remaining, count)]
 
-  ahead = collections.deque(submitted(workers * _BATCHES_AHEAD))
-  while ahead:
-    yield ahead.popleft().result()
-    ahead.extend(submitted(1))
+  futures = collections.deque(submit(workers * _BATCHES_AHEAD))
+  while futures:
+    yield futures.popleft().result()
+    futures.extend(submit(1))
 
 
 def _worker(admitted: trust.State) -> None:
@@ -156,11 +161,15 @@ def _worker(admitted: trust.State) -> None:
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-  """A process that does not run the program's own file, which a script may not expect: it would
-  begin once more there, and wait for the store that its parent is making."""
+  """A process that does not run the program's own file.
+
+  A script may not expect that: it would begin once more there, and wait for the store that its
+  parent is making.
+  """
 
   def start(self) -> None:
-    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
     try:
       super().start()
     finally:

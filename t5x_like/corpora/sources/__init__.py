@@ -1,44 +1,53 @@
 """Sources of records. A source is spelled `format:rest`; each format is a file of this folder.
 
-    jsonl:/corpus/*.jsonl.gz                        one record per line, a JSON object; fields are its keys
+Texts and tables:
+    jsonl:/corpus/*.jsonl.gz               one record per line, a JSON object with the fields
     jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz  several splits; works for every file format
-    json:records.json                               one array per file, of objects or of strings (field `text`)
-    parquet:corpus/*.parquet                        one record per row; fields are the columns
-    arrow:corpus/*.arrow                            one record per row; or a directory written by save_to_disk
-    webdataset:shards/{00000..00009}.tar            one record per sample; fields are the suffixes of its files
-    hf:OWNER/NAME[/config][@split]                  a data set of the Hugging Face Hub, or a directory of its kind
-    seqio:module:TASK[@source]                      a SeqIO task's records after its preprocessors, before tokens
-    tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
-    csv:swag/train.csv                              one record per row; fields by the header, cells may be quoted
-    text:books/**/*.txt                             one record per file; field `text`
-    text_folders:train=aclImdb/train,test=…         texts in one folder per class; `text`, `label`
-    lines:news.en.gz                                one record per line; field `text`
-    parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
-    squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
-    multirc: record: wsc: race: webquestions: stories: entities: sgm:  the files of benchmarks, see
-      each format's file salient:[FINDER@]SOURCE                         sentences with a date,
-      number or name masked, one record a span cloze:SOURCE                                    a
-      sentence of a text, and the rest of it, one record a sentence t5:stsb:SOURCE
-      T5's texts of a benchmark's records, see `t5.py` official:{…}
-      a benchmark's files by their usual names, see `benchmarks/suites/` conll:ner.conll
-      one record per sentence; `tokens`, and the columns by number conllu:en_ewt.conllu
-      one record per sentence; `tokens`, `text`, `sent_id`, and columns tfds:NAME[/config][:version]
-      any TensorFlow dataset, prepared or buildable folders:train=imagenet/train,validation=…
-      images in one folder per class; `image` (bytes), `label`
-      idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside;
-      `image`, `label` voc:VOC2012                                     images with boxes, Pascal
-      VOC's layout; `image`, `objects` coco:train=instances_train2017.json,…           images with
-      boxes, COCO's JSON; `image`, `objects` boxes:train=boxes.csv@pictures,…                images
-      with boxes, a row of a table for each; `image`, `objects` objects:[SIDE@]voc:VOC2012
-      each object of one of these as a labelled image; `image`, `label` held_out:10@folders:photos
-      one without `validation`, which gets one in 10 records of `train` digit_scenes
-      tiny images with boxes, composed of `digits`; `image`, `objects` digits
-      1,797 tiny images that come with scikit-learn; `image`, `label` docstrings
-      the embedded corpus, built on first use docstring_tasks:name
-      supervised tasks from that corpus: package, halves, name, parameter sums:99
-      sums of two numbers up to 99; `a`, `b`, `sum` facts:2000
-      questions about people and, in split passages, their answers builtin
-      a tiny corpus with a field for every task, for trying out recipes
+    json:records.json                      one array per file, of objects or strings (field `text`)
+    parquet:corpus/*.parquet               one record per row; fields are the columns
+    arrow:corpus/*.arrow                   one record per row; or a directory of save_to_disk
+    tsv:reviews.tsv                        one record per line; fields by the header, or from 0
+    csv:swag/train.csv                     one record per row; cells may be quoted
+    text:books/**/*.txt                    one record per file; field `text`
+    text_folders:train=aclImdb/train,test=…  texts in one folder per class; `text`, `label`
+    lines:news.en.gz                       one record per line; field `text`
+    parallel:corpus/{split}.{field}.gz     line n of `train.en.gz` and of `train.de.gz`
+    conll:ner.conll                        one record per sentence; `tokens`, and columns by number
+    conllu:en_ewt.conllu                   one record per sentence; `tokens`, `text`, `sent_id`, …
+
+Data sets of other libraries:
+    webdataset:shards/{00000..00009}.tar   one record per sample; fields are the suffixes of files
+    hf:OWNER/NAME[/config][@split]         a data set of the Hugging Face Hub, or a directory
+    tfds:NAME[/config][:version]           any TensorFlow dataset, prepared or buildable
+    seqio:module:TASK[@source]             a SeqIO task's records after its preprocessors
+
+Benchmarks:
+    squad:train=train-v2.0.json.gz         SQuAD's files; id, title, context, question, answers
+    multirc: record: race: wsc: webquestions: stories: entities: sgm:  see each format's file
+    official:{…}                           a benchmark's files by their usual names
+
+Images:
+    folders:train=imagenet/train,…         images in one folder per class; `image`, `label`
+    idx:train=train-images-idx3-ubyte.gz,… MNIST's files, labels beside them; `image`, `label`
+    voc:VOC2012                            images with boxes, Pascal VOC's layout; `objects`
+    coco:train=instances_train2017.json,…  images with boxes, COCO's JSON; `objects`
+    boxes:train=boxes.csv@pictures,…       images with boxes, a row of a table for each; `objects`
+
+Records made of another source's:
+    salient:[FINDER@]SOURCE                sentences with a date, number or name masked
+    cloze:SOURCE                           a sentence of a text, and the rest of it
+    t5:stsb:SOURCE                         T5's texts of a benchmark's records, see `t5.py`
+    objects:[SIDE@]voc:VOC2012             each object as a labelled image; `image`, `label`
+    held_out:10@folders:photos             gives `validation` one in 10 records of `train`
+
+Made here:
+    docstrings                             the embedded corpus, built on first use
+    docstring_tasks:name                   tasks from it: package, halves, name, parameter
+    digits                                 1,797 tiny images of scikit-learn; `image`, `label`
+    digit_scenes                           tiny images with boxes, composed of `digits`
+    sums:99                                sums of two numbers up to 99; `a`, `b`, `sum`
+    facts:2000                             questions about people; answers in split passages
+    builtin                                a tiny corpus with a field for every task
 
 A record is a dictionary of fields, which supervised tasks use. Pretraining takes one field as the
 text of a document (`Source.documents`); CoNLL's sentences are then joined back into documents.
@@ -91,27 +100,35 @@ class Source(abc.ABC):
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield (a record's location, for messages; the record) of a split or part; raise UserError for
-    unreadable data."""
+    """Yield (a record's location, for messages; the record) of a split or part.
+
+    Raises:
+      UserError: the data are unreadable.
+    """
 
   def documents(
     self, split: str, field: str, part: tuple[int, int] | None = None
   ) -> Iterator[str | Skip]:
-    """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or
-    not text."""
+    """Yield the texts of a field, a `Skip` for null.
+
+    Raises:
+      UserError: the field is missing or not text.
+    """
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else field_text(record, field, where)
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Return the class names of a field, in order; raise UserError if only the records would tell
-    them."""
+    """Return the class names of a field, in order.
+
+    Raises:
+      UserError: only the records would tell them.
+    """
     raise UserError(
       f"source {self.name}: the classes of {field!r} are not known; choose another source"
     )
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Divide the split into separately readable parts of about `part_bytes`, as ranges;
-    deterministic."""
+    """Divide the split into separately readable parts of about `part_bytes`, as ranges."""
     return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
@@ -123,29 +140,34 @@ class Source(abc.ABC):
     return None
 
   def matches_listing(self) -> bool:
-    """Return whether its files at addresses have the sizes that they had on opening."""
+    """Return whether its files at addresses still have the sizes that they had on opening."""
     return True
 
   def modification_times(self, split: str) -> list[int | None]:
-    """Return the last modification time of each file of the split in nanoseconds; None if
-    unknown."""
+    """Return when each file of the split was last modified, in nanoseconds; None if unknown."""
     return []
 
   def facts(self, field: str) -> dict[str, Any]:
-    """Return the facts that define the documents of `field`, known without reading them: JSON, no
-    absolute paths."""
+    """Return the facts that define the documents of `field`, known without reading them.
+
+    They are JSON without absolute paths.
+    """
     form = type(self).__module__.rpartition(".")[2]
     return {"form": form, "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    """Return the facts that define the documents of `field` in a part, as JSON; None if its files
-    are not known."""
+    """Return the facts that define the documents of `field` in a part, as JSON.
+
+    They are None if the part's files are not known.
+    """
     return None
 
   @abc.abstractmethod
   def split_facts(self, split: str) -> dict[str, Any]:
-    """Return the facts that define the records of a split, known without reading them: JSON, no
-    absolute paths."""
+    """Return the facts that define the records of a split, known without reading them.
+
+    They are JSON without absolute paths.
+    """
 
 
 def formats() -> list[str]:
@@ -195,26 +217,31 @@ _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
 
 def parse_split(split: str) -> tuple[str, int | None]:
-  """Parse a split into (name, number of records): `validation[:200]` means the first 200; None
-  means all."""
+  """Parse a split into (name, number of records): `validation[:200]` means the first 200.
+
+  The number is None for all records.
+  """
   match = _FIRST.fullmatch(split)
   return (match[1], int(match[2])) if match else (split, None)
 
 
 def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
-  """Iterate over the records of a split, or over the first N of `split[:N]` without reading
-  more."""
+  """Iterate over the records of a split, or over the first N of `split[:N]`; read no more."""
   name, max_records = parse_split(split)
   return itertools.islice(source.records(name), max_records)
 
 
 def check_split(source: Source, split: str) -> None:
   """Raise UserError unless the source has the split."""
-  if split not in source.splits:
-    raise UserError(
-      f"source {source.name}: found no split {split!r}, expected one of {', '.join(source.splits)}"
-      f"{did_you_mean(split, source.splits)}{'; held_out:10@SOURCE takes it out of train' * (split == 'validation')}"
-    )
+  if split in source.splits:
+    return
+  hint = did_you_mean(split, source.splits)
+  if split == "validation":
+    hint += "; held_out:10@SOURCE takes it out of train"
+  raise UserError(
+    f"source {source.name}: found no split {split!r}, expected one of {', '.join(source.splits)}"
+    f"{hint}"
+  )
 
 
 def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
@@ -222,7 +249,7 @@ def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
   for field in fields:
     column = top_level_column(field, names)
     if not names.count(column):
-      raise _missing(column, field, names, where)
+      raise _missing_field(column, field, names, where)
   for column in {top_level_column(field, names) for field in fields} or names:
     if names.count(column) > 1:
       raise UserError(
@@ -236,11 +263,11 @@ def top_level_column(field: str, names: list[str]) -> str:
 
 
 def field_value(record: Record, field: str, where: str) -> Any:
-  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`;
-  `*` is a whole list.
+  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`.
 
-  An index past the end of a list gives None, and so does a path through null. A name on a list of
-  records gives the list of their values, so that `answers.text.0` is the same as `answers.0.text`.
+  `*` is a whole list. An index past the end of a list gives None, and so does a path through null.
+  A name on a list of records gives the list of their values, so that `answers.text.0` is the same
+  as `answers.0.text`.
 
   Raises:
     UserError: the record lacks the field.
@@ -248,30 +275,35 @@ def field_value(record: Record, field: str, where: str) -> Any:
   if field in record:
     return record[field]
   content: Any = record
-  for part in field.split("."):
-    if isinstance(content, dict) and part in content:
-      content = content[part]
-    elif isinstance(content, list) and part.isdecimal():
-      if int(part) >= len(content):
+  for name in field.split("."):
+    if isinstance(content, dict) and name in content:
+      content = content[name]
+    elif isinstance(content, list) and name.isdecimal():
+      if int(name) >= len(content):
         return None
-      content = content[int(part)]
-    elif isinstance(content, list) and part == "*":
-      rest = field.split(".*.", 1)[1:]
-      return [field_value({"": one}, f".{rest[0]}", where) for one in content] if rest else content
+      content = content[int(name)]
+    elif isinstance(content, list) and name == "*":
+      _, star, path = field.partition(".*.")
+      if not star:
+        return content
+      return [field_value({"": element}, f".{path}", where) for element in content]
     elif isinstance(content, list) and all(
-      isinstance(one, dict) and part in one for one in content
+      isinstance(element, dict) and name in element for element in content
     ):
-      content = [one[part] for one in content]
+      content = [element[name] for element in content]
     elif content is None:
       return None
     else:
-      raise _missing(part, field, list(record), where)
+      raise _missing_field(name, field, list(record), where)
   return content
 
 
 def field_text(record: Record, field: str, where: str) -> str | Skip:
-  """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing
-  or not text."""
+  """Return the text of a field, as a document; a `Skip` for null.
+
+  Raises:
+    UserError: the field is missing or not text.
+  """
   try:
     text = field_value(record, field, where)
   except UserError as error:
@@ -286,9 +318,9 @@ def field_text(record: Record, field: str, where: str) -> str | Skip:
   return text
 
 
-def _missing(part: str, field: str, names: list, where: str) -> UserError:
-  available = [str(name) for name in names]
+def _missing_field(name: str, field: str, names: list, where: str) -> UserError:
+  available = [str(available_name) for available_name in names]
   return UserError(
-    f"{where}: found no field {part!r} among {', '.join(available[:12]) or 'none'}, expected {field!r}"
-    f"{did_you_mean(part, available)}"
+    f"{where}: found no field {name!r} among {', '.join(available[:12]) or 'none'}, "
+    f"expected {field!r}{did_you_mean(name, available)}"
   )

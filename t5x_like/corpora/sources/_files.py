@@ -28,7 +28,7 @@ class FileSource(Source):
   """Records of local or remote files, read one file after another; a format defines `read`.
 
   Args:
-    rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a
+    spec: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a
       split named twice gets the files of both patterns.
     fields: the fields in use; empty means all.
     data_dir: ignored for files.
@@ -36,9 +36,9 @@ class FileSource(Source):
 
   only_text = False  # whether a document's text is independent of the field
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
-    self._patterns = _patterns(self.format, rest)
+    self._patterns = _patterns(self.format, spec)
     found = {split: _files(self.format, patterns) for split, patterns in self._patterns.items()}
     self._files = {split: list(sizes) for split, sizes in found.items()}
     self._sizes = {
@@ -235,23 +235,23 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
   )
 
 
-def _patterns(format: str, rest: str) -> dict[str, list[str]]:
+def _patterns(format: str, spec: str) -> dict[str, list[str]]:
   """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split
   train."""
-  if not rest:
+  if not spec:
     raise UserError(
       f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
       f"{format}:corpus/* or {format}:train=a/*,validation=b/*"
     )
-  names = list(_SPLIT_NAME.finditer(rest))
+  names = list(_SPLIT_NAME.finditer(spec))
   if not names or names[0].start() != 0:
-    return {"train": [rest]}
+    return {"train": [spec]}
   patterns: dict[str, list[str]] = {}
   for name, following in zip(names, [*names[1:], None]):
-    pattern = rest[name.end() : following.start() if following else len(rest)]
+    pattern = spec[name.end() : following.start() if following else len(spec)]
     if not pattern:
       raise UserError(
-        f"source '{format}:{rest}': found no files for split {name[1]!r}, expected "
+        f"source '{format}:{spec}': found no files for split {name[1]!r}, expected "
         f"{name[1]}=PATTERN"
       )
     patterns.setdefault(name[1], []).append(pattern)

@@ -24,14 +24,14 @@ _MEND = "write it again with save_to_disk"
 class Source(ColumnSource):
   """See `ColumnSource`."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    saved = _saved(rest)
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    saved = _saved(spec)
     if saved is None:
-      super().__init__(rest, fields=fields, data_dir=data_dir)
+      super().__init__(spec, fields=fields, data_dir=data_dir)
       return
     listed = [f"{split}={path}" for split, paths in saved.items() for path in paths]
     super().__init__(",".join(listed), fields=fields, data_dir=data_dir)
-    self.name = os.path.basename(rest.rstrip("/")) or self.name
+    self.name = os.path.basename(spec.rstrip("/")) or self.name
 
   def classes(self, field: str) -> tuple[str, ...]:
     import pyarrow
@@ -104,12 +104,12 @@ def _plain(about: dict[str, Any]) -> Callable[[Any], Any]:
   return lambda found: names[found] if isinstance(found, int) and 0 <= found < len(names) else found
 
 
-def _saved(rest: str) -> dict[str, list[str]] | None:
+def _saved(spec: str) -> dict[str, list[str]] | None:
   """Return the files of a directory written by `save_to_disk`, by split and in order; None for
   anything else."""
-  if not rest:
+  if not spec:
     return None
-  folder = as_path(rest)
+  folder = as_path(spec)
   if (folder / _SPLITS).is_file():
     splits = _json(folder / _SPLITS).get("splits")
     if not isinstance(splits, list) or not splits:

@@ -43,14 +43,14 @@ class Source(Base):
 
   form = "boxes"
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     self._parts = {}
-    for split, (part, *more) in _patterns(self.form, rest).items():
+    for split, (part, *more) in _patterns(self.form, spec).items():
       path, _, folder = part.partition("@")
       if more or len(_files(self.form, [path])) != 1:
         raise UserError(
-          f"source {self.form}:{rest}: found several files for {split!r}, expected one"
+          f"source {self.form}:{spec}: found several files for {split!r}, expected one"
         )
       self._parts[split] = (path, folder.rstrip("/") or self.folder_of(path))
     self.splits = tuple(self._parts)

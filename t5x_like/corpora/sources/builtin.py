@@ -16,8 +16,8 @@ class Source(Base):
   splits = ("train", "validation")
   name = "builtin"
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del rest, fields, data_dir
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del spec, fields, data_dir
 
   def records(
     self, split: str, part: tuple[int, int] | None = None

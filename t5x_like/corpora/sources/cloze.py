@@ -21,13 +21,13 @@ _KEPT = 10  # one sentence in so many stays in its passage
 class Source(Derived):
   """Fields inputs, a sentence, and passage; SOURCE's records have a `text`."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
-    if not rest:
+    if not spec:
       raise UserError(
         "source cloze: expected cloze:SOURCE, such as cloze:jsonl:wikipedia/*.jsonl.gz"
       )
-    self._inner = open_source(rest, data_dir=data_dir)
+    self._inner = open_source(spec, data_dir=data_dir)
     self._own = {"form": "cloze", "version": VERSION}
     self.name = self._inner.name
     self.splits = self._inner.splits

@@ -23,8 +23,8 @@ class Source(Base):
   splits = ("train", "validation")
   name = "digits"
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del rest, fields, data_dir
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del spec, fields, data_dir
 
   def classes(self, field: str) -> tuple[str, ...]:
     return tuple("0123456789")

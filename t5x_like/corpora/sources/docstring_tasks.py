@@ -21,12 +21,12 @@ class Source(Base):
 
   splits = ("train", "validation", "test")
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # all are read, because they are few and short
-    self._task, _, corpus = rest.partition("/")
+    self._task, _, corpus = spec.partition("/")
     if self._task not in benchmark.TASKS:
       raise UserError(
-        f"source docstring_tasks:{rest}: found {self._task!r}, expected one of "
+        f"source docstring_tasks:{spec}: found {self._task!r}, expected one of "
         f"{', '.join(benchmark.TASKS)}"
         f"{did_you_mean(self._task, benchmark.TASKS)}"
       )

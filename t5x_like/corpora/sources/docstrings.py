@@ -10,15 +10,15 @@ from t5x_like.corpora.sources._docstrings.builder import Docstrings, prepare
 from t5x_like.errors import UserError, did_you_mean
 
 
-def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
+def _open_builder(spec: str, data_dir: str | None) -> Docstrings:
   configs = [config.name for config in Docstrings.BUILDER_CONFIGS]
-  if rest and rest not in configs:
+  if spec and spec not in configs:
     raise UserError(
-      f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of "
-      f"{', '.join(configs)}{did_you_mean(rest, configs)}"
+      f"source docstrings:{spec}: found {spec!r} after the colon, expected nothing or one of "
+      f"{', '.join(configs)}{did_you_mean(spec, configs)}"
     )
   builder = Docstrings(
-    config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress()
+    config=spec or configs[0], data_dir=data_dir, progress=None if spec else _Progress()
   )
   prepare(builder)
   return builder

@@ -38,12 +38,12 @@ class Source(Base):
 
   splits = ("train", "validation", "passages")
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,9}))?", rest)
+    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,9}))?", spec)
     if not match or not 30 <= int(match[1]) <= _MOST:
       raise UserError(
-        f"source facts:{rest}: found {rest!r}, expected a number of facts, 30 to "
+        f"source facts:{spec}: found {spec!r}, expected a number of facts, 30 to "
         f"{_MOST:,}: facts:2000"
       )
     self._people, self._seed = int(match[1]) // len(_RELATIONS), int(match[2] or 0)

@@ -28,19 +28,19 @@ from t5x_like.files.paths import as_path
 class Source(Base):
   """Images and the names of their folders, from local or remote directories."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    patterns = _patterns("folders", rest)
+    patterns = _patterns("folders", spec)
     folders = {
       split: [_whole(path.rstrip("/")) for path in paths] for split, paths in patterns.items()
     }
-    if patterns == {"train": [rest]}:
+    if patterns == {"train": [spec]}:
       folders = _splits_inside(folders["train"][0]) or folders
     # by split and path, the path below the split's folder
     self._files: dict[str, dict[str, str]] = {}
     for split, paths in folders.items():
       self._files[split] = {file: name for path in paths for file, name in _images(path).items()}
-    if patterns == {"train": [rest]} and tuple(folders) == ("train",):
+    if patterns == {"train": [spec]} and tuple(folders) == ("train",):
       _check_classes(folders["train"][0], self._files["train"].values())
     self._classes = tuple(
       sorted({_class(name) for files in self._files.values() for name in files.values()})

@@ -22,18 +22,18 @@ _PART = "validation"
 class Source(Derived):
   """The splits of another source, its `train` divided into `train` and `validation`."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    number, _, inner = rest.partition("@")
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    number, _, inner = spec.partition("@")
     if not (number.isascii() and number.isdecimal() and int(number) > 1 and inner):
       raise UserError(
-        f"source held_out:{rest}: expected held_out:N@SOURCE, N from 2, such as "
+        f"source held_out:{spec}: expected held_out:N@SOURCE, N from 2, such as "
         "held_out:10@folders:DIR"
       )
     self._number, self._inner = int(number), open_source(inner, fields=fields, data_dir=data_dir)
     check_split(self._inner, _WHOLE)
     if _PART in self._inner.splits:
       raise UserError(
-        f"source held_out:{rest}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out"
+        f"source held_out:{spec}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out"
       )
     self._own = {"form": "held_out.v1", "number": self._number}
     self.name = self._inner.name

@@ -28,30 +28,30 @@ _REVISION = re.compile(r"@([0-9a-f]{40})/")
 class Source(Base):
   """The records of a data set, with only the columns in `fields`."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     try:
       import datasets
     except ImportError as error:
       raise UserError(
-        f"source hf:{rest}: needs the package datasets; pip install 't5x-like[hf]'"
+        f"source hf:{spec}: needs the package datasets; pip install 't5x-like[hf]'"
       ) from error
-    self._where = f"data set {rest}"
-    path, _, split = rest.partition("@")
+    self._where = f"data set {spec}"
+    path, _, split = spec.partition("@")
     self._roots = (path, *_caches(data_dir))
-    name, config = (path, None) if LocalPath(path).is_dir() else _named(path, rest)
+    name, config = (path, None) if LocalPath(path).is_dir() else _named(path, spec)
     if LocalPath(path).is_dir():
       _check_card(LocalPath(path) / _CARD)
     try:
       dataset = datasets.load_dataset(name, config, cache_dir=data_dir)
     except Exception as error:  # the library, its clients and file readers raise types of their own
       raise UserError(
-        f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
+        f"source hf:{spec}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
         "check the name and the network, or download it where there is one: huggingface-cli "
         f"download --repo-type dataset {name}"
       ) from error
     if split and split not in dataset:
       raise UserError(
-        f"source hf:{rest}: found no split {split!r}, expected one of "
+        f"source hf:{spec}: found no split {split!r}, expected one of "
         f"{', '.join(dataset)}{did_you_mean(split, dataset)}"
       )
     self._splits = {one: dataset[one] for one in ([split] if split else dataset)}
@@ -176,12 +176,12 @@ def _strings(value: Any) -> Iterator[str]:
     yield from (text for item in value for text in _strings(item))
 
 
-def _named(path: str, rest: str) -> tuple[str, str | None]:
+def _named(path: str, spec: str) -> tuple[str, str | None]:
   """Split `owner/name/config` into the name and the configuration."""
   parts = path.split("/")
   if not all(parts) or len(parts) > 3:
     raise UserError(
-      f"source hf:{rest}: found {path!r}, expected hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
+      f"source hf:{spec}: found {path!r}, expected hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
     )
   return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 

@@ -35,12 +35,12 @@ _FIELDS = ("image", "objects")
 class Source(Derived):
   """The objects of another source, one record each."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
-    side, inner = re.fullmatch(r"(?:(\d+)@)?(.*)", rest, re.DOTALL).groups()
+    side, inner = re.fullmatch(r"(?:(\d+)@)?(.*)", spec, re.DOTALL).groups()
     if not inner or side and not int(side):
       raise UserError(
-        f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, "
+        f"source objects:{spec}: expected objects:SOURCE or objects:SIDE@SOURCE, "
         "such as objects:voc:DIR"
       )
     self._side, self._inner = (

@@ -69,14 +69,14 @@ class _Table:
 class Source(Base):
   """The records of the files under the fields' names."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     try:
-      self._about = json.loads(rest)
+      self._about = json.loads(spec)
       self._table = _Table(**self._about)
       self._paths, self._shares = _found(self._table, data_dir)
     except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
-        f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON "
+        f"source official:{spec}: found no table of files ({one_line(error)}), expected a JSON "
         "object with name, format and splits"
       ) from None
     self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(

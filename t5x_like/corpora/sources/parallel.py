@@ -41,21 +41,21 @@ def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
 class Source(Base):
   """The lines of the files of `fields`, side by side."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    self._patterns = rest.split(",")
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    self._patterns = spec.split(",")
     self._fields = fields
     if not all("{field}" in pattern for pattern in self._patterns):
       raise UserError(
-        f"source parallel:{rest}: found no {{field}}, expected a path such as "
+        f"source parallel:{spec}: found no {{field}}, expected a path such as "
         f"parallel:corpus/{{split}}.{{field}}.gz"
       )
     if not fields:
       raise UserError(
-        f"source parallel:{rest}: found no fields, expected those that name its files"
+        f"source parallel:{spec}: found no fields, expected those that name its files"
       )
-    self.splits = self._splits() if "{split}" in rest else ("train",)
+    self.splits = self._splits() if "{split}" in spec else ("train",)
     self.name = lines.Source(self._path(self._patterns[0], self.splits[0], fields[0])).name
-    if self.name in (*self.splits, "lines") and "/" in rest:
+    if self.name in (*self.splits, "lines") and "/" in spec:
       self.name = self._patterns[0].rsplit("/", 2)[-2]
 
   def _path(self, pattern: str, split: str, field: str) -> str:

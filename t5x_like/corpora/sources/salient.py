@@ -34,10 +34,10 @@ _FINDER = re.compile(rf"([^@]+)@((?:{'|'.join(formats())})\b.*)", re.DOTALL)
 class Source(Derived):
   """Fields inputs and targets."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
-    match = _FINDER.fullmatch(rest)
-    name, inner = match.groups() if match else (None, rest)
+    match = _FINDER.fullmatch(spec)
+    name, inner = match.groups() if match else (None, spec)
     if not inner:
       raise UserError(
         "source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as "

@@ -46,10 +46,10 @@ _Step = Callable[[Any], Any]
 class Source(Base):
   """The records that preprocessors of SeqIO make of others."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results, which no source knows
-    self._where = f"source seqio:{rest}"
-    match = _SPELLED.fullmatch(rest)
+    self._where = f"source seqio:{spec}"
+    match = _SPELLED.fullmatch(spec)
     if not match:
       raise UserError(f"{self._where}: expected seqio:module:TASK or seqio:module:TASK@SOURCE")
     self._name, inner = match.groups()

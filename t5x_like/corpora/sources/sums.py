@@ -18,13 +18,13 @@ class Source(Base):
 
   splits = ("train", "validation")
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    if not rest.isdecimal() or not 4 <= int(rest) <= _MOST:
+    if not spec.isdecimal() or not 4 <= int(spec) <= _MOST:
       raise UserError(
-        f"source sums:{rest}: found {rest!r}, expected the greatest number, 4 to {_MOST}: sums:99"
+        f"source sums:{spec}: found {spec!r}, expected the greatest number, 4 to {_MOST}: sums:99"
       )
-    self._most = int(rest)
+    self._most = int(spec)
     self.name = f"sums{self._most}"
 
   def records(

@@ -26,13 +26,13 @@ VERSION = 1  # of the texts; raise it when they change
 class Source(Derived):
   """Fields inputs, targets, and further ones for metrics, see `_t5_texts`."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
-    self._form, _, inner = rest.partition(":")
+    self._form, _, inner = spec.partition(":")
     known = _t5_texts.FORMS
     if self._form not in known or not inner:
       raise UserError(
-        f"source t5:{rest[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one "
+        f"source t5:{spec[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one "
         f"of {', '.join(known)}{did_you_mean(self._form, known)}"
       )
     self._fields, self._texts = known[self._form]

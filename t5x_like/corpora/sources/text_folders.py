@@ -15,8 +15,8 @@ from t5x_like.corpora.sources._files import LONGEST, decode
 class Source(folders.Source):
   """Texts and the names of their folders, from local or remote directories."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    super().__init__(rest, fields=fields, data_dir=data_dir)
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    super().__init__(spec, fields=fields, data_dir=data_dir)
     for split, files in self._files.items():
       texts = {path: name for path, name in files.items() if name.lower().endswith(".txt")}
       self._files[split] = texts or files

@@ -21,29 +21,29 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 _EXAMPLES_AT_ONCE = 256
 
 
-def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+def open_builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return the prepared builder of NAME[/config][:version]; raise UserError if it is unknown or
   cannot be prepared."""
-  if not rest:
+  if not spec:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
-    builder = _builder(rest, data_dir)
+    builder = _builder(spec, data_dir)
   except tfds.core.DatasetNotFoundError:
     # listing community datasets would use the network
     known = tfds.list_builders(with_community_datasets=False)
     raise UserError(
-      f"source tfds:{rest}: found no such dataset, neither prepared in "
+      f"source tfds:{spec}: found no such dataset, neither prepared in "
       f"{data_dir or tfds.core.constants.DATA_DIR} nor "
-      f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], known)}; check the name and "
+      f"registered with TFDS{did_you_mean(re.split('[/:]', spec)[0], known)}; check the name and "
       "the data directory"
     ) from None
   except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
-    raise UserError(f"source tfds:{rest}: cannot be opened ({one_line(error)})") from error
+    raise UserError(f"source tfds:{spec}: cannot be opened ({one_line(error)})") from error
   _prepare(builder)
   return builder
 
 
-def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return `tfds.builder` for datasets that need no code or whose code is installed.
 
   Raises:
@@ -51,13 +51,13 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
       in `tfds.builder`.
   """
   _gate_features()
-  name, _ = tfds.core.naming.parse_builder_name_kwargs(rest)
+  name, _ = tfds.core.naming.parse_builder_name_kwargs(spec)
   if name.namespace and not trust.allows_everything():
     raise UserError(
-      f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it "
+      f"source tfds:{spec}: names a community dataset, which runs code that it brings; prepare it "
       f"with TFDS and give its name and the data directory, or add {trust.FLAG}"
     )
-  return tfds.builder(rest, data_dir=data_dir)
+  return tfds.builder(spec, data_dir=data_dir)
 
 
 @functools.cache
@@ -79,10 +79,10 @@ def _gate_features() -> None:
   connector.cls_from_name = classmethod(gated)
 
 
-def is_prepared(rest: str, data_dir: str | None) -> bool:
+def is_prepared(spec: str, data_dir: str | None) -> bool:
   """Return whether the dataset can be read without building or downloading anything."""
   try:
-    return _builder(rest, data_dir).is_prepared()
+    return _builder(spec, data_dir).is_prepared()
   except (
     tfds.core.DatasetNotFoundError,
     ValueError,
@@ -115,8 +115,8 @@ class Source(Base):
 
   open_builder = staticmethod(open_builder)
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    self._builder = self.open_builder(rest, data_dir)
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    self._builder = self.open_builder(spec, data_dir)
     info = self._builder.info
     feature_names = (
       sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []

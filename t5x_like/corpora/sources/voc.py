@@ -31,11 +31,11 @@ _PICTURES = ("images", "JPEGImages")
 class Source(Base):
   """Images and their boxes, from local or remote directories."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    parts = _patterns("voc", rest)
-    if list(parts) == ["train"] and parts["train"] == [rest] and not rest.endswith(".txt"):
-      main = _inside(_inside(rest.rstrip("/"), "ImageSets"), "Main")
+    parts = _patterns("voc", spec)
+    if list(parts) == ["train"] and parts["train"] == [spec] and not spec.endswith(".txt"):
+      main = _inside(_inside(spec.rstrip("/"), "ImageSets"), "Main")
       lists = {name: f"{main}/{file}.txt" for file, name in _SPLITS.items()}
       parts = {name: [path] for name, path in lists.items() if as_path(path).exists()} or parts
     self._files = {

@@ -29,14 +29,14 @@ _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 class Source(FileSource):
   """One record per sample; only the parts in `fields` are decoded."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    if "pipe:" in rest:
+  def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    if "pipe:" in spec:
       raise UserError(
-        f"source webdataset:{rest}: found a command, expected files or addresses; no command is "
+        f"source webdataset:{spec}: found a command, expected files or addresses; no command is "
         "executed, so copy the shards first"
       )
-    super().__init__(rest, fields=fields, data_dir=data_dir)
-    self._rest = rest
+    super().__init__(spec, fields=fields, data_dir=data_dir)
+    self._rest = spec
     self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
 
   def classes(self, field: str) -> tuple[str, ...]:
