@@ -81,7 +81,7 @@ class Engine(engines.Engine):
         job=job,
         comparison=comparison,
         buckets=min(job.kind.num_parts, _MAX_BUCKETS),
-        admitted=trust.state(),
+        admitted=trust.current_state(),
       )
       match = beam.FlatMap(_match, comparison=comparison)
       pair_with_none = beam.Map(lambda number: (number, None))

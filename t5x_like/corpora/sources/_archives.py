@@ -1,4 +1,4 @@
-"""Files in zip archives, by paths that go on behind the archive's: `photos.zip/train/cat/1.jpg`."""
+"""Reads files in zip archives, by paths such as `photos.zip/train/cat/1.jpg`."""
 
 import functools
 import os
@@ -24,13 +24,13 @@ def split(path: str) -> tuple[str, str] | None:
 
 def members(archive: str) -> dict[str, zipfile.ZipInfo]:
   """Return the visible files of an archive by name; raise UserError if it is none."""
-  return _opened(archive, as_path(archive).changed(), os.getpid())[1]
+  return _open(archive, as_path(archive).changed(), os.getpid())[1]
 
 
 def read(archive: str, name: str) -> bytes | None:
   """Return the content of a file in an archive, None if it is too long; raise UserError if it
   cannot be read."""
-  archive_file, members_by_name = _opened(archive, as_path(archive).changed(), os.getpid())
+  archive_file, members_by_name = _open(archive, as_path(archive).changed(), os.getpid())
   if members_by_name[name].file_size > LONGEST:
     return None
   try:
@@ -42,19 +42,26 @@ def read(archive: str, name: str) -> bytes | None:
 
 
 @functools.lru_cache(4)
-def _opened(
+def _open(
   archive: str, changed: int | None, process: int
 ) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-  """Open an archive once in each process, which have places of their own in it."""
+  """Open an archive once in each process, which have positions of their own in it."""
   try:
     archive_file = zipfile.ZipFile(as_path(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(
       f"{archive}: found no zip archive ({one_line(error)}); fetch it again"
     ) from error
-  names = {_name(info): info for info in archive_file.infolist() if not info.is_dir()}
-  hidden = lambda name: any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))  # noqa: E731
-  return archive_file, {name: names[name] for name in sorted(names) if not hidden(name)}
+  members_by_name = {}
+  for info in archive_file.infolist():
+    name = _name(info)
+    if not info.is_dir() and not _is_hidden(name):
+      members_by_name[name] = info
+  return archive_file, dict(sorted(members_by_name.items()))
+
+
+def _is_hidden(name: str) -> bool:
+  return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _name(info: zipfile.ZipInfo) -> str:

@@ -1,4 +1,4 @@
-"""The reading that formats of typed columns share: only the columns in use, a row a record."""
+"""The base of formats with typed columns, which reads only the columns in use."""
 
 import abc
 from collections.abc import Callable, Iterable, Iterator
@@ -35,18 +35,16 @@ class ColumnSource(FileSource):
       with as_path(path).open("rb") as file:
         names, records_of = self.open_columns(file)
         check_fields(self.fields, names, path)
-        for records in records_of(
-          list({top_level_column(field, names): None for field in self.fields} or names)
-        ):
+        columns = dict.fromkeys(top_level_column(field, names) for field in self.fields)
+        for records in records_of(list(columns or names)):
           for record in records:
             number += 1
-            yield (
-              f"{path}, row {number}",
-              Skip(f"text of over {LONGEST:,} characters") if _long(record) else record,
-            )
+            if _has_long_text(record):
+              record = Skip(f"text of over {LONGEST:,} characters")
+            yield f"{path}, row {number}", record
     except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
       raise self.damage_error(path, error) from error
 
 
-def _long(record: dict[str, Any]) -> bool:
+def _has_long_text(record: dict[str, Any]) -> bool:
   return any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())

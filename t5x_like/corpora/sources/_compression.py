@@ -1,5 +1,7 @@
-"""Plain bytes from plain or compressed files; the first bytes, else the suffix, reveal the
-compression."""
+"""Opens compressed files as plain bytes.
+
+The first bytes, else the suffix, reveal the compression.
+"""
 
 import bz2
 import functools
@@ -43,17 +45,14 @@ def open_plain(path: str) -> BinaryIO:
   if compression == "zstd":
     import pyarrow
 
-    return io.BufferedReader(
-      pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
-    )
+    stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
+    return io.BufferedReader(stream)
   if compression == "gzip":
     return gzip.open(file, "rb")
-  decoder = (
-    bz2.BZ2Decompressor
-    if compression == "bzip2"
-    else functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-  )
-  return io.BufferedReader(_Streams(file, decoder), _PIECE)
+  if compression == "bzip2":
+    return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor), _PIECE)
+  new_decoder = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+  return io.BufferedReader(_Streams(file, new_decoder), _PIECE)
 
 
 class _Streams(io.RawIOBase):

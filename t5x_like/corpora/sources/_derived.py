@@ -1,5 +1,7 @@
-"""The base of sources whose records are made of another source's: parts, sizes and facts are the
-other's."""
+"""The base of sources that derive their records from another source's.
+
+Parts, sizes and facts are the other source's.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +21,10 @@ class Derived(Source):
   ) -> Iterator[tuple[str, Record | Skip]]:
     check_split(self, split)
     for where, record in self._inner.records(split, part):
-      yield from (
-        [(where, record)] if isinstance(record, Skip) else self._derive(record, where, split)
-      )
+      if isinstance(record, Skip):
+        yield where, record
+      else:
+        yield from self._derive(record, where, split)
 
   def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
     """Yield the records that a record of the other source becomes, each with its location."""

@@ -1,5 +1,4 @@
-"""Helpers shared by the file formats: patterns to files by split, and lines from plain or
-compressed files."""
+"""Helpers of the file formats: patterns to files by split, and lines of files, compressed or not."""
 
 import abc
 import codecs
@@ -37,16 +36,17 @@ class FileSource(Source):
   only_text = False  # whether a document's text is independent of the field
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
+    self.fields = fields
+    self.format = type(self).__module__.rpartition(".")[2]
     self._patterns = _patterns(self.format, spec)
-    found = {split: _files(self.format, patterns) for split, patterns in self._patterns.items()}
-    self._files = {split: list(sizes) for split, sizes in found.items()}
-    self._sizes = {
-      path: size for sizes in found.values() for path, size in sizes.items() if is_remote(path)
-    }
-    self.name = _name(
-      self.format, sorted({path for files in self._files.values() for path in files})
-    )
+    self._files: dict[str, list[str]] = {}
+    self._sizes: dict[str, int] = {}  # of remote files
+    for split, patterns in self._patterns.items():
+      sizes = _files(self.format, patterns)
+      self._files[split] = list(sizes)
+      self._sizes |= {path: size for path, size in sizes.items() if is_remote(path)}
+    all_files = {path for files in self._files.values() for path in files}
+    self.name = _name(self.format, sorted(all_files))
     self.splits = tuple(self._files)
 
   @abc.abstractmethod
@@ -72,12 +72,11 @@ class FileSource(Source):
 
   def shared_file(self) -> str | None:
     split_of_path: dict[str, str] = {}
-    files = (
-      (split, globs.absolute_path(path)) for split, paths in self._files.items() for path in paths
-    )
-    return next(
-      (path for split, path in files if split_of_path.setdefault(path, split) != split), None
-    )
+    for split, paths in self._files.items():
+      for path in map(globs.absolute_path, paths):
+        if split_of_path.setdefault(path, split) != split:
+          return path
+    return None
 
   def matches_listing(self) -> bool:
     listed: dict[str, tuple[str, int | None]] = {}
@@ -86,8 +85,7 @@ class FileSource(Source):
     return all(size == listed.get(path, ("file", size))[1] for path, size in self._sizes.items())
 
   def _size(self, path: str) -> int:
-    """Return the size of a file in bytes; of one at an address as on opening, since every question
-    is a request."""
+    """Return the size of a file in bytes; for a remote file as on opening, which saves requests."""
     return self._sizes[path] if path in self._sizes else as_path(path).size()
 
   def paths(self, split: str) -> list[str]:
@@ -122,23 +120,25 @@ class FileSource(Source):
 
   def facts(self, field: str) -> dict[str, Any]:
     facts = self._facts()
-    return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
+    if self.only_text:
+      return facts
+    return {"form": facts.pop("form"), "text_field": field, **facts}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    files = [
-      [os.path.basename(path), self._size(path), as_path(path).changed()]
-      for path in self._paths(split, part)
-    ]
+    files = []
+    for path in self._paths(split, part):
+      files.append([os.path.basename(path), self._size(path), as_path(path).changed()])
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     return self._facts() | {"changed": self.modification_times(split)}
 
   def _facts(self) -> dict[str, Any]:
-    splits = {
-      split: [{"file": os.path.basename(path), "bytes": self._size(path)} for path in files]
-      for split, files in self._files.items()
-    }
+    splits = {}
+    for split, files in self._files.items():
+      splits[split] = [
+        {"file": os.path.basename(path), "bytes": self._size(path)} for path in files
+      ]
     return {"form": self.format, "splits": splits}
 
 
@@ -259,13 +259,16 @@ def _patterns(format: str, spec: str) -> dict[str, list[str]]:
 
 
 def _files(format: str, patterns: list[str]) -> dict[str, int]:
-  """Return the files of the patterns, sorted within each, with their sizes; UserError for none, or
-  an empty one."""
+  """Return the files of the patterns, sorted within each, with their sizes.
+
+  Raises:
+    UserError: there are no files, or a file is empty.
+  """
   files: dict[str, int | None] = {}
   for pattern in patterns:
     listed = globs.list_matches(pattern)
-    for one in globs.expand(pattern):
-      files |= _of_one(format, one, listed, whole=one == pattern)
+    for expanded in globs.expand(pattern):
+      files |= _match_files(format, expanded, listed, is_whole_pattern=expanded == pattern)
   for path, size in files.items():
     try:
       files[path] = as_path(path).size() if size is None else size
@@ -278,43 +281,43 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
   return files
 
 
-def _of_one(
-  format: str, pattern: str, listed: dict[str, tuple[str, int | None]], whole: bool
+def _match_files(
+  format: str, pattern: str, listed: dict[str, tuple[str, int | None]], is_whole_pattern: bool
 ) -> dict[str, int | None]:
-  """Return the files of a pattern without ranges, with their sizes if `globs.list_matches` has told
-  them."""
+  """Return the files of a pattern without ranges, with their sizes where they are listed.
+
+  Args:
+    format: the source's format, for messages.
+    pattern: the pattern.
+    listed: the result of `globs.list_matches` for the user's pattern.
+    is_whole_pattern: whether `pattern` is the user's, not one of its range.
+  """
   if pattern.endswith("://"):
     raise UserError(
       f"source {format}:{pattern}: found no bucket or host, expected an address; is "
       "its variable set?"
     )
-  matches = (
-    [pattern]
-    if pattern in listed
-    else list(listed)
-    if listed and whole
-    else globs.find_matches(pattern)
-  )
-  kinds = {path: listed[path][0] if path in listed else globs.file_kind(path) for path in matches}
-  if stray := next(
-    (path for path, kind in kinds.items() if kind not in ("file", "directory")), None
-  ):
-    raise UserError(
-      f"source {format}:{stray}: found {kinds[stray]}, expected a file; remove it or change the pattern"
-    )
-  sizes = {
-    path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"
-  }
+  if pattern in listed:
+    matches = [pattern]
+  elif listed and is_whole_pattern:
+    matches = list(listed)
+  else:
+    matches = globs.find_matches(pattern)
+  sizes = {}
+  for path in matches:
+    kind, size = listed[path] if path in listed else (globs.file_kind(path), None)
+    if kind == "file":
+      sizes[path] = size
+    elif kind != "directory":
+      raise UserError(
+        f"source {format}:{path}: found {kind}, expected a file; remove it or change the pattern"
+      )
   if not sizes:
-    literal = matches == [pattern]
-    content = (
-      "a directory" if literal else "only directories" if matches else "no file of that name"
-    )
-    remedy = (
-      f"name its files by a pattern such as {os.path.join(pattern, '*')}"
-      if literal
-      else "check the path"
-    )
+    content = "only directories" if matches else "no file of that name"
+    remedy = "check the path"
+    if matches == [pattern]:
+      content = "a directory"
+      remedy = f"name its files by a pattern such as {os.path.join(pattern, '*')}"
     raise UserError(
       f"source {format}:{pattern}: found {content}, expected at least one file; {remedy}"
     )
@@ -322,13 +325,13 @@ def _of_one(
 
 
 def _name(format: str, files: list[str]) -> str:
-  """Derive a corpus name: the stem of a single file, else the nearest folder that holds all files,
-  else the format.
+  """Derive a corpus name from its files.
 
-  The name of a single file that is named after its split also includes its folder.
+  It is the stem of a single file, else the nearest folder that holds all files, else the format. A
+  single file that is named after its split gives its folder's name.
   """
-  files = [globs.absolute_path(path) for path in files]
-  word = os.path.basename(files[0]).split(".")[0]
-  if len(files) > 1 or word in SPLIT_WORDS:
-    word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))
-  return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or format
+  paths = [globs.absolute_path(path) for path in files]
+  name = os.path.basename(paths[0]).split(".")[0]
+  if len(paths) > 1 or name in SPLIT_WORDS:
+    name = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in paths]))
+  return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-") or format

@@ -1,5 +1,4 @@
-"""T5's texts of single records, equal to those of `t5/data/preprocessors.py` character by
-character.
+"""Makes T5's texts of single records, those of `t5/data/preprocessors.py` character by character.
 
 Each function takes a record, its location and whether it is for training, and yields records with
 `inputs`, `targets` and the fields that metrics need. Targets of records without a label are -1, as
@@ -154,51 +153,58 @@ def dpr(record: Record, where: str, training: bool) -> Iterator[Record]:
 
 
 def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
-  """Yield the premise with the pronoun that the hypothesis replaces between asterisks; the target
-  is its replacement.
+  """Yield the premise with the pronoun that the hypothesis replaces between asterisks.
 
-  `judged` is as in `wsc`: whether the premise entails the hypothesis. A few hypotheses repeat
-  nothing of the premise: their referent is empty, so any answer is False, and their target is -1,
-  because a target cannot be empty.
+  The target is the pronoun's replacement. `judged` is as in `wsc`: whether the premise entails the
+  hypothesis. A few hypotheses repeat nothing of the premise: their referent is empty, so any answer
+  is False, and their target is -1, because a target cannot be empty.
   """
   del where, training
   premise = record["sentence1"]
   hypothesis = record["sentence2"]
-  made = _best_pronoun(_cleaned(premise), _cleaned(hypothesis))
-  if not made:
+  pronoun_and_candidate = _best_pronoun(_plain_words(premise), _plain_words(hypothesis))
+  if not pronoun_and_candidate:
     yield Skip("no pronoun")
     return
-  referent = _spelled(made[1], hypothesis)
+  place, candidate = pronoun_and_candidate
+  referent = _spell_as_in(candidate, hypothesis)
   words = premise.split(" ")
-  word = words[made[0]]
-  words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1:] in [*_END] else f"*{word}*"
-  label = _truth(
-    {"entailment": True, "not_entailment": False}.get(record["label"], record["label"])
-  )
-  texts = {"inputs": "wsc: " + " ".join(words), "targets": referent or UNLABELLED}
-  yield texts | {"judged": [referent, label], "idx": record.get("idx")}
+  pronoun = words[place]
+  if pronoun[-1:] in [*_END]:
+    words[place] = f"*{pronoun[:-1]}* {pronoun[-1]}"
+  else:
+    words[place] = f"*{pronoun}*"
+  label = record["label"]
+  if label in ("entailment", "not_entailment"):
+    label = label == "entailment"
+  yield {
+    "inputs": "wsc: " + " ".join(words),
+    "targets": referent or UNLABELLED,
+    "judged": [referent, _truth(label)],
+    "idx": record.get("idx"),
+  }
 
 
 def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] | None:
-  """Return the place of the pronoun whose neighbours the hypothesis repeats most, and the words
-  between them there."""
+  """Find the pronoun whose neighbours the hypothesis repeats most.
+
+  Returns:
+    Its place, and the words of the hypothesis between the repeated ones; None without a pronoun.
+  """
   best = None
+  best_count = -1
   for place, word in enumerate(premise):
     if word not in _PRONOUNS:
       continue
     words_before = premise[:place]
     words_after = premise[place + 1 :]
-    num_before = _repeated(words_before[::-1], hypothesis[::-1])
-    num_after = _repeated(words_after, hypothesis)
-    if best is None or num_before + num_after > best[0]:
-      best = (
-        num_before + num_after,
-        place,
-        _between(
-          words_before[len(words_before) - num_before :], words_after[:num_after], hypothesis
-        ),
-      )
-  return best and best[1:]
+    num_before = _count_repeated(words_before[::-1], hypothesis[::-1])
+    num_after = _count_repeated(words_after, hypothesis)
+    if num_before + num_after > best_count:
+      best_count = num_before + num_after
+      repeated_before = words_before[len(words_before) - num_before :]
+      best = place, _between(repeated_before, words_after[:num_after], hypothesis)
+  return best
 
 
 def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
@@ -218,30 +224,34 @@ def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
   return ""
 
 
-def _repeated(words: list[str], text: list[str]) -> int:
+def _count_repeated(words: list[str], text: list[str]) -> int:
   """Count the words at the beginning of a list that occur together in a text."""
   joined_text = " ".join(text)
-  return next(
-    (n for n in range(len(words)) if " ".join(words[: n + 1]) not in joined_text), len(words)
-  )
+  for count in range(len(words)):
+    if " ".join(words[: count + 1]) not in joined_text:
+      return count
+  return len(words)
 
 
-def _cleaned(text: str) -> list[str]:
+def _plain_words(text: str) -> list[str]:
+  """Return the words of a text in lower case, without a punctuation mark at their ends."""
   words = [re.sub(r"[.,?!]$", "", word) for word in text.strip().lower().split(" ")]
   return [word for word in words if word]
 
 
-def _spelled(candidate: str, hypothesis: str) -> str:
-  """Return a candidate from its last article on, as the hypothesis spells it, without punctuation
-  and genitive."""
+def _spell_as_in(candidate: str, hypothesis: str) -> str:
+  """Return a candidate from its last article on, as the hypothesis spells it.
+
+  Punctuation and genitive are left out.
+  """
   words = candidate.split(" ")
-  words = words[
-    max([words.index(article) for article in ("a", "an", "the") if article in words] or [0]) :
-  ]
+  article_places = [words.index(article) for article in ("a", "an", "the") if article in words]
+  words = words[max(article_places, default=0) :]
   pattern = " ".join(rf"{re.escape(word)}(?:\.|,|\?|\!)?" for word in words)
   match = re.search(pattern, hypothesis, re.IGNORECASE)
   text = match[0] if match else ""
-  text = text[:-1] if text and text[-1] in _END else text
+  if text and text[-1] in _END:
+    text = text[:-1]
   return text[:-1] if text.endswith("'") else text.removesuffix("'s")
 
 

@@ -1,11 +1,11 @@
-"""Supervised tasks from docstrings: classify the package, match halves, name the function, extract
-a description.
+"""Makes supervised tasks from docstrings.
 
     package    text, label: the first words, without the names of packages, and their package
-    halves     first, second, label: the beginning of a docstring, and its continuation or another docstring's
+    halves     first, second, label: the beginning of a docstring, and its continuation or that of
+               another docstring
     name       text, name: the summary of a function, and the words of its name
     parameter  question, context, answers: a parameter, several descriptions, and its own
-    description, as in SQuAD
+               description, as in SQuAD
 
 Every record also has an `id`. Documents are ordered by a hash that determines all choices, so the
 same documents give the same records on any machine. Classes are exactly balanced.
@@ -58,17 +58,21 @@ def package(documents: Sequence[Document]) -> list[Record]:
 
 
 def halves(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `halves`: every second document keeps its second half, the others
-  take the next's."""
+  """Return records of the task `halves`.
+
+  Every second document keeps its second half, the others take that of the next document.
+  """
   pairs = []
   for document in documents:
     words = document["text"].split()[: 2 * _HALF]
     middle = len(words) // 2
     pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
-  records = [
-    {"first": first, "second": (second, following)[n % 2], "label": HALVES[1 - n % 2]}
-    for n, ((first, second), (_, following)) in enumerate(zip(pairs, pairs[1:] + pairs[:1]))
-  ]
+  records = []
+  for number, (first, second) in enumerate(pairs):
+    if number % 2:
+      _, second = pairs[(number + 1) % len(pairs)]
+    label = HALVES[1 - number % 2]
+    records.append({"first": first, "second": second, "label": label})
   return records[: len(records) // 2 * 2]
 
 
@@ -88,26 +92,25 @@ def name(documents: Sequence[Document]) -> list[Record]:
 
 
 def parameter(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `parameter`: one per docstring that describes at least two
-  parameters."""
+  """Return records of the task `parameter`: one per docstring with two or more descriptions."""
   records = []
   for document in documents:
-    entries = [
-      (one, _words(re.split(r"(?<=\.)\s", what)[0], _DESCRIPTION))
-      for one, what in parameters(document["text"])
-    ]
-    entries = [(one, what) for one, what in entries if len(what.split()) > 2]
+    entries = []
+    for parameter_name, text in parameters(document["text"]):
+      description = _words(re.split(r"(?<=\.)\s", text)[0], _DESCRIPTION)
+      if len(description.split()) > 2:
+        entries.append((parameter_name, description))
     if len(entries) < 2:
       continue
     number = _digest("asked", document["text"])[0] % len(entries)
-    begin = max(0, number - _AROUND)
-    before = entries[begin:number]
-    after = entries[number : number + 1 + _AROUND]
-    context = [f"{one}: {what}" for one, what in before + after]
+    first = max(0, number - _AROUND)
+    neighbours = entries[first : number + 1 + _AROUND]
+    context = [f"{parameter_name}: {description}" for parameter_name, description in neighbours]
     question, answer = entries[number]
-    start = sum(len(text) + 1 for text in context[: len(before)]) + len(f"{question}: ")
-    answer_record = {"text": answer, "answer_start": start}
-    records.append({"question": question, "context": " ".join(context), "answers": [answer_record]})
+    num_characters_before = sum(len(text) + 1 for text in context[: number - first])
+    start = num_characters_before + len(f"{question}: ")
+    answers = [{"text": answer, "answer_start": start}]
+    records.append({"question": question, "context": " ".join(context), "answers": answers})
   return records
 
 
@@ -144,16 +147,18 @@ def parameters(text: str) -> list[tuple[str, str]]:
 
 
 def _entries(lines: list[str], form: re.Pattern) -> Iterator[tuple[str, str]]:
-  """Yield entries: an unindented line of the form begins an entry, any other unindented line ends
-  it."""
-  begins = [n for n, line in enumerate(lines) if line[:1].strip()]
-  for first, past in zip(begins, [*begins[1:], len(lines)]):
-    if match := form.match(lines[first]):
-      named, *rest = match.groups()
-      yield (
-        named,
-        " ".join(" ".join([rest[0] or "" if rest else "", *lines[first + 1 : past]]).split()),
-      )
+  """Yield (name, description) of entries.
+
+  An unindented line of the form begins an entry, any other unindented line ends it.
+  """
+  begins = [number for number, line in enumerate(lines) if line[:1].strip()]
+  for first, end in zip(begins, [*begins[1:], len(lines)]):
+    match = form.match(lines[first])
+    if not match:
+      continue
+    first_line = match[2] if form.groups > 1 else None
+    description = " ".join([first_line or "", *lines[first + 1 : end]])
+    yield match[1], " ".join(description.split())
 
 
 def _is_rule(lines: list[str]) -> bool:
