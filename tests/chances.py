@@ -1,4 +1,4 @@
-"""Chi-square tests of what is drawn: two-sided, at one significance for all."""
+"""Test random draws by chi-square: two-sided, at one significance for all."""
 
 import numpy as np
 from scipy import special
@@ -8,13 +8,12 @@ SIGNIFICANCE = 1e-4
 
 
 def assert_fits(counts, expected=None, *, drawn: float = 0.0):
-  """Counts are as expected, neither further off than chance allows nor closer.
+  """Assert that counts are as expected, neither further off than chance allows nor closer.
 
   Args:
-    counts: how often each cell was found.
-    expected: how often it should be, up to one factor; None is equally often.
-    drawn: for cells of which every row draws a share without replacement, that share: it takes
-      variance away.
+    counts: the draws of each cell.
+    expected: the expected draws, up to one factor; None is the same for all.
+    drawn: the share of cells that every row draws without replacement, which lowers the variance.
   """
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.ones(counts.size) if expected is None else np.asarray(expected, np.float64).ravel()
@@ -31,30 +30,32 @@ def assert_fits(counts, expected=None, *, drawn: float = 0.0):
   )
 
 
-def assert_share(found: int, of: int, share: float):
-  """A number of successes is that of `of` independent ones of chance `share`, by the normal law."""
-  deviation = (found - of * share) / np.sqrt(of * share * (1 - share))
+def assert_share(successes: int, draws: int, share: float):
+  """Assert that a number of successes fits independent draws, by the normal approximation."""
+  deviation = (successes - draws * share) / np.sqrt(draws * share * (1 - share))
   assert special.erfc(abs(deviation) / np.sqrt(2)) > SIGNIFICANCE, (
-    f"{found} of {of} are {found / of:.5f}, expected {share:.5f}: {deviation:.1f} standard "
-    "deviations"
+    f"{successes} of {draws} are {successes / draws:.5f}, expected {share:.5f}: "
+    f"{deviation:.1f} standard deviations"
   )
 
 
-def count_expected_spans(chances, total: int) -> np.ndarray:
-  """How many spans of each length are drawn, on average, until they sum to `total`, the last one
-  cut: [len(chances)].
+def expected_spans(chances, total: int) -> np.ndarray:
+  """Return the mean number of spans of each length in spans that sum to `total`: [len(chances)].
 
+  The last span is cut.
   `chances[k]` is that of length k; the renewal equation, and not a simulation.
   """
   chances = np.asarray(chances, np.float64)
   longest = len(chances) - 1
   # spans drawn when the sum is so and so much
   drawn_at = np.zeros(total)
-  found = np.zeros(longest + 1)
+  counts = np.zeros(longest + 1)
   for so_far in range(total):
     before = sum(drawn_at[so_far - k] * chances[k] for k in range(1, min(so_far, longest) + 1)) + (
       so_far == 0
     )
     drawn_at[so_far] = before / (1 - chances[0])
-    np.add.at(found, np.minimum(np.arange(longest + 1), total - so_far), drawn_at[so_far] * chances)
-  return found
+    np.add.at(
+      counts, np.minimum(np.arange(longest + 1), total - so_far), drawn_at[so_far] * chances
+    )
+  return counts

@@ -39,13 +39,12 @@ FIRST = (
 
 
 def pytest_xdist_auto_num_workers(config):
-  """A worker more than there are cores, at most four: some tests wait for processes of their
-  own."""
+  """Start one more worker than cores, at most four, since some tests wait for processes."""
   return min((os.cpu_count() or 1) + 1, 4)
 
 
 def pytest_configure(config):
-  """Empties the compilation cache when it has grown too large, before any worker starts."""
+  """Empty the compilation cache when it has grown too large, before any worker starts."""
   if hasattr(config, "cache") and not hasattr(config, "workerinput"):
     files = [path for path in config.cache.mkdir("compiled").iterdir() if path.is_file()]
     if sum(path.stat().st_size for path in files) > LARGEST_CACHE:
@@ -54,20 +53,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-  """Modules and tests stay to the end."""
+  """Exempt modules and tests, which stay to the end, from garbage collection."""
   gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
-  """Puts the tests of `FIRST` in front."""
+  """Put the tests of `FIRST` in front."""
   order = {name: i for i, name in enumerate(FIRST)}
   items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(FIRST)))
 
 
 @pytest.fixture(scope="session")
 def compiled(request, tmp_path_factory):
-  """A compilation cache for the tests that ask for it: a program that several of them run is
-  compiled once.
+  """Provide a compilation cache, so that a program of several tests is compiled once.
 
   All workers share it, and the next session finds it under .pytest_cache. Cached programs give the
   bits of compiled ones, which `test_resume.py` proves with a cache of its own: processes killed
@@ -88,9 +86,11 @@ def compiled(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uncached():
-  """No compilation cache for the tests that ask for it, of many layouts of eight devices: programs
-  that XLA on CPU reads from a cache may run collectives in another order on each device, which then
-  wait for each other forever."""
+  """Disable the compilation cache, for tests of many layouts of eight devices.
+
+  Programs that XLA on CPU reads from a cache may run collectives in another order on each device,
+  which then wait for each other forever.
+  """
   import jax
   from jax.experimental.compilation_cache import compilation_cache
 
@@ -104,8 +104,7 @@ def uncached():
 
 @pytest.fixture
 def one_device():
-  """One of the eight devices; fixtures of modules and sessions are made before, on all unless they
-  say otherwise."""
+  """Hide all devices but one from the test; wider fixtures are made before, on all devices."""
   from tests.runs import hide_other_devices
 
   with hide_other_devices():
@@ -114,8 +113,10 @@ def one_device():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, compiled):
-  """The workdir of a finished run of four steps on one device, with checkpoints of steps 2 and 4;
-  not to be changed."""
+  """Return the workdir of a finished run of four steps, with checkpoints 2 and 4; do not change it.
+
+  It ran on one device.
+  """
   from t5x_like import train
   from tests.runs import hide_other_devices
 

@@ -1,4 +1,4 @@
-"""Real runs in processes of their own: started, watched, stopped, and read back bit by bit."""
+"""Start real runs in processes of their own, watch and stop them, and compare their bits."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ LAUNCHER = [
 
 
 def train(workdir, *flags, recipe=NANO) -> list[str]:
-  """The train command."""
+  """Return the train command."""
   return [
     sys.executable,
     "-m",
@@ -42,8 +42,7 @@ def train(workdir, *flags, recipe=NANO) -> list[str]:
 
 
 def environment(devices: int = 1, cache=None) -> dict[str, str]:
-  """The environment of a run on so many simulated devices, compiling through the cache at
-  `cache`."""
+  """Return the environment of a run on simulated devices, with a compilation cache at `cache`."""
   flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
   env = os.environ | {
     "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip()
@@ -52,7 +51,7 @@ def environment(devices: int = 1, cache=None) -> dict[str, str]:
 
 
 class Process:
-  """A run in flight. A context manager: leaving it kills what is left of it."""
+  """A running command. Leaving it as a context manager kills its process group."""
 
   def __init__(self, command: list[str], **where):
     self._output = tempfile.TemporaryFile("w+")  # not a pipe: nobody reads while it runs
@@ -67,7 +66,7 @@ class Process:
     )
 
   def until(self, condition, seconds: float = 600) -> bool:
-    """Waits for `condition()`; False if the process ended before it came true."""
+    """Wait for `condition()`; return False if the process ended before it came true."""
     deadline = time.monotonic() + seconds
     while not condition():
       if self._popen.poll() is not None:
@@ -84,21 +83,21 @@ class Process:
     self._popen.send_signal(number)
 
   def children(self) -> list[int]:
-    """Process ids of the workers of a launcher, in the order they were started."""
+    """Return the process ids of a launcher's workers, in the order of their start."""
     path = pathlib.Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
     return [int(pid) for pid in path.read_text().split()]
 
   def output_so_far(self) -> str:
-    """What it has said so far."""
+    """Return the output so far."""
     return os.pread(self._output.fileno(), 2**24, 0).decode(errors="replace")
 
   def kill(self) -> str:
-    """SIGKILL; returns what it had said."""
+    """Send SIGKILL and return the output."""
     self._popen.kill()
     return self.end()[1]
 
   def end(self, seconds: float = 600) -> tuple[int, str]:
-    """Waits for it; (exit code, everything it said)."""
+    """Wait for the end; return (exit code, output)."""
     try:
       code = self._popen.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -123,8 +122,7 @@ def run(command: list[str], **where) -> tuple[int, str]:
 
 
 def count_metrics(workdir) -> int:
-  """How many whole lines of metrics there are: one per finished step, when nothing else is
-  written."""
+  """Return the number of complete lines of metrics: one per finished step in most runs."""
   try:
     return (pathlib.Path(workdir) / "metrics.jsonl").read_bytes().count(b"\n")
   except FileNotFoundError:
@@ -132,9 +130,9 @@ def count_metrics(workdir) -> int:
 
 
 def steps_being_saved(workdir) -> list[int]:
-  """The steps of which a save has begun and is not committed."""
-  found = (pathlib.Path(workdir) / "checkpoints").glob("*.orbax-checkpoint-tmp*")
-  return [int(path.name.split(".")[0]) for path in found]
+  """Return the steps whose save has begun and is not committed."""
+  folders = (pathlib.Path(workdir) / "checkpoints").glob("*.orbax-checkpoint-tmp*")
+  return [int(path.name.split(".")[0]) for path in folders]
 
 
 def losses(workdir) -> list[tuple[int, float]]:
@@ -142,7 +140,7 @@ def losses(workdir) -> list[tuple[int, float]]:
 
 
 def fingerprints(workdir, step: int) -> dict:
-  """Shape, type and fingerprint of every tensor, as the manifest of a checkpoint has them."""
+  """Return shape, type and fingerprint of every tensor in the manifest of a checkpoint."""
   path = pathlib.Path(workdir) / "checkpoints" / str(step) / "manifest" / "metadata"
   return json.loads(path.read_text())["tensors"]
 
@@ -153,7 +151,7 @@ def steps(workdir) -> list[int]:
 
 
 def load_tensors(workdir, step: int) -> dict[str, np.ndarray]:
-  """Every tensor of a checkpoint, parameters and optimizer state, by name."""
+  """Return every tensor of a checkpoint, parameters and optimizer state, by name."""
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
   from t5x_like.training import open_with_recipe
@@ -167,23 +165,21 @@ def load_tensors(workdir, step: int) -> dict[str, np.ndarray]:
   return {name: np.asarray(x) for name, x in flatten(tree).items()}
 
 
-def assert_same_bits(workdir, other, step: int) -> None:
-  """Parameters and optimizer state of two runs are the same, by the manifests' fingerprints and as
-  read back."""
-  assert fingerprints(workdir, step) == fingerprints(other, step)
-  ours = load_tensors(workdir, step)
-  theirs = load_tensors(other, step)
-  assert ours.keys() == theirs.keys() and any(
-    n.split("/")[0] not in ("step", "params") for n in ours
-  )
-  for name, x in ours.items():
-    assert x.dtype == theirs[name].dtype and x.tobytes() == theirs[name].tobytes(), name
+def assert_same_bits(workdir, expected_workdir, step: int) -> None:
+  """Assert that two runs have the same parameters and optimizer state, bit by bit."""
+  assert fingerprints(workdir, step) == fingerprints(expected_workdir, step)
+  tensors = load_tensors(workdir, step)
+  expected = load_tensors(expected_workdir, step)
+  assert tensors.keys() == expected.keys()
+  assert any(name.split("/")[0] not in ("step", "params") for name in tensors)
+  for name, x in tensors.items():
+    assert x.dtype == expected[name].dtype, name
+    assert x.tobytes() == expected[name].tobytes(), name
 
 
 @contextlib.contextmanager
 def hide_other_devices():
-  """Hides all devices but the first: programs that no layout changes compile and run in fewer
-  seconds."""
+  """Hide all devices but the first, to compile and run programs faster if no layout matters."""
   with pytest.MonkeyPatch.context() as patch:
     first = jax.devices()[:1]
     patch.setattr(jax, "devices", lambda *_: first)

@@ -14,7 +14,7 @@ VOCAB = 64
 
 
 def sizes(version: str = "1.1", **changes) -> Variant:
-  """A tiny T5 of either version; `changes` are fields of `Dims`."""
+  """Return a tiny T5 of either version; `changes` are fields of `Dims`."""
   fields = dict(embed=16, heads=4, head_dim=4, mlp=32, layers=2) | changes
   return Variant(
     Dims(kv_heads=fields["heads"], **fields), t5.V1_1 if version == "1.1" else t5.V1_0, VOCAB
@@ -22,38 +22,36 @@ def sizes(version: str = "1.1", **changes) -> Variant:
 
 
 def maker(size: Variant, *, family=t5, **arguments):
-  """`key -> model` for a size that is not among the published ones; the family is a module of
-  `models/`."""
+  """Return a function from a key to a model of an unpublished size; `family` is of `models/`."""
   return lambda key: family.Model(nnx.Rngs(params=key), variant=size, **arguments)
 
 
 def model(size: Variant, *, noisy: bool = True, **arguments):
-  """A model with random weights; see `maker`."""
-  made = jax.jit(maker(size, **arguments))(jax.random.key(7))
-  return add_noise(made) if noisy else made
+  """Return a model with random weights; see `maker`."""
+  random_model = jax.jit(maker(size, **arguments))(jax.random.key(7))
+  return add_noise(random_model) if noisy else random_model
 
 
 def abstract(size: Variant, **arguments):
-  """The model without weights; see `maker`."""
+  """Return the model without weights; see `maker`."""
   return jax.eval_shape(maker(size, **arguments), jax.random.key(0))
 
 
-def add_noise(made):
-  """The model with norm scales moved off one and tables and biases off zero, so that none can
-  hide."""
+def add_noise(model):
+  """Return the model with noise on all arrays, so that no scale is one and no bias is zero."""
   generator = np.random.default_rng(3)
-  arrays = {n: np.asarray(a) for n, a in params.arrays(made).items()}
-  moved = {
-    n: jnp.asarray(a + 0.1 * generator.standard_normal(a.shape), jnp.float32)
-    for n, a in arrays.items()
-  }
-  return params.with_arrays(made, moved)
+  arrays = {n: np.asarray(a) for n, a in params.arrays(model).items()}
+  noisy = {}
+  for name, array in arrays.items():
+    noise = 0.1 * generator.standard_normal(array.shape)
+    noisy[name] = jnp.asarray(array + noise, jnp.float32)
+  return params.with_arrays(model, noisy)
 
 
 def batch(
   rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True
 ) -> dict:
-  """Random features of an encoder-decoder; rows end in padding of different lengths."""
+  """Return random features of an encoder-decoder; rows end in padding of different lengths."""
   generator = np.random.default_rng(seed)
   encoder = generator.integers(2, vocab, (rows, S)).astype(np.int32)
   targets = generator.integers(2, vocab, (rows, T)).astype(np.int32)
@@ -62,7 +60,8 @@ def batch(
     for row in range(rows):
       encoder[row, S - generator.integers(0, S // 2) :] = 0
       end = T - generator.integers(0, T // 2)
-      targets[row, end:], weights[row, end:] = 0, 0.0
+      targets[row, end:] = 0
+      weights[row, end:] = 0.0
   decoder = np.concatenate([np.zeros((rows, 1), np.int32), targets[:, :-1]], axis=1)
   return {
     "encoder_input_tokens": encoder,
@@ -73,7 +72,7 @@ def batch(
 
 
 def relative_error(actual: dict, expected: dict) -> float:
-  """The largest distance between two trees of arrays, each leaf measured against its own norm."""
+  """Return the largest distance between leaves of two trees, relative to the expected norm."""
   errors = jax.tree.map(
     lambda a, b: (
       float(np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)))

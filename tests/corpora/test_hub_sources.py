@@ -160,14 +160,14 @@ def test_a_member_longer_than_its_shard_is_damage(tmp_path, size):
 
 
 def test_shards_are_labelled_images(tmp_path):
-  from image_files import NOISE, encoded
+  from image_files import NOISE, encode
   from t5x_like.data import task
 
   end = ("jpg", "png", "jpg")
   files = [
     (f"{n}.{e}", d)
     for n in range(3)
-    for e, d in ((end[n], encoded(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))
+    for e, d in ((end[n], encode(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))
   ]
   path = tar(
     tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")]

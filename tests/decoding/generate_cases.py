@@ -34,7 +34,7 @@ def model(kind, position, vocab=V, eos=EOS, **design):
   made = jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design=design))(
     jax.random.key(5)
   )
-  made = tiny.noised(made)
+  made = tiny.add_noise(made)
   arrays = params.arrays(made)
   # More of the context and less of the last token in what comes next, and far from uniform.
   arrays |= {"embed/table": arrays["embed/table"] * 0.2, "head/kernel": arrays["head/kernel"] * 4}

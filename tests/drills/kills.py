@@ -32,7 +32,7 @@ MOMENTS = ("time", "step", "saving", "evaluating", "starting")
 
 
 def saving_objects(workdir) -> list[int]:
-  """`runs.saving` of a workdir in a bucket, where a step exists once it has a manifest."""
+  """`runs.steps_being_saved` of a workdir in a bucket, where a step exists once it has a manifest."""
   found = (pathlib.Path(workdir) / "checkpoints").glob("*-*")
   return [int(one.name.split("-")[0]) for one in found if not (one / "manifest.json").exists()]
 

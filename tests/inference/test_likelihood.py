@@ -50,7 +50,7 @@ def test_a_target_begins_as_in_training_or_as_it_is_forced_to(first, tmp_path):
 @pytest.fixture(scope="module")
 def model():
   changes = {"position": {"name": "learned", "length": LONGEST}}
-  return tiny.noised(jax.jit(tiny.maker(SIZE, family=gpt, design=changes))(jax.random.key(0)))
+  return tiny.add_noise(jax.jit(tiny.maker(SIZE, family=gpt, design=changes))(jax.random.key(0)))
 
 
 @pytest.fixture(scope="module")

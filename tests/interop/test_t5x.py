@@ -162,10 +162,10 @@ def test_weights_loss_and_the_next_update_are_those_of_t5x(
 def orbax_state(params, state, step):
   """A train state as T5X hands it to Orbax."""
   return {
-    "target": t5x.nested(params),
+    "target": t5x.nest(params),
     "state": {
       "step": np.int32(step),
-      "param_states": t5x.nested(
+      "param_states": t5x.nest(
         {f"{path}/{kind}": x for path, kinds in state.items() for kind, x in kinds.items()}
       ),
     },

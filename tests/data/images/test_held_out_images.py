@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import encoded, folders
+from image_files import encode, folders
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import task
 from t5x_like.errors import UserError
@@ -22,7 +22,7 @@ def built(source, folder, **arguments):
 
 def test_a_validation_split_is_held_out_by_content(tmp_path):
   pixels = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
-  files = {f"{'ab'[n % 2]}/{n}.png": encoded(Image.fromarray(one)) for n, one in enumerate(pixels)}
+  files = {f"{'ab'[n % 2]}/{n}.png": encode(Image.fromarray(one)) for n, one in enumerate(pixels)}
   plain = folders(tmp_path / "pets", files)
   moved = folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files})
   opened, other = (open_source(f"held_out:4@{source}") for source in (plain, moved))
@@ -67,7 +67,7 @@ def test_classes_are_saved_and_read_again(tmp_path):
 
 
 def test_classes_have_one_name_on_disks_of_macos_in_its_archives_and_elsewhere(tmp_path):
-  picture = encoded(Image.new("RGB", (4, 4)))
+  picture = encode(Image.new("RGB", (4, 4)))
   name = "café"
   folders(
     tmp_path / "disk",

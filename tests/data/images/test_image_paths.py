@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import encoded
+from image_files import encode
 from t5x_like import trust
 from t5x_like.data.images import pictures, store
 from t5x_like.errors import UserError
@@ -26,8 +26,8 @@ def records(tmp_path, monkeypatch):
   trust.begin_command(())
   (tmp_path / "here").mkdir()
   (tmp_path / "data" / "images").mkdir(parents=True)
-  (tmp_path / "data" / "images" / "1.png").write_bytes(encoded(Image.fromarray(PIXELS)))
-  (tmp_path / "elsewhere.png").write_bytes(encoded(Image.fromarray(PIXELS)))
+  (tmp_path / "data" / "images" / "1.png").write_bytes(encode(Image.fromarray(PIXELS)))
+  (tmp_path / "elsewhere.png").write_bytes(encode(Image.fromarray(PIXELS)))
   monkeypatch.chdir(tmp_path / "here")
 
   def sent(*arguments, **options):
@@ -117,4 +117,4 @@ def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
 
 def test_every_named_format_is_read():
   for name in pictures.FORMATS:
-    assert pictures.read_pixels(encoded(Image.fromarray(PIXELS), name), 3).shape == (4, 4, 3), name
+    assert pictures.read_pixels(encode(Image.fromarray(PIXELS), name), 3).shape == (4, 4, 3), name

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import NOISE, ODD, encoded, folders
+from image_files import NOISE, ODD, encode, folders
 from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
@@ -70,10 +70,10 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
   tag = Image.Exif()
   tag[0x112] = 6
   files = {
-    "a/turned.jpg": encoded(stored, "JPEG", quality=95, exif=tag),
-    "a/turned.png": encoded(stored, exif=tag),
-    "a/upright.jpg": encoded(upright, "JPEG", quality=95),
-    "a/wrong.jpg": encoded(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
+    "a/turned.jpg": encode(stored, "JPEG", quality=95, exif=tag),
+    "a/turned.png": encode(stored, exif=tag),
+    "a/upright.jpg": encode(upright, "JPEG", quality=95),
+    "a/wrong.jpg": encode(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
   }
   made = store.open_store(
     folders(tmp_path / "photos", files), "train", cache=str(tmp_path / "cache")
@@ -91,21 +91,19 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
 
 def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   images = {
-    f"{split}/{name}/x.png": encoded(NOISE) for split in ("train", "Val") for name in ("cat", "dog")
+    f"{split}/{name}/x.png": encode(NOISE) for split in ("train", "Val") for name in ("cat", "dog")
   }
-  source = folders(tmp_path / "pets", images | {"test/cat/y.png": encoded(NOISE)})
+  source = folders(tmp_path / "pets", images | {"test/cat/y.png": encode(NOISE)})
   opened = open_source(source)
   assert opened.splits == ("train", "validation", "test") and opened.classes("label") == (
     "cat",
     "dog",
   )
   assert opened.name == "pets" and built(source, tmp_path, split="validation").num_examples == 2
-  flat = folders(tmp_path / "flat", images | {"test/y.png": encoded(NOISE)})
+  flat = folders(tmp_path / "flat", images | {"test/y.png": encode(NOISE)})
   assert open_source(flat).splits == ("train", "validation")  # images without classes
   # Classes may have such names: images lie right in them.
-  classes = folders(
-    tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)}
-  )
+  classes = folders(tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)})
   assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == (
     "test",
     "train",
@@ -115,7 +113,7 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
 @pytest.mark.parametrize("top", ["", "pets/"])
 def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
   images = {
-    f"{split}/{name}/{split}.png": encoded(NOISE)
+    f"{split}/{name}/{split}.png": encode(NOISE)
     for split in ("train", "val")
     for name in ("cat", "dog")
   }
@@ -146,7 +144,7 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
 
 
 def test_some_of_the_classes_keep_their_numbers(tmp_path):
-  source = folders(tmp_path / "pets", {f"{name}/1.png": encoded(NOISE) for name in ("cat", "owl")})
+  source = folders(tmp_path / "pets", {f"{name}/1.png": encode(NOISE) for name in ("cat", "owl")})
   made = built(source, tmp_path, classes=("cat", "dog", "owl"))
   assert made.classes == ("cat", "dog", "owl") and made.labels.tolist() == [0, 2]
   assert built(source, tmp_path).labels.tolist() == [0, 1]
@@ -159,7 +157,7 @@ def test_some_of_the_classes_keep_their_numbers(tmp_path):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
   names = ("bird/1.png", "cat/2.png", "cat/tabby/old/3.png", "dog/images/4.png")
-  images = {name: encoded(NOISE) for name in (*names, "cat/.cache/2.png")}
+  images = {name: encode(NOISE) for name in (*names, "cat/.cache/2.png")}
   folders(tmp_path / "pets [new]", images)
   with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
     for name, data in images.items():
@@ -172,7 +170,7 @@ def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
 
 def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
   names = ("train/cat/1.png", "Val/cat/2.png", "devkit/about/readme.txt")
-  source = folders(tmp_path / "pets", {name: encoded(NOISE) for name in names})
+  source = folders(tmp_path / "pets", {name: encode(NOISE) for name in names})
   with pytest.raises(
     UserError,
     match="found Val, train beside other folders; .*folders:validation=.*/Val,train=.*/train",
@@ -200,7 +198,7 @@ def test_the_first_images_of_a_split_are_a_split(tmp_path):
 
 
 def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
-  images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(NOISE + np.uint8(n)) for n in range(10)}
+  images = {f"{'ab'[n % 2]}/{n:02}.png": encode(NOISE + np.uint8(n)) for n in range(10)}
   source = folders(tmp_path / "pictures", images)
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 4)
   monkeypatch.setattr(store.PreparedImages, "shard_values", 1)
@@ -266,7 +264,7 @@ def test_idx_files(tmp_path):
 def test_tfds_images_stay_encoded(form, tmp_path):
   from t5x_like.data.quiet_tensorflow import tfds
 
-  pictures = [encoded(NOISE + np.uint8(n), "JPEG") for n in range(3)]
+  pictures = [encode(NOISE + np.uint8(n), "JPEG") for n in range(3)]
 
   with tfds.core.registered.skip_registration():
 
@@ -299,9 +297,7 @@ def test_tfds_images_stay_encoded(form, tmp_path):
 
 
 def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
-  images = {
-    f"{'ab'[n % 2]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)
-  }
+  images = {f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
   source = folders(tmp_path / "pictures", images)
   for repeats in (1, 3):
     made = built(
@@ -329,7 +325,7 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
     assert np.array_equal(find_partners(tf.constant(order), epoch, 5, size), order[places])
   source = folders(
     tmp_path / "pictures",
-    {f"{'ab'[n // 6]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},
+    {f"{'ab'[n // 6]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},
   )
   made = built(source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,))
   batch = next(loader.train_batches(made, batch_size=36, seed=3))
@@ -376,7 +372,7 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   tmp_path,
 ):
   images = {
-    f"a/{n}.png": encoded(np.random.default_rng(n).integers(0, 256, (12, 12, 3)).astype(np.uint8))
+    f"a/{n}.png": encode(np.random.default_rng(n).integers(0, 256, (12, 12, 3)).astype(np.uint8))
     for n in range(4)
   }
   arguments = dict(
@@ -407,7 +403,7 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
 
 
 def test_bad_arguments_are_one_line(tmp_path):
-  source = folders(tmp_path / "pictures", {"a/x.png": encoded(NOISE)})
+  source = folders(tmp_path / "pictures", {"a/x.png": encode(NOISE)})
   for arguments, words in (
     ({"augmentations": ("flp",)}, "did you mean 'flip'"),
     (

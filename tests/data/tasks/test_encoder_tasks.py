@@ -50,7 +50,7 @@ def model(head):
     BYTES.size,
     types=2,
   )
-  return tiny.noised(
+  return tiny.add_noise(
     jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(
       jax.random.key(0)
     )
