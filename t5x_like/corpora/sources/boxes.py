@@ -46,9 +46,9 @@ class Source(Base):
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     self._parts = {}
-    for split, (part, *more) in _patterns(self.form, spec).items():
-      path, _, folder = part.partition("@")
-      if more or len(_files(self.form, [path])) != 1:
+    for split, parts in _patterns(self.form, spec).items():
+      path, _, folder = parts[0].partition("@")
+      if len(parts) > 1 or len(_files(self.form, [path])) != 1:
         raise UserError(
           f"source {self.form}:{spec}: found several files for {split!r}, expected one"
         )
@@ -61,17 +61,18 @@ class Source(Base):
     return os.path.dirname(path) or "."
 
   def classes(self, field: str) -> tuple[str, ...]:
-    tables = (_table(path) for path, _ in self._parts.values())
-    return tuple(
-      sorted({label for table in tables for rows in table.values() for label, _ in rows})
-    )
+    labels = set()
+    for path, _ in self._parts.values():
+      for rows in _table(path).values():
+        labels.update(label for label, _ in rows)
+    return tuple(sorted(labels))
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     table = _table(path)
-    shares = _are_shares(table, path)
+    are_shares = _are_shares(table, path)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
       candidates = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
       file = next((file for file in candidates if as_path(file).exists()), None)
@@ -79,10 +80,10 @@ class Source(Base):
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
       objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
-      yield (
-        file,
-        {"image": read_bytes(file), "objects": objects} | ({} if shares else {"pixels": True}),
-      )
+      record = {"image": read_bytes(file), "objects": objects}
+      if not are_shares:
+        record["pixels"] = True
+      yield file, record
 
   def modification_times(self, split: str) -> list[int | None]:
     return [as_path(self._parts[split][0]).changed()]
@@ -162,14 +163,13 @@ def _table(path: str) -> dict[str, list[Row]]:
 def _columns(cells: list[str], where: str) -> dict[str, int]:
   """Return the places of the columns in a header."""
   names = [cell.strip().lower() for cell in cells]
-  places = {
-    one: next((names.index(n) for n in spellings if n in names), None)
-    for one, spellings in _NAMES.items()
-  }
-  if lacking := next((one for one, at in places.items() if at is None), None):
-    spellings = ", ".join(_NAMES[lacking])
-    raise UserError(
-      f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
-      f"{lacking}: {spellings}"
-    )
+  places = {}
+  for column, spellings in _NAMES.items():
+    spelling = next((spelling for spelling in spellings if spelling in names), None)
+    if spelling is None:
+      raise UserError(
+        f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
+        f"{column}: {', '.join(spellings)}"
+      )
+    places[column] = names.index(spelling)
   return places

@@ -26,26 +26,30 @@ class Source(boxes.Source):
   form = "coco"
 
   def folder_of(self, path: str) -> str:
-    """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory
-    of the file."""
+    """Return the directory of the images of a file.
+
+    It is train2017 for annotations/instances_train2017.json, if it exists, else the file's.
+    """
     folder, file = os.path.split(path)
-    usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
-    return (
-      usual
-      if os.path.basename(folder) == "annotations" and as_path(usual).exists()
-      else folder or "."
-    )
+    name = file.removesuffix(".json").rpartition("_")[2]
+    images = os.path.join(os.path.dirname(folder), name)
+    if os.path.basename(folder) == "annotations" and as_path(images).exists():
+      return images
+    return folder or "."
 
   def classes(self, field: str) -> tuple[str, ...]:
-    names_by_path = {
-      path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()
-    }
-    (first, names), *other_names = names_by_path.items()
-    if different := next((path for path, other in other_names if other != names), None):
-      raise UserError(
-        f"{different}: found other categories than in {first}, expected the same in every split"
-      )
-    return names
+    first_path = None
+    class_names = ()
+    for path, _ in self._parts.values():
+      names = _class_names(_categories(_load(path), path))
+      if first_path is None:
+        first_path = path
+        class_names = names
+      elif names != class_names:
+        raise UserError(
+          f"{path}: found other categories than in {first_path}, expected the same in every split"
+        )
+    return class_names
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -147,18 +151,14 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
 
 def _wrong(error: Exception, names: dict[int, str]) -> str:
   """Describe the unusable part of an image or its annotations, from the error that it caused."""
+  if isinstance(error, ZeroDivisionError):
+    return "a size of 0"
   if not isinstance(error, KeyError):
-    return (
-      "a size of 0"
-      if isinstance(error, ZeroDivisionError)
-      else (f"a value of another kind ({one_line(error)})")
-    )
+    return f"a value of another kind ({one_line(error)})"
   key = error.args[0]
-  return (
-    f"no {key!r}"
-    if isinstance(key, str)
-    else (f"category_id {key}, which is none of {sorted(names)[:8]}")
-  )
+  if isinstance(key, str):
+    return f"no {key!r}"
+  return f"category_id {key}, which is none of {sorted(names)[:8]}"
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -176,9 +176,8 @@ def _load(path: str) -> dict[str, Any]:
 def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
   """Return category names by id, in the order of the ids."""
   try:
-    names = {
-      one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])
-    }
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    names = dict(sorted(names.items()))
   except (KeyError, TypeError) as error:
     raise UserError(
       f"{path}: found a category without id or name, expected both in each"
@@ -191,7 +190,7 @@ def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
   return names
 
 
-def _numbered(names: dict[int, str]) -> tuple[str, ...]:
+def _class_names(names: dict[int, str]) -> tuple[str, ...]:
   """Return class names in the order of their numbers."""
   if not names or min(names) < 0 or max(names) > 2 * len(names) + 10:
     return tuple(names.values())

@@ -14,7 +14,7 @@ from t5x_like.corpora.sources.idx import encode_png
 
 _SIDE = 40
 _GLYPH = 8
-_MOST = 4
+_MAX_DIGITS = 4
 _SCENES = {"train": 1000, "validation": 120}
 
 
@@ -44,20 +44,21 @@ def _scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
   # grid cells keep digits from overlapping
-  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)
-  for cell in free[: generator.integers(1, _MOST + 1)]:
+  cells_per_side = _SIDE // (2 * _GLYPH)
+  cell_side = _SIDE // cells_per_side
+  cells = generator.permutation(cells_per_side**2)
+  for cell in cells[: generator.integers(1, _MAX_DIGITS + 1)]:
     digit = int(generator.choice(digit_numbers))
     zoom = int(generator.integers(1, 3))
     side = zoom * _GLYPH
-    cells = _SIDE // (2 * _GLYPH)
-    cell_side = _SIDE // cells
-    y, x = np.array(divmod(cell, cells)) * cell_side + generator.integers(
-      0, cell_side - side + 1, 2
-    )
+    corner = np.array(divmod(cell, cells_per_side)) * cell_side
+    y, x = corner + generator.integers(0, cell_side - side + 1, 2)
     ink = np.kron(dataset.images[digit], np.ones((zoom, zoom)))
     patch = image[y : y + side, x : x + side]
     patch[...] = np.maximum(patch, (ink * (255 / 16)).astype(np.uint8))
-    rows, columns = (np.flatnonzero((ink > 4).any(axis=axis)) for axis in (1, 0))
+    is_dark = ink > 4
+    rows = np.flatnonzero(is_dark.any(axis=1))
+    columns = np.flatnonzero(is_dark.any(axis=0))
     box = [y + rows[0], x + columns[0], y + rows[-1] + 1, x + columns[-1] + 1]
     objects["bbox"].append([float(edge) / _SIDE for edge in box])
     objects["label"].append(str(dataset.target[digit]))

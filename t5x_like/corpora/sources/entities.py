@@ -21,10 +21,14 @@ class Source(conll.Source):
 
 
 def to_bio(tags: Sequence[str], where: str) -> list[str]:
-  """Return the tags of a sentence in the BIO scheme; raise UserError for a tag of no known
-  scheme."""
+  """Convert the tags of a sentence to the BIO scheme.
+
+  Raises:
+    UserError: a tag belongs to no known scheme.
+  """
   bio_tags = []
-  previous = ("O", "")
+  previous_mark = "O"
+  previous_type = ""
   for tag in tags:
     mark, _, entity_type = tag.partition("-")
     if tag != "O" and not (mark in {*"BIES"} and entity_type):
@@ -32,7 +36,12 @@ def to_bio(tags: Sequence[str], where: str) -> list[str]:
         f"{where}: found the tag {tag!r}, expected O, or B-, I-, E- or S- and a "
         "type, in the last column"
       )
-    begins = mark in "BS" or previous[0] in "OES" or entity_type != previous[1]
-    bio_tags.append(tag if tag == "O" else f"B-{entity_type}" if begins else f"I-{entity_type}")
-    previous = mark, entity_type
+    if tag == "O":
+      bio_tags.append("O")
+    elif mark in "BS" or previous_mark in "OES" or entity_type != previous_type:
+      bio_tags.append(f"B-{entity_type}")
+    else:
+      bio_tags.append(f"I-{entity_type}")
+    previous_mark = mark
+    previous_type = entity_type
   return bio_tags

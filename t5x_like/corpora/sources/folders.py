@@ -32,7 +32,7 @@ class Source(Base):
     del fields, data_dir
     patterns = _patterns("folders", spec)
     folders = {
-      split: [_whole(path.rstrip("/")) for path in paths] for split, paths in patterns.items()
+      split: [_only_folder(path.rstrip("/")) for path in paths] for split, paths in patterns.items()
     }
     if patterns == {"train": [spec]}:
       folders = _splits_inside(folders["train"][0]) or folders
@@ -73,7 +73,9 @@ class Source(Base):
     return list(dict.fromkeys(inside[0] if inside else path for path, inside in archives))
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    files = [(*name.split("/", 1), *_print(path)) for path, name in self._files[split].items()]
+    files = [
+      (*name.split("/", 1), *_size_and_version(path)) for path, name in self._files[split].items()
+    ]
     return {
       "form": "folders",
       "files": len(files),
@@ -94,10 +96,13 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
   if not {name.lower() for name in names} <= SPLIT_WORDS.keys():
     return {}
   with_classes = {name for name in names if _has_folders(f"{folder}/{name}")}
-  split_names = with_classes and (
-    name for name in names if name in with_classes or SPLIT_WORDS[name.lower()] != "test"
-  )
-  return _by_split({name: f"{folder}/{name}" for name in split_names})
+  if not with_classes:
+    return {}
+  paths_by_name = {}
+  for name in names:
+    if name in with_classes or SPLIT_WORDS[name.lower()] != "test":
+      paths_by_name[name] = f"{folder}/{name}"
+  return _by_split(paths_by_name)
 
 
 def _has_folders(folder: str) -> bool:
@@ -110,26 +115,30 @@ def _has_folders(folder: str) -> bool:
 
 def _by_split(paths_by_name: dict[str, str]) -> dict[str, list[str]]:
   folders: dict[str, list[str]] = {}
-  for name, path in sorted(paths_by_name.items()):
-    folders.setdefault(SPLIT_WORDS[name.lower()], []).append(path)
-  return dict(
-    sorted(folders.items(), key=lambda one: ["train", "validation", "test"].index(one[0]))
-  )
+  for split in ("train", "validation", "test"):
+    for name, path in sorted(paths_by_name.items()):
+      if SPLIT_WORDS[name.lower()] == split:
+        folders.setdefault(split, []).append(path)
+  return folders
 
 
 def _class(name: str) -> str:
-  """Return the class of a file, spelled alike from all systems: macOS takes accents off their
-  letters."""
+  """Return the class of a file, spelled alike from all systems.
+
+  macOS takes accents off their letters.
+  """
   return unicodedata.normalize("NFC", name.partition("/")[0])
 
 
 def _check_classes(folder: str, names: Iterable[str]) -> None:
-  """Refuse to take the folder of a split for a class: one with the name of a split, and with
-  folders alone."""
+  """Refuse to take the folder of a split for a class.
+
+  Such a folder has the name of a split, and holds folders alone.
+  """
   with_images = {_class(name) for name in names if name.count("/") == 1}
-  if splits := sorted(
-    {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - with_images
-  ):
+  named_as_splits = {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS}
+  splits = sorted(named_as_splits - with_images)
+  if splits:
     correction = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
       f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders "
@@ -144,14 +153,16 @@ def _below(folder: str) -> list[str]:
   return [name.removeprefix(start) for name in _archives.members(archive) if name.startswith(start)]
 
 
-def _whole(folder: str) -> str:
+def _only_folder(folder: str) -> str:
   """Return the only folder of an archive in place of the archive, if all its images lie deeper."""
-  if (inside := _archives.split(folder)) and not inside[1]:
-    # no README beside folders
-    below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
-    tops = {name.split("/")[0] for name in below}
-    if len(tops) == 1 and all(name.count("/") > 1 for name in below):
-      return f"{folder}/{tops.pop()}"
+  archive_and_path = _archives.split(folder)
+  if not archive_and_path or archive_and_path[1]:
+    return folder
+  # a README beside folders does not count
+  below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
+  top_folders = {name.split("/")[0] for name in below}
+  if len(top_folders) == 1 and all(name.count("/") > 1 for name in below):
+    return f"{folder}/{top_folders.pop()}"
   return folder
 
 
@@ -160,15 +171,18 @@ def _is_image(name: str) -> bool:
 
 
 def _read(path: str) -> bytes | None:
-  if inside := _archives.split(path):
-    return _archives.read(*inside)
+  archive_and_path = _archives.split(path)
+  if archive_and_path:
+    return _archives.read(*archive_and_path)
   return read_bytes(path)
 
 
-def _print(path: str) -> tuple[int, int | None]:
+def _size_and_version(path: str) -> tuple[int, int | None]:
   """Return a file's size, and its time or, in an archive, its checksum."""
-  if inside := _archives.split(path):
-    member = _archives.members(inside[0])[inside[1]]
+  archive_and_path = _archives.split(path)
+  if archive_and_path:
+    archive, inner_path = archive_and_path
+    member = _archives.members(archive)[inner_path]
     return member.file_size, member.CRC
   return as_path(path).size(), as_path(path).changed()
 
@@ -176,26 +190,24 @@ def _print(path: str) -> tuple[int, int | None]:
 def _images(folder: str) -> dict[str, str]:
   """Return the files in the folders of a folder or an archive, with their paths below it."""
   if _archives.split(folder):
-    found = {f"{folder}/{name}": name for name in _below(folder) if "/" in name}
-    if not found:
+    names_by_path = {f"{folder}/{name}": name for name in _below(folder) if "/" in name}
+    if not names_by_path:
       raise UserError(
         f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it"
       )
-    return found
+    return names_by_path
   if not as_path(folder).exists():
     raise UserError(
       f"source folders:{folder}: found nothing there, expected a directory; check the path"
     )
-  above = str(as_path(f"{folder}/*")).count("/")
-  below = {
-    path: "/".join(path.split("/")[above:])
-    for path in globs.find_matches(f"{glob.escape(folder)}/*/**")
-  }
-  found = {
-    path: name for path, name in below.items() if "/" in name and globs.file_kind(path) == "file"
-  }
-  if not found:
+  depth = str(as_path(f"{folder}/*")).count("/")
+  names_by_path = {}
+  for path in globs.find_matches(f"{glob.escape(folder)}/*/**"):
+    name = "/".join(path.split("/")[depth:])
+    if "/" in name and globs.file_kind(path) == "file":
+      names_by_path[path] = name
+  if not names_by_path:
     raise UserError(
       f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE"
     )
-  return found
+  return names_by_path

@@ -1,5 +1,4 @@
-"""`held_out:N@SOURCE`: the records of a source without a validation split, one in N of `train` held
-out for it.
+"""`held_out:N@SOURCE`: another source's records, with one in N of `train` held out as `validation`.
 
 The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and
 every file loses its share, equal images stay together, and neither the order of records nor their
@@ -45,37 +44,37 @@ class Source(Derived):
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
-    for where, record in self._inner.records(_of(split), part):
-      if split == _of(split) != _WHOLE or self._held(record) == (split == _PART):
+    inner_split = _inner_split(split)
+    for where, record in self._inner.records(inner_split, part):
+      if inner_split != _WHOLE or self._is_held_out(record) == (split == _PART):
         yield where, record
 
-  def _held(self, record: Record | Skip) -> bool:
+  def _is_held_out(self, record: Record | Skip) -> bool:
     if isinstance(record, Skip):
       return False
     values = sorted(record.items())
-    data = (
-      next((value for _, value in values if isinstance(value, bytes)), None)
-      or repr(values).encode()
-    )
-    return int.from_bytes(hashlib.sha256(data).digest()[:8]) % self._number == 0
+    content = next((value for _, value in values if isinstance(value, bytes)), None)
+    if not content:
+      content = repr(values).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8]) % self._number == 0
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    return super().parts(_of(split), part_bytes)
+    return super().parts(_inner_split(split), part_bytes)
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return super().part_size(_of(split), part)
+    return super().part_size(_inner_split(split), part)
 
   def modification_times(self, split: str) -> list[int | None]:
-    return super().modification_times(_of(split))
+    return super().modification_times(_inner_split(split))
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    inner = super().part_facts(_of(split), field, part)
+    inner = super().part_facts(_inner_split(split), field, part)
     return inner and [split, *inner]
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    return super().split_facts(_of(split)) | {"split": split}
+    return super().split_facts(_inner_split(split)) | {"split": split}
 
 
-def _of(split: str) -> str:
+def _inner_split(split: str) -> str:
   """Return the split of the other source that has the records of a split."""
   return _WHOLE if split == _PART else split

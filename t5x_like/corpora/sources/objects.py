@@ -77,13 +77,10 @@ class Source(Derived):
   def _square(self, image, box_4: np.ndarray) -> bytes:
     """Return the square around a box in pixels, as a JPEG."""
     y0, x0, y1, x1 = box_4
-    side = min(
-      self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0))), image.height, image.width
-    )
-    top, left = (
-      int(np.clip(round((low + high - side) / 2), 0, whole - side))
-      for low, high, whole in ((y0, y1, image.height), (x0, x1, image.width))
-    )
+    side = self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0)))
+    side = min(side, image.height, image.width)
+    top = int(np.clip(round((y0 + y1 - side) / 2), 0, image.height - side))
+    left = int(np.clip(round((x0 + x1 - side) / 2), 0, image.width - side))
     file = io.BytesIO()
     image.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

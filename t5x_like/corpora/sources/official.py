@@ -1,5 +1,4 @@
-"""`official:{…}`: a benchmark's official files, found by their usual names in `data_dir`, plain or
-compressed.
+"""`official:{…}`: a benchmark's official files, found by their usual names in `data_dir`.
 
     official:{"name": "rte", "format": "tsv", "splits": {"train": ["RTE/train.tsv"], "validation":
               ["RTE/dev.tsv"]}, "classes": {"label": ["entailment", "not_entailment"]}}
@@ -8,24 +7,26 @@ compressed.
 
     name      the name of the corpus
     format    the reader of the files, another format of this folder
-    splits    by split, the name of its file, or the possible names, the likeliest first; a list among them is several
-              files that make a split. `RTE/train.tsv` is found in any folder RTE below `data_dir`,
-              or as `data_dir`/train.tsv
-    header    the columns of a TSV file, unless its first line names one of the fields; the languages of `parallel`
-    fields    by field, its column, or a path into the record such as `meta.label`; other fields keep their names, and
-              a file without that column may have the field itself
-    classes   by field, the names of the classes in the order of the numbers that files may have instead; no names for
-              a number. A test split may lack them: then the value is -1, as in TensorFlow datasets
-    ragged    whether lines with too few columns are left out and counted; otherwise they are refused
+    splits    by split, the name of its file, or the possible names, the likeliest first; a list
+              among them is several files that make a split. `RTE/train.tsv` is found in any folder
+              RTE below `data_dir`, or as `data_dir`/train.tsv
+    header    the columns of a TSV file, unless its first line names one of the fields; the
+              languages of `parallel`
+    fields    by field, its column, or a path into the record such as `meta.label`; other fields
+              keep their names, and a file without that column may have the field itself
+    classes   by field, the names of the classes in the order of the numbers that files may have
+              instead; no names for a number. A test split may lack them: then the value is -1, as
+              in TensorFlow datasets
+    ragged    whether lines with too few columns are left out and counted; otherwise they are
+              refused
 
-Instead of a directory, `data_dir` may name the files by split, or shares of them:
-`train=a.tsv[:90%],test=a.tsv[90%:]`. Splits whose files are not there are left out. A record
+Files may be compressed. Instead of a directory, `data_dir` may name the files by split, or shares
+of them: `train=a.tsv[:90%],test=a.tsv[90%:]`. Splits whose files are absent are left out. A record
 without `idx` gets its number in the split, from 0.
 """
 
 import dataclasses
 import fnmatch
-import itertools
 import json
 import os
 import re
@@ -73,16 +74,16 @@ class Source(Base):
     try:
       self._about = json.loads(spec)
       self._table = _Table(**self._about)
-      self._paths, self._shares = _found(self._table, data_dir)
+      self._paths, self._shares = _find_files(self._table, data_dir)
     except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
         f"source official:{spec}: found no table of files ({one_line(error)}), expected a JSON "
         "object with name, format and splits"
       ) from None
-    self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(
-      self._table.fields
-    )
-    self.name, self.splits = self._table.name, tuple(self._paths)
+    names = dict.fromkeys(field.partition(".")[0] for field in fields)
+    self._fields = tuple(names or self._table.fields)
+    self.name = self._table.name
+    self.splits = tuple(self._paths)
 
   def _open(self, split: str) -> Base:
     """Open the files of a split."""
@@ -97,16 +98,14 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     source = self._open(split)
-    rows = (
-      source.records("train")
-      if self._table.format != "tsv"
-      else self._rows(source._paths("train", None))
-    )
+    if self._table.format == "tsv":
+      rows = self._rows(source.paths("train"))
+    else:
+      rows = source.records("train")
     if split in self._shares:
       all_rows = list(rows)
-      rows = itertools.islice(
-        all_rows, *(len(all_rows) * share // 100 for share in self._shares[split])
-      )
+      first, end = (len(all_rows) * percentage // 100 for percentage in self._shares[split])
+      rows = all_rows[first:end]
     number = 0
     for where, record in rows:
       if not isinstance(record, Skip):
@@ -115,8 +114,10 @@ class Source(Base):
       yield where, record
 
   def _rows(self, paths: list[str]) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield the lines of TSV files, the columns named by the first line or, if that names no field,
-    by `header`."""
+    """Yield the lines of TSV files.
+
+    The first line names the columns or, if it names no field, `header` does.
+    """
     known_columns = {*self._table.header, *self._table.fields.values(), *self._fields}
     for path in paths:
       names: list[str] = []
@@ -125,9 +126,9 @@ class Source(Base):
         if isinstance(line, Skip):
           yield where, line
           continue
-        cells = line.split("\t")
         if not line:
           continue
+        cells = line.split("\t")
         if not names:
           has_header = not self._table.header or bool(known_columns & {*cells})
           names = cells if has_header else self._table.header
@@ -138,8 +139,10 @@ class Source(Base):
           yield where, Skip("line of too few columns")
           continue
         if len(cells) != len(names):
-          expected = f"expected {len(names)}: {', '.join(names)}"
-          raise UserError(f"{where}: found {len(cells)} tab-separated columns, {expected}")
+          raise UserError(
+            f"{where}: found {len(cells)} tab-separated columns, expected {len(names)}: "
+            f"{', '.join(names)}"
+          )
         yield where, dict(zip(names, cells))
 
   def _record(self, split: str, where: str, record: Record) -> Record:
@@ -155,6 +158,7 @@ class Source(Base):
     return named
 
   def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
+    """Return the name of a record's class."""
     is_test = split.startswith("test")
     names = self._table.classes[field]
     label = record.get(column) if is_test else field_value(record, column, where)
@@ -164,9 +168,11 @@ class Source(Base):
       expected = f"one of {', '.join(names)}" if names else "a number"
       raise UserError(f"{where}: found nothing in {column!r}, expected {expected}")
     text = str(label)
-    # of 1 to 5, no name is the number of another
+    # where names are numbers, such as 1 to 5, a number is a name
     is_name = text in names or any(map(str.isdecimal, names))
-    return names[int(text)] if not is_name and text.isdecimal() and int(text) < len(names) else text
+    if not is_name and text.isdecimal() and int(text) < len(names):
+      return names[int(text)]
+    return text
 
   def modification_times(self, split: str) -> list[int | None]:
     return self._open(split).modification_times("train")
@@ -187,86 +193,104 @@ class Source(Base):
     }
 
 
-def _found(
+def _find_files(
   table: _Table, where: str | None
 ) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
-  """Return the files of each split, and the shares of them in percent; UserError if there are none,
-  or two alike."""
-  splits = {
-    split: [names] if isinstance(names, str) else names for split, names in table.splits.items()
-  }
-  first = [names[0] for names in splits.values()]
-  usual = ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
+  """Return the files of each split, and the shares of them in percent.
+
+  Raises:
+    UserError: there are no files, or several of one name.
+  """
+  first_names = []
+  for names in table.splits.values():
+    name = names if isinstance(names, str) else names[0]
+    first_names.append(name if isinstance(name, str) else " + ".join(name))
+  usual_names = ", ".join(first_names)
   if where is None:
     raise UserError(
-      f"source official, {table.name}: give the directory of its files, {usual}, as data_dir"
+      f"source official, {table.name}: give the directory of its files, {usual_names}, as data_dir"
     )
   if _NAMED.match(where) and not as_path(where).exists():
-    return _named(table, where)
+    return _parse_files(table, where)
   root = where.rstrip("/")
-  available = {
-    _PACKED.sub("", path.removeprefix(root)).lower(): path
-    for path in globs.find_matches(f"{root}/**")
-  }
+  available = {}
+  for path in globs.find_matches(f"{root}/**"):
+    available[_PACKED.sub("", path.removeprefix(root)).lower()] = path
   paths = {}
-  for split, names in splits.items():
-    for name in names:
-      files = [
-        _search(one, table, available, where) for one in ([name] if isinstance(name, str) else name)
-      ]
+  for split, names in table.splits.items():
+    for name in [names] if isinstance(names, str) else names:
+      parts = [name] if isinstance(name, str) else name
+      files = [_search(part, table, available, where) for part in parts]
       if all(files):
         paths[split] = files
         break
   if not paths:
     raise UserError(
-      f"{where}: found none of the files of {table.name}, {usual} (plain or compressed)"
+      f"{where}: found none of the files of {table.name}, {usual_names} (plain or compressed)"
     )
   return paths, {}
 
 
 def _search(name: str, table: _Table, available: Mapping[str, str], where: str) -> str | None:
-  """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages
-  (`{field}`)."""
-  first = parallel.field_path(name, table.header, table.header[0]) if "{field}" in name else name
-  lower_case = first.lower()
-  base_name = f"/{os.path.basename(lower_case)}"
-  hits = (
-    [available[base_name]]
-    if base_name in available
-    else fnmatch.filter(available, f"*/{lower_case}")
-  )
-  hits = [available.get(hit, hit) for hit in hits]
+  """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages.
+
+  Args:
+    name: the file's name, which may hold `*` or `{field}`.
+    table: the table of the files.
+    available: the paths of files, by their names in lower case below `where`.
+    where: the directory.
+  """
+  first_name = name
+  if "{field}" in name:
+    first_name = parallel.field_path(name, table.header, table.header[0])
+  base_name = os.path.basename(first_name)
+  if f"/{base_name}".lower() in available:
+    hits = [available[f"/{base_name}".lower()]]
+  else:
+    hits = [available[key] for key in fnmatch.filter(available, f"*/{first_name.lower()}")]
   if "*" in name:
     hits = list(dict.fromkeys(f"{os.path.dirname(path)}/{os.path.basename(name)}" for path in hits))
   if len(hits) > 1:
     raise UserError(
       f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them"
     )
-  if not hits or "{field}" not in name:
-    return hits[0] if hits else None
-  return os.path.basename(name).join(hits[0].rsplit(os.path.basename(first), 1))
+  if not hits:
+    return None
+  if "{field}" in name:
+    return os.path.basename(name).join(hits[0].rsplit(base_name, 1))
+  return hits[0]
 
 
-def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
-  """Parse files by split: `train=FILE,validation=FILE[90%:]`; several files of a split are joined
-  by `+`."""
-  starts = [*_NAMED.finditer(where), None]
+def _parse_files(
+  table: _Table, where: str
+) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
+  """Parse files by split: `train=FILE,validation=FILE[90%:]`.
+
+  Several files of a split are joined by `+`.
+  """
+  matches = list(_NAMED.finditer(where))
   paths = {}
   shares = {}
-  for name, following in zip(starts, starts[1:]):
-    split = name[1]
-    path = where[name.end() : following.start() if following else None]
+  for match, following in zip(matches, [*matches[1:], None]):
+    split = match[1]
+    path = where[match.end() : following.start() if following else None]
     if split not in table.splits:
-      suggestion = did_you_mean(split, table.splits)
       raise UserError(
-        f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{suggestion}"
+        f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}"
+        f"{did_you_mean(split, table.splits)}"
       )
-    if share := _SHARE.fullmatch(path):
-      path, shares[split] = share[1], (int(share[2] or 0), int(share[3] or 100))
-      if not shares[split][0] < shares[split][1] <= 100:
+    share = _SHARE.fullmatch(path)
+    if share:
+      path = share[1]
+      first = int(share[2] or 0)
+      end = int(share[3] or 100)
+      if not first < end <= 100:
         raise UserError(f"{where}: {split}: expected a share such as [:90%] or [90%:]")
+      shares[split] = first, end
     paths[split] = path.split("+")
-    for one in paths[split] if table.format != "parallel" else ():
-      if "*" not in one and not as_path(one).exists():
-        raise UserError(f"{one}: no such file, expected that of the split {split}")
+    if table.format == "parallel":
+      continue
+    for file in paths[split]:
+      if "*" not in file and not as_path(file).exists():
+        raise UserError(f"{file}: no such file, expected that of the split {split}")
   return paths, shares

@@ -65,12 +65,11 @@ class Source(Base):
     """Return the values of {split} for which the first field has a file."""
     first = self._fields[0]
     pattern = self._patterns[0]
-    splits = {
-      word
-      for path in globs.find_matches(globs.expand(self._path(pattern, "*", first))[0])
-      for word in re.findall("[A-Za-z0-9_]+", path)
-      if fnmatch.fnmatch(path, globs.expand(self._path(pattern, word, first))[0])
-    }
+    splits = set()
+    for path in globs.find_matches(globs.expand(self._path(pattern, "*", first))[0]):
+      for candidate in re.findall("[A-Za-z0-9_]+", path):
+        if fnmatch.fnmatch(path, globs.expand(self._path(pattern, candidate, first))[0]):
+          splits.add(candidate)
     if not splits:
       raise UserError(
         f"source parallel:{self._path(pattern, '{split}', first)}: found no such "
@@ -80,12 +79,15 @@ class Source(Base):
 
   def _corpora(self, split: str) -> list[dict[str, FileSource]]:
     """Return the sides of each corpus by field."""
-    paths = [
-      {field: self._path(pattern, split, field) for field in self._fields}
-      for pattern in self._patterns
-    ]
-    kind = lambda path: sgm if re.search(r"\.sgm(\.\w+)?$", path) else lines  # noqa: E731
-    return [{field: kind(path).Source(path) for field, path in corpus.items()} for corpus in paths]
+    corpora = []
+    for pattern in self._patterns:
+      sides = {}
+      for field in self._fields:
+        path = self._path(pattern, split, field)
+        is_sgm = re.search(r"\.sgm(\.\w+)?$", path)
+        sides[field] = sgm.Source(path) if is_sgm else lines.Source(path)
+      corpora.append(sides)
+    return corpora
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -113,19 +115,18 @@ class Source(Base):
       )
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(
-      side.part_size("train", (0, None))
-      for sides in self._corpora(split)
-      for side in sides.values()
-    )
+    size = 0
+    for sides in self._corpora(split):
+      for side in sides.values():
+        size += side.part_size("train", (0, None))
+    return size
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [
-      time
-      for sides in self._corpora(split)
-      for side in sides.values()
-      for time in side.modification_times("train")
-    ]
+    times = []
+    for sides in self._corpora(split):
+      for side in sides.values():
+        times += side.modification_times("train")
+    return times
 
   def facts(self, field: str) -> dict[str, Any]:
     return {
@@ -135,8 +136,8 @@ class Source(Base):
     }
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    first, *others = (
+    first, *further = [
       {field: side.split_facts("train") for field, side in sides.items()}
       for sides in self._corpora(split)
-    )
-    return first | ({"further": others} if others else {})
+    ]
+    return first | ({"further": further} if further else {})
