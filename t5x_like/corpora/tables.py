@@ -169,7 +169,7 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
 
 
 def guess_label(columns: Sequence[str]) -> str | None:
-  """Return the label's column: one with a usual name, else the only one beside the text, or None."""
+  """Return the label's column: one with a usual name, else the only one beside the text."""
   by_name = {column.strip().lower(): column for column in reversed(columns)}
   for name in _LABELS:
     if name in by_name:

@@ -40,10 +40,11 @@ class TokenStore(Store):
   def __init__(self, path, files, text, manifest, shards, verification):
     super().__init__(path, files, text, manifest, shards, verification)
     where = files.name(manifests.FILE)
-    found = [(one.name, one.dtype, one.width) for one in manifest.arrays]
-    if found not in ([(TOKENS, "uint16", 1)], [(TOKENS, "int32", 1)]):
+    arrays = [(array.name, array.dtype, array.width) for array in manifest.arrays]
+    if arrays not in ([(TOKENS, "uint16", 1)], [(TOKENS, "int32", 1)]):
       raise UserError(
-        f"{where}: arrays: found {file_names.quote_name(found)}, expected ids named {TOKENS!r}: {REMEDY}"
+        f"{where}: arrays: found {file_names.quote_name(arrays)}, expected ids named {TOKENS!r}: "
+        f"{REMEDY}"
       )
     self.append_eos = manifest.facts.get("append_eos")
     if not isinstance(self.append_eos, bool):

@@ -1,4 +1,4 @@
-"""Helpers of the file formats: patterns to files by split, and lines of files, compressed or not."""
+"""Helpers of the file formats: find the files of a pattern, and read lines, compressed or not."""
 
 import abc
 import codecs

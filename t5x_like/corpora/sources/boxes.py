@@ -144,7 +144,8 @@ def _table(path: str) -> dict[str, list[Row]]:
       name, label = (cells[columns[one]].strip() for one in ("image", "label"))
       if not file_names.is_inside(name):
         raise UserError(
-          f"{where}: found the image {file_names.quote_name(name)}, expected a path below its directory"
+          f"{where}: found the image {file_names.quote_name(name)}, expected a path below its "
+          "directory"
         )
       image_boxes = boxes.setdefault(name, [])
       if label:

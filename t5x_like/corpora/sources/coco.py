@@ -63,8 +63,8 @@ class Source(boxes.Source):
       try:
         if not file_names.is_inside(image["file_name"]):
           raise UserError(
-            f"{where}: found file_name {file_names.quote_name(image['file_name'])}, expected a path "
-            f"below {folder}; give the directory of the images as FILE@FOLDER"
+            f"{where}: found file_name {file_names.quote_name(image['file_name'])}, expected a "
+            f"path below {folder}; give the directory of the images as FILE@FOLDER"
           )
         file = f"{folder}/{image['file_name']}"
         height = float(image["height"])
@@ -114,7 +114,8 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
     name = image.get("id")
     if not isinstance(name, int | str) or isinstance(name, bool):
       raise UserError(
-        f"{path}, image {number}: found a JSON {json_type_name(name)} for id, expected a number or a text"
+        f"{path}, image {number}: found a JSON {json_type_name(name)} for id, expected a number or "
+        "a text"
       )
     if name in annotations:
       raise UserError(

@@ -94,8 +94,8 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
       max_values = _SMALL + _PACKED * as_path(path).size()
       if math.prod(shape) > max_values:
         raise UserError(
-          f"{path}: found the shape {list(shape)}, expected at most {max_values:,} values of a file of "
-          "its size"
+          f"{path}: found the shape {list(shape)}, expected at most {max_values:,} values of a "
+          "file of its size"
         )
       # Packed zeros may be endless: unpack no more than the shape's bytes and one more, which
       # reveals any excess.

@@ -9,13 +9,17 @@ texts of their published code:
 A sentence without a span gives no example. The records of SOURCE have a `text`; their fields go
 with each example. The spans come from one of:
 
-    salient:jsonl:tagged.jsonl                  the records: sentences whose spans a tagger marked, under `spans`,
-                                                `entities` or `ents`, as spaCy and `transformers`
-                                                write them
-    salient:tfds:salient_span_wikipedia/sentences   the paper's own
-    salient:text:books/*.txt                    an expression of dates, numbers and names, if records have no such field
-    salient:names.jsonl@text:books/*.txt        a file of names from a tagger, matched everywhere; see `_named_spans.py`
-    salient:my_module:find@text:books/*.txt     a function, `(sentence) -> list of (start, end)` in characters
+    salient:jsonl:tagged.jsonl
+        the records: sentences whose spans a tagger marked, under `spans`, `entities` or `ents`, as
+        spaCy and `transformers` write them
+    salient:tfds:salient_span_wikipedia/sentences
+        the paper's own
+    salient:text:books/*.txt
+        an expression of dates, numbers and names, if records have no such field
+    salient:names.jsonl@text:books/*.txt
+        a file of names from a tagger, matched everywhere; see `_named_spans.py`
+    salient:my_module:find@text:books/*.txt
+        a function, `(sentence) -> list of (start, end)` in characters
 
 Texts are cut into sentences (`_salient_rules.py`), but for records with spans of their own.
 """

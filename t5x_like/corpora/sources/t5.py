@@ -1,14 +1,18 @@
 """`t5:FORM:SOURCE`: the records of another source, rewritten as T5's texts (Raffel et al. 2020,
 appendix D).
 
-    t5:stsb:tfds:glue/stsb                     a number rounded to the nearest 0.2
-    t5:squad:squad:train=train-v1.1.json       punctuation between spaces; `squad_context_free` leaves out the context
-    t5:multirc:multirc:train=train.jsonl       without HTML marks
-    t5:record:record:validation=val.jsonl      a training example for each answer, otherwise one for each query
-    t5:wsc:wsc:train=train.jsonl               the pronoun between asterisks, the referent as the target; for training
-                                               the records whose referent is right, otherwise all
-    t5:wnli:tfds:glue/wnli                     WNLI in the form of WSC, to evaluate a model of WSC and DPR
-    t5:dpr:tfds:definite_pronoun_resolution    definite pronoun resolution in the form of WSC
+    t5:stsb:tfds:glue/stsb                   a number rounded to the nearest 0.2
+    t5:squad:squad:train=train-v1.1.json     punctuation between spaces; `squad_context_free` leaves
+                                             out the context
+    t5:multirc:multirc:train=train.jsonl     without HTML marks
+    t5:record:record:validation=val.jsonl    a training example for each answer, otherwise one for
+                                             each query
+    t5:wsc:wsc:train=train.jsonl             the pronoun between asterisks, the referent as the
+                                             target; for training the records whose referent is
+                                             right, otherwise all
+    t5:wnli:tfds:glue/wnli                   WNLI in the form of WSC, to evaluate a model of WSC and
+                                             DPR
+    t5:dpr:tfds:definite_pronoun_resolution  definite pronoun resolution in the form of WSC
 
 Splits whose name begins with `train` are for training. Tasks of GLUE and SuperGLUE that are not
 listed need no source of their own: their texts are the templates of `benchmarks/suites/`.

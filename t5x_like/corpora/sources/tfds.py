@@ -124,8 +124,8 @@ class Source(Base):
     for field in fields:
       if top_level_column(field, feature_names) not in feature_names:
         raise UserError(
-          f"dataset {info.full_name}: found no feature {field!r} among {', '.join(feature_names) or 'none'}"
-          f"{did_you_mean(field, feature_names)}"
+          f"dataset {info.full_name}: found no feature {field!r} among "
+          f"{', '.join(feature_names) or 'none'}{did_you_mean(field, feature_names)}"
         )
     self._features = {
       top_level_column(field, feature_names): True for field in fields

@@ -19,6 +19,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _name, _patterns, decode, read_bytes
+from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
 from t5x_like.files.paths import as_path
@@ -191,4 +192,4 @@ def _parse_annotation(path: str, changed: int | None) -> Record:
     ) from error
   if not has_size:
     return {"objects": objects, "pixels": True}
-  return {"objects": objects, ANNOTATED: (height, width)}
+  return {"objects": objects, ANNOTATED_SIZE: (height, width)}

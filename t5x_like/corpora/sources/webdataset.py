@@ -21,8 +21,8 @@ from t5x_like.files import checked_json
 
 _TEXTS = ("txt", "text", "transcript")
 _NAMES = dict.fromkeys(("jpg", "jpeg", "png", "webp"), "image") | {"cls": "label"}
-_MOST_CLASSES = 2**20
-_MOST_READS_AT_END = 100
+_MAX_CLASSES = 2**20
+_MAX_READS_AT_END = 100
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
@@ -59,10 +59,10 @@ class Source(FileSource):
       )
     if kinds == {str}:
       return tuple(sorted(map(str, class_values)))
-    if not 0 <= min(class_values, default=0) <= max(class_values, default=0) < _MOST_CLASSES:
+    if not 0 <= min(class_values, default=0) <= max(class_values, default=0) < _MAX_CLASSES:
       raise UserError(
-        f"source {self.name}: found classes {min(class_values)} to {max(class_values)} in field {field!r}, "
-        f"expected 0 to at most {_MOST_CLASSES - 1}; write the shards again"
+        f"source {self.name}: found classes {min(class_values)} to {max(class_values)} in field "
+        f"{field!r}, expected 0 to at most {_MAX_CLASSES - 1}; write the shards again"
       )
     return tuple(str(number) for number in range(max(class_values, default=-1) + 1))
 
@@ -136,7 +136,7 @@ class _Ending:
   def read(self, size: int) -> bytes:
     data = self._file.read(size)
     self._reads_at_end = 0 if data else self._reads_at_end + 1
-    if self._reads_at_end > _MOST_READS_AT_END:
+    if self._reads_at_end > _MAX_READS_AT_END:
       raise tarfile.ReadError("a member is longer than the file")
     return data
 

@@ -55,10 +55,11 @@ VALIDATION_SHARE = 0.035
 _TINY_TRAIN = ("argparse", "difflib", "logging", "socket", "subprocess", "typing")
 _TINY_VALIDATION = ("statistics", "tarfile", "textwrap")
 
-_DESCRIPTION = """
-Docstrings of the Python standard library and of installed Python packages, as English technical prose: one document per
-docstring, without indentation, at least 80 characters and mostly letters; exact duplicates removed; split by module.
-"""
+_DESCRIPTION = (
+  "\nDocstrings of the Python standard library and of installed Python packages, as English "
+  "technical prose: one document per\ndocstring, without indentation, at least 80 characters and "
+  "mostly letters; exact duplicates removed; split by module.\n"
+)
 
 
 @dataclasses.dataclass
