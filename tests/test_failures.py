@@ -65,7 +65,7 @@ def pair(workdir, *flags, restarts: int = 0) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
+def uninterrupted(tmp_path_factory, cache):
   workdir = tmp_path_factory.mktemp("whole")
   code, output = run(pair(workdir), **cache)
   assert code == 0, output
@@ -77,7 +77,7 @@ def assert_ended_the_same(workdir, uninterrupted):
   assert_same_bits(workdir, uninterrupted, STEPS)
 
 
-def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache, tmp_path):
+def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(uninterrupted, cache, tmp_path):
   with Process(pair(tmp_path), **cache) as launcher:
     assert launcher.until(lambda: count_metrics(tmp_path) >= 6)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGTERM)
@@ -87,11 +87,11 @@ def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache,
   ), output
   code, output = run(pair(tmp_path), **cache)
   assert code == 0, output
-  assert_ended_the_same(tmp_path, whole)
+  assert_ended_the_same(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("when", ["computing", "saving"])
-def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_path):
+def test_sigkill_to_one_ends_both_and_they_start_again(when, uninterrupted, cache, tmp_path):
   with Process(pair(tmp_path, restarts=1), **cache) as launcher:
     ready = {
       "computing": lambda: count_metrics(tmp_path) >= 6,
@@ -101,10 +101,12 @@ def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_p
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
-  assert_ended_the_same(tmp_path, whole)
+  assert_ended_the_same(tmp_path, uninterrupted)
 
 
-def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cache, tmp_path):
+def test_a_stopped_process_is_found_by_the_other_and_both_start_again(
+  uninterrupted, cache, tmp_path
+):
   with Process(pair(tmp_path, TIMEOUT, restarts=1), **cache) as launcher:
     assert launcher.until(lambda: count_metrics(tmp_path) >= 6)
     began = time.monotonic()
@@ -118,14 +120,14 @@ def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cac
     and (tmp_path / "logs" / "stacks-0.txt").stat().st_size
     and time.monotonic() - began < 200
   )
-  assert_ended_the_same(tmp_path, whole)
+  assert_ended_the_same(tmp_path, uninterrupted)
 
 
-def test_another_config_is_refused_and_harms_nothing(whole, cache, tmp_path):
-  before = fingerprints(whole, STEPS)
-  code, output = run(pair(whole, "--config.seed=1", restarts=3), **cache)
+def test_another_config_is_refused_and_harms_nothing(uninterrupted, cache, tmp_path):
+  before = fingerprints(uninterrupted, STEPS)
+  code, output = run(pair(uninterrupted, "--config.seed=1", restarts=3), **cache)
   assert code == 2 and "seed: 0 there, 1 here" in output and "restart 1" not in output, output
-  assert fingerprints(whole, STEPS) == before
+  assert fingerprints(uninterrupted, STEPS) == before
 
 
 @pytest.mark.parametrize("guard", ["stop", "skip", "rollback"])
@@ -160,7 +162,7 @@ def test_nan_in_a_batch(guard, cache, tmp_path):
   assert_same_bits(tmp_path / "killed", tmp_path / "whole", STEPS)
 
 
-def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monkeypatch):
+def test_an_object_store_that_is_down_for_a_minute(uninterrupted, cache, tmp_path, monkeypatch):
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
@@ -178,7 +180,8 @@ def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monke
     code, output = launcher.end(400)
   assert code == 0, output
   (manifest,) = server.root.glob(f"run/checkpoints/{STEPS}-*/manifest.json")
-  assert json.loads(manifest.read_text())["tensors"] == fingerprints(whole, STEPS)
+  assert json.loads(manifest.read_text())["tensors"] == fingerprints(uninterrupted, STEPS)
   assert (
-    losses(server.root / "run") == losses(whole) and (server.root / "run" / "report.html").exists()
+    losses(server.root / "run") == losses(uninterrupted)
+    and (server.root / "run" / "report.html").exists()
   )

@@ -27,9 +27,9 @@ def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
   assert "configs/t5/base.py" in recipes.names()
   # it imports another recipe
   assert recipes.load("configs/t5/quickstart.py:debug").total_steps == 2
-  own = tmp_path / "configs" / "mine" / "other.py"
-  own.parent.mkdir(parents=True)
-  own.write_text(
+  recipe = tmp_path / "configs" / "mine" / "other.py"
+  recipe.parent.mkdir(parents=True)
+  recipe.write_text(
     "from configs.t5 import base\n\n\ndef get_config():\n  return base.get_config('small')\n"
   )
   assert "configs/mine/other.py" in recipes.names()

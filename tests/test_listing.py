@@ -10,25 +10,25 @@ from t5x_like.training.schedule import SCHEDULES
 
 
 def test_every_key_is_there_once_with_its_default_and_comment():
-  found = {key.name: key for key in listing.keys()}
-  assert len(found) == len(listing.keys())
+  keys = {key.name: key for key in listing.keys()}
+  assert len(keys) == len(listing.keys())
   for field in dataclasses.fields(config_lib.Recipe):
-    assert any(name.split(".")[0] == field.name for name in found), field.name
-  batch = found["batch_size"]
+    assert any(name.split(".")[0] == field.name for name in keys), field.name
+  batch = keys["batch_size"]
   assert (
     batch.default == "128"
     and "above 0" in batch.kind
     and batch.about.startswith("examples per step")
   )
-  rate = found["schedule.learning_rate"]
+  rate = keys["schedule.learning_rate"]
   assert rate.default is None and (not rate.owners or set(rate.owners) <= set(SCHEDULES))
-  assert found["checkpoint.keep_last"].about == (
+  assert keys["checkpoint.keep_last"].about == (
     "how many of the newest multiples of `every` are kept."
   )
   assert (
-    found["trackers.NAME.project"].owners == ("wandb",)
-    and "task.store" in found
-    and "model.dropout" in found
+    keys["trackers.NAME.project"].owners == ("wandb",)
+    and "task.store" in keys
+    and "model.dropout" in keys
   )
 
 

@@ -315,15 +315,16 @@ def test_an_unknown_argument_is_refused(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_argument_resolves_to_a_config_of_its_own(recipe):
   words = [
-    word
-    for word, (parameter, _) in recipes.argument_choices(
+    option
+    for option, (parameter, _) in recipes.argument_choices(
       recipes.load_module(recipe).get_config
     ).items()
   ]
   assert words[-2:] == ["tiny", "debug"]
   default = checked_json.digest(resolve(recipes.load(recipe)).to_dict())
   resolved = {
-    checked_json.digest(resolve(recipes.load(f"{recipe}:{word}")).to_dict()) for word in words[:-2]
+    checked_json.digest(resolve(recipes.load(f"{recipe}:{option}")).to_dict())
+    for option in words[:-2]
   }
   parameters = inspect.signature(recipes.load_module(recipe).get_config).parameters
   # the size of the recipe itself

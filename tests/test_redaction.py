@@ -67,15 +67,15 @@ def test_a_tree_keeps_its_form():
 
 
 def test_a_config_keeps_what_a_run_is_opened_by():
-  kept = {
+  unchanged = {
     "store": "hf://model@main",
     "image": "gs://bucket/a:b@c",
     "field": {"key": "x"},
     "sizes": [1, None],
   }
   secret = {"source": "https://LEAK@host/a?step=1&token=LEAK", "cache": ["s3://LEAK:LEAK@bucket/x"]}
-  config = redact_config({"task": kept | secret, "trackers": {"wandb": {"api_key": "LEAK"}}})
-  assert config["task"].items() >= kept.items()
+  config = redact_config({"task": unchanged | secret, "trackers": {"wandb": {"api_key": "LEAK"}}})
+  assert config["task"].items() >= unchanged.items()
   assert config["task"]["source"] == "https://***@host/a?step=1&token=***"
   assert config["task"]["cache"] == ["s3://***@bucket/x"] and config["trackers"] == {
     "wandb": {"api_key": "***"}

@@ -190,9 +190,9 @@ def test_only_whole_names_that_were_given_are_admitted():
   )
   assert trust.current_state().names == {"a.b:c", "d:e", "f:g"}
   for name in ("a.b:d", "b:c", "h:i", "os:system", "a.b:c\n", ":c", "a.b:"):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
       trust.import_function("config.task.name", name)
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
   trust.begin_command(())
   with pytest.raises(
     UserError,

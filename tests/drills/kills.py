@@ -33,8 +33,9 @@ MOMENTS = ("time", "step", "saving", "evaluating", "starting")
 
 def saving_objects(workdir) -> list[int]:
   """`runs.steps_being_saved` of a workdir in a bucket, where a step exists once it has a manifest."""
-  found = (pathlib.Path(workdir) / "checkpoints").glob("*-*")
-  return [int(one.name.split("-")[0]) for one in found if not (one / "manifest.json").exists()]
+  folders = (pathlib.Path(workdir) / "checkpoints").glob("*-*")
+  unfinished = [folder for folder in folders if not (folder / "manifest.json").exists()]
+  return [int(folder.name.split("-")[0]) for folder in unfinished]
 
 
 @dataclasses.dataclass
@@ -160,7 +161,7 @@ class Drill:
     """The table of a drill."""
     rows = [f"{name}: {len(self.table)} kills, {self.starts} starts, {self.total} steps: same bits"]
     for phase, count in collections.Counter(phase for _, phase in self.table).most_common():
-      drawn = collections.Counter(moment for moment, found in self.table if found == phase)
+      drawn = collections.Counter(moment for moment, killed_in in self.table if killed_in == phase)
       rows.append(
         f"  killed while {phase:<24}{count:>4}  (drawn: "
         f"{', '.join(f'{m} {n}' for m, n in drawn.items())})"
@@ -170,30 +171,31 @@ class Drill:
 
 def marked(value: str) -> list[str]:
   """The command lines of processes that a drill has started and that live."""
-  found = []
+  command_lines = []
   for process in psutil.process_iter():
     try:
       if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
-        found.append(" ".join(process.cmdline())[:200])
+        command_lines.append(" ".join(process.cmdline())[:200])
     except psutil.Error:
       continue
-  return found
+  return command_lines
 
 
-def assert_same_record(workdir, whole, total: int) -> None:
+def assert_same_record(workdir, uninterrupted, total: int) -> None:
   """Losses, evaluations and fingerprints of data are the same, and every step is there once."""
-  ours = read_metrics(workdir)
-  theirs = read_metrics(whole)
+  actual_rows = read_metrics(workdir)
+  expected_rows = read_metrics(uninterrupted)
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
-  assert losses(workdir) == losses(whole)
+  assert losses(workdir) == losses(uninterrupted)
   evaluations = [
-    [_evaluation(row) for row in rows if "train/loss" not in row] for rows in (ours, theirs)
+    [_evaluation(row) for row in rows if "train/loss" not in row]
+    for rows in (actual_rows, expected_rows)
   ]
   assert evaluations[0] == evaluations[1] and len(evaluations[0]) == -(-total // EVALUATE)
   assert [
-    json.loads((pathlib.Path(one) / "config.json").read_text())["fingerprints"]
-    for one in (workdir, whole)
-  ] == [json.loads((pathlib.Path(whole) / "config.json").read_text())["fingerprints"]] * 2
+    json.loads((pathlib.Path(folder) / "config.json").read_text())["fingerprints"]
+    for folder in (workdir, uninterrupted)
+  ] == [json.loads((pathlib.Path(uninterrupted) / "config.json").read_text())["fingerprints"]] * 2
 
 
 def _evaluation(row: dict) -> dict:

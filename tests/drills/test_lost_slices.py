@@ -49,7 +49,7 @@ def quick(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, quick):
+def uninterrupted(tmp_path_factory, quick):
   """The run that nothing happens to."""
   where = tmp_path_factory.mktemp("whole")
   code, said = run(command(where), **quick)
@@ -80,20 +80,20 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
   return step, said
 
 
-def test_a_slice_that_comes_back_with_empty_disks(whole, quick, tmp_path):
+def test_a_slice_that_comes_back_with_empty_disks(uninterrupted, quick, tmp_path):
   _, said = killed(tmp_path, 1, quick)
   assert (
     "2 of 4 processes read their emergency copies; the others receive their shards over the mesh"
   ) in said
-  assert losses(tmp_path / "run") == losses(whole)
-  assert_same_bits(tmp_path / "run", whole, STEPS)
+  assert losses(tmp_path / "run") == losses(uninterrupted)
+  assert_same_bits(tmp_path / "run", uninterrupted, STEPS)
 
 
-def test_the_slice_that_is_left_goes_on_without_the_first(whole, quick, tmp_path):
+def test_the_slice_that_is_left_goes_on_without_the_first(uninterrupted, quick, tmp_path):
   step, said = killed(tmp_path, 0, quick, "--least_slices=1")
   assert "slice 0 is lost; 1 of 2 slices go on" in said and "all 2 processes ended well" in said
   assert "2 of 2 processes read their emergency copies" in said
-  ours = losses(tmp_path / "run")
-  theirs = losses(whole)
-  assert ours[:step] == theirs[:step] and len(ours) == STEPS
-  assert np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)
+  reached = losses(tmp_path / "run")
+  expected = losses(uninterrupted)
+  assert reached[:step] == expected[:step] and len(reached) == STEPS
+  assert np.abs(np.subtract(reached, expected)).max() < 1e-5, (reached, expected)

@@ -49,9 +49,9 @@ def test_it_goes_back_and_ends_the_same_however_often_it_is_killed(tmp_path):
     assert code or number == 2, f"not killed at {name}: {said}"
   code, said = run(poisoned(tmp_path / "killed"), **where)
   assert code == 0, said
-  whole = losses(tmp_path / "whole")
-  assert [step for step, _ in whole] == list(range(1, STEPS + 1)) and all(
-    loss is not None for _, loss in whole
+  uninterrupted = losses(tmp_path / "whole")
+  assert [step for step, _ in uninterrupted] == list(range(1, STEPS + 1)) and all(
+    loss is not None for _, loss in uninterrupted
   )
   rows = [
     json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
@@ -60,7 +60,7 @@ def test_it_goes_back_and_ends_the_same_however_often_it_is_killed(tmp_path):
     (row["from"], row["step"], row["batches_passed"]) for row in rows if "rollback" in row
   ] == [(15, 9, 6)]
   for name in ("again", "killed"):
-    assert losses(tmp_path / name) == whole
+    assert losses(tmp_path / name) == uninterrupted
     assert [row["step"] for row in read_metrics(tmp_path / name) if "train/loss" in row] == list(
       range(1, STEPS + 1)
     )

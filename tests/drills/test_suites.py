@@ -73,9 +73,12 @@ def test_killed_in_every_phase(tmp_path):
     assert code == -9 and "Traceback" not in said, f"{phase}: {said[-2000:]}"
   code, said = run(killed_at(command("parts"), "never", "", also=NANO), **where)
   assert code == 0, said
-  whole, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
-  assert whole.keys() == parts.keys() and {"submission/CoLA.tsv", "results.md"} <= whole.keys()
-  for name, found in whole.items():
+  uninterrupted, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
+  assert (
+    uninterrupted.keys() == parts.keys()
+    and {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
+  )
+  for name, found in uninterrupted.items():
     assert parts[name] == found, name
   folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
   assert losses(folders[0]) == losses(folders[1]) and len(losses(folders[0])) == 4

@@ -109,7 +109,7 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
   flags += ("--config.eval_every=1", "--config.evals.loss.max_examples=8")
   (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
   codes = []
-  found = {}
+  rows_by_step = {}
   with Process(train(workdir, *flags, recipe="tests/recipes/nano_decoder.py")) as trains:
     assert trains.until(lambda: count_metrics(workdir) >= 4), trains.end()
     for number in range(times):
@@ -126,11 +126,11 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
     code, said = trains.end()
   assert code == 75 and "Traceback" not in said and "warning" not in said, said
   for row in read_metrics(workdir):
-    found |= {row["step"]: row} if "eval/builtin_causal_lm/loss" in row else {}
+    rows_by_step |= {row["step"]: row} if "eval/builtin_causal_lm/loss" in row else {}
   for file in (workdir / "evaluations").glob("*.json"):
     result = json.loads(file.read_text())
     assert result["metrics"]["loss"] == pytest.approx(
-      found[result["step"]]["eval/builtin_causal_lm/loss"], rel=1e-4
+      rows_by_step[result["step"]]["eval/builtin_causal_lm/loss"], rel=1e-4
     )
   print(f"codes {codes}")
   assert codes.count(0) >= times

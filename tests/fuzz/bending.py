@@ -85,11 +85,11 @@ def paths_of(tree: Any, path: tuple = ()) -> Iterable[tuple]:
 def mutated(tree: Any, rng: random.Random, times: int = 1) -> tuple[Any, str]:
   """(a copy of a parsed file with other values, types, keys or sizes; what was changed)."""
   tree = copy.deepcopy(tree)
-  told = []
+  changes = []
   for _ in range(times):
-    tree, what = _mutated(tree, rng)
-    told.append(what)
-  return tree, "; ".join(told)
+    tree, change = _mutated(tree, rng)
+    changes.append(change)
+  return tree, "; ".join(changes)
 
 
 def _mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
@@ -117,10 +117,10 @@ def _mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
     node.extend(copy.deepcopy(node[: rng.randint(1, 20)]))
     return tree, f"{where} grown to {len(node)}"
   if kind == "swap" and path:
-    other = rng.choice(paths[1:])
-    value = copy.deepcopy(_at(tree, other))
+    other_path = rng.choice(paths[1:])
+    value = copy.deepcopy(_at(tree, other_path))
     parent[path[-1]] = value
-    return tree, f"{where} = the value of {'.'.join(map(str, other))}"
+    return tree, f"{where} = the value of {'.'.join(map(str, other_path))}"
   if kind == "scale" and isinstance(node, int | float) and not isinstance(node, bool) and path:
     parent[path[-1]] = value = rng.choice(
       [node * 2, node + 1, node - 1, -node, node * 10**9, float(node), str(node)]
@@ -164,19 +164,19 @@ def bent(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     return data[:at], f"cut at byte {at} of {n}"
   if kind == "flip" and n:
     places = [rng.randint(0, n - 1) for _ in range(rng.choice((1, 1, 4, 30)))]
-    made = bytearray(data)
+    case_files = bytearray(data)
     for place in places:
-      made[place] ^= 1 << rng.randint(0, 7)
-    return bytes(made), f"bits flipped at {places[:4]}"
+      case_files[place] ^= 1 << rng.randint(0, 7)
+    return bytes(case_files), f"bits flipped at {places[:4]}"
   if kind == "double":
     return data[:at] + data[at : at + length] * 2 + data[at + length :], (
       f"{length} bytes doubled at {at}"
     )
   if kind == "insert":
-    what = rng.choice(
+    change = rng.choice(
       (b"\0" * length, b"\xff" * length, rng.randbytes(length), b"\xed\xa0\x80", b"\xef\xbb\xbf")
     )
-    return data[:at] + what + data[at:], f"{what[:8]!r}… inserted at {at}"
+    return data[:at] + change + data[at:], f"{change[:8]!r}… inserted at {at}"
   if kind == "drop":
     return data[:at] + data[at + length :], f"{length} bytes dropped at {at}"
   if kind == "huge" and n >= 4:
@@ -232,17 +232,17 @@ def run(
   ground = Ground(folder / "ground", seconds=SECONDS, memory=MEMORY)
   ran = []
   for seed in seeds:
-    made = folder / "files" / str(seed)
-    made.mkdir(parents=True)
-    what, call = case(generator(seed, 0), made)
+    case_files = folder / "files" / str(seed)
+    case_files.mkdir(parents=True)
+    change, call = case(generator(seed, 0), case_files)
 
-    def called(inside: pathlib.Path, call=call) -> int | None:
+    def called(case_folder: pathlib.Path, call=call) -> int | None:
       with _executing() as executed:
-        code = handle_errors(lambda: call(inside))()
-      ran.extend(f"{what}: {one}" for one in executed)
+        code = handle_errors(lambda: call(case_folder))()
+      ran.extend(f"{change}: {one}" for one in executed)
       return code
 
-    ground.run(f"seed {seed}: {what}", called)
+    ground.run(f"seed {seed}: {change}", called)
   print(f"seeds {seeds[0]} to {seeds[-1]}: ", end="")
   ground.check(least=len(seeds))
   assert not ran, "\n".join(ran)

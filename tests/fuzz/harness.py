@@ -106,21 +106,21 @@ class Ground:
       seconds: the most that this case may take, such as one that prepares data for all that follow.
     """
     seconds = seconds or self._seconds
-    inside = self._folder / f"case{len(self.outcomes)}" / "inside"
-    inside.mkdir(parents=True)
+    case_folder = self._folder / f"case{len(self.outcomes)}" / "inside"
+    case_folder.mkdir(parents=True)
     shared = self._folder / "tmp"  # where a program may keep what it makes once
     shared.mkdir(exist_ok=True)
-    beside = _listing(inside.parent)
+    beside = _listing(case_folder.parent)
     before = _resident()
     said = io.StringIO()
     try:
       with (
         _timed(seconds),
         _bounded(self._memory),
-        _watched(inside, shared, *self._kept) as outside,
+        _watched(case_folder, shared, *self._kept) as outside,
       ):
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-          code = call(inside)
+          code = call(case_folder)
       end, told = _judged(code, said.getvalue())
     except Hang:
       end = "hang"
@@ -139,12 +139,14 @@ class Ground:
       end = "memory"
       told = f"grew by {grown / 2**30:.1f} GiB; {told}"
     outside += [
-      str(path) for path in _listing(inside.parent) - beside if not path.is_relative_to(inside)
+      str(path)
+      for path in _listing(case_folder.parent) - beside
+      if not path.is_relative_to(case_folder)
     ]
     if outside:
       end = "outside"
       told = f"{', '.join(dict.fromkeys(outside))}; {told}"
-    shutil.rmtree(inside.parent, ignore_errors=True)
+    shutil.rmtree(case_folder.parent, ignore_errors=True)
     self.outcomes.append(Outcome(case, end, told))
     return self.outcomes[-1]
 
@@ -239,7 +241,7 @@ _watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 @contextlib.contextmanager
 def _watched(
-  inside: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path
+  case_folder: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path
 ) -> Iterator[list[str]]:
   """Collect the paths that Python writes, makes or removes outside of these; `shared` has temporary
   files."""
@@ -249,7 +251,7 @@ def _watched(
     sys.addaudithook(_audit)
     _hooked.append(_audit)
   tempfile.tempdir = str(shared)
-  _watching.append(((inside, shared, *kept), found))
+  _watching.append(((case_folder, shared, *kept), found))
   try:
     yield found
   finally:

@@ -57,7 +57,7 @@ NUMBERS = (
 )
 
 
-def location(choice: random.Random, elsewhere: str, inside: str) -> str:
+def location(choice: random.Random, elsewhere: str, allowed: str) -> str:
   """Return a path, an address or a chain of addresses.
 
   Args:
@@ -75,7 +75,7 @@ def location(choice: random.Random, elsewhere: str, inside: str) -> str:
     "",
   )
   base = choice.choice(
-    (elsewhere, f"{inside}/../elsewhere", "../elsewhere", f"{inside}/link", "/proc/self", "/etc")
+    (elsewhere, f"{allowed}/../elsewhere", "../elsewhere", f"{allowed}/link", "/proc/self", "/etc")
   )
   path = f"{base}/{choice.choice(names)}"
   path = choice.choice(
@@ -111,26 +111,26 @@ def location(choice: random.Random, elsewhere: str, inside: str) -> str:
   return path
 
 
-def source(choice: random.Random, elsewhere: str, inside: str) -> str:
+def source(choice: random.Random, elsewhere: str, allowed: str) -> str:
   """Return a source of records elsewhere."""
-  rest = location(choice, elsewhere, inside)
+  path = location(choice, elsewhere, allowed)
   if choice.random() < 0.3:
-    rest = f"train={rest},validation={location(choice, elsewhere, inside)}"
-  spelled = f"{choice.choice(FORMATS)}:{rest}"
+    path = f"train={path},validation={location(choice, elsewhere, allowed)}"
+  spelled = f"{choice.choice(FORMATS)}:{path}"
   if choice.random() < 0.3:
     spelled = choice.choice(WRAPPERS) + spelled
   return spelled
 
 
-def value(choice: random.Random, elsewhere: str, inside: str) -> Any:
+def value(choice: random.Random, elsewhere: str, allowed: str) -> Any:
   """Return a hostile value."""
   make = choice.choice((location, location, source, source, None, None))
   if make is not None:
-    return make(choice, elsewhere, inside)
+    return make(choice, elsewhere, allowed)
   return choice.choice((*FUNCTIONS, *NUMBERS))
 
 
-def mutation(choice: random.Random, tree: Any, elsewhere: str, inside: str) -> tuple[Any, str]:
+def mutation(choice: random.Random, tree: Any, elsewhere: str, allowed: str) -> tuple[Any, str]:
   """Return a copy of a parsed file with up to three other values, and what was changed."""
   tree = json.loads(json.dumps(tree))
   changes = []
@@ -142,9 +142,9 @@ def mutation(choice: random.Random, tree: Any, elsewhere: str, inside: str) -> t
     else:
       key = choice.choice(KEYS)
     old = node.get(key)
-    new = value(choice, elsewhere, inside)
+    new = value(choice, elsewhere, allowed)
     if key in ("source", "passages"):
-      new = source(choice, elsewhere, inside)
+      new = source(choice, elsewhere, allowed)
     elif isinstance(old, dict) and choice.random() < 0.8:
       new = old | {choice.choice(KEYS): new}
     elif isinstance(old, list) and choice.random() < 0.8:
@@ -156,8 +156,8 @@ def mutation(choice: random.Random, tree: Any, elsewhere: str, inside: str) -> t
 
 def _objects(tree: Any) -> list[dict]:
   """Return all objects of a parsed file, the outermost first."""
-  found = [tree] if isinstance(tree, dict) else []
+  objects = [tree] if isinstance(tree, dict) else []
   items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
   for item in items:
-    found += _objects(item)
-  return found
+    objects += _objects(item)
+  return objects

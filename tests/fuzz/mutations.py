@@ -58,7 +58,7 @@ def nested(depth: int = 400) -> Any:
 def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
   """Return the value with one or two places damaged, and a description."""
   value = json.loads(json.dumps(value))
-  told = []
+  changes = []
   for _ in range(choice.choice((1, 1, 1, 2))):
     places = list(_places(value))
     kind = choice.choice(
@@ -66,10 +66,10 @@ def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
     )
     if kind == "top" or not places:
       value = nested() if choice.random() < 0.2 else choice.choice(HOSTILE)
-      told.append(f"the whole is {value!r:.40}")
+      changes.append(f"the whole is {value!r:.40}")
       continue
     holder, key = choice.choice(places)
-    told.append(f"{kind} {key!r:.40}")
+    changes.append(f"{kind} {key!r:.40}")
     if kind == "delete":
       del holder[key]
     elif kind == "add" and isinstance(holder, dict):
@@ -81,10 +81,10 @@ def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
         (holder[key] + 1, holder[key] - 1, -holder[key], holder[key] * 1000, 10**15)
       )
     else:
-      found = nested() if choice.random() < 0.05 else choice.choice(HOSTILE)
-      holder[key] = found
-      told[-1] += f" by {found!r:.40}"
-  return value, "; ".join(told)
+      hostile_value = nested() if choice.random() < 0.05 else choice.choice(HOSTILE)
+      holder[key] = hostile_value
+      changes[-1] += f" by {hostile_value!r:.40}"
+  return value, "; ".join(changes)
 
 
 def _places(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -139,25 +139,25 @@ def folder_mutation(
     value = None
   draw = choice.random()
   if value is not None and draw < 0.75:
-    value, told = json_mutation(choice, value)
+    value, changes = json_mutation(choice, value)
     file.write_text(json.dumps(value))
     if sign and isinstance(value, dict) and choice.random() < 0.7:
       sign(file)
-      told += ", signed"
-    return f"{name}: {told}"
+      changes += ", signed"
+    return f"{name}: {changes}"
   if draw < 0.88:
-    data, told = bytes_mutation(choice, file.read_bytes())
+    data, changes = bytes_mutation(choice, file.read_bytes())
     file.write_bytes(data)
-    return f"{name}: {told}"
+    return f"{name}: {changes}"
   kind = choice.choice(
     ("missing", "directory", "pipe", "loop", "zero", "swapped", "unreadable name")
   )
-  other = folder / choice.choice(files)
+  target = folder / choice.choice(files)
   if kind == "swapped":
     first = file.read_bytes()
-    second = other.read_bytes()
-    file.write_bytes(second), other.write_bytes(first)
-    return f"{name}: swapped with {other.relative_to(folder)}"
+    second = target.read_bytes()
+    file.write_bytes(second), target.write_bytes(first)
+    return f"{name}: swapped with {target.relative_to(folder)}"
   file.unlink()
   if kind == "directory":
     (file / "x").mkdir(parents=True)

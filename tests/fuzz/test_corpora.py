@@ -154,34 +154,34 @@ def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
   """A file of a format, its records changed or not."""
   if kind in ("json", "jsonl", "parquet"):
     tree = RECORDS
-    what = "as it is"
+    change = "as it is"
     if rng.random() < 0.8:
-      tree, what = bending.mutated(tree, rng, rng.choice((1, 1, 4)))
+      tree, change = bending.mutated(tree, rng, rng.choice((1, 1, 4)))
     if kind == "json":
-      return bending.json_text(tree), what
+      return bending.json_text(tree), change
     rows = tree if isinstance(tree, list) else [tree]
     if kind == "jsonl":
-      return b"\n".join(map(bending.json_text, rows)), what
+      return b"\n".join(map(bending.json_text, rows)), change
     try:
-      return parquet(rows), what
+      return parquet(rows), change
     except Exception:  # such records are no table
       return parquet(RECORDS), "as it is"
   if kind == "squad":
-    tree, what = bending.mutated(SQUAD, rng, rng.choice((1, 1, 3)))
-    return bending.json_text(tree), what
+    tree, change = bending.mutated(SQUAD, rng, rng.choice((1, 1, 3)))
+    return bending.json_text(tree), change
   if kind in ("csv", "tsv"):
     between = "," if kind == "csv" else "\t"
     rows = [list(row) for row in TABLE]
-    what = "as it is"
+    change = "as it is"
     if rng.random() < 0.7:
       row = rng.choice(rows)
       cell = rng.choice(["", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text"])
       row.insert(rng.randint(0, 2), cell)
-      what = f"a cell {cell!r}"
-    return "\n".join(map(between.join, rows)).encode(), what
+      change = f"a cell {cell!r}"
+    return "\n".join(map(between.join, rows)).encode(), change
   text = {"conll": CONLL, "conllu": CONLLU}.get(kind, "\n".join(LINES) + "\n")
   rows = text.split("\n")
-  what = "as it is"
+  change = "as it is"
   if rng.random() < 0.7:
     row = rng.choice(
       [
@@ -197,38 +197,38 @@ def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
       ]
     )
     rows[rng.randint(0, len(rows) - 1)] = row
-    what = f"a line {row[:20]!r}"
-  return "\n".join(rows).encode(), what
+    change = f"a line {row[:20]!r}"
+  return "\n".join(rows).encode(), change
 
 
 def case(rng: random.Random, root):
   kind = rng.choice(FORMATS)
-  content, what = content_of(kind, rng)
+  content, change = content_of(kind, rng)
   if rng.random() < 0.15:
-    what = rng.choice(sorted(HOSTILE))
-    content = HOSTILE[what]
+    change = rng.choice(sorted(HOSTILE))
+    content = HOSTILE[change]
   elif rng.random() < 0.25:
-    content, more = bending.bent(content, rng)
-    what += f"; {more}"
+    content, second_change = bending.bent(content, rng)
+    change += f"; {second_change}"
   name = "train.text" if kind == "parallel" else f"corpus.{kind}"
   if kind != "parquet" and rng.random() < 0.35:
     packed = rng.choice(sorted(PACKED))
     if rng.random() < 0.1:
       content = PACKED[packed](b"a" * (4 << 20)) * 75
-      what = "300 MiB of one letter"
+      change = "300 MiB of one letter"
     else:
       content = PACKED[packed](content)
     name = f"{name}.{packed}"
     if rng.random() < 0.6:
-      content, more = bending.bent(content, rng)
-      what += f"; packed, {more}"
+      content, second_change = bending.bent(content, rng)
+      change += f"; packed, {second_change}"
   (root / "in").mkdir()
   (root / "in" / name).write_bytes(content)
   source = f"{kind}:{root}/in/{name}"
   if kind == "parallel":
     (root / "in" / name.replace("text", "label")).write_bytes("\n".join(LINES).encode())
     source = f"parallel:{root}/in/{{split}}.{name.replace('train.text', '{field}')}"
-  return f"{kind}, {name}, {what}", reader(rng.choice(READERS[kind]), kind, source)
+  return f"{kind}, {name}, {change}", reader(rng.choice(READERS[kind]), kind, source)
 
 
 def reader(task: str | None, kind: str, source: str):

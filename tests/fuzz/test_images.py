@@ -113,8 +113,8 @@ def picture(rng: random.Random) -> tuple[bytes, str]:
   kind = rng.choice(sorted(PICTURES))
   data = PICTURES[kind]()
   if rng.random() < 0.5:
-    data, what = bending.bent(data, rng)
-    kind += f", {what}"
+    data, change = bending.bent(data, rng)
+    kind += f", {change}"
   if data.startswith(b"BM") and rng.random() < 0.5:
     data = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:]
     kind = "a lying BMP"
@@ -134,7 +134,7 @@ def write_idx(rng: random.Random, folder) -> str:
   images = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
   labels = np.arange(3, dtype=np.uint8)
   which = rng.choice((0, 1))
-  what = "as it is"
+  change = "as it is"
   files = [idx(images), idx(labels)]
   if rng.random() < 0.5:
     shapes = [
@@ -147,34 +147,34 @@ def write_idx(rng: random.Random, folder) -> str:
       (192,),
     ]
     shape = rng.choice(shapes)
-    files[which], what = (
+    files[which], change = (
       idx((images, labels)[which], shape, rng.choice((8, 8, 9, 13))),
       (f"shape {shape}"),
     )
   elif rng.random() < 0.8:
-    files[which], what = bending.bent(files[which], rng)
+    files[which], change = bending.bent(files[which], rng)
   if rng.random() < 0.2:
     files[which] = gzip.compress(files[which])
-    files[which], more = bending.bent(files[which], rng)
-    what += f", packed, {more}"
+    files[which], second_change = bending.bent(files[which], rng)
+    change += f", packed, {second_change}"
   elif rng.random() < 0.1:
-    files[which], what = (
+    files[which], change = (
       gzip.compress(files[which]) + gzip.compress(b"\0" * 2**26) * 32,
       ("2 GiB of zeros, packed"),
     )
   for name, data in zip(("a-images-idx3-ubyte", "a-labels-idx1-ubyte"), files):
     (folder / name).write_bytes(data)
-  return f"{('images', 'labels')[which]} {what}"
+  return f"{('images', 'labels')[which]} {change}"
 
 
 def write_folders(rng: random.Random, folder) -> str:
   for name in ("cat", "dog"):
     (folder / name).mkdir()
     (folder / name / "1.png").write_bytes(encoded("PNG"))
-  data, what = picture(rng)
+  data, change = picture(rng)
   name = rng.choice(("x.png", "x", "$(id).png", "a\nb.png", "🦊.jpg", "x.svg"))
   (folder / "cat" / name).write_bytes(data)
-  return f"{name!r}: {what}"
+  return f"{name!r}: {change}"
 
 
 def write_voc(rng: random.Random, folder) -> str:
@@ -183,19 +183,19 @@ def write_voc(rng: random.Random, folder) -> str:
   kind = rng.choice(("hostile", "hostile", "bent", "picture"))
   text = VOC.encode()
   data = encoded("JPEG")
-  what = ""
+  change = ""
   if kind == "hostile":
-    what = rng.choice(sorted(HOSTILE_XML))
-    text = HOSTILE_XML[what].encode("utf-16" if what == "UTF-16" else "utf-8")
+    change = rng.choice(sorted(HOSTILE_XML))
+    text = HOSTILE_XML[change].encode("utf-16" if change == "UTF-16" else "utf-8")
   elif kind == "bent":
-    text, what = bending.bent(text, rng)
+    text, change = bending.bent(text, rng)
   else:
-    data, what = picture(rng)
+    data, change = picture(rng)
   (folder / "Annotations" / "1.xml").write_bytes(VOC.encode())
   (folder / "JPEGImages" / "1.jpg").write_bytes(encoded("JPEG"))
   (folder / "Annotations" / "2.xml").write_bytes(text)
   (folder / "JPEGImages" / "2.jpg").write_bytes(data)
-  return what
+  return change
 
 
 def write_coco(rng: random.Random, folder) -> str:
@@ -209,22 +209,22 @@ def write_coco(rng: random.Random, folder) -> str:
   }
   content = bending.json_text(tree)
   data = encoded("JPEG")
-  what = ""
+  change = ""
   kind = rng.choice(("tree", "tree", "tree", "bent", "deep", "picture"))
   if kind == "tree":
-    changed, what = bending.mutated(tree, rng, rng.choice((1, 1, 2, 3)))
+    changed, change = bending.mutated(tree, rng, rng.choice((1, 1, 2, 3)))
     content = bending.json_text(changed)
   elif kind == "bent":
-    content, what = bending.bent(content, rng)
+    content, change = bending.bent(content, rng)
   elif kind == "deep":
     content = bending.DEEP
-    what = "deep"
+    change = "deep"
   else:
-    data, what = picture(rng)
+    data, change = picture(rng)
   (folder / "boxes.json").write_bytes(content)
   (folder / "1.jpg").write_bytes(encoded("JPEG"))
   (folder / "2.jpg").write_bytes(data)
-  return what
+  return change
 
 
 WRITERS = {"idx": write_idx, "folders": write_folders, "voc": write_voc, "coco": write_coco}
@@ -248,8 +248,8 @@ def reader(layout: str, root):
 def case(rng: random.Random, root):
   layout = rng.choice(LAYOUTS)
   (root / "in").mkdir()
-  what = WRITERS[layout](rng, root / "in")
-  return f"{layout}: {what}", reader(layout, root)
+  change = WRITERS[layout](rng, root / "in")
+  return f"{layout}: {change}", reader(layout, root)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

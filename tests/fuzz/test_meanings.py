@@ -63,59 +63,59 @@ class Maker:
     write_model("t5", folder / "model")
     published.write(folder / "model", "t5")
 
-  def mutate(self, choice: random.Random, tree, inside: pathlib.Path):
-    return meanings.mutation(choice, tree, str(self.sentinels.folder), str(inside))
+  def mutate(self, choice: random.Random, tree, case_folder: pathlib.Path):
+    return meanings.mutation(choice, tree, str(self.sentinels.folder), str(case_folder))
 
-  def run(self, choice: random.Random, inside: pathlib.Path):
+  def run(self, choice: random.Random, case_folder: pathlib.Path):
     """Return (what was changed, a call) of a hostile run, evaluated up to the first batch."""
-    workdir = inside / "run"
+    workdir = case_folder / "run"
     self.vocabulary.save(workdir / "vocabulary")
     (workdir / "link").symlink_to(self.sentinels.folder)
-    identity, told = self.mutate(choice, self.identity, workdir)
+    identity, changes = self.mutate(choice, self.identity, workdir)
     (workdir / "config.json").write_text(json.dumps(identity))
 
     def call() -> None:
       run = open_with_recipe.open_with_recipe(str(workdir), None, ())
       Evaluation(run.config, run.model, build_objective(run.config), run.rules, None)
 
-    return told, call
+    return changes, call
 
-  def start(self, choice: random.Random, inside: pathlib.Path):
+  def start(self, choice: random.Random, case_folder: pathlib.Path):
     """Return (what was changed, a call) of a hostile run from which another one starts."""
-    told, _ = self.run(choice, inside)
+    changes, _ = self.run(choice, case_folder)
 
     def call() -> None:
       config = nano.get_config()
-      config.init = {"workdir": str(inside / "run")}
+      config.init = {"workdir": str(case_folder / "run")}
       warm_start.inherit_model(config)
       open_with_recipe.load_vocabulary(
-        open_with_recipe.open_with_recipe(str(inside / "run"), nano.__file__, ())
+        open_with_recipe.open_with_recipe(str(case_folder / "run"), nano.__file__, ())
       )
 
-    return told, call
+    return changes, call
 
-  def imported(self, choice: random.Random, inside: pathlib.Path):
+  def imported(self, choice: random.Random, case_folder: pathlib.Path):
     content = {"model": self.identity["model"], "vocabulary": "0"}
-    content, told = self.mutate(choice, content, inside)
-    (inside / "imported.json").write_text(json.dumps(content))
-    return told, lambda: warm_start.with_model_keys(
-      self.config, workdirs.read_imported(inside)["model"], str(inside)
+    content, changes = self.mutate(choice, content, case_folder)
+    (case_folder / "imported.json").write_text(json.dumps(content))
+    return changes, lambda: warm_start.with_model_keys(
+      self.config, workdirs.read_imported(case_folder)["model"], str(case_folder)
     )
 
-  def suite(self, choice: random.Random, inside: pathlib.Path):
+  def suite(self, choice: random.Random, case_folder: pathlib.Path):
     table = {"form": "labelled", "source": "builtin", "text": "{text}", "length": 8}
-    table, told = self.mutate(choice, table | {"config": {"batch_size": 8}}, inside)
+    table, changes = self.mutate(choice, table | {"config": {"batch_size": 8}}, case_folder)
     lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
-    (inside / "tasks.toml").write_text("[a]\n" + "\n".join(lines) + "\n")
+    (case_folder / "tasks.toml").write_text("[a]\n" + "\n".join(lines) + "\n")
 
     def call() -> None:
-      suite = custom_suites.load_suite(str(inside / "tasks.toml"))
+      suite = custom_suites.load_suite(str(case_folder / "tasks.toml"))
       arguments = dict(suite.tasks["a"].table) if isinstance(suite.tasks["a"].table, dict) else {}
       open_source(table.get("source") or "builtin", data_dir=arguments.get("data_dir"))
 
-    return told, call
+    return changes, call
 
-  def tokenizer(self, choice: random.Random, inside: pathlib.Path):
+  def tokenizer(self, choice: random.Random, case_folder: pathlib.Path):
     model = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
     content = "".join(choice.choice("ab") for _ in range(choice.choice((1, 90, 2000))))
     step = {
@@ -127,71 +127,73 @@ class Maker:
     if choice.random() < 0.7:
       model[key] = {"type": "Sequence", parts: [step] * choice.choice((1, 2, 4, 12))}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "auto_map": {}}
-    config, told = self.mutate(choice, config, inside)
-    (inside / "tokenizer.json").write_text(json.dumps(model))
-    (inside / "tokenizer_config.json").write_text(json.dumps(config))
+    config, changes = self.mutate(choice, config, case_folder)
+    (case_folder / "tokenizer.json").write_text(json.dumps(model))
+    (case_folder / "tokenizer_config.json").write_text(json.dumps(config))
     if choice.random() < 0.2:
-      (inside / "special_tokens_map.json").symlink_to(self.sentinels.folder / "secret.txt")
-    return told, lambda: vocabularies.load(str(inside)).encode("a" * 1000)
+      (case_folder / "special_tokens_map.json").symlink_to(self.sentinels.folder / "secret.txt")
+    return changes, lambda: vocabularies.load(str(case_folder)).encode("a" * 1000)
 
-  def vocabulary_manifest(self, choice: random.Random, inside: pathlib.Path):
-    ByteVocabulary().save(inside)
-    file = inside / vocabularies.MANIFEST
-    content, told = self.mutate(choice, json.loads(file.read_text()), inside)
+  def vocabulary_manifest(self, choice: random.Random, case_folder: pathlib.Path):
+    ByteVocabulary().save(case_folder)
+    file = case_folder / vocabularies.MANIFEST
+    content, changes = self.mutate(choice, json.loads(file.read_text()), case_folder)
     file.write_text(json.dumps(content))
-    return told, lambda: vocabularies.load(str(inside)).encode("a")
+    return changes, lambda: vocabularies.load(str(case_folder)).encode("a")
 
-  def store(self, choice: random.Random, inside: pathlib.Path):
+  def store(self, choice: random.Random, case_folder: pathlib.Path):
     for file in (self.folder / "tokens").rglob("*"):
       if file.is_file():
-        copy = inside / file.relative_to(self.folder)
+        copy = case_folder / file.relative_to(self.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
-    file = choice.choice(sorted((inside / "tokens").rglob("*.json")))
-    content, told = self.mutate(choice, json.loads(file.read_text()), inside)
+    file = choice.choice(sorted((case_folder / "tokens").rglob("*.json")))
+    content, changes = self.mutate(choice, json.loads(file.read_text()), case_folder)
     file.write_text(json.dumps(content))
     signed(file)
 
     def call() -> None:
-      store = TokenStore.open(inside / "tokens" / "train", "size")
+      store = TokenStore.open(case_folder / "tokens" / "train", "size")
       store.vocabulary  # noqa: B018 -- read and checked
 
-    return f"{file.name}: {told}", call
+    return f"{file.name}: {changes}", call
 
-  def model(self, choice: random.Random, inside: pathlib.Path):
-    directory = inside / "model"
+  def model(self, choice: random.Random, case_folder: pathlib.Path):
+    directory = case_folder / "model"
     directory.mkdir()
     for file in (self.folder / "model").iterdir():
       (directory / file.name).write_bytes(file.read_bytes())
     if choice.random() < 0.5:
       file = directory / "config.json"
-      content, told = self.mutate(choice, json.loads(file.read_text()), directory)
+      content, changes = self.mutate(choice, json.loads(file.read_text()), directory)
     else:
       (directory / "model.safetensors").rename(directory / "a.safetensors")
       file = directory / "model.safetensors.index.json"
-      told = "index"
+      changes = "index"
       name = meanings.location(choice, str(self.sentinels.folder), str(directory))
       content = {"weight_map": {"shared.weight": choice.choice((name, "a.safetensors"))}}
     file.write_text(json.dumps(content))
 
     def call() -> None:
-      hf.save(hf.load(str(directory)), str(inside / "again"))
+      hf.save(hf.load(str(directory)), str(case_folder / "again"))
 
-    return told, call
+    return changes, call
 
-  def records(self, choice: random.Random, inside: pathlib.Path):
-    name = meanings.location(choice, str(self.sentinels.folder), str(inside))
-    (inside / "link").symlink_to(self.sentinels.folder / "secret.txt")
+  def records(self, choice: random.Random, case_folder: pathlib.Path):
+    name = meanings.location(choice, str(self.sentinels.folder), str(case_folder))
+    (case_folder / "link").symlink_to(self.sentinels.folder / "secret.txt")
     if choice.random() < 0.5:
       rows = {"images": [{"file_name": name, "height": 1, "width": 1, "id": 1}], "annotations": []}
-      (inside / "rows.json").write_text(json.dumps(rows | {"categories": [{"id": 1, "name": "a"}]}))
-      return f"coco {name!r}", lambda: list(
-        open_source(f"coco:{inside}/rows.json").records("train")
+      (case_folder / "rows.json").write_text(
+        json.dumps(rows | {"categories": [{"id": 1, "name": "a"}]})
       )
-    (inside / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
-    given = {"label_field": "label", "classes": ("a",), "cache": str(inside / "cache")}
+      return f"coco {name!r}", lambda: list(
+        open_source(f"coco:{case_folder}/rows.json").records("train")
+      )
+    (case_folder / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
+    given = {"label_field": "label", "classes": ("a",), "cache": str(case_folder / "cache")}
     return f"jsonl {name!r}", lambda: image_store.open_store(
-      f"jsonl:{inside}/rows.jsonl", "train", **given
+      f"jsonl:{case_folder}/rows.jsonl", "train", **given
     )
 
 
@@ -232,9 +234,9 @@ def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
     kind = choice.choice(KINDS)
     changes = []
 
-    def case(inside: pathlib.Path, choice=choice, kind=kind, changes=changes) -> int:
+    def case(case_folder: pathlib.Path, choice=choice, kind=kind, changes=changes) -> int:
       trust.begin_command(())
-      told, call = getattr(maker, kind)(choice, inside)
+      told, call = getattr(maker, kind)(choice, case_folder)
       changes.append(told)
       with maker.sentinels.watching() as events:
         code = handle_errors(_without_result)(call)

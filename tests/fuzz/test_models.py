@@ -60,20 +60,20 @@ def case(rng: random.Random, root):
     )
   )
   text = json.dumps(config).encode()
-  what = ""
+  change = ""
   if kind == "config":
-    tree, what = bending.mutated(config, rng, rng.choice((1, 1, 1, 2, 3)))
+    tree, change = bending.mutated(config, rng, rng.choice((1, 1, 1, 2, 3)))
     text = bending.json_text(tree)
   elif kind == "config text":
-    text, what = (bending.DEEP, "deep") if rng.random() < 0.2 else bending.bent(text, rng)
+    text, change = (bending.DEEP, "deep") if rng.random() < 0.2 else bending.bent(text, rng)
   elif kind == "header":
     header, values = split(weights)
-    header, what = bending.mutated(header, rng)
+    header, change = bending.mutated(header, rng)
     length = rng.choice((None, None, None, 2**62, 0, 2**32))
     weights = joined(header, values, length)
-    what += f", length {length}" if length is not None else ""
+    change += f", length {length}" if length is not None else ""
   elif kind == "weights":
-    weights, what = bending.bent(weights, rng)
+    weights, change = bending.bent(weights, rng)
   elif kind == "index":
     header, _ = split(weights)
     index = {
@@ -82,9 +82,9 @@ def case(rng: random.Random, root):
     }
     if rng.random() < 0.2:
       (directory / INDEX).write_bytes(bending.DEEP)
-      what = "deep"
+      change = "deep"
     else:
-      index, what = bending.mutated(index, rng)
+      index, change = bending.mutated(index, rng)
       (directory / INDEX).write_bytes(bending.json_text(index))
   (directory / "config.json").write_bytes(text)
   (directory / ("part.safetensors" if kind == "index" else WEIGHTS)).write_bytes(weights)
@@ -93,7 +93,7 @@ def case(rng: random.Random, root):
     model = hf.load(str(directory))
     hf.save(model, str(out / "again"))
 
-  return f"{name}, {kind}: {what}", call
+  return f"{name}, {kind}: {change}", call
 
 
 def test_a_few_mutated_directories(tmp_path):

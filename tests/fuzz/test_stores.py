@@ -156,19 +156,21 @@ def tried(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
     subject = KINDS[kind](tmp_path / "sound" / "store")
   ground = Ground(tmp_path / "ground", memory=2**30)
   for number in cases:
-    told: list[str] = []
+    changes: list[str] = []
     name = f"seed {SEED}, {kind} {number}"
     choice = generator(SEED, f"{kind}/{number}")
-    outcome = ground.run(name, functools.partial(harmed_and_used, subject, choice, told))
-    ground.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(told)}")
+    outcome = ground.run(name, functools.partial(harmed_and_used, subject, choice, changes))
+    ground.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(changes)}")
   ground.check(least=len(cases))
 
 
-def harmed_and_used(subject, choice: random.Random, told: list[str], inside: pathlib.Path) -> int:
+def harmed_and_used(
+  subject, choice: random.Random, changes: list[str], case_folder: pathlib.Path
+) -> int:
   """Damage a copy of a store and use it; what was not damaged stays as it is."""
-  folder = copied(subject.folder, inside / "store")
+  folder = copied(subject.folder, case_folder / "store")
   before = digests(folder)
-  told.append(subject.damage(choice, folder))
+  changes.append(subject.damage(choice, folder))
   sound = digests(folder).items() & before.items()
   code = subject.door(folder)
   assert sound <= digests(folder).items(), "a sound file was changed"

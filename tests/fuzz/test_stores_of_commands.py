@@ -38,37 +38,38 @@ class Stores:
     }
     assert all(code == 0 for code, _ in self._right.values())
 
-  def use(self, choice: random.Random, told: list[str], inside: pathlib.Path) -> int:
+  def use(self, choice: random.Random, changes: list[str], case_folder: pathlib.Path) -> int:
     """Damage a copy of the store and call a command on it; what was not damaged stays as it is."""
-    store = copied(self.folder, inside / "store")
+    store = copied(self.folder, case_folder / "store")
     name = choice.choice(("train", "evaluate"))
     before = digests(store)
     verify = choice.choice(("auto", "auto", "size"))
     split = "validation" if name == "evaluate" else choice.choice(("train", "train", "validation"))
     files = [file for file in files_of(store) if file.startswith(split)]
     heads = [file for file in files if file.endswith((".json", ".npy"))]
-    told += [
+    changes += [
       name,
       verify,
       folder_mutation(choice, store, heads if choice.random() < 0.7 else files, signed),
     ]
     sound = digests(store).items() & before.items()
-    code, made = self._made(name, store, inside / "made", f"--config.task.verify={verify}")
+    code, made = self._made(name, store, case_folder / "made", f"--config.task.verify={verify}")
     assert sound <= digests(store).items(), "a sound file was changed"
     # another manifest may tell another order
-    if not code and verify == "auto" and "manifest.json" not in told[-1]:
+    if not code and verify == "auto" and "manifest.json" not in changes[-1]:
       assert made == self._right[name][1], "wrong bits"
     return code
 
-  def _made(self, name: str, store: pathlib.Path, inside: pathlib.Path, *flags: str):
+  def _made(self, name: str, store: pathlib.Path, case_folder: pathlib.Path, *flags: str):
     """Return a command's exit code, and the losses that it found."""
     flags += (f"--config.task.store={store}",)
     if name == "train":
-      code = train.main([*FLAGS, f"--workdir={inside}", *flags])
-      return code, losses(inside) if not code else None
-    code = evaluate.main([f"--workdir={copied(self._run, inside)}", *flags])
+      code = train.main([*FLAGS, f"--workdir={case_folder}", *flags])
+      return code, losses(case_folder) if not code else None
+    code = evaluate.main([f"--workdir={copied(self._run, case_folder)}", *flags])
     found = [
-      json.loads(file.read_text())["metrics"] for file in sorted(inside.glob("evaluations/*.json"))
+      json.loads(file.read_text())["metrics"]
+      for file in sorted(case_folder.glob("evaluations/*.json"))
     ]
     return code, [one["loss"] for one in found]
 
@@ -82,9 +83,11 @@ def part(first: int, last: int, cache: str) -> None:
     subject = Stores(root)
     ground = Ground(root / "ground", seconds=300, memory=2**30, kept=pathlib.Path(cache))
     for number in range(first, last):
-      told: list[str] = []
-      outcome = ground.run("", functools.partial(subject.use, generator(SEED, number), told))
-      ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(told)}")
+      changes: list[str] = []
+      outcome = ground.run("", functools.partial(subject.use, generator(SEED, number), changes))
+      ground.outcomes[-1] = outcome._replace(
+        case=f"seed {SEED}, case {number}: {' '.join(changes)}"
+      )
       print(*ground.outcomes[-1], flush=True)
     ground.check(least=last - first)
 

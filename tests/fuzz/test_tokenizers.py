@@ -77,28 +77,28 @@ def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
   piece = rng.choice(proto.pieces)
   kind = rng.randint(0, 7)
   if kind == 0:
-    piece.piece = what = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
+    piece.piece = change = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
   elif kind == 1:
-    piece.score = what = rng.choice([float("nan"), float("inf"), -float("inf"), 1e38])
+    piece.score = change = rng.choice([float("nan"), float("inf"), -float("inf"), 1e38])
   elif kind == 2:
-    piece.type = what = rng.choice([0, 1, 2, 3, 4, 5, 6, 77, -1])
+    piece.type = change = rng.choice([0, 1, 2, 3, 4, 5, 6, 77, -1])
   elif kind == 3:
-    what = rng.randint(0, len(proto.pieces))
-    del proto.pieces[what:]
+    change = rng.randint(0, len(proto.pieces))
+    del proto.pieces[change:]
   elif kind == 4:
-    what = "the same pieces again"
+    change = "the same pieces again"
     proto.pieces.extend([*proto.pieces])
   elif kind == 5:
-    proto.normalizer_spec.precompiled_charsmap, what = bending.bent(
+    proto.normalizer_spec.precompiled_charsmap, change = bending.bent(
       proto.normalizer_spec.precompiled_charsmap, rng
     )
   elif kind == 6:
-    proto.trainer_spec.model_type = what = rng.choice([0, 1, 2, 3, 4, 9, -1])
+    proto.trainer_spec.model_type = change = rng.choice([0, 1, 2, 3, 4, 9, -1])
   else:
-    proto.normalizer_spec.precompiled_charsmap = what = rng.choice(
+    proto.normalizer_spec.precompiled_charsmap = change = rng.choice(
       [b"", b"\xff\xff\xff\x7f", b"\0" * 50, rng.randbytes(99)]
     )
-  return proto.SerializeToString(), f"model {kind}: {what!r}"[:100]
+  return proto.SerializeToString(), f"model {kind}: {change!r}"[:100]
 
 
 def case(rng: random.Random, root):
@@ -107,18 +107,18 @@ def case(rng: random.Random, root):
   name = rng.choice(sorted(files))
   way = rng.random()
   if name.endswith(".json") and way < 0.75:
-    files[name], what = (lambda tree, what: (bending.json_text(tree), what))(
+    files[name], change = (lambda tree, what: (bending.json_text(tree), what))(
       *bending.mutated(json.loads(files[name]), rng, rng.choice((1, 1, 2)))
     )
   elif name.endswith(".model") and way < 0.6:
-    files[name], what = mutated_model(files[name], rng)
+    files[name], change = mutated_model(files[name], rng)
   elif way > 0.97:
-    files[name], what = bending.DEEP, "deep"
+    files[name], change = bending.DEEP, "deep"
   elif way > 0.94:
     del files[name]
-    what = "removed"
+    change = "removed"
   else:
-    files[name], what = bending.bent(files[name], rng)
+    files[name], change = bending.bent(files[name], rng)
   directory = root / "vocabulary"
   directory.mkdir()
   for file, data in files.items():
@@ -136,7 +136,7 @@ def case(rng: random.Random, root):
     vocabulary.save(out / "again")
     assert vocabularies.load(str(out / "again")).fingerprint == vocabulary.fingerprint
 
-  return f"{kind}, {name}: {what}", call
+  return f"{kind}, {name}: {change}", call
 
 
 def test_a_few_mutated_tokenizers(tmp_path):

@@ -93,31 +93,35 @@ class Workdir:
     ]
     return folder_mutation(choice, folder, choice.choice(parts + parts[:1] + parts[-1:]))
 
-  def use(self, name: str, inside: pathlib.Path, folder: pathlib.Path, whole: bool) -> int:
+  def use(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, whole: bool) -> int:
     """Call a command on a damaged workdir, and compare what it made.
 
     Args:
       whole: whether config and vocabulary are sound, so that it is known.
     """
-    code = self._call(name, inside, folder)
+    code = self._call(name, case_folder, folder)
     if not code and whole and name != "report":
-      assert self._made(name, inside, folder) in self._right[name], "wrong bits"
+      assert self._made(name, case_folder, folder) in self._right[name], "wrong bits"
     return code
 
-  def _call(self, name: str, inside: pathlib.Path, folder: pathlib.Path, *step: str) -> int:
+  def _call(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, *step: str) -> int:
     if name == "train":
       return train.main([*FLAGS, f"--config.total_steps={LAST}", f"--workdir={folder}"])
     if name == "evaluate":
       return evaluate.main([f"--workdir={folder}", *step])
     if name == "predict":
-      flags = (f"--input={self._input}", f"--output={inside / 'out.jsonl'}", "--max_new_tokens=2")
+      flags = (
+        f"--input={self._input}",
+        f"--output={case_folder / 'out.jsonl'}",
+        "--max_new_tokens=2",
+      )
       return predict.main([f"--workdir={folder}", *flags, *step])
     if name == "report":
       return handle_errors(self._report)(folder)
     with contextlib.redirect_stdout(io.StringIO()):
-      return convert_hf.main([f"--input={folder}", f"--output={inside / 'exported'}", *step])
+      return convert_hf.main([f"--input={folder}", f"--output={case_folder / 'exported'}", *step])
 
-  def _made(self, name: str, inside: pathlib.Path, folder: pathlib.Path):
+  def _made(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path):
     if name == "train":
       return fingerprints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
     if name == "evaluate":
@@ -129,8 +133,8 @@ class Workdir:
         (one["step"], {k: v for k, v in one["metrics"].items() if k != "seconds"}) for one in found
       ]
     if name == "predict":
-      return (inside / "out.jsonl").read_text()
-    tensors = load_file(inside / "exported" / "model.safetensors")
+      return (case_folder / "out.jsonl").read_text()
+    tensors = load_file(case_folder / "exported" / "model.safetensors")
     return {key: (x.dtype.str, x.shape, x.tobytes()) for key, x in tensors.items()}
 
   @staticmethod
@@ -148,29 +152,29 @@ def tried(
 ) -> None:
   ground = Ground(folder / "ground", seconds=300, memory=2**30, kept=kept)
   for number in cases:
-    told: list[str] = []
+    changes: list[str] = []
     choice = generator(SEED, number)
     outcome = ground.run(
-      str(number), functools.partial(harmed_and_used, workdir, choice, doors, told)
+      str(number), functools.partial(harmed_and_used, workdir, choice, doors, changes)
     )
-    ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(told)}")
+    ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(changes)}")
     print(*ground.outcomes[-1], flush=True)
   ground.check(least=len(cases))
 
 
 def harmed_and_used(
-  workdir: Workdir, choice: random.Random, doors, told: list[str], inside: pathlib.Path
+  workdir: Workdir, choice: random.Random, doors, changes: list[str], case_folder: pathlib.Path
 ) -> int:
   """Damage a copy of a workdir and call a command on it; files that were not damaged stay as they
   are."""
-  folder = copied(workdir.folder, inside / "run")
+  folder = copied(workdir.folder, case_folder / "run")
   name = choice.choice(doors)
   before = digests(folder)
-  told += [name, workdir.damage(choice, folder)]
+  changes += [name, workdir.damage(choice, folder)]
   sound = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
   harmed = [file for file in before if file not in sound]
   whole = not any(file.startswith(("config.json", "vocabulary/")) for file in harmed)
-  code = workdir.use(name, inside, folder, whole)
+  code = workdir.use(name, case_folder, folder, whole)
   after = digests(folder)
   steps = ("checkpoints/", "best/")  # a damaged step is set aside
   written = WRITES[name] + (

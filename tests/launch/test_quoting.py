@@ -72,15 +72,15 @@ def run(tmp_path):
       [shell, str(file)], cwd=tmp_path / "here", env=env, capture_output=True, timeout=60
     )
     assert not list(tmp_path.rglob("PWNED")) and not pathlib.Path("PWNED").exists()
-    told = (tmp_path / "words").read_text().split("\0END\0")[:-1]
-    return [one.split("\0") for one in told]
+    lines = (tmp_path / "words").read_text().split("\0END\0")[:-1]
+    return [one.split("\0") for one in lines]
 
   return run
 
 
 def flags(**changes):
   """The flags of all routes."""
-  usual = dict(
+  options = dict(
     nodes=1,
     tasks_per_node=None,
     gpus_per_node=0,
@@ -89,7 +89,7 @@ def flags(**changes):
     time="",
     grace_seconds=5,
   )
-  usual |= dict(
+  options |= dict(
     restarts=0,
     directory="",
     sbatch=[],
@@ -98,11 +98,11 @@ def flags(**changes):
     image="i",
     accelerator="a",
   )
-  usual |= dict(
+  options |= dict(
     secret="", spot=False, service_account="", host_directory="", slices=1, max_hours=1.0
   )
-  usual |= dict(accelerators="H100:8", runtime_version="")
-  return types.SimpleNamespace(**usual | changes)
+  options |= dict(accelerators="H100:8", runtime_version="")
+  return types.SimpleNamespace(**options | changes)
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -121,28 +121,28 @@ def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
   assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == expected
   assert run(sky.task(given, flags())["run"]) == expected
   assert run(tpu_vm._script(given)) == expected
-  here = tmp_path / f"d {value}"
-  here.mkdir()
+  directory = tmp_path / f"d {value}"
+  directory.mkdir()
   if not set(value) & set("\\'\""):  # a directive cannot carry these; see below
-    assert run(slurm.script(given, flags(directory=str(here)), "log")) == expected
-  assert list(here.iterdir()) == []
+    assert run(slurm.script(given, flags(directory=str(directory)), "log")) == expected
+  assert list(directory.iterdir()) == []
 
 
 def expanded(text: str) -> str:
   """A text as Kubernetes reads it: `$(NAME)` is a variable, `$$` a dollar."""
   out = ""
-  rest = text
-  while "$" in rest:
-    before, _, rest = rest.partition("$")
+  remaining = text
+  while "$" in remaining:
+    before, _, remaining = remaining.partition("$")
     out += before
-    if rest[:1] == "$":
+    if remaining[:1] == "$":
       out = f"{out}$"
-      rest = rest[1:]
-    elif rest[:1] == "(":
-      raise AssertionError(f"a variable: {rest[:20]}")
+      remaining = remaining[1:]
+    elif remaining[:1] == "(":
+      raise AssertionError(f"a variable: {remaining[:20]}")
     else:
       out += "$"
-  return out + rest
+  return out + remaining
 
 
 def test_a_reference_of_kubernetes_is_text():

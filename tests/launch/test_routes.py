@@ -84,7 +84,9 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert opens["command"][-1] == "/dev/shm/t5x_like" and opens["securityContext"] == {
     "runAsUser": 0
   }
-  bash, c, script = (word.replace("$$", "$") for word in container["command"])  # as Kubernetes does
+  bash, c, script = (
+    argument.replace("$$", "$") for argument in container["command"]
+  )  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
   said = subprocess.run(
     [bash, c, echo], capture_output=True, text=True, cwd=tmp_path
@@ -324,9 +326,11 @@ def test_a_command_is_not_checked_on_demand(tmp_path, program):
 
 def test_the_image_has_what_the_manifest_runs():
   lines = (REPO / "launch" / "Dockerfile").read_text().splitlines()
-  copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+  copied = {
+    argument for line in lines if line.startswith("COPY") for argument in line.split()[1:-1]
+  }
   assert copied >= {"t5x_like", "configs", "launch", "tools", "requirements.txt", "constraints.txt"}
-  assert all((REPO / word).exists() for word in copied)
+  assert all((REPO / argument).exists() for argument in copied)
 
 
 # The check before

@@ -69,9 +69,9 @@ def empty_tar():
   import io
   import tarfile
 
-  held = io.BytesIO()
-  tarfile.open(fileobj=held, mode="w:gz").close()
-  return held.getvalue()
+  archive = io.BytesIO()
+  tarfile.open(fileobj=archive, mode="w:gz").close()
+  return archive.getvalue()
 
 
 EMPTY_TAR = empty_tar()
@@ -79,9 +79,9 @@ EMPTY_TAR = empty_tar()
 
 def start(*flags, program="pass", words=(), action="start", keep=True):
   """Runs the launcher; with `keep`, the hosts and their files outlast the job."""
-  kept = ("--keep",) if keep else ()
+  keep_flag = ("--keep",) if keep else ()
   return tpu_vm.main(
-    [action, *FLAGS, *kept, *flags, "--", "python", "-c", program, WORKDIR, *words]
+    [action, *FLAGS, *keep_flag, *flags, "--", "python", "-c", program, WORKDIR, *words]
   )
 
 
