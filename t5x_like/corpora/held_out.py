@@ -107,8 +107,8 @@ def plan_parts(documents: Documents, fraction: float) -> dict[str, SplitPart]:
     bound = int(key, 16) / 2**64
     train = SplitPart("train", low=bound, cut=key, at=at)
     validation = SplitPart("train", high=bound, cut=key, at=at)
-    whole = sum(length for other_key, length in lengths.items() if other_key < key)
-    num_characters = whole + lengths[key] - at
+    whole_characters = sum(length for other_key, length in lengths.items() if other_key < key)
+    num_characters = whole_characters + lengths[key] - at
     print(
       f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the "
       f"last {num_characters:,} of {sum(lengths.values()):,} characters, cut after {end_name}",

@@ -1,7 +1,6 @@
-"""Token stores: one split of a corpus, tokenised once, read as random windows of one long token
-stream.
+"""Reads token stores: one split of a corpus, tokenised once, as windows of one long token stream.
 
-A store of one array, `tokens`, whose items are documents of at least one token (made by
+A token store has one array, `tokens`, whose items are documents of at least one token (made by
 `corpora/tokens.py`).
 
 Boundaries of documents are not held in memory. A shard's document ends are sorted, so interpolation
@@ -69,18 +68,23 @@ class TokenStore(Store):
     return self.num_items
 
   def windows(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Read windows of the token stream, across shard boundaries: first tokens [B] -> int32 [B,
-    length].
+    """Read windows of the token stream, across shard boundaries.
+
+    Args:
+      starts_B: the first token of each window.
+      length: the number of tokens of a window.
+
+    Returns:
+      The tokens, int32 [B, length].
 
     Raises: see `read_ranges`.
     """
     starts_B = np.asarray(starts_B, np.int64)
-    window_N = self.read_ranges(TOKENS, starts_B, np.full(starts_B.size, length))
-    return window_N.reshape(starts_B.size, length).astype(np.int32, copy=False)
+    tokens_N = self.read_ranges(TOKENS, starts_B, np.full(starts_B.size, length))
+    return tokens_N.reshape(starts_B.size, length).astype(np.int32, copy=False)
 
   def document_ends(self) -> np.ndarray:
-    """Return where every document ends in the token stream, ascending up to `num_tokens`: int64
-    [num_documents].
+    """Return where every document ends in the token stream: int64 [num_documents], ascending.
 
     This reads all ends into memory; at scale, use `documents_at` for tokens or `document_spans` for
     documents.
@@ -88,8 +92,14 @@ class TokenStore(Store):
     return self.read_ends(TOKENS)
 
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the documents that contain tokens: places in the stream [N] -> (indices, starts, ends),
-    each int64 [N]."""
+    """Find the documents that contain tokens.
+
+    Args:
+      places_N: the places of the tokens in the stream.
+
+    Returns:
+      The indices of the documents, and their starts and ends in the stream, each int64 [N].
+    """
     shards = self._shards
     places_N = np.asarray(places_N, np.int64)
     shard_N = np.searchsorted(self._first_token, places_N, side="right") - 1
@@ -101,109 +111,130 @@ class TokenStore(Store):
     high_N = shards.first_item[shard_N + 1] - shards.first_item[shard_N]
     start_N = np.zeros_like(place_N)
     end_N = self._first_token[shard_N + 1] - first_token_N
-    found_3N = np.zeros((3, place_N.size), np.int64)
-    open_n = np.arange(place_N.size)
-    halve = False
+    document_N = np.zeros_like(place_N)
+    document_start_N = np.zeros_like(place_N)
+    document_end_N = np.zeros_like(place_N)
+    open_n = np.arange(place_N.size)  # tokens whose document is not found yet
+    bisect = False
     while open_n.size:
-      low, high, start, end, place = (x[open_n] for x in (low_N, high_N, start_N, end_N, place_N))
-      share = 0.5 if halve else (place - start) / np.maximum(end - start, 1)
+      low = low_N[open_n]
+      high = high_N[open_n]
+      start = start_N[open_n]
+      end = end_N[open_n]
+      place = place_N[open_n]
+      share = 0.5 if bisect else (place - start) / np.maximum(end - start, 1)
       size = np.minimum(high - low, _BLOCK)
-      begin = np.clip(low + ((high - low) * share).astype(np.int64) - size // 2, low, high - size)
-      ends_nK = self._ends(shard_N[open_n], begin, size)
-      before = np.count_nonzero(
-        (ends_nK <= place[:, None]) & (np.arange(_BLOCK) < size[:, None]), axis=1
-      )
-      left = (before == 0) & (begin > low)
-      right = before == size
-      if (damaged := right & (begin + size >= high)).any():
-        self._refuse(int(shard_N[open_n[damaged][0]]))
+      begin = low + ((high - low) * share).astype(np.int64) - size // 2
+      begin = np.clip(begin, low, high - size)
+      ends_nK = self._read_ends(shard_N[open_n], begin, size)
+      is_before_nK = (ends_nK <= place[:, None]) & (np.arange(_BLOCK) < size[:, None])
+      num_before = np.count_nonzero(is_before_nK, axis=1)
+      is_left = (num_before == 0) & (begin > low)  # of the block
+      is_right = num_before == size
+      is_damaged = is_right & (begin + size >= high)
+      if is_damaged.any():
+        self._refuse_ends(int(shard_N[open_n[is_damaged][0]]))
       row = np.arange(open_n.size)
-      high_N[open_n[left]], end_N[open_n[left]] = begin[left] + 1, ends_nK[left, 0]
-      low_N[open_n[right]], start_N[open_n[right]] = (
-        (begin + size)[right],
-        ends_nK[row, size - 1][right],
-      )
-      previous = np.where(before > 0, ends_nK[row, np.maximum(before - 1, 0)], start)
-      found_3n = np.stack([begin + before, previous, ends_nK[row, np.minimum(before, _BLOCK - 1)]])
-      done = ~(left | right)
-      found_3N[:, open_n[done]] = found_3n[:, done]
-      open_n = open_n[~done]
-      halve = not halve
+      high_N[open_n[is_left]] = begin[is_left] + 1
+      end_N[open_n[is_left]] = ends_nK[is_left, 0]
+      low_N[open_n[is_right]] = (begin + size)[is_right]
+      start_N[open_n[is_right]] = ends_nK[row, size - 1][is_right]
+      previous_end = np.where(num_before > 0, ends_nK[row, np.maximum(num_before - 1, 0)], start)
+      next_end = ends_nK[row, np.minimum(num_before, _BLOCK - 1)]
+      is_found = ~(is_left | is_right)
+      found_n = open_n[is_found]
+      document_N[found_n] = (begin + num_before)[is_found]
+      document_start_N[found_n] = previous_end[is_found]
+      document_end_N[found_n] = next_end[is_found]
+      open_n = open_n[~is_found]
+      bisect = not bisect
     return (
-      found_3N[0] + shards.first_item[shard_N],
-      found_3N[1] + first_token_N,
-      found_3N[2] + first_token_N,
+      document_N + shards.first_item[shard_N],
+      document_start_N + first_token_N,
+      document_end_N + first_token_N,
     )
 
   def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where documents begin and end in the stream: indices [N] -> (starts, ends), each int64
-    [N]."""
+    """Return where documents begin and end in the stream, each int64 [N]."""
     shards = self._shards
     shard_N = np.searchsorted(shards.first_item, documents_N, side="right") - 1
-    inside_N = documents_N - shards.first_item[shard_N]
-    ends_N2 = self._ends(shard_N, np.maximum(inside_N - 1, 0), np.minimum(inside_N + 1, 2), 2)
-    row_N = np.arange(documents_N.size)
+    number_N = documents_N - shards.first_item[shard_N]  # in the shard
+    ends_N2 = self._read_ends(
+      shard_N, np.maximum(number_N - 1, 0), np.minimum(number_N + 1, 2), width=2
+    )
     first_token_N = self._first_token[shard_N]
-    start_N = np.where(inside_N > 0, ends_N2[:, 0], 0)
-    return start_N + first_token_N, ends_N2[row_N, np.minimum(inside_N, 1)] + first_token_N
+    start_N = np.where(number_N > 0, ends_N2[:, 0], 0)
+    end_N = ends_N2[np.arange(documents_N.size), np.minimum(number_N, 1)]
+    return start_N + first_token_N, end_N + first_token_N
 
   def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sizes of consecutive documents: first documents [N] -> (their starts in the
-    stream, int64 [N]; tokens of `count` documents from there on, int64 [N, count], 0 past the
-    shard's last document)."""
+    """Return the sizes of consecutive documents.
+
+    Args:
+      documents_N: the first documents.
+      count: the number of documents from each of them on.
+
+    Returns:
+      The starts of the first documents in the stream, int64 [N]; and the numbers of tokens, int64 [N,
+      count], 0 past the last document of the shard.
+    """
     shards = self._shards
     shard_N = np.searchsorted(shards.first_item, documents_N, side="right") - 1
-    inside_N = documents_N - shards.first_item[shard_N]
+    number_N = documents_N - shards.first_item[shard_N]  # in the shard
     size_N = np.minimum(shards.first_item[shard_N + 1] - documents_N, count)
-    before_N = inside_N > 0
-    ends_NK = self._ends(shard_N, inside_N - before_N, size_N + before_N, count + 1)
+    has_previous_N = number_N > 0
+    ends_NK = self._read_ends(
+      shard_N, number_N - has_previous_N, size_N + has_previous_N, width=count + 1
+    )
     # the first document of a shard begins at 0
-    ends_NK[~before_N] = np.roll(ends_NK[~before_N], 1, axis=1)
+    ends_NK[~has_previous_N] = np.roll(ends_NK[~has_previous_N], 1, axis=1)
     sizes_NK = np.where(np.arange(count) < size_N[:, None], np.diff(ends_NK, axis=1), 0)
     return ends_NK[:, 0] + self._first_token[shard_N], sizes_NK
 
   def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Mark the tokens of windows at which a document begins: first tokens [B] -> bool [B,
-    length]."""
+    """Mark the tokens at which a document begins: first tokens [B] of windows -> bool [B, length]."""
     shards = self._shards
     begins_BW = np.zeros((starts_B.size, length), bool)
     document_B, begin_B, end_B = self.documents_at(starts_B)
     begins_BW[begin_B == starts_B, :1] = True
-    row_n = np.flatnonzero(end_B < starts_B + length)  # windows in which the next document begins
+    # windows in which the next document begins
+    row_n = np.flatnonzero(end_B < starts_B + length)
     document_n = document_B[row_n]
     while row_n.size:
       shard_n = np.searchsorted(shards.first_item, document_n, side="right") - 1
-      inside_n = document_n - shards.first_item[shard_n]
+      number_n = document_n - shards.first_item[shard_n]  # in the shard
       size_n = np.minimum(shards.first_item[shard_n + 1] - document_n, _FOLLOWING)
-      ends_nK = (
-        self._ends(shard_n, inside_n, size_n, _FOLLOWING) + self._first_token[shard_n][:, None]
-      )
+      ends_nK = self._read_ends(shard_n, number_n, size_n, width=_FOLLOWING)
+      ends_nK += self._first_token[shard_n][:, None]
       place_nK = ends_nK - starts_B[row_n][:, None]
-      within_nK = (place_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
-      row_N, column_N = np.nonzero(within_nK)
+      is_inside_nK = (place_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
+      row_N, column_N = np.nonzero(is_inside_nK)
       begins_BW[row_n[row_N], place_nK[row_N, column_N]] = True
-      more_n = np.count_nonzero(within_nK, axis=1) == size_n
-      row_n = row_n[more_n]
-      document_n = (document_n + size_n)[more_n]
+      continues_n = np.count_nonzero(is_inside_nK, axis=1) == size_n
+      row_n = row_n[continues_n]
+      document_n = (document_n + size_n)[continues_n]
     return begins_BW
 
-  def _ends(
-    self, shard_N: np.ndarray, begin_N: np.ndarray, size_N: np.ndarray, most: int = _BLOCK
+  def _read_ends(
+    self, shard_N: np.ndarray, begin_N: np.ndarray, size_N: np.ndarray, width: int = _BLOCK
   ) -> np.ndarray:
-    """Read document ends [begin, begin + size) of shards: int64 [N, most], 0 beyond `size`."""
-    ends_NK = np.zeros((shard_N.size, most), "<i8")
-    data = memoryview(ends_NK).cast("B") if ends_NK.size else memoryview(b"")
-    rows = zip(
-      shard_N.tolist(), (_BYTES * begin_N).tolist(), (_BYTES * size_N).tolist(), strict=True
-    )
-    reads = [
-      (shard, offset, data[row * most * _BYTES : row * most * _BYTES + size])
-      for row, (shard, offset, size) in enumerate(rows)
-    ]
+    """Read document ends [begin, begin + size) of shards: int64 [N, width], 0 beyond `size`."""
+    ends_NK = np.zeros((shard_N.size, width), "<i8")
+    if not ends_NK.size:
+      return ends_NK
+    buffer = memoryview(ends_NK).cast("B")
+    row_bytes = width * _BYTES
+    offset_N = _BYTES * begin_N
+    bytes_N = _BYTES * size_N
+    columns = (shard_N.tolist(), offset_N.tolist(), bytes_N.tolist())
+    reads = []
+    for row, (shard, offset, size) in enumerate(zip(*columns, strict=True)):
+      first = row * row_bytes
+      reads.append((shard, offset, buffer[first : first + size]))
     self._files.fill(self._shards, _ENDS, reads)
     return ends_NK
 
-  def _refuse(self, shard: int) -> None:
+  def _refuse_ends(self, shard: int) -> None:
     name = self._files.name(self._shards.file(_ENDS, shard))
     raise UserError(
       f"{name}: found ends that do not reach the shard's last token: copy the file "

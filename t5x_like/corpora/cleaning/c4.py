@@ -123,8 +123,12 @@ class Step(Filter):
 @functools.lru_cache(4)
 def _any_of(words: tuple[str, ...]) -> re.Pattern:
   """Return a pattern of any of the words, between word ends in scripts that separate words."""
-  patterns = [re.escape(word) for word in words if segmentation.has_unspaced(word)]
-  separate = [re.escape(word) for word in words if not segmentation.has_unspaced(word)]
+  patterns = [
+    re.escape(pattern_word) for pattern_word in words if segmentation.has_unspaced(pattern_word)
+  ]
+  separate = [
+    re.escape(pattern_word) for pattern_word in words if not segmentation.has_unspaced(pattern_word)
+  ]
   if separate:
     patterns.append(rf"(?<!\w)(?:{'|'.join(separate)})(?!\w)")
   return re.compile("|".join(patterns))

@@ -111,12 +111,12 @@ def load_known_texts(
       f"--against={','.join(against)}: found no text of {MIN_WORDS} words or more in "
       f"{len(files)} files"
     )
-  known = {}
+  known_texts = {}
   for num_words, numbers in sorted(file_of_key.items(), reverse=True):
     keys = sorted(numbers)
     known_files_K = np.array([numbers[key] for key in keys])
-    known[num_words] = np.array(keys, np.uint64), known_files_K, files
-  return known, checksum.hexdigest()
+    known_texts[num_words] = np.array(keys, np.uint64), known_files_K, files
+  return known_texts, checksum.hexdigest()
 
 
 def texts(path: str) -> Iterator[str]:

@@ -150,12 +150,12 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
         f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'"
       ) from error
   options = PipelineOptions(list(flags))
-  given = options.get_all_options(retain_unknown_options=True)
-  known = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
-  if unknown := sorted(given.keys() - known.keys()):
+  given_options = options.get_all_options(retain_unknown_options=True)
+  known_options = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
+  if unknown := sorted(given_options.keys() - known_options.keys()):
     raise UserError(
       f"--{unknown[0]}: found a flag of neither tools.prepare_data nor Apache Beam"
-      f"{did_you_mean(unknown[0], known)}; --help lists those of the former"
+      f"{did_you_mean(unknown[0], known_options)}; --help lists those of the former"
     )
   return options
 

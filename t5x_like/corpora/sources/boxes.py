@@ -141,7 +141,7 @@ def _table(path: str) -> dict[str, list[Row]]:
         raise UserError(
           f"{where}: found {len(cells)} columns, expected at least {max(columns.values()) + 1}"
         )
-      name, label = (cells[columns[one]].strip() for one in ("image", "label"))
+      name, label = (cells[columns[column]].strip() for column in ("image", "label"))
       if not file_names.is_inside(name):
         raise UserError(
           f"{where}: found the image {file_names.quote_name(name)}, expected a path below its "

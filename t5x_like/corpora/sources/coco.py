@@ -70,12 +70,12 @@ class Source(boxes.Source):
         height = float(image["height"])
         width = float(image["width"])
         objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
-        for one in annotations.get(image["id"], ()):
-          x, y, w, h = map(float, one["bbox"])
+        for annotation in annotations.get(image["id"], ()):
+          x, y, w, h = map(float, annotation["bbox"])
           objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
-          objects["label"].append(names[one["category_id"]])
-          objects["area"].append(float(one.get("area", w * h)))
-          objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
+          objects["label"].append(names[annotation["category_id"]])
+          objects["area"].append(float(annotation.get("area", w * h)))
+          objects["is_crowd"].append(bool(annotation.get("iscrowd", 0)))
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and "
@@ -136,7 +136,7 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
       strays.append((number, name))
   if strays:
     number, name = strays[0]
-    kinds = {json_type_name(known) for known in annotations}
+    kinds = {json_type_name(image_id) for image_id in annotations}
     hint = (
       f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
       if kinds and json_type_name(name) not in kinds
@@ -166,7 +166,7 @@ def _load(path: str) -> dict[str, Any]:
   content = checked_json.parse_json(read_bytes(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
     if not isinstance(content.get(key), list) or not all(
-      isinstance(one, dict) for one in content[key]
+      isinstance(element, dict) for element in content[key]
     ):
       raise UserError(
         f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances"

@@ -81,7 +81,7 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
     ends = line.startswith(_DOCUMENT) or not line.strip()
     last_layout = last_layout if ends else layout
     # words, not comments: as wide as the next line
-    rows += [one for kind, one in possible_comments if kind == last_layout]
+    rows += [row_of_words for kind, row_of_words in possible_comments if kind == last_layout]
     possible_comments = []
     if ends:
       if rows:

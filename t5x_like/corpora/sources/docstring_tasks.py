@@ -54,7 +54,9 @@ def _records(task: str, split: str, corpus: str, data_dir: str | None) -> list[R
   documents = _documents("validation" if split == "test" else "train", corpus, data_dir)
   if split != "test":
     documents = [
-      one for one in documents if benchmark.is_kept(one["module"]) == (split == "validation")
+      document
+      for document in documents
+      if benchmark.is_kept(document["module"]) == (split == "validation")
     ]
   return benchmark.records(task, documents)
 

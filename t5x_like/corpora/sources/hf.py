@@ -54,7 +54,9 @@ class Source(Base):
         f"source hf:{spec}: found no split {split!r}, expected one of "
         f"{', '.join(dataset)}{did_you_mean(split, dataset)}"
       )
-    self._splits = {one: dataset[one] for one in ([split] if split else dataset)}
+    self._splits = {
+      split_name: dataset[split_name] for split_name in ([split] if split else dataset)
+    }
     self.splits = tuple(self._splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", path.rstrip("/").split("/")[-1]).strip("_.-")
     self._features = next(iter(self._splits.values())).features
@@ -67,11 +69,11 @@ class Source(Base):
       for name in self._columns
       if hasattr(self._features[name], "decode")
     }
-    for one, rows in self._splits.items():
+    for split_name, rows in self._splits.items():
       rows = rows.select_columns(self._columns)
       for name, kind in encoded.items():
         rows = rows.cast_column(name, kind(decode=False))
-      self._splits[one] = rows
+      self._splits[split_name] = rows
 
   def classes(self, field: str) -> tuple[str, ...]:
     names = getattr(self._features.get(field), "names", None)

@@ -27,10 +27,10 @@ class Source(FileSource):
   """Images [N, Y, X] or [N, Y, X, C] and labels [N], both uint8."""
 
   def classes(self, field: str) -> tuple[str, ...]:
-    most = max(
+    max_label = max(
       int(_labels(path).max(initial=0)) for files in self._files.values() for path in files
     )
-    return tuple(str(number) for number in range(most + 1))
+    return tuple(str(number) for number in range(max_label + 1))
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     images = _array(path, (3, 4))

@@ -19,10 +19,10 @@ class Source(Nested):
       passage = article.get("passage", {})
       text = passage.get("text", "")
       spans = passage.get("entities", ())
-      entities = sorted({text[one["start"] : one["end"] + 1] for one in spans})
+      entities = sorted({text[span["start"] : span["end"] + 1] for span in spans})
       for query in article["qas"]:
         answers = {answer["text"] for answer in query.get("answers", ())}
-        if wrong := [one for one in answers if not isinstance(one, str)]:
+        if wrong := [span for span in answers if not isinstance(span, str)]:
           raise TypeError(f"found {str(wrong[0])!r}, expected a text")
         ids = {
           "passage": article.get("idx", article.get("id")),

@@ -44,10 +44,16 @@ class Source(FileSource):
     sorted."""
     labels = Source(self._rest, fields=(field,))
     records = (
-      one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip)
+      where_and_record
+      for split in self.splits
+      for where_and_record in labels.records(split)
+      if not isinstance(where_and_record[1], Skip)
     )
     values = (field_value(record, field, where) for where, record in records)
-    class_values = {one if type(one) is int else str(one) for one in values}
+    class_values = {
+      where_and_record if type(where_and_record) is int else str(where_and_record)
+      for where_and_record in values
+    }
     kinds = {type(label) for label in class_values}
     if len(kinds) > 1:
       examples = " and ".join(

@@ -129,15 +129,15 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
     del dl_manager  # nothing is downloaded
     documents = {"train": [], "validation": []}
-    seen = set()
+    digests = set()
     characters = Counter()
     content = hashlib.sha256()
     for done, total, docstrings in extract.scan(self.builder_config.packages):
       for docstring in docstrings:
         digest = hashlib.sha256(docstring.text.encode()).digest()
-        if digest in seen:
+        if digest in digests:
           continue
-        seen.add(digest)
+        digests.add(digest)
         characters[docstring.package] += len(docstring.text)
         content.update("\0".join(docstring).encode() + b"\n")
         documents[self._split_of(docstring)].append(docstring)
