@@ -250,9 +250,11 @@ def flags(folder, workdir, **changes):
     "batch_size": 8,
     "task.cache": f"{folder}/cache",
   }
-  words = [f"--config.{slot}={value if isinstance(value, str) else json.dumps(value)}" for slot, value in
-           (steps | changes).items()]  # fmt: skip
-  return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *words]
+  flags = []
+  for key, value in (steps | changes).items():
+    text = value if isinstance(value, str) else json.dumps(value)
+    flags.append(f"--config.{key}={text}")
+  return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *flags]
 
 
 @pytest.mark.more

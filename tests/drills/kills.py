@@ -32,7 +32,7 @@ MOMENTS = ("time", "step", "saving", "evaluating", "starting")
 
 
 def saving_objects(workdir) -> list[int]:
-  """`runs.steps_being_saved` of a workdir in a bucket, where a step exists once it has a manifest."""
+  """Return the steps being saved in a bucket, where a step exists once it has a manifest."""
   folders = (pathlib.Path(workdir) / "checkpoints").glob("*-*")
   unfinished = [folder for folder in folders if not (folder / "manifest.json").exists()]
   return [int(folder.name.split("-")[0]) for folder in unfinished]

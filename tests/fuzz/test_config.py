@@ -25,12 +25,18 @@ SMALL = [f"{REPO}/tests/recipes/nano{kind}.py" for kind in ("", "_decoder", "_en
 _MIXTURE = "MIXTURE"
 _PLACES = ("cache", "data_dir")  # where the user says that files are to be written
 HOSTILE = [
-  None, True, False, 0, -0.0, -1, 1, 2, 3, 7, 0.5, 1e-308, 1e308, -1e308, 1e20, 2**31 - 1, 2**31, 2**53 + 1, 2**62,
-  4611686018427387904, 2**63 - 1, 2**63, -(2**63), 2**70, 10**400, math.nan, math.inf, -math.inf, "", " ", ".", "..",
-  "/", "../../x", "/etc/passwd", "a.b", "a/b", "$x^{$", "$\\frac$", "naïve", "🙂", "\ud800", "a\nb", "a\0b", "x" * 5000,
-  "auto", "None", "nan", "0", "-1", "{}", "{", "%s", "{x}", "os:system", "subprocess:getoutput", [], [0], [-1], [None],
-  [1, "a"], [[]], [2**70], ["a\nb"], {}, {"name": None}, {"name": "x"}, {"name": ".."}, {"a": {"b": {"c": []}}},
-  {"": 1}, {"a.b": 1}, {"name": "loss", "max_examples": 0}, [0.5] * 3, "True", "1e999", -7, 12, 64, 100_000,
+  None, True, False, 0, -0.0, -1, 1, 2, 3, 7, 0.5, 1e-308,
+  1e308, -1e308, 1e20, 2**31 - 1, 2**31, 2**53 + 1, 2**62,
+  4611686018427387904, 2**63 - 1, 2**63, -(2**63), 2**70,
+  10**400, math.nan, math.inf, -math.inf, "", " ", ".", "..",
+  "/", "../../x", "/etc/passwd", "a.b", "a/b", "$x^{$",
+  "$\\frac$", "naïve", "🙂", "\ud800", "a\nb", "a\0b", "x" * 5000,
+  "auto", "None", "nan", "0", "-1", "{}", "{", "%s", "{x}",
+  "os:system", "subprocess:getoutput", [], [0], [-1], [None],
+  [1, "a"], [[]], [2**70], ["a\nb"], {}, {"name": None},
+  {"name": "x"}, {"name": ".."}, {"a": {"b": {"c": []}}},
+  {"": 1}, {"a.b": 1}, {"name": "loss", "max_examples": 0},
+  [0.5] * 3, "True", "1e999", -7, 12, 64, 100_000,
   16_777_216, 16_777_217, 0.0, 1.0, -0.5, 2.5, 1e-30, 1e30,
 ]  # fmt: skip
 

@@ -26,7 +26,10 @@ class Installed:  # finds t5x_like and, inside of it, tools and configs: the whe
     place = folder / places[name]
     file = place / "__init__.py"
     if file.is_file():
-      return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(place)])
+      locations = [str(place)]
+      return importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=locations
+      )
     spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [str(place)]
     return spec
