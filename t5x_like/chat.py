@@ -57,40 +57,40 @@ def _token_count(text: str) -> int:
   return int(text)
 
 
+_FLAGS = (
+  flag(
+    "--step",
+    type=command_line.step_number,
+    metavar="N",
+    help="the checkpoint to use (default: the newest)",
+  ),
+  flag(
+    "--temperature",
+    type=float,
+    metavar="X",
+    default=0.7,
+    help="draw from logits divided by this (default: %(default)s)",
+  ),
+  *flags.build_flags(_SAMPLING_FLAGS),
+  flag("--max_new_tokens", type=_token_count, metavar="N", help="the most tokens of an answer"),
+  flag(
+    "--context",
+    type=_token_count,
+    metavar="N",
+    help="the most tokens of a conversation (default: 512)",
+  ),
+  flag("--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"),
+  flag("--template", metavar="NAME", help=_TEMPLATE),
+  flag("--system", metavar="TEXT", help="an instruction before the conversation"),
+  flag(
+    "--web", type=_port, nargs="?", const=PORT, metavar="PORT", help="serve a page on localhost"
+  ),
+)
+
+
 @handle_errors
 def main(argv: list[str]) -> None:
-  args, overrides = command_line.parse(
-    argv,
-    __doc__,
-    flag(
-      "--step",
-      type=command_line.step_number,
-      metavar="N",
-      help="the checkpoint to use (default: the newest)",
-    ),
-    flag(
-      "--temperature",
-      type=float,
-      metavar="X",
-      default=0.7,
-      help="draw from logits divided by this (default: %(default)s)",
-    ),
-    *flags.build_flags(_SAMPLING_FLAGS),
-    flag("--max_new_tokens", type=_token_count, metavar="N", help="the most tokens of an answer"),
-    flag(
-      "--context",
-      type=_token_count,
-      metavar="N",
-      help="the most tokens of a conversation (default: 512)",
-    ),
-    flag("--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"),
-    flag("--template", metavar="NAME", help=_TEMPLATE),
-    flag("--system", metavar="TEXT", help="an instruction before the conversation"),
-    flag(
-      "--web", type=_port, nargs="?", const=PORT, metavar="PORT", help="serve a page on localhost"
-    ),
-    config_required=False,
-  )
+  args, overrides = command_line.parse(argv, __doc__, *_FLAGS, config_required=False)
   if overrides or args.config:
     raise UserError("--config: a saved model is used as it is; leave it out")
   if not 0 <= args.temperature <= 1e3:

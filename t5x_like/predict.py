@@ -79,57 +79,57 @@ _TEMPLATE = (
 )
 
 
+_FLAGS = (
+  flag(
+    "--input",
+    required=True,
+    metavar="FILE",
+    help="UTF-8, one text or JSON object per line; - is stdin; or images",
+  ),
+  flag(
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="the JSONL file, device or pipe to write; - is stdout",
+  ),
+  flag(
+    "--text_field",
+    metavar="KEY",
+    help="key of the text in JSONL input (default for .jsonl: text)",
+  ),
+  flag("--template", metavar="NAME", help=_TEMPLATE),
+  flag(
+    "--texts",
+    metavar="FILE",
+    help="a text a line, for a model of images and texts to choose from",
+  ),
+  flag(
+    "--embed",
+    nargs="?",
+    const="mean",
+    choices=("mean", "cls"),
+    help="an encoder's embedding of each text",
+  ),
+  flag(
+    "--step",
+    type=command_line.step_number,
+    metavar="N",
+    help="the checkpoint to use (default: the newest)",
+  ),
+  flag(
+    "--batch_size",
+    type=int,
+    metavar="N",
+    default=32,
+    help="rows in a batch (default: %(default)s)",
+  ),
+  *flags.build_flags(name for name, *_ in flags.GENERATION_FLAGS),
+)
+
+
 @handle_errors
 def main(argv: list[str]) -> None:
-  args, overrides = command_line.parse(
-    argv,
-    __doc__,
-    flag(
-      "--input",
-      required=True,
-      metavar="FILE",
-      help="UTF-8, one text or JSON object per line; - is stdin; or images",
-    ),
-    flag(
-      "--output",
-      required=True,
-      metavar="FILE",
-      help="the JSONL file, device or pipe to write; - is stdout",
-    ),
-    flag(
-      "--text_field",
-      metavar="KEY",
-      help="key of the text in JSONL input (default for .jsonl: text)",
-    ),
-    flag("--template", metavar="NAME", help=_TEMPLATE),
-    flag(
-      "--texts",
-      metavar="FILE",
-      help="a text a line, for a model of images and texts to choose from",
-    ),
-    flag(
-      "--embed",
-      nargs="?",
-      const="mean",
-      choices=("mean", "cls"),
-      help="an encoder's embedding of each text",
-    ),
-    flag(
-      "--step",
-      type=command_line.step_number,
-      metavar="N",
-      help="the checkpoint to use (default: the newest)",
-    ),
-    flag(
-      "--batch_size",
-      type=int,
-      metavar="N",
-      default=32,
-      help="rows in a batch (default: %(default)s)",
-    ),
-    *flags.build_flags(name for name, *_ in flags.GENERATION_FLAGS),
-    config_required=False,
-  )
+  args, overrides = command_line.parse(argv, __doc__, *_FLAGS, config_required=False)
   import jax
 
   from t5x_like.inference import texts

@@ -1,5 +1,5 @@
-"""Compiled programs are read right: iterations of loops, devices of collectives, what is printed
-more than once."""
+"""Compiled programs are parsed: iterations of loops, devices of collectives, repeated text."""
+# ruff: noqa: E501 -- lines of HLO are as the compiler prints them
 
 import pathlib
 
