@@ -1,5 +1,4 @@
-"""Fine-tunes a real pretrained encoder on real tasks, and writes one table: the program of `make
-benchmarks`.
+"""Fine-tune a pretrained encoder on real tasks and write one table, for `make benchmarks`.
 
   python -m tools.encoder_table --data=DIR [--output=runs/benchmarks] [--only=rte,cola] [--seeds=1]
     [--hours=3] [--max_steps=4]
@@ -73,15 +72,12 @@ def main(argv: list[str] | None = None) -> int:
   )
   args, overrides = parser.parse(argv)
   names = args.only.split(",") if args.only else list(suite_tasks)
-  if unknown := [task for task in names if task not in suite_tasks]:
-    raise UserError(f"--only: found {unknown[0]!r}, expected some of {', '.join(suite_tasks)}")
-  if (
-    overrides
-    or not 0 < args.hours < math.inf
-    or (args.max_steps or 2) < 2
-    or args.seeds is not None
-    and args.seeds < 1
-  ):
+  for task in names:
+    if task not in suite_tasks:
+      raise UserError(f"--only: found {task!r}, expected some of {', '.join(suite_tasks)}")
+  has_valid_seeds = args.seeds is None or args.seeds >= 1
+  has_valid_steps = not args.max_steps or args.max_steps >= 2
+  if overrides or not 0 < args.hours < math.inf or not has_valid_steps or not has_valid_seeds:
     raise UserError(
       "--hours: expected more than 0, --max_steps at least 2, --seeds at least 1, "
       "and no --config.KEY"
@@ -115,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         missing[task] = "stopped; the same command continues it"
       _write(folder, list(suite_tasks), missing, budget)
       if code == EXIT_PREEMPTED and not budget.asked:
-        return code  # somebody else's signal
+        return code  # a signal from outside
   print(_write(folder, list(suite_tasks), missing, budget), flush=True)
   if not any((folder / task / "results.json").exists() for task in names):
     raise UserError(f"--data={args.data}: no task could be run: {next(iter(missing.values()))}")
@@ -123,13 +119,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Budget:
-  """CPU seconds that all starts together may use, kept in a file. A context manager: it watches
-  while it is open.
+  """The CPU seconds that all starts together may use, saved in a file.
 
-  When they are spent, the process gets one SIGTERM, on which a run saves and stops.
+  It watches as a context manager: when the seconds are spent, the process gets one SIGTERM, on
+  which a run saves and stops.
 
   Attributes:
-    asked: whether that has happened.
+    asked: whether the signal was sent.
   """
 
   def __init__(self, file: pathlib.Path, seconds: float):
@@ -139,8 +135,11 @@ class Budget:
       raise UserError(
         f"{file}: damaged; write the CPU seconds used so far: {{'cpu_seconds': 0}}"
       ) from None
-    self._file, self.seconds, self._start = file, seconds, _cpu_seconds()
-    self.asked, self._done = False, threading.Event()
+    self._file = file
+    self._start = _cpu_seconds()
+    self._done = threading.Event()
+    self.seconds = seconds
+    self.asked = False
 
   @property
   def spent(self) -> float:
@@ -275,16 +274,13 @@ def _write(folder: pathlib.Path, names: list[str], missing: dict[str, str], budg
 
 
 def _with_torch(result: dict) -> dict:
-  """Return a task's result with PyTorch's best score beside it, where `tools.torch_beside` has
-  fine-tuned the same."""
+  """Return a task's result with PyTorch's best score, if `tools.torch_beside` has fine-tuned it."""
   path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT
   if not path.exists():
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]
-  best = max(
-    sum(scores[name] for name in names) / len(names)
-    for scores in json.loads(path.read_text())["scores"]
-  )
+  evaluations = json.loads(path.read_text())["scores"]
+  best = max(sum(scores[name] for name in names) / len(names) for scores in evaluations)
   return result | {"published": {"PyTorch here": best} | result.get("published", {})}
 
 

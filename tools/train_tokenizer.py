@@ -84,11 +84,9 @@ def train(
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
   trained_size = tokenizer.get_vocab_size()
   if trained_size != size:
-    remedy = (
-      "ask for a smaller vocabulary or give more text"
-      if trained_size < size
-      else ("ask for a larger vocabulary")
-    )
+    remedy = "ask for a larger vocabulary"
+    if trained_size < size:
+      remedy = "ask for a smaller vocabulary or give more text"
     raise UserError(
       f"--size: found {size} ids, sentinels not counted, expected {trained_size} for this text; "
       f"{remedy}"
@@ -105,8 +103,7 @@ def train(
 
 
 def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
-  """Return the most frequent characters that together cover a share `coverage` of the texts without
-  spaces, sorted."""
+  """Return the most frequent characters that cover a share of the texts without spaces, sorted."""
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(text)

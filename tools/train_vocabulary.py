@@ -102,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
   except OSError as error:
     raise UserError(f"{output / RECORD}: cannot be written ({one_line(error)})") from error
-  lines_sampled = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
-  per_token = sum(len(line.encode()) for line in lines_sampled) / max(
-    1, sum(map(len, vocabulary.encode_batch(lines_sampled)))
-  )
+  text_lines = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
+  num_bytes = sum(len(line.encode()) for line in text_lines)
+  num_tokens = sum(len(ids) for ids in vocabulary.encode_batch(text_lines))
+  per_token = num_bytes / max(1, num_tokens)
   print(
     f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
@@ -143,8 +143,7 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
 
 
 def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield the non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if
-  possible."""
+  """Yield the non-blank lines of documents in UTF-8, cut at spaces to LONGEST_LINE bytes."""
   for document in documents:
     for line in document.splitlines():
       data = line.strip().encode(errors="replace")
@@ -164,8 +163,7 @@ def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield the documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, a space or
-  a character."""
+  """Yield documents in UTF-8, cut after LONGEST_LINE bytes at a line end, space or character."""
   for document in documents:
     data = document.encode(errors="replace")
     start = 0
@@ -180,15 +178,15 @@ def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
-  """Return a deterministic uniform sample of lines of at most `max_bytes`, in order, and the bytes
-  of all lines.
+  """Return (a deterministic uniform sample of lines, in order; the bytes of all lines).
 
-  Each line draws a number, and those with the smallest are kept; memory holds no more than the
-  sample.
+  The sample has at most `max_bytes`. Each line draws a number, and the lines with the smallest
+  numbers stay; memory holds no more than the sample.
   """
   draw_number = random.Random(_SEED).random
   chosen_lines: list[tuple[float, int, bytes]] = []
-  total = chosen_bytes = 0
+  total = 0
+  chosen_bytes = 0
   last_report = time.monotonic()
   for number, line in enumerate(lines):
     total += len(line)
@@ -255,22 +253,23 @@ def train(
 
 
 def _training_error(message: str, size: int) -> str:
-  if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
+  largest = re.search(r"too high \(\d+\).*?<= (\d+)", message)
+  if largest:
     return (
-      f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this "
+      f"--size: found {size} pieces, sentinels not counted, expected at most {largest[1]} for this "
       "text; ask for a smaller vocabulary or give more text"
     )
-  if match := re.search(r"(\d+) vs (\d+)", message):
+  smallest = re.search(r"(\d+) vs (\d+)", message)
+  if smallest:
     return (
       f"--size: found {size} pieces, sentinels not counted, too few for the characters of this "
-      f"text, expected at least {match[2]}, or a lower --character_coverage"
+      f"text, expected at least {smallest[2]}, or a lower --character_coverage"
     )
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
 def _exists(output: AnyPath, record: dict) -> bool:
-  """Return whether the output holds the vocabulary of this record; raise UserError if it holds
-  another one."""
+  """Return whether the output holds this vocabulary; raise UserError if it holds another."""
   if not (output / MANIFEST).exists():
     if tokenizer_files := [name for name in TOKENIZER_FILES if (output / name).exists()]:
       raise UserError(
