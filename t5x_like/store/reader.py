@@ -135,14 +135,12 @@ class Store:
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary saved with the store; UserError if it does not match the manifest."""
-    vocabulary = vocabularies.load(self._files.name(manifests.VOCABULARY))
-    found = manifests.vocabulary_facts(vocabulary)
+    path = self._files.name(manifests.VOCABULARY)
+    vocabulary = vocabularies.load(path)
+    facts = manifests.vocabulary_facts(vocabulary)
     expected = self.manifest.facts.get("vocabulary")
-    if found != expected:
-      raise UserError(
-        f"{self._files.name(manifests.VOCABULARY)}: found {found}, expected {expected} from "
-        f"{manifests.FILE}: {REMEDY}"
-      )
+    if facts != expected:
+      raise UserError(f"{path}: found {facts}, expected {expected} from {manifests.FILE}: {REMEDY}")
     return vocabulary
 
   def read_ranges(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray) -> np.ndarray:
@@ -267,45 +265,55 @@ def _table(files: ShardFiles, file: str) -> bytes:
 
 
 def _verify(files: ShardFiles, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
-  """Check that all files exist and, given the table of shards, their contents; return a description
-  of the check."""
+  """Check that all files exist and, given the table of shards, their contents.
+
+  Returns:
+    A description of the check.
+  """
   begin = time.monotonic()
-  sizes = shards.sizes()
-  found = files.listing(shards.roots)
-  for file, expected in sizes.items() if found is not None else ():
-    size = found.get(file, "no such file")
-    if size not in (expected, None):
-      raise (UserError if isinstance(size, str) else DamageError)(
-        f"{files.name(file)}: found {size if isinstance(size, str) else f'{size} bytes'}, "
-        f"expected {expected} bytes: "
-        f"the file is missing or truncated; copy it again or {REMEDY}"
-      )
-  what = (
-    "nothing but the manifest, as this address cannot be listed"
-    if found is None
-    else ("that every file is there")
-  )
-  if found is not None and None not in found.values():
-    what = "file sizes"
+  checked = _verify_sizes(files, shards)
   if table is None:
-    what += " (verify=full would check the checksums)"
+    checked += " (verify=full would check the checksums)"
   else:
-    what = "all checksums"
+    checked = "all checksums"
+    checksums_table = _table(files, CHECKSUMS_TABLE)
     checksums_SF = store_shards.read_checksums(
-      manifest, _table(files, CHECKSUMS_TABLE), files.name(CHECKSUMS_TABLE)
+      manifest, checksums_table, files.name(CHECKSUMS_TABLE)
     )
     _verify_checksums(files, shards, checksums_SF)
-    if (
-      computed := store_shards.fingerprint(manifest, table, checksums_SF.tobytes())
-    ) != manifest.fingerprint:
+    fingerprint = store_shards.fingerprint(manifest, table, checksums_SF.tobytes())
+    if fingerprint != manifest.fingerprint:
       raise UserError(
         f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the "
-        f"content gives {computed[:12]!r}; {REMEDY}"
+        f"content gives {fingerprint[:12]!r}; {REMEDY}"
       )
   return (
-    f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in "
+    f"checked {checked}: {len(shards.sizes())} files, {shards.num_bytes / 1e6:.1f} MB in "
     f"{time.monotonic() - begin:.2f} s"
   )
+
+
+def _verify_sizes(files: ShardFiles, shards: Shards) -> str:
+  """Check that all files exist and have the expected sizes, as far as they are listed.
+
+  Returns:
+    A description of the check.
+  """
+  listed_sizes = files.listing(shards.roots)
+  if listed_sizes is None:
+    return "nothing but the manifest, as this address cannot be listed"
+  problem = "the file is missing or truncated; copy it again or"
+  for file, expected in shards.sizes().items():
+    if file not in listed_sizes:
+      raise UserError(
+        f"{files.name(file)}: found no such file, expected {expected} bytes: {problem} {REMEDY}"
+      )
+    size = listed_sizes[file]
+    if size not in (expected, None):
+      raise DamageError(
+        f"{files.name(file)}: found {size} bytes, expected {expected} bytes: {problem} {REMEDY}"
+      )
+  return "that every file is there" if None in listed_sizes.values() else "file sizes"
 
 
 def _verify_checksum(
@@ -347,16 +355,19 @@ def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarra
 def _missing(path: str) -> str:
   """Return the message for a path without a manifest: its content, and how to make a store."""
   directory = pathlib.Path(path)
-  found = "no such directory"
-  if "://" not in path and directory.parent.is_dir():
-    splits = sorted(
-      child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file()
-    )
-    found = f"no such split; there are {', '.join(splits)}" if splits else found
-    found = f"a directory without {manifests.FILE}" if directory.is_dir() else found
+  is_local = "://" not in path
+  content = "no such directory"
+  if is_local and directory.parent.is_dir():
+    children = directory.parent.iterdir()
+    splits = sorted(child.name for child in children if (child / manifests.FILE).is_file())
+    if directory.is_dir():
+      content = f"a directory without {manifests.FILE}"
+    elif splits:
+      content = f"no such split; there are {', '.join(splits)}"
     if directory.with_name(f".{directory.name}.incomplete").exists():
-      found += "; an unfinished one is there, the same prepare_data command finishes it"
+      content += "; an unfinished one is there, the same prepare_data command finishes it"
+  output = directory.parent if is_local else "DIR"
   return (
-    f"{path}: no token store ({found}): make one with python -m tools.prepare_data --source=... "
-    f"--vocabulary=... --output={directory.parent if '://' not in path else 'DIR'}"
+    f"{path}: no token store ({content}): make one with python -m tools.prepare_data --source=... "
+    f"--vocabulary=... --output={output}"
   )

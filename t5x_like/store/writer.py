@@ -42,23 +42,22 @@ def write_shard(root: AnyPath, name: str, arrays: Sequence[Array], items: Items)
     UserError: no store can hold the arrays, or a file cannot be written.
   """
   manifests.check_arrays(arrays, root)
-  values = {}
+  num_values = {}
   sha256 = {}
   for array in arrays:
-    found, lengths = items[array.name]
+    values, lengths = items[array.name]
+    dtype = np.dtype(array.dtype).newbyteorder("<")
+    values = np.asarray(values).astype(dtype, casting="same_kind", copy=False)
     ends = np.cumsum(lengths)
-    values[array.name] = int(ends[-1])
-    found = np.asarray(found).astype(
-      np.dtype(array.dtype).newbyteorder("<"), casting="same_kind", copy=False
-    )
-    for directory, numbers in zip(
-      array_directories(array.name), (found, ends.astype("<i8")), strict=True
-    ):
+    num_values[array.name] = int(ends[-1])
+    values_directory, ends_directory = array_directories(array.name)
+    contents = {values_directory: values, ends_directory: ends.astype("<i8")}
+    for directory, numbers in contents.items():
       content = numbers.tobytes()
       with _refusals(root / directory / name):
         (root / directory / name).write_bytes(content)
       sha256[directory] = hashlib.sha256(content).hexdigest()
-  return Shard(name, ends.size, values, sha256)
+  return Shard(name, ends.size, num_values, sha256)
 
 
 def build_metadata(

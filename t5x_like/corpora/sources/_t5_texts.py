@@ -69,13 +69,13 @@ def squad(record: Record, where: str, training: bool, context: bool = True) -> I
   """Yield a question with its context, punctuation between spaces; `answers` are the right ones."""
   del training
   answers = (
-    [_padded(answer) for answer in field_value(record, "answers.text", where)]
+    [_space_punctuation(answer) for answer in field_value(record, "answers.text", where)]
     if record["answers"]
     else []
   )
-  question = _padded(record["question"])
+  question = _space_punctuation(record["question"])
   texts = (
-    ["question:", question, "context:", _padded(record["context"])]
+    ["question:", question, "context:", _space_punctuation(record["context"])]
     if context
     else [_TRIVIA, question]
   )
@@ -255,7 +255,7 @@ def _spell_as_in(candidate: str, hypothesis: str) -> str:
   return text[:-1] if text.endswith("'") else text.removesuffix("'s")
 
 
-def _padded(text: str) -> str:
+def _space_punctuation(text: str) -> str:
   """Put every punctuation mark between spaces and collapse white space."""
   return _SPACE.sub(" ", _PUNCTUATION.sub(r" \1 ", text))
 

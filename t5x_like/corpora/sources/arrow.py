@@ -25,7 +25,7 @@ class Source(ColumnSource):
   """See `ColumnSource`."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    saved = _saved(spec)
+    saved = _saved_splits(spec)
     if saved is None:
       super().__init__(spec, fields=fields, data_dir=data_dir)
       return
@@ -39,7 +39,7 @@ class Source(ColumnSource):
     path = next(iter(self._files.values()))[0]
     try:
       with as_path(path).open("rb") as file:
-        class_names = _described(_reader(file).schema).get(field, {}).get("names")
+        class_names = _described_features(_reader(file).schema).get(field, {}).get("names")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
       raise self.damage_error(path, error) from error
     return tuple(class_names) if class_names else super().classes(field)
@@ -48,18 +48,19 @@ class Source(ColumnSource):
     reader = _reader(file)
 
     def records_of(columns):
-      plain = {
-        name: _plain(about) for name, about in _described(reader.schema).items() if name in columns
-      }
+      converters = {}
+      for name, feature in _described_features(reader.schema).items():
+        if name in columns:
+          converters[name] = _converter(feature)
       for batch in _batches(reader):
         batch.validate(full=True)
         columns_batch = batch.select(columns)
         for start in range(0, columns_batch.num_rows, AT_ONCE):
           records = columns_batch.slice(start, AT_ONCE).to_pylist()
-          yield [
-            record | {name: convert(record[name]) for name, convert in plain.items()}
-            for record in records
-          ]
+          for record in records:
+            for name, convert in converters.items():
+              record[name] = convert(record[name])
+          yield records
 
     return reader.schema.names, records_of
 
@@ -84,55 +85,62 @@ def _batches(reader) -> Iterator:
   return iter(reader)
 
 
-def _described(schema) -> dict[str, dict[str, Any]]:
-  """Return the descriptions by `datasets` of the columns that are class labels or images."""
+def _described_features(schema) -> dict[str, dict[str, Any]]:
+  """Return the features of the library `datasets` that are class labels or images, by column."""
   try:
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata["info"]["features"].items()
     return {
-      name: about
-      for name, about in features.items()
-      if about.get("_type") in ("ClassLabel", "Image")
+      name: feature for name, feature in features if feature.get("_type") in ("ClassLabel", "Image")
     }
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     return {}  # files of others have no such metadata
 
 
-def _plain(about: dict[str, Any]) -> Callable[[Any], Any]:
-  if about["_type"] == "Image":
-    return lambda found: found.get("bytes") if isinstance(found, dict) else found
-  names = about.get("names") or []
-  return lambda found: names[found] if isinstance(found, int) and 0 <= found < len(names) else found
+def _converter(feature: dict[str, Any]) -> Callable[[Any], Any]:
+  """Return the function that makes an image's bytes, or a class's name, of a cell."""
+  names = feature.get("names") or []
+
+  def read_image(cell: Any) -> Any:
+    return cell.get("bytes") if isinstance(cell, dict) else cell
+
+  def read_class(cell: Any) -> Any:
+    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
+
+  return read_image if feature["_type"] == "Image" else read_class
 
 
-def _saved(spec: str) -> dict[str, list[str]] | None:
-  """Return the files of a directory written by `save_to_disk`, by split and in order; None for
-  anything else."""
+def _saved_splits(spec: str) -> dict[str, list[str]] | None:
+  """Return the files of a directory written by `save_to_disk`, by split and in order.
+
+  The result is None for anything else.
+  """
   if not spec:
     return None
   folder = as_path(spec)
-  if (folder / _SPLITS).is_file():
-    splits = _json(folder / _SPLITS).get("splits")
+  splits_file = folder / _SPLITS
+  if splits_file.is_file():
+    splits = _json(splits_file).get("splits")
     if not isinstance(splits, list) or not splits:
       raise UserError(
-        f"{folder / _SPLITS}: found no list 'splits', expected the names of splits; {_MEND}"
+        f"{splits_file}: found no list 'splits', expected the names of splits; {_MEND}"
       )
-    file_names.check_names(f"{folder / _SPLITS}: splits", splits, _MEND)
-    return {split: _listed(folder / split) for split in splits}
-  return {"train": _listed(folder)} if (folder / _STATE).is_file() else None
+    file_names.check_names(f"{splits_file}: splits", splits, _MEND)
+    return {split: _data_files(folder / split) for split in splits}
+  return {"train": _data_files(folder)} if (folder / _STATE).is_file() else None
 
 
-def _listed(folder: AnyPath) -> list[str]:
-  files = _json(folder / _STATE).get("_data_files")
-  names = (
-    [file.get("filename") for file in files if isinstance(file, dict)]
-    if isinstance(files, list)
-    else []
-  )
+def _data_files(folder: AnyPath) -> list[str]:
+  state_file = folder / _STATE
+  files = _json(state_file).get("_data_files")
+  names = []
+  if isinstance(files, list):
+    names = [file.get("filename") for file in files if isinstance(file, dict)]
   if not names:
     raise UserError(
-      f"{folder / _STATE}: found no list '_data_files', expected the names of Arrow files; {_MEND}"
+      f"{state_file}: found no list '_data_files', expected the names of Arrow files; {_MEND}"
     )
-  file_names.check_names(f"{folder / _STATE}: _data_files", names, _MEND)
+  file_names.check_names(f"{state_file}: _data_files", names, _MEND)
   return [f"{folder}/{name}" for name in names]
 
 

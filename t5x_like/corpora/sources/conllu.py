@@ -28,41 +28,34 @@ class Source(FileSource):
     for number, (comments, rows) in enumerate(sentences(path), 1):
       # skip ranges of contractions and empty nodes
       words = [row for row in rows if row[0].isdecimal()]
-      columns = {
-        name: [word[place] for word in words] for place, name in enumerate(COLUMNS) if place
-      }
-      ids = [
-        value.strip()
-        for name, _, value in (c.partition("=") for c in comments)
-        if name.strip() == "sent_id"
-      ]
-      about = {
-        "tokens": columns["form"],
-        "text": text(comments, rows),
-        "sent_id": ids[0] if ids else "",
-      }
-      yield f"{path}, sentence {number}", about | columns
+      columns = {}
+      for place, name in enumerate(COLUMNS[1:], 1):
+        columns[name] = [row[place] for row in words]
+      sent_id = ""
+      for comment in comments:
+        key, _, value = comment.partition("=")
+        if key.strip() == "sent_id":
+          sent_id = value.strip()
+          break
+      record = {"tokens": columns["form"], "text": text(comments, rows), "sent_id": sent_id}
+      yield f"{path}, sentence {number}", record | columns
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
     document = ""
     has_document_marks = False
     for comments, rows in sentences(path):
-      begins = [
-        name
-        for comment in comments
-        if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")
-      ]
-      if "newdoc" in begins:
+      keys = [comment.split("=")[0].split(" ")[0] for comment in comments]
+      if "newdoc" in keys:
         has_document_marks = True
         if document:
           yield document
         document = ""
       if not has_document_marks:
         yield text(comments, rows)
-      else:
-        document += (("\n" if "newpar" in begins else " ") if document else "") + text(
-          comments, rows
-        )
+        continue
+      if document:
+        document += "\n" if "newpar" in keys else " "
+      document += text(comments, rows)
     if document:
       yield document
 

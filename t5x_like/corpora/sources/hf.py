@@ -38,7 +38,7 @@ class Source(Base):
     self._where = f"data set {spec}"
     path, _, split = spec.partition("@")
     self._roots = (path, *_caches(data_dir))
-    name, config = (path, None) if LocalPath(path).is_dir() else _named(path, spec)
+    name, config = (path, None) if LocalPath(path).is_dir() else _parse_name(path, spec)
     if LocalPath(path).is_dir():
       _check_card(LocalPath(path) / _CARD)
     try:
@@ -178,7 +178,7 @@ def _strings(value: Any) -> Iterator[str]:
     yield from (text for item in value for text in _strings(item))
 
 
-def _named(path: str, spec: str) -> tuple[str, str | None]:
+def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
   """Split `owner/name/config` into the name and the configuration."""
   parts = path.split("/")
   if not all(parts) or len(parts) > 3:

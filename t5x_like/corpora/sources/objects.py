@@ -71,8 +71,8 @@ class Source(Derived):
     for mark in ("is_crowd", "is_difficult"):
       real_K &= ~np.asarray(objects.get(mark, np.zeros(len(real_K))), bool)
     rows = zip(boxes_K4 * size_4, objects["label"], real_K, strict=True)
-    for n, (box_4, label) in enumerate((box_4, label) for box_4, label, real in rows if real):
-      yield f"{where}, object {n}", {"image": self._square(image, box_4), "label": str(label)}
+    for number, (box_4, label) in enumerate((box_4, label) for box_4, label, real in rows if real):
+      yield f"{where}, object {number}", {"image": self._square(image, box_4), "label": str(label)}
 
   def _square(self, image, box_4: np.ndarray) -> bytes:
     """Return the square around a box in pixels, as a JPEG."""

@@ -71,8 +71,8 @@ class Source(Base):
     self.splits = tuple((self._inner or self._own).splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
     # the reasons of the inner source's records that preprocessors cannot take
-    self._left: list[str] = []
-    self._prepared = [self._called(step) for step in self._steps]
+    self._skip_reasons: list[str] = []
+    self._bound_steps = [self._bind_arguments(step) for step in self._steps]
     omission = f" without {', '.join(omitted)}" if omitted else ""
     names = ", ".join(map(_label, self._steps)) or "no preprocessors"
     print(f"data: {self._where}: {names}{omission}", file=sys.stderr, flush=True)
@@ -81,56 +81,56 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     where = f"{self._where}, split {split}"
-    first_records, repeated_records = (list(self._made(split, _TRIED)) for _ in range(2))
-    if repr(first_records) != repr(repeated_records):
+    first_results = list(self._preprocess(split, _TRIED))
+    repeated_results = list(self._preprocess(split, _TRIED))
+    if repr(first_results) != repr(repeated_results):
       raise UserError(
         f"{where}: preprocessors return other records when they are called again; draw numbers "
         "with the seeds of seqio.map_over_dataset, or leave the shuffling to training"
       )
-    self._left.clear()
-    for number, record in enumerate(self._made(split)):
+    self._skip_reasons.clear()
+    for number, record in enumerate(self._preprocess(split)):
       yield f"{where}, record {number}", record
-    yield from ((where, Skip(reason)) for reason in self._left)
+    for reason in self._skip_reasons:
+      yield where, Skip(reason)
 
   def facts(self, field: str) -> dict[str, Any]:
-    inner = {"of": self._inner.facts(field)} if self._inner else {}
-    return {
+    facts = {
       "form": "seqio",
       "task": self._name,
       "text_field": field,
       "version": self._version(),
-      **inner,
     }
+    if self._inner:
+      facts["of"] = self._inner.facts(field)
+    return facts
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    inner = {"of": self._inner.split_facts(split)} if self._inner else {}
-    return {
-      "form": "seqio",
-      "task": self._name,
-      "split": split,
-      "version": self._version(),
-      **inner,
-    }
+    facts = {"form": "seqio", "task": self._name, "split": split, "version": self._version()}
+    if self._inner:
+      facts["of"] = self._inner.split_facts(split)
+    return facts
 
   def modification_times(self, split: str) -> list[int | None]:
     return self._inner.modification_times(split) if self._inner else []
 
-  def _made(self, split: str, num_records: int | None = None) -> Iterator[Record | Skip]:
-    """Yield the results for all records of a split, or for the first."""
+  def _preprocess(self, split: str, num_records: int | None = None) -> Iterator[Record | Skip]:
+    """Yield the results for the records of a split, or for the first records."""
     where = f"{self._where}, split {split}"
-    with _seeded():
+    with _seed_draws():
       try:
         if self._inner:
-          dataset = _dataset(where, lambda: self._inner.records(split), self._left)
+          dataset = _dataset(where, lambda: self._inner.records(split), self._skip_reasons)
         else:
           dataset = self._own.get_dataset(split=split, shuffle=False)
-        dataset = dataset if num_records is None else dataset.take(num_records)
-        for step in self._prepared:
+        if num_records is not None:
+          dataset = dataset.take(num_records)
+        for step in self._bound_steps:
           dataset = step(dataset)
-        dataset = dataset.with_options(_ordered())
-        for record in (
-          dataset if num_records is None else dataset.take(num_records)
-        ).as_numpy_iterator():
+        dataset = dataset.with_options(_deterministic_options())
+        if num_records is not None:
+          dataset = dataset.take(num_records)
+        for record in dataset.as_numpy_iterator():
           yield _plain(record)
       except UserError:
         raise
@@ -140,10 +140,10 @@ class Source(Base):
           f"{where}: a preprocessor failed ({type(error).__name__}: {message})"
         ) from error
 
-  def _called(self, step: _Step) -> _Step:
+  def _bind_arguments(self, step: _Step) -> _Step:
     """Return the preprocessor with the arguments that SeqIO gives it by name."""
     parameters = inspect.signature(step).parameters
-    if "output_features" in parameters and not _bound(step, "output_features"):
+    if "output_features" in parameters and not _has_argument(step, "output_features"):
       step = functools.partial(step, output_features=self._features)
     length = parameters.get("sequence_length")
     if length is not None and length.default is inspect.Parameter.empty:
@@ -185,12 +185,16 @@ def _task(where: str, name: str) -> Any:
 
 
 def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
-  """Return the preprocessors before the first that makes tokens, and the names of those left
-  out."""
-  num_steps = next(
-    (number for number, step in enumerate(steps) if _label(step) in _TOKENS), len(steps)
-  )
-  return list(steps[:num_steps]), [_label(step) for step in steps[num_steps:]]
+  """Divide preprocessors before the first that makes tokens.
+
+  Returns:
+    The preprocessors before it, and the names of the others.
+  """
+  labels = [_label(step) for step in steps]
+  for number, label in enumerate(labels):
+    if label in _TOKENS:
+      return list(steps[:number]), labels[number:]
+  return list(steps), []
 
 
 def _function(step: _Step) -> Any:
@@ -199,7 +203,7 @@ def _function(step: _Step) -> Any:
   return step
 
 
-def _bound(step: _Step, name: str) -> bool:
+def _has_argument(step: _Step, name: str) -> bool:
   return isinstance(step, functools.partial) and name in step.keywords
 
 
@@ -209,7 +213,7 @@ def _label(step: _Step) -> str:
 
 
 @contextlib.contextmanager
-def _seeded():
+def _seed_draws():
   """Seed the random draws of TensorFlow and, where it is installed, of SeqIO."""
   tf.random.set_seed(0)
   manager = getattr(sys.modules.get("seqio"), "map_seed_manager", None)
@@ -217,7 +221,7 @@ def _seeded():
     yield
 
 
-def _ordered():
+def _deterministic_options():
   options = tf.data.Options()
   options.deterministic = True
   return options
@@ -226,33 +230,39 @@ def _ordered():
 def _dataset(
   where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], skip_reasons: list[str]
 ):
-  """Return a `tf.data` dataset of records, whose first tells the types; add the reasons of those
-  left out to `left`."""
+  """Return a `tf.data` dataset of records, the first of which determines the types.
 
-  def unusable(record: Record | Skip) -> str | None:
-    return (
-      record.reason if isinstance(record, Skip) else "null" if None in record.values() else None
-    )
-
-  first = next((record for _, record in records() if not unusable(record)), None)
+  Args:
+    where: the split, for messages.
+    records: iterates over the records.
+    skip_reasons: gets the reason of each record that is left out.
+  """
+  first = next((record for _, record in records() if not _skip_reason(record)), None)
   if first is None:
     raise UserError(f"{where}: found no records; check the source")
   spec = {name: _spec(value, f"{where}, field {name!r}") for name, value in first.items()}
 
-  def kept():
-    for where, record in records():
-      if reason := unusable(record):
+  def usable_records() -> Iterator[Record]:
+    for record_where, record in records():
+      reason = _skip_reason(record)
+      if reason:
         skip_reasons.append(reason)
-      else:
-        if record.keys() != spec.keys():
-          odd = sorted(record.keys() ^ spec.keys())[0]
-          raise UserError(
-            f"{where}: found other fields than in the first record ({odd!r}), expected "
-            "the same in each"
-          )
-        yield record
+        continue
+      if record.keys() != spec.keys():
+        name = sorted(record.keys() ^ spec.keys())[0]
+        raise UserError(
+          f"{record_where}: found other fields than in the first record ({name!r}), expected "
+          "the same in each"
+        )
+      yield record
 
-  return tf.data.Dataset.from_generator(kept, output_signature=spec)
+  return tf.data.Dataset.from_generator(usable_records, output_signature=spec)
+
+
+def _skip_reason(record: Record | Skip) -> str | None:
+  if isinstance(record, Skip):
+    return record.reason
+  return "null" if None in record.values() else None
 
 
 def _spec(value: Any, where: str):

@@ -198,45 +198,17 @@ class Source(Base):
       "bytes": size,
     }
 
-  def _examples(self, split: str, first: int, past: int) -> Iterator[dict[str, Any]]:
+  def _examples(self, split: str, first: int, end: int) -> Iterator[dict[str, Any]]:
     info = self._builder.info
+    if info.file_format.file_suffix == "array_record":
+      examples = self._read_array_record(split, first, end)
+    else:
+      examples = self._read_with_tf_data(split, first, end)
     count = 0
     try:
-      if info.file_format.file_suffix == "array_record":
-        stored = {
-          name: tfds.features.Text() for name in self._features if _is_image(info.features[name])
-        }
-        wanted = tfds.features.FeaturesDict(
-          {name: info.features[name] for name in self._features} | stored
-        )
-        raw = tfds.decode.DeserializeMethod.RAW_BYTES
-        examples = self._builder.as_data_source(split, deserialize_method=raw)
-        for start in range(first, past, _EXAMPLES_AT_ONCE):
-          for example in examples.__getitems__(range(start, min(start + _EXAMPLES_AT_ONCE, past))):
-            example_fields = wanted.deserialize_example_np(example)
-            if missing := [name for name, part in example_fields.items() if part is None]:
-              raise ValueError(f"example {first + count} has no feature {missing[0]!r}")
-            yield example_fields
-            count += 1
-      else:
-        encoded = {
-          name: tfds.decode.SkipDecoding()
-          for name in self._features
-          if _is_image(info.features[name])
-        }
-        wanted = tfds.decode.PartialDecoding(self._features, decoders=encoded)
-        in_order = tfds.ReadConfig(
-          interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
-        )
-        dataset = self._builder.as_dataset(
-          split=f"{split}[{first}:{past}]",
-          shuffle_files=False,
-          decoders=wanted,
-          read_config=in_order,
-        )
-        for example in dataset.as_numpy_iterator():
-          yield example
-          count += 1
+      for example in examples:
+        yield example
+        count += 1
     # the two readers raise different errors for damaged and missing files
     except Exception as error:
       raise UserError(
@@ -244,14 +216,45 @@ class Source(Base):
         f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that "
         "directory and build it again"
       ) from error
-    if count != past - first:
+    if count != end - first:
+      start = f" from {first} on" if first else ""
       raise UserError(
-        f"dataset {info.full_name}: found {count} examples of split "
-        f"{split!r}{f' from {first} on' if first else ''} in "
-        f"{self._builder.data_dir}, expected {past - first} as its dataset_info.json states; "
-        "delete that directory and "
-        "build it again"
+        f"dataset {info.full_name}: found {count} examples of split {split!r}{start} in "
+        f"{self._builder.data_dir}, expected {end - first} as its dataset_info.json states; "
+        "delete that directory and build it again"
       )
+
+  def _read_array_record(self, split: str, first: int, end: int) -> Iterator[dict[str, Any]]:
+    features = self._builder.info.features
+    used_features = {}
+    for name in self._features:
+      is_image = _is_image(features[name])
+      used_features[name] = tfds.features.Text() if is_image else features[name]
+    decoder = tfds.features.FeaturesDict(used_features)
+    raw = tfds.decode.DeserializeMethod.RAW_BYTES
+    data_source = self._builder.as_data_source(split, deserialize_method=raw)
+    for start in range(first, end, _EXAMPLES_AT_ONCE):
+      numbers = range(start, min(start + _EXAMPLES_AT_ONCE, end))
+      for number, content in zip(numbers, data_source.__getitems__(numbers)):
+        example = decoder.deserialize_example_np(content)
+        for name, value in example.items():
+          if value is None:
+            raise ValueError(f"example {number} has no feature {name!r}")
+        yield example
+
+  def _read_with_tf_data(self, split: str, first: int, end: int) -> Iterator[dict[str, Any]]:
+    features = self._builder.info.features
+    images = [name for name in self._features if _is_image(features[name])]
+    decoders = {name: tfds.decode.SkipDecoding() for name in images}
+    dataset = self._builder.as_dataset(
+      split=f"{split}[{first}:{end}]",
+      shuffle_files=False,
+      decoders=tfds.decode.PartialDecoding(self._features, decoders=decoders),
+      read_config=tfds.ReadConfig(
+        interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
+      ),
+    )
+    yield from dataset.as_numpy_iterator()
 
 
 def _plain(tfds_value: Any, feature: Any, where: str) -> Any:

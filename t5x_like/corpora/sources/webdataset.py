@@ -78,7 +78,7 @@ class Source(FileSource):
     skip = None
     empty_sample = Skip(f"sample without {' and '.join(self.fields)}")
     for name, data in self._members(path):
-      sample, field = _split(name)
+      sample, field = _sample_and_field(name)
       if sample != key:
         if key is not None:
           yield f"{path}, sample {key}", skip or parts or empty_sample
@@ -97,9 +97,9 @@ class Source(FileSource):
       if data is None:
         skip = Skip(f"part of over {LONGEST >> 20} MiB")
       elif not self._wanted or field in self._wanted:
-        parts[field] = _decoded(field, data, where)
+        parts[field] = _decode_part(field, data, where)
       else:
-        parts.setdefault(standard_name, _decoded(field, data, where))
+        parts.setdefault(standard_name, _decode_part(field, data, where))
     if key is not None:
       yield f"{path}, sample {key}", skip or parts or empty_sample
 
@@ -173,14 +173,14 @@ class _Header(tarfile.TarInfo):
     return header
 
 
-def _split(name: str) -> tuple[str, str]:
-  """Split the name of a member into (sample, field)."""
+def _sample_and_field(name: str) -> tuple[str, str]:
+  """Divide the name of a member into (sample, field)."""
   folder, slash, file = name.rpartition("/")
   sample, _, field = file.partition(".")
   return f"{folder}{slash}{sample}", field.lower()
 
 
-def _decoded(field: str, data: bytes, where: str) -> Any:
+def _decode_part(field: str, data: bytes, where: str) -> Any:
   kind = field.rpartition(".")[2]
   if kind in _TEXTS:
     return decode(data, where)

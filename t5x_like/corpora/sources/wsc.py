@@ -19,7 +19,9 @@ class Source(Nested):
 
   def nested_records(self, content: Record) -> Iterator[Record]:
     target = content["target"]
-    spans = {name: _spelled(target[name], content["text"]) for name in ("span1_text", "span2_text")}
+    spans = {
+      name: _spell_as_in(target[name], content["text"]) for name in ("span1_text", "span2_text")
+    }
     indices = {name: target[name] for name in ("span1_index", "span2_index")}
     yield {
       "text": content["text"],
@@ -30,10 +32,10 @@ class Source(Nested):
     }
 
 
-def _spelled(span: str, text: str) -> str:
+def _spell_as_in(span: str, text: str) -> str:
   """Return a span as the text spells it; the span itself if the text has no such words."""
   if span in text:
     return span
-  plain = " ".join(span.split()).rstrip(".")
-  start = text.lower().find(plain.lower())
-  return span if start < 0 else text[start : start + len(plain)]
+  words = " ".join(span.split()).rstrip(".")
+  start = text.lower().find(words.lower())
+  return span if start < 0 else text[start : start + len(words)]
