@@ -1,5 +1,4 @@
-"""Preparation of stores from sources: one resumable preparer for tokens of documents, examples and
-images.
+"""Prepares stores of documents, examples and images from sources; a preparation can be resumed.
 
 A job (`job.py`) is what to make, a kind, and where. An engine builds the parts of its source, in
 any order, on one machine or many. From the bottom up:

@@ -1,5 +1,7 @@
-"""The documents of a source: the text of one field of its records. Unusable documents are counted
-by reason."""
+"""The documents of a source: the text of one field of its records.
+
+Unusable documents are counted by reason.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,13 +37,14 @@ class Documents:
     self.skipped = {split: Counter() for split in self.source.splits}
 
   def facts(self) -> dict[str, Any]:
-    """Return the facts that define the documents, known without reading them; JSON, free of
-    absolute paths."""
+    """Return the facts that define the documents, known without reading them.
+
+    They are JSON without absolute paths.
+    """
     return self.source.facts(self.text_field)
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Iterate over all documents of a split or part, unwanted documents included, in the source's
-    order."""
+    """Iterate over all documents of a split or part, unusable ones included, in order."""
     return self.source.documents(split, self.text_field, part)
 
   def usable(self, split: str) -> Iterator[str]:

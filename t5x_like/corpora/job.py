@@ -41,8 +41,9 @@ class StoredBatch:
 
 
 class StoreKind(abc.ABC):
-  """The base of kinds, which are frozen dataclasses: they are pickled to other processes and
-  machines.
+  """The base of the kinds of stores.
+
+  Kinds are frozen dataclasses, which are pickled to other processes and machines.
 
   Attributes:
     unit: the array whose values are counted: for the sizes of shards and in messages.
@@ -120,8 +121,10 @@ class Job:
 
   @property
   def work(self) -> AnyPath:
-    """The directory that becomes the store; at an address, where files appear whole, the store's
-    own."""
+    """The directory that becomes the store.
+
+    At an address, where files appear whole, it is the store's own.
+    """
     return as_path(self.path) if is_remote(self.path) else self._beside("incomplete")
 
   @property
@@ -145,8 +148,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class ItemBatch:
-  """Consecutive items of a part, and for each step that removes duplicates the marks of each
-  item."""
+  """Consecutive items of a part.
+
+  For each step that removes duplicates it has the marks of each item.
+  """
 
   items: list[Any]
   marks: dict[str, list[np.ndarray]]

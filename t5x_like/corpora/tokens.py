@@ -72,8 +72,10 @@ class TokenStoreKind(StoreKind):
   def of(
     cls, documents: Documents, part: SplitPart, vocabulary: str, **more: Any
   ) -> "TokenStoreKind":
-    """Return the tokens of open documents, with the vocabulary at a path; `more` are further
-    attributes."""
+    """Return the kind for open documents, with the vocabulary at a path.
+
+    `more` are further attributes.
+    """
     return cls(
       source=documents.spec,
       data_dir=documents.data_dir,

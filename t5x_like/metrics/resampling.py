@@ -57,8 +57,10 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
 
 
 def wilson(percent: float, examples: int) -> dict[str, float]:
-  """Return the interval `{"low", "high"}` (Wilson 1927), in percent, of a share of independent
-  examples."""
+  """Return the interval `{"low", "high"}` of a share of independent examples, in percent.
+
+  See Wilson 1927.
+  """
   from scipy import stats
 
   hits = round(percent / 100 * examples)

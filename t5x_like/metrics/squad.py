@@ -67,8 +67,9 @@ class MultilingualSquad(SquadV1):
 
 
 class SquadV2(Metric):
-  """SQuAD 2.0's scores (evaluate-v2.0.py): questions may have no answer, which an empty prediction
-  states.
+  """SQuAD 2.0's scores (evaluate-v2.0.py).
+
+  Questions may have no answer, which an empty prediction states.
 
   References are the answers of each question, empty if it has none. A prediction is a text and the
   probability that there is no answer, or None if the question was skipped; as in the official

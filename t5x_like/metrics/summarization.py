@@ -29,8 +29,10 @@ _WITHOUT_SPACES = (
 
 
 def split_sentences(summary: str) -> str:
-  """Start a new line after each " . ", as T5 does for ROUGE-Lsum, which treats lines as
-  sentences."""
+  """Start a new line after each " . ", as T5 does for ROUGE-Lsum.
+
+  ROUGE-Lsum treats lines as sentences.
+  """
   return summary.replace(" . ", " .\n")
 
 
@@ -62,8 +64,9 @@ class UnicodeWords:
 
 
 class Rouge(Metric):
-  """F-measures, averaged over examples. ROUGE-Lsum treats lines as sentences, so `split_sentences`
-  is applied to both sides, as in T5.
+  """F-measures, averaged over examples.
+
+  ROUGE-Lsum treats lines as sentences, so `split_sentences` is applied to both sides, as in T5.
 
   Args:
     use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does

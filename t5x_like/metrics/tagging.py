@@ -32,8 +32,9 @@ class TagAccuracy(Metric):
 
 
 class EntityF1(Metric):
-  """Precision, recall and F1 of entities, micro-averaged as in conlleval; `details` has them by
-  type.
+  """Precision, recall and F1 of entities, micro-averaged as in conlleval.
+
+  `details` has them by type.
 
   seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's:
   an I- without its B- begins an entity. An entity is right if its type and both its ends are right.

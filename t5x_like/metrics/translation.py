@@ -10,8 +10,9 @@ from t5x_like.metrics.metric import Metric
 
 
 class _SacreBleu(Metric):
-  """The base of sacrebleu's metrics. Rows are the sentence statistics that `sacrebleu.significance`
-  resamples.
+  """The base of sacrebleu's metrics.
+
+  Rows are the sentence statistics that `sacrebleu.significance` resamples.
 
   A reference is a sequence of translations, whose number may differ from sentence to sentence.
   """

@@ -99,8 +99,9 @@ class Store:
     return self._files.read(manifests.FILE) == self._text
 
   def check_unchanged(self) -> None:
-    """Check the content of the files that were read and have changed since; one `stat` for each
-    file on a disk.
+    """Check the content of the files that were read and have changed since.
+
+    This takes one `stat` for each file on a disk.
 
     Raises:
       DamageError: a file no longer has the content that the store was made with; names it.

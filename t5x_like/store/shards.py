@@ -184,8 +184,10 @@ def _read_table(
 
 
 def fingerprint(manifest: Manifest, table: bytes, checksums: bytes) -> str:
-  """Hash (SHA-256) everything that determines the content: arrays, facts, and every shard's counts
-  and checksums."""
+  """Hash (SHA-256) everything that determines the content.
+
+  These are the arrays, the facts, and every shard's counts and checksums.
+  """
   arrays = [dataclasses.asdict(array) for array in manifest.arrays]
   digest = hashlib.sha256(json.dumps([FORMAT, arrays, manifest.facts], sort_keys=True).encode())
   counts_SA = np.frombuffer(table, "<u8").reshape(manifest.num_shards, -1)[:, 1:]

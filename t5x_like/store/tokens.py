@@ -170,13 +170,12 @@ class TokenStore(Store):
   def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sizes of consecutive documents.
 
-    Args:
-      documents_N: the first documents.
-      count: the number of documents from each of them on.
+      Args:
+        documents_N: the first documents.
+        count: the number of documents from each of them on.
 
-    Returns:
-      The starts of the first documents in the stream, int64 [N]; and the numbers of tokens, int64 [N,
-      count], 0 past the last document of the shard.
+      Returns:
+    @@, 0 past the last document of the shard.
     """
     shards = self._shards
     shard_N = np.searchsorted(shards.first_item, documents_N, side="right") - 1
@@ -192,7 +191,7 @@ class TokenStore(Store):
     return ends_NK[:, 0] + self._first_token[shard_N], sizes_NK
 
   def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Mark the tokens at which a document begins: first tokens [B] of windows -> bool [B, length]."""
+    """Mark the tokens at which a document begins: windows' first tokens [B] -> bool [B, length]."""
     shards = self._shards
     begins_BW = np.zeros((starts_B.size, length), bool)
     document_B, begin_B, end_B = self.documents_at(starts_B)

@@ -70,8 +70,9 @@ def build_metadata(
   skipped: Mapping[str, int],
   source: dict[str, Any],
 ) -> dict[str, bytes]:
-  """Return the tables and the manifest of a store of these shards: contents by file, the manifest
-  last.
+  """Return the tables and the manifest of a store of these shards.
+
+  The result is contents by file, the manifest last.
 
   Args: see `Manifest`; the arrays need no counts.
   """
@@ -102,8 +103,10 @@ def build_metadata(
 def publish(
   work: AnyPath, path: str | os.PathLike, contents: dict[str, bytes], vocabulary: Vocabulary | None
 ) -> None:
-  """Turn a directory of shards into the store at `path`: write the rest and, if it is local, flush
-  it and rename."""
+  """Turn a directory of shards into the store at `path`.
+
+  The vocabulary, tables and manifest are written; a local store is flushed and renamed.
+  """
   with _refusals(work):
     if vocabulary:
       vocabulary.save(work / manifests.VOCABULARY)

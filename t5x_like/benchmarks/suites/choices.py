@@ -1,5 +1,7 @@
-"""Multiple choice: RACE (Lai et al. 2017), SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019),
-for encoders."""
+"""Multiple choice for encoders: RACE, SWAG and CODAH.
+
+See Lai et al. 2017, Zellers et al. 2018 and Chen et al. 2019.
+"""
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, multiple_choice
 

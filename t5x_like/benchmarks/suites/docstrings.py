@@ -1,5 +1,6 @@
-"""A benchmark without a download, made from the corpus `docstrings`
-(`corpora/sources/docstring_tasks.py`).
+"""A benchmark without a download, made from the corpus `docstrings`.
+
+The source is `corpora/sources/docstring_tasks.py`.
 
 The test split counts: its modules are in no other split, nor in the corpus's pretraining documents.
 """

@@ -1,5 +1,7 @@
-"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020,
-appendix D)."""
+"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461).
+
+The texts are T5's (Raffel et al. 2020, appendix D).
+"""
 
 import dataclasses
 

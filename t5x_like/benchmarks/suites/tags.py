@@ -1,5 +1,7 @@
-"""Tags of words: named entities of news (CoNLL-2003, Tjong Kim Sang & De Meulder 2003) and of the
-web (WNUT-17, Derczynski et al. 2017), and parts of speech (Universal Dependencies).
+"""Tags of words: named entities, and parts of speech.
+
+Entities are those of news (CoNLL-2003, Tjong Kim Sang & De Meulder 2003) and of the web (WNUT-17,
+Derczynski et al. 2017); parts of speech are those of Universal Dependencies.
 """
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagging

@@ -1,5 +1,4 @@
-"""Translations from English (Workshop on Machine Translation) with T5's texts, data and BLEU
-(Raffel et al. 2020).
+"""Translations from English (WMT) with T5's texts, data and BLEU (Raffel et al. 2020).
 
 Training data and dev sets are those of the paper's section 2.3: German as in Vaswani et al. 2017
 with newstest2013, French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. T5's tasks
@@ -21,8 +20,10 @@ def _translation(
   validation: list[str],
   test: list[str],
 ) -> Benchmark:
-  """Make a translation from English of TensorFlow datasets, or of official files whose training set
-  has several."""
+  """Make a translation from English.
+
+  `train` are the several files of the official training set.
+  """
   splits = {"train": [train], "validation": validation, "test": test}
   return generation(
     source,

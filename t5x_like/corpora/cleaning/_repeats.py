@@ -45,8 +45,9 @@ def first_places(signatures: np.ndarray, places: np.ndarray, before: np.ndarray)
 
 
 class Repeats(Duplicates):
-  """The base of steps whose signatures are hashes, uint64 [n], that are duplicates if they are
-  equal.
+  """The base of steps whose signatures are hashes, uint64 [n].
+
+  Signatures are duplicates if they are equal.
 
   A part sends each hash once, as the comparison `Comparison(name, firsts, earlier)`, and marks its
   own repeats.

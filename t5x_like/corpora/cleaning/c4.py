@@ -33,8 +33,9 @@ _LONGEST_WORD = 1000  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Step(Filter):
-  """The filters of one page; the numbers are from the paper, the citation marks and policy phrases
-  from its code.
+  """The filters of one page.
+
+  The numbers are from the paper, the citation marks and policy phrases from its code.
 
   Attributes:
     min_words: minimum words per line.
@@ -61,8 +62,10 @@ class Step(Filter):
       load_language_id(self.language_id)
 
   def __setstate__(self, state: dict[str, Any]) -> None:
-    """Unpickle the filters in a worker. The command has checked them; the worker lacks the flags
-    that admit names."""
+    """Unpickle the filters in a worker, which lacks the flags that admit names.
+
+    The command has checked them.
+    """
     vars(self).update(state)
     trust.admit(self.language_id)
 

@@ -107,8 +107,10 @@ def _refusals(job: Job) -> AnyPath:
 
 @contextlib.contextmanager
 def _pipeline(options: Sequence[str], refusals: AnyPath) -> Iterator[beam.Pipeline]:
-  """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first
-  refused part."""
+  """Provide a pipeline to fill, then run it.
+
+  Raises UserError if it cannot run, or for the first refused part.
+  """
   if refusals.exists():
     refusals.rmtree()
   try:
@@ -131,8 +133,10 @@ def _parts(pipeline: beam.Pipeline, job: Job) -> beam.PCollection[int]:
 
 
 def _options(flags: Sequence[str]) -> PipelineOptions:
-  """Parse the pipeline's options; raise UserError for an unknown flag unless the runner's job
-  server may define it."""
+  """Parse the pipeline's options.
+
+  Raises UserError for an unknown flag unless the runner's job server may define it.
+  """
   runner = PipelineOptions(list(flags)).get_all_options(retain_unknown_options=True)["runner"]
   if runner in ("FlinkRunner", "PortableRunner", "SparkRunner"):
     return PipelineOptions(list(flags))

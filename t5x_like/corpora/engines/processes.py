@@ -202,8 +202,9 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
-  """Break a pool if a process was killed while sending a result: the pool would wait forever for
-  the rest.
+  """Break a pool if a process was killed while sending a result.
+
+  The pool would wait forever for the remainder.
 
   The dead process also keeps the lock that the others need to send their results. The pipe ends
   once neither they nor this process hold its other end; then the pool notices by itself. There is

@@ -13,8 +13,10 @@ LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb
 
 
 def split(path: str) -> tuple[str, str] | None:
-  """Return (archive, path in it, "" for the whole), or None for a path that leads into no
-  archive."""
+  """Divide a path into (archive, path in it); None for a path that leads into no archive.
+
+  The path in it is "" for the whole archive.
+  """
   for end in (".zip", ".ZIP"):
     head, slash, inner = f"{path}/".partition(f"{end}/")
     if slash and as_path(head + end).exists() and globs.file_kind(head + end) == "file":
@@ -28,8 +30,10 @@ def members(archive: str) -> dict[str, zipfile.ZipInfo]:
 
 
 def read(archive: str, name: str) -> bytes | None:
-  """Return the content of a file in an archive, None if it is too long; raise UserError if it
-  cannot be read."""
+  """Return the content of a file in an archive, None if it is too long.
+
+  Raises UserError if it cannot be read.
+  """
   archive_file, members_by_name = _open(archive, as_path(archive).changed(), os.getpid())
   if members_by_name[name].file_size > LONGEST:
     return None

@@ -13,15 +13,19 @@ AT_ONCE = 1024
 
 
 class ColumnSource(FileSource):
-  """One record per row; only the columns in `fields` are read. A format defines `open_columns` and
-  `damage_error`."""
+  """One record per row; only the columns in `fields` are read.
+
+  A format defines `open_columns` and `damage_error`.
+  """
 
   @abc.abstractmethod
   def open_columns(
     self, file: BinaryIO
   ) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
-    """Return (names of columns, a function from the columns in use to lists of at most `AT_ONCE`
-    records)."""
+    """Return the names of the columns, and a function that reads records.
+
+    The function takes the columns in use and returns lists of at most `AT_ONCE` records.
+    """
 
   @abc.abstractmethod
   def damage_error(self, path: str, error: Exception) -> UserError:

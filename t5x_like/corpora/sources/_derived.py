@@ -10,8 +10,10 @@ from t5x_like.corpora.sources import Record, Skip, Source, check_split
 
 
 class Derived(Source):
-  """A source that sets `_inner`, the other source, and `_own`, the facts about what it makes of its
-  records."""
+  """A source whose records come from another source.
+
+  It sets `_inner`, the other source, and `_own`, the facts about the derivation.
+  """
 
   _inner: Source
   _own: dict[str, Any]

@@ -96,8 +96,10 @@ class FileSource(Source):
     return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of files of at least `part_bytes` each, as ranges [first, past) of file
-    numbers."""
+    """Return runs of files of at least `part_bytes` each.
+
+    They are ranges [first, past) of file numbers.
+    """
     check_split(self, split)
     parts = []
     first = 0
@@ -114,8 +116,10 @@ class FileSource(Source):
     return sum(map(self._size, self._paths(split, part)))
 
   def modification_times(self, split: str) -> list[int | None]:
-    """Return the last modification time of each file of the split in nanoseconds; None for remote
-    files."""
+    """Return when each file of the split was last modified, in nanoseconds.
+
+    Times are None for remote files.
+    """
     return [as_path(path).changed() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
@@ -143,8 +147,10 @@ class FileSource(Source):
 
 
 def irregular_kind(path: str) -> str | None:
-  """Return "a pipe", "a device" or "a socket" if a path on disk is one, whose reading might never
-  end; else None."""
+  """Return "a pipe", "a device" or "a socket" if a path on disk is one, else None.
+
+  Reading it might never end.
+  """
   if is_remote(path):
     return None
   try:
@@ -165,8 +171,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
-  """Yield (line number from 1, line, with its terminator if `ends`) of a plain or compressed UTF-8
-  file.
+  """Yield (line number from 1, line) of a UTF-8 file, compressed or not.
+
+  Lines have their terminators if `ends`.
 
   Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields
   a `Skip`.
@@ -191,8 +198,10 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
 
 
 def read_text(path: str) -> str | Skip:
-  """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST`
-  bytes."""
+  """Read the text of a UTF-8 file, compressed or not.
+
+  The result is a `Skip` for a file over `LONGEST` bytes.
+  """
   try:
     with _compression.open_plain(path) as file:
       data = file.read(LONGEST + 1)
@@ -236,8 +245,10 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
 
 
 def _patterns(format: str, spec: str) -> dict[str, list[str]]:
-  """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split
-  train."""
+  """Parse patterns by split from `train=a,validation=b`.
+
+  A bare pattern is the split train.
+  """
   if not spec:
     raise UserError(
       f"source '{format}:': found no files, expected a path or pattern after the colon, such as "

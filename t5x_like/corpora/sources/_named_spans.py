@@ -1,5 +1,6 @@
-"""A finder of salient spans from a file of names recognised by any NER model, so that no model runs
-during training.
+"""Finds salient spans by a file of names, so that no model runs during training.
+
+The names are recognised beforehand by any NER model.
 
 The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of
 characters under `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as
@@ -30,8 +31,9 @@ Finder = Callable[[str], list[tuple[int, int]]]
 
 
 def load_finder(where: str, name: str) -> tuple[Finder, str]:
-  """Return (the finder of a file of names or of `module:function`, its contribution to a
-  fingerprint).
+  """Return a finder, and its contribution to a fingerprint.
+
+  The name is of a file of names, or `module:function`.
 
   Raises:
     UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and
@@ -60,8 +62,10 @@ def _names(path: str) -> Iterator[str]:
 
 
 def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
-  """Return the spans of a record's text, in characters; UserError if it lacks a text or spans
-  inside it."""
+  """Return the spans of a record's text, in characters.
+
+  Raises UserError if it lacks a text or spans inside it.
+  """
   text = record.get("text")
   key = next((key for key in KEYS if key in record), None)
   spans_in_record = record.get(key)

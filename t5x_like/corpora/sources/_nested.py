@@ -14,8 +14,10 @@ class Nested(jsonl.Source):
 
   @abc.abstractmethod
   def nested_records(self, content: Record) -> Iterator[Record]:
-    """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has
-    another form."""
+    """Yield the records of an object.
+
+    A KeyError, TypeError or AttributeError means that it has another form.
+    """
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     for where, content in super().read(path):

@@ -37,8 +37,10 @@ def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
 
 
 def sentences(text: str) -> list[str]:
-  """Cut a text at line ends, and after full stops, question and exclamation marks; not after a
-  title or an initial."""
+  """Cut a text at line ends, and after full stops, question and exclamation marks.
+
+  Titles and initials do not end a sentence.
+  """
   pieces = []
   for line in text.splitlines():
     begin = 0

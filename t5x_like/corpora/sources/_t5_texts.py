@@ -23,8 +23,10 @@ _END = ".,?!"
 
 
 def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the number of STS-B to one decimal place, rounded to the nearest 0.2 in single
-  precision."""
+  """Yield the number of STS-B to one decimal place.
+
+  It is rounded to the nearest 0.2 in single precision.
+  """
   del training
   label = str(record["label"])
   try:
@@ -95,8 +97,9 @@ def squad_context_free(record: Record, where: str, training: bool) -> Iterator[R
 
 
 def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the sentence with its pronoun between asterisks; the target is the referent, right or
-  not.
+  """Yield the sentence with its pronoun between asterisks.
+
+  The target is the referent, right or not.
 
   `judged` holds the referent and whether it is right: False, True or, unknown, -1.
   """
@@ -113,8 +116,10 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
 
 
 def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
-  """Put asterisks around the word at a place. Two sentences of WSC number it wrongly: then the
-  nearest equal word."""
+  """Put asterisks around the word at a place.
+
+  Two sentences of WSC number it wrongly: then the nearest equal word.
+  """
   words = text.split(" ")
   if place < len(words) and words[place] == pronoun:
     words[place] = f"*{pronoun}*"
@@ -136,8 +141,10 @@ def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
 
 
 def dpr(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the sentence with its first pronoun between asterisks; the target is the right
-  candidate."""
+  """Yield the sentence with its first pronoun between asterisks.
+
+  The target is the right candidate.
+  """
   del training
   pattern = rf" ({re.escape(record['pronoun'])})( |\.|,)"
   try:
@@ -208,8 +215,10 @@ def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] 
 
 
 def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
-  """Return the words of the hypothesis between others; at its beginning or end if it has only one
-  side of them."""
+  """Return the words of the hypothesis between others.
+
+  With words on one side only, they are those at its beginning or end.
+  """
   if not before and not after:
     return ""
   text = " ".join(hypothesis)

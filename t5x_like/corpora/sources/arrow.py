@@ -1,5 +1,6 @@
-"""`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files, in the stream format of Hugging Face
-`datasets` or as Feather.
+"""`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files.
+
+The files are in the stream format of Hugging Face `datasets` or Feather.
 
 DIR is a data set written by `save_to_disk`: its splits, or the split `train` if it has none. Class
 labels become their names, and images their bytes, if the file says so in the metadata of

@@ -1,5 +1,4 @@
-"""`boxes:train=boxes.csv@pictures,validation=…`: images with boxes from tables; fields `image`,
-`objects`.
+"""`boxes:train=boxes.csv@pictures,…`: images with boxes from tables; `image`, `objects`.
 
 A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file:
 the name of the image below the directory after the `@` (by default the table's own), which may lack
@@ -95,8 +94,10 @@ class Source(Base):
 
 
 def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
-  """Return whether the edges of a table are shares of the image; raise UserError if those of some
-  rows only can be."""
+  """Return whether the edges of a table are shares of the image.
+
+  Raises UserError if only some rows can be.
+  """
   pixels = []
   fractions = []
   for name, rows in table.items():
@@ -115,8 +116,10 @@ def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
 
 
 def _table(path: str) -> dict[str, list[Row]]:
-  """Read a table: the class and the edges, as in `_EDGES`, of each box, by image in the order of
-  the rows."""
+  """Read a table: the class and the edges, as in `_EDGES`, of each box, by image.
+
+  Images are in the order of the rows.
+  """
 
   def texts() -> Iterator[str]:
     for number, line in lines(path):

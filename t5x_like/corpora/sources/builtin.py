@@ -1,5 +1,7 @@
-"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, with a field for every task, to try
-recipes."""
+"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, to try recipes.
+
+Records have a field for every task.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +12,11 @@ from t5x_like.corpora.sources import Source as Base
 
 
 class Source(Base):
-  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and
-  answers, options, messages, prompt, chosen and rejected."""
+  """Lines of 3 to 12 words.
+
+  The fields are text, reversed, label, tokens, tags, question, context and answers, options,
+  messages, prompt, chosen and rejected.
+  """
 
   splits = ("train", "validation")
   name = "builtin"

@@ -1,5 +1,4 @@
-"""`cloze:SOURCE`: a record for each sentence of each text, with the rest of the text as its
-passage.
+"""`cloze:SOURCE`: a record for each sentence, with the other sentences of its text as passage.
 
 The inverse cloze task of Lee et al. 2019 (section 4) takes a sentence for the query of its own
 context. In nine of ten examples, by a hash of the sentence, the sentence is taken out of the

@@ -1,5 +1,6 @@
-"""`coco:train=instances_train2017.json,validation=…`: images with boxes in COCO's format; fields
-`image`, `objects`.
+"""`coco:train=instances_train2017.json,…`: images with boxes in COCO's format.
+
+The fields are `image` and `objects`.
 
 Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual
 directory, or beside the JSON. Classes are numbered by the ids of the categories, as in published

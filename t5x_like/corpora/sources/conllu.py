@@ -1,5 +1,6 @@
-"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token
-(CoNLL-U).
+"""`conllu:PATTERN`: treebanks of Universal Dependencies (CoNLL-U).
+
+They have ten tab-separated columns per token.
 
 A record is a sentence: `tokens`, its words, a list under the name of each column but the first
 (form, lemma, upos, …), and `text` and `sent_id` from its comments (an empty id if there is none).
@@ -61,8 +62,10 @@ class Source(FileSource):
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Yield (comments without `# `, rows of ten columns) per sentence; raise UserError for a
-  malformed row."""
+  """Yield (comments without `# `, rows of ten columns) per sentence.
+
+  Raises UserError for a malformed row.
+  """
   comments: list[str] = []
   rows: list[list[str]] = []
   for number, line in lines(path):

@@ -1,5 +1,6 @@
-"""`csv:PATTERN`: comma-separated columns, one record per row; each file starts with a header that
-names the fields.
+"""`csv:PATTERN`: comma-separated columns, one record per row.
+
+Each file starts with a header that names the fields.
 
 Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180). A file whose header
 has semicolons or tabs and no comma is separated by these, as spreadsheets write it in many
@@ -62,7 +63,9 @@ class Source(FileSource):
 
 
 def _separator(header: str) -> str:
-  """Return the character that separates the cells of a header: a comma, if there is one outside
-  quotes."""
+  """Return the character that separates the cells of a header.
+
+  It is a comma, if there is one outside quotes.
+  """
   unquoted = "".join(header.split('"')[::2])
   return next((mark for mark in _SEPARATORS if mark in unquoted), ",")

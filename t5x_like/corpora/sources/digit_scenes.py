@@ -1,5 +1,6 @@
-"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits, for trying out detection
-recipes.
+"""`digit_scenes`: grey images with one to four digits, for trying out detection recipes.
+
+Images have 40 x 40 pixels.
 
 The digits come from scikit-learn (`digits.py`); validation scenes and training scenes use different
 digits. Fields are `image` (a PNG) and `objects`, whose boxes enclose the ink.

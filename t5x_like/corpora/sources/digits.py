@@ -1,5 +1,6 @@
-"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, for trying out
-image recipes.
+"""`digits`: 1,797 handwritten digits of scikit-learn, for trying out image recipes.
+
+Images have 8 x 8 pixels.
 
 Alpaydin and Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998). The last 297 are the
 validation split.

@@ -1,5 +1,6 @@
-"""`docstring_tasks:TASK`: supervised records from the embedded corpus; no download, and no text in
-two splits.
+"""`docstring_tasks:TASK`: supervised records from the embedded corpus.
+
+Nothing is downloaded, and no text is in two splits.
 
 `test` comes from the modules that the corpus `docstrings` holds out, so pretraining on that corpus
 never sees it. `train` and `validation` come from the other modules, also divided by module. The

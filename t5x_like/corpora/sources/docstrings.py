@@ -31,8 +31,10 @@ class Source(tfds.Source):
 
 
 class _Progress:
-  """A count of files on stderr: one line rewritten in place on a terminal, else a line at each
-  tenth."""
+  """Prints a count of files on stderr.
+
+  On a terminal one line is rewritten in place; otherwise there is a line at each tenth.
+  """
 
   def __init__(self):
     self._shown = 0

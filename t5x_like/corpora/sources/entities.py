@@ -1,5 +1,6 @@
-"""`entities:PATTERN`: the columns of `conll`, and `entities`, the tags of the last column in the
-BIO scheme.
+"""`entities:PATTERN`: the columns of `conll`, and `entities`, tags in the BIO scheme.
+
+These are the tags of the last column.
 
 The files may have IOB1 tags, as the official files of CoNLL-2003, BIO, or BIOES. Entities begin
 where conlleval sees them begin (Tjong Kim Sang & De Meulder 2003): at a B- or S-, at another type,

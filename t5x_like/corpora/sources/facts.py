@@ -1,5 +1,6 @@
-"""`facts:2000`: a world of so many facts about people, drawn by a seed, which can be looked up but
-not guessed.
+"""`facts:2000`: a world of 2,000 facts about people, drawn by a seed.
+
+They can be looked up but not guessed.
 
 Each person has a home, a work and a pet. The split `passages` has a passage for each person, field
 `text`:

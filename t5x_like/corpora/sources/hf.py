@@ -1,5 +1,6 @@
-"""`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory that
-`datasets` loads.
+"""`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory.
+
+It is loaded by the library `datasets`.
 
 NAME is `owner/name`, or a name alone. The data set is downloaded once, into `data_dir` or the cache
 of `datasets`. `@split` keeps one split. Class labels become their names; images stay encoded, as
@@ -146,8 +147,10 @@ def _caches(data_dir: str | None) -> list[str]:
 
 
 def _check_card(card: LocalPath) -> None:
-  """Raise UserError if the card of a local data set names files elsewhere, which `datasets` would
-  open or fetch."""
+  """Raise UserError if the card of a local data set names files elsewhere.
+
+  `datasets` would open or fetch them.
+  """
   match = _FRONT.match(card.read_text(errors="replace")) if card.is_file() else None
   if match is None:
     return
@@ -168,8 +171,10 @@ def _check_card(card: LocalPath) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-  """Yield the file names in a value of `data_files`: names, by split, or in objects with the key
-  `path`."""
+  """Yield the file names in a value of `data_files`.
+
+  They are names, by split, or in objects with the key `path`.
+  """
   if isinstance(value, str):
     yield value
   elif isinstance(value, dict):
@@ -189,8 +194,10 @@ def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
 
 
 def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
-  """Return the bytes of an encoded image or sound, which may be a file in the directories
-  `roots`."""
+  """Return the bytes of an encoded image or sound.
+
+  It may be a file in the directories `roots`.
+  """
   if encoded.get("bytes") is not None or not encoded.get("path"):
     return encoded.get("bytes")
   if not any(trust.is_inside(encoded["path"], root, links=False) for root in roots):

@@ -1,5 +1,4 @@
-"""`idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz`: MNIST's files;
-`image` and `label`.
+"""`idx:train=train-images-idx3-ubyte.gz,…`: MNIST's files; `image` and `label`.
 
 The labels are in the neighbouring file whose name has `labels` for `images` and `idx1` for `idx3`.
 A label is its number, as text; an image becomes a PNG. Files may be compressed.
@@ -74,8 +73,10 @@ def _labels(path: str) -> np.ndarray:
 
 
 def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
-  """Read the array of a file; raise UserError unless it is whole, uint8, and has one of these
-  numbers of axes."""
+  """Read the array of a file.
+
+  Raises UserError unless it is whole, uint8, and has one of these numbers of axes.
+  """
   try:
     with _compression.open_plain(path) as file:
       magic = file.read(4)

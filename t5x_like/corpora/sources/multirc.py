@@ -1,5 +1,7 @@
-"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018), one record per
-answer option."""
+"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018).
+
+There is one record per answer option.
+"""
 
 from collections.abc import Iterator
 
@@ -8,8 +10,11 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields paragraph, question, answer, label (0, 1, or null in a test set) and idx {paragraph,
-  question, answer}."""
+  """One record per answer option.
+
+  The fields are paragraph, question, answer, label (0, 1, or null in a test set) and idx
+  {paragraph, question, answer}.
+  """
 
   expected = "idx and passage with questions[] of idx, question and answers[] of idx, text, label"
 

@@ -1,5 +1,6 @@
-"""`objects:SOURCE` and `objects:SIDE@SOURCE`: each object of images with boxes as a labelled image;
-`image`, `label`.
+"""`objects:[SIDE@]SOURCE`: each object of images with boxes as a labelled image.
+
+The fields are `image` and `label`.
 
 A classifier of the objects is the backbone of a detector that has no published one. An object gives
 the square around it, half as large again as its longer side, or SIDE pixels wide: all objects at

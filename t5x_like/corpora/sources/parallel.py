@@ -1,5 +1,6 @@
-"""`parallel:PATTERN`: one file of lines per field, such as one per language; line n of all files is
-record n.
+"""`parallel:PATTERN`: one file of lines per field, such as one per language.
+
+Line n of all files is record n.
 
 The pattern contains `{field}` and, unless everything is the split `train`, `{split}`:
 `corpus/{split}.{field}.gz`. Several patterns, separated by commas, are several corpora, one after

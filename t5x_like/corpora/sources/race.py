@@ -10,8 +10,11 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields example_id (the article's), article, question, options, answer (a letter) and name,
-  `high1.txt-0`."""
+  """One record per question.
+
+  The fields are example_id (the article's), article, question, options, answer (a letter) and
+  name, `high1.txt-0`.
+  """
 
   expected = "id, article, and lists of as many questions, options and answers"
 

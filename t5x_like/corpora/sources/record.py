@@ -1,5 +1,7 @@
-"""`record:PATTERN`: ReCoRD in SuperGLUE's JSON lines, or its own JSON (Zhang et al. 2018), one
-record per query."""
+"""`record:PATTERN`: ReCoRD in SuperGLUE's JSON lines, or its own JSON (Zhang et al. 2018).
+
+There is one record per query.
+"""
 
 from collections.abc import Iterator
 

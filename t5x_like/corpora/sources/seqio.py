@@ -1,5 +1,4 @@
-"""`seqio:module:TASK[@source]`: the records of a SeqIO task, after its preprocessors and before
-tokens.
+"""`seqio:module:TASK[@source]`: a SeqIO task's records, preprocessed but not tokenised.
 
 TASK is an attribute of the module, a SeqIO `Task`, or the name under which the module registers
 one; it may also be a list of preprocessors, or a function that returns a task or a list. The

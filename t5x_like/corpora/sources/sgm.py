@@ -1,5 +1,6 @@
-"""`sgm:PATTERN`: the segments of WMT's test sets, lines such as `<seg id="1">One sentence.</seg>`;
-field `text`.
+"""`sgm:PATTERN`: the segments of WMT's test sets; field `text`.
+
+They are lines such as `<seg id="1">One sentence.</seg>`.
 
 Space at both ends of a segment is removed. Entities such as `&amp;` stay as they are, as in
 TensorFlow datasets.

@@ -1,5 +1,4 @@
-"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), one record per
-question."""
+"""`squad:PATTERN`: SQuAD's JSON (Rajpurkar et al. 2016, 2018), one record per question."""
 
 from collections.abc import Iterator
 
@@ -12,8 +11,10 @@ _EXPECTED = "data > paragraphs > context, qas > id, question, answers"
 
 
 class Source(FileSource):
-  """Fields id, title, context, question, is_impossible, answers and plausible_answers, lists of
-  {text, answer_start}.
+  """One record per question.
+
+  The fields are id, title, context, question, is_impossible, answers and plausible_answers, lists
+  of {text, answer_start}.
 
   `answers` is empty where the question is impossible (SQuAD 2.0).
   """

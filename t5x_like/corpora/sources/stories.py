@@ -1,5 +1,6 @@
-"""`stories:PATTERN`: CNN/Daily Mail, not anonymised (See et al. 2017); fields `article` and
-`highlights`.
+"""`stories:PATTERN`: CNN/Daily Mail, not anonymised (See et al. 2017).
+
+The fields are `article` and `highlights`.
 
 The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and
 `dailymail/stories` of the archives lie beside them or one folder above; the name of a story is the

@@ -1,5 +1,7 @@
-"""`sums:99`: all sums of two numbers from 0 to 99, to try learning from rewards that a program
-computes."""
+"""`sums:99`: all sums of two numbers from 0 to 99.
+
+They are for trying out learning from rewards that a program computes.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,8 +15,10 @@ _MOST = 999
 
 
 class Source(Base):
-  """Pairs of numbers up to the one named, fields `a`, `b` and `sum`, texts; a tenth of them is the
-  validation split."""
+  """Pairs of numbers up to the one named, fields `a`, `b` and `sum`, texts.
+
+  A tenth of them is the validation split.
+  """
 
   splits = ("train", "validation")
 

@@ -1,5 +1,4 @@
-"""`t5:FORM:SOURCE`: the records of another source, rewritten as T5's texts (Raffel et al. 2020,
-appendix D).
+"""`t5:FORM:SOURCE`: another source's records as T5's texts (Raffel et al. 2020, appendix D).
 
     t5:stsb:tfds:glue/stsb                   a number rounded to the nearest 0.2
     t5:squad:squad:train=train-v1.1.json     punctuation between spaces; `squad_context_free` leaves

@@ -1,5 +1,6 @@
-"""`text_folders:DIR` or `text_folders:train=DIR,validation=DIR`: texts in one folder per class;
-`text` and `label`.
+"""`text_folders:DIR` or `text_folders:train=DIR,…`: texts in one folder per class.
+
+The fields are `text` and `label`.
 
 The layout is that of `folders`; a file is a text in UTF-8, and files of other kinds than `.txt` are
 left out where there are some.

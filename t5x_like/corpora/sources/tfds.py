@@ -1,5 +1,6 @@
-"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read from `data_dir` if prepared there,
-else built there.
+"""`tfds:NAME[/config][:version]`: a TensorFlow dataset.
+
+It is read from `data_dir` if prepared there, else built there.
 
 Both record formats are read in shard order: `array_record` by random access, `tfrecord` through
 tf.data. Only the requested features are decoded; images stay encoded, as bytes. Parts are runs of
@@ -22,8 +23,10 @@ _EXAMPLES_AT_ONCE = 256
 
 
 def open_builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-  """Return the prepared builder of NAME[/config][:version]; raise UserError if it is unknown or
-  cannot be prepared."""
+  """Return the prepared builder of NAME[/config][:version].
+
+  Raises UserError if it is unknown or cannot be prepared.
+  """
   if not spec:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
@@ -62,8 +65,10 @@ def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 @functools.cache
 def _gate_features() -> None:
-  """Keep TFDS from importing arbitrary modules that a prepared dataset's files name as the class of
-  a feature."""
+  """Keep TFDS from importing arbitrary modules.
+
+  A prepared dataset's files name them as the class of a feature.
+  """
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 

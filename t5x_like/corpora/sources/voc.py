@@ -1,5 +1,6 @@
-"""`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields
-`image`, `objects`.
+"""`voc:DIR` or `voc:train=PART,…`: images with boxes in Pascal VOC's layout.
+
+The fields are `image` and `objects`.
 
 DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with
 `val` renamed to `validation`; without lists, everything is `train`. A PART is such a list, or a
@@ -147,8 +148,10 @@ def _listed_stems(path: str, known_stems: set[str]) -> list[str]:
 
 
 class _Builder(ElementTree.TreeBuilder):
-  """An XML builder that refuses document types, whose entities may expand without end or refer to
-  other files."""
+  """An XML builder that refuses document types.
+
+  Their entities may expand without end or refer to other files.
+  """
 
   def doctype(self, name: str, public: str | None, system: str | None) -> None:
     raise ValueError("a document type, which annotations do not have")

@@ -1,5 +1,6 @@
-"""`webdataset:PATTERN`: samples of WebDataset shards, tar files with the parts of a sample side by
-side.
+"""`webdataset:PATTERN`: samples of WebDataset shards.
+
+These are tar files with the parts of a sample side by side.
 
 `0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a
 file's name up to the first dot is the sample, the rest is the field; hidden files, such as macOS's
@@ -40,8 +41,10 @@ class Source(FileSource):
     self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Read the classes from all shards: whole numbers from 0 to the largest, or the other values,
-    sorted."""
+    """Read the classes from all shards.
+
+    They are whole numbers from 0 to the largest, or the other values, sorted.
+    """
     labels = Source(self._rest, fields=(field,))
     records = (
       where_and_record
@@ -148,15 +151,20 @@ class _Ending:
 
 
 def _is_part(name: str) -> bool:
-  """Return whether a file is a part of a sample: neither hidden, such as macOS's `._0017.jpg`, nor
-  without a field."""
+  """Return whether a file is a part of a sample.
+
+  It is neither hidden, such as macOS's `._0017.jpg`, nor without a field.
+  """
   sample, dot, field = name.rpartition("/")[2].partition(".")
   return bool(sample and dot and field)
 
 
 class _Header(tarfile.TarInfo):
-  """The header of a member. A damaged one, or none before the zeros that end an archive, is an
-  error; the library takes both for the end."""
+  """The header of a member.
+
+  A damaged one, or none before the zeros that end an archive, is an error; the library takes both
+  for the end.
+  """
 
   @classmethod
   def fromtarfile(cls, shard: tarfile.TarFile) -> tarfile.TarInfo:

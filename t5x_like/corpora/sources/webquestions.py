@@ -1,5 +1,7 @@
-"""`webquestions:PATTERN`: WebQuestions (Berant et al. 2013) in Stanford's JSON or in brmson's, one
-record each."""
+"""`webquestions:PATTERN`: WebQuestions (Berant et al. 2013), one record per question.
+
+The files are Stanford's JSON or brmson's.
+"""
 
 import re
 from collections.abc import Iterator

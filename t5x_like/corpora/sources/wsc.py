@@ -1,5 +1,7 @@
-"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012), one record per pair of
-spans."""
+"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012).
+
+There is one record per pair of spans.
+"""
 
 from collections.abc import Iterator
 
@@ -8,8 +10,10 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields text, span1_text, span2_text, their indices among the words of the text, label (true,
-  false, or null in a test set) and idx.
+  """One record per pair of spans.
+
+  The fields are text, span1_text, span2_text, their indices among the words of the text, label
+  (true, false, or null in a test set) and idx.
 
   Spans are spelled as in the text, as in TFDS's `super_glue/wsc.fixed`: some differ in case, spaces
   or a full stop.

@@ -42,8 +42,10 @@ _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
 
 
 def is_kept(module: str) -> bool:
-  """Return whether a module of the corpus's training split is in the benchmark's validation instead
-  of its train."""
+  """Return whether a module of the training split is in the benchmark's validation.
+
+  The other modules are in the benchmark's train.
+  """
   return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < KEPT
 
 
@@ -77,8 +79,10 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `name`: functions and methods not named by Python (`__init__`) or by
-  their summary."""
+  """Return records of the task `name`: functions and methods with names of their own.
+
+  Names by Python (`__init__`) and names in the summary are left out.
+  """
   records = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]

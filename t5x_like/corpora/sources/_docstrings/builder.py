@@ -1,5 +1,4 @@
-"""The TFDS builder `docstrings`: a real corpus of English technical prose that is already on the
-machine.
+"""The TFDS builder `docstrings`: a corpus of English prose that is already on the machine.
 
 Documents are the docstrings of the Python standard library and of this project's dependencies, as
 installed. A hash of a module's name assigns the whole module to train or validation, and duplicate
@@ -76,8 +75,9 @@ class DocstringsConfig(tfds.core.BuilderConfig):
 
 
 class Docstrings(tfds.core.GeneratorBasedBuilder):
-  """The docstrings of installed packages; features `text`, `package`, `module`, `qualname`, all
-  strings.
+  """The docstrings of installed packages.
+
+  The features `text`, `package`, `module` and `qualname` are strings.
 
   Args:
     config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.

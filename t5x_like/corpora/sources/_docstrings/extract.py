@@ -1,5 +1,6 @@
-"""Docstrings of installed packages, read from their source files by `ast`; nothing is imported or
-executed.
+"""Reads docstrings of installed packages from their source files by `ast`.
+
+Nothing is imported or executed.
 
 `scan` yields them in a fixed order (package as given, then path, then position), so the same
 installed files give the same result. Child processes of this module do the parsing: each takes
@@ -37,8 +38,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstring(NamedTuple):
-  """One docstring: its text without indentation, and its origin (`qualname` is empty for a
-  module)."""
+  """A docstring without indentation, and its origin.
+
+  `qualname` is empty for a module.
+  """
 
   text: str
   package: str
@@ -118,8 +121,10 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """Return (text, qualname) of each docstring in one file's source that `is_prose`; none if it is
-  not Python."""
+  """Return (text, qualname) of each docstring in a file's source that `is_prose`.
+
+  There are none if it is not Python.
+  """
   if b'"""' not in source and b"'''" not in source:
     return []
   try:
@@ -132,8 +137,10 @@ def parse(source: bytes) -> list[tuple[str, str]]:
 
 
 def is_prose(text: str) -> bool:
-  """Return whether a text is long enough, mostly letters, and free of characters that no text file
-  should hold."""
+  """Return whether a text is long enough and mostly letters.
+
+  It must also be free of characters that no text file should hold.
+  """
   if len(text) < MIN_CHARACTERS or _NOT_TEXT.search(text):
     return False
   visible = sum(map(len, text.split()))
@@ -154,8 +161,10 @@ def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
 
 
 def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
-  """Locate a top-level package without importing it: (directory or single file, module prefix)
-  pairs."""
+  """Locate a top-level package without importing it.
+
+  The result is pairs of a directory or single file, and the module's prefix.
+  """
   if package == STANDARD_LIBRARY:
     return [(Path(sysconfig.get_path("stdlib")), ())]
   try:
