@@ -1,4 +1,4 @@
-"""Evaluation covers every example exactly once whatever the batch size, and all doors agree with
+"""Evaluation covers every example exactly once whatever the batch size, and all commands agree with
 each other."""
 
 import collections

@@ -22,7 +22,7 @@ from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import as_path
 from t5x_like.library import model as library
 from t5x_like.training import workdir as workdirs
-from tests.fuzz.harness import Ground
+from tests.fuzz.harness import Sandbox
 from tests.fuzz.sentinels import MODULE, Sentinels
 from tests.recipes import nano
 from tools import convert_hf, few_shot, prepare_data
@@ -46,11 +46,11 @@ def check(tmp_path, sentinels, monkeypatch, compiled):
   """
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
-  ground = Ground(tmp_path / "ground", seconds=60, kept=compiled)
+  sandbox = Sandbox(tmp_path / "sandbox", seconds=60, kept=compiled)
 
   def run(command, *ends: str) -> str:
     with sentinels.watching() as events:
-      outcome = ground.run("a case", command)
+      outcome = sandbox.run("a case", command)
     assert not events, (events, outcome)
     assert outcome.end in (ends or ("refusal",)), outcome
     assert outcome.end == "success" or outcome.told.startswith("error: "), outcome

@@ -1,4 +1,4 @@
-"""The door to generation and masked tokens, against the model called directly, a text at a time
+"""The command for generation and masked tokens, against the model called directly, a text at a time
 without padding."""
 
 import functools
@@ -62,7 +62,7 @@ def with_saved(workdir, folder, change):
 
 @pytest.fixture
 def ask(tmp_path):
-  """Calls the door with lines of text; returns the rows of its output."""
+  """Call the command with lines of text; return the rows of its output."""
 
   def call(workdir, lines, *flags: str):
     source = tmp_path / "lines.txt"

@@ -25,7 +25,7 @@ RECIPES = sorted(
 )
 
 
-# One that pretrains and one that fine-tunes; the tests of other doors train a T5 and a GPT.
+# One that pretrains and one that fine-tunes; the tests of other commands train a T5 and a GPT.
 SHOWN = tuple(f"configs/{name}.py" for name in ("bert/base", "finetune/encoder"))
 
 

@@ -29,9 +29,9 @@ def watch(found, arguments):
 
 sys.addaudithook(watch)
 {also}
-import {door} as door
+import {module} as command
 from t5x_like import command_line
-command_line.run_program(door.main)
+command_line.run_program(command.main)
 """
 
 
@@ -56,7 +56,7 @@ def steps(few: int) -> int:
 def killed_at(
   command: list[str], event: str, name: str, *, half: bool = False, also: str = ""
 ) -> list[str]:
-  """The command of a door (`python -m MODULE …`), killed at an event of Python's audit about a
+  """Return a command (`python -m MODULE …`) that is killed at an event of Python's audit about a
   file.
 
   Args:
@@ -66,6 +66,6 @@ def killed_at(
     also: code that comes first.
   """
   program = _PROGRAM.format(
-    repo=str(REPO), event=event, name=name, half=half, also=also, door=command[2]
+    repo=str(REPO), event=event, name=name, half=half, also=also, module=command[2]
   )
   return [sys.executable, "-c", program, *command[3:]]

@@ -2,7 +2,7 @@
 test-drills`).
 
 Small as they stand; `T5X_LIKE_KILLS=100` kills 100 times in one process, and 25 times in two and on
-an object store. Every start is a process of its own that comes through the door and reads its
+an object store. Every start is a process of its own that runs the command and reads its
 programs from a cache.
 """
 

@@ -51,7 +51,7 @@ def test_killed_in_every_phase(tmp_path):
       "batch_size=8",
       "task.length=64",
     )
-    door = [
+    base_command = [
       sys.executable,
       "-m",
       "t5x_like.evaluate",
@@ -60,7 +60,7 @@ def test_killed_in_every_phase(tmp_path):
       "--tasks=cola",
     ]
     return [
-      *door,
+      *base_command,
       f"--data={data}",
       f"--output={tmp_path / name}",
       *(f"--config.{flag}" for flag in flags),

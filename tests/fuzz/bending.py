@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from t5x_like.errors import handle_errors
-from tests.fuzz.harness import Ground, generator
+from tests.fuzz.harness import Sandbox, generator
 
 SECONDS = 20
 MEMORY = 2**30  # bytes by which a file may grow the process
@@ -229,7 +229,7 @@ def run(
     AssertionError: naming every case that ended as none may, or that ran anything.
   """
   seeds = list(seeds)
-  ground = Ground(folder / "ground", seconds=SECONDS, memory=MEMORY)
+  sandbox = Sandbox(folder / "sandbox", seconds=SECONDS, memory=MEMORY)
   ran = []
   for seed in seeds:
     case_files = folder / "files" / str(seed)
@@ -242,7 +242,7 @@ def run(
       ran.extend(f"{change}: {one}" for one in executed)
       return code
 
-    ground.run(f"seed {seed}: {change}", called)
+    sandbox.run(f"seed {seed}: {change}", called)
   print(f"seeds {seeds[0]} to {seeds[-1]}: ", end="")
-  ground.check(least=len(seeds))
+  sandbox.check(least=len(seeds))
   assert not ran, "\n".join(ran)

@@ -1,12 +1,12 @@
 """Hostile cases, run one after the other in this process. Each may end in success, or in one line
 of a known class.
 
-    ground = Ground(tmp_path)
+    sandbox = Sandbox(tmp_path)
     for number in range(500):
       random = generator(SEED, number)
-      ground.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…,
+      sandbox.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…,
       f"--workdir={workdir}"]))
-    ground.check(least=500)
+    sandbox.check(least=500)
 
 Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file
 written outside the case's own directory, or memory that grows beyond a bound. Functions that raise
@@ -74,7 +74,7 @@ def generator(seed: int, case: int) -> random.Random:
   return random.Random(f"{seed}/{case}")
 
 
-class Ground:
+class Sandbox:
   """A directory in which cases run, each in a fresh one below it.
 
   Args:

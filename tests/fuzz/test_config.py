@@ -11,7 +11,7 @@ import pytest
 from t5x_like import recipes, train
 from t5x_like.training import restoring
 from t5x_like.training.resolve import resolve
-from tests.fuzz.harness import Ground, generator
+from tests.fuzz.harness import Sandbox, generator
 
 pytestmark = pytest.mark.runs
 
@@ -149,7 +149,9 @@ def _written(value) -> str:
     return "deep(3000)"
 
 
-def run(ground: Ground, base: str, changes, by_file: bool, case: str, seconds: float | None = None):
+def run(
+  sandbox: Sandbox, base: str, changes, by_file: bool, case: str, seconds: float | None = None
+):
   """Trains up to the first thing that is compiled; returns how that ended."""
   said = ", ".join(f"{key[:60]}={_written(value)[:60]}" for key, value in changes)
   told = f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {said}"
@@ -171,7 +173,7 @@ def run(ground: Ground, base: str, changes, by_file: bool, case: str, seconds: f
     except Ready:
       return 0
 
-  return ground.run(told, call, seconds)
+  return sandbox.run(told, call, seconds)
 
 
 class Ready(Exception):
@@ -187,37 +189,37 @@ def stopping(monkeypatch):
 
 
 @pytest.fixture
-def ground(tmp_path, stopping, monkeypatch):
-  made = Ground(tmp_path)
+def sandbox(tmp_path, stopping, monkeypatch):
+  made = Sandbox(tmp_path)
   (tmp_path / "tmp").mkdir()
   monkeypatch.chdir(tmp_path / "tmp")  # recipes keep prepared examples in data/
   return made
 
 
-def fuzz(ground: Ground, known, bases: list[str], cases: range) -> None:
+def fuzz(sandbox: Sandbox, known, bases: list[str], cases: range) -> None:
   for number in cases:
     random = generator(SEED, number)
     base = bases[number % len(bases)]
     changes = mutations(random, *known(base))
-    run(ground, base, changes, random.random() < 0.35, f"seed {SEED}, case {number}")
+    run(sandbox, base, changes, random.random() < 0.35, f"seed {SEED}, case {number}")
 
 
-def test_a_sample(ground, known):
-  fuzz(ground, known, SMALL, range(SAMPLE))
-  ground.check(least=SAMPLE)
-  assert {outcome.end for outcome in ground.outcomes} == {"success", "refusal"}
+def test_a_sample(sandbox, known):
+  fuzz(sandbox, known, SMALL, range(SAMPLE))
+  sandbox.check(least=SAMPLE)
+  assert {outcome.end for outcome in sandbox.outcomes} == {"success", "refusal"}
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(4))
-def test_every_recipe(part, ground, known):
+def test_every_recipe(part, sandbox, known):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
   size = CASES // 4
   # whose data take longer to prepare than a case may
   for path in ("deit", "detr", "deit/deit3", "finetune/encoder"):
     base = f"{REPO}/configs/{path if '/' in path else f'{path}/base'}.py:debug"
-    assert run(ground, base, [], False, "prepares data", seconds=300).end == "success", (
-      ground.outcomes
+    assert run(sandbox, base, [], False, "prepares data", seconds=300).end == "success", (
+      sandbox.outcomes
     )
-  fuzz(ground, known, bases, range(part * size, (part + 1) * size))
-  ground.check(least=size + 4)
+  fuzz(sandbox, known, bases, range(part * size, (part + 1) * size))
+  sandbox.check(least=size + 4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5x_like.errors import DamageError, UserError, handle_errors
-from tests.fuzz.harness import Ground, generator
+from tests.fuzz.harness import Sandbox, generator
 
 pytestmark = pytest.mark.runs
 
@@ -64,26 +64,26 @@ def another_code(workdir):
   ],
 )
 def test_a_case_ends_as(end, call, tmp_path):
-  ground = Ground(
+  sandbox = Sandbox(
     tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31
   )
-  assert ground.run("the case", call).end == end, ground.outcomes
+  assert sandbox.run("the case", call).end == end, sandbox.outcomes
   if end in ("success", "refusal"):
-    ground.check()
+    sandbox.check()
   else:
     with pytest.raises(AssertionError, match=f"{end}: the case: "):
-      ground.check()
+      sandbox.check()
 
 
 def test_a_bomb_is_stopped_before_it_fills_the_machine(tmp_path):
-  ground = Ground(tmp_path, memory=2**28)
-  assert ground.run("bomb", lambda workdir: len(bytearray(2**36))).end == "memory"
+  sandbox = Sandbox(tmp_path, memory=2**28)
+  assert sandbox.run("bomb", lambda workdir: len(bytearray(2**36))).end == "memory"
 
 
 def test_a_file_far_away_is_seen(tmp_path):
-  ground = Ground(tmp_path / "ground")
+  sandbox = Sandbox(tmp_path / "sandbox")
   away = tmp_path / "away"
-  outcome = ground.run("away", lambda workdir: pathlib.Path(away).mkdir())
+  outcome = sandbox.run("away", lambda workdir: pathlib.Path(away).mkdir())
   assert outcome.end == "outside" and str(away) in outcome.told
 
 

@@ -30,7 +30,7 @@ from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests import stores
 from tests.fuzz import meanings
-from tests.fuzz.harness import Ground, generator
+from tests.fuzz.harness import Sandbox, generator
 from tests.fuzz.sentinels import Sentinels
 from tests.fuzz.test_stores import signed
 from tests.recipes import nano
@@ -227,7 +227,7 @@ def _without_result(call) -> None:
 
 def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
   """Run cases; fail with all that ended badly or reached something."""
-  ground = Ground(folder / "ground", seconds=SECONDS, memory=2**30)
+  sandbox = Sandbox(folder / "sandbox", seconds=SECONDS, memory=2**30)
   reached = []
   for number in cases:
     choice = generator(SEED, number)
@@ -243,11 +243,11 @@ def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
       reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)
       return code
 
-    outcome = ground.run(str(number), case)
-    ground.outcomes[-1] = outcome._replace(
+    outcome = sandbox.run(str(number), case)
+    sandbox.outcomes[-1] = outcome._replace(
       case=f"seed {SEED}, case {number}, {kind}: {' '.join(changes)}"
     )
-  ground.check(least=len(cases))
+  sandbox.check(least=len(cases))
   assert not reached, "\n".join(reached)
 
 

@@ -17,7 +17,7 @@ from t5x_like.data.images import store as image_store
 from t5x_like.errors import handle_errors
 from t5x_like.store.tokens import TokenStore
 from tests import stores
-from tests.fuzz.harness import Ground, generator
+from tests.fuzz.harness import Sandbox, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tools import inspect_data
 
@@ -60,7 +60,7 @@ class Tokens:
     if self._verify == "auto":
       assert all(map(np.array_equal, found, self.expected)), "wrong bits"
 
-  def door(self, folder: pathlib.Path) -> int:
+  def run_command(self, folder: pathlib.Path) -> int:
     if not self._shown:
       return handle_errors(self.use)(folder)
     return inspect_data.main(
@@ -91,7 +91,7 @@ class Examples:
     top = [file for file in files if file.endswith((".json", ".table"))]
     return folder_mutation(choice, folder, top if choice.random() < 0.5 else files, signed)
 
-  def door(self, folder: pathlib.Path) -> int:
+  def run_command(self, folder: pathlib.Path) -> int:
     return handle_errors(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
@@ -134,7 +134,7 @@ class Images:
       f"{folder_mutation(choice, folder, top if choice.random() < 0.6 else files, signed)}"
     )
 
-  def door(self, folder: pathlib.Path) -> int:
+  def run_command(self, folder: pathlib.Path) -> int:
     return handle_errors(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
@@ -154,14 +154,14 @@ def tried(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
   (tmp_path / "sound").mkdir()
   with contextlib.redirect_stdout(io.StringIO()):
     subject = KINDS[kind](tmp_path / "sound" / "store")
-  ground = Ground(tmp_path / "ground", memory=2**30)
+  sandbox = Sandbox(tmp_path / "sandbox", memory=2**30)
   for number in cases:
     changes: list[str] = []
     name = f"seed {SEED}, {kind} {number}"
     choice = generator(SEED, f"{kind}/{number}")
-    outcome = ground.run(name, functools.partial(harmed_and_used, subject, choice, changes))
-    ground.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(changes)}")
-  ground.check(least=len(cases))
+    outcome = sandbox.run(name, functools.partial(harmed_and_used, subject, choice, changes))
+    sandbox.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(changes)}")
+  sandbox.check(least=len(cases))
 
 
 def harmed_and_used(
@@ -172,7 +172,7 @@ def harmed_and_used(
   before = digests(folder)
   changes.append(subject.damage(choice, folder))
   sound = digests(folder).items() & before.items()
-  code = subject.door(folder)
+  code = subject.run_command(folder)
   assert sound <= digests(folder).items(), "a sound file was changed"
   return code
 

@@ -12,7 +12,7 @@ import pytest
 
 from t5x_like import evaluate, train
 from tests import stores
-from tests.fuzz.harness import Ground, alone, generator
+from tests.fuzz.harness import Sandbox, alone, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.fuzz.test_stores import signed
 from tests.runs import losses
@@ -81,15 +81,15 @@ def part(first: int, last: int, cache: str) -> None:
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     subject = Stores(root)
-    ground = Ground(root / "ground", seconds=300, memory=2**30, kept=pathlib.Path(cache))
+    sandbox = Sandbox(root / "sandbox", seconds=300, memory=2**30, kept=pathlib.Path(cache))
     for number in range(first, last):
       changes: list[str] = []
-      outcome = ground.run("", functools.partial(subject.use, generator(SEED, number), changes))
-      ground.outcomes[-1] = outcome._replace(
+      outcome = sandbox.run("", functools.partial(subject.use, generator(SEED, number), changes))
+      sandbox.outcomes[-1] = outcome._replace(
         case=f"seed {SEED}, case {number}: {' '.join(changes)}"
       )
-      print(*ground.outcomes[-1], flush=True)
-    ground.check(least=last - first)
+      print(*sandbox.outcomes[-1], flush=True)
+    sandbox.check(least=last - first)
 
 
 @pytest.mark.fuzz

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import handle_errors
 from t5x_like.report import page
-from tests.fuzz.harness import Ground, alone, generator
+from tests.fuzz.harness import Sandbox, alone, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.runs import fingerprints, losses
 from tools import convert_hf
@@ -49,7 +49,7 @@ WRITES = {
   "report": ("report.html",),
 }
 QUICK = ("export", "export", "export", "report")  # nothing is compiled
-DOORS = (*QUICK, *3 * ("predict",), *2 * ("evaluate",), *3 * ("train",))
+COMMANDS = (*QUICK, *3 * ("predict",), *2 * ("evaluate",), *3 * ("train",))
 
 
 class Workdir:
@@ -58,10 +58,12 @@ class Workdir:
   Args:
     trained: the run.
     folder: a directory for all of this.
-    doors: names of commands; what each gives for the sound workdir is kept, to be compared with.
+    commands: names of commands; what each gives for the sound workdir is kept, to be compared with.
   """
 
-  def __init__(self, trained: pathlib.Path, folder: pathlib.Path, doors: tuple[str, ...] = QUICK):
+  def __init__(
+    self, trained: pathlib.Path, folder: pathlib.Path, commands: tuple[str, ...] = QUICK
+  ):
     self.folder = copied(trained, folder / "run")
     self._input = folder / "lines.txt"
     self._input.write_text("Returns the <extra_id_0>.\n")
@@ -70,8 +72,8 @@ class Workdir:
       '{"step": 4, "metrics": {"loss": 6.5}}'
     )
     (self.folder / "evaluations" / "4_loss_test.jsonl").write_text('{"input": "a"}\n')
-    self._right: dict[str, list] = {name: [] for name in {*doors}}
-    for name in {*doors} - {"report"}:
+    self._right: dict[str, list] = {name: [] for name in {*commands}}
+    for name in {*commands} - {"report"}:
       for step in STEPS if name != "train" else STEPS[-1:]:
         used = copied(self.folder, folder / f"{name}{step}" / "run")
         assert self._call(name, used.parent, used, f"--step={step}") == 0, name
@@ -148,27 +150,27 @@ def workdir(trained, tmp_path_factory) -> Workdir:
 
 
 def tried(
-  workdir: Workdir, folder: pathlib.Path, cases: range, doors: tuple[str, ...], kept=None
+  workdir: Workdir, folder: pathlib.Path, cases: range, commands: tuple[str, ...], kept=None
 ) -> None:
-  ground = Ground(folder / "ground", seconds=300, memory=2**30, kept=kept)
+  sandbox = Sandbox(folder / "sandbox", seconds=300, memory=2**30, kept=kept)
   for number in cases:
     changes: list[str] = []
     choice = generator(SEED, number)
-    outcome = ground.run(
-      str(number), functools.partial(harmed_and_used, workdir, choice, doors, changes)
+    outcome = sandbox.run(
+      str(number), functools.partial(harmed_and_used, workdir, choice, commands, changes)
     )
-    ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(changes)}")
-    print(*ground.outcomes[-1], flush=True)
-  ground.check(least=len(cases))
+    sandbox.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(changes)}")
+    print(*sandbox.outcomes[-1], flush=True)
+  sandbox.check(least=len(cases))
 
 
 def harmed_and_used(
-  workdir: Workdir, choice: random.Random, doors, changes: list[str], case_folder: pathlib.Path
+  workdir: Workdir, choice: random.Random, commands, changes: list[str], case_folder: pathlib.Path
 ) -> int:
   """Damage a copy of a workdir and call a command on it; files that were not damaged stay as they
   are."""
   folder = copied(workdir.folder, case_folder / "run")
-  name = choice.choice(doors)
+  name = choice.choice(commands)
   before = digests(folder)
   changes += [name, workdir.damage(choice, folder)]
   sound = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
@@ -199,8 +201,8 @@ def part(first: int, last: int, cache: str) -> None:
       train.main([*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"])
       == 0
     )
-    workdir = Workdir(root / "trained", root / "sound", DOORS)
-    tried(workdir, root, range(first, last), DOORS, pathlib.Path(cache))
+    workdir = Workdir(root / "trained", root / "sound", COMMANDS)
+    tried(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
 
 
 def test_some_damaged_workdirs(workdir, tmp_path):
