@@ -100,7 +100,7 @@ def fine_tune(config, directory: str, steps: int) -> dict:
   losses = []
   start = time.process_time()
   for step in range(steps):
-    batch = buckets.cut(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
+    batch = buckets.cut_batch(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
     for group in optimizer.param_groups:
       group["lr"] = float(schedule(step))
     logits_BC = model(**inputs(batch, task.vocabulary.pad_id)).logits
@@ -163,7 +163,7 @@ def _scores(model, task, config) -> dict[str, float]:
   with torch.no_grad():
     for batch in loader.eval_batches(task, batch_size=config.batch_size):
       features = {name: batch[name] for name in task.features}
-      cut = buckets.cut(features, task.features, task.buckets, task.vocabulary.pad_id)
+      cut = buckets.cut_batch(features, task.features, task.buckets, task.vocabulary.pad_id)
       logits_BC = model(**inputs(cut, task.vocabulary.pad_id)).logits.numpy()
       real_B = batch["example_weights"] > 0
       gold += batch["label"][real_B].tolist()

@@ -77,8 +77,8 @@ def adafactor(
 
   def update(grads, state, params, *, step, **_):
     leaves, treedef = jax.tree.flatten(grads)
-    rest = (treedef.flatten_up_to(t) for t in (state.v_row, state.v_col, state.v, params))
-    out = [update_one(*leaf, state.count, step) for leaf in zip(leaves, *rest, strict=True)]
+    other_axes = (treedef.flatten_up_to(t) for t in (state.v_row, state.v_col, state.v, params))
+    out = [update_one(*leaf, state.count, step) for leaf in zip(leaves, *other_axes, strict=True)]
     updates, v_row, v_col, v = (treedef.unflatten(column) for column in zip(*out, strict=True))
     return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
 

@@ -69,24 +69,24 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  made = phases.build_phases(
+  phase_list = phases.build_phases(
     config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given)
   )
-  vocabulary = made[-1].task.vocabulary
+  vocabulary = phase_list[-1].task.vocabulary
   if config.init or config.teacher or workdirs.read_imported(workdir):
     from t5x_like.training import warm_start
 
     warm_start.check_sources(config, vocabulary, workdir)
-  config = fill_class_count(with_tokens(config, vocabulary), len(made[-1].task.classes))
+  config = fill_class_count(with_tokens(config, vocabulary), len(phase_list[-1].task.classes))
   parts = build_parts(config)
   check_vocabulary(config, vocabulary)
-  for phase in made:
+  for phase in phase_list:
     cores = check_task(phase.config, parts, phase.task)
-  check_sizes(config, parts, made)
+  check_sizes(config, parts, phase_list)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
   if config.selection:
     selection.check_selection(config, evaluation.metrics())
-  return Assembly(config, made, parts, cores, evaluation)
+  return Assembly(config, phase_list, parts, cores, evaluation)
 
 
 def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
@@ -179,28 +179,36 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     return config
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
   sides = [feature.partition("_")[0] for feature in model_class.REQUIRED_FEATURES]
-  found = {"pad": vocabulary.pad_id, "start": vocabulary.decoder_start_id, "eos": vocabulary.eos_id}
+  vocabulary_ids = {
+    "pad": vocabulary.pad_id,
+    "start": vocabulary.decoder_start_id,
+    "eos": vocabulary.eos_id,
+  }
   if sides == ["decoder"]:
-    found["start"] = vocabularies.start_id(vocabulary)
+    vocabulary_ids["start"] = vocabularies.start_id(vocabulary)
   elif sides == ["encoder"]:
-    found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  usual = slots.resolve_variant(model_class, config.model).tokens
-  given = config.model.tokens.to_dict()
-  slots.replace_fields("config.model.tokens", usual, given)
-  fixed = ("pad",) if len(sides) == 1 else tuple(found)
-  for key in fixed:
-    if key in given and given[key] != found[key]:
+    vocabulary_ids |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
+  variant_tokens = slots.resolve_variant(model_class, config.model).tokens
+  recipe_tokens = config.model.tokens.to_dict()
+  slots.replace_fields("config.model.tokens", variant_tokens, recipe_tokens)
+  required = ("pad",) if len(sides) == 1 else tuple(vocabulary_ids)
+  for key in required:
+    if key in recipe_tokens and recipe_tokens[key] != vocabulary_ids[key]:
       raise UserError(
-        f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has "
-        f"{found[key]}; leave it out: special ids come from the vocabulary"
+        f"config.model.tokens.{key}: found {recipe_tokens[key]}, but the vocabulary of the data has "
+        f"{vocabulary_ids[key]}; leave it out: special ids come from the vocabulary"
       )
-  ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
-  made = ConfigDict(config.to_dict())
-  made.model.tokens = ConfigDict({key: i for key, i in ids.items() if i != getattr(usual, key)})
-  return made
+  ids = {
+    key: i for key, i in vocabulary_ids.items() if key in required or i is not None
+  } | recipe_tokens
+  changed = ConfigDict(config.to_dict())
+  changed.model.tokens = ConfigDict(
+    {key: i for key, i in ids.items() if i != getattr(variant_tokens, key)}
+  )
+  return changed
 
 
-def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) -> None:
+def check_sizes(config: ConfigDict, parts: Parts, run_phases: Sequence[phases.Phase]) -> None:
   """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in
   a step.
 
@@ -209,33 +217,33 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
   """
   leaves = jax.tree.leaves((parts.state.params, parts.state.opt_state))
   device = parts.rules.mesh.devices.flat[0]
-  memory = _memory(device)
+  memory = _device_memory(device)
   need = sum(_bytes(x.sharding.shard_shape(x.shape), x.dtype) for x in leaves)
   if device.platform == "cpu":
     need *= jax.local_device_count()
   if need > memory:
     raise UserError(
-      f"config.model: its parameters and their optimizer take {_told(need)}, and there are "
-      f"{_told(memory)} of memory; choose a smaller --config.model.variant or sizes, or more "
+      f"config.model: its parameters and their optimizer take {format_gib(need)}, and there are "
+      f"{format_gib(memory)} of memory; choose a smaller --config.model.variant or sizes, or more "
       "devices"
     )
   host = _host_memory()
-  for phase in made:
+  for phase in run_phases:
     rows = phase.config.batch_size
     features = phase.task.features.values()
     need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
     if need > host:
       raise UserError(
         f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes "
-        f"{_told(need)} of the {_told(host)} of this machine; choose a smaller batch or shorter "
+        f"{format_gib(need)} of the {format_gib(host)} of this machine; choose a smaller batch or shorter "
         "rows"
       )
 
 
-def _memory(device) -> int:
+def _device_memory(device) -> int:
   """Return the bytes of a device, or of the host if it does not tell."""
-  told = (device.memory_stats() or {}) if device.platform != "cpu" else {}
-  return told.get("bytes_limit") or _host_memory()
+  stats = (device.memory_stats() or {}) if device.platform != "cpu" else {}
+  return stats.get("bytes_limit") or _host_memory()
 
 
 def _host_memory() -> int:
@@ -246,5 +254,5 @@ def _bytes(shape: tuple[int, ...], dtype) -> int:
   return math.prod(map(int, shape)) * jax.numpy.dtype(dtype).itemsize
 
 
-def _told(size: int) -> str:
+def format_gib(size: int) -> str:
   return f"{size / 2**30:,.1f} GiB"

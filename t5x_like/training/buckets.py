@@ -31,7 +31,7 @@ from t5x_like.training.compilation import StepCost, compile_step
 MULTIPLE = 8  # of a length, for the sake of the matrix units
 STRIDE = 32  # of a height or width: the stride of most backbones
 # the feature that shows padding
-_TOLD = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
+_SHOWS_PADDING = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
 
 
 def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
@@ -43,7 +43,7 @@ def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
   ]
 
 
-def cut(
+def cut_batch(
   batch: dict[str, np.ndarray], features: Features, buckets: int, pad_id: int | None
 ) -> dict[str, np.ndarray]:
   """Cut the rows of a batch to the least share that holds every token.
@@ -55,21 +55,21 @@ def cut(
     pad_id: the id of padding in features without segments; None for none.
   """
   share = 0
-  for side, name in _TOLD.items():
+  for side, name in _SHOWS_PADDING.items():
     if name in batch:
       segments = batch.get(f"{side}_segment_ids")
       real = batch[name] != pad_id if segments is None else segments != 0
       used = real.reshape(-1, real.shape[-1]).any(axis=0).nonzero()[0]
       fits = [length > used.max(initial=0) for length in lengths(real.shape[-1], buckets)]
       share = max(share, fits.index(True))
-  shorter = shortened(features, buckets, share)
+  shorter = cut_features(features, buckets, share)
   return {
     name: x[..., : shorter[name].shape[-1]] if shorter[name].shape else x
     for name, x in batch.items()
   }
 
 
-def shortened(features: Features, buckets: int, share: int) -> Features:
+def cut_features(features: Features, buckets: int, share: int) -> Features:
   """Return the features of rows that are cut to a share, counted from 0."""
 
   def short(name: str, feature: Feature) -> Feature:
@@ -93,15 +93,15 @@ class TextBuckets:
 
   def shape(self, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a batch, or of features."""
-    return tuple(given[name].shape[-1] for name in _TOLD.values() if name in given)
+    return tuple(given[name].shape[-1] for name in _SHOWS_PADDING.values() if name in given)
 
   def of(self, shape: tuple[int, ...]) -> Features:
     """Return the features of rows of a shape."""
-    found = (shortened(self.features, self.buckets, share) for share in range(self.buckets))
+    found = (cut_features(self.features, self.buckets, share) for share in range(self.buckets))
     return next(one for one in found if self.shape(one) == shape)
 
   def cut(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return cut(batch, self.features, self.buckets, self.pad_id)
+    return cut_batch(batch, self.features, self.buckets, self.pad_id)
 
   def words(self, shape: tuple[int, ...]) -> str:
     return f"rows of {' + '.join(map(str, shape))} tokens"
@@ -192,7 +192,7 @@ class BucketedStep:
     return self._made[key]
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
+def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
   """Return the steps for batches of a task, and the cost of the longest."""
   steps = BucketedStep(config, parts, task)
   return steps, steps.longest[1]

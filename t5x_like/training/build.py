@@ -78,7 +78,7 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
       f"--config.objective.chunks={config.accumulation_steps}"
     )
   guard = slots.make("config.guard", config.guard, GUARDS)
-  _check_kept(config, guard)
+  check_guard_reach(config, guard)
   state = abstract_state(model, optimizer, rules)
   if guard.skips:
     optimizer = skip_refused_updates(optimizer)
@@ -148,12 +148,12 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   return tunings.freeze_others(optimizer, trained), frozenset(trained)
 
 
-def _check_kept(config: ConfigDict, guard: Guard) -> None:
+def check_guard_reach(config: ConfigDict, guard: Guard) -> None:
   """Check that a step to go back to is always kept; raise UserError."""
-  kept = (config.checkpoint.keep_last - 1) * config.checkpoint.every
-  if guard.steps > kept:
+  max_steps_back = (config.checkpoint.keep_last - 1) * config.checkpoint.every
+  if guard.steps > max_steps_back:
     raise UserError(
-      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - "
+      f"config.guard.steps: found {guard.steps}, expected at most {max_steps_back}, (checkpoint.keep_last - "
       "1) * checkpoint.every, as a step that far back must still be there; raise "
       "--config.checkpoint.keep_last"
     )

@@ -36,15 +36,15 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
     "config.objective.name", config.objective.name, t5x_like.objectives, "Objective"
   )
   key = _KEYS.get(objective.targets)
-  made = ConfigDict(config.to_dict())
-  for model in filter(None, (made.model, made.teacher.get("model"))):
+  filled = ConfigDict(config.to_dict())
+  for model in filter(None, (filled.model, filled.teacher.get("model"))):
     head: dict[str, Any] = {}
     if key != "labels":
-      given = model.get("head") or "none"
+      head_spec = model.get("head") or "none"
       model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
-      if given == "none" and "head" in slots.argument_names(model_class):
-        given = getattr(slots.resolve_variant(model_class, model), "head", "none")
-      name, arguments = slots.name_and_arguments("config.model.head", given)
+      if head_spec == "none" and "head" in slots.argument_names(model_class):
+        head_spec = getattr(slots.resolve_variant(model_class, model), "head", "none")
+      name, arguments = slots.name_and_arguments("config.model.head", head_spec)
       if key is None or "labels" not in slots.argument_names(
         slots.find("config.model.head", name, heads, "make")
       ):
@@ -61,18 +61,18 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
         model.update(
           {"labels": classes} if key == "labels" else {"head": head | {"labels": classes}}
         )
-    elif model is made.model:
+    elif model is filled.model:
       classes = labels or classes
-  return made
+  return filled
 
 
 def drop_automatic_labels(config: ConfigDict) -> ConfigDict:
   """Return the config with the defaults of the model in place of `labels="auto"`, for plans."""
-  made = ConfigDict(config.to_dict())
-  for values in (made.model, made.model.get("head")):
+  config_copy = ConfigDict(config.to_dict())
+  for values in (config_copy.model, config_copy.model.get("head")):
     if isinstance(values, ConfigDict) and values.get("labels") == "auto":
       del values["labels"]
-  return made
+  return config_copy
 
 
 def adopt_class_count(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
@@ -108,23 +108,23 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
   if of_N is not None and (
     absent := [classes[n] for n in np.setdiff1d(np.arange(len(classes)), of_N)]
   ):
-    told = (
+    message = (
       f"{len(absent)} of the {len(classes)} classes: "
       f"{', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
     )
-    process.log(f"task {task.name}: no example for training has {told}")
+    process.log(f"task {task.name}: no example for training has {message}")
   labels = outputs["logits"].shape[-1] - objective.spare_classes
   key = _KEYS[objective.targets]
   if labels != len(classes):
-    told = (
+    message = (
       f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
     )
-    told += (
+    message += (
       f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set "
       f"--config.model.{key}={len(classes)}"
     )
     if labels < len(classes):
-      raise UserError(told)
+      raise UserError(message)
     # other logits are a decoder's, of its tokens
     if key == "labels" or "labels" in (config.model.get("head") or {}):
-      process.log(told)
+      process.log(message)

@@ -57,16 +57,16 @@ def lower_step(
 
 
 def compile_lowered_step(
-  lowered: jax.stages.Lowered, device: jax.Device, **more
+  lowered: jax.stages.Lowered, device: jax.Device, **extra_options
 ) -> tuple[jax.stages.Compiled, dict]:
   """Return (a compiled train step, the chip's options of the compiler); `more` are further ones,
   for TPUs and GPUs."""
   if device.platform == "tpu":
     from t5x_like.training.tpu_options import compile_for_chip
 
-    return compile_for_chip(lowered, device.device_kind, **more)
-  if device.platform == "gpu" and more:
-    return lowered.compile(compiler_options=more), more
+    return compile_for_chip(lowered, device.device_kind, **extra_options)
+  if device.platform == "gpu" and extra_options:
+    return lowered.compile(compiler_options=extra_options), extra_options
   compiled = lowered.compile()
   if device.platform == "cpu":
     from t5x_like.runtime import malloc

@@ -54,7 +54,7 @@ def with_average(
 
 
 def with_ema(
-  optimizer: optax.GradientTransformation, most: float, warmup: bool = False
+  optimizer: optax.GradientTransformation, max_decay: float, warmup: bool = False
 ) -> optax.GradientTransformationExtraArgs:
   """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the
   first on.
@@ -73,7 +73,7 @@ def with_ema(
     # weights may be loaded
     before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)
     new = optax.apply_updates(params, updates)
-    decay = jnp.minimum(most, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else most
+    decay = jnp.minimum(max_decay, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else max_decay
     mean = jax.tree.map(lambda m, p: decay * m + (1.0 - decay) * p, before, new)
     return updates, EmaState(inner, optax.safe_increment(state.count), mean)
 
@@ -124,7 +124,7 @@ def evaluation_weights(state, averaged: bool = True) -> Named:
   }
 
 
-def averaged_tensors(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def averaged_tensors(saved: dict[str, Any], abstract_params: dict[str, Any]) -> dict[str, Any]:
   """Return the tensors of a checkpoint that hold the averaged weights.
 
   Args:
@@ -135,33 +135,34 @@ def averaged_tensors(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
     with their `schedule_free/z/…` where there is one; and the scalars that belong to these.
   """
   names = {
-    name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}" for name in wanted
+    name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}"
+    for name in abstract_params
   }
-  any_sharding = next(iter(wanted.values())).sharding
+  any_sharding = next(iter(abstract_params.values())).sharding
   scalar = jax.sharding.NamedSharding(any_sharding.mesh, jax.sharding.PartitionSpec())
   scalars = {
     key: jax.ShapeDtypeStruct((), jnp.dtype(one["dtype"]), sharding=scalar)
     for key, one in saved.items()
     if re.fullmatch(_SCALAR, key)
   }
-  beside = {f"{Z}{name}": x for name, x in wanted.items() if f"{Z}{name}" in saved}
-  return {names[name]: x for name, x in wanted.items()} | beside | scalars
+  z_tensors = {f"{Z}{name}": x for name, x in abstract_params.items() if f"{Z}{name}" in saved}
+  return {names[name]: x for name, x in abstract_params.items()} | z_tensors | scalars
 
 
-def averaged_params(found: dict[str, Any]) -> Named | None:
+def averaged_params(tensors: dict[str, Any]) -> Named | None:
   """Return parameters by name from the tensors that `chosen` named; None if no update has been
   averaged."""
-  if int(found.get(COUNT, 1)) == 0 or int(found.get(NEXT, 2)) == 1:
+  if int(tensors.get(COUNT, 1)) == 0 or int(tensors.get(NEXT, 2)) == 1:
     return None
-  z = {name.removeprefix(Z): x for name, x in found.items() if name.startswith(Z)}
+  z_params = {name.removeprefix(Z): x for name, x in tensors.items() if name.startswith(Z)}
   weights = {
-    name.removeprefix("params/"): x for name, x in found.items() if name.startswith("params/")
+    name.removeprefix("params/"): x for name, x in tensors.items() if name.startswith("params/")
   }
-  if z:
-    z = {name: jax.device_put(x, weights[name].sharding) for name, x in z.items()}
-    weights |= _mean({name: weights[name] for name in z}, z, found[B1])
+  if z_params:
+    z_params = {name: jax.device_put(x, weights[name].sharding) for name, x in z_params.items()}
+    weights |= _mean({name: weights[name] for name in z_params}, z_params, tensors[B1])
   return weights | {
-    name.removeprefix(MEAN): x for name, x in found.items() if name.startswith(MEAN)
+    name.removeprefix(MEAN): x for name, x in tensors.items() if name.startswith(MEAN)
   }
 
 

@@ -12,8 +12,8 @@ class EmergencyRun(TrainingRun):
   """A `TrainingRun` whose state is kept near each host, every few steps, before the next one is
   dispatched."""
 
-  def __init__(self, made, session, restored):
-    super().__init__(made, session, restored)
+  def __init__(self, assembly, session, restored):
+    super().__init__(assembly, session, restored)
     self._kept = restored.step
 
   def advance(self) -> bool:

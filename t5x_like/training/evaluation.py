@@ -34,7 +34,7 @@ from t5x_like.parallel.rules import local_rows
 from t5x_like.runtime import process
 
 
-class _Stopped(Exception):
+class _StopEvaluation(Exception):
   """Leaves an evaluator between two batches; raised and caught in this file only."""
 
 
@@ -77,8 +77,8 @@ class Evaluation:
   ):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    own = {"name": None} | config.task.to_dict()
-    size = config.batch_size
+    own_task = {"name": None} | config.task.to_dict()
+    batch_size = config.batch_size
     settings: dict[str, EvalContext] = {}
 
     def setting(slot: str, values: dict[str, Any], split: str) -> EvalContext:
@@ -91,22 +91,25 @@ class Evaluation:
             f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split"
           )
 
-        def batches(most: int | None) -> Iterator:
+        def batches(max_examples: int | None) -> Iterator:
           return loader.eval_batches(
-            task, batch_size=size, rows=local_rows(rules.batch(), size), max_examples=most
+            task,
+            batch_size=batch_size,
+            rows=local_rows(rules.batch(), batch_size),
+            max_examples=max_examples,
           )
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
         settings[key] = EvalContext(
-          model, objective, task, batches, size, rules, on, vocabulary, self._beat, split
+          model, objective, task, batches, batch_size, rules, on, vocabulary, self._beat, split
         )
       return settings[key]
 
     self._asked: Callable[[], bool] = lambda: False
-    self.task = setting("task", own, config.eval_split).task
+    self.task = setting("task", own_task, config.eval_split).task
     self._instances = {}
-    for name in _chosen(config.evals.to_dict(), only):
+    for name in _select_instances(config.evals.to_dict(), only):
       where = f"config.evals.{name}"
       values = config.evals[name].to_dict()
       if name == self.task.name:
@@ -118,7 +121,7 @@ class Evaluation:
       split = values.pop("split") or config.eval_split
       made = setting(
         f"evals.{name}.task",
-        changes if "name" in changes else config_lib.change_task(own, changes),
+        changes if "name" in changes else config_lib.change_task(own_task, changes),
         split,
       )
       # for zero-shot
@@ -147,20 +150,20 @@ class Evaluation:
   def _check_names(self) -> None:
     """Refuse two evaluators that would write one metric, before either is run; raise UserError."""
     labels = collections.Counter(label for label, *_ in self._instances.values())
-    seen: dict[tuple[str, str], str] = {}
+    writers: dict[tuple[str, str], str] = {}
     for name, (label, _, _, evaluator) in self._instances.items():
       for metric in (
         evaluator.metric_names() if labels[label] > 1 and hasattr(evaluator, "metric_names") else ()
       ):
-        other = seen.setdefault((label, metric), name)
-        if other != name:
+        first_writer = writers.setdefault((label, metric), name)
+        if first_writer != name:
           raise UserError(
-            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {other} too; give "
+            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {first_writer} too; give "
             "this instance another name"
           )
 
   def __call__(
-    self, arrays: dict[str, jax.Array], asked: Callable[[], bool] = lambda: False
+    self, arrays: dict[str, jax.Array], stop_requested: Callable[[], bool] = lambda: False
   ) -> dict[str, GroupResults] | None:
     """Return the results of all evaluators for these parameters, by group; None if `asked` to stop.
 
@@ -170,12 +173,12 @@ class Evaluation:
       UserError: two evaluators write the same metric.
     """
     groups: dict[str, GroupResults] = {}
-    self._asked = asked
+    self._asked = stop_requested
     for name, (label, task, split, evaluator) in self._instances.items():
       since = time.perf_counter()
       try:
         result = evaluator(arrays)
-      except _Stopped:
+      except _StopEvaluation:
         return None
       group = groups.setdefault(label, GroupResults(task, split))
       for metric in (metric for metric in result.metrics if metric in group.metrics):
@@ -191,14 +194,14 @@ class Evaluation:
 
   def _beat(self) -> None:
     if self._asked():
-      raise _Stopped
+      raise _StopEvaluation
 
 
-def _chosen(known: dict[str, Any], only: Sequence[str] | None) -> list[str]:
+def _select_instances(instances: dict[str, Any], only: Sequence[str] | None) -> list[str]:
   for name in only or ():
-    if name not in known:
+    if name not in instances:
       raise UserError(
         f"--evals={','.join(only)}: the config has no evaluator "
-        f"{name!r}{did_you_mean(name, known)}; it has {', '.join(known) or 'none'}"
+        f"{name!r}{did_you_mean(name, instances)}; it has {', '.join(instances) or 'none'}"
       )
-  return list(known if only is None else dict.fromkeys(only))
+  return list(instances if only is None else dict.fromkeys(only))

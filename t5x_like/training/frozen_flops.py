@@ -34,47 +34,52 @@ def partial_step_flops(
     lambda arrays, batch: evaluate(objective, params.with_arrays(model, arrays), batch)[0]
   )
   flags = ({name: name in trained for name in arrays}, {name: False for name in batch})
-  return _counted(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
+  return _count_jaxpr(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
 
 
-def _counted(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
+def _count_jaxpr(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   """Return (the FLOPs of both passes, the flags of the results); `halved` as in
   `jaxpr_flops.count_equation`."""
   flags = dict(zip(jaxpr.invars, inputs, strict=True))
   total = 0.0
   for equation in jaxpr.eqns:
-    flops, results = _equation(equation, _of(flags, equation.invars), halved)
+    flops, results = _count_equation(equation, _flags_of(flags, equation.invars), halved)
     total += flops
     flags.update(zip(equation.outvars, results))
-  return total, _of(flags, jaxpr.outvars)
+  return total, _flags_of(flags, jaxpr.outvars)
 
 
-def _of(flags: dict, variables) -> Flags:
+def _flags_of(flags: dict, variables) -> Flags:
   return [not isinstance(v, core.Literal) and flags.get(v, False) for v in variables]
 
 
-def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
+def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   if not halved and CAUSAL_SCOPE in str(equation.source_info.name_stack):
-    flops, results = _equation(equation, inputs, True)
+    flops, results = _count_equation(equation, inputs, True)
     return 0.5 * flops, results
   name = equation.primitive.name
-  given = equation.params
+  parameters = equation.params
   if name == "scan":
-    first = given["num_consts"]
-    last = given["num_consts"] + given["num_carry"]
-    flops, results = _looped(given["jaxpr"].jaxpr, inputs, slice(first, last), halved)
-    return given["length"] * flops, results
+    first = parameters["num_consts"]
+    last = parameters["num_consts"] + parameters["num_carry"]
+    flops, results = _count_loop(parameters["jaxpr"].jaxpr, inputs, slice(first, last), halved)
+    return parameters["length"] * flops, results
   if name == "while":
-    rest = inputs[given["cond_nconsts"] :]
-    return _looped(given["body_jaxpr"].jaxpr, rest, slice(given["body_nconsts"], len(rest)), halved)
+    loop_inputs = inputs[parameters["cond_nconsts"] :]
+    return _count_loop(
+      parameters["body_jaxpr"].jaxpr,
+      loop_inputs,
+      slice(parameters["body_nconsts"], len(loop_inputs)),
+      halved,
+    )
   if name == "cond":
-    found = [_counted(branch.jaxpr, inputs[1:], halved) for branch in given["branches"]]
-    return max(flops for flops, _ in found), [
-      any(flags) for flags in zip(*(results for _, results in found))
+    branches = [_count_jaxpr(branch.jaxpr, inputs[1:], halved) for branch in parameters["branches"]]
+    return max(flops for flops, _ in branches), [
+      any(flags) for flags in zip(*(results for _, results in branches))
     ]
-  inner = inner_jaxprs(given)
+  inner = inner_jaxprs(parameters)
   if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
-    return _counted(inner[0], inputs, halved)
+    return _count_jaxpr(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"  # of integers, factors rounded to 8 bits alone
   results = [
     depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8)
@@ -83,10 +88,12 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   return count_equation(equation, halved) * (1 + sum(inputs[:2])), results
 
 
-def _looped(body: core.Jaxpr, inputs: Flags, carried: slice, halved: bool) -> tuple[float, Flags]:
+def _count_loop(
+  body: core.Jaxpr, inputs: Flags, carried: slice, halved: bool
+) -> tuple[float, Flags]:
   """Count one iteration of a loop's body, with flags that hold in every iteration."""
   while True:
-    flops, results = _counted(body, inputs, halved)
+    flops, results = _count_jaxpr(body, inputs, halved)
     both = [a or b for a, b in zip(inputs[carried], results)]
     if both == inputs[carried]:
       return flops, results

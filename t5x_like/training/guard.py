@@ -73,7 +73,7 @@ def new_loss_record() -> LossRecord:
 
 def stop(*, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100) -> Guard:
   """End the run; nothing is saved after the last good step."""
-  return _checked(Guard(spike, window))
+  return _check_spike(Guard(spike, window))
 
 
 def skip(
@@ -81,7 +81,7 @@ def skip(
 ) -> Guard:
   """Leave the update out and take the next batch; end the run after more than `at_most` in a row,
   or a quarter of the last 100 updates (four times `at_most`, if that is more)."""
-  return _checked(Guard(spike, window, skips=True, at_most=at_most))
+  return _check_spike(Guard(spike, window, skips=True, at_most=at_most))
 
 
 def rollback(
@@ -93,10 +93,10 @@ def rollback(
 ) -> Guard:
   """Go back to a saved step, at least `steps` before, and on with the batches after the refused
   one."""
-  return _checked(Guard(spike, window, steps=steps, at_most=at_most))
+  return _check_spike(Guard(spike, window, steps=steps, at_most=at_most))
 
 
-def _checked(guard: Guard) -> Guard:
+def _check_spike(guard: Guard) -> Guard:
   if guard.spike and guard.spike <= 1:
     raise UserError(
       f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 for no such check"
@@ -150,24 +150,24 @@ def skip_refused_updates(
   return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def stop_error(why: str, step: int, saved: list[int]) -> NumericError:
+def stop_error(reason: str, step: int, saved: list[int]) -> NumericError:
   """Return the error that ends a run."""
   return NumericError(
-    f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the "
+    f"{reason} at step {step}; the newest step saved is {max(saved, default='none')}; lower the "
     "learning rate, clip gradients (--config.clip_norm=1.0) or leave such updates out "
     "(--config.guard.name=skip), and run the same command again"
   )
 
 
-def rollback_target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
+def rollback_target(guard: Guard, reason: str, refused_step: int, saved: list[int]) -> int:
   """Return the saved step to go back to before step `bad`; raise NumericError if none is early
   enough."""
-  early = [step for step in saved if step <= bad - guard.steps]
-  if not early:
+  candidates = [step for step in saved if step <= refused_step - guard.steps]
+  if not candidates:
     raise NumericError(
-      f"{why} at step {bad}; no step {guard.steps} before is saved; lower --config.checkpoint.every"
+      f"{reason} at step {refused_step}; no step {guard.steps} before is saved; lower --config.checkpoint.every"
     )
-  return max(early)
+  return max(candidates)
 
 
 GUARDS = {"stop": stop, "skip": skip, "rollback": rollback}

@@ -26,21 +26,29 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   Args:
     where: the place of the model's weights, for messages.
   """
-  ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
-  if ours is not model_class:
-    held = f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(
-      ":Model"
+  recipe_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
+  if recipe_class is not model_class:
+    model_name = (
+      f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(
+        ":Model"
+      )
     )
     raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {where} holds {held!r}; use a recipe "
+      f"config.model.name: found {config.model.name!r}, but {where} holds {model_name!r}; use a recipe "
       "of that family"
     )
-  found = json.loads(json.dumps(dataclasses.asdict(variant)))
-  text = hasattr(variant, "vocab_size")
-  taken = slots.argument_names(model_class)  # a decoder's variant has a head too, and no use for it
-  more = {key: found[key] for key in ("head", "labels", "queries") if key in found and key in taken}
-  more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
-  return warm_start.with_model_keys(config, {"variant": found} | more, where)
+  variant_fields = json.loads(json.dumps(dataclasses.asdict(variant)))
+  has_vocabulary = hasattr(variant, "vocab_size")
+  accepted_keys = slots.argument_names(
+    model_class
+  )  # a decoder's variant has a head too, and no use for it
+  model_keys = {
+    key: variant_fields[key]
+    for key in ("head", "labels", "queries")
+    if key in variant_fields and key in accepted_keys
+  }
+  model_keys |= {"vocab_size": variant.vocab_size, "tokens": {}} if has_vocabulary else {}
+  return warm_start.with_model_keys(config, {"variant": variant_fields} | model_keys, where)
 
 
 def load_task_vocabulary(config: ConfigDict) -> Vocabulary:
@@ -51,16 +59,19 @@ def load_task_vocabulary(config: ConfigDict) -> Vocabulary:
   ).vocabulary
 
 
-def check_parameters(theirs: nnx.Module, ours: nnx.Module, where: str, recipe: str) -> None:
+def check_parameters(
+  published_model: nnx.Module, recipe_model: nnx.Module, where: str, recipe: str
+) -> None:
   """Refuse a recipe whose model has parameters of other shapes, such as another head; raise
   UserError."""
-  theirs, ours = (
-    {name: p.shape for name, p in params.named_params(model).items()} for model in (theirs, ours)
+  published_model, recipe_model = (
+    {name: p.shape for name, p in params.named_params(model).items()}
+    for model in (published_model, recipe_model)
   )
-  for name in sorted({*theirs, *ours}):
-    if theirs.get(name) != ours.get(name):
+  for name in sorted({*published_model, *recipe_model}):
+    if published_model.get(name) != recipe_model.get(name):
       raise UserError(
-        f"{recipe}: parameter {name} has shape {ours.get(name)}, expected {theirs.get(name)} as "
+        f"{recipe}: parameter {name} has shape {recipe_model.get(name)}, expected {published_model.get(name)} as "
         f"in {where}"
       )
 

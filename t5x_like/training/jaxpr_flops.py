@@ -35,7 +35,7 @@ def count_equation(equation, halved: bool) -> float:
       2.0
       * math.prod(equation.outvars[0].aval.shape)
       * contracted
-      * _share(str(equation.source_info.name_stack))
+      * _counted_share(str(equation.source_info.name_stack))
     )
   if name == "conv_general_dilated":
     kernel = equation.invars[1].aval
@@ -50,14 +50,14 @@ def count_equation(equation, halved: bool) -> float:
   )
 
 
-def _share(scopes: str) -> float:
+def _counted_share(scopes: str) -> float:
   """Return the share of a product's columns that counts: chunks of a vocabulary may overlap."""
-  found = re.search(COLUMNS_SCOPE + r"(\d+)_of_(\d+)", scopes)
-  return int(found[1]) / int(found[2]) if found else 1.0
+  match = re.search(COLUMNS_SCOPE + r"(\d+)_of_(\d+)", scopes)
+  return int(match[1]) / int(match[2]) if match else 1.0
 
 
 def inner_jaxprs(params) -> list[core.Jaxpr]:
   """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have
   them."""
-  found = (getattr(value, "jaxpr", value) for value in params.values())
-  return [jaxpr for jaxpr in found if isinstance(jaxpr, core.Jaxpr)]
+  candidates = (getattr(value, "jaxpr", value) for value in params.values())
+  return [jaxpr for jaxpr in candidates if isinstance(jaxpr, core.Jaxpr)]

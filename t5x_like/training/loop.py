@@ -29,10 +29,10 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
   total = run.config.total_steps
   due = SaveSchedule(run.config.checkpoint, run.step).due
   with StopRequest() as stop, _profiler(run, profile) as trace:
-    asked = False
+    stop_requested = False
     if 0 < run.step < total and run.step % every == 0 and not run.has_evaluation():
-      asked = not run.evaluate(stop.requested)
-    while run.step < total and not run.is_out_of_patience and not asked:
+      stop_requested = not run.evaluate(stop.requested)
+    while run.step < total and not run.is_out_of_patience and not stop_requested:
       if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
         continue  # the guard took the run back to an earlier step
       saves = due(run.step) or run.step == total
@@ -41,8 +41,8 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
         continue
       if saves:
         run.save()
-      asked = stop.requested() or (evaluates and not run.evaluate(stop.requested))
-      if (asked or run.is_out_of_patience) and run.drain():
+      stop_requested = stop.requested() or (evaluates and not run.evaluate(stop.requested))
+      if (stop_requested or run.is_out_of_patience) and run.drain():
         run.save()
     if run.step < total and run.is_out_of_patience:
       process.log(
@@ -50,7 +50,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
         "config.selection.patience says; stopping"
       )
     # the last step is evaluated here
-    if asked or not (run.has_evaluation() or run.evaluate(stop.requested)):
+    if stop_requested or not (run.has_evaluation() or run.evaluate(stop.requested)):
       run.session.wait_for_save()
       raise Preempted(
         f"saved step {run.session.saved} of {total} in {run.session.address}; the same command "
@@ -71,12 +71,12 @@ def _profiler(run: TrainingRun, window: range | None) -> Iterator:
 
   def trace(step: int, begins: bool = True) -> bool:
     nonlocal active
-    wanted = step in (window or ()) and step <= run.config.total_steps and (begins or active)
-    if wanted == active:
+    should_record = step in (window or ()) and step <= run.config.total_steps and (begins or active)
+    if should_record == active:
       return True
     if not run.drain():
       return False
-    active = wanted
+    active = should_record
     if active:
       jax.profiler.start_trace(str(run.session.workdir / "profile"))
     else:

@@ -124,16 +124,16 @@ class StragglerFinder:
     self._steps = self._steps + 1
     if self._store is None or time.monotonic() - self._told < _EVERY_SECONDS:
       return {}
-    mine = json.dumps(self._seconds / self._steps)
-    self._store.key_value_set(f"{_PREFIX}{jax.process_index()}", mine, allow_overwrite=True)
+    mean_seconds = json.dumps(self._seconds / self._steps)
+    self._store.key_value_set(f"{_PREFIX}{jax.process_index()}", mean_seconds, allow_overwrite=True)
     self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
     if jax.process_index():
       return {}
-    found = {
+    seconds_by_host = {
       int(k.rpartition("/")[2]): json.loads(v) for k, v in self._store.key_value_dir_get(_PREFIX)
     }
-    slowest = max(found, key=found.get)
-    return {"slowest_host": slowest, "slowest_host_seconds": found[slowest]}
+    slowest = max(seconds_by_host, key=seconds_by_host.get)
+    return {"slowest_host": slowest, "slowest_host_seconds": seconds_by_host[slowest]}
 
 
 def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:

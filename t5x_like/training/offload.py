@@ -15,8 +15,10 @@ def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
   devices = [*mesh.local_devices, *mesh.devices.flat]
   kinds = [memory.kind for memory in devices[0].addressable_memories()]
   if HOST not in kinds:
-    found = f"found devices ({devices[0].device_kind}) with the memories {', '.join(kinds)}"
-    raise UserError(f"{key}: {found}, expected {HOST} among them; leave it out on this platform")
+    description = f"found devices ({devices[0].device_kind}) with the memories {', '.join(kinds)}"
+    raise UserError(
+      f"{key}: {description}, expected {HOST} among them; leave it out on this platform"
+    )
 
 
 def offload_optimizer_state(

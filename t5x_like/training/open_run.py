@@ -34,14 +34,14 @@ def open_training_run(
     slots.make(f"config.trackers.{name}", values, "t5x_like.report.trackers", "Tracker")
     for name, values in {"console": "console", **config.trackers}.items()
   ]
-  made = assemble(config, address)
-  with Session(address, made.config, made.identity, trackers) as session:
-    back = from_step is not None and from_step != session.past.requested_step
-    restored = restoring.restore(made, session, from_step if back else None)
-    session.begin(restored.step, made, restored.loaded, from_step, back)
+  assembly = assemble(config, address)
+  with Session(address, assembly.config, assembly.identity, trackers) as session:
+    goes_back = from_step is not None and from_step != session.past.requested_step
+    restored = restoring.restore(assembly, session, from_step if goes_back else None)
+    session.begin(restored.step, assembly, restored.loaded, from_step, goes_back)
     run_class = TrainingRun
     if config.checkpoint.emergency:
       from t5x_like.training.emergency_run import EmergencyRun
 
       run_class = EmergencyRun
-    yield run_class(made, session, restored)
+    yield run_class(assembly, session, restored)

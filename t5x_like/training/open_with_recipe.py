@@ -73,35 +73,39 @@ def open_with_recipe(
 def check_saved_model(run: SavedModel, vocabulary: vocabularies.Vocabulary | None = None) -> None:
   """Check that the config's model, and a vocabulary, are those of training; raise UserError with
   the changed keys."""
-  now = {"model": run.config.model.to_dict()}
-  then = {"model": dict(run.identity["model"])}
+  current_identity = {"model": run.config.model.to_dict()}
+  trained_identity = {"model": dict(run.identity["model"])}
   if vocabulary is not None:
     _check_classes(run, vocabulary)
-    now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
-    then["fingerprints"] = {"vocabulary": workdirs.vocabulary_fingerprint(run.identity)}
+    current_identity["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
+    trained_identity["fingerprints"] = {"vocabulary": workdirs.vocabulary_fingerprint(run.identity)}
   if run.published is not None:  # it has no training's choices
-    now["model"] = {key: now["model"].get(key) for key in then["model"]}
-  for tree in (now, then):  # dropout does not affect a trained model
+    current_identity["model"] = {
+      key: current_identity["model"].get(key) for key in trained_identity["model"]
+    }
+  for tree in (current_identity, trained_identity):  # dropout does not affect a trained model
     tree["model"].pop("dropout", None)
-  workdirs.check_identity(then, now, run.workdir)
+  workdirs.check_identity(trained_identity, current_identity, run.workdir)
 
 
 def _check_classes(run: SavedModel, vocabulary: vocabularies.Vocabulary) -> None:
   """Tell of data of other classes than a run's, of some of them, or in another order; raise
   UserError."""
-  ours = getattr(vocabulary, "names", ())
-  if not ours or vocabulary.fingerprint == workdirs.vocabulary_fingerprint(run.identity):
+  data_classes = getattr(vocabulary, "names", ())
+  if not data_classes or vocabulary.fingerprint == workdirs.vocabulary_fingerprint(run.identity):
     return
-  theirs = getattr(vocabularies.load(vocabulary_directory(run.workdir, run.identity)), "names", ())
-  if foreign := [name for name in ours if theirs and name not in theirs]:
+  model_classes = getattr(
+    vocabularies.load(vocabulary_directory(run.workdir, run.identity)), "names", ()
+  )
+  if foreign := [name for name in data_classes if model_classes and name not in model_classes]:
     raise UserError(
       f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
-      f"{', '.join(theirs[:8])}; take data of these, under their names"
+      f"{', '.join(model_classes[:8])}; take data of these, under their names"
     )
-  if theirs:
+  if model_classes:
     raise UserError(
-      f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} "
-      f"learned {len(theirs)}; name all of them, --config.task.classes='{json.dumps(theirs)}'"
+      f"config.task: found data of {len(data_classes)} classes, {', '.join(data_classes[:8])}, but {run.workdir} "
+      f"learned {len(model_classes)}; name all of them, --config.task.classes='{json.dumps(model_classes)}'"
     )
 
 
@@ -122,5 +126,5 @@ def feature_shapes(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
     UserError: imported weights, and a task whose features only its data tell.
   """
   return identity["features"] or {
-    name: list(one.shape) for name, one in task_features.declare(identity["task"]).items()
+    name: list(feature.shape) for name, feature in task_features.declare(identity["task"]).items()
   }

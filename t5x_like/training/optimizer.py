@@ -103,18 +103,18 @@ OPTIMIZERS = _Optimizers()
 
 
 def with_upper_bounds(
-  optimizer: optax.GradientTransformation, most: dict[str, float]
+  optimizer: optax.GradientTransformation, upper_bounds: dict[str, float]
 ) -> optax.GradientTransformation:
   """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that
   value."""
 
   def update(updates, state, params, **_):
     return updates | {
-      n: jnp.minimum(updates[n], most[n] - params[n]) for n in most if n in updates
+      n: jnp.minimum(updates[n], upper_bounds[n] - params[n]) for n in upper_bounds if n in updates
     }, state
 
   bound = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
-  return optax.chain(optimizer, bound) if most else optimizer
+  return optax.chain(optimizer, bound) if upper_bounds else optimizer
 
 
 def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
@@ -157,9 +157,9 @@ def update_layerwise(
     params_of = groups(params)
     updates = {}
     new_state = {}
-    one = functools.partial(optimizer.update, step=step)
+    update_group = functools.partial(optimizer.update, step=step)
     for group, group_grads in groups(grads).items():
-      apply = one if group == "whole" else functools.partial(_each_layer, one)
+      apply = update_group if group == "whole" else functools.partial(_each_layer, update_group)
       group_updates, new_state[group] = apply(group_grads, state[group], params_of[group])
       updates.update(group_updates)
     return {name: updates[name] for name in grads}, new_state
@@ -223,13 +223,13 @@ def to_named(opt_state) -> dict[str, Any]:
       raise TypeError(f"two tensors of the optimizer would be named {name}")
     if name not in named or not leaf.ndim:
       named[name] = leaf
-  return {name: x if name.count("/") > 1 else _first(x) for name, x in named.items()}
+  return {name: x if name.count("/") > 1 else _first_copy(x) for name, x in named.items()}
 
 
 def from_named(named: dict[str, Any], like):
   """Invert `to_named`; `like` is an abstract state."""
   leaves = [
-    named[name] if per_parameter or not leaf.ndim else _repeated(named[name], leaf)
+    named[name] if per_parameter or not leaf.ndim else _repeat_scalar(named[name], leaf)
     for name, per_parameter, leaf in _walk(like)
   ]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -241,7 +241,7 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
     for field in node._fields:
       wraps = field in _WRAPPED
       yield from _walk(
-        getattr(node, field), name if wraps else f"{_owner(type(node).__name__)}/{field}"
+        getattr(node, field), name if wraps else f"{_owner_name(type(node).__name__)}/{field}"
       )
   elif isinstance(node, tuple | list):
     for item in node:
@@ -253,7 +253,7 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
     yield name, name.count("/") > 1, node
 
 
-def _owner(state: str) -> str:
+def _owner_name(state: str) -> str:
   """Name a state's owner: `ScaleByAdamState` -> `adam`."""
   if state in _OWNERS:
     return _OWNERS[state]
@@ -262,7 +262,7 @@ def _owner(state: str) -> str:
   ).lower()
 
 
-def _first(copies):
+def _first_copy(copies):
   """Return the scalar that every entry of `copies` holds."""
   if not copies.ndim:
     return copies
@@ -277,6 +277,6 @@ def _first(copies):
   return jax.jit(lambda x: x.reshape(-1)[0], out_shardings=sharding)(copies)
 
 
-def _repeated(scalar: jax.Array, like) -> jax.Array:
+def _repeat_scalar(scalar: jax.Array, like) -> jax.Array:
   copies = np.full(like.shape, scalar.addressable_data(0))
   return jax.make_array_from_callback(like.shape, like.sharding, lambda index: copies[index])

@@ -45,11 +45,11 @@ def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any])
   task's arguments."""
   built = []
   start = 0
-  for name, until, changes, batch_size in config_lib.phases_in_order(config):
-    own = copy.deepcopy(config)
-    own.batch_size = batch_size
+  for name, until, changes, batch_size in config_lib.ordered_phases(config):
+    phase_config = copy.deepcopy(config)
+    phase_config.batch_size = batch_size
     task = make_task({"name": None} | config_lib.change_task(config.task.to_dict(), changes))
-    built.append(Phase(name, start, until, task, own))
+    built.append(Phase(name, start, until, task, phase_config))
     start = until
   return built
 
@@ -65,21 +65,22 @@ def iterate_batches(
   """Return the batches from a step on, as if its phase had no end; see `loader.train_batches`."""
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 
-  now = phase_at(phases, step)
-  before = [one for one in phases if one.until <= now.start]
+  current = phase_at(phases, step)
+  earlier_phases = [one for one in phases if one.until <= current.start]
   return loader.train_batches(
-    now.task,
-    batch_size=now.config.batch_size,
-    seed=now.config.seed,
+    current.task,
+    batch_size=current.config.batch_size,
+    seed=current.config.seed,
     start_step=step,
     rows=rows,
     earlier=[
-      consumption.Phase(one.task, one.config.batch_size, one.until - one.start) for one in before
+      consumption.Phase(one.task, one.config.batch_size, one.until - one.start)
+      for one in earlier_phases
     ],
   )
 
 
-def check_past_phases(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> None:
+def check_past_phases(saved: dict[str, Any], config: ConfigDict, step: int, workdir) -> None:
   """Refuse a change of the phases in which a run has made its steps so far; later ones may change.
 
   Args:
@@ -87,22 +88,24 @@ def check_past_phases(saved: dict[str, Any], now: ConfigDict, step: int, workdir
   Raises:
     UserError: naming the first stretch of steps that differs.
   """
-  for then, here in itertools.zip_longest(_past(ConfigDict(saved), step), _past(now, step)):
-    if then != here:
+  for saved_phase, current_phase in itertools.zip_longest(
+    _past_phases(ConfigDict(saved), step), _past_phases(config, step)
+  ):
+    if saved_phase != current_phase:
       raise UserError(
-        f"{workdir}: its steps up to {step} were made with {_told(then)}, found {_told(here)}: "
+        f"{workdir}: its steps up to {step} were made with {_describe_phase(saved_phase)}, found {_describe_phase(current_phase)}: "
         "set config.phases as it was for these steps, or use a new --workdir"
       )
 
 
-def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
+def _past_phases(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
   ended = [
     (name, min(until, step), size) for name, until, _, size in config_lib.phases_in_order(config)
   ]
   return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
 
 
-def _told(phase: tuple[str, int, int] | None) -> str:
+def _describe_phase(phase: tuple[str, int, int] | None) -> str:
   return (
     "no such phase"
     if phase is None

@@ -24,15 +24,15 @@ def compute_twice(
     TransientError: the two differ in some bit.
   """
   number = int(state.step) + 1
-  other, _ = step(_copy(state), batch)
-  expected = fingerprints(flatten(to_tree(other)))
-  del other
+  second_state, _ = step(_copy(state), batch)
+  expected = fingerprints(flatten(to_tree(second_state)))
+  del second_state
   state, metrics = step(state, batch)
-  found = fingerprints(flatten(to_tree(state)))
-  wrong = [name for name in found if found[name] != expected[name]]
-  if wrong:
+  fingerprints_found = fingerprints(flatten(to_tree(state)))
+  differing = [name for name in fingerprints_found if fingerprints_found[name] != expected[name]]
+  if differing:
     raise TransientError(
-      f"step {number} was computed twice, and {wrong[0]} ({len(wrong)} of {len(found)} tensors) "
+      f"step {number} was computed twice, and {differing[0]} ({len(differing)} of {len(fingerprints_found)} tensors) "
       "came out differently: a device computes wrongly; nothing of it is saved; test the devices, "
       "then run the same command again"
     )

@@ -97,15 +97,15 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
 
 
 def adopt_imported_model(
-  config: ConfigDict, found: dict[str, Any] | None, workdir: str
+  config: ConfigDict, imported: dict[str, Any] | None, workdir: str
 ) -> ConfigDict:
   """Return the config with the model of a workdir's weights, if these were imported; see
   `workdir.imported`."""
-  if found is None:
+  if imported is None:
     return config
   from t5x_like.training import warm_start
 
-  return warm_start.with_model_keys(config, found["model"], workdir)
+  return warm_start.with_model_keys(config, imported["model"], workdir)
 
 
 def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
@@ -116,16 +116,16 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   """
   values = config.task.to_dict()
   while "parts" in values:  # a mixture, of one vocabulary
-    usual, shared = slots.name_and_arguments("config.task.shared", values.get("shared") or {})
+    shared_name, shared = slots.name_and_arguments("config.task.shared", values.get("shared") or {})
     parts = list(slots.name_and_arguments("config.task.parts", values["parts"])[1].values())
-    name, own = slots.name_and_arguments("config.task.parts", parts[0] if parts else {})
-    values = shared | own | {"name": name or usual}
+    name, part_values = slots.name_and_arguments("config.task.parts", parts[0] if parts else {})
+    values = shared | part_values | {"name": name or shared_name}
   task = slots.find("config.task.name", values.get("name"), tasks, "task")
   values = slots.defaults(task) | values
   store = values.get("store")
-  named = values.get("vocabulary")
-  if named is not None and (store is None or values.get("source") is not None):
-    return vocabularies.load(named)
+  vocabulary = values.get("vocabulary")
+  if vocabulary is not None and (store is None or values.get("source") is not None):
+    return vocabularies.load(vocabulary)
   if store is None:
     raise UserError(
       "config.model.vocab_size: found 'auto', but config.task names neither a vocabulary nor a "
@@ -139,9 +139,9 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   # web servers have files, but no directories
   manifest = as_path(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
   if not (manifest.is_file() or manifest.parent.is_dir()):
-    found = "no vocabulary in it" if as_path(directory).is_dir() else "no such directory"
+    reason = "no vocabulary in it" if as_path(directory).is_dir() else "no such directory"
     raise UserError(
-      f"{directory}: no token store ({found}): make one with python -m tools.prepare_data "
+      f"{directory}: no token store ({reason}): make one with python -m tools.prepare_data "
       f"--source=... --vocabulary=... --output={store}"
     )
   return vocabularies.load(f"{directory}/vocabulary")

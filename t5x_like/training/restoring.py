@@ -32,7 +32,7 @@ class RestoredState:
   loaded: dict[str, Any] | None = None
 
 
-def restore(made: Assembly, session: Session, step: int | None = None) -> RestoredState:
+def restore(assembly: Assembly, session: Session, step: int | None = None) -> RestoredState:
   """Return the state of a checkpoint, or of a new run if there is none.
 
   Args:
@@ -41,17 +41,21 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
     UserError: the checkpoint is of another config, or there is none although a step was saved;
       otherwise as `Checkpoints.restore`.
   """
-  config = made.config
-  parts = made.parts
+  config = assembly.config
+  parts = assembly.parts
   checkpoints = session.checkpoints
-  anew = step == 0 and 0 not in distributed.broadcast_from_first(checkpoints.steps)
-  fresh = config.checkpoint.fresh_optimizer
-  found = (
-    None if anew else checkpoints.restore(lambda saved: _wanted(saved, parts.state, fresh), step)
+  begins_anew = step == 0 and 0 not in distributed.broadcast_from_first(checkpoints.steps)
+  fresh_optimizer = config.checkpoint.fresh_optimizer
+  checkpoint = (
+    None
+    if begins_anew
+    else checkpoints.restore(
+      lambda saved: _tensors_to_restore(saved, parts.state, fresh_optimizer), step
+    )
   )
-  none = {"times": 0, "batches_passed": 0}
-  if found is None:
-    _check_lost(session, anew)
+  no_rollbacks = {"times": 0, "batches_passed": 0}
+  if checkpoint is None:
+    _check_not_lost(session, begins_anew)
     process.log(f"new run in {session.address}")
     state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
     loaded = None
@@ -59,9 +63,9 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
       from t5x_like.training import warm_start
 
       state, loaded = warm_start.load_sources(config, parts, state)
-    return RestoredState(state, 0, none, loaded)
-  step, tree, metadata = found
-  rollbacks = none | metadata.pop("rollbacks", {})
+    return RestoredState(state, 0, no_rollbacks, loaded)
+  step, tree, metadata = checkpoint
+  rollbacks = no_rollbacks | metadata.pop("rollbacks", {})
   session.check_config(metadata, f"{session.address}/checkpoints/{step}")
   if step:  # imported weights have no past
     phases.check_past_phases(metadata, config, step + rollbacks["batches_passed"], session.address)
@@ -74,7 +78,9 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
   return RestoredState(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
 
 
-def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
+def _tensors_to_restore(
+  saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool
+) -> dict:
   """Return the tree to restore: the state, or only step and parameters in place of another
   optimizer's state.
 
@@ -82,14 +88,14 @@ def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool)
   state.
   """
   tree = to_tree(abstract)
-  wanted = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
-  there = {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
-  if wanted == there:
+  run_tensors = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
+  saved_tensors = {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
+  if run_tensors == saved_tensors:
     return tree
-  if _without_mean(wanted) == _without_mean(there):
+  if _without_mean(run_tensors) == _without_mean(saved_tensors):
     return (
       tree
-      if len(_without_mean(there)) < len(there)
+      if len(_without_mean(saved_tensors)) < len(saved_tensors)
       else {key: x for key, x in tree.items() if key != _MEAN}
     )
   return {key: tree[key] for key in ("step", "params")} if fresh_optimizer else tree
@@ -99,18 +105,18 @@ def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
   return {name: x for name, x in tensors.items() if not name.startswith(f"{_MEAN}/")}
 
 
-def _check_lost(session: Session, anew: bool) -> None:
+def _check_not_lost(session: Session, begins_anew: bool) -> None:
   """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are
   the recipe's."""
   trained = session.past.save_evidence
-  told = (
+  message = (
     f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount "
     "the directory"
   )
   if trained and trained.startswith(workdir.IMPORTED_FILE):
-    raise UserError(f"{told}, or convert the weights again into another workdir")
-  if trained and not anew:
+    raise UserError(f"{message}, or convert the weights again into another workdir")
+  if trained and not begins_anew:
     raise UserError(
-      f"{told}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl "
+      f"{message}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl "
       "under another name"
     )

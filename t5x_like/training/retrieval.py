@@ -120,7 +120,7 @@ class RetrievalStep:
     self._next = at, made, max(parts, wanted)
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[RetrievalStep, StepCost]:
+def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RetrievalStep, StepCost]:
   """Return the steps for batches of texts, and the cost of an update.
 
   Raises:

@@ -173,7 +173,7 @@ def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
     )
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[RolloutStep, StepCost]:
+def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RolloutStep, StepCost]:
   """Return the steps for batches of prompts, and the cost of an update.
 
   Raises:

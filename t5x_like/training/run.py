@@ -57,9 +57,9 @@ class TrainingRun:
     state, step: the current state and its step.
   """
 
-  def __init__(self, made: Assembly, session: Session, restored: RestoredState):
-    self.assembly = made
-    self.config = made.config
+  def __init__(self, assembly: Assembly, session: Session, restored: RestoredState):
+    self.assembly = assembly
+    self.config = assembly.config
     self.session = session
     self.state = restored.state
     self.step = restored.step
@@ -70,7 +70,7 @@ class TrainingRun:
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
-      run_report.introduce(session, made, self._stage.cost, self.step)
+      report.introduce(session, assembly, self._stage.cost, self.step)
     else:
       process.log(
         f"{session.address} is finished at step {self.step}; set "
@@ -102,26 +102,30 @@ class TrainingRun:
 
   def _enter_phase(self) -> None:
     """Compile the step for the current phase and open its batches."""
-    made = self.assembly
-    before = self._stage
-    phase = phases.phase_at(made.phases, self._position)
-    if len(made.phases) > 1:
+    assembly = self.assembly
+    previous = self._stage
+    phase = phases.phase_at(assembly.phases, self._position)
+    if len(assembly.phases) > 1:
       process.log(f"phase {phase.name} from step {self.step}")
-    rows = local_rows(made.parts.rules.batch(), phase.config.batch_size)
+    rows = local_rows(assembly.parts.rules.batch(), phase.config.batch_size)
     self.session.beat("compiling")
-    cutting = phase.task.buckets > 1
-    if before and before.phase is phase:  # as after a rollback
-      step = before.step
-      cost = before.cost
-    elif maker := "buckets" if cutting else made.parts.objective.step_module:
-      step, cost = slots.module(maker, training).compiled(phase.config, made.parts, phase.task)
+    cuts_batches = phase.task.buckets > 1
+    if previous and previous.phase is phase:  # as after a rollback
+      step = previous.step
+      cost = previous.cost
+    elif maker := "buckets" if cuts_batches else assembly.parts.objective.step_module:
+      step, cost = slots.module(maker, training).compile_run_step(
+        phase.config, assembly.parts, phase.task
+      )
     else:
       step, cost = compile_step(
-        phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task)
+        phase.config, assembly.parts, abstract_batch(phase.config, assembly.parts.rules, phase.task)
       )
-    batches = phases.iterate_batches(made.phases, self._position, None if cutting else rows)
+    batches = phases.iterate_batches(
+      assembly.phases, self._position, None if cuts_batches else rows
+    )
     batches, cost_of = (
-      (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
+      (step.cut(batches, rows), step.cost) if cuts_batches else (batches, lambda batch: cost)
     )
     meter = StepMeter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
     self._stage = CompiledPhase(phase, rows, step, cost, meter)
@@ -174,10 +178,10 @@ class TrainingRun:
     values = {
       name: float(value) for name, value in jax.device_get(metrics).items()
     } | self._stage.meter.finish_step()
-    why = refusal_reason(guard, values)
-    if why or step % self.config.log_every == 0 or step == self.config.total_steps:
+    reason = refusal_reason(guard, values)
+    if reason or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
-    if not why:
+    if not reason:
       return True
     if (
       guard.skips
@@ -186,33 +190,35 @@ class TrainingRun:
     ):
       too_many = self._refusals.add(step)
       if too_many is None:
-        process.log(f"step {step}: {why}; this update was left out")
+        process.log(f"step {step}: {reason}; this update was left out")
         return True
-      why = f"{why}, and {too_many}"
+      reason = f"{reason}, and {too_many}"
     if guard.steps and self._rollbacks["times"] < guard.at_most:
-      self._roll_back(step, why)
+      self._roll_back(step, reason)
       return False
     self.session.checkpoints.wait()
-    raise stop_error(why, step, self.session.checkpoints.steps())
+    raise stop_error(reason, step, self.session.checkpoints.steps())
 
-  def _roll_back(self, bad: int, why: str) -> None:
+  def _roll_back(self, refused_step: int, reason: str) -> None:
     """Go back to a regular step, and on with the batches after step `bad`."""
     session = self.session
     session.checkpoints.wait()
     session.check()
     saved = distributed.broadcast_from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
-    to = rollback_target(self.assembly.parts.guard, why, bad, regular)
+    target_step = rollback_target(self.assembly.parts.guard, reason, refused_step, regular)
     times = self._rollbacks["times"] + 1
-    passed = self._rollbacks["batches_passed"] + bad - to
-    restored = restoring.restore(self.assembly, session, to)
-    session.go_back(to, bad, why, passed)
+    batches_passed = self._rollbacks["batches_passed"] + refused_step - target_step
+    restored = restoring.restore(self.assembly, session, target_step)
+    session.go_back(target_step, refused_step, reason, batches_passed)
     self.state = restored.state
     self.step = restored.step
     self._pending = None
-    self._rollbacks = {"times": times, "batches_passed": passed}
+    self._rollbacks = {"times": times, "batches_passed": batches_passed}
     self._read_metrics()
-    process.log(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
+    process.log(
+      f"step {refused_step}: {reason}; back to step {target_step}, and on with the batches of step {refused_step + 1}"
+    )
     self._enter_phase()
 
   def save(self) -> None:
@@ -225,27 +231,27 @@ class TrainingRun:
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
     self._stage.meter.exclude_time(since)
 
-  def evaluate(self, asked: Callable[[], bool] = lambda: False) -> bool:
+  def evaluate(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
     """Run every evaluator on the current parameters and write the results; return False if `asked`
     to stop."""
     since = time.perf_counter()
     session = self.session
 
-    def between() -> bool:
+    def beat_and_ask() -> bool:
       session.beat("evaluating")
-      return asked()
+      return stop_requested()
 
-    groups = self.assembly.evaluation(self.weights, between)
+    groups = self.assembly.evaluation(self.weights, beat_and_ask)
     if groups is None:
       return False
     self._evaluated = (self.step, groups)
     session.check()
     metrics = {}
     samples = []
-    for group, found in groups.items():
-      values = found.metrics | {"seconds": found.seconds}
+    for group, results in groups.items():
+      values = results.metrics | {"seconds": results.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
-      samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
+      samples += [sample | {"task": group, "step": self.step} for sample in results.samples]
     if self._selection:
       self._selection.offer(self.step, metrics, self.weights, session.identity)
     session.write_samples(self.step, samples)
@@ -279,20 +285,20 @@ class TrainingRun:
   def best(self) -> tuple[int, dict[str, GroupResults]] | None:
     """The step that `config.selection` picked and its results; None if the last evaluation here has
     another step."""
-    picked = self._selection and self._selection.best_step
-    return self._evaluated if self._evaluated and self._evaluated[0] == picked else None
+    picked_step = self._selection and self._selection.best_step
+    return self._evaluated if self._evaluated and self._evaluated[0] == picked_step else None
 
   def finish(self) -> None:
     """Wait for the last checkpoint, and write the pictures and the report of a run that is
     evaluated."""
     session = self.session
-    made = self.assembly
+    assembly = self.assembly
     session.wait_for_save()
     session.flush()
     session.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
-    tasks = made.task, made.evaluation.task
-    run_report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
+    tasks = assembly.task, assembly.evaluation.task
+    report.draw(session.workdir, self.config, assembly.parts, self.weights, *tasks, groups)
     if process.is_first():
       page = run_report.write_page(session.workdir, session.address, session.beat)
       if page is not None:

@@ -59,7 +59,7 @@ class SavedModel:
     if self.published is not None:
       return 0, self.published.arrays(self.rules)
     directory = f"{self.workdir}/{folder}"
-    wanted = abstract_params(self.model, self.rules)
+    abstract = abstract_params(self.model, self.rules)
     values = self.config.optimizer
     with Checkpoints(directory) as checkpoints:
       if (
@@ -68,17 +68,17 @@ class SavedModel:
         and values.use_ema
       ):
         restored = checkpoints.restore(
-          lambda saved: nest(ema.averaged_tensors(saved, wanted)), step
+          lambda saved: nest(ema.averaged_tensors(saved, abstract)), step
         )
         named = restored and ema.averaged_params(flatten(restored[1]))
         if named:
-          return restored[0], {name: named[name] for name in wanted}
-      restored = checkpoints.restore({"params": nest(wanted)}, step)
+          return restored[0], {name: named[name] for name in abstract}
+      restored = checkpoints.restore({"params": nest(abstract)}, step)
     if restored is None:
       raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")
-    at, tree, _ = restored
+    restored_step, tree, _ = restored
     named = flatten(tree["params"])
-    return at, {name: named[name] for name in wanted}
+    return restored_step, {name: named[name] for name in abstract}
 
 
 def open_saved_model(
@@ -109,7 +109,7 @@ def find_identity(workdir: str, flag: str) -> dict[str, Any] | None:
   Args:
     flag: the flag or key that gave the workdir, for messages.
   """
-  identity, _ = _look(workdir, flag)
+  identity, _ = _look_up(workdir, flag)
   return identity
 
 
@@ -126,7 +126,7 @@ def identify_model(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
   Raises:
     UserError: there is no trained model, or it is damaged.
   """
-  identity, published = _look(workdir, flag)
+  identity, published = _look_up(workdir, flag)
   if identity is None:
     from t5x_like.interop import hub
 
@@ -134,7 +134,7 @@ def identify_model(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
   return identity, published
 
 
-def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
+def _look_up(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
   trust.check_location(flag, workdir)
   saved = workdirs.read_identity(workdir)
   if saved is not None and not {"model_type", "architecture"} & saved.keys():

@@ -112,12 +112,12 @@ def check_selection(config: ConfigDict, metrics: Collection[str] | None) -> None
 
 def _check_name(metric: str, metrics: Collection[str]) -> None:
   if metric not in metrics:
-    known = (
+    expectation = (
       f"expected one of {', '.join(sorted(metrics))}"
       if metrics
       else ("but config.evals has no evaluator")
     )
     raise UserError(
       f"config.selection.metric: found {slots.format_value(metric)}, "
-      f"{known}{did_you_mean(metric, metrics)}"
+      f"{expectation}{did_you_mean(metric, metrics)}"
     )

@@ -120,14 +120,15 @@ class Session(contextlib.AbstractContextManager):
       self.beat = stack.enter_context(watchdog).beat
       for change in self._changes:
         process.log(f"resuming with a changed config: {change}")
-      self.checkpoints = _checkpoints(f"{address}/checkpoints", config, self.check)
+      self.checkpoints = _open_checkpoints(f"{address}/checkpoints", config, self.check)
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
     rows = workdirs.read_history(self.workdir, self.address)
     identity = workdirs.read_identity(self.workdir, self.address)
     intervals = {
-      _count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]
+      _positive_count(saved_config, "log_every")
+      for saved_config in [identity, *(row.get("config") for row in rows)]
     } - {None}
     return [
       identity,
@@ -145,7 +146,7 @@ class Session(contextlib.AbstractContextManager):
     if (self.workdir / workdirs.IMPORTED_FILE).exists():
       return f"{workdirs.IMPORTED_FILE} says that it holds imported weights"
     last = max((row["step"] for row in self.metrics()), default=0)
-    every = _count(identity and identity.get("checkpoint"), "every")
+    every = _positive_count(identity and identity.get("checkpoint"), "every")
     if every and last > 2 * every:  # a save begins once the one before it is committed
       return f"metrics.jsonl reaches step {last}, and a step was saved every {every}"
     return None
@@ -156,7 +157,12 @@ class Session(contextlib.AbstractContextManager):
     return workdirs.check_identity(saved, self.identity, where, other_optimizer=fresh)
 
   def begin(
-    self, step: int, made: Assembly, loaded: dict[str, Any] | None, back_to: int | None, back: bool
+    self,
+    step: int,
+    assembly: Assembly,
+    loaded: dict[str, Any] | None,
+    requested_step: int | None,
+    goes_back: bool,
   ) -> None:
     """Record a start in the workdir, and open the metrics.
 
@@ -167,26 +173,28 @@ class Session(contextlib.AbstractContextManager):
         start does.
     """
     self.saved = step
-    if back:
+    if goes_back:
       self.checkpoints.set_aside(step, "set_aside")
     if self._primary:
       if loaded:
         workdirs.write_json(self.workdir, "init.json", loaded)
-      if back:
+      if goes_back:
         set_aside(self.workdir)
-      found = process.describe_environment() | made.cores
+      environment = process.describe_environment() | assembly.cores
       workdirs.write_identity(self.workdir, self.identity)
-      workdirs.write_json(self.workdir, "environment.json", found)
-      workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
-      made.task.vocabulary.save(self.workdir / "vocabulary")
+      workdirs.write_json(self.workdir, "environment.json", environment)
+      workdirs.add_start(
+        self.workdir, step, self.identity, self._changes, environment, requested_step
+      )
+      assembly.task.vocabulary.save(self.workdir / "vocabulary")
       self._noted = step > 0
-    past = self.past
-    if not past.intervals:  # config and history are gone, but a checkpoint is there
-      past = dataclasses.replace(past, intervals=[self._config.log_every])
-    self._open_metrics(step, past.expected_last_step(step))
+    past_run = self.past
+    if not past_run.intervals:  # config and history are gone, but a checkpoint is there
+      past_run = dataclasses.replace(past_run, intervals=[self._config.log_every])
+    self._open_metrics(step, past_run.expected_last_step(step))
     self.flush()
 
-  def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
+  def go_back(self, step: int, refused_step: int, reason: str, batches_passed: int) -> None:
     """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and
     record it."""
     self.saved = step
@@ -194,17 +202,18 @@ class Session(contextlib.AbstractContextManager):
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
       workdirs.add_line(
-        self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed}
+        self.workdir,
+        {"rollback": reason, "from": refused_step, "step": step, "batches_passed": batches_passed},
       )
     self._open_metrics(step)
 
-  def _open_metrics(self, step: int, expected: int = 0) -> None:
+  def _open_metrics(self, step: int, expected_last_step: int = 0) -> None:
     name = self.address.rstrip("/").rpartition("/")[2]
     self._writer = MetricsWriter(
       self.workdir,
       resume_step=step,
       primary=self._primary,
-      expected=expected,
+      expected=expected_last_step,
       check=self.check,
       trackers=lambda: [
         tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers
@@ -222,18 +231,18 @@ class Session(contextlib.AbstractContextManager):
 
   def goodput(self, step: int) -> Goodput:
     """Return the goodput of a run that goes on from a step, by its first start and its metrics."""
-    found = (
+    step_times = (
       (row.get("train/seconds_per_step"), row.get("train/data_wait_fraction", 0.0))
       for row in self.metrics()
     )
-    timed = [seconds * (1.0 - waited) for seconds, waited in found if seconds]
+    timed = [seconds * (1.0 - waited) for seconds, waited in step_times if seconds]
     return Goodput(self.past.start_time, sum(timed) / max(1, len(timed)) * step)
 
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
     """Append a line to `metrics.jsonl`."""
     self._writer.write(step, metrics)
-    for told in self.callbacks:
-      told(step, metrics)
+    for callback in self.callbacks:
+      callback(step, metrics)
 
   def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
     """Write the samples of an evaluation, if there are any."""
@@ -291,12 +300,12 @@ class Session(contextlib.AbstractContextManager):
       self.checkpoints.close()
 
 
-def _count(values: Any, key: str) -> int | None:
-  found = values.get(key) if isinstance(values, dict) else None
-  return found if type(found) is int and found > 0 else None
+def _positive_count(values: Any, key: str) -> int | None:
+  number = values.get(key) if isinstance(values, dict) else None
+  return number if type(number) is int and number > 0 else None
 
 
-def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
+def _open_checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
   options = {
     key: config.checkpoint[key]
     for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")

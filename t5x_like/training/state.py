@@ -54,9 +54,9 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   opt_axes = state_axes(opt_state, params.named_params(model))
 
   def split(leaf, axes):
-    named = zip(rules.optimizer_axes(axes), leaf.shape)
+    rule_axes = zip(rules.optimizer_axes(axes), leaf.shape)
     # squares (SOAP) may not divide
-    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in named)
+    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in rule_axes)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(even))
 
   return TrainState(
@@ -91,14 +91,14 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
     like: an abstract state of the same structure.
   """
   named = flatten(tree)
-  own = shardings(like)
+  own_shardings = shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
   watch = guard.new_loss_record() | {
     name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named
   }
   missing = to_named(like.opt_state).keys() - named.keys()
   if missing and all(name.startswith("ema/") for name in missing):
-    begin = jax.jit(
+    begin_mean = jax.jit(
       lambda params: {
         name: x for name, x in to_named(optimizer.init(params)).items() if name in missing
       },
@@ -106,14 +106,14 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
         name: x.sharding for name, x in to_named(like.opt_state).items() if name in missing
       },
     )
-    named |= begin(params)
+    named |= begin_mean(params)
     missing = set()
   if not missing:
     opt_state = from_named(named, like.opt_state)
   else:
-    opt_state = jax.jit(optimizer.init, out_shardings=own.opt_state)(params)
+    opt_state = jax.jit(optimizer.init, out_shardings=own_shardings.opt_state)(params)
   return TrainState(
-    named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own.watch)(watch)
+    named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own_shardings.watch)(watch)
   )
 
 

@@ -68,7 +68,7 @@ def make_step(
         jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))
       ), None
 
-    parts = jax.tree.map(lambda x: _split(x, accumulation_steps, rules), batch)
+    parts = jax.tree.map(lambda x: _split_batch(x, accumulation_steps, rules), batch)
     one = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(
       lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key)
@@ -109,7 +109,7 @@ def make_step(
   return step
 
 
-def _split(x: jax.Array, parts: int, rules: Rules) -> jax.Array:
+def _split_batch(x: jax.Array, parts: int, rules: Rules) -> jax.Array:
   """Reshape [B, ...] to [parts, B / parts, ...]; every device keeps the rows it already holds."""
   x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
   return jax.lax.with_sharding_constraint(x, rules.sharding((None, "batch")))

@@ -80,13 +80,13 @@ def options_for_chip(device_kind: str, environment: Mapping[str, str]) -> dict[s
   options = next(
     (options for kind, options in OPTIONS.items() if re.fullmatch(kind, device_kind)), ()
   )
-  own = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
-  taken = set(re.findall(r"--(\w+)", own))
-  return {option.name: option.value for option in options if option.name not in taken}
+  user_flags = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
+  user_options = set(re.findall(r"--(\w+)", user_flags))
+  return {option.name: option.value for option in options if option.name not in user_options}
 
 
 def compile_for_chip(
-  lowered: jax.stages.Lowered, device_kind: str, **more: str | bool
+  lowered: jax.stages.Lowered, device_kind: str, **extra_options: str | bool
 ) -> tuple[jax.stages.Compiled, dict[str, str]]:
   """Compile for a chip and return (the program, the options that it was compiled with).
 
@@ -96,7 +96,7 @@ def compile_for_chip(
   options = options_for_chip(device_kind, os.environ)
   while True:
     try:
-      return lowered.compile({**options, **more}), options
+      return lowered.compile({**options, **extra_options}), options
     except jax.errors.JaxRuntimeError as error:
       unknown = _UNKNOWN.search(str(error))
       if unknown is None or options.pop(unknown[1], None) is None:

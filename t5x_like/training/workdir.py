@@ -86,12 +86,12 @@ def read_identity(workdir, address=None) -> dict[str, Any] | None:
   content = _content(workdir, IDENTITY_FILE, path)
   try:
     if content is not None:
-      found = json.loads(content)
-      if not isinstance(found, dict):
+      record = json.loads(content)
+      if not isinstance(record, dict):
         raise ValueError("not a JSON object")
-      signature = found.pop(trust.SIGNATURE, None)
-      trust.record_file(path, found, address or workdir, trust.is_signed(found, signature))
-      return found
+      signature = record.pop(trust.SIGNATURE, None)
+      trust.record_file(path, record, address or workdir, trust.is_signed(record, signature))
+      return record
     damage = "missing"
   except (ValueError, RecursionError) as error:
     damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
@@ -120,9 +120,9 @@ def read_imported(workdir) -> dict[str, Any] | None:
     content = (as_path(workdir) / IMPORTED_FILE).read()
     if content is None:
       return None
-    found = json.loads(content)
-    trust.record_file(f"{workdir}/{IMPORTED_FILE}", found, workdir)
-    return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
+    record = json.loads(content)
+    trust.record_file(f"{workdir}/{IMPORTED_FILE}", record, workdir)
+    return {"model": dict(record["model"]), "vocabulary": str(record["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
       f"{workdir}/{IMPORTED_FILE}: damaged ({one_line(error)}); convert the weights into a new workdir"
@@ -157,10 +157,10 @@ def check_identity(
   before = config_lib.flatten(redact_config(saved))
   now = config_lib.flatten(redact_config(as_saved))
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
-  found = before.get(f"fingerprints.{_EDITION}", 1)
-  if edition is not None and found != edition:
+  record = before.get(f"fingerprints.{_EDITION}", 1)
+  if edition is not None and record != edition:
     raise UserError(
-      f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes "
+      f"{workdir}: holds a run on data of edition {record}, and this version of t5x_like makes "
       f"edition {edition}, other "
       "batches at every step; finish the run with the version that began it, or begin a new one "
       "in another --workdir"
@@ -301,10 +301,10 @@ def _config(rows: Rows) -> dict[str, Any] | None:
   """Return the content of `config.json` at the last start; None if no line has it, or its digest
   differs."""
   starts = [row for row in rows if "config_digest" in row]
-  found = next(
+  record = next(
     (row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None
   )
-  return found if found is not None and _digest(found) == starts[-1]["config_digest"] else None
+  return record if record is not None and _digest(record) == starts[-1]["config_digest"] else None
 
 
 def add_start(

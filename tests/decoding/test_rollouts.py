@@ -14,7 +14,7 @@ from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._rollouts import completion_log_probabilities
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.rollouts import answering, compiled
+from t5x_like.training.rollouts import answering, compile_run_step
 from tests.models.families import Case, model, shrunk
 
 B = 4
@@ -145,4 +145,4 @@ def test_prompts_mix_if_their_lengths_agree(tmp_path):
   with pytest.raises(
     UserError, match="config.task.parts.sums: found another length of .* expected the same"
   ):
-    compiled(ConfigDict({"evals": {}}), None, mixed(new_tokens=4))
+    compile_run_step(ConfigDict({"evals": {}}), None, mixed(new_tokens=4))

@@ -36,7 +36,7 @@ def test_lengths_are_shares_of_a_row():
 def test_every_token_is_kept_and_little_padding(longest, length):
   tokens = rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
-  found = buckets.cut(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
+  found = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
   assert {name: x.shape for name, x in found.items()} == {
     "encoder_input_tokens": (2, length),
     "encoder_token_types": (2, length),
@@ -56,7 +56,7 @@ def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targ
   segments = {"encoder_segment_ids": (batch["encoder_input_tokens"] != PAD).astype(np.int32)}
   for more in ({}, segments):
     features = {name: buckets.Feature(x.shape[1:], "int32") for name, x in (batch | more).items()}
-    found = buckets.cut(batch | more, features, 4, PAD)
+    found = buckets.cut_batch(batch | more, features, 4, PAD)
     assert all(x.shape[1] == shape[name.startswith("decoder")] for name, x in found.items())
 
 

@@ -135,7 +135,7 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
 
   plain, plain_abstract, plain_saved = state(adam, moved)
   averaged, averaged_abstract, averaged_saved = state(both, both.init(arrays))
-  wanted = restoring._wanted(plain_saved, averaged_abstract, False)
+  wanted = restoring._tensors_to_restore(plain_saved, averaged_abstract, False)
   assert flatten(wanted).keys() == plain_saved.keys()
   found = from_tree(to_tree(plain), averaged_abstract, both)
   named = to_named(found.opt_state)
@@ -146,9 +146,10 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
     and np.abs(before["adam/mu/a"]).max() > 0
   )
   assert (
-    flatten(restoring._wanted(averaged_saved, plain_abstract, False)).keys() == plain_saved.keys()
+    flatten(restoring._tensors_to_restore(averaged_saved, plain_abstract, False)).keys()
+    == plain_saved.keys()
   )
   assert (
-    flatten(restoring._wanted(averaged_saved, averaged_abstract, False)).keys()
+    flatten(restoring._tensors_to_restore(averaged_saved, averaged_abstract, False)).keys()
     == averaged_saved.keys()
   )

@@ -7,7 +7,7 @@ import optax
 from t5x_like.training.tunings import Named
 
 
-def scaled(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
+def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
   """Return the optimizer, each parameter's update multiplied by its scale, one for all or for each
   layer."""
 

@@ -4,7 +4,7 @@ import fnmatch
 
 from t5x_like.errors import UserError
 from t5x_like.training.tunings import Tuning
-from t5x_like.training.tunings._scaled import scaled
+from t5x_like.training.tunings._scaled import scale_updates
 
 
 def make(*, rates: dict = {}) -> Tuning:
@@ -31,9 +31,9 @@ def make(*, rates: dict = {}) -> Tuning:
       name: [rate for pattern, rate in rates.items() if fnmatch.fnmatchcase(name, pattern)]
       for name in named
     }
-    return {name: found[-1] if found else 1.0 for name, found in fitting.items()}
+    return {name: matched[-1] if matched else 1.0 for name, matched in fitting.items()}
 
   return Tuning(
-    scale_rates=lambda optimizer, named: scaled(optimizer, of(named)),
+    scale_rates=lambda optimizer, named: scale_updates(optimizer, of(named)),
     trained_names=lambda named: [name for name, rate in of(named).items() if rate],
   )

@@ -11,11 +11,11 @@ def make(*, also: tuple[str, ...] = ()) -> Tuning:
   `also`."""
 
   def trained(named):
-    found = [name for name in named if name.startswith((*_HEADS, *also))]
-    if not found:
+    names = [name for name in named if name.startswith((*_HEADS, *also))]
+    if not names:
       raise UserError(
         "config.tuning: the model has no head to train alone; set --config.tuning.name=all"
       )
-    return found
+    return names
 
   return Tuning(trained_names=trained)

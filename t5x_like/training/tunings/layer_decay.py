@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.training.tunings import Tuning
-from t5x_like.training.tunings._scaled import scaled
+from t5x_like.training.tunings._scaled import scale_updates
 
 _HEADS = {"head", "scores", "projection"}
 _INPUTS = {
@@ -47,7 +47,7 @@ def make(*, rate: float = 0.9) -> Tuning:
     raise UserError(f"config.tuning.rate: found {rate}, expected above 0 and at most 1")
 
   def rates(optimizer, named):
-    return scaled(
+    return scale_updates(
       optimizer, {name: rate**below for name, below in layers_below_heads(named).items()}
     )
 
