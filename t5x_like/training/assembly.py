@@ -1,8 +1,7 @@
-"""Assemble a run: its tasks, parts and evaluators, checked against each other, the data and this
-machine.
+"""Assemble the tasks, parts and evaluators of a run, and check that they fit each other.
 
-All of it follows from the config alone, and comes before a workdir is touched, a step is compiled
-or weights are read.
+Everything follows from the config alone, before a workdir is touched, a step is compiled or weights
+are read.
 """
 
 import dataclasses
@@ -18,6 +17,7 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
+from t5x_like.data.features import Features
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.runtime import process
@@ -31,12 +31,14 @@ from t5x_like.training.resolve import padded_vocab_size
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-  """All of a run but its state and its workdir.
+  """The parts of a run, without its state and its workdir.
 
   Attributes:
-    config: resolved, with the special ids of the data's vocabulary and the number of its classes.
-    phases: with their tasks, in order.
+    config: the resolved config, with the special ids and the number of classes of the data.
+    phases: the phases with their tasks, in order.
+    parts: the parts of a step.
     cores: the model's attention cores by place.
+    evaluation: the evaluators of `config.evals`.
   """
 
   config: ConfigDict
@@ -60,7 +62,7 @@ class Assembly:
 
 
 def assemble(config: ConfigDict, workdir: str) -> Assembly:
-  """Make the objects of a run, and check that they fit.
+  """Build the objects of a run, and check that they fit.
 
   Args:
     config: resolved.
@@ -69,24 +71,27 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  phase_list = phases.build_phases(
-    config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given)
-  )
-  vocabulary = phase_list[-1].task.vocabulary
+
+  def build_task(arguments: dict[str, Any]):
+    return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
+
+  run_phases = phases.build_phases(config, build_task)
+  main_task = run_phases[-1].task
+  vocabulary = main_task.vocabulary
   if config.init or config.teacher or workdirs.read_imported(workdir):
     from t5x_like.training import warm_start
 
     warm_start.check_sources(config, vocabulary, workdir)
-  config = fill_class_count(with_tokens(config, vocabulary), len(phase_list[-1].task.classes))
+  config = fill_class_count(with_tokens(config, vocabulary), len(main_task.classes))
   parts = build_parts(config)
   check_vocabulary(config, vocabulary)
-  for phase in phase_list:
+  for phase in run_phases:
     cores = check_task(phase.config, parts, phase.task)
-  check_sizes(config, parts, phase_list)
+  check_sizes(config, parts, run_phases)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
   if config.selection:
     selection.check_selection(config, evaluation.metrics())
-  return Assembly(config, phase_list, parts, cores, evaluation)
+  return Assembly(config, run_phases, parts, cores, evaluation)
 
 
 def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
@@ -95,67 +100,87 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   Args:
     task: a `data.task.Task`, or a stand-in with its name and features.
   Returns:
-    The model's attention cores by place, see `cores.describe_cores`; none for models without attention.
+    The model's attention cores by place, see `cores.describe_cores`; empty for models without
+    attention.
   Raises:
     UserError: naming the missing feature or output, and a choice that fits.
   """
+  _check_features(config, parts, task)
   objective = parts.objective
-  name = config.objective.name
-  model = config.model.name
-  makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
-  several = any(
-    len(x.shape) == 2 for feature, x in task.features.items() if feature.endswith("_input_tokens")
-  )
-  fitting = [
-    other
-    for other in slots.names(t5x_like.objectives)
-    if not (
-      found := slots.find("config.objective", other, t5x_like.objectives, "Objective")
-    ).missing_features(task.features)
-    and parts.model.REQUIRED_FEATURES[-1] in found.model_inputs
-    and found.multi_row == several
-  ]
-  choose = (
-    f"choose another task or the objective {' or '.join(fitting)}"
-    if fitting
-    else ("choose another task")
-  )
-  if lacking := objective.missing_features(task.features):
-    advice = objective.advice or choose
-    raise UserError(f"config.objective: {name} needs the feature {lacking[0]!r}, {makes}; {advice}")
-  if objective.multi_row != several:
-    rows = ("one row", "several rows")
-    raise UserError(
-      f"config.objective: {name} needs examples of {rows[objective.multi_row]}, but task "
-      f"{config.task.name} makes {rows[several]} for each; {choose}"
-    )
-  for feature in parts.model.REQUIRED_FEATURES:
-    if feature not in task.features:
-      raise UserError(
-        f"config.model: {model} needs the feature {feature!r}, {makes}; choose "
-        "another model or task"
-      )
-  if parts.model.REQUIRED_FEATURES[-1] not in objective.model_inputs:
-    raise UserError(
-      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.model_inputs)}, "
-      f"but {model}'s are for {parts.model.REQUIRED_FEATURES[-1]}; {choose}"
-    )
   objective.check(parts.model, task.features)
-  with record_cores() as used, parts.rules.activate():
+  batch = abstract_batch(config, parts.rules, task)
+  with record_cores() as used_cores, parts.rules.activate():
     outputs = jax.eval_shape(
-      lambda m, b: m(objective.model_rows(b)),
-      parts.model,
-      abstract_batch(config, parts.rules, task),
+      lambda model, batch: model(objective.model_rows(batch)), parts.model, batch
     )
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
       raise UserError(
-        f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} "
-        f"with model {model}; choose another --config.model.head, model or objective"
+        f"config.objective: {config.objective.name} needs the output {output!r} with {axes} axes, "
+        f"found {found} with model {config.model.name}; choose another --config.model.head, model "
+        "or objective"
       )
   check_class_count(config, objective, outputs, task)
-  return describe_cores(used)
+  return describe_cores(used_cores)
+
+
+def _check_features(config: ConfigDict, parts: Parts, task) -> None:
+  """Check that a task has the features that the objective and the model need; raise UserError."""
+  objective = parts.objective
+  objective_name = config.objective.name
+  model_name = config.model.name
+  model_output = parts.model.NEEDS[-1]
+  task_makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
+  has_rows = _has_several_rows(task.features)
+  fitting = _fitting_objectives(task.features, model_output, has_rows)
+  choose = "choose another task"
+  if fitting:
+    choose += f" or the objective {' or '.join(fitting)}"
+  missing = objective.missing_features(task.features)
+  if missing:
+    advice = objective.advice or choose
+    raise UserError(
+      f"config.objective: {objective_name} needs the feature {missing[0]!r}, {task_makes}; {advice}"
+    )
+  if objective.multi_row != has_rows:
+    needed, made = (
+      ("several rows", "one row") if objective.multi_row else ("one row", "several rows")
+    )
+    raise UserError(
+      f"config.objective: {objective_name} needs examples of {needed}, but task "
+      f"{config.task.name} makes {made} for each; {choose}"
+    )
+  for feature in parts.model.NEEDS:
+    if feature not in task.features:
+      raise UserError(
+        f"config.model: {model_name} needs the feature {feature!r}, {task_makes}; choose "
+        "another model or task"
+      )
+  if model_output not in objective.model_inputs:
+    raise UserError(
+      f"config.objective: {objective_name} needs a model with outputs for "
+      f"{' or '.join(objective.model_inputs)}, but {model_name}'s are for {model_output}; {choose}"
+    )
+
+
+def _has_several_rows(features: Features) -> bool:
+  """Return whether an example has several rows of input tokens, as of the options of a question."""
+  for name, feature in features.items():
+    if name.endswith("_input_tokens") and len(feature.shape) == 2:
+      return True
+  return False
+
+
+def _fitting_objectives(features: Features, model_output: str, has_rows: bool) -> list[str]:
+  """Return the names of the objectives that accept these features and a model's output."""
+  names = []
+  for name in slots.names(t5x_like.objectives):
+    objective = slots.find("config.objective", name, t5x_like.objectives, "Objective")
+    accepts_model = model_output in objective.model_inputs and objective.multi_row == has_rows
+    if accepts_model and not objective.missing_features(features):
+      names.append(name)
+  return names
 
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
@@ -169,8 +194,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
 
 
 def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
-  """Return the config with the special ids of the data's vocabulary, where they differ from the
-  variant's.
+  """Return the config with the special ids of the vocabulary that differ from the variant's.
 
   Raises:
     UserError: the config has ids by which the model would read the data wrongly.
@@ -178,7 +202,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   if "tokens" not in config.model:
     return config
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  sides = [feature.partition("_")[0] for feature in model_class.REQUIRED_FEATURES]
+  sides = [feature.partition("_")[0] for feature in model_class.NEEDS]
   vocabulary_ids = {
     "pad": vocabulary.pad_id,
     "start": vocabulary.decoder_start_id,
@@ -189,28 +213,30 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   elif sides == ["encoder"]:
     vocabulary_ids |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
   variant_tokens = slots.resolve_variant(model_class, config.model).tokens
-  recipe_tokens = config.model.tokens.to_dict()
-  slots.replace_fields("config.model.tokens", variant_tokens, recipe_tokens)
+  recipe_ids = config.model.tokens.to_dict()
+  slots.replace_fields("config.model.tokens", variant_tokens, recipe_ids)
   required = ("pad",) if len(sides) == 1 else tuple(vocabulary_ids)
   for key in required:
-    if key in recipe_tokens and recipe_tokens[key] != vocabulary_ids[key]:
+    if key in recipe_ids and recipe_ids[key] != vocabulary_ids[key]:
       raise UserError(
-        f"config.model.tokens.{key}: found {recipe_tokens[key]}, but the vocabulary of the data has "
+        f"config.model.tokens.{key}: found {recipe_ids[key]}, but the vocabulary of the data has "
         f"{vocabulary_ids[key]}; leave it out: special ids come from the vocabulary"
       )
-  ids = {
-    key: i for key, i in vocabulary_ids.items() if key in required or i is not None
-  } | recipe_tokens
-  changed = ConfigDict(config.to_dict())
-  changed.model.tokens = ConfigDict(
-    {key: i for key, i in ids.items() if i != getattr(variant_tokens, key)}
-  )
-  return changed
+  ids = {}
+  for key, token_id in vocabulary_ids.items():
+    if key in required or token_id is not None:
+      ids[key] = token_id
+  ids |= recipe_ids
+  changed_ids = {key: i for key, i in ids.items() if i != getattr(variant_tokens, key)}
+  completed = ConfigDict(config.to_dict())
+  completed.model.tokens = ConfigDict(changed_ids)
+  return completed
 
 
 def check_sizes(config: ConfigDict, parts: Parts, run_phases: Sequence[phases.Phase]) -> None:
-  """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in
-  a step.
+  """Refuse a state or a batch that no memory here holds.
+
+  A state that barely fits may still run out of memory in a step.
 
   Raises:
     UserError: naming the object, its size, and the memory.
@@ -218,32 +244,34 @@ def check_sizes(config: ConfigDict, parts: Parts, run_phases: Sequence[phases.Ph
   leaves = jax.tree.leaves((parts.state.params, parts.state.opt_state))
   device = parts.rules.mesh.devices.flat[0]
   memory = _device_memory(device)
-  need = sum(_bytes(x.sharding.shard_shape(x.shape), x.dtype) for x in leaves)
+  state_bytes = sum(_bytes(x.sharding.shard_shape(x.shape), x.dtype) for x in leaves)
   if device.platform == "cpu":
-    need *= jax.local_device_count()
-  if need > memory:
+    state_bytes *= jax.local_device_count()
+  if state_bytes > memory:
     raise UserError(
-      f"config.model: its parameters and their optimizer take {format_gib(need)}, and there are "
-      f"{format_gib(memory)} of memory; choose a smaller --config.model.variant or sizes, or more "
-      "devices"
+      f"config.model: its parameters and their optimizer take {_format_gib(state_bytes)}, and "
+      f"there are {_format_gib(memory)} of memory; choose a smaller --config.model.variant or "
+      "sizes, or more devices"
     )
-  host = _host_memory()
+  host_memory = _host_memory()
   for phase in run_phases:
     rows = phase.config.batch_size
-    features = phase.task.features.values()
-    need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
-    if need > host:
+    row_bytes = sum(_bytes(x.shape, x.dtype) for x in phase.task.features.values())
+    batch_bytes = rows * row_bytes // jax.process_count()
+    if batch_bytes > host_memory:
       raise UserError(
         f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes "
-        f"{format_gib(need)} of the {format_gib(host)} of this machine; choose a smaller batch or shorter "
-        "rows"
+        f"{_format_gib(batch_bytes)} of the {_format_gib(host_memory)} of this machine; choose a "
+        "smaller batch or shorter rows"
       )
 
 
 def _device_memory(device) -> int:
-  """Return the bytes of a device, or of the host if it does not tell."""
-  stats = (device.memory_stats() or {}) if device.platform != "cpu" else {}
-  return stats.get("bytes_limit") or _host_memory()
+  """Return the bytes of a device's memory, or of the host's if the device does not say."""
+  stats = None
+  if device.platform != "cpu":
+    stats = device.memory_stats()
+  return (stats or {}).get("bytes_limit") or _host_memory()
 
 
 def _host_memory() -> int:
@@ -254,5 +282,5 @@ def _bytes(shape: tuple[int, ...], dtype) -> int:
   return math.prod(map(int, shape)) * jax.numpy.dtype(dtype).itemsize
 
 
-def format_gib(size: int) -> str:
+def _format_gib(size: int) -> str:
   return f"{size / 2**30:,.1f} GiB"

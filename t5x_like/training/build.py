@@ -1,5 +1,4 @@
-"""Build the parts of a step from a resolved config: mesh, rules, model, optimizer, objective and
-abstract state."""
+"""Build the parts of a train step from a resolved config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -29,12 +28,18 @@ _ADAPTERS = 1  # folded into the key of the model's parameters
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """The parts of a step.
+  """The parts of a train step.
 
   Attributes:
-    model: the abstract model; `make_model(key)` makes a concrete one.
+    model: the abstract model.
+    make_model: `key -> model`; makes a concrete one.
+    objective: `(model, batch, key) -> (loss sum, sums)`.
+    optimizer: the optimizer of the trained parameters.
+    schedule: the learning rate by step.
+    rules: the mesh and the sharding rules.
     state: the abstract state, with shardings.
-    trained: names of the parameters that are trained, None if all are.
+    guard: the policy for updates that are refused.
+    trained: names of the trained parameters; None if all are trained.
   """
 
   model: nnx.Module
@@ -58,9 +63,8 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
     UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide
       over it.
   """
-  phases = config_lib.phases_in_order(config)
   rules = Rules.from_config(config, devices)
-  for name, _, _, batch_size in phases:
+  for name, _, _, batch_size in config_lib.ordered_phases(config):
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = build_model(config)
   named = params.named_params(model)
@@ -78,7 +82,7 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
       f"--config.objective.chunks={config.accumulation_steps}"
     )
   guard = slots.make("config.guard", config.guard, GUARDS)
-  check_guard_reach(config, guard)
+  _check_guard_reach(config, guard)
   state = abstract_state(model, optimizer, rules)
   if guard.skips:
     optimizer = skip_refused_updates(optimizer)
@@ -97,73 +101,80 @@ def build_objective(config: ConfigDict) -> Callable:
 
 
 def build_model(config: ConfigDict):
-  """Return (the abstract model, `key -> model`), with the adapters and the reference that the
-  config asks for."""
-  tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  objective = build_objective(config)
-
+  """Return (the abstract model, `key -> model`), with adapters and a reference where asked for."""
   from t5x_like.training.tunings import lora
 
-  def bare(key, slot="model", values=config.model):
+  tuning = _build_tuning(config)
+  objective = build_objective(config)
+
+  def make_bare_model(key, slot="model", values=config.model):
     return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
 
   def make_model(key):
-    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
+    adapter_key = jax.random.fold_in(key, _ADAPTERS)
+    model = tuning.adapt(make_bare_model(key), adapter_key, config.model)
     if objective.teacher:
-      model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif objective.needs_reference and not lora.alone(model, tune):
-      model.reference = bare(key)
+      model.reference = make_bare_model(key, "teacher.model", config.teacher.model)
+    elif objective.needs_reference and not lora.trains_adapters_only(model, tuning):
+      model.reference = make_bare_model(key)
     return objective.extend_model(model, key)
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 
 
+def _build_tuning(config: ConfigDict) -> tunings.Tuning:
+  return slots.make("config.tuning", config.tuning, tunings, "make")
+
+
 def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
-  """Return (the optimizer of the parameters that are trained, their names or None for all)."""
+  """Return (the optimizer of the trained parameters, their names or None for all).
+
+  Args:
+    named: the model's parameters by name.
+  """
   arguments = {
-    k: v
-    for k, v in config.optimizer.to_dict().items()
-    if not hasattr(config_lib.OptimizerMemory, k)
+    key: value
+    for key, value in config.optimizer.to_dict().items()
+    if not hasattr(config_lib.OptimizerMemory, key)
   }
-  inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
-  optimizer = update_layerwise(inner, {name: p.axes for name, p in named.items()})
+  optimizer = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
+  optimizer = update_layerwise(optimizer, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  optimizer = with_upper_bounds(
-    tune.scale_rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
-  )
-  if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
+  tuning = _build_tuning(config)
+  upper_bounds = {name: p.most for name, p in named.items() if hasattr(p, "most")}
+  optimizer = with_upper_bounds(tuning.scale_rates(optimizer, named), upper_bounds)
+  fixed_steps = {name: p.step for name, p in named.items() if hasattr(p, "step")}
+  if fixed_steps:
     from t5x_like.training.sign_steps import with_sign_steps
 
-    optimizer = with_sign_steps(optimizer, steps)
+    optimizer = with_sign_steps(optimizer, fixed_steps)
   optimizer = with_average(optimizer, schedule, config.optimizer)
-  trained = [
-    n
-    for n in tune.trained_names(named)
-    if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))
-  ]
+  trained = []
+  for name in tuning.trained_names(named):
+    if not name.startswith(REFERENCE) and not hasattr(named[name], "fixed"):
+      trained.append(name)
   if len(trained) == len(named):
     return optimizer, None
   return tunings.freeze_others(optimizer, trained), frozenset(trained)
 
 
-def check_guard_reach(config: ConfigDict, guard: Guard) -> None:
-  """Check that a step to go back to is always kept; raise UserError."""
+def _check_guard_reach(config: ConfigDict, guard: Guard) -> None:
+  """Check that checkpoints reach back as far as the guard goes; raise UserError."""
   max_steps_back = (config.checkpoint.keep_last - 1) * config.checkpoint.every
   if guard.steps > max_steps_back:
     raise UserError(
-      f"config.guard.steps: found {guard.steps}, expected at most {max_steps_back}, (checkpoint.keep_last - "
-      "1) * checkpoint.every, as a step that far back must still be there; raise "
-      "--config.checkpoint.keep_last"
+      f"config.guard.steps: found {guard.steps}, expected at most {max_steps_back}, "
+      "(checkpoint.keep_last - 1) * checkpoint.every, as a step that far back must still be there; "
+      "raise --config.checkpoint.keep_last"
     )
 
 
 def abstract_batch(config: ConfigDict, rules: Rules, task) -> dict[str, jax.ShapeDtypeStruct]:
   """Return shapes, dtypes and sharding of the global batch of a task."""
-  return {
-    name: jax.ShapeDtypeStruct(
-      (config.batch_size, *feature.shape), feature.dtype, sharding=rules.batch()
-    )
-    for name, feature in task.features.items()
-  }
+  sharding = rules.batch()
+  batch = {}
+  for name, feature in task.features.items():
+    shape = (config.batch_size, *feature.shape)
+    batch[name] = jax.ShapeDtypeStruct(shape, feature.dtype, sharding=sharding)
+  return batch

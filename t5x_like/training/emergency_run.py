@@ -1,5 +1,4 @@
-"""A run that keeps emergency copies of its state (`config.checkpoint.emergency`); see
-`checkpoints/emergency.py`."""
+"""A run that writes emergency copies of its state, see `checkpoints/emergency.py`."""
 
 import time
 
@@ -9,18 +8,19 @@ from t5x_like.training.state import to_tree
 
 
 class EmergencyRun(TrainingRun):
-  """A `TrainingRun` whose state is kept near each host, every few steps, before the next one is
-  dispatched."""
+  """A `TrainingRun` that copies its state near each host before some steps are dispatched."""
 
   def __init__(self, assembly, session, restored):
     super().__init__(assembly, session, restored)
-    self._kept = restored.step
+    self._copied_step = restored.step
 
   def advance(self) -> bool:
-    due = self.step % self.config.checkpoint.emergency.every == 0 and self.step != self._kept
-    return (not due or self._keep()) and super().advance()
+    is_due = self.step % self.config.checkpoint.emergency.every == 0
+    if is_due and self.step != self._copied_step and not self._save_copy():
+      return False
+    return super().advance()
 
-  def _keep(self) -> bool:
+  def _save_copy(self) -> bool:
     """Start a copy of this step; return False after a rollback."""
     if not self.drain():
       return False
@@ -29,6 +29,6 @@ class EmergencyRun(TrainingRun):
     check_unchanged()
     metadata = self.session.identity | {"rollbacks": self._rollbacks}
     self.session.checkpoints.save_copy(self.step, to_tree(self.state), metadata, self.session.flush)
-    self._stage.meter.exclude_time(since)
-    self._kept = self.step
+    self._compiled_phase.meter.exclude_time(since)
+    self._copied_step = self.step
     return True

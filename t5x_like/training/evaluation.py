@@ -75,105 +75,123 @@ class Evaluation:
   def __init__(
     self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None
   ):
-    from t5x_like.data import loader  # tensorflow: only where data is read
-
-    own_task = {"name": None} | config.task.to_dict()
-    batch_size = config.batch_size
-    settings: dict[str, EvalContext] = {}
-
-    def setting(slot: str, values: dict[str, Any], split: str) -> EvalContext:
-      key = json.dumps([values, split], sort_keys=True)
-      if key not in settings:
-        arguments = dict(values)
-        task = process.build_task(slot, arguments.pop("name"), split, arguments)
-        if task.num_examples < 1:
-          raise UserError(
-            f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split"
-          )
-
-        def batches(max_examples: int | None) -> Iterator:
-          return loader.eval_batches(
-            task,
-            batch_size=batch_size,
-            rows=local_rows(rules.batch(), batch_size),
-            max_examples=max_examples,
-          )
-
-        vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
-        on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = EvalContext(
-          model, objective, task, batches, batch_size, rules, on, vocabulary, self._beat, split
-        )
-      return settings[key]
-
-    self._asked: Callable[[], bool] = lambda: False
-    self.task = setting("task", own_task, config.eval_split).task
+    self._config = config
+    self._model = model
+    self._objective = objective
+    self._rules = rules
+    self._run_task = {"name": None} | config.task.to_dict()
+    self._contexts: dict[str, EvalContext] = {}
+    self._stop_requested: Callable[[], bool] = lambda: False
+    self.task = self._context("task", self._run_task, config.eval_split).task
     self._instances = {}
     for name in _select_instances(config.evals.to_dict(), only):
-      where = f"config.evals.{name}"
-      values = config.evals[name].to_dict()
-      if name == self.task.name:
-        raise UserError(
-          f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use "
-          "another name"
-        )
-      changes = values.pop("task")
-      split = values.pop("split") or config.eval_split
-      made = setting(
-        f"evals.{name}.task",
-        changes if "name" in changes else config_lib.change_task(own_task, changes),
-        split,
-      )
-      # for zero-shot
-      labels = "image" in made.task.features and made.task.classes and not self.task.classes
-      if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not labels:
-        raise UserError(
-          f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
-        )
-      evaluator = slots.make(where, values, evals, "Evaluator", context=made)
-      usual = name == values["name"] and made.task is self.task
-      self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
+      self._instances[name] = self._build_instance(name)
     self._check_names()
 
+  def _context(self, slot: str, values: dict[str, Any], split: str) -> EvalContext:
+    """Return the context of evaluators on a task and split, built once.
+
+    Args:
+      slot: the key of the task, for messages.
+      values: the task's name and arguments.
+    """
+    from t5x_like.data import loader  # tensorflow: only where data is read
+
+    key = json.dumps([values, split], sort_keys=True)
+    if key in self._contexts:
+      return self._contexts[key]
+    arguments = dict(values)
+    task = process.build_task(slot, arguments.pop("name"), split, arguments)
+    if task.num_examples < 1:
+      raise UserError(
+        f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split"
+      )
+    batch_size = self._config.batch_size
+    rows = local_rows(self._rules.batch(), batch_size)
+
+    def batches(max_examples: int | None) -> Iterator:
+      return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=max_examples)
+
+    def on_split(other_split: str) -> EvalContext:
+      return self._context(slot, values, other_split)
+
+    vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
+    self._contexts[key] = EvalContext(
+      self._model,
+      self._objective,
+      task,
+      batches,
+      batch_size,
+      self._rules,
+      on_split,
+      vocabulary,
+      self._beat,
+      split,
+    )
+    return self._contexts[key]
+
+  def _build_instance(self, name: str) -> tuple[str, str, str, Callable]:
+    """Return (group, task name, split, evaluator) of an instance of `config.evals`."""
+    where = f"config.evals.{name}"
+    values = self._config.evals[name].to_dict()
+    if name == self.task.name:
+      raise UserError(
+        f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use "
+        "another name"
+      )
+    task_values = values.pop("task")
+    if "name" not in task_values:
+      task_values = config_lib.change_task(self._run_task, task_values)
+    split = values.pop("split") or self._config.eval_split
+    context = self._context(f"evals.{name}.task", task_values, split)
+    task = context.task
+    # for zero-shot
+    are_labels = "image" in task.features and task.classes and not self.task.classes
+    if task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not are_labels:
+      raise UserError(
+        f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
+      )
+    evaluator = slots.make(where, values, evals, "Evaluator", context=context)
+    is_default = name == values["name"] and task is self.task
+    group = self.task.name if is_default else name
+    return group, task.name, split, evaluator
+
   def metrics(self) -> list[str] | None:
-    """Return the names of all metrics that may be written; None if an evaluator from elsewhere
-    tells none."""
-    instances = self._instances.values()
-    if not all(hasattr(evaluator, "metric_names") for *_, evaluator in instances):
-      return None
-    return [
-      f"eval/{label}/{name}"
-      for label, *_, evaluator in instances
-      for name in (*evaluator.metric_names(), "seconds")
-    ]
+    """Return the names of all metrics that may be written; None if an evaluator does not say."""
+    names = []
+    for group, _, _, evaluator in self._instances.values():
+      if not hasattr(evaluator, "names"):
+        return None
+      names += [f"eval/{group}/{name}" for name in (*evaluator.names(), "seconds")]
+    return names
 
   def _check_names(self) -> None:
     """Refuse two evaluators that would write one metric, before either is run; raise UserError."""
-    labels = collections.Counter(label for label, *_ in self._instances.values())
+    group_sizes = collections.Counter(group for group, *_ in self._instances.values())
     writers: dict[tuple[str, str], str] = {}
-    for name, (label, _, _, evaluator) in self._instances.items():
-      for metric in (
-        evaluator.metric_names() if labels[label] > 1 and hasattr(evaluator, "metric_names") else ()
-      ):
-        first_writer = writers.setdefault((label, metric), name)
+    for name, (group, _, _, evaluator) in self._instances.items():
+      if group_sizes[group] == 1 or not hasattr(evaluator, "names"):
+        continue
+      for metric in evaluator.names():
+        first_writer = writers.setdefault((group, metric), name)
         if first_writer != name:
           raise UserError(
-            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {first_writer} too; give "
-            "this instance another name"
+            f"config.evals.{name}: eval/{group}/{metric} is written twice, by {first_writer} too; "
+            "give this instance another name"
           )
 
   def __call__(
     self, arrays: dict[str, jax.Array], stop_requested: Callable[[], bool] = lambda: False
   ) -> dict[str, GroupResults] | None:
-    """Return the results of all evaluators for these parameters, by group; None if `asked` to stop.
+    """Return the results of all evaluators for these parameters, by group; None if stopped.
 
     Args:
-      asked: called before every batch; the evaluation ends once it returns true.
+      stop_requested: called before every batch; the evaluation ends once it returns true.
     Raises:
       UserError: two evaluators write the same metric.
     """
     groups: dict[str, GroupResults] = {}
-    self._asked = stop_requested
+    self._stop_requested = stop_requested
     for name, (label, task, split, evaluator) in self._instances.items():
       since = time.perf_counter()
       try:
@@ -181,11 +199,12 @@ class Evaluation:
       except _StopEvaluation:
         return None
       group = groups.setdefault(label, GroupResults(task, split))
-      for metric in (metric for metric in result.metrics if metric in group.metrics):
-        raise UserError(
-          f"config.evals.{name}: eval/{label}/{metric} is written twice; give this "
-          "instance another name"
-        )
+      for metric in result.metrics:
+        if metric in group.metrics:
+          raise UserError(
+            f"config.evals.{name}: eval/{label}/{metric} is written twice; give this "
+            "instance another name"
+          )
       group.metrics |= result.metrics
       group.samples += result.samples
       group.predictions += result.predictions
@@ -193,7 +212,7 @@ class Evaluation:
     return groups
 
   def _beat(self) -> None:
-    if self._asked():
+    if self._stop_requested():
       raise _StopEvaluation
 
 

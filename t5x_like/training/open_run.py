@@ -17,17 +17,17 @@ from t5x_like.training.session import Session
 def open_training_run(
   config: ConfigDict, workdir: str, from_step: int | None = None
 ) -> Iterator[TrainingRun]:
-  """Open a run, resuming it if the workdir holds one; on exit, wait for the last checkpoint and
-  leave the workdir.
+  """Open a run, resuming it if the workdir holds one.
 
-  All errors that can be detected are raised before the first step: in the config, the mesh, the
-  data, the vocabulary, or a workdir of another config.
+  On exit, wait for the last checkpoint and leave the workdir. All errors that can be detected are
+  raised before the first step: in the config, the mesh, the data, the vocabulary, or a workdir of
+  another config.
 
   Args:
     config: resolved (`resolve.resolve`).
     workdir: a directory, made if missing, or an address that fsspec knows.
-    from_step: a saved step to go back to, once: later steps are set aside, and later starts with
-      the same `from_step` go on.
+    from_step: a saved step to return to, once. Later steps are set aside; later starts with the
+      same `from_step` continue normally.
   """
   address = check_directory(workdir)
   trackers = [

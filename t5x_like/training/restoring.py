@@ -1,5 +1,4 @@
-"""Restore the state of a run: from its checkpoint, or anew, with the weights of other runs loaded
-last."""
+"""Restore the state of a run from its checkpoint, or initialise a new one."""
 
 import dataclasses
 from typing import Any
@@ -14,15 +13,18 @@ from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 
 _MEAN = ema.COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoint
+_NO_ROLLBACKS = {"times": 0, "batches_passed": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class RestoredState:
-  """The point from which a run goes on.
+  """The state that a run continues from.
 
   Attributes:
-    rollbacks: how often the guard took the run back (`times`), and the `batches_passed` over by
-      that.
+    state: the restored or initialised state.
+    step: the number of finished steps.
+    rollbacks: how often the guard took the run back (`times`), and the number of batches that were
+      passed over thereby (`batches_passed`).
     loaded: the content of `init.json`, for a run that begins with the weights of another.
   """
 
@@ -36,7 +38,8 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
   """Return the state of a checkpoint, or of a new run if there is none.
 
   Args:
-    step: which one, None for the newest intact one; 0 without a checkpoint of it begins anew.
+    step: the step to restore, None for the newest intact one; 0 without a checkpoint of it begins
+      anew.
   Raises:
     UserError: the checkpoint is of another config, or there is none although a step was saved;
       otherwise as `Checkpoints.restore`.
@@ -45,30 +48,21 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
   parts = assembly.parts
   checkpoints = session.checkpoints
   begins_anew = step == 0 and 0 not in distributed.broadcast_from_first(checkpoints.steps)
-  fresh_optimizer = config.checkpoint.fresh_optimizer
-  checkpoint = (
-    None
-    if begins_anew
-    else checkpoints.restore(
-      lambda saved: _tensors_to_restore(saved, parts.state, fresh_optimizer), step
-    )
-  )
-  no_rollbacks = {"times": 0, "batches_passed": 0}
-  if checkpoint is None:
-    _check_not_lost(session, begins_anew)
-    process.log(f"new run in {session.address}")
-    state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
-    loaded = None
-    if config.init.get("weights") or config.teacher:
-      from t5x_like.training import warm_start
+  if begins_anew:
+    return _initialise(assembly, session, begins_anew)
 
-      state, loaded = warm_start.load_sources(config, parts, state)
-    return RestoredState(state, 0, no_rollbacks, loaded)
+  def template(saved: dict[str, dict]) -> dict:
+    return _tensors_to_restore(saved, parts.state, config.checkpoint.fresh_optimizer)
+
+  checkpoint = checkpoints.restore(template, step)
+  if checkpoint is None:
+    return _initialise(assembly, session, begins_anew)
   step, tree, metadata = checkpoint
-  rollbacks = no_rollbacks | metadata.pop("rollbacks", {})
+  rollbacks = _NO_ROLLBACKS | metadata.pop("rollbacks", {})
   session.check_config(metadata, f"{session.address}/checkpoints/{step}")
   if step:  # imported weights have no past
-    phases.check_past_phases(metadata, config, step + rollbacks["batches_passed"], session.address)
+    position = step + rollbacks["batches_passed"]
+    phases.check_past_phases(metadata, config, position, session.address)
   if step < config.total_steps:
     process.log(f"resuming {session.address} from step {step} of {config.total_steps}")
   if not tree.keys() - {"step", "params"}:
@@ -78,27 +72,41 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
   return RestoredState(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
 
 
+def _initialise(assembly: Assembly, session: Session, begins_anew: bool) -> RestoredState:
+  """Return the state of a new run, with the weights of other runs that its config names."""
+  config = assembly.config
+  parts = assembly.parts
+  _check_not_lost(session, begins_anew)
+  process.log(f"new run in {session.address}")
+  state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
+  loaded = None
+  if config.init.get("weights") or config.teacher:
+    from t5x_like.training import warm_start
+
+    state, loaded = warm_start.load_sources(config, parts, state)
+  return RestoredState(state, 0, dict(_NO_ROLLBACKS), loaded)
+
+
 def _tensors_to_restore(
   saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool
 ) -> dict:
-  """Return the tree to restore: the state, or only step and parameters in place of another
-  optimizer's state.
+  """Return the tree to restore: the whole state, or step and parameters for a fresh optimizer.
 
-  A mean of the weights may be asked for anew or given up: it is no part of the optimizer's own
-  state.
+  A mean of the weights may begin or end with a resume: it is no part of the optimizer's own state.
   """
   tree = to_tree(abstract)
   run_tensors = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
   saved_tensors = {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
   if run_tensors == saved_tensors:
     return tree
-  if _without_mean(run_tensors) == _without_mean(saved_tensors):
-    return (
-      tree
-      if len(_without_mean(saved_tensors)) < len(saved_tensors)
-      else {key: x for key, x in tree.items() if key != _MEAN}
-    )
-  return {key: tree[key] for key in ("step", "params")} if fresh_optimizer else tree
+  saved_without_mean = _without_mean(saved_tensors)
+  if _without_mean(run_tensors) == saved_without_mean:
+    if len(saved_without_mean) < len(saved_tensors):
+      return tree
+    return {key: x for key, x in tree.items() if key != _MEAN}
+  if fresh_optimizer:
+    return {key: tree[key] for key in ("step", "params")}
+  return tree
 
 
 def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
@@ -106,17 +114,21 @@ def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
 
 
 def _check_not_lost(session: Session, begins_anew: bool) -> None:
-  """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are
-  the recipe's."""
-  trained = session.past.save_evidence
+  """Refuse to begin a run whose checkpoints are gone, unless `--from_step=0` asks for it.
+
+  Imported weights that are gone are refused in any case.
+  """
+  evidence = session.past.save_evidence
+  if not evidence:
+    return
   message = (
-    f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount "
+    f"{session.address}/checkpoints: holds no checkpoint, but {evidence}; restore or mount "
     "the directory"
   )
-  if trained and trained.startswith(workdir.IMPORTED_FILE):
+  if evidence.startswith(workdir.IMPORTED_FILE):
     raise UserError(f"{message}, or convert the weights again into another workdir")
-  if trained and not begins_anew:
+  if not begins_anew:
     raise UserError(
-      f"{message}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl "
-      "under another name"
+      f"{message}; to begin anew, use another --workdir, or --from_step=0, which keeps "
+      "metrics.jsonl under another name"
     )

@@ -29,11 +29,14 @@ from t5x_like.training.state import to_tree
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPhase:
-  """The phase that a run is in, compiled.
+  """The current phase of a run with its compiled step.
 
   Attributes:
-    rows: this host's rows of a batch.
+    phase: the current phase.
+    rows: the rows of a batch that this host's devices hold.
     step: `(state, batch) -> (state, metrics)`; donates the state.
+    cost: the cost of one step on whole rows.
+    meter: reads the phase's batches and times its steps.
   """
 
   phase: phases.Phase
@@ -47,13 +50,12 @@ class TrainingRun:
   """The state of a run and its step.
 
   Args:
-    made: all of the run but its state.
+    assembly: the tasks, parts and evaluators of the run.
     session: the hold on its workdir, begun at the restored step.
-    restored: the state to go on from.
+    restored: the state to continue from.
 
   Attributes:
-    config: resolved, with the special ids of the vocabulary.
-    made, session: as given.
+    config: the resolved config, with the special ids of the vocabulary.
     state, step: the current state and its step.
   """
 
@@ -66,11 +68,11 @@ class TrainingRun:
     self._rollbacks = restored.rollbacks
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._evaluated: tuple[int, dict[str, GroupResults]] | None = None
-    self._stage: CompiledPhase | None = None
+    self._compiled_phase: CompiledPhase | None = None
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
-      report.introduce(session, assembly, self._stage.cost, self.step)
+      report.introduce(session, assembly, self._compiled_phase.cost, self.step)
     else:
       process.log(
         f"{session.address} is finished at step {self.step}; set "
@@ -78,80 +80,87 @@ class TrainingRun:
       )
 
   def _read_metrics(self) -> None:
-    """Take up selection and goodput from the metrics up to this step."""
-    self._selection = None  # a `selection.Selection`
+    """Restore selection, goodput and the refused steps from the metrics up to this step."""
+    self._selection: Selection | None = None
     if self.config.selection:
       rows = distributed.broadcast_from_first(self.session.metrics)
       self._selection = Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
     guard = self.assembly.parts.guard
-    refused = distributed.broadcast_from_first(self._refused_steps) if guard.skips else []
-    self._refusals = RefusedSteps(guard, refused)
+    refused_steps = []
+    if guard.skips:
+      refused_steps = distributed.broadcast_from_first(self._find_refused_steps)
+    self._refused_steps = RefusedSteps(guard, refused_steps)
 
-  def _refused_steps(self) -> list[int]:
-    """Return the steps whose updates were left out, of the last ones up to this step."""
+  def _find_refused_steps(self) -> list[int]:
+    """Return the steps of the guard's horizon whose updates were left out."""
     first = self.step - self.assembly.parts.guard.horizon
     rows = [row for row in self.session.metrics() if first < row["step"] <= self.step]
     return [row["step"] for row in rows if row.get("train/updates_refused")]
 
   @property
   def _position(self) -> int:
-    """The step whose batch is next: later than `step` if the run has gone back and passed over
-    batches."""
+    """The step whose batch is next; later than `step` where rollbacks have passed over batches."""
     return self.step + self._rollbacks["batches_passed"]
 
   def _enter_phase(self) -> None:
-    """Compile the step for the current phase and open its batches."""
-    assembly = self.assembly
-    previous = self._stage
-    phase = phases.phase_at(assembly.phases, self._position)
-    if len(assembly.phases) > 1:
+    """Compile the step of the current phase and open its batches."""
+    run_phases = self.assembly.phases
+    phase = phases.phase_at(run_phases, self._position)
+    if len(run_phases) > 1:
       process.log(f"phase {phase.name} from step {self.step}")
-    rows = local_rows(assembly.parts.rules.batch(), phase.config.batch_size)
     self.session.beat("compiling")
-    cuts_batches = phase.task.buckets > 1
-    if previous and previous.phase is phase:  # as after a rollback
-      step = previous.step
-      cost = previous.cost
-    elif maker := "buckets" if cuts_batches else assembly.parts.objective.step_module:
-      step, cost = slots.module(maker, training).compile_run_step(
-        phase.config, assembly.parts, phase.task
-      )
+    if self._compiled_phase and self._compiled_phase.phase is phase:  # after a rollback
+      step = self._compiled_phase.step
+      cost = self._compiled_phase.cost
     else:
-      step, cost = compile_step(
-        phase.config, assembly.parts, abstract_batch(phase.config, assembly.parts.rules, phase.task)
-      )
-    batches = phases.iterate_batches(
-      assembly.phases, self._position, None if cuts_batches else rows
-    )
-    batches, cost_of = (
-      (step.cut(batches, rows), step.cost) if cuts_batches else (batches, lambda batch: cost)
-    )
-    meter = StepMeter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
-    self._stage = CompiledPhase(phase, rows, step, cost, meter)
+      step, cost = self._compile_step(phase)
+    rows = local_rows(self.assembly.parts.rules.batch(), phase.config.batch_size)
+    if phase.task.buckets > 1:
+      batches = step.cut(phases.iterate_batches(run_phases, self._position), rows)
+      batch_cost = step.cost
+    else:
+      batches = phases.iterate_batches(run_phases, self._position, rows)
+      batch_cost = lambda batch: cost  # noqa: E731
+    meter = StepMeter(batches, batch_cost, self._goodput, phase.task.vocabulary.pad_id)
+    self._compiled_phase = CompiledPhase(phase, rows, step, cost, meter)
+
+  def _compile_step(self, phase: phases.Phase) -> tuple[Callable, StepCost]:
+    """Compile the step of a phase; buckets and some objectives have a module for theirs."""
+    parts = self.assembly.parts
+    step_module = "buckets" if phase.task.buckets > 1 else parts.objective.step_module
+    if step_module:
+      module = slots.module(step_module, training)
+      return module.compile_run_step(phase.config, parts, phase.task)
+    batch = abstract_batch(phase.config, parts.rules, phase.task)
+    return compile_step(phase.config, parts, batch)
 
   def advance(self) -> bool:
-    """Dispatch the next step, then write the metrics of the one before it; return False after a
-    rollback."""
-    if self._position == self._stage.phase.until:
+    """Dispatch the next step, then write the metrics of the one before it.
+
+    Returns:
+      False after a rollback.
+    """
+    if self._position == self._compiled_phase.phase.until:
       if not self.drain():
         return False
       self._enter_phase()
-    stage = self._stage
+    compiled = self._compiled_phase
     rules = self.assembly.parts.rules
     self.session.beat(f"computing step {self.step + 1}")
-    local = stage.meter.next_batch()
+    host_batch = compiled.meter.next_batch()
     since = time.perf_counter()
-    batch = from_local_rows(rules.batch(), stage.rows, local, stage.phase.config.batch_size)
+    batch_size = compiled.phase.config.batch_size
+    batch = from_local_rows(rules.batch(), compiled.rows, host_batch, batch_size)
     previous = self._pending
     self.step += 1
-    step = stage.step
+    step = compiled.step
     if self.config.recompute_every and self.step % self.config.recompute_every == 0:
       from t5x_like.training.recomputation import compute_twice
 
       step = functools.partial(compute_twice, step)
     self.state, metrics = step(self.state, batch)
-    stage.meter.record_dispatch(since)
+    compiled.meter.record_dispatch(since)
     self._pending = (self.step, metrics)
     self.session.note_saved()
     return self._write(previous)
@@ -162,12 +171,11 @@ class TrainingRun:
     self._pending = None
     return self._write(pending)
 
-  def _write(self, pending) -> bool:
-    """Write the metrics of a step, and follow the guard's verdict on it; return False after a
-    rollback.
+  def _write(self, pending: tuple[int, dict[str, jax.Array]] | None) -> bool:
+    """Write the metrics of a step and follow the guard's verdict, the same in all processes.
 
-    All processes reach the same verdict.
-
+    Returns:
+      False after a rollback.
     Raises:
       NumericError: the run must stop.
     """
@@ -175,20 +183,16 @@ class TrainingRun:
       return True
     step, metrics = pending
     guard = self.assembly.parts.guard
-    values = {
-      name: float(value) for name, value in jax.device_get(metrics).items()
-    } | self._stage.meter.finish_step()
+    values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    values |= self._compiled_phase.meter.finish_step()
     reason = refusal_reason(guard, values)
     if reason or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not reason:
       return True
-    if (
-      guard.skips
-      and values["updates_refused"] <= guard.at_most
-      and math.isfinite(values["parameter_norm"])
-    ):
-      too_many = self._refusals.add(step)
+    may_skip = guard.skips and values["updates_refused"] <= guard.at_most
+    if may_skip and math.isfinite(values["parameter_norm"]):
+      too_many = self._refused_steps.add(step)
       if too_many is None:
         process.log(f"step {step}: {reason}; this update was left out")
         return True
@@ -200,7 +204,7 @@ class TrainingRun:
     raise stop_error(reason, step, self.session.checkpoints.steps())
 
   def _roll_back(self, refused_step: int, reason: str) -> None:
-    """Go back to a regular step, and on with the batches after step `bad`."""
+    """Return to a regular checkpoint, and continue with the batches after the refused step."""
     session = self.session
     session.checkpoints.wait()
     session.check()
@@ -217,23 +221,28 @@ class TrainingRun:
     self._rollbacks = {"times": times, "batches_passed": batches_passed}
     self._read_metrics()
     process.log(
-      f"step {refused_step}: {reason}; back to step {target_step}, and on with the batches of step {refused_step + 1}"
+      f"step {refused_step}: {reason}; back to step {target_step}, and on with the batches of "
+      f"step {refused_step + 1}"
     )
     self._enter_phase()
 
   def save(self) -> None:
-    """Start a checkpoint of this step, unless it is saved; its metrics must be written, see
-    `drain`."""
+    """Start a checkpoint of this step, unless it is saved; call `drain` first."""
     if self.session.saved == self.step:
       return
     self.session.beat(f"saving step {self.step}")
     since = time.perf_counter()
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
-    self._stage.meter.exclude_time(since)
+    self._compiled_phase.meter.exclude_time(since)
 
   def evaluate(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
-    """Run every evaluator on the current parameters and write the results; return False if `asked`
-    to stop."""
+    """Run every evaluator on the current parameters and write the results.
+
+    Args:
+      stop_requested: called before every batch; ends the evaluation once it returns true.
+    Returns:
+      False if the evaluation was stopped.
+    """
     since = time.perf_counter()
     session = self.session
 
@@ -257,24 +266,23 @@ class TrainingRun:
     session.write_samples(self.step, samples)
     if metrics:  # last: `has_evaluation` looks for them
       session.write_metrics(self.step, metrics)
-    if self._stage:
-      self._stage.meter.exclude_time(since)
+    if self._compiled_phase:
+      self._compiled_phase.meter.exclude_time(since)
     return True
 
   @property
   def weights(self) -> dict[str, jax.Array]:
-    """The parameters that are evaluated, by name."""
+    """The parameters to evaluate, by name: averaged ones where the optimizer keeps them."""
     return evaluation_weights(self.state, self.config.optimizer.use_ema)
 
   def has_evaluation(self) -> bool:
-    """Return whether the metrics hold an evaluation of this step; the same answer in all
-    processes."""
+    """Return whether the metrics hold an evaluation of this step, the same in all processes."""
 
-    def found() -> bool:
+    def read() -> bool:
       rows = [row for row in self.session.metrics() if row["step"] == self.step]
       return any(name.startswith("eval/") for row in rows for name in row)
 
-    return distributed.broadcast_from_first(found)
+    return distributed.broadcast_from_first(read)
 
   @property
   def is_out_of_patience(self) -> bool:
@@ -283,22 +291,31 @@ class TrainingRun:
 
   @property
   def best(self) -> tuple[int, dict[str, GroupResults]] | None:
-    """The step that `config.selection` picked and its results; None if the last evaluation here has
-    another step."""
-    picked_step = self._selection and self._selection.best_step
-    return self._evaluated if self._evaluated and self._evaluated[0] == picked_step else None
+    """The step that `config.selection` picked and its results, if the last evaluation is of it."""
+    if self._selection is None or self._evaluated is None:
+      return None
+    evaluated_step, _ = self._evaluated
+    return self._evaluated if evaluated_step == self._selection.best_step else None
 
   def finish(self) -> None:
-    """Wait for the last checkpoint, and write the pictures and the report of a run that is
-    evaluated."""
+    """Wait for the last checkpoint, and write the pictures and the report of an evaluated run."""
     session = self.session
     assembly = self.assembly
     session.wait_for_save()
     session.flush()
     session.beat("making pictures")
-    groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
-    tasks = assembly.task, assembly.evaluation.task
-    report.draw(session.workdir, self.config, assembly.parts, self.weights, *tasks, groups)
+    groups = {}
+    if self._evaluated and self._evaluated[0] == self.step:
+      groups = self._evaluated[1]
+    report.draw(
+      session.workdir,
+      self.config,
+      assembly.parts,
+      self.weights,
+      assembly.task,
+      assembly.evaluation.task,
+      groups,
+    )
     if process.is_first():
       page = run_report.write_page(session.workdir, session.address, session.beat)
       if page is not None:

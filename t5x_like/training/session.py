@@ -1,5 +1,4 @@
-"""A session: a run's hold on its workdir, with the metrics, the checkpoints and the history in
-it."""
+"""Hold a workdir for a run, with its metrics, checkpoints and history."""
 
 import contextlib
 import dataclasses
@@ -34,10 +33,10 @@ class PastRun:
 
   Attributes:
     identity: the content of `config.json`; None for a new run.
-    requested_step: the step that the last start was asked to go back to.
+    requested_step: the `--from_step` of the last start.
     start_time: the time of the first start, in seconds since the epoch.
     save_evidence: the evidence that a step was saved; None if there is none.
-    intervals: the numbers of steps between lines of metrics; several if that has changed.
+    intervals: the values of `log_every` so far, ascending.
   """
 
   identity: dict[str, Any] | None
@@ -47,18 +46,19 @@ class PastRun:
   intervals: list[int]
 
   def expected_last_step(self, step: int) -> int:
-    """Return a step up to this one from which on there is a line of metrics, unless lines are gone;
-    0 if unknown."""
+    """Return a step up to `step` after which a line of metrics must exist; 0 if unknown."""
     if not self.intervals:
       return 0
     longest = max(self.intervals)
-    return step // longest * longest if len(self.intervals) == 1 else max(0, step + 1 - 2 * longest)
+    if len(self.intervals) == 1:
+      return step // longest * longest
+    return max(0, step + 1 - 2 * longest)
 
 
 class Session(contextlib.AbstractContextManager):
-  """Takes a workdir, and compares the run in it with this one; a context manager that releases it.
+  """Takes a workdir and compares the run in it with this one; a context manager that releases it.
 
-  The past is read once the workdir is taken: until then, another run may add to it.
+  The history is read after the workdir is taken: until then, another run may add to it.
 
   Args:
     address: a directory, made if missing, or an address that fsspec knows.
@@ -85,8 +85,10 @@ class Session(contextlib.AbstractContextManager):
     self.address = address
     self.identity = identity
     self.saved = 0
-    self._noted = False
-    self._config, self._primary, self._trackers = config, process.is_first(), trackers
+    self._recorded_save = False
+    self._config = config
+    self._primary = process.is_first()
+    self._trackers = trackers
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
     self._mirror = None
@@ -98,7 +100,7 @@ class Session(contextlib.AbstractContextManager):
     watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     with contextlib.ExitStack() as stack:
       if self._primary:
-        self._held = stack.enter_context(contextlib.closing(workdirs.lock_workdir(address)))
+        self._lock = stack.enter_context(contextlib.closing(workdirs.lock_workdir(address)))
         if self._mirror:
           self._mirror.pull()
       self.past = PastRun(*distributed.broadcast_from_first(self._read_past))
@@ -124,12 +126,11 @@ class Session(contextlib.AbstractContextManager):
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
+    """Return the fields of `PastRun`, as JSON that the first process can send."""
     rows = workdirs.read_history(self.workdir, self.address)
     identity = workdirs.read_identity(self.workdir, self.address)
-    intervals = {
-      _positive_count(saved_config, "log_every")
-      for saved_config in [identity, *(row.get("config") for row in rows)]
-    } - {None}
+    configs = [identity, *(row.get("config") for row in rows)]
+    intervals = {_positive_count(config, "log_every") for config in configs} - {None}
     return [
       identity,
       workdirs.last_from_step(rows),
@@ -145,10 +146,10 @@ class Session(contextlib.AbstractContextManager):
       return f"{workdirs.HISTORY_FILE} says that step {step} was saved"
     if (self.workdir / workdirs.IMPORTED_FILE).exists():
       return f"{workdirs.IMPORTED_FILE} says that it holds imported weights"
-    last = max((row["step"] for row in self.metrics()), default=0)
+    last_step = max((row["step"] for row in self.metrics()), default=0)
     every = _positive_count(identity and identity.get("checkpoint"), "every")
-    if every and last > 2 * every:  # a save begins once the one before it is committed
-      return f"metrics.jsonl reaches step {last}, and a step was saved every {every}"
+    if every and last_step > 2 * every:  # a save begins once the one before it is committed
+      return f"metrics.jsonl reaches step {last_step}, and a step was saved every {every}"
     return None
 
   def check_config(self, saved: dict[str, Any], where: str) -> list[str]:
@@ -167,10 +168,10 @@ class Session(contextlib.AbstractContextManager):
     """Record a start in the workdir, and open the metrics.
 
     Args:
-      step: the step that the run goes on from.
+      step: the step that the run continues from.
       loaded: the report on weights of another run, if any.
-      back_to: the step that the start was asked to go back to, if any; `back` says whether this
-        start does.
+      requested_step: the step of `--from_step`, if given.
+      goes_back: whether this start returns to it.
     """
     self.saved = step
     if goes_back:
@@ -187,7 +188,7 @@ class Session(contextlib.AbstractContextManager):
         self.workdir, step, self.identity, self._changes, environment, requested_step
       )
       assembly.task.vocabulary.save(self.workdir / "vocabulary")
-      self._noted = step > 0
+      self._recorded_save = step > 0
     past_run = self.past
     if not past_run.intervals:  # config and history are gone, but a checkpoint is there
       past_run = dataclasses.replace(past_run, intervals=[self._config.log_every])
@@ -195,34 +196,34 @@ class Session(contextlib.AbstractContextManager):
     self.flush()
 
   def go_back(self, step: int, refused_step: int, reason: str, batches_passed: int) -> None:
-    """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and
-    record it."""
+    """Set aside the checkpoints and metrics after a step, and record the rollback."""
     self.saved = step
     self._writer.close("paused")
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
-      workdirs.add_line(
-        self.workdir,
-        {"rollback": reason, "from": refused_step, "step": step, "batches_passed": batches_passed},
-      )
+      rollback = {"rollback": reason, "from": refused_step, "step": step}
+      workdirs.add_line(self.workdir, rollback | {"batches_passed": batches_passed})
     self._open_metrics(step)
 
   def _open_metrics(self, step: int, expected_last_step: int = 0) -> None:
     name = self.address.rstrip("/").rpartition("/")[2]
+
+    def open_trackers() -> list:
+      return [tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers]
+
     self._writer = MetricsWriter(
       self.workdir,
       resume_step=step,
       primary=self._primary,
       expected=expected_last_step,
       check=self.check,
-      trackers=lambda: [
-        tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers
-      ],
+      trackers=open_trackers,
     )
-    if missing := self._writer.missing:
+    if self._writer.missing:
+      first, last = self._writer.missing
       process.log(
-        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the "
-        "file was cut or removed); the report leaves a gap there"
+        f"{self.address}/metrics.jsonl: steps {first} to {last} have no metrics (the file was cut "
+        "or removed); the report leaves a gap there"
       )
 
   def metrics(self) -> list[dict[str, Any]]:
@@ -230,16 +231,18 @@ class Session(contextlib.AbstractContextManager):
     return read_metrics(self.workdir)
 
   def goodput(self, step: int) -> Goodput:
-    """Return the goodput of a run that goes on from a step, by its first start and its metrics."""
-    step_times = (
-      (row.get("train/seconds_per_step"), row.get("train/data_wait_fraction", 0.0))
-      for row in self.metrics()
-    )
-    timed = [seconds * (1.0 - waited) for seconds, waited in step_times if seconds]
-    return Goodput(self.past.start_time, sum(timed) / max(1, len(timed)) * step)
+    """Return the goodput of a run that continues from a step, by its first start and its metrics."""
+    computing_seconds = []
+    for row in self.metrics():
+      seconds = row.get("train/seconds_per_step")
+      if seconds:
+        waited = row.get("train/data_wait_fraction", 0.0)
+        computing_seconds.append(seconds * (1.0 - waited))
+    mean_seconds = sum(computing_seconds) / max(1, len(computing_seconds))
+    return Goodput(self.past.start_time, mean_seconds * step)
 
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Append a line to `metrics.jsonl`."""
+    """Append a line to `metrics.jsonl`, and call the callbacks with it."""
     self._writer.write(step, metrics)
     for callback in self.callbacks:
       callback(step, metrics)
@@ -268,51 +271,53 @@ class Session(contextlib.AbstractContextManager):
   def note_saved(self) -> None:
     """Record the first committed step: without checkpoints, this run then never begins again."""
     if (
-      self._primary and not self._noted and self.saved and self.checkpoints.is_committed(self.saved)
+      self._primary
+      and not self._recorded_save
+      and self.saved
+      and self.checkpoints.is_committed(self.saved)
     ):
-      self._noted = True
+      self._recorded_save = True
       self.check()
       workdirs.add_line(self.workdir, {"saved": self.saved})
       self.flush()
 
   def check(self) -> None:
-    """Raise TransientError if another run has taken the workdir; call it before a write that it
-    must not see."""
+    """Raise TransientError if another run has taken the workdir; call it before every write."""
     if self._primary:
-      self._held.check()
+      self._lock.check()
 
   def flush(self) -> None:
-    """Put the metrics and the other small files on disk or on the object store; raise as
-    `check`."""
+    """Put the metrics and the other small files on disk or on the object store.
+
+    Raises:
+      TransientError: another run has taken the workdir.
+    """
     self.check()
     self._writer.flush()
     if self._mirror and self._primary:
       self._mirror.push(self.check)
 
-  def __exit__(self, kind, *_) -> None:
+  def __exit__(self, error_type, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""
+    outcome = {None: "finished", Preempted: "paused"}.get(error_type, "failed")
     with self._stack, contextlib.ExitStack() as stack:
       if self._writer:
-        stack.callback(
-          self._writer.close, {None: "finished", Preempted: "paused"}.get(kind, "failed")
-        )
+        stack.callback(self._writer.close, outcome)
         stack.callback(self.flush)
       self.checkpoints.close()
 
 
-def _positive_count(values: Any, key: str) -> int | None:
-  number = values.get(key) if isinstance(values, dict) else None
+def _positive_count(config: Any, key: str) -> int | None:
+  """Return a positive integer of a saved config; None for anything else."""
+  number = config.get(key) if isinstance(config, dict) else None
   return number if type(number) is int and number > 0 else None
 
 
 def _open_checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
-  options = {
-    key: config.checkpoint[key]
-    for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")
-  }
-  options["check"] = check
-  if values := config.checkpoint.emergency:
+  keys = ("every", "keep_last", "keep_every", "save_timeout_seconds")
+  options = {key: config.checkpoint[key] for key in keys}
+  if config.checkpoint.emergency:
     from t5x_like.checkpoints.emergency import EmergencyCheckpoints
 
-    return EmergencyCheckpoints(path, values, **options)
-  return Checkpoints(path, **options)
+    return EmergencyCheckpoints(path, config.checkpoint.emergency, check=check, **options)
+  return Checkpoints(path, check=check, **options)

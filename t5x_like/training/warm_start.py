@@ -1,8 +1,6 @@
-"""Take from elsewhere the start of a run: the model of imported weights or of other runs, weights
-and vocabulary.
+"""Start a run from imported weights or other runs: take their model, weights and vocabulary.
 
-Found by name where a workdir holds imported weights, or a recipe names another run. Imported
-weights fix the model and the vocabulary; the recipe decides the rest.
+Imported weights in the workdir fix the model and the vocabulary; the recipe decides the rest.
 
 `config.init` and `config.teacher` name the workdir of a run, a Hugging Face directory or a name of
 the Hub. The run of `init` may have another task and another head. It gives the architecture, the
@@ -21,7 +19,7 @@ them from its own checkpoint.
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -48,118 +46,125 @@ from t5x_like.training.state import TrainState
 RANDOM = "random"  # a teacher without a run
 _INIT = "config.init.workdir"
 _TEACHER = "config.teacher.workdir"
-# Keys of config.model fixed by imported weights, and cells of its design that are not.
+# Keys of config.model fixed by imported weights, and keys of its design that are not.
 IMPORTED_KEYS = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_TRAINING = """
-  core quantization init_stddev kernel_scales residual_init embed_init mlp_dropout shared_dropout no_dropout
-  attention_dropout
+_COMPUTING_KEYS = """
+  core quantization init_stddev kernel_scales residual_init embed_init mlp_dropout shared_dropout
+  no_dropout attention_dropout
 """.split()
-_NEW = ("head/", "scores/", "classes/", "value/")
+_NEW_PREFIXES = ("head/", "scores/", "classes/", "value/")
 _BACKBONE = "backbone/"
-_LENT = "backbone/encoder/"  # another run's image encoder
-_OFF = ("dropout", "drop_path")  # of a teacher
+_BACKBONE_ENCODER = "backbone/encoder/"  # another run's image encoder
+_DROPOUT_KEYS = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
-_KEPT = """
-  head scores labels dropout drop_path drop_path_rates resolution window pretrained_windows dtype layers remat
+_RECIPE_KEYS = """
+  head scores labels dropout drop_path drop_path_rates resolution window pretrained_windows dtype
+  layers remat
 """.split()
 
 
 def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
-  """Return a recipe's config with the `FIXED` keys of another `config.model`; `where` holds its
-  weights.
+  """Return a recipe's config with the `IMPORTED_KEYS` of the model of imported weights.
 
+  Args:
+    model: the `config.model` of the weights.
+    where: the place of the weights, for messages.
   Raises:
     UserError: the recipe is for another family.
   """
-  made = ConfigDict(config.to_dict())
-  own = {key: value for key, value in model.items() if key in IMPORTED_KEYS}
-  if own.get("name", made.model.get("name")) != made.model.get("name"):
+  completed = ConfigDict(config.to_dict())
+  imported = {key: value for key, value in model.items() if key in IMPORTED_KEYS}
+  recipe_name = completed.model.get("name")
+  if imported.get("name", recipe_name) != recipe_name:
     raise UserError(
-      f"config.model.name: found {made.model.get('name')!r}, but {where} holds {own['name']!r}; "
-      "use a recipe of that family"
+      f"config.model.name: found {recipe_name!r}, but {where} holds {imported['name']!r}; use a "
+      "recipe of that family"
     )
-  design = made.model.to_dict().get("design", {})
-  design = {cell: value for cell, value in design.items() if cell in _TRAINING}
-  with made.model.unlocked(), made.model.ignore_type():
-    made.model = ConfigDict(made.model.to_dict() | own | {"design": design})
-  return made
+  design = completed.model.to_dict().get("design", {})
+  design = {key: value for key, value in design.items() if key in _COMPUTING_KEYS}
+  with completed.model.unlocked(), completed.model.ignore_type():
+    completed.model = ConfigDict(completed.model.to_dict() | imported | {"design": design})
+  return completed
 
 
 def inherit_model(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config with the architecture and vocabulary of the run that `config.init`
-  names.
+  """Return a copy of a config with the architecture and vocabulary of the run of `config.init`.
 
   Raises:
     UserError: there is no such run, or the config names another vocabulary.
   """
-  found = ConfigDict(config.to_dict())
+  inherited = ConfigDict(config.to_dict())
   values = slots.fill("config.init", config.init, config_lib.Init)
   if not values["inherit"]:
-    return found
+    return inherited
   directory = values["workdir"]
   saved = saved_model.load_identity(directory, _INIT)
-  if _lends(saved["model"], config.model):
-    with found.unlocked(), found.ignore_type():
-      found.model.backbone = ConfigDict(_backbone(directory, saved, config))
-      found.init = ConfigDict(values | {"inherit": False})
-    return found
-  with found.unlocked(), found.ignore_type():
-    own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
-    theirs = {key: value for key, value in saved["model"].items() if key not in _KEPT}
-    model_class = slots.find("config.model.name", theirs["name"], t5x_like.models, "Model")
-    if hasattr(model_class, "ALONE") and own.get("head") not in (None, "discriminator"):
-      theirs = {key: value for key, value in theirs.items() if not key.startswith("generator_")}
-      theirs["name"] = model_class.ALONE
-    elif own.get("head") and hasattr(slots.module(theirs["name"], t5x_like.models), "Reader"):
-      theirs["name"] = f"t5x_like.models.{theirs['name']}:Reader"
-    changes = config.model.to_dict().get("design") or {}
-    theirs["design"] = dict(theirs.get("design") or {}) | changes
-    found.model = ConfigDict(theirs | own)
-    _lengthen(found)
-    found.init = ConfigDict(values | {"inherit": False})
-    if found.task.get("store") is not None or "vocab_size" not in found.model:
-      return found  # the store has its own, see `assembly`; images may have other classes
-    for task in _of_texts(found):
+  with inherited.unlocked(), inherited.ignore_type():
+    inherited.init = ConfigDict(values | {"inherit": False})
+    if _becomes_backbone(saved["model"], config.model):
+      inherited.model.backbone = ConfigDict(_backbone(directory, saved, config))
+      return inherited
+    inherited.model = ConfigDict(_inherited_model(saved["model"], config.model.to_dict()))
+    _lengthen_positions(inherited)
+    if inherited.task.get("store") is not None or "vocab_size" not in inherited.model:
+      return inherited  # the store has its own, see `assembly`; images may have other classes
+    for task in _text_tasks(inherited):
       if task.get("vocabulary") is None:
         task["vocabulary"] = saved_model.vocabulary_directory(directory, saved)
       else:
-        workdirs.check_vocabulary(
-          directory, saved, vocabularies.load(task["vocabulary"]), task["vocabulary"]
-        )
-  return found
+        vocabulary = vocabularies.load(task["vocabulary"])
+        workdirs.check_vocabulary(directory, saved, vocabulary, task["vocabulary"])
+  return inherited
 
 
-def _lends(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-  """Return whether the model of another run, of another family, becomes the backbone of a
-  detector."""
-  model_class = slots.find("config.model.name", own.get("name"), t5x_like.models, "Model")
-  return theirs["name"] != own["name"] and issubclass(model_class, Detector)
+def _inherited_model(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+  """Return the `config.model` of a run that starts from another.
+
+  Args:
+    saved: the other run's `config.model`.
+    recipe: this run's, of which `_RECIPE_KEYS` and changes to the design are kept.
+  """
+  kept = {key: value for key, value in recipe.items() if key in _RECIPE_KEYS}
+  model = {key: value for key, value in saved.items() if key not in _RECIPE_KEYS}
+  model_class = slots.find("config.model.name", model["name"], t5x_like.models, "Model")
+  if hasattr(model_class, "ALONE") and kept.get("head") not in (None, "discriminator"):
+    model = {key: value for key, value in model.items() if not key.startswith("generator_")}
+    model["name"] = model_class.ALONE
+  elif kept.get("head") and hasattr(slots.module(model["name"], t5x_like.models), "Reader"):
+    model["name"] = f"t5x_like.models.{model['name']}:Reader"
+  model["design"] = dict(model.get("design") or {}) | (recipe.get("design") or {})
+  return model | kept
+
+
+def _becomes_backbone(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+  """Return whether a run's model, of another family, becomes the backbone of a detector."""
+  model_class = slots.find("config.model.name", recipe.get("name"), t5x_like.models, "Model")
+  return saved["name"] != recipe["name"] and issubclass(model_class, Detector)
 
 
 def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
-  """Return a detector's `backbone` that is another run's model, as the recipe changes it.
+  """Return the `backbone` of a detector that is another run's model, with the recipe's changes.
 
   Raises:
     UserError: the other model is no image encoder.
   """
   _, published = saved_model.identify_model(directory, _INIT)
-  model = (
-    published.model
-    if published
-    else build_model(config_lib.restore(saved, [], f"{directory}/{workdirs.IDENTITY_FILE}"))[0]
-  )
+  if published:
+    model = published.model
+  else:
+    saved_config = config_lib.restore(saved, [], f"{directory}/{workdirs.IDENTITY_FILE}")
+    model, _ = build_model(saved_config)
   variant = getattr(model, "variant", None)
-  own = config.model.get("backbone")
   if isinstance(model, ConvEncoder):
-    spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
+    spec = variant.backbone
+    if not isinstance(spec, dict):
+      spec = {"name": spec}
   elif isinstance(model, ImageEncoder):
-    plain = json.loads(json.dumps(dataclasses.asdict(variant)))
-    side = config.task.get("resolution")
     spec = {
       "name": "encoder",
       "model": saved["model"]["name"],
-      "variant": plain,
-      "resolution": side,
+      "variant": json.loads(json.dumps(dataclasses.asdict(variant))),
+      "resolution": config.task.get("resolution"),
     }
   else:
     raise UserError(
@@ -167,46 +172,47 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
       f"{config.model.name!r}; give a run of an image encoder, as vit, dinov2, swin, resnet or "
       "convnext"
     )
-  name, changes = slots.name_and_arguments("config.model.backbone", own) if own else (None, {})
-  return spec | (changes if name in (None, spec["name"]) else {})
+  recipe_backbone = config.model.get("backbone")
+  if not recipe_backbone:
+    return spec
+  name, changes = slots.name_and_arguments("config.model.backbone", recipe_backbone)
+  return spec | changes if name in (None, spec["name"]) else spec
 
 
-def _of_texts(config: ConfigDict) -> list[ConfigDict]:
-  """Return the arguments that take the run's vocabulary: its task's, what a mixture's parts share,
-  and those of evaluations with a task of their own that names no store."""
+def _text_tasks(config: ConfigDict) -> list[ConfigDict]:
+  """Return the tasks that take the run's vocabulary.
+
+  These are the run's own task, or the keys that a mixture's parts share, and the tasks of
+  evaluations that name no store.
+  """
   if "parts" in config.task and "shared" not in config.task:
     config.task.shared = {}
-  own = (values.get("task") or {} for values in config.evals.values())
-  return [
-    config.task.get("shared", config.task),
-    *(task for task in own if "name" in task and "store" not in task),
-  ]
+  text_tasks = [config.task.get("shared", config.task)]
+  for evaluator in config.evals.values():
+    task = evaluator.get("task") or {}
+    if "name" in task and "store" not in task:
+      text_tasks.append(task)
+  return text_tasks
 
 
-def _lengthen(config: ConfigDict) -> None:
-  """Give a model with learned positions as many as the task's rows are long."""
+def _lengthen_positions(config: ConfigDict) -> None:
+  """Lengthen a table of learned positions to the rows of the task."""
   if "resolution" in config.model:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  position = config.model.design.to_dict().get(
-    "position", slots.resolve_variant(model_class, config.model).design.position
-  )
+  position = slots.resolve_variant(model_class, config.model).design.position
+  position = config.model.design.to_dict().get("position", position)
   longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
-  if (
-    isinstance(position, dict)
-    and position["name"] == "learned"
-    and longest > position.get("length", 512)
-  ):
+  is_learned = isinstance(position, dict) and position["name"] == "learned"
+  if is_learned and longest > position.get("length", 512):
     config.model.design.position = position | {"length": longest}
 
 
-def resolve_teacher(
-  config: ConfigDict, computed: dict[str, Any], platform: str | None
-) -> ConfigDict:
+def resolve_teacher(config: ConfigDict, shared: dict[str, Any], platform: str | None) -> ConfigDict:
   """Return `config.teacher` with the teacher's model in it.
 
   Args:
-    computed: the student's dtype and layers, which the teacher shares.
+    shared: the dtype and layers of the student, which the teacher shares.
   Raises:
     UserError: there is no such run.
   """
@@ -215,95 +221,102 @@ def resolve_teacher(
   model = values["model"]
   saved = None
   if values["inherit"] and directory not in (None, RANDOM):
-    saved = (saved_model.find_identity if model else saved_model.load_identity)(directory, _TEACHER)
+    if model:
+      saved = saved_model.find_identity(directory, _TEACHER)
+    else:
+      saved = saved_model.load_identity(directory, _TEACHER)
   elif not model:
     raise UserError(
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, "
       "or give a Hugging Face directory"
     )
-  if not saved and model.get("vocab_size") == "auto":
-    computed = computed | {"vocab_size": config.model.vocab_size}
-  model = resolve_model(
-    "teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform
-  )
-  for key in (key for key in _OFF if key in model):
-    model[key] = 0.0
+  if saved:
+    model = saved["model"]
+  elif model.get("vocab_size") == "auto":
+    shared = shared | {"vocab_size": config.model.vocab_size}
+  model = resolve_model("teacher.model", ConfigDict(model | shared), platform)
+  for key in _DROPOUT_KEYS:
+    if key in model:
+      model[key] = 0.0
   return ConfigDict(values | {"model": model.to_dict(), "inherit": False})
 
 
 def check_sources(config: ConfigDict, vocabulary, workdir: str) -> None:
-  """Refuse data that do not fit the workdir's imported weights or the runs that the config names;
-  raise UserError."""
-  found = workdirs.read_imported(workdir)
-  if found is not None and found["vocabulary"] != vocabulary.fingerprint:
+  """Refuse data that do not fit the imported weights or the other runs that a config names.
+
+  Raises:
+    UserError: naming the vocabulary, the classes or the pixels that differ.
+  """
+  imported = workdirs.read_imported(workdir)
+  if imported is not None and imported["vocabulary"] != vocabulary.fingerprint:
     raise UserError(
       f"{workdir}: holds imported weights with their vocabulary, but the data were made with "
       f"another; prepare them with --vocabulary={workdir}/vocabulary"
     )
-  _check_start(config, vocabulary)
+  _check_init_vocabulary(config, vocabulary)
   _check_teacher(config, vocabulary)
 
 
-def _check_start(config: ConfigDict, vocabulary) -> None:
-  """Refuse data of another vocabulary than the run of `config.init` has; classes of images may
-  differ."""
+def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
+  """Refuse data of another vocabulary than the run of `config.init`; image classes may differ."""
   if config.init and "vocab_size" in config.model:
     saved = saved_model.load_identity(config.init.workdir, _INIT)  # its vocabulary is needed
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:
-  """Refuse a teacher of other classes, another vocabulary or other normalised pixels than the
-  data's.
+  """Refuse a teacher of other classes, another vocabulary or other normalised pixels.
 
-  A teacher that is gone is not missed here: a resumed run has its parameters.
+  A missing teacher passes: a resumed run has its parameters.
   """
   directory = config.teacher.get("workdir")
-  saved = (
-    saved_model.find_identity(directory, _TEACHER) if directory not in (None, RANDOM) else None
-  )
+  if directory in (None, RANDOM):
+    return
+  saved = saved_model.find_identity(directory, _TEACHER)
   if saved is None:
     return
   if workdirs.vocabulary_fingerprint(saved) != vocabulary.fingerprint:
-    theirs = vocabularies.load(saved_model.vocabulary_directory(directory, saved))
-    names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
-    told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
-    ours = (
-      f"the {vocabulary.size} of the data, {_short(vocabulary.names)}"
-      if names
-      else ("the data's vocabulary")
+    teacher = vocabularies.load(saved_model.vocabulary_directory(directory, saved))
+    found = "another vocabulary"
+    expected = "the data's vocabulary"
+    if getattr(teacher, "names", None) and getattr(vocabulary, "names", None):
+      found = f"{len(teacher.names)} classes, {_first_names(teacher.names)}"
+      expected = f"the {vocabulary.size} of the data, {_first_names(vocabulary.names)}"
+    raise UserError(
+      f"config.teacher.workdir: {directory} was trained with {found}, expected {expected}"
     )
-    raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
   if "resolution" not in config.model or not saved["features"]:
     return
-  pixels = _normalisation(saved["task"])
-  ours = _normalisation(config.task)
-  if pixels != ours:
+  teacher_pixels = _describe_normalisation(saved["task"])
+  data_pixels = _describe_normalisation(config.task)
+  if teacher_pixels != data_pixels:
     raise UserError(
-      f"config.task: found {ours}, but the teacher in {directory} was trained with {pixels}; set "
-      "them alike"
+      f"config.task: found {data_pixels}, but the teacher in {directory} was trained with "
+      f"{teacher_pixels}; set them alike"
     )
 
 
-def _normalisation(task: Mapping[str, Any]) -> str:
-  """Describe the mean and the deviation of pixels, by one number where all channels have the
-  same."""
-  usual = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
-  given = ((name, task.get(name, usual.get(name, ()))) for name in ("mean", "std"))
-  return ", ".join(
-    f"{name} {list(dict.fromkeys(x)) if len(set(x)) == 1 else list(x)}" for name, x in given
-  )
+def _describe_normalisation(task: Mapping[str, Any]) -> str:
+  """Describe the mean and the deviation of pixels, by one number where all channels agree."""
+  defaults = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
+  descriptions = []
+  for name in ("mean", "std"):
+    channels = list(task.get(name, defaults.get(name, ())))
+    if len(set(channels)) == 1:
+      channels = channels[:1]
+    descriptions.append(f"{name} {channels}")
+  return ", ".join(descriptions)
 
 
-def _short(names) -> str:
-  return ", ".join(names[:4]) + ", …" * (len(names) > 4)
+def _first_names(names: Sequence[str]) -> str:
+  listed = ", ".join(names[:4])
+  return f"{listed}, …" if len(names) > 4 else listed
 
 
 def load_sources(
   config: ConfigDict, parts: Parts, state: TrainState
 ) -> tuple[TrainState, dict[str, Any] | None]:
-  """Return a new run's state with the weights that the config asks for, and the content of
-  `init.json`, if any.
+  """Return a new run's state with the weights of other runs, and the content of `init.json`.
 
   Args:
     config: resolved.
@@ -315,69 +328,119 @@ def load_sources(
   """
   report = None
   if config.init.get("weights"):
-    state, report = _started(config, parts, state)
-  return _taught(config, parts, state) if config.teacher else state, report
+    state, report = _InitialWeights(config, parts, state).load()
+  if config.teacher:
+    state = _load_teacher(config, parts, state)
+  return state, report
 
 
-def _started(
-  config: ConfigDict, parts: Parts, state: TrainState
-) -> tuple[TrainState, dict[str, Any]]:
-  directory = config.init.workdir
-  step, arrays, their_model = _of_run(directory, config.init.step, parts, _INIT)
-  lent = isinstance(parts.model, Detector) and not isinstance(their_model, Detector)
-  theirs = {n: n.removeprefix(_LENT) if lent else n.rpartition(REFERENCE)[2] for n in state.params}
-  made = dict(state.params)
-  loaded = []
-  resized = {}
-  initialised = []
-  ignored = sorted({*arrays} - ({*theirs.values()} if lent else {*state.params}))
-  axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
-  for name, fresh in state.params.items():
-    if config.teacher and name.startswith(REFERENCE):
-      continue  # the teacher's, loaded next
-    own = lent and not name.startswith(_BACKBONE)  # the detector's
-    old = None if own else arrays.get(theirs[name])
-    new = own or name.startswith(_NEW) or name.endswith(ADAPTERS)
-    if old is None or (new and old.shape != fresh.shape):
-      if not new:
-        raise UserError(
-          f"config.init.workdir: {directory} has no tensor {name}; only heads may be new"
-        )
-      initialised.append(name)
-      ignored += [name] if old is not None else []
-      continue
-    loaded.append(name)
-    if config.init.get("layers") is not None and axes[name][:1] == ("layers",):
-      old = jnp.concatenate([old[: config.init.layers], fresh[config.init.layers :]])
-    if old.shape != fresh.shape:
-      rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
-      resized[name] = f"{rows[0]} to {rows[1]} rows"
-      models = parts.model.backbone.encoder if name.startswith(_LENT) else parts.model, their_model
-      old = _resized(theirs[name], old, fresh, models, directory)
-    # the step gives back the memory of each array of its state once
-    copies = name.startswith(REFERENCE)
-    made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
-  process.log(
-    f"weights of {directory}, step {step}: {len(loaded)} of "
-    f"{len(loaded) + len(initialised)} tensors loaded"
-  )
-  if config.init.get("layers") is not None:
-    process.log(f"  layers: the first {config.init.layers} alone, the others are new")
-  lists = {
-    "resized": [f"{n} ({how})" for n, how in resized.items()],
-    "initialised": initialised,
-    "ignored": ignored,
-  }
-  for word, names in lists.items():
-    process.log(f"  {word + ':':12} {', '.join(names) or 'none'}")
-  report = {"workdir": directory, "step": step, "loaded": loaded, "resized": resized}
-  return dataclasses.replace(state, params=made), report | {
-    "initialised": initialised,
-    "ignored": ignored,
-  }
+class _InitialWeights:
+  """Loads the weights of the run of `config.init` into a fresh state.
+
+  Args:
+    config: resolved.
+    parts: the parts of this run.
+    state: fresh.
+  """
+
+  def __init__(self, config: ConfigDict, parts: Parts, state: TrainState):
+    self._config = config
+    self._parts = parts
+    self._state = state
+    self._directory = config.init.workdir
+    self._layers = config.init.get("layers")  # the number of layers to load; None loads all
+    source = _restore_run(self._directory, config.init.step, parts, _INIT)
+    self._step, self._source_arrays, self._source_model = source
+    self._is_backbone = isinstance(parts.model, Detector) and not isinstance(
+      self._source_model, Detector
+    )
+    self._axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
+    self._loaded: list[str] = []
+    self._resized: dict[str, str] = {}
+    self._initialised: list[str] = []
+    self._ignored: list[str] = []
+
+  def load(self) -> tuple[TrainState, dict[str, Any]]:
+    """Return the state and the content of `init.json`; print what was loaded."""
+    new_params = dict(self._state.params)
+    source_names = {name: self._source_name(name) for name in new_params}
+    used_names = set(source_names.values()) if self._is_backbone else set(new_params)
+    self._ignored = sorted(set(self._source_arrays) - used_names)
+    for name, fresh in self._state.params.items():
+      if self._config.teacher and name.startswith(REFERENCE):
+        continue  # the teacher's, loaded next
+      array = self._load_param(name, source_names[name], fresh)
+      if array is not None:
+        new_params[name] = array
+    self._print()
+    report = {
+      "workdir": self._directory,
+      "step": self._step,
+      "loaded": self._loaded,
+      "resized": self._resized,
+      "initialised": self._initialised,
+      "ignored": self._ignored,
+    }
+    return dataclasses.replace(self._state, params=new_params), report
+
+  def _source_name(self, name: str) -> str:
+    if self._is_backbone:
+      return name.removeprefix(_BACKBONE_ENCODER)
+    return name.rpartition(REFERENCE)[2]
+
+  def _load_param(self, name: str, source_name: str, fresh: jax.Array) -> jax.Array | None:
+    """Return the loaded array for a parameter; None if it keeps its fresh value."""
+    is_detectors_own = self._is_backbone and not name.startswith(_BACKBONE)
+    array = None if is_detectors_own else self._source_arrays.get(source_name)
+    may_be_new = is_detectors_own or name.startswith(_NEW_PREFIXES) or name.endswith(ADAPTERS)
+    if array is None and not may_be_new:
+      raise UserError(
+        f"config.init.workdir: {self._directory} has no tensor {name}; only heads may be new"
+      )
+    if array is None or (may_be_new and array.shape != fresh.shape):
+      self._initialised.append(name)
+      if array is not None:
+        self._ignored.append(name)
+      return None
+    self._loaded.append(name)
+    if self._layers is not None and self._axes[name][:1] == ("layers",):
+      array = jnp.concatenate([array[: self._layers], fresh[self._layers :]])
+    if array.shape != fresh.shape:
+      array = self._resize(name, source_name, array, fresh)
+    if name.startswith(REFERENCE):
+      # the step gives back the memory of each array of its state once
+      array = jnp.copy(array)
+    return jax.device_put(array, fresh.sharding)
+
+  def _resize(self, name: str, source_name: str, array: jax.Array, fresh: jax.Array) -> jax.Array:
+    sizes = zip(array.shape, fresh.shape)
+    source_rows, rows = next((pair for pair in sizes if pair[0] != pair[1]), (0, 0))
+    self._resized[name] = f"{source_rows} to {rows} rows"
+    model = self._parts.model
+    if name.startswith(_BACKBONE_ENCODER):
+      model = model.backbone.encoder
+    models = model, self._source_model
+    return _resize_positions(source_name, array, fresh, models, self._directory)
+
+  def _print(self) -> None:
+    total = len(self._loaded) + len(self._initialised)
+    process.log(
+      f"weights of {self._directory}, step {self._step}: {len(self._loaded)} of {total} tensors "
+      "loaded"
+    )
+    if self._layers is not None:
+      process.log(f"  layers: the first {self._layers} alone, the others are new")
+    lists = {
+      "resized": [f"{name} ({change})" for name, change in self._resized.items()],
+      "initialised": self._initialised,
+      "ignored": self._ignored,
+    }
+    for title, names in lists.items():
+      process.log(f"  {title + ':':12} {', '.join(names) or 'none'}")
 
 
-def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
+def _load_teacher(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
+  """Return the state with the parameters of the teacher; raise UserError if they do not fit."""
   directory = config.teacher.workdir
   if directory == RANDOM:
     process.log(
@@ -386,55 +449,62 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
     return state
   if directory is None:
     raise UserError(f"{_TEACHER}: found None, expected the workdir of the teacher")
-  step, arrays, _ = _of_run(directory, config.teacher.step, parts, _TEACHER)
-  made = dict(state.params)
-  for name in [name for name in made if name.startswith(REFERENCE)]:
-    found = arrays.get(name.removeprefix(REFERENCE))
-    fresh = made[name]
-    if found is None or found.shape != fresh.shape:
-      shape = "none" if found is None else list(found.shape)
+  step, arrays, _ = _restore_run(directory, config.teacher.step, parts, _TEACHER)
+  new_params = dict(state.params)
+  for name, fresh in state.params.items():
+    if not name.startswith(REFERENCE):
+      continue
+    array = arrays.get(name.removeprefix(REFERENCE))
+    if array is None or array.shape != fresh.shape:
+      shape = "none" if array is None else list(array.shape)
       raise UserError(
         f"config.teacher.model: {name} has shape {list(fresh.shape)}, found {shape} in {directory}"
       )
-    made[name] = jax.device_put(found, fresh.sharding)
+    new_params[name] = jax.device_put(array, fresh.sharding)
   process.log(f"teacher: weights of {directory}, step {step}")
-  return dataclasses.replace(state, params=made)
+  return dataclasses.replace(state, params=new_params)
 
 
-def _of_run(
+def _restore_run(
   directory: str, step: int | None, parts: Parts, flag: str
 ) -> tuple[int, dict[str, jax.Array], Any]:
-  """Return (step, parameters by name, abstract model) of another run, its adapters merged, on the
-  mesh of this one.
+  """Restore another run on the mesh of this one, with its adapters merged.
 
   Of a generator and a discriminator, a model that is not both takes the discriminator.
+
+  Returns:
+    (step, parameters by name, abstract model).
   """
   run = saved_model.open_saved_model(directory, parts.rules, flag)
-  found, arrays = run.restore(step)
+  restored_step, arrays = run.restore(step)
   model = saved_model.merge_for_export(params.with_arrays(run.model, arrays))
   if hasattr(model, "networks") and not hasattr(parts.model, "networks"):
     _, model = model.networks()
-  return found, params.arrays(model), run.model
+  return restored_step, params.arrays(model), run.model
 
 
-def _resized(
-  name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str
+def _resize_positions(
+  name: str, array: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str
 ) -> jax.Array:
-  """Return a table of positions for this model, the first of `models`, made from the other's."""
-  module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in models)
-  try:
-    made = (
-      module.resize(old, other)
-      if hasattr(module, "resize") and old.shape[-1] == fresh.shape[-1]
-      else old
-    )
-  except ValueError as error:
+  """Return a table of positions for a model, made from another model's.
+
+  Args:
+    name: the name of the table in both models.
+    models: (the model, the model of the table).
+  """
+  path = name.split("/")[:-1]
+  module, source_module = (functools.reduce(getattr, path, model) for model in models)
+  resized = array
+  if hasattr(module, "resize") and array.shape[-1] == fresh.shape[-1]:
+    try:
+      resized = module.resize(array, source_module)
+    except ValueError as error:
+      raise UserError(
+        f"config.init.workdir: tensor {name} of {directory} cannot be resized: {one_line(error)}"
+      ) from error
+  if resized.shape != fresh.shape:
     raise UserError(
-      f"config.init.workdir: tensor {name} of {directory} cannot be resized: {one_line(error)}"
-    ) from error
-  if made.shape != fresh.shape:
-    raise UserError(
-      f"config.init.workdir: tensor {name} has shape {list(old.shape)} in {directory}, "
+      f"config.init.workdir: tensor {name} has shape {list(array.shape)} in {directory}, "
       f"{list(fresh.shape)} here"
     )
-  return made
+  return resized

@@ -340,7 +340,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
       :, None
     ] / (side or rows)
     made = np.asarray(
-      warm_start._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other")
+      warm_start._resize_positions(n, jnp.asarray(table), large[n], models[::-1], "runs/other")
     )
     assert made.shape == large[n].shape
     wide = {"learned_1d": 12, "relative_2d": 23}.get(name)
@@ -351,7 +351,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
     # cubic of a = -0.75
     np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)
-    same = warm_start._resized(
+    same = warm_start._resize_positions(
       n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other"
     )
     np.testing.assert_allclose(same, table, atol=1e-6)
@@ -360,7 +360,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   )
   if name == "learned_1d":
     with pytest.raises(UserError, match="cannot be resized: 1 extra tokens, expected 2"):
-      warm_start._resized(
+      warm_start._resize_positions(
         changed[0],
         jnp.asarray(table),
         params.named_params(other)[changed[0]],

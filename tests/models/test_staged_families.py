@@ -221,7 +221,7 @@ def test_another_window_starts_from_the_interpolated_table():
   here, there = (families.abstract(case("swin", window=window)) for window in (3, 2))
   old, fresh = (params.named_params(model)[name] for model in (there, here))
   table = jnp.asarray(np.random.default_rng(0).standard_normal(old.shape), jnp.float32)
-  resized = np.asarray(warm_start._resized(name, table, fresh, (here, there), "elsewhere"))
+  resized = np.asarray(warm_start._resize_positions(name, table, fresh, (here, there), "elsewhere"))
   assert resized.shape == fresh.shape == (1, 25, 2) and old.shape == (1, 9, 2)
   # no offset stays in the middle
   np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)

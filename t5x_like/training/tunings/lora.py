@@ -40,7 +40,7 @@ def make(
   return Tuning(adapt=adapt, trained_names=trained)
 
 
-def alone(model, tuning: Tuning) -> bool:
+def trains_adapters_only(model, tuning: Tuning) -> bool:
   """Return whether a model has adapters, and nothing else is trained that its logits depend on.
 
   The model without its adapters then stays the one that the run began with, and can be the
