@@ -1,11 +1,10 @@
-"""The number of a model's classes: counted in the data where a recipe leaves it open, and checked
-against them.
+"""Count a model's classes in the data where a recipe leaves their number open, and check it.
 
-Found by name. A recipe leaves the number open if its head or its detector has no `labels`, or
+A recipe leaves the number open if its head or its detector has no `labels`, or
 `labels="auto"`. Plans, which open no data, take the default of the head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from t5x_like.architectures import heads
 from t5x_like.errors import UserError
 from t5x_like.runtime import process
 
-# a target -> the model's key of its classes
+# a target of an objective -> the key of the number of classes in `config.model`
 _KEYS = {"label": "head.labels", "box_labels": "labels"}
-_OPEN = (None, "auto")
+_OPEN_COUNTS = (None, "auto")
 
 
 def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
-  """Return the config with the number of the data's classes, where it leaves the number of the
-  model's open.
+  """Return the config with the number of the data's classes, where it leaves the number open.
 
   A teacher has as many classes as the student.
 
@@ -37,33 +35,46 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
   )
   key = _KEYS.get(objective.targets)
   filled = ConfigDict(config.to_dict())
-  for model in filter(None, (filled.model, filled.teacher.get("model"))):
+  models = [filled.model]
+  if filled.teacher.get("model"):
+    models.append(filled.teacher.model)
+  for model in models:
     head: dict[str, Any] = {}
+    labels = model.get("labels")
     if key != "labels":
-      head_spec = model.get("head") or "none"
-      model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
-      if head_spec == "none" and "head" in slots.argument_names(model_class):
-        head_spec = getattr(slots.resolve_variant(model_class, model), "head", "none")
-      name, arguments = slots.name_and_arguments("config.model.head", head_spec)
-      if key is None or "labels" not in slots.argument_names(
-        slots.find("config.model.head", name, heads, "make")
-      ):
+      name, head = _head_arguments(model)
+      if key is None or not _takes_labels(name):
         continue  # the model has no classes
-      head = {"name": name} | arguments
-    labels = model.get("labels") if key == "labels" else head.get("labels")
+      labels = head.get("labels")
     if labels == "auto" and not classes:
       raise UserError(
         f"config.model.{key}: found 'auto', but task {config.task.name} has no "
         "classes; give the number"
       )
-    if labels in _OPEN and classes:
+    if labels in _OPEN_COUNTS and classes:
+      change = {"labels": classes}
+      if key != "labels":
+        change = {"head": head | change}
       with model.unlocked(), model.ignore_type():
-        model.update(
-          {"labels": classes} if key == "labels" else {"head": head | {"labels": classes}}
-        )
+        model.update(change)
     elif model is filled.model:
       classes = labels or classes
   return filled
+
+
+def _takes_labels(head_name: str) -> bool:
+  head_class = slots.find("config.model.head", head_name, heads, "make")
+  return "labels" in slots.argument_names(head_class)
+
+
+def _head_arguments(model: ConfigDict) -> tuple[str, dict[str, Any]]:
+  """Return (name, name and arguments) of a model's head, or of its variant's."""
+  head_spec = model.get("head") or "none"
+  model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
+  if head_spec == "none" and "head" in slots.argument_names(model_class):
+    head_spec = getattr(slots.resolve_variant(model_class, model), "head", "none")
+  name, arguments = slots.name_and_arguments("config.model.head", head_spec)
+  return name, {"name": name} | arguments
 
 
 def drop_automatic_labels(config: ConfigDict) -> ConfigDict:
@@ -76,23 +87,27 @@ def drop_automatic_labels(config: ConfigDict) -> ConfigDict:
 
 
 def adopt_class_count(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
-  """Return a recipe's config with the number of classes of a run, whose `config.model` is given,
-  where it is open."""
+  """Return a recipe's config with the number of classes of a run, where the recipe leaves it open.
+
+  Args:
+    model: the run's `config.model`.
+  """
   head = model.get("head")
-  number = model.get("labels") or (head.get("labels") if isinstance(head, Mapping) else None)
-  return (
-    fill_class_count(config, number)
-    if model.get("name") == config.model.get("name") and number
-    else config
-  )
+  number = model.get("labels")
+  if not number and isinstance(head, Mapping):
+    number = head.get("labels")
+  if not number or model.get("name") != config.model.get("name"):
+    return config
+  return fill_class_count(config, number)
 
 
 def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
-  """Refuse a model of fewer classes than the data have, and data of one; tell of classes that
-  cannot be learned.
+  """Refuse a model of fewer classes than the data have, and data of one class.
+
+  Print a line about classes without examples, and about outputs of a model that no class has.
 
   Args:
-    outputs: the model's, abstract.
+    outputs: the model's abstract outputs.
   Raises:
     UserError: too few classes, of the model or of the data.
   """
@@ -104,27 +119,29 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
       f"config.task: found one class, {classes[0]!r}, in task {config.task.name}, from which "
       "nothing can be learned; expected two or more, such as a folder for each"
     )
-  of_N = getattr(task, "labels", None)
-  if of_N is not None and (
-    absent := [classes[n] for n in np.setdiff1d(np.arange(len(classes)), of_N)]
-  ):
-    message = (
-      f"{len(absent)} of the {len(classes)} classes: "
-      f"{', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
-    )
-    process.log(f"task {task.name}: no example for training has {message}")
+  labels_N = getattr(task, "labels", None)
+  if labels_N is not None:
+    absent = [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels_N)]
+    if absent:
+      process.log(
+        f"task {task.name}: no example for training has {len(absent)} of the {len(classes)} "
+        f"classes: {_first_classes(absent)}"
+      )
   labels = outputs["logits"].shape[-1] - objective.spare_classes
+  if labels == len(classes):
+    return
   key = _KEYS[objective.targets]
-  if labels != len(classes):
-    message = (
-      f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
-    )
-    message += (
-      f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set "
-      f"--config.model.{key}={len(classes)}"
-    )
-    if labels < len(classes):
-      raise UserError(message)
-    # other logits are a decoder's, of its tokens
-    if key == "labels" or "labels" in (config.model.get("head") or {}):
-      process.log(message)
+  message = (
+    f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes "
+    f"({_first_classes(classes)}); set --config.model.{key}={len(classes)}"
+  )
+  if labels < len(classes):
+    raise UserError(message)
+  # other logits are a decoder's, of its tokens
+  if key == "labels" or "labels" in (config.model.get("head") or {}):
+    process.log(message)
+
+
+def _first_classes(names: Sequence[str]) -> str:
+  listed = ", ".join(names[:8])
+  return f"{listed}, …" if len(names) > 8 else listed

@@ -35,13 +35,13 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
     while run.step < total and not run.is_out_of_patience and not stop_requested:
       if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
         continue  # the guard took the run back to an earlier step
-      saves = due(run.step) or run.step == total
-      evaluates = run.step % every == 0 and run.step < total
-      if (saves or evaluates) and not run.drain():
+      is_saved = due(run.step) or run.step == total
+      is_evaluated = run.step % every == 0 and run.step < total
+      if (is_saved or is_evaluated) and not run.drain():
         continue
-      if saves:
+      if is_saved:
         run.save()
-      stop_requested = stop.requested() or (evaluates and not run.evaluate(stop.requested))
+      stop_requested = stop.requested() or (is_evaluated and not run.evaluate(stop.requested))
       if (stop_requested or run.is_out_of_patience) and run.drain():
         run.save()
     if run.step < total and run.is_out_of_patience:

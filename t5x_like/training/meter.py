@@ -50,18 +50,18 @@ class StepMeter:
     goodput: Goodput,
     pad_id: int | None,
   ):
-    self._batches, self._cost, self._goodput, self._stragglers = (
-      batches,
-      cost,
-      goodput,
-      StragglerFinder(),
-    )
-    self._at_once = jax.default_backend() == "cpu" and not jax.config.read(
+    self._batches = batches
+    self._cost = cost
+    self._goodput = goodput
+    self._stragglers = StragglerFinder()
+    self._dispatch_computes = jax.default_backend() == "cpu" and not jax.config.read(
       "jax_cpu_enable_async_dispatch"
     )
     self._last = time.perf_counter()
     self._pad_id = pad_id
-    self._waited = self._away = self._own = 0.0
+    self._waited = 0.0
+    self._excluded = 0.0
+    self._own_seconds = 0.0
     self._steps: list[tuple] = []  # padding, cost, and the time when it was dispatched
 
   def next_batch(self) -> dict[str, np.ndarray]:
@@ -75,18 +75,18 @@ class StepMeter:
   def record_dispatch(self, since: float) -> None:
     """Count the time from `since` until now as this host's own work for a step."""
     self._steps[-1] += (time.perf_counter(),)
-    self._own += self._steps[-1][-1] - since
+    self._own_seconds += self._steps[-1][-1] - since
 
   def exclude_time(self, since: float) -> None:
     """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an
     evaluation."""
-    self._away += time.perf_counter() - since
+    self._excluded += time.perf_counter() - since
 
   def finish_step(self) -> dict[str, float]:
     """Return the figures of the step whose metrics have just arrived."""
     padding, cost, *dispatched = self._steps.pop(0)
-    now = dispatched[0] if self._at_once and dispatched else time.perf_counter()
-    seconds = max(now - self._last - self._away, 1e-9)
+    now = dispatched[0] if self._dispatch_computes and dispatched else time.perf_counter()
+    seconds = max(now - self._last - self._excluded, 1e-9)
     figures = {
       "seconds_per_step": seconds,
       f"{cost.of}_per_second": cost.positions / seconds,
@@ -97,11 +97,11 @@ class StepMeter:
     }
     if cost.flops / seconds <= cost.peak:  # else the peak, measured on a busy machine, is none
       figures["mfu"] = cost.flops / seconds / cost.peak
-    slowest = self._stragglers.finish_step(self._own)
+    slowest = self._stragglers.finish_step(self._own_seconds)
     self._last = now
     self._waited = 0.0
-    self._away = 0.0
-    self._own = 0.0
+    self._excluded = 0.0
+    self._own_seconds = 0.0
     return figures | slowest
 
 
@@ -114,19 +114,23 @@ class StragglerFinder:
   """
 
   def __init__(self):
-    self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
+    self._seconds = 0.0
+    self._steps = 0
+    self._reported = time.monotonic()
     self._store = distributed.key_value_store()
 
   def finish_step(self, own_seconds: float) -> dict[str, float]:
     """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its
     own work."""
-    self._seconds = self._seconds + own_seconds
-    self._steps = self._steps + 1
-    if self._store is None or time.monotonic() - self._told < _EVERY_SECONDS:
+    self._seconds += own_seconds
+    self._steps += 1
+    if self._store is None or time.monotonic() - self._reported < _EVERY_SECONDS:
       return {}
     mean_seconds = json.dumps(self._seconds / self._steps)
     self._store.key_value_set(f"{_PREFIX}{jax.process_index()}", mean_seconds, allow_overwrite=True)
-    self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
+    self._seconds = 0.0
+    self._steps = 0
+    self._reported = time.monotonic()
     if jax.process_index():
       return {}
     seconds_by_host = {

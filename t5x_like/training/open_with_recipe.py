@@ -1,5 +1,4 @@
-"""Open a trained model with a recipe, or with changes to its config, for evaluation and
-prediction."""
+"""Open a trained model with a recipe, or with changes to its config, to evaluate and predict."""
 
 import json
 from collections.abc import Sequence
@@ -23,8 +22,7 @@ from t5x_like.training.saved_model import SavedModel, identify_model, vocabulary
 def open_with_recipe(
   workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False
 ) -> SavedModel:
-  """Open a trained model with a recipe or with changes to its config; its parameters stay where
-  they are.
+  """Open a trained model with a recipe or with changes to its config, without its parameters.
 
   Args:
     workdir: the run's directory or address; or a Hugging Face directory, or a name of the Hub.
@@ -36,7 +34,6 @@ def open_with_recipe(
       model.
   """
   identity, published = identify_model(workdir, "--workdir")
-  imported = workdirs.read_imported(workdir) if published is None else None
   if rows:
     # fits any mesh
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]
@@ -49,16 +46,10 @@ def open_with_recipe(
     config = config_lib.restore(identity, overrides, f"{workdir}/{workdirs.IDENTITY_FILE}")
   else:
     config, _ = open_values.complete(load_recipe(recipe, overrides))
-  if recipe is not None and published is not None:
-    config = warm_start.with_model_keys(config, identity["model"], workdir)
-  elif recipe is not None:
-    config = class_count.adopt_class_count(
-      adopt_imported_model(config, imported, workdir), identity["model"]
-    )
-    if "tokens" in identity["model"]:
-      with config.model.unlocked(), config.model.ignore_type():
-        config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
-    config.tuning = ConfigDict(identity["tuning"])  # the adapters
+    if published is not None:
+      config = warm_start.with_model_keys(config, identity["model"], workdir)
+    else:
+      config = _with_trained_parts(config, identity, workdir)
   config = resolve(config)
   rules = Rules.from_config(config)
   rules.check_batch(config.batch_size, config.accumulation_steps)
@@ -70,43 +61,65 @@ def open_with_recipe(
   return run
 
 
+def _with_trained_parts(config: ConfigDict, identity: dict[str, Any], workdir: str) -> ConfigDict:
+  """Return a recipe's config with the imported model, classes, special ids and tuning of a run."""
+  model = identity["model"]
+  config = adopt_imported_model(config, workdirs.read_imported(workdir), workdir)
+  config = class_count.adopt_class_count(config, model)
+  if "tokens" in model:
+    with config.model.unlocked(), config.model.ignore_type():
+      config.model.tokens = model["tokens"]  # from the vocabulary
+  config.tuning = ConfigDict(identity["tuning"])  # the adapters
+  return config
+
+
 def check_saved_model(run: SavedModel, vocabulary: vocabularies.Vocabulary | None = None) -> None:
-  """Check that the config's model, and a vocabulary, are those of training; raise UserError with
-  the changed keys."""
-  current_identity = {"model": run.config.model.to_dict()}
-  trained_identity = {"model": dict(run.identity["model"])}
+  """Check that the config's model, and a vocabulary, are those of training.
+
+  Raises:
+    UserError: naming the changed keys.
+  """
+  model = run.config.model.to_dict()
+  trained_model = dict(run.identity["model"])
+  if run.published is not None:  # it has no choices of training
+    model = {key: model.get(key) for key in trained_model}
+  # dropout does not affect a trained model
+  model.pop("dropout", None)
+  trained_model.pop("dropout", None)
+  identity = {"model": model}
+  trained_identity = {"model": trained_model}
   if vocabulary is not None:
     _check_classes(run, vocabulary)
-    current_identity["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
-    trained_identity["fingerprints"] = {"vocabulary": workdirs.vocabulary_fingerprint(run.identity)}
-  if run.published is not None:  # it has no training's choices
-    current_identity["model"] = {
-      key: current_identity["model"].get(key) for key in trained_identity["model"]
-    }
-  for tree in (current_identity, trained_identity):  # dropout does not affect a trained model
-    tree["model"].pop("dropout", None)
-  workdirs.check_identity(trained_identity, current_identity, run.workdir)
+    trained_print = workdirs.vocabulary_fingerprint(run.identity)
+    identity["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
+    trained_identity["fingerprints"] = {"vocabulary": trained_print}
+  workdirs.check_identity(trained_identity, identity, run.workdir)
 
 
 def _check_classes(run: SavedModel, vocabulary: vocabularies.Vocabulary) -> None:
-  """Tell of data of other classes than a run's, of some of them, or in another order; raise
-  UserError."""
+  """Refuse data of other classes than a model learned, of some of them, or in another order.
+
+  Raises:
+    UserError: naming the classes.
+  """
   data_classes = getattr(vocabulary, "names", ())
   if not data_classes or vocabulary.fingerprint == workdirs.vocabulary_fingerprint(run.identity):
     return
-  model_classes = getattr(
-    vocabularies.load(vocabulary_directory(run.workdir, run.identity)), "names", ()
-  )
-  if foreign := [name for name in data_classes if model_classes and name not in model_classes]:
+  model_vocabulary = vocabularies.load(vocabulary_directory(run.workdir, run.identity))
+  model_classes = getattr(model_vocabulary, "names", ())
+  if not model_classes:
+    return
+  foreign = [name for name in data_classes if name not in model_classes]
+  if foreign:
     raise UserError(
       f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
       f"{', '.join(model_classes[:8])}; take data of these, under their names"
     )
-  if model_classes:
-    raise UserError(
-      f"config.task: found data of {len(data_classes)} classes, {', '.join(data_classes[:8])}, but {run.workdir} "
-      f"learned {len(model_classes)}; name all of them, --config.task.classes='{json.dumps(model_classes)}'"
-    )
+  raise UserError(
+    f"config.task: found data of {len(data_classes)} classes, {', '.join(data_classes[:8])}, but "
+    f"{run.workdir} learned {len(model_classes)}; name all of them, "
+    f"--config.task.classes='{json.dumps(model_classes)}'"
+  )
 
 
 def load_vocabulary(run: SavedModel) -> vocabularies.Vocabulary:
@@ -119,12 +132,12 @@ def load_vocabulary(run: SavedModel) -> vocabularies.Vocabulary:
 
 
 def feature_shapes(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
-  """Return the shapes of a trained model's features, from its data or, of imported weights without
-  data, its recipe.
+  """Return the shapes of a trained model's features, from its data or else its recipe.
 
   Raises:
-    UserError: imported weights, and a task whose features only its data tell.
+    UserError: imported weights without data, and a task that declares no features.
   """
-  return identity["features"] or {
-    name: list(feature.shape) for name, feature in task_features.declare(identity["task"]).items()
-  }
+  if identity["features"]:
+    return identity["features"]
+  declared = task_features.declare(identity["task"])
+  return {name: list(feature.shape) for name, feature in declared.items()}

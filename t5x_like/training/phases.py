@@ -41,17 +41,20 @@ class Phase:
 
 
 def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
-  """Return the phases in order, with the run's own task last and without end; `make_task` takes a
-  task's arguments."""
-  built = []
+  """Return the phases in order; the run's own task is last and has no end.
+
+  Args:
+    make_task: builds a task from its name and arguments.
+  """
+  phases = []
   start = 0
   for name, until, changes, batch_size in config_lib.ordered_phases(config):
     phase_config = copy.deepcopy(config)
     phase_config.batch_size = batch_size
-    task = make_task({"name": None} | config_lib.change_task(config.task.to_dict(), changes))
-    built.append(Phase(name, start, until, task, phase_config))
+    values = {"name": None} | config_lib.change_task(config.task.to_dict(), changes)
+    phases.append(Phase(name, start, until, make_task(values), phase_config))
     start = until
-  return built
+  return phases
 
 
 def phase_at(phases: list[Phase], step: int) -> Phase:
@@ -66,17 +69,18 @@ def iterate_batches(
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 
   current = phase_at(phases, step)
-  earlier_phases = [one for one in phases if one.until <= current.start]
+  earlier = []
+  for phase in phases:
+    if phase.until <= current.start:
+      num_steps = phase.until - phase.start
+      earlier.append(consumption.Phase(phase.task, phase.config.batch_size, num_steps))
   return loader.train_batches(
     current.task,
     batch_size=current.config.batch_size,
     seed=current.config.seed,
     start_step=step,
     rows=rows,
-    earlier=[
-      consumption.Phase(one.task, one.config.batch_size, one.until - one.start)
-      for one in earlier_phases
-    ],
+    earlier=earlier,
   )
 
 
@@ -88,26 +92,29 @@ def check_past_phases(saved: dict[str, Any], config: ConfigDict, step: int, work
   Raises:
     UserError: naming the first stretch of steps that differs.
   """
-  for saved_phase, current_phase in itertools.zip_longest(
-    _past_phases(ConfigDict(saved), step), _past_phases(config, step)
-  ):
-    if saved_phase != current_phase:
+  saved_phases = _past_phases(ConfigDict(saved), step)
+  for before, now in itertools.zip_longest(saved_phases, _past_phases(config, step)):
+    if before != now:
       raise UserError(
-        f"{workdir}: its steps up to {step} were made with {_describe_phase(saved_phase)}, found {_describe_phase(current_phase)}: "
-        "set config.phases as it was for these steps, or use a new --workdir"
+        f"{workdir}: its steps up to {step} were made with {_describe_phase(before)}, found "
+        f"{_describe_phase(now)}: set config.phases as it was for these steps, or use a new "
+        "--workdir"
       )
 
 
 def _past_phases(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
-  ended = [
-    (name, min(until, step), size) for name, until, _, size in config_lib.phases_in_order(config)
-  ]
-  return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
+  """Return name, end and batch size of each phase that begins before a step."""
+  past = []
+  start = 0
+  for name, until, _, batch_size in config_lib.ordered_phases(config):
+    if start < step or not past:
+      past.append((name, min(until, step), batch_size))
+    start = min(until, step)
+  return past
 
 
 def _describe_phase(phase: tuple[str, int, int] | None) -> str:
-  return (
-    "no such phase"
-    if phase is None
-    else (f"phase {phase[0]} up to step {phase[1]} at batch size {phase[2]}")
-  )
+  if phase is None:
+    return "no such phase"
+  name, until, batch_size = phase
+  return f"phase {name} up to step {until} at batch size {batch_size}"

@@ -1,4 +1,4 @@
-"""A trained model, of a run or published: its config, model and parameters."""
+"""Open a trained model, of a run or published, and restore its parameters."""
 
 import dataclasses
 from typing import Any
@@ -28,12 +28,12 @@ class SavedModel:
   """A run whose parameters can be restored.
 
   Attributes:
-    workdir: its directory or address.
-    config: resolved.
-    identity: the content of its `config.json`.
+    workdir: the run's directory or address.
+    config: the resolved config.
+    identity: the content of `config.json`.
     model: the abstract model.
     rules: mesh and sharding rules.
-    published: the `Published` model that this is; None for a run.
+    published: the `PublishedModel` of `interop`; None for a run.
   """
 
   workdir: str
@@ -60,25 +60,27 @@ class SavedModel:
       return 0, self.published.arrays(self.rules)
     directory = f"{self.workdir}/{folder}"
     abstract = abstract_params(self.model, self.rules)
-    values = self.config.optimizer
     with Checkpoints(directory) as checkpoints:
-      if (
-        folder == "checkpoints"
-        and (values.get("ema") or values.get("schedule_free"))
-        and values.use_ema
-      ):
+      if folder == "checkpoints" and self._keeps_mean():
         restored = checkpoints.restore(
           lambda saved: nest(ema.averaged_tensors(saved, abstract)), step
         )
-        named = restored and ema.averaged_params(flatten(restored[1]))
-        if named:
-          return restored[0], {name: named[name] for name in abstract}
+        if restored is not None:
+          restored_step, tree, _ = restored
+          named = ema.averaged_params(flatten(tree))
+          if named:
+            return restored_step, {name: named[name] for name in abstract}
       restored = checkpoints.restore({"params": nest(abstract)}, step)
     if restored is None:
       raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")
     restored_step, tree, _ = restored
     named = flatten(tree["params"])
     return restored_step, {name: named[name] for name in abstract}
+
+  def _keeps_mean(self) -> bool:
+    """Return whether the optimizer keeps a mean of the weights that is to be used."""
+    optimizer = self.config.optimizer
+    return bool(optimizer.use_ema and (optimizer.get("ema") or optimizer.get("schedule_free")))
 
 
 def open_saved_model(
@@ -103,8 +105,7 @@ def open_saved_model(
 
 
 def find_identity(workdir: str, flag: str) -> dict[str, Any] | None:
-  """Return the saved identity of a run, or the like of a published model (`interop/published.py`);
-  None for neither.
+  """Return the saved identity of a run or of a published model; None if there is neither.
 
   Args:
     flag: the flag or key that gave the workdir, for messages.
@@ -114,15 +115,15 @@ def find_identity(workdir: str, flag: str) -> dict[str, Any] | None:
 
 
 def load_identity(workdir: str, flag: str = "--workdir") -> dict[str, Any]:
-  """Return what `found` gives; raise UserError if there is no trained model."""
+  """Return the identity of a trained model; raise UserError if there is none."""
   return identify_model(workdir, flag)[0]
 
 
 def identify_model(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
-  """Return (identity, `Published` or, of a run, None).
+  """Return the identity of a trained model, and the `PublishedModel` that it is or None for a run.
 
   Args:
-    flag: as in `found`.
+    flag: the flag or key that gave the workdir, for messages.
   Raises:
     UserError: there is no trained model, or it is damaged.
   """
@@ -154,8 +155,7 @@ def vocabulary_directory(workdir: str, identity: dict[str, Any]) -> str:
 
 
 def merge_for_export(model):
-  """Return the model as it is used elsewhere: its adapters merged, without a reference or a value
-  head beside it."""
+  """Return a model with merged adapters and without its reference and value head."""
   model = without_adapters(model, merged=True)
   for name in ("reference", "value"):
     if hasattr(model, name):
