@@ -130,7 +130,7 @@ def _check_features(config: ConfigDict, parts: Parts, task) -> None:
   objective = parts.objective
   objective_name = config.objective.name
   model_name = config.model.name
-  model_output = parts.model.NEEDS[-1]
+  model_output = parts.model.REQUIRED_FEATURES[-1]
   task_makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
   has_rows = _has_several_rows(task.features)
   fitting = _fitting_objectives(task.features, model_output, has_rows)
@@ -151,7 +151,7 @@ def _check_features(config: ConfigDict, parts: Parts, task) -> None:
       f"config.objective: {objective_name} needs examples of {needed}, but task "
       f"{config.task.name} makes {made} for each; {choose}"
     )
-  for feature in parts.model.NEEDS:
+  for feature in parts.model.REQUIRED_FEATURES:
     if feature not in task.features:
       raise UserError(
         f"config.model: {model_name} needs the feature {feature!r}, {task_makes}; choose "
@@ -202,7 +202,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   if "tokens" not in config.model:
     return config
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  sides = [feature.partition("_")[0] for feature in model_class.NEEDS]
+  sides = [feature.partition("_")[0] for feature in model_class.REQUIRED_FEATURES]
   vocabulary_ids = {
     "pad": vocabulary.pad_id,
     "start": vocabulary.decoder_start_id,

@@ -91,19 +91,22 @@ class TextBuckets:
   buckets: int
   pad_id: int | None
 
-  def shape(self, given: Mapping[str, Any]) -> tuple[int, ...]:
+  def shape(self, features: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a batch, or of features."""
-    return tuple(given[name].shape[-1] for name in _SHOWS_PADDING.values() if name in given)
+    return tuple(features[name].shape[-1] for name in _SHOWS_PADDING.values() if name in features)
 
-  def of(self, shape: tuple[int, ...]) -> Features:
+  def cut_features(self, shape: tuple[int, ...]) -> Features:
     """Return the features of rows of a shape."""
-    found = (cut_features(self.features, self.buckets, share) for share in range(self.buckets))
-    return next(one for one in found if self.shape(one) == shape)
+    for share in range(self.buckets):
+      candidate = cut_features(self.features, self.buckets, share)
+      if self.shape(candidate) == shape:
+        return candidate
+    raise ValueError(f"no share of a row has the shape {shape}")
 
   def cut(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return cut_batch(batch, self.features, self.buckets, self.pad_id)
 
-  def words(self, shape: tuple[int, ...]) -> str:
+  def describe(self, shape: tuple[int, ...]) -> str:
     return f"rows of {' + '.join(map(str, shape))} tokens"
 
 
@@ -114,25 +117,28 @@ class ImageBuckets:
   features: Features
   buckets: int
 
-  def shape(self, given: Mapping[str, Any]) -> tuple[int, ...]:
+  def shape(self, features: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a batch, or of features."""
-    return tuple(given["image"].shape[-3:-1])
+    return tuple(features["image"].shape[-3:-1])
 
-  def of(self, shape: tuple[int, ...]) -> Features:
+  def cut_features(self, shape: tuple[int, ...]) -> Features:
     """Return the features of images of a shape."""
     image = self.features["image"]
     return self.features | {"image": dataclasses.replace(image, shape=(*shape, *image.shape[-1:]))}
 
   def cut(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Cut the padding of images to the least shares that hold the largest; its `image_size` is [B,
-    2]."""
-    wanted = zip(self.shape(self.features), batch["image_size"].max(axis=0))
-    y, x = (
-      next(n for n in lengths(side, self.buckets, STRIDE) if n >= used) for side, used in wanted
-    )
-    return batch | {"image": batch["image"][:, :y, :x]}
+    """Cut the padding of images to the least shares that hold the largest image.
 
-  def words(self, shape: tuple[int, ...]) -> str:
+    Args:
+      batch: images, and their `image_size` [B, 2].
+    """
+    sides = []
+    for side, used in zip(self.shape(self.features), batch["image_size"].max(axis=0)):
+      sides.append(next(n for n in lengths(side, self.buckets, STRIDE) if n >= used))
+    height, width = sides
+    return batch | {"image": batch["image"][:, :height, :width]}
+
+  def describe(self, shape: tuple[int, ...]) -> str:
     return f"images of {' x '.join(map(str, shape))} pixels"
 
 
@@ -147,49 +153,58 @@ class BucketedStep:
     self._config = config
     self._parts = parts
     self._task = task
-    self._made: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
-    core = parts.model.variant.design.core
-    backbone = getattr(parts.model, "backbone", None)
-    images = "image_size" in task.features
-    fixed = f"the core {core} is made for one length" if core not in ("auto", "dense") else ""
-    if images and not getattr(backbone, "local", False):
-      fixed = f"in the backbone {type(backbone).__name__}, cells far from the padding depend on it"
-    buckets = 1 if fixed else task.buckets
-    if fixed:
-      process.log(f"config.task.buckets: {fixed}; batches are not cut")
-    self._rows = (
-      ImageBuckets(task.features, buckets)
-      if images
-      else TextBuckets(task.features, buckets, task.vocabulary.pad_id)
-    )
-    self.longest = self._of(task.features)
+    self._compiled: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
+    has_images = "image_size" in task.features
+    reason = _whole_rows_reason(parts.model, has_images)
+    buckets = task.buckets
+    if reason:
+      buckets = 1
+      process.log(f"config.task.buckets: {reason}; batches are not cut")
+    if has_images:
+      self._buckets = ImageBuckets(task.features, buckets)
+    else:
+      self._buckets = TextBuckets(task.features, buckets, task.vocabulary.pad_id)
+    self.longest = self._compiled_step(task.features)
 
   def __call__(self, state, batch):
-    return self._of(batch)[0](state, batch)
+    step, _ = self._compiled_step(batch)
+    return step(state, batch)
 
   def cost(self, batch: dict[str, np.ndarray]) -> StepCost:
     """Return the cost of the step of a batch, or of this host's rows of it."""
-    return self._of(batch)[1]
+    _, cost = self._compiled_step(batch)
+    return cost
 
   def cut(
     self, batches: Iterator[dict[str, np.ndarray]], rows: Sequence[int]
   ) -> Iterator[dict[str, np.ndarray]]:
     """Cut whole batches, and yield the rows of this host."""
     for batch in batches:
-      shorter = self._rows.cut(batch)
+      shorter = self._buckets.cut(batch)
       yield {name: x[rows] for name, x in shorter.items()}
 
-  def _of(self, given) -> tuple[Callable, StepCost]:
-    """Return the step for a batch or features of some length, compiled for it when it first
-    comes."""
-    if (key := self._rows.shape(given)) not in self._made:
-      task = dataclasses.replace(self._task, features=self._rows.of(key))
-      if self._made:
-        process.log(f"the first batch of {self._rows.words(key)}")
-      self._made[key] = compile_step(
-        self._config, self._parts, abstract_batch(self._config, self._parts.rules, task)
-      )
-    return self._made[key]
+  def _compiled_step(self, batch: Mapping[str, Any]) -> tuple[Callable, StepCost]:
+    """Return the step for a batch or features of some length, compiled on first use."""
+    shape = self._buckets.shape(batch)
+    if shape not in self._compiled:
+      task = dataclasses.replace(self._task, features=self._buckets.cut_features(shape))
+      if self._compiled:
+        process.log(f"the first batch of {self._buckets.describe(shape)}")
+      abstract = abstract_batch(self._config, self._parts.rules, task)
+      self._compiled[shape] = compile_step(self._config, self._parts, abstract)
+    return self._compiled[shape]
+
+
+def _whole_rows_reason(model, has_images: bool) -> str | None:
+  """Return why a model must have whole rows or images; None if it need not."""
+  core = model.variant.design.core
+  if has_images:
+    backbone = getattr(model, "backbone", None)
+    if not getattr(backbone, "local", False):
+      return f"in the backbone {type(backbone).__name__}, cells far from the padding depend on it"
+  if core not in ("auto", "dense"):
+    return f"the core {core} is made for one length"
+  return None
 
 
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:

@@ -102,26 +102,31 @@ def with_schedule_free(
 
 
 def evaluation_weights(state, averaged: bool = True) -> Named:
-  """Return the weights of a `TrainState` to evaluate: the mean of those that are trained, the
-  others as they are.
+  """Return the weights of a `TrainState` to evaluate: the mean where there is one.
+
+  Parameters that are not trained have no mean, and are returned as they are.
 
   Args:
-    averaged: False returns the weights of the last step, as does a state without a mean.
+    averaged: False returns the weights of the last step.
   """
-  kept = [one for one in jax.tree.leaves(state.opt_state, is_leaf=_is_mean) if _is_mean(one)]
-  if not averaged or not kept:
+  nodes = jax.tree.leaves(state.opt_state, is_leaf=_is_mean)
+  means = [node for node in nodes if _is_mean(node)]
+  if not averaged or not means:
     return state.params
-  (own,) = kept
+  (mean_state,) = means
   tensors = {f"params/{name}": x for name, x in state.params.items()}
-  if isinstance(own, EmaState):
-    tensors |= {COUNT: own.count} | {f"{MEAN}{name}": x for name, x in own.mean.items()}
+  if isinstance(mean_state, EmaState):
+    tensors[COUNT] = mean_state.count
+    tensors |= {f"{MEAN}{name}": x for name, x in mean_state.mean.items()}
   else:
-    tensors |= {NEXT: own.step_count, B1: own.b1} | {f"{Z}{name}": x for name, x in own.z.items()}
-  # the optimizer's may be in the hosts' memory
-  place = {name: x.sharding for name, x in state.params.items()}
-  return state.params | {
-    name: jax.device_put(x, place[name]) for name, x in (averaged_params(tensors) or {}).items()
-  }
+    tensors[NEXT] = mean_state.step_count
+    tensors[B1] = mean_state.b1
+    tensors |= {f"{Z}{name}": x for name, x in mean_state.z.items()}
+  weights = dict(state.params)
+  for name, x in (averaged_params(tensors) or {}).items():
+    # the optimizer's may be in the hosts' memory
+    weights[name] = jax.device_put(x, weights[name].sharding)
+  return weights
 
 
 def averaged_tensors(saved: dict[str, Any], abstract_params: dict[str, Any]) -> dict[str, Any]:
@@ -129,45 +134,49 @@ def averaged_tensors(saved: dict[str, Any], abstract_params: dict[str, Any]) -> 
 
   Args:
     saved: the manifest's entries of the tensors in the checkpoint, by name.
-    wanted: abstract parameters by name.
+    abstract_params: abstract parameters by name.
   Returns:
     Abstract tensors by name in the checkpoint: `ema/mean/…` where there is one, else `params/…`,
     with their `schedule_free/z/…` where there is one; and the scalars that belong to these.
   """
-  names = {
-    name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}"
-    for name in abstract_params
-  }
-  any_sharding = next(iter(abstract_params.values())).sharding
-  scalar = jax.sharding.NamedSharding(any_sharding.mesh, jax.sharding.PartitionSpec())
-  scalars = {
-    key: jax.ShapeDtypeStruct((), jnp.dtype(one["dtype"]), sharding=scalar)
-    for key, one in saved.items()
-    if re.fullmatch(_SCALAR, key)
-  }
-  z_tensors = {f"{Z}{name}": x for name, x in abstract_params.items() if f"{Z}{name}" in saved}
-  return {names[name]: x for name, x in abstract_params.items()} | z_tensors | scalars
+  tensors = {}
+  for name, x in abstract_params.items():
+    tensors[f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}"] = x
+  for name, x in abstract_params.items():
+    if f"{Z}{name}" in saved:
+      tensors[f"{Z}{name}"] = x
+  mesh = next(iter(abstract_params.values())).sharding.mesh
+  replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  for key, entry in saved.items():
+    if re.fullmatch(_SCALAR, key):
+      tensors[key] = jax.ShapeDtypeStruct((), jnp.dtype(entry["dtype"]), sharding=replicated)
+  return tensors
 
 
 def averaged_params(tensors: dict[str, Any]) -> Named | None:
-  """Return parameters by name from the tensors that `chosen` named; None if no update has been
-  averaged."""
+  """Return parameters by name from the tensors that `averaged_tensors` names.
+
+  Returns:
+    None if no update has been averaged.
+  """
   if int(tensors.get(COUNT, 1)) == 0 or int(tensors.get(NEXT, 2)) == 1:
     return None
-  z_params = {name.removeprefix(Z): x for name, x in tensors.items() if name.startswith(Z)}
-  weights = {
-    name.removeprefix("params/"): x for name, x in tensors.items() if name.startswith("params/")
-  }
+  weights = _without_prefix(tensors, "params/")
+  z_params = _without_prefix(tensors, Z)
   if z_params:
     z_params = {name: jax.device_put(x, weights[name].sharding) for name, x in z_params.items()}
-    weights |= _mean({name: weights[name] for name in z_params}, z_params, tensors[B1])
-  return weights | {
-    name.removeprefix(MEAN): x for name, x in tensors.items() if name.startswith(MEAN)
-  }
+    averaged = {name: weights[name] for name in z_params}
+    weights |= _schedule_free_mean(averaged, z_params, tensors[B1])
+  return weights | _without_prefix(tensors, MEAN)
+
+
+def _without_prefix(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
+  """Return the tensors whose names begin with a prefix, by the rest of their names."""
+  return {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
 
 
 @jax.jit
-def _mean(weights: Named, z: Named, b1: jax.Array) -> Named:
+def _schedule_free_mean(weights: Named, z: Named, b1: jax.Array) -> Named:
   return optax.contrib.schedule_free_eval_params(
     ScheduleFreeState(b1, None, None, None, None, z), weights
   )

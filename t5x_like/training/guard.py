@@ -24,7 +24,7 @@ _HORIZON = 100
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-  """A policy.
+  """A policy for updates with a loss that is not finite or a spike.
 
   Attributes:
     spike: refuse a loss above this many times the running mean of the sizes (absolute values) of
@@ -35,16 +35,16 @@ class Guard:
     at_most: refused updates in a row, or times to go back, before the run stops.
   """
 
-  @property
-  def horizon(self) -> int:
-    """The number of last updates of which at most a quarter may be left out."""
-    return max(_HORIZON, 4 * self.at_most)
-
   spike: float = 0.0
   window: int = 100
   skips: bool = False
   steps: int = 0
   at_most: int = 0
+
+  @property
+  def horizon(self) -> int:
+    """The number of last updates of which at most a quarter may be left out."""
+    return max(_HORIZON, 4 * self.at_most)
 
   def judge(
     self, watch: LossRecord, loss: jax.Array, gradient_norm: jax.Array
@@ -125,7 +125,8 @@ class RefusedSteps:
   """
 
   def __init__(self, guard: Guard, steps: Iterable[int]):
-    self._horizon, self._steps = guard.horizon, collections.deque(steps)
+    self._horizon = guard.horizon
+    self._steps = collections.deque(steps)
 
   def add(self, step: int) -> str | None:
     """Add a step; return why the run must stop, if more than a quarter of the last updates were
@@ -160,12 +161,12 @@ def stop_error(reason: str, step: int, saved: list[int]) -> NumericError:
 
 
 def rollback_target(guard: Guard, reason: str, refused_step: int, saved: list[int]) -> int:
-  """Return the saved step to go back to before step `bad`; raise NumericError if none is early
-  enough."""
+  """Return the saved step to return to; raise NumericError if none is early enough."""
   candidates = [step for step in saved if step <= refused_step - guard.steps]
   if not candidates:
     raise NumericError(
-      f"{reason} at step {refused_step}; no step {guard.steps} before is saved; lower --config.checkpoint.every"
+      f"{reason} at step {refused_step}; no step {guard.steps} before is saved; lower "
+      "--config.checkpoint.every"
     )
   return max(candidates)
 

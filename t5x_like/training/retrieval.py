@@ -24,7 +24,7 @@ from t5x_like.training.build import REFERENCE, Parts, abstract_batch
 from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.state import TrainState
 
-_KEPT = operator.attrgetter("reference.retriever")
+_RETRIEVER = operator.attrgetter("reference.retriever")
 
 
 class RetrievalStep:
@@ -37,87 +37,92 @@ class RetrievalStep:
   def __init__(self, config: ConfigDict, parts: Parts, task):
     batch = abstract_batch(config, parts.rules, task)
     passages = task.passages
-    k = batch["passage_tokens"].shape[1] - 1
+    num_passages = batch["passage_tokens"].shape[1] - 1
     self._every = parts.objective.refresh_every
-    self._beside = parts.objective.refresh == "beside"
-    self._search = None
-    if k:
-      given = (
+    self._indexes_beside = parts.objective.refresh == "beside"
+    self._shelf = None
+    if num_passages:
+      self._shelf = shelf(
+        parts.objective.search,
         parts.model,
         parts.rules,
         passages,
-        config.batch_size * (1 + k),
-        self._every if self._beside else 1,
+        config.batch_size * (1 + num_passages),
+        self._every if self._indexes_beside else 1,
       )
-      self._search = open_search(parts.objective.search, *given)
       process.log(
-        f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by "
-        f"an index made every {self._every:,} steps"
+        f"retrieval: {num_passages} of {passages.number:,} passages for each of "
+        f"{config.batch_size} rows, by an index made every {self._every:,} steps"
       )
-    kept = {name: x for name, x in parts.state.params.items() if name.startswith(REFERENCE)}
-    self._copied = jax.jit(
-      lambda arrays: {name: jnp.copy(arrays[name.removeprefix(REFERENCE)]) for name in kept},
-      out_shardings={name: x.sharding for name, x in kept.items()},
-    )
+    references = {}
+    for name, x in parts.state.params.items():
+      if name.startswith(REFERENCE):
+        references[name] = x
+
+    def copy_references(arrays):
+      return {name: jnp.copy(arrays[name.removeprefix(REFERENCE)]) for name in references}
+
+    reference_shardings = {name: x.sharding for name, x in references.items()}
+    self._copy_references = jax.jit(copy_references, out_shardings=reference_shardings)
     self._step, self.cost = compile_step(config, parts, batch)
-    self._index: tuple[int, Any] | None = None  # the step that it is for, and it
-    # the step that it is for, it, and its parts that are made
-    self._next: tuple[int, Any, int] = (0, None, 0)
-    # the last state returned, and its step
-    self._given: tuple[weakref.ref, int] = (lambda: None, 0)
+    self._index: tuple[int, Any] | None = None  # (the step that it is for, the index)
+    # (the step that it is for, the index, the number of its parts that are built)
+    self._next_index: tuple[int, Any, int] = (0, None, 0)
+    # (the last state returned, its step)
+    self._last: tuple[weakref.ref, int] = (lambda: None, 0)
 
   def __call__(
     self, state: TrainState, batch: dict[str, jax.Array]
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Find the passages of a batch and update the model."""
-    last, step = self._given
-    if last() is not state:
+    last_state, step = self._last
+    if last_state() is not state:
       step = int(fetch(state.step))  # waits for it: only at a start
-    if self._search:
-      state = self._refreshed(state, step)
-      batch = self._search.add_nearest(state.params, self._index[1], batch)
+    if self._shelf:
+      state = self._refresh(state, step)
+      batch = self._shelf.filled(state.params, self._index[1], batch)
       del batch["passages"]
     state, metrics = self._step(state, batch)
-    self._given = weakref.ref(state), step + 1
+    self._last = weakref.ref(state), step + 1
     return state, metrics
 
-  def _refreshed(self, state: TrainState, step: int) -> TrainState:
-    """Return the state, with the retriever's parameters copied if the index is due; make the index
-    if there is none."""
+  def _refresh(self, state: TrainState, step: int) -> TrainState:
+    """Return the state, with the retriever's parameters copied if the index is due.
+
+    Build the index if there is none for the step.
+    """
     due = step - step % self._every
     if step == due:
-      state = dataclasses.replace(state, params=state.params | self._copied(state.params))
+      references = self._copy_references(state.params)
+      state = dataclasses.replace(state, params=state.params | references)
     if self._index is None or self._index[0] != due:
       self._index = None  # its memory, before there is another
-      ready = self._next[0] == due and self._next[2] == self._search.parts
-      self._index = (
-        due,
-        self._next[1] if ready else build_index(self._search, self._source(state.params), _KEPT),
-      )
-    if self._beside:
-      self._advance(state.params, due + self._every, min(1 + step - due, self._search.parts))
+      next_step, built, num_parts = self._next_index
+      if next_step != due or num_parts != self._shelf.parts:
+        built = index(self._shelf, self._index_params(state.params), _RETRIEVER)
+      self._index = due, built
+    if self._indexes_beside:
+      parts_due = min(1 + step - due, self._shelf.parts)
+      self._advance(state.params, due + self._every, parts_due)
     return state
 
-  def _source(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def _index_params(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return parameters whose reference is the retriever that makes the index in use."""
-    before = {
-      name.removeprefix(REFERENCE): x
-      for name, x in arrays.items()
-      if name.startswith(2 * REFERENCE)
-    }
+    before = {}
+    for name, x in arrays.items():
+      if name.startswith(2 * REFERENCE):
+        before[name.removeprefix(REFERENCE)] = x
     return arrays | before
 
-  def _advance(self, arrays: dict[str, jax.Array], due: int, wanted: int) -> None:
-    """Make parts of the index for step `due`, as many as are wanted by now; at a start, more than
-    one."""
-    at, made, parts = self._next
-    if at != due:
-      at = due
-      made = self._search.empty_index()
-      parts = 0
-    for number in range(parts, wanted):
-      made = self._search.embed_part(_KEPT, arrays, made, number)
-    self._next = at, made, max(parts, wanted)
+  def _advance(self, arrays: dict[str, jax.Array], due: int, parts_due: int) -> None:
+    """Build the parts of the index for step `due` that are due by now; at a start, several."""
+    index_step, built, num_parts = self._next_index
+    if index_step != due:
+      built = self._shelf.empty()
+      num_parts = 0
+    for number in range(num_parts, parts_due):
+      built = self._shelf.part(_RETRIEVER, arrays, built, number)
+    self._next_index = due, built, max(num_parts, parts_due)
 
 
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RetrievalStep, StepCost]:

@@ -28,8 +28,8 @@ from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.state import TrainState
 
 # folded into the run's key; dropout has the key itself
-_ROLLOUTS = 2
-_ORDERS = 3
+_ROLLOUT_STREAM = 2
+_ORDER_STREAM = 3
 
 
 class RolloutStep:
@@ -50,18 +50,20 @@ class RolloutStep:
       f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, "
       f"rewarded by {parts.objective.reward}"
     )
-    answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
+    answer = build_answer_function(parts.model, parts.rules, seed=config.seed, ends=self._ends)
     self._answer = answer.lower(parts.state.params, batch, parts.state.step).compile()
     self._divide = None
     if hasattr(parts.objective, "estimate_advantages"):
       _check_minibatches(config, parts)
-      divide = dividing(parts.model, parts.objective, parts.rules, config.seed)
+      divide = build_divide_function(parts.model, parts.objective, parts.rules, config.seed)
       lowered = divide.lower(parts.state.params, batch, parts.state.step)
       self._divide = lowered.compile()
-      batch = {name: _like(x, parts.rules.batch()) for name, x in lowered.out_info[0].items()}
+      batch = {
+        name: _with_sharding(x, parts.rules.batch()) for name, x in lowered.out_info[0].items()
+      }
     self._step, self.cost = compile_step(config, parts, batch)
 
-  def answered(self, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def answer(self, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return a batch of prompts with their completions and the rewards of these.
 
     Raises:
@@ -69,18 +71,20 @@ class RolloutStep:
     """
     batch = self._answer(state.params, batch, state.step)
     rules = self._parts.rules
-    size = self._batch_size
+    batch_size = self._batch_size
     N = batch["decoder_log_probabilities"].shape[-1]
-    rows = local_rows(rules.batch(), size)
+    rows = local_rows(rules.batch(), batch_size)
     reward = self._parts.objective.reward
-    asked = np.arange(size) if rewards.needs_all_processes(reward) else rows
-    tokens_BKN = fetch(batch["decoder_target_tokens"])[asked][..., -N:]
-    texts = rewards.decode_completions(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
-    fields = rewards.unpack_fields(fetch(batch["fields"])[asked])
+    scored_rows = np.arange(batch_size) if rewards.together(reward) else rows
+    tokens_BKN = fetch(batch["decoder_target_tokens"])[scored_rows][..., -N:]
+    texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
+    fields = rewards.unpacked(fetch(batch["fields"])[scored_rows])
     examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
-    found_BK = rewards.reward_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
+    rewards_BK = rewards.of_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
     return batch | {
-      "rewards": from_local_rows(rules.batch(), rows, found_BK[np.searchsorted(asked, rows)], size)
+      "rewards": from_local_rows(
+        rules.batch(), rows, rewards_BK[np.searchsorted(scored_rows, rows)], batch_size
+      )
     }
 
   def __call__(
@@ -90,19 +94,23 @@ class RolloutStep:
 
     The metrics are those of the last update, or the means of the minibatches of the last pass.
     """
-    batch = self.answered(state, batch)
+    batch = self.answer(state, batch)
     objective = self._parts.objective
-    divide = self._divide or (lambda *_: (batch,) * objective.updates)
-    found = []
-    for part in divide(state.params, batch, state.step):
-      state = dataclasses.replace(state, step=state.step - 1) if found else state
-      state, metrics = self._step(state, part)
-      found.append(metrics)
-    last = found[-getattr(objective, "minibatches", 1) :]
-    return state, last[0] if len(last) == 1 else _means(last)
+    if self._divide:
+      update_batches = self._divide(state.params, batch, state.step)
+    else:
+      update_batches = (batch,) * objective.updates
+    update_metrics = []
+    for update_batch in update_batches:
+      if update_metrics:
+        state = dataclasses.replace(state, step=state.step - 1)
+      state, metrics = self._step(state, update_batch)
+      update_metrics.append(metrics)
+    last_pass = update_metrics[-getattr(objective, "minibatches", 1) :]
+    return state, last_pass[0] if len(last_pass) == 1 else _mean_metrics(last_pass)
 
 
-def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
+def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
   """Return the jitted function `(parameters, batch of prompts, step) -> batch with completions`,
   rows split as given.
 
@@ -115,17 +123,17 @@ def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
       rows = flatten_rows(
         {name: x for name, x in batch.items() if name != "decoder_log_probabilities"}
       )
-      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUTS), step)
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUT_STREAM), step)
       keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
-      made = rollout(
-        params.with_arrays(model, arrays), rows, choose_by_keys(keys_R), new_tokens=N, ends=ends
+      completions = rollout(
+        params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends
       )
-      return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in made.items()}
+      return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in completions.items()}
 
   return jax.jit(answer, out_shardings=rules.batch())
 
 
-def dividing(model, objective, rules, seed: int) -> Callable:
+def build_divide_function(model, objective, rules, seed: int) -> Callable:
   """Return the jitted function `(parameters, answered batch, step) -> the batch of each update`, in
   order.
 
@@ -133,42 +141,44 @@ def dividing(model, objective, rules, seed: int) -> Callable:
   by an order of its own, whose key is folded from the seed, the step and the number of the pass.
   """
   updates = objective.updates
-  number = objective.minibatches
+  num_minibatches = objective.minibatches
 
   def divide(arrays, batch, step):
     with rules.activate():
       batch = objective.estimate_advantages(params.with_arrays(model, arrays), batch)
-      if number == 1:
+      if num_minibatches == 1:
         return (batch,) * updates
-      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDERS), step)
-      made = []
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDER_STREAM), step)
+      minibatches = []
       for turn in range(updates):
         order = jax.random.permutation(jax.random.fold_in(key, turn), len(batch["rewards"]))
-        made += [{name: x[rows] for name, x in batch.items()} for rows in jnp.split(order, number)]
-      return tuple(made)
+        minibatches += [
+          {name: x[rows] for name, x in batch.items()} for rows in jnp.split(order, num_minibatches)
+        ]
+      return tuple(minibatches)
 
   return jax.jit(divide, out_shardings=rules.batch())
 
 
 @jax.jit
-def _means(found: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
+def _mean_metrics(step_metrics: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
   """Return the means of metrics; of refused updates, the most."""
-  every = jax.tree.map(lambda *x: jnp.stack(x), *found)
-  return {name: x.max() if name == "updates_refused" else x.mean() for name, x in every.items()}
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *step_metrics)
+  return {name: x.max() if name == "updates_refused" else x.mean() for name, x in stacked.items()}
 
 
-def _like(x, sharding) -> jax.ShapeDtypeStruct:
+def _with_sharding(x, sharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
   """Check that the prompts of a batch divide into the objective's minibatches; raise UserError."""
   ways = parts.rules.ways("batch") * config.accumulation_steps
-  number = parts.objective.minibatches
-  if config.batch_size % (number * ways):
+  num_minibatches = parts.objective.minibatches
+  if config.batch_size % (num_minibatches * ways):
     raise UserError(
-      f"config.objective.minibatches: found {number}, but {config.batch_size} prompts do not "
-      f"divide into {number} minibatches of a multiple of {ways} (devices times accumulation "
+      f"config.objective.minibatches: found {num_minibatches}, but {config.batch_size} prompts do not "
+      f"divide into {num_minibatches} minibatches of a multiple of {ways} (devices times accumulation "
       "steps); change it or --config.batch_size"
     )
 
@@ -188,12 +198,14 @@ def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RolloutSte
         ' instead: config.evals = {"reward": {}}'
       )
   for label, leaf in task.leaves.items():
-    odd = [
-      name for name, one in task.features.items() if name != "fields" and leaf.features[name] != one
+    differing = [
+      name
+      for name, feature in task.features.items()
+      if name != "fields" and leaf.features[name] != feature
     ]
-    if odd:
+    if differing:
       raise UserError(
-        f"config.task.parts.{label}: found another length of {odd[0]} than in other parts, "
+        f"config.task.parts.{label}: found another length of {differing[0]} than in other parts, "
         "expected the same prompt_length, new_tokens and completions in all; set them in "
         "config.task.shared"
       )

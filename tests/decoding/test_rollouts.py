@@ -14,7 +14,7 @@ from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._rollouts import completion_log_probabilities
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.rollouts import answering, compile_run_step
+from t5x_like.training.rollouts import build_answer_function, compile_run_step
 from tests.models.families import Case, model, shrunk
 
 B = 4
@@ -69,7 +69,9 @@ def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architec
     placed = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
     shards = rules.param_shardings(params.named_params(made))
     split = {name: jax.device_put(x, shards[name]) for name, x in arrays.items()}
-    answers.append(jax.device_get(answering(made, rules, seed=7, ends=(EOS,))(split, placed, 3)))
+    answers.append(
+      jax.device_get(build_answer_function(made, rules, seed=7, ends=(EOS,))(split, placed, 3))
+    )
   one, sharded = answers
   np.testing.assert_array_equal(one["decoder_target_tokens"], sharded["decoder_target_tokens"])
   np.testing.assert_allclose(
@@ -86,7 +88,7 @@ def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architec
   assert len(np.unique(tokens[0, :, 0])) > 1, "the same completion for every row"
   ended = (tokens * weights == EOS).any(-1)
   assert (weights.sum(-1)[~ended] == N).all() and ((tokens == EOS) * weights).sum(-1).max() <= 1
-  later = answering(made, rules, seed=7, ends=(EOS,))(split, placed, 4)
+  later = build_answer_function(made, rules, seed=7, ends=(EOS,))(split, placed, 4)
   assert (np.asarray(later["decoder_target_tokens"]) != one["decoder_target_tokens"]).any(), (
     "the step is in the key"
   )

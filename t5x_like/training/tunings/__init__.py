@@ -18,12 +18,11 @@ class Tuning:
   """The changes to a model and its optimizer.
 
   Attributes:
-    resolve: `config -> config`; completes a resolved config, where the choice asks for changes to
-      the model.
+    resolve: `config -> config`; completes a resolved config with changes to the model.
     adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just
       made.
-    scale_rates: `(optimizer, named parameters) -> optimizer`.
-    trained_names: the names of the parameters that are trained, of all.
+    scale_rates: `(optimizer, named parameters) -> optimizer`; changes rates by parameter.
+    trained_names: `named parameters -> names`; selects the parameters to train.
   """
 
   resolve: Callable = lambda config: config
@@ -39,10 +38,12 @@ def freeze_others(
 ) -> optax.GradientTransformation:
   """Restrict an optimizer to some parameters; it has neither state nor updates for the others."""
 
-  def of(named: Named) -> Named:
+  def select(named: Named) -> Named:
     return {name: named[name] for name in trained}
 
   def update(grads: Named, state, params: Named, **extra):
-    return optimizer.update(of(grads), state, of(params), **extra)
+    return optimizer.update(select(grads), state, select(params), **extra)
 
-  return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(of(params)), update)
+  return optax.GradientTransformationExtraArgs(
+    lambda params: optimizer.init(select(params)), update
+  )

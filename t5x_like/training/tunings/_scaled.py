@@ -13,10 +13,10 @@ def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.Gra
 
   def update(grads: Named, state, params: Named, **extra):
     updates, state = optimizer.update(grads, state, params, **extra)
-    found = {}
+    scaled_updates = {}
     for name, u in updates.items():
       scale = jnp.asarray(scales[name], u.dtype)
-      found[name] = u * scale.reshape(scale.shape + (1,) * (u.ndim - scale.ndim))
-    return found, state
+      scaled_updates[name] = u * scale.reshape(scale.shape + (1,) * (u.ndim - scale.ndim))
+    return scaled_updates, state
 
   return optax.GradientTransformationExtraArgs(optimizer.init, update)

@@ -12,7 +12,7 @@ def make(*, rates: dict = {}) -> Tuning:
 
   Args:
     rates: pattern of parameters' names -> share, such as {"backbone/*": 0.1}; the last that fits
-      has the say.
+      counts.
   """
   for pattern, rate in rates.items():
     if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate >= 0:
@@ -20,20 +20,22 @@ def make(*, rates: dict = {}) -> Tuning:
         f"config.tuning.rates: found {rate!r} for {pattern!r}, expected a number of at least 0"
       )
 
-  def of(named):
+  def rates_of(named):
     for pattern in rates:
       if not fnmatch.filter(named, pattern):
         raise UserError(
           f"config.tuning.rates: no parameter is called {pattern!r}; the first is "
           f"{next(iter(named))}"
         )
-    fitting = {
+    rates_by_name = {
       name: [rate for pattern, rate in rates.items() if fnmatch.fnmatchcase(name, pattern)]
       for name in named
     }
-    return {name: matched[-1] if matched else 1.0 for name, matched in fitting.items()}
+    return {
+      name: part_rates[-1] if part_rates else 1.0 for name, part_rates in rates_by_name.items()
+    }
 
   return Tuning(
-    scale_rates=lambda optimizer, named: scale_updates(optimizer, of(named)),
-    trained_names=lambda named: [name for name, rate in of(named).items() if rate],
+    scale_rates=lambda optimizer, named: scale_updates(optimizer, rates_of(named)),
+    trained_names=lambda named: [name for name, rate in rates_of(named).items() if rate],
   )

@@ -10,7 +10,7 @@ def make(*, also: tuple[str, ...] = ()) -> Tuning:
   """Train the head alone, on frozen features, and the parameters whose names begin with one of
   `also`."""
 
-  def trained(named):
+  def trained_names(named):
     names = [name for name in named if name.startswith((*_HEADS, *also))]
     if not names:
       raise UserError(
@@ -18,4 +18,4 @@ def make(*, also: tuple[str, ...] = ()) -> Tuning:
       )
     return names
 
-  return Tuning(trained_names=trained)
+  return Tuning(trained_names=trained_names)

@@ -27,7 +27,7 @@ _RUN = re.compile(
   r"|(?P<stack>\w+)/blocks/|stages/(?P<convolved>\d+)/(?P<block>\d+)/|merge(?:s|_norms)/(?P<merge>\d+)/)"
 )
 _BACKBONE = "backbone/"  # of convolutions
-_TURN = re.compile(r"blocks/\w+?_(\d+)/")
+_PERIOD_INDEX = re.compile(r"blocks/\w+?_(\d+)/")
 
 Trunk = tuple[str, str]  # the tower, such as "image/", and the stack in it, "" for stages
 # in the trunk: after the convolutions, the stage, the block or after its first one
@@ -46,12 +46,11 @@ def make(*, rate: float = 0.9) -> Tuning:
   if not 0 < rate <= 1:
     raise UserError(f"config.tuning.rate: found {rate}, expected above 0 and at most 1")
 
-  def rates(optimizer, named):
-    return scale_updates(
-      optimizer, {name: rate**below for name, below in layers_below_heads(named).items()}
-    )
+  def scale_rates(optimizer, named):
+    scales = {name: rate**below for name, below in layers_below_heads(named).items()}
+    return scale_updates(optimizer, scales)
 
-  return Tuning(scale_rates=rates)
+  return Tuning(scale_rates=scale_rates)
 
 
 def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
@@ -62,16 +61,18 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
   Returns:
     By name, a number, or float32 [L] for a parameter with a leading axis of layers.
   """
-  runs = {name: run for name in named if not _HEADS & set(name.split("/")) and (run := _run(name))}
+  runs = {
+    name: run for name in named if not _HEADS & set(name.split("/")) and (run := _find_run(name))
+  }
   if len({trunk for trunk, _ in runs.values()}) > 1:  # a network below others is their input
     runs = {name: run for name, run in runs.items() if run[0] != (_BACKBONE, "")}
   periods = {}
   layers = {}
   for name, run in runs.items():
-    periods[run] = max(periods.get(run, 1), _turn(name) + 1)
+    periods[run] = max(periods.get(run, 1), _index_in_period(name) + 1)
   for name, run in runs.items():
     merging = "/entry/" in name and not any(
-      "/mlp/" in other for other, its in runs.items() if its == run
+      "/mlp/" in other_name for other_name, other_run in runs.items() if other_run == run
     )
     layers[run] = _repeats(named[name]) * periods[run] if not merging else 0
   starts = {}
@@ -82,45 +83,53 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
 
   def below(name: str, p) -> np.ndarray | float:
     if run := runs.get(name):
-      each = np.arange(_repeats(p), dtype=np.float32) * periods[run] + _turn(name) + starts[run]
-      found = depths[run[0]] - each
-      return found if p.axes[:1] == ("layers",) else float(found[0])
+      layer_numbers = (
+        np.arange(_repeats(p), dtype=np.float32) * periods[run]
+        + _index_in_period(name)
+        + starts[run]
+      )
+      layers_below = depths[run[0]] - layer_numbers
+      return layers_below if p.axes[:1] == ("layers",) else float(layers_below[0])
     parts = set(name.split("/"))
-    inside = max((tower for tower, _ in depths if name.startswith(tower)), key=len, default="")
+    enclosing_tower = max(
+      (tower for tower, _ in depths if name.startswith(tower)), key=len, default=""
+    )
     depth = max(
-      (n for (tower, _), n in depths.items() if tower == inside),
+      (n for (tower, _), n in depths.items() if tower == enclosing_tower),
       default=max(depths.values(), default=0),
     )
-    return (
-      0.0 if _HEADS & parts else depth + 1.0 if _INPUTS & parts else float(bool(_NORMS & parts))
-    )
+    if _HEADS & parts:
+      return 0.0
+    if _INPUTS & parts:
+      return depth + 1.0
+    return 1.0 if _NORMS & parts else 0.0
 
   return {name: below(name, p) for name, p in named.items()}
 
 
-def _run(name: str) -> tuple[Trunk, Place] | None:
+def _find_run(name: str) -> tuple[Trunk, Place] | None:
   """Return the trunk of a parameter and the place in it, None for a parameter outside all
   layers."""
-  found = _RUN.match(name)
-  if found is None:
+  match = _RUN.match(name)
+  if match is None:
     return None
-  if found["stack"]:
-    return (found["tower"], found["stack"]), (0, 0, 0)
-  if found["convolution"]:
-    return (found["tower"], ""), (0, int(found["convolution"]), 0)
-  if found["merge"] or found["block"]:
+  if match["stack"]:
+    return (match["tower"], match["stack"]), (0, 0, 0)
+  if match["convolution"]:
+    return (match["tower"], ""), (0, int(match["convolution"]), 0)
+  if match["merge"] or match["block"]:
     stage, block = (
-      (found["convolved"], found["block"]) if found["block"] else (int(found["merge"]) + 1, 0)
+      (match["convolved"], match["block"]) if match["block"] else (int(match["merge"]) + 1, 0)
     )
-    return (found["tower"], ""), (1, int(stage), int(block))
-  stage = int(found["stage"] or {"third": 3, "fourth": 4}[found["word"]])
-  return (found["tower"], ""), (1, stage, int(bool(found["stacked"])))
+    return (match["tower"], ""), (1, int(stage), int(block))
+  stage = int(match["stage"] or {"third": 3, "fourth": 4}[match["word"]])
+  return (match["tower"], ""), (1, stage, int(bool(match["stacked"])))
 
 
-def _turn(name: str) -> int:
+def _index_in_period(name: str) -> int:
   """Return the number of a layer in its period."""
-  found = _TURN.search(name)
-  return int(found[1]) if found else 0
+  match = _PERIOD_INDEX.search(name)
+  return int(match[1]) if match else 0
 
 
 def _repeats(p) -> int:

@@ -30,14 +30,18 @@ def make(
   if not targets:
     raise UserError("config.tuning.targets: found none, expected names of kernels, such as query")
 
-  def trained(named):
-    own = [f"*/{name}" for name in ADAPTERS]
-    return [
-      name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))
-    ]
+  def trained_names(named):
+    patterns = [*(f"*/{name}" for name in ADAPTERS), *also]
+    return [name for name in named if _matches_any(name, patterns)]
 
-  adapt = lambda model, key, values: add_adapters(model, targets, rank, alpha, key, also)  # noqa: E731
-  return Tuning(adapt=adapt, trained_names=trained)
+  def adapt(model, key, values):
+    return add_adapters(model, targets, rank, alpha, key, also)
+
+  return Tuning(adapt=adapt, trained_names=trained_names)
+
+
+def _matches_any(name: str, patterns: list[str]) -> bool:
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def trains_adapters_only(model, tuning: Tuning) -> bool:

@@ -20,7 +20,12 @@ from t5x_like.training.tunings import Named, Tuning
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
-_KNOWN = ("adamw", "lion", "ademamix", "adafactor")  # whose updates have a size of their own
+_KNOWN_OPTIMIZERS = (
+  "adamw",
+  "lion",
+  "ademamix",
+  "adafactor",
+)  # whose updates have a size of their own
 _TABLE = ("vocab", "embed")
 _OUTPUT = ("embed", "vocab")
 
@@ -44,13 +49,13 @@ def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tun
       computed, and None for an optimizer whose rates muP does not know.
   """
   return Tuning(
-    resolve=lambda config: _resolved(config, base),
-    adapt=lambda model, key, values: _adapted(model, values, base),
-    scale_rates=lambda optimizer, named: _at_rates(optimizer, named, relative),
+    resolve=lambda config: _resolve_config(config, base),
+    adapt=lambda model, key, values: _adapt_model(model, values, base),
+    scale_rates=lambda optimizer, named: _scale_rates(optimizer, named, relative),
   )
 
 
-def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
+def _resolve_config(config: ConfigDict, base: int | str | dict) -> ConfigDict:
   """Return the config with muP's factors in `model.design`.
 
   Raises:
@@ -66,12 +71,12 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
     )
   factors = _factors(model, base)
   for key, value in factors.items():
-    given = model.design.get(key)
-    if given is not None and given != value:
+    recipe_value = model.design.get(key)
+    if recipe_value is not None and recipe_value != value:
       raise UserError(
-        f"config.model.design.{key}: found {given}, but muP sets {value} here; leave it out"
+        f"config.model.design.{key}: found {recipe_value}, but muP sets {value} here; leave it out"
       )
-    if given is None and config.init.get("weights"):
+    if recipe_value is None and config.init.get("weights"):
       raise UserError(
         f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set "
         "--config.tuning.name=all"
@@ -83,7 +88,9 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
       else model.get("design")
     )
     config.tuning.relative = (
-      bool(optimizer.get("multiply_by_parameter_scale")) if optimizer.name in _KNOWN else None
+      bool(optimizer.get("multiply_by_parameter_scale"))
+      if optimizer.name in _KNOWN_OPTIMIZERS
+      else None
     )
   return config
 
@@ -100,16 +107,18 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   _, variant, narrow = _variants(values, base)
   if stack_dims(variant) is None or "design" not in values:
     return {}
-  ours = ("attention_scale", "logits_scale")
-  changes = {key: value for key, value in values.design.to_dict().items() if key not in ours}
+  computed_keys = ("attention_scale", "logits_scale")
+  changes = {
+    key: value for key, value in values.design.to_dict().items() if key not in computed_keys
+  }
   design = slots.replace_fields("config.model.design", variant.design, changes)
   factors = {}
   H = variant.dims.head_dim
   base_H = narrow.dims.head_dim
   if H != base_H and design.attention_scale != "cosine":
-    usual = base_H**-0.5 if design.attention_scale is None else design.attention_scale
-    factors["attention_scale"] = usual * base_H / H
-  D, base_D = (getattr(one, "embed", None) or one.dims.embed for one in (variant, narrow))
+    base_scale = base_H**-0.5 if design.attention_scale is None else design.attention_scale
+    factors["attention_scale"] = base_scale * base_H / H
+  D, base_D = (getattr(sized, "embed", None) or sized.dims.embed for sized in (variant, narrow))
   if D != base_D and "vocab_size" in values:
     table = (D / base_D) ** 0.5 if design.tied and design.embed_scale else 1.0  # see `_multipliers`
     factors["logits_scale"] = hidden_scale(design, base_D) * base_D / D * table
@@ -122,36 +131,39 @@ def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, 
   _, arguments = slots.name_and_arguments("config.model", values)
   for key in _factors(values, base):
     del arguments["design"][key]
-  given = (
+  variant_fields = (
     json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
   )
-  arguments["variant"] = given if stack_dims(variant) else base
-  one = {"name": values.name} | arguments
+  arguments["variant"] = variant_fields if stack_dims(variant) else base
+  model_values = {"name": values.name} | arguments
   model = jax.eval_shape(
-    lambda: slots.make("config.model", one, t5x_like.models, "Model", rngs=nnx.Rngs(0))
+    lambda: slots.make("config.model", model_values, t5x_like.models, "Model", rngs=nnx.Rngs(0))
   )
   return params.named_params(model), getattr(getattr(model, "variant", None), "design", None)
 
 
-def _adapted(model, values: ConfigDict, base: int | str | dict):
+def _adapt_model(model, values: ConfigDict, base: int | str | dict):
   """Return a model just made with muP's initial values; its parameters know their multipliers."""
-  narrow, design = _base_params(values, base)
+  base_params, design = _base_params(values, base)
   scaled_table = bool(getattr(design, "embed_scale", False))
   divided = "logits_scale" in _factors(values, base)
 
   def parameter(path, p):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    if name not in narrow:
+    if name not in base_params:
       raise UserError(
         f"{_BASE}: found {base!r}, which has no parameter {name}; choose a base of the same design"
       )
-    growth, rate = _multipliers(p, narrow[name], divided, scaled_table)
+    stddev_growth, rate = _multipliers(p, base_params[name], divided, scaled_table)
     value = p.get_value()
-    stddev = getattr(narrow[name], "stddev", None)
-    if stddev and stddev * growth != p.stddev:
-      value = value * (stddev * growth / p.stddev)
+    stddev = getattr(base_params[name], "stddev", None)
+    if stddev and stddev * stddev_growth != p.stddev:
+      value = value * (stddev * stddev_growth / p.stddev)
     return p.replace(
-      value, stddev=stddev and stddev * growth, growth=growth if stddev else 1.0, rate=rate
+      value,
+      stddev=stddev and stddev * stddev_growth,
+      growth=stddev_growth if stddev else 1.0,
+      rate=rate,
     )
 
   return jax.tree_util.tree_map_with_path(parameter, model, is_leaf=params.is_param)
@@ -180,14 +192,14 @@ def _growth(p, base, axis: int) -> float | None:
   return ratio if ratio != 1.0 or p.axes[axis] in _WIDTHS else None
 
 
-def _at_rates(
+def _scale_rates(
   optimizer, named: dict[str, Any], relative: bool | None
 ) -> optax.GradientTransformation:
   """Return the optimizer with muP's rates; raise UserError if it is none of those with a known
   rule."""
   if relative is None:
     raise UserError(
-      f"config.optimizer.name: expected one of {', '.join(_KNOWN)}, whose rates muP knows"
+      f"config.optimizer.name: expected one of {', '.join(_KNOWN_OPTIMIZERS)}, whose rates muP knows"
     )
   scales = {}
   for name, p in named.items():
@@ -195,8 +207,8 @@ def _at_rates(
 
   def update(grads: Named, state, arrays: Named, **extra):
     # Decay alone depends on the weights: scaled with the update, it comes out as it was.
-    seen = arrays if relative else {name: x / scales[name] for name, x in arrays.items()}
-    updates, state = optimizer.update(grads, state, seen, **extra)
+    seen_params = arrays if relative else {name: x / scales[name] for name, x in arrays.items()}
+    updates, state = optimizer.update(grads, state, seen_params, **extra)
     return {name: u * scales[name] for name, u in updates.items()}, state
 
   return optax.GradientTransformationExtraArgs(optimizer.init, update)
