@@ -1,5 +1,4 @@
-"""Emergency copies: the state of the last steps near every host, beside the checkpoints that all
-hosts share.
+"""Keep emergency copies of the last steps near every host, beside the shared checkpoints.
 
 Every few steps each process writes its own shards to a directory of its host: a disk, or memory
 (`/dev/shm`). Where the mesh repeats the state, as `replica` does over slices, each slice then holds
@@ -32,11 +31,10 @@ from t5x_like.files import checked_json
 from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.parallel import distributed
 
-# in the workdir
-FILE = "emergency.json"
-_HISTORY = "history.jsonl"
+STARTS_FILE = "emergency.json"
+_HISTORY_FILE = "history.jsonl"
 _ID = re.compile("[0-9a-f]{32}")
-_STARTS = 64  # that are remembered
+_MAX_REMEMBERED_STARTS = 64
 _log = logging.getLogger("t5x_like.checkpoint")
 
 
@@ -70,31 +68,32 @@ def check_options(values: Any) -> ConfigDict:
 
 
 class StartHistory:
-  """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that
-  it went back from.
+  """Records the starts of a run in its workdir, which tell whose emergency copies are whose.
 
-  Each start names its copies by an id of its own, and records the step that it went on from, and
-  how many lines of `history.jsonl` name a step: of starts, those without copies too, and of
-  rollbacks. A copy of an earlier start counts only up to the smallest step that the run went on
-  from later.
+  Each start names its copies by an id of its own. It records the step that it continued from, and
+  the number of lines of `history.jsonl` that name a step: lines of rollbacks and of all starts,
+  also those without copies. A copy of an earlier start counts only up to the smallest step that the
+  run continued from later.
 
   Args:
     workdir: process 0 reads and writes there.
   """
 
   def __init__(self, workdir: AnyPath):
-    self._file = workdir / FILE
-    self._history = workdir / _HISTORY
+    self._file = workdir / STARTS_FILE
+    self._history = workdir / _HISTORY_FILE
     self._known = None
-    self._steps: list[int] = []  # of the history
+    self._history_steps: list[int] = []
 
   @property
   def known(self) -> list[list]:
-    """Id, first step and lines of each start, oldest first; all processes must ask first at the
-    same time."""
+    """Id, first step and number of history lines of each start, oldest first.
+
+    All processes must read it for the first time together.
+    """
     if self._known is None:
-      self._known, self._steps = distributed.broadcast_from_first(
-        lambda: [self._read(), self._past()]
+      self._known, self._history_steps = distributed.broadcast_from_first(
+        lambda: [self._read(), self._read_history_steps()]
       )
     return self._known
 
@@ -104,40 +103,44 @@ class StartHistory:
     return self.known[-1][0]
 
   def begin(self, step: int) -> None:
-    """Record that the run goes on from a step; all processes must call it. Raise UserError if it
-    cannot be written."""
+    """Record that the run continues from a step; all processes must call it.
+
+    Raises:
+      UserError: the record cannot be written.
+    """
     known = self.known
 
-    def write():
-      found = [*known, [uuid.uuid4().hex, int(step), len(self._past())]][-_STARTS:]
+    def write() -> list[list]:
+      start = [uuid.uuid4().hex, int(step), len(self._read_history_steps())]
+      starts = [*known, start][-_MAX_REMEMBERED_STARTS:]
       try:
-        self._file.write_text(json.dumps(found))
+        self._file.write_text(json.dumps(starts))
       except OSError as error:
         raise UserError(
           f"{self._file}: cannot be written: {error.strerror or one_line(error)}; free space"
         ) from error
-      return found
+      return starts
 
     self._known = distributed.broadcast_from_first(write)
 
   def belongs_to_run(self, start: str, step: int) -> bool:
-    """Return whether a copy of a step by a start is on the run's way."""
-    place = next((i for i, (one, *_) in enumerate(self.known) if one == start), None)
-    if place is None:
+    """Return whether a copy of a step by a start belongs to the run's current history."""
+    ids = [start_id for start_id, *_ in self.known]
+    if start not in ids:
       return False
-    later = [first for _, first, _ in self.known[place + 1 :]]
-    # after its own line
-    return all(step <= first for first in later + self._steps[self.known[place][2] + 1 :])
+    position = ids.index(start)
+    later_first_steps = [first_step for _, first_step, _ in self.known[position + 1 :]]
+    lines_before = self.known[position][2]
+    later_history_steps = self._history_steps[lines_before + 1 :]  # after its own line
+    return all(step <= first_step for first_step in later_first_steps + later_history_steps)
 
   def _read(self) -> list[list]:
+    """Return the recorded starts; none, with a warning, if the file is damaged."""
+    starts = []
     try:
-      found = json.loads(self._file.read() or b"[]")
-      whole = lambda *numbers: all(type(n) is int and n >= 0 for n in numbers)  # noqa: E731
-      return [
-        [one, step, lines]
-        for one, step, lines in found
-        if _ID.fullmatch(one) and whole(step, lines)
-      ]
+      for start_id, step, lines in json.loads(self._file.read() or b"[]"):
+        if _ID.fullmatch(start_id) and _is_count(step) and _is_count(lines):
+          starts.append([start_id, step, lines])
     except (ValueError, TypeError, RecursionError) as error:
       _log.warning(
         "%s: damaged (%s); the emergency copies of earlier starts are not used",
@@ -145,15 +148,24 @@ class StartHistory:
         one_line(error),
       )
       return []
+    return starts
 
-  def _past(self) -> list[int]:
-    rows = checked_json.read_rows(self._history.read() or b"", self._history, lambda row: None)
+  def _read_history_steps(self) -> list[int]:
+    """Return the steps that lines of `history.jsonl` name."""
+    content = self._history.read() or b""
+    rows = checked_json.read_rows(content, self._history, lambda row: None)
     return [row["step"] for row, _ in rows if type(row.get("step")) is int]
 
 
+def _is_count(number: Any) -> bool:
+  return type(number) is int and number >= 0
+
+
 def _check_owner(directory: str) -> None:
-  """Raise UserError if another user can replace the copies in a directory, as in one that waited in
-  /dev/shm for it."""
+  """Raise UserError if another user can replace the copies in a directory.
+
+  Another user may have made the directory in /dev/shm beforehand.
+  """
   where = f"config.checkpoint.emergency.directory={directory}"
   trusted = (os.geteuid(), 0)
   status = os.stat(directory)
@@ -169,8 +181,8 @@ def _check_owner(directory: str) -> None:
     )
 
 
-class _Near(Checkpoints):
-  """`Checkpoints` of which the steps are `NearSteps`."""
+class _NearbyCheckpoints(Checkpoints):
+  """`Checkpoints` whose steps are `EmergencySteps`."""
 
   def __init__(self, directory: str, starts: StartHistory):
     here = os.path.expandvars(directory)
@@ -189,9 +201,9 @@ class _Near(Checkpoints):
     super().__init__(here)
     self._store = EmergencySteps(here, starts)
 
-  def since(self, step: int) -> "_Near":
+  def since(self, step: int) -> "_NearbyCheckpoints":
     """Ignore the steps before this one."""
-    self._store.least = step
+    self._store.min_step = step
     return self
 
   def agreed_steps(self) -> list[int]:
@@ -199,21 +211,21 @@ class _Near(Checkpoints):
     return self._store.agreed_steps()
 
   def _move_aside(self, steps: list[int], word: str) -> None:
-    """Leave damaged copies to `NearSteps`, which removes them."""
+    """Leave damaged copies to `EmergencySteps`, which removes them."""
 
 
 class EmergencyCheckpoints(Checkpoints):
   """Checkpoints of a run with emergency copies beside them.
 
   Args:
-    directory, **ordinary: of `Checkpoints`.
+    directory, options: see `Checkpoints`.
     values: `config.checkpoint.emergency`, see `EmergencyOptions`.
   """
 
-  def __init__(self, directory, values: Mapping[str, Any], **ordinary):
-    super().__init__(directory, **ordinary)
+  def __init__(self, directory, values: Mapping[str, Any], **options):
+    super().__init__(directory, **options)
     self._starts = StartHistory(as_path(directory).parent)
-    self._near = _Near(values["directory"], self._starts)
+    self._nearby = _NearbyCheckpoints(values["directory"], self._starts)
 
   def save_copy(
     self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]
@@ -226,58 +238,66 @@ class EmergencyCheckpoints(Checkpoints):
     Raises:
       NumericError: naming a tensor that is not finite.
     """
-    self._near.save(step, state, metadata, before=before)
+    self._nearby.save(step, state, metadata, before=before)
 
   def restore(
     self, abstract_state: StateTemplate, step: int | None = None
   ) -> tuple[int, dict, dict] | None:
-    """As `Checkpoints.restore`, but the newest step may be an emergency copy, which is then saved
-    at once as well."""
-    found = None
+    """Restore a step as `Checkpoints.restore` does; the newest may be an emergency copy.
+
+    An emergency copy is saved as a checkpoint at once.
+    """
     if step is None:
-      saved = max(self._store.agreed_steps(), default=0)
-      try:
-        found = self._near.since(saved).restore(abstract_state)
-      except DamageError as error:
-        _log.warning(
-          "%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0]
-        )
-      if found and found[0] > saved:
-        super().save(found[0], found[1], dict(found[2]))  # the next failure may take the copies
-      found = found or self._restore_fallback(abstract_state, saved)
+      restored = self._restore_newest(abstract_state)
     else:
-      found = super().restore(abstract_state, step)
-    self._starts.begin(found[0] if found else 0)
-    self._near.since(0)
-    return found
+      restored = super().restore(abstract_state, step)
+    self._starts.begin(restored[0] if restored else 0)
+    self._nearby.since(0)
+    return restored
+
+  def _restore_newest(self, abstract_state: StateTemplate) -> tuple[int, dict, dict] | None:
+    saved = max(self._store.agreed_steps(), default=0)
+    restored = self._restore_copy(abstract_state, saved)
+    if restored is None:
+      return self._restore_fallback(abstract_state, saved)
+    step, state, metadata = restored
+    if step > saved:
+      super().save(step, state, dict(metadata))  # the next failure may take the copies
+    return restored
+
+  def _restore_copy(
+    self, abstract_state: StateTemplate, min_step: int
+  ) -> tuple[int, dict, dict] | None:
+    """Restore the newest emergency copy from a step on; None, with a warning, if it is damaged."""
+    try:
+      return self._nearby.since(min_step).restore(abstract_state)
+    except DamageError as error:
+      reason = one_line(error).partition("; restore a copy")[0]
+      _log.warning("%s: the ordinary checkpoint is used", reason)
+      return None
 
   def _restore_fallback(
     self, abstract_state: StateTemplate, newest: int
   ) -> tuple[int, dict, dict] | None:
-    """Restore an ordinary checkpoint or, if the newest ones are damaged, a copy that is newer than
-    the intact one."""
+    """Restore an ordinary checkpoint or, if the newest are damaged, a copy newer than that."""
     damage = None
+    restored = None
     try:
-      found = super().restore(abstract_state)
+      restored = super().restore(abstract_state)
     except DamageError as error:
-      found = None
       damage = error
-    intact = found[0] if found else 0
+    intact = restored[0] if restored else 0
     if damage is None and intact == newest:
-      return found
-    if any(step > intact for step in self._near.since(intact + 1).agreed_steps()):
-      found = None  # makes room: two states may not fit
-      try:
-        found = self._near.restore(abstract_state)
-      except DamageError as error:
-        _log.warning(
-          "%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0]
-        )
-      if found is None and damage is None:
-        found = super().restore(abstract_state, intact)
-    if found is None and damage is not None:
+      return restored
+    copies = self._nearby.since(intact + 1).agreed_steps()
+    if any(step > intact for step in copies):
+      restored = None  # makes room: two states may not fit
+      restored = self._restore_copy(abstract_state, intact + 1)
+      if restored is None and damage is None:
+        restored = super().restore(abstract_state, intact)
+    if restored is None and damage is not None:
       raise damage
-    return found
+    return restored
 
   def set_aside(self, after: int, word: str) -> list[int]:
     self._starts.begin(after)
@@ -285,6 +305,6 @@ class EmergencyCheckpoints(Checkpoints):
 
   def close(self) -> None:
     try:
-      self._near.close()
+      self._nearby.close()
     finally:
       super().close()

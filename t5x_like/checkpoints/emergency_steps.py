@@ -1,5 +1,4 @@
-"""The steps that the processes of a job hold near them: each its own shards, which can reach others
-over the mesh."""
+"""Steps near the processes: each holds its own shards, and others receive them over the mesh."""
 
 import concurrent.futures
 import contextlib
@@ -28,10 +27,11 @@ from t5x_like.files.local import LocalPath, check_below, check_owned
 from t5x_like.runtime import process
 
 _MANIFEST = "manifest.json"
-_INDEX = "pieces.json"
-_DATA = "pieces.bin"
+_INDEX_FILE = "pieces.json"
+_DATA_FILE = "pieces.bin"
 _COPY = re.compile(r"([0-9]+)-[0-9]+(\.tmp)?")
-_MOST = 4  # steps that a process may hold: two, and more for a moment after a start
+# two, and more for a moment after a start
+_MAX_STEPS = 4
 # by the bytes of a type; the state has no 64-bit arrays
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _log = logging.getLogger("t5x_like.checkpoint")
@@ -48,101 +48,105 @@ class Starts(Protocol):
 
 
 class EmergencySteps:
-  """The steps that the processes hold near them; `orbax_steps.LocalSteps` documents the methods.
+  """The steps in the processes' own directories; `orbax_steps.LocalSteps` documents the methods.
 
   A copy is a directory `<start>/<step>-<process>/`, renamed into place once whole. It is not
   flushed to the disk: after a loss of power its checksums tell, and another slice has the step.
 
   Attributes:
-    least: older steps do not count.
+    min_step: the oldest step that counts.
   """
 
   def __init__(self, directory: str, starts: Starts):
     self._directory = LocalPath(directory)
     self._starts = starts
-    self.least = 0
-    self._copies, self._pool = HostCopies(), concurrent.futures.ThreadPoolExecutor(1, "emergency")
+    self.min_step = 0
+    self._copies = HostCopies()
+    self._pool = concurrent.futures.ThreadPoolExecutor(1, "emergency")
     self._writing: concurrent.futures.Future | None = None
-    # the last step written or read; the manifest that all go by
-    self._last = 0
-    self._agreed = b""
+    self._last_step = 0  # the last step written or read
+    self._agreed_manifest = b""
 
   def where(self, step: int) -> str:
     return f"{self._directory} (step {step})"
 
   def steps(self) -> list[int]:
-    return sorted(
-      {
-        step
-        for start, step, path in self._found()
-        if path.suffix != ".tmp" and self._counts(start, step)
-      }
-    )
+    steps = set()
+    for start, step, path in self._own_copies():
+      if path.suffix != ".tmp" and self._is_relevant(start, step):
+        steps.add(step)
+    return sorted(steps)
 
   def is_committed(self, step: int) -> bool:
     return step in self.steps()
 
   def agreed_steps(self) -> list[int]:
-    """Return the steps that any process holds; as all meet here after `wait`, older copies are no
-    longer needed."""
-    mine = self.steps()[-_MOST:]
-    held = _from_all(np.array(mine + [-1] * (_MOST - len(mine)), np.int32))
-    return sorted({int(step) for step in held.ravel() if step >= self.least})
+    """Return the steps that any process holds.
+
+    As all processes meet here after `wait`, older copies are no longer needed.
+    """
+    own_steps = self.steps()[-_MAX_STEPS:]
+    padded = own_steps + [-1] * (_MAX_STEPS - len(own_steps))
+    steps_PN = _gather_from_all(np.array(padded, np.int32))
+    return sorted({int(step) for step in steps_PN.ravel() if step >= self.min_step})
 
   def skip_attempt(self, step: int) -> bool:
     return False
 
   def manifest(self, step: int) -> str:
     """Return the manifest of the first process that holds the step."""
-    mine = next(iter(self._manifests(step).values()), b"")
-    sizes = _from_all(np.array([len(mine)], np.int32)).ravel()
-    if not sizes.any():
+    own_manifest = next(iter(self._manifests(step).values()), b"")
+    sizes_P = _gather_from_all(np.array([len(own_manifest)], np.int32)).ravel()
+    if not sizes_P.any():
       raise FileNotFoundError(f"{self.where(step)}: no process holds it")
-    source = int(np.flatnonzero(sizes)[0])
-    sent = np.zeros(sizes[source], np.uint8)
-    if jax.process_index() == source:
-      sent[:] = np.frombuffer(mine, np.uint8)
-    whole = multihost_utils.broadcast_one_to_all(sent, is_source=jax.process_index() == source)
-    self._agreed = np.asarray(whole, np.uint8).tobytes()
-    return self._agreed.decode()
+    source = int(np.flatnonzero(sizes_P)[0])
+    is_source = jax.process_index() == source
+    content = np.zeros(sizes_P[source], np.uint8)
+    if is_source:
+      content[:] = np.frombuffer(own_manifest, np.uint8)
+    received = multihost_utils.broadcast_one_to_all(content, is_source=is_source)
+    self._agreed_manifest = np.asarray(received, np.uint8).tobytes()
+    return self._agreed_manifest.decode()
 
-  def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
+  def read(self, step: int, template: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
     """Return tensors by name, from the copies at home or, where one is missing, over the mesh.
 
-    Hosts may have changed places: each then reads what it holds for the process that needs it, on a
-    mesh of the devices in that order, from which the tensors move to their own mesh.
+    Hosts may have changed places: each then reads its copy for the process that needs it, on a mesh
+    of the devices in that order, from which the tensors move to their own mesh.
 
     Raises:
-      Damaged: no process has an intact copy of some shard; the same in all processes.
+      DamagedStep: no process has an intact copy of some shard; the same in all processes.
     """
-    needs = ShardNeeds(wanted)
-    place, own = self._own(step, wanted, needs)
-    places, held_P = needs.places(_from_all(np.array([place], np.int32)).ravel())
-    lacking = next(
-      (name for name, x in wanted.items() if not _covering(x.sharding, x.shape, held_P.tobytes())),
-      None,
-    )
-    if lacking:
-      raise DamagedStep(
-        f"no process holds some shards of tensor {lacking} ({held_P.sum()} of "
-        f"{held_P.size} hold theirs)"
-      )
-    others = "" if held_P.all() else "; the others receive their shards over the mesh"
+    needs = ShardNeeds(template)
+    served_process, own_shards = self._read_own(step, template, needs)
+    served_P = _gather_from_all(np.array([served_process], np.int32)).ravel()
+    places, held_P = needs.assign(served_P)
+    for name, x in template.items():
+      if not _is_covered(x.sharding, x.shape, held_P.tobytes()):
+        raise DamagedStep(
+          f"no process holds some shards of tensor {name} ({held_P.sum()} of "
+          f"{held_P.size} hold theirs)"
+        )
+    suffix = "" if held_P.all() else "; the others receive their shards over the mesh"
     process.log(
-      f"step {step}: {held_P.sum()} of {held_P.size} processes read their emergency copies{others}"
+      f"step {step}: {held_P.sum()} of {held_P.size} processes read their emergency copies{suffix}"
     )
-    self._last = step
-    found = {}
-    for name, x in wanted.items():
-      here = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_rearranged(x.sharding, places))
-      mine = own[name] if own and held_P[places[jax.process_index()]] else None
+    self._last_step = step
+    is_held_here = own_shards and held_P[places[jax.process_index()]]
+    tensors = {}
+    for name, x in template.items():
+      sharding = _rearranged_sharding(x.sharding, places)
+      shards = own_shards[name] if is_held_here else None
       if held_P.all():
-        found[name] = jax.make_array_from_callback(x.shape, here.sharding, _taken(mine))
+        tensor = jax.make_array_from_callback(x.shape, sharding, _shard_callback(shards))
       else:
-        found[name] = receive_from_replicas(here, mine)
-      if here.sharding != x.sharding:
-        found[name] = jax.block_until_ready(jax.device_put(found[name], x.sharding))
-    return found
+        tensor = receive_from_replicas(
+          jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shards
+        )
+      if sharding != x.sharding:
+        tensor = jax.block_until_ready(jax.device_put(tensor, x.sharding))
+      tensors[name] = tensor
+    return tensors
 
   def write(
     self,
@@ -189,71 +193,76 @@ class EmergencySteps:
       aside.mkdir(mode=0o700)
       index = []
       offset = 0
-      with open(aside / _DATA, "wb") as file:
+      with open(aside / _DATA_FILE, "wb") as file:
         for (name, start), piece in pieces.items():
           data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
           file.write(data)
           index.append([name, start, offset, data.size, zlib.crc32(data)])
           offset += data.size
-      (aside / _INDEX).write_text(json.dumps(index))
+      (aside / _INDEX_FILE).write_text(json.dumps(index))
       (aside / _MANIFEST).write_text(manifest)
       aside.rename(folder)
-      self._last = step
+      self._last_step = step
     except OSError as error:  # the run goes on: this is no checkpoint that it has promised
       shutil.rmtree(aside, ignore_errors=True)
       _log.warning(
         "%s: no emergency copy: %s; free space there", folder, error.strerror or one_line(error)
       )
 
-  def _own(
-    self, step: int, wanted: Mapping[str, Any], needs: "ShardNeeds"
+  def _read_own(
+    self, step: int, template: Mapping[str, Any], needs: "ShardNeeds"
   ) -> tuple[int, Mapping | None]:
-    """Return the shards of this process by tensor and start, or else another's that it holds, with
-    the first process that needs them; (-1, None), with a warning, if some are missing or
-    damaged."""
-    where = {}
-    found = {}
+    """Read the shards of a process from the copies of this host.
+
+    Returns:
+      (the process that needs the shards, the shards by tensor and start): of this process if the
+      host has them, else of the first that it has; (-1, None), with a warning, if some are missing
+      or damaged.
+    """
+    locations = {}
+    shards = {}
     try:
       for folder, manifest in self._manifests(step).items():
-        if manifest == self._agreed:
-          index = json.loads((folder / _INDEX).read_bytes())
-          where |= {(name, tuple(start)): (folder / _DATA, *rest) for name, start, *rest in index}
-      if not where:
+        if manifest == self._agreed_manifest:
+          for name, start, *location in json.loads((folder / _INDEX_FILE).read_bytes()):
+            locations[name, tuple(start)] = (folder / _DATA_FILE, *location)
+      if not locations:
         return -1, None
-      place = needs.first(where)
-      for name, start in needs.of(place):
-        shape = wanted[name].sharding.shard_shape(wanted[name].shape)
-        dtype = wanted[name].dtype
-        file, offset, size, check = where[name, start]
+      served_process = needs.first_served(locations)
+      for name, start in needs.shards_of(served_process):
+        shape = template[name].sharding.shard_shape(template[name].shape)
+        dtype = template[name].dtype
+        file, offset, size, checksum = locations[name, start]
         if size != math.prod(shape) * dtype.itemsize:
           raise ValueError(f"tensor {name} has shards of another shape")
         data = np.fromfile(file, np.uint8, size, offset=offset)
-        if zlib.crc32(data) != check:
+        if zlib.crc32(data) != checksum:
           raise ValueError(f"tensor {name} differs from its checksum")
-        found.setdefault(name, {})[start] = data.view(dtype).reshape(shape)
+        shards.setdefault(name, {})[start] = data.view(dtype).reshape(shape)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
       _log.warning(
         "%s: the copy of this host is not used: %s", self.where(step), one_line(error)[:200]
       )
       return -1, None
-    return place, found
+    return served_process, shards
 
   def _manifests(self, step: int) -> dict[pathlib.Path, bytes]:
-    """Return the copies of a step on this host whose manifests are intact, with these."""
-    found = {}
-    for start, one, path in self._found():
-      if one == step and path.suffix != ".tmp" and self._counts(start, one):
-        with contextlib.suppress(OSError, DamagedStep):
-          check_below(path)
-          text = (path / _MANIFEST).read_bytes()
-          checkpoint_manifest.read_manifest(lambda: text, step)
-          found[path] = text
-    return found
+    """Return the manifests of the intact copies of a step on this host, by directory."""
+    manifests = {}
+    for start, copy_step, path in self._own_copies():
+      if copy_step != step or path.suffix == ".tmp" or not self._is_relevant(start, copy_step):
+        continue
+      with contextlib.suppress(OSError, DamagedStep):
+        check_below(path)
+        text = (path / _MANIFEST).read_bytes()
+        checkpoint_manifest.read_manifest(lambda text=text: text, step)
+        manifests[path] = text
+    return manifests
 
-  def _counts(self, start: str, step: int) -> bool:
-    return step >= self.least and self._starts.belongs_to_run(start, step)
+  def _is_relevant(self, start: str, step: int) -> bool:
+    return step >= self.min_step and self._starts.belongs_to_run(start, step)
 
-  def _found(self) -> Iterator[tuple[str, int, pathlib.Path]]:
+  def _own_copies(self) -> Iterator[tuple[str, int, pathlib.Path]]:
     """Yield start, step and directory of the run's copies on this host, unfinished ones too.
 
     In a shared directory such as /dev/shm, another user may have made the directory of a start.
@@ -268,11 +277,14 @@ class EmergencySteps:
           yield start, int(match[1]), self._directory / start / name
 
   def _remove_older(self, step: int) -> None:
-    """Remove the copies that no start will read: all processes hold the last step, or another slice
-    does."""
-    for start, one, path in list(self._found()):
-      unfinished = path.suffix == ".tmp" and one < step
-      if unfinished or one < self._last or not self._starts.belongs_to_run(start, one):
+    """Remove the copies that no start will read.
+
+    All processes hold the last step, or another slice does.
+    """
+    for start, copy_step, path in list(self._own_copies()):
+      is_unfinished = path.suffix == ".tmp" and copy_step < step
+      is_older = copy_step < self._last_step
+      if is_unfinished or is_older or not self._starts.belongs_to_run(start, copy_step):
         shutil.rmtree(path, ignore_errors=True)
         if start != self._starts.current:
           with contextlib.suppress(OSError):
@@ -283,79 +295,93 @@ class ShardNeeds:
   """The shards that each process of a job needs.
 
   Args:
-    wanted: shape and sharding of each tensor, by name.
+    template: shape and sharding of each tensor, by name.
   """
 
-  def __init__(self, wanted: Mapping[str, Any]):
-    self._tensors = {name: _starts(x.sharding, x.shape) for name, x in wanted.items()}
+  def __init__(self, template: Mapping[str, Any]):
+    self._tensors = {name: _shard_starts(x.sharding, x.shape) for name, x in template.items()}
     distinct = list({id(starts): starts for starts in self._tensors.values()}.values())
     groups: dict[tuple, int] = {}
     # The first process with the same needs, for each.
-    self._like = [
-      groups.setdefault(tuple(s[p] for s in distinct), p) for p in range(jax.process_count())
-    ]
+    self._first_alike = []
+    for number in range(jax.process_count()):
+      needs = tuple(starts[number] for starts in distinct)
+      self._first_alike.append(groups.setdefault(needs, number))
 
-  def of(self, one: int) -> list[tuple[str, Start]]:
-    """Return the shards of a process: names of tensors, and starts."""
-    return [(name, start) for name, starts in self._tensors.items() for start in starts[one]]
+  def shards_of(self, number: int) -> list[tuple[str, Start]]:
+    """Return the shards that a process needs: names of tensors, and starts."""
+    return [(name, start) for name, starts in self._tensors.items() for start in starts[number]]
 
-  def first(self, held: Mapping[tuple[str, Start], Any]) -> int:
-    """Return the first process whose needs are held, this one's before others'; raise KeyError if
-    there is none."""
-    for one in dict.fromkeys((self._like[jax.process_index()], *self._like)):
-      if all(shard in held for shard in self.of(one)):
-        return one
+  def first_served(self, held: Mapping[tuple[str, Start], Any]) -> int:
+    """Return the first process whose needs are held, this one before others.
+
+    Raises:
+      KeyError: there is none.
+    """
+    own = self._first_alike[jax.process_index()]
+    for number in dict.fromkeys((own, *self._first_alike)):
+      if all(shard in held for shard in self.shards_of(number)):
+        return number
     raise KeyError("it has the shards of no process; the mesh has changed")
 
-  def places(self, first_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
-    """Return the process whose shards each reads, a permutation, and which of these are read by one
-    that holds them.
+  def assign(self, served_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Assign to every process the process whose shards it reads.
 
     Args:
-      first_P: `first` of each process; -1 for none.
+      served_P: `first_served` of each process; -1 for none.
+    Returns:
+      (a permutation of the processes, whether each one's shards are read by a holder of them).
     """
-    places = {p: p for p, first in enumerate(first_P) if first == self._like[p]}
-    free = [p for p in range(len(first_P)) if p not in places]
-    for p, first in enumerate(first_P):
-      fitting = [place for place in free if self._like[place] == first]
-      if p not in places and fitting:
+    processes = range(len(served_P))
+    places = {p: p for p in processes if served_P[p] == self._first_alike[p]}
+    free = [p for p in processes if p not in places]
+    for p, served in enumerate(served_P):
+      if p in places:
+        continue
+      fitting = [place for place in free if self._first_alike[place] == served]
+      if fitting:
         places[p] = fitting[0]
         free.remove(fitting[0])
-    held_P = np.isin(np.arange(len(first_P)), list(places.values()))
-    rest = [p for p in range(len(first_P)) if p not in places]
-    places |= {p: p for p in rest if p in free}
-    free = [p for p in free if p not in rest]
-    places |= dict(zip([p for p in rest if p not in places], free, strict=True))
-    return tuple(places[p] for p in range(len(first_P))), held_P
+    held_P = np.isin(np.arange(len(served_P)), list(places.values()))
+    unassigned = [p for p in processes if p not in places]
+    for p in unassigned:  # at home where possible
+      if p in free:
+        places[p] = p
+        free.remove(p)
+    unassigned = [p for p in unassigned if p not in places]
+    places |= dict(zip(unassigned, free, strict=True))
+    return tuple(places[p] for p in processes), held_P
 
 
 @functools.lru_cache(maxsize=256)
-def _starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, frozenset[Start]]:
-  """Return where the shards of each process start."""
-  found: dict[int, set] = {}
+def _shard_starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, frozenset[Start]]:
+  """Return the starts of the shards of each process."""
+  starts: dict[int, set] = {}
   for device, index in sharding.devices_indices_map(shape).items():
-    found.setdefault(device.process_index, set()).add(_start(index))
-  return {one: frozenset(starts) for one, starts in found.items()}
+    starts.setdefault(device.process_index, set()).add(_start(index))
+  return {number: frozenset(own) for number, own in starts.items()}
 
 
-def _rearranged(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
+def _rearranged_sharding(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
   """Return the sharding with the devices of each process in the places of another's."""
   if places == tuple(range(len(places))):
     return sharding
   return NamedSharding(
-    _moved(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind
+    _moved_mesh(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind
   )
 
 
 @functools.lru_cache(maxsize=4)
-def _moved(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
-  own: dict[int, list] = {}
+def _moved_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
+  """Return the mesh with the devices of each process in the places of another's."""
+  devices_by_process: dict[int, list] = {}
   for device in sorted(mesh.devices.flat, key=lambda device: device.id):
-    own.setdefault(device.process_index, []).append(device)
-  moved = {
-    old: new for p, place in enumerate(places) for old, new in zip(own[place], own[p], strict=True)
-  }
-  devices = np.vectorize(moved.get, otypes=[object])(mesh.devices)
+    devices_by_process.setdefault(device.process_index, []).append(device)
+  replacements = {}
+  for number, place in enumerate(places):
+    pairs = zip(devices_by_process[place], devices_by_process[number], strict=True)
+    replacements.update(pairs)
+  devices = np.vectorize(replacements.get, otypes=[object])(mesh.devices)
   return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
@@ -387,11 +413,11 @@ def receive_from_replicas(
   spread = NamedSharding(sharding.mesh, PartitionSpec(rest, *sharding.spec))
   stacked = jax.make_array_from_single_device_arrays((copies, *x.shape), spread, blocks)
   # one at a time, see `tensors.fingerprints_and_nonfinite`
-  return jax.block_until_ready(_greatest(jnp.dtype(x.dtype), sharding)(stacked))
+  return jax.block_until_ready(_select_greatest(jnp.dtype(x.dtype), sharding)(stacked))
 
 
 @functools.lru_cache(maxsize=64)
-def _greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
+def _select_greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
   def greatest(bits):
     whole = bits.astype(jnp.uint32).max(0).astype(bits.dtype)
     return whole.astype(dtype) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(whole, dtype)
@@ -399,15 +425,18 @@ def _greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
   return jax.jit(greatest, out_shardings=sharding)
 
 
-def _covering(sharding: NamedSharding, shape: tuple[int, ...], held: bytes) -> bool:
+def _is_covered(sharding: NamedSharding, shape: tuple[int, ...], held: bytes) -> bool:
   """Return whether the processes that hold their shards hold all of a tensor together."""
-  starts = _starts(sharding, shape)
-  return set().union(*starts.values()) == set().union(
-    *(own for p, own in starts.items() if held[p])
-  )
+  needed = set()
+  covered = set()
+  for number, starts in _shard_starts(sharding, shape).items():
+    needed |= starts
+    if held[number]:
+      covered |= starts
+  return needed == covered
 
 
-def _from_all(x: np.ndarray) -> np.ndarray:
+def _gather_from_all(x: np.ndarray) -> np.ndarray:
   """Return the arrays [N] of all processes, in order: [P, N]."""
   return np.asarray(multihost_utils.process_allgather(x)).reshape(-1, x.size)
 
@@ -416,5 +445,5 @@ def _start(index: tuple[slice, ...]) -> Start:
   return tuple(part.start or 0 for part in index)
 
 
-def _taken(own: Mapping[Start, np.ndarray]) -> Callable:
+def _shard_callback(own: Mapping[Start, np.ndarray]) -> Callable:
   return lambda index: own[_start(index)]

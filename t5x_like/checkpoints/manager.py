@@ -43,34 +43,34 @@ StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Retention:
   """The newest step, the one before it where it is no multiple of the interval, the last multiples
-  of the interval, and multiples of `forever`.
+  of the interval, and multiples of `keep_every`.
 
   A step between multiples, saved on request or by the clock, makes no room for itself: how a run
   was interrupted must not decide which steps it can go back to. But while there are fewer than
-  `last` multiples, the newest other steps are kept in their place: they may be the multiples of an
-  interval that the run had before.
+  `keep_last` multiples, the newest other steps are kept in their place: they may be the multiples
+  of an interval that the run had before.
   """
 
   every: int
-  last: int | None
-  forever: int | None
+  keep_last: int | None
+  keep_every: int | None
 
   def should_preserve(self, checkpoints: Sequence, *, context) -> list[bool]:
-    return self.of([int(info.step) for info in checkpoints])
+    return self.keeps([int(info.step) for info in checkpoints])
 
-  def of(self, steps: list[int]) -> list[bool]:
-    """Say of each step, given in order, whether it is kept."""
+  def keeps(self, steps: list[int]) -> list[bool]:
+    """Return for each step, given in order, whether it is kept."""
     regular = [step for step in steps if step % self.every == 0]
     newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
-    last = self.last or len(steps)
-    preserved = {*regular[-last:], *newest}
+    keep_last = self.keep_last or len(steps)
+    preserved = {*regular[-keep_last:], *newest}
     others = [step for step in steps if step not in preserved]
-    missing = max(0, last - len(preserved))
+    missing = max(0, keep_last - len(preserved))
     preserved.update(others[len(others) - missing :])
-    if self.forever:
-      preserved.update(step for step in steps if step % self.forever == 0)
+    if self.keep_every:
+      preserved.update(step for step in steps if step % self.keep_every == 0)
     return [step in preserved for step in steps]
 
 
@@ -111,11 +111,11 @@ class Checkpoints(contextlib.AbstractContextManager):
 
       step_store = ObjectSteps
     self._store = step_store(
-      str(as_path(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check
+      str(as_path(directory)), _Retention(every, keep_last, keep_every), save_timeout_seconds, check
     )
     self._directory = os.fspath(directory)
     self._damaged = []
-    self._used = False
+    self._has_saved = False
 
   def save(
     self,
@@ -154,8 +154,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}"
       )
     manifest = checkpoint_manifest.build_manifest(step, tensors, prints, metadata)
-    if not self._used:
-      self._used = True
+    if not self._has_saved:
+      self._has_saved = True
       _before_threads_end(self.close)
     self.wait()
     with self._disk_errors(step):
@@ -191,8 +191,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         mesh of any number of processes. Only its top-level keys are read: `{"params": …}` does not
         read the optimizer's state. Or a function that chooses the tree, given the shape and type of
         every saved tensor by name.
-      step: which step, or None for the newest intact one. Damaged steps are skipped, each with a
-        warning, and moved aside (`<step>.damaged`) by the next `save`.
+      step: the step to restore, or None for the newest intact one. Damaged steps are skipped, each
+        with a warning, and moved aside (`<step>.damaged`) by the next `save`.
 
     Returns:
       (step, state, metadata), or None if nothing was saved here.
@@ -209,39 +209,40 @@ class Checkpoints(contextlib.AbstractContextManager):
       raise UserError(
         f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}"
       )
-    reasons = {}
-    gone = False
-    for candidate in steps[::-1] if step is None else [step]:
+    damages: dict[int, str] = {}
+    has_removed_steps = False
+    candidates = steps[::-1] if step is None else [step]
+    for candidate in candidates:
       try:
         state, metadata = self._restore_any_attempt(candidate, abstract_state)
       except DamagedStep as damage:
         # a run beside this one has made room for newer steps
         if candidate not in self._store.agreed_steps():
-          gone = True
+          has_removed_steps = True
           continue
-        reasons[candidate] = str(damage)
+        damages[candidate] = str(damage)
         if step is None:
           where = self._store.where(candidate)
           _log.warning(
             "checkpoint step %d is damaged and is skipped: %s (%s)", candidate, damage, where
           )
         continue
-      self._damaged += reasons
-      if reasons:
+      self._damaged += damages
+      if damages:
         _log.warning("restored the newest intact checkpoint, step %d", candidate)
       return candidate, state, metadata
-    if gone:
+    if has_removed_steps:
       return self.restore(abstract_state, step)
     if step is not None:
-      others = [s for s in steps if s != step]
+      other_steps = [other for other in steps if other != step]
       raise DamageError(
-        f"{self._store.where(step)}: damaged checkpoint: {reasons[step]}; other "
-        f"steps here: {others}"
+        f"{self._store.where(step)}: damaged checkpoint: {damages[step]}; other "
+        f"steps here: {other_steps}"
       )
-    told = "; ".join(f"step {s}: {r}" for s, r in reasons.items())
+    reasons = "; ".join(f"step {number}: {reason}" for number, reason in damages.items())
     raise DamageError(
-      f"{self._directory}: every checkpoint is damaged ({told}); restore a copy of one, or start "
-      "in a new workdir"
+      f"{self._directory}: every checkpoint is damaged ({reasons}); restore a copy of one, or "
+      "start in a new workdir"
     )
 
   def set_aside(self, after: int, word: str) -> list[int]:
@@ -292,26 +293,21 @@ class Checkpoints(contextlib.AbstractContextManager):
     """Read and verify one step; every process gets the same verdict."""
     path = self._store.where(step)
     manifest = read_in_all_processes(path, lambda: self._manifest(step))
+    saved = manifest["tensors"]
     if callable(abstract_state):
-      abstract_state = abstract_state(manifest["tensors"])
-    wanted = flatten(abstract_state)
-    saved = {
-      name: entry
-      for name, entry in manifest["tensors"].items()
-      if name.split("/")[0] in abstract_state
-    }
-    checkpoint_manifest.check_tensors(path, saved, wanted)
-    partial = len(wanted) < len(manifest["tensors"])
-    tensors = read_in_all_processes(path, lambda: self._store.read(step, wanted, partial))
-    found = fingerprints(tensors)
-    wrong = [name for name in wanted if found[name] != manifest["tensors"][name]["fingerprint"]]
-    if wrong:
-      more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-      raise DamagedStep(
-        f"tensor {wrong[0]}{more} has fingerprint {found[wrong[0]]}, saved was "
-        f"{manifest['tensors'][wrong[0]]['fingerprint']}"
-      )
-    leaves = [tensors[name] for name in wanted]
+      abstract_state = abstract_state(saved)
+    abstract_tensors = flatten(abstract_state)
+    saved_in_tree = {}
+    for name, entry in saved.items():
+      if name.split("/")[0] in abstract_state:
+        saved_in_tree[name] = entry
+    checkpoint_manifest.check_tensors(path, saved_in_tree, abstract_tensors)
+    is_partial = len(abstract_tensors) < len(saved)
+    tensors = read_in_all_processes(
+      path, lambda: self._store.read(step, abstract_tensors, is_partial)
+    )
+    _check_fingerprints(tensors, saved)
+    leaves = [tensors[name] for name in abstract_tensors]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), manifest["metadata"]
 
   def _move_aside(self, steps: list[int], word: str) -> None:
@@ -323,6 +319,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     return checkpoint_manifest.read_manifest(lambda: self._store.manifest(step), step)
 
   def _check_same(self, step: int, prints: dict[str, str]) -> None:
+    """Check that a saved step has these fingerprints; raise UserError if it has others."""
     saved = None
     while saved is None:
       try:
@@ -332,14 +329,13 @@ class Checkpoints(contextlib.AbstractContextManager):
           raise UserError(
             f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away"
           ) from None
-    differing = [
-      n for n in sorted({*saved, *prints}) if saved.get(n, {}).get("fingerprint") != prints.get(n)
-    ]
-    if differing:
-      raise UserError(
-        f"{self._store.where(step)}: step exists with other values, for example of tensor "
-        f"{differing[0]}; move it away or use a new workdir"
-      )
+    saved_prints = {name: entry.get("fingerprint") for name, entry in saved.items()}
+    for name in sorted({*saved_prints, *prints}):
+      if saved_prints.get(name) != prints.get(name):
+        raise UserError(
+          f"{self._store.where(step)}: step exists with other values, for example of tensor "
+          f"{name}; move it away or use a new workdir"
+        )
 
   @contextlib.contextmanager
   def _disk_errors(self, step: int | None = None):
@@ -358,7 +354,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix "
           f"the permissions and run the same command again (steps saved: {self.steps()})"
         ) from error
-      if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
+      if not is_remote(self._directory) and self._has_saved and not os.path.isdir(self._directory):
         raise UserError(
           f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and "
           "run the same command again"
@@ -374,6 +370,19 @@ class Checkpoints(contextlib.AbstractContextManager):
           f"command again (steps saved: {self.steps()})"
         ) from error
       raise
+
+
+def _check_fingerprints(tensors: dict[str, jax.Array], saved: dict[str, dict]) -> None:
+  """Compare restored tensors with the fingerprints in the manifest; raise DamagedStep."""
+  prints = fingerprints(tensors)
+  wrong = [name for name in tensors if prints[name] != saved[name]["fingerprint"]]
+  if not wrong:
+    return
+  name = wrong[0]
+  others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+  raise DamagedStep(
+    f"tensor {name}{others} has fingerprint {prints[name]}, saved was {saved[name]['fingerprint']}"
+  )
 
 
 def _before_threads_end(close: Callable[[], None]) -> None:
@@ -392,7 +401,7 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 
 
 class SaveSchedule:
-  """Says at which steps to save.
+  """Decides at which steps to save.
 
   Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of
   all, should have passed, judged by the steps since the last save, and so at few steps: the
@@ -400,8 +409,8 @@ class SaveSchedule:
 
   Args:
     options: `config.checkpoint`; `every` counts steps, and `minutes` may be None.
-    step: that the run starts from.
-    clock: seconds from any point.
+    step: the step that the run starts from.
+    clock: returns seconds from any point.
   """
 
   def __init__(self, options, step: int, clock: Callable[[], float] = time.monotonic):
@@ -411,28 +420,31 @@ class SaveSchedule:
     self._start(step)
 
   def due(self, step: int) -> bool:
-    """Return whether to save this step now; all processes must ask after every step, and get the
-    same answer."""
-    due = step % self._every == 0
-    if not due and step >= self._look:
-      ahead = distributed.broadcast_from_first(lambda: self._ahead(step))
-      due = ahead == 0
-      self._look = step + ahead
-    if due:
+    """Return whether to save this step now.
+
+    All processes must call it after every step, and get the same answer.
+    """
+    is_due = step % self._every == 0
+    if not is_due and step >= self._next_look:
+      steps_ahead = distributed.broadcast_from_first(lambda: self._steps_to_next_look(step))
+      is_due = steps_ahead == 0
+      self._next_look = step + steps_ahead
+    if is_due:
       self._start(step)
-    return due
+    return is_due
 
   def _start(self, step: int) -> None:
-    self._step, self._since = step, self._clock()
-    self._look = math.inf if self._minutes is None else step + 1
+    self._last_step = step
+    self._last_time = self._clock()
+    self._next_look = math.inf if self._minutes is None else step + 1
 
-  def _ahead(self, step: int) -> int:
-    """Return the number of steps until the next look at the clock; 0 if the time is over."""
-    spent = self._clock() - self._since
-    left = 60 * self._minutes - spent
-    taken = max(1, step - self._step)
-    if left <= 0:
+  def _steps_to_next_look(self, step: int) -> int:
+    """Return the number of steps until the next look at the clock; 0 if a save is due."""
+    spent = self._clock() - self._last_time
+    remaining = 60 * self._minutes - spent
+    steps_taken = max(1, step - self._last_step)
+    if remaining <= 0:
       return 0
-    steps = min(left / 2, 3 * self._minutes) * taken / max(spent, 1e-3)
+    steps = min(remaining / 2, 3 * self._minutes) * steps_taken / max(spent, 1e-3)
     # no more than were timed: the first has only been dispatched
-    return max(1, min(taken, int(steps)))
+    return max(1, min(steps_taken, int(steps)))

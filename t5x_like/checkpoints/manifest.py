@@ -1,11 +1,10 @@
-"""The manifest of a checkpoint step, and verdicts on its data: damage, or a fault of disk, network
-or memory."""
+"""Write, read and check the manifest of a checkpoint step, and classify errors of reading it."""
 
 import errno
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -34,6 +33,7 @@ _DISK_ERRORS = (
   errno.ENOTDIR,
 )
 _REFUSALS = (errno.EACCES, errno.EPERM)
+_VERDICTS = ("read", "damaged", "transient", "refused", "memory", "failed")  # from best to worst
 # Raised by the readers below orbax for a damaged or missing file; other errors are not the file's
 # fault.
 _DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
@@ -108,8 +108,8 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   except ValueError as error:
     raise DamagedStep(f"manifest is not JSON: {one_line(error)}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-    raise DamagedStep(f"manifest has format {found!r}, expected {FORMAT!r}")
+    found_format = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+    raise DamagedStep(f"manifest has format {found_format!r}, expected {FORMAT!r}")
   if manifest.pop("digest", None) != digest(manifest) or manifest["step"] != step:
     raise DamagedStep("manifest does not match its own digest")
   for name in manifest["tensors"]:
@@ -120,51 +120,43 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   return manifest
 
 
-def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:
-  """Compare the tensors of a manifest with the wanted ones (anything with `shape` and `dtype`), by
-  name.
+def check_tensors(where, saved: dict[str, dict], template: dict[str, Any]) -> None:
+  """Compare the tensors of a manifest with abstract ones, by name.
 
   Raises:
     UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
   """
-  advice = "use the config it was saved with"
-  for name, x in wanted.items():
+  for name, x in template.items():
     expected = f"{x.dtype}{list(x.shape)}"
+    advice = f"use the config it was saved with{_fresh_optimizer_advice(name)}"
     if name not in saved:
-      near = did_you_mean(name, set(saved) - set(wanted))
+      near = did_you_mean(name, set(saved) - set(template))
       raise UserError(
-        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; "
-        f"{advice}{_or_fresh(name)}"
+        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; {advice}"
       )
     found = f"{saved[name]['dtype']}{saved[name]['shape']}"
     if found != expected:
-      raise UserError(
-        f"{where}: tensor {name} is {found}, expected {expected}; {advice}{_or_fresh(name)}"
-      )
+      raise UserError(f"{where}: tensor {name} is {found}, expected {expected}; {advice}")
   for name, entry in saved.items():
-    if name not in wanted:
-      found = f"{entry['dtype']}{entry['shape']}"
+    if name not in template:
+      advice = f"use the config it was saved with{_fresh_optimizer_advice(name)}"
       raise UserError(
-        f"{where}: tensor {name} {found} is in the checkpoint, expected no such tensor; "
-        f"{advice}{_or_fresh(name)}"
+        f"{where}: tensor {name} {entry['dtype']}{entry['shape']} is in the checkpoint, expected "
+        f"no such tensor; {advice}"
       )
 
 
-def _or_fresh(name: str) -> str:
-  own = name == "step" or name.startswith("params/")
-  return (
-    ""
-    if own
-    else (", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true")
-  )
+def _fresh_optimizer_advice(name: str) -> str:
+  if name == "step" or name.startswith("params/"):
+    return ""
+  return ", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true"
 
 
 def read_in_all_processes(path: str, read: Callable[[], Any]) -> Any:
-  """Call `read`, again after transient errors; if it fails in one process, it fails with the same
-  verdict in all.
+  """Call `read`, again after transient errors, and agree on the verdict among all processes.
 
   Raises:
-    Damaged: data are wrong or missing.
+    DamagedStep: data are wrong or missing.
     UserError: reading is not permitted, the bucket is gone, or memory ran out.
     TransientError: it still failed after the retries, in this process or another.
   """
@@ -176,39 +168,35 @@ def read_in_all_processes(path: str, read: Callable[[], Any]) -> Any:
     error = caught
   verdict = _verdict(error)
   if jax.process_count() > 1:
-    verdicts = multihost_utils.process_allgather(
-      np.array([_VERDICTS.index(verdict)], np.int32)
-    ).ravel()
-    worst = _VERDICTS[verdicts.max()]
+    number = np.array([_VERDICTS.index(verdict)], np.int32)
+    verdicts_P = multihost_utils.process_allgather(number).ravel()
+    worst = _VERDICTS[verdicts_P.max()]
     if worst != verdict:  # another process has it worse
       verdict = worst
-      error = RuntimeError(f"process {int(verdicts.argmax())} could not read it; see its log")
+      error = RuntimeError(f"process {int(verdicts_P.argmax())} could not read it; see its log")
   if verdict == "read":
     return value
+  _raise_verdict(verdict, path, error)
+
+
+def _raise_verdict(verdict: str, path: str, error: Exception) -> NoReturn:
+  """Raise the error of a verdict on reading a step."""
+  reason = one_line(error)[:300]
   if verdict == "damaged":
-    told = isinstance(error, DamagedStep | DamageError)
-    raise DamagedStep(str(error) if told else f"a tensor cannot be read: {one_line(error)[:300]}")
+    if isinstance(error, DamagedStep | DamageError):
+      raise DamagedStep(str(error))
+    raise DamagedStep(f"a tensor cannot be read: {reason}")
   if verdict == "refused":
     if isinstance(error, UserError):
       raise error
-    raise UserError(
-      f"{path}: checkpoint cannot be read: {one_line(error)[:300]}; fix the permissions"
-    ) from error
+    raise UserError(f"{path}: checkpoint cannot be read: {reason}; fix the permissions") from error
   if verdict == "memory":
     raise UserError(
-      f"{path}: memory ran out while the checkpoint was read: {one_line(error)[:300]}; use more "
-      "devices or hosts"
+      f"{path}: memory ran out while the checkpoint was read: {reason}; use more devices or hosts"
     ) from error
-  if verdict == "transient":
-    raise (
-      error
-      if isinstance(error, TransientError)
-      else TransientError(f"{path}: {one_line(error)[:300]}")
-    ) from error
+  if verdict == "transient" and not isinstance(error, TransientError):
+    raise TransientError(f"{path}: {reason}") from error
   raise error
-
-
-_VERDICTS = ("read", "damaged", "transient", "refused", "memory", "failed")  # from best to worst
 
 
 def _verdict(error: Exception | None) -> str:

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -44,18 +44,18 @@ class ObjectSteps:
   objects in a directory are asked for by name.
 
   Args:
-    url: of the directory.
-    kept: says which steps to keep.
+    url: the address of the directory.
+    retention: decides which steps are kept.
     timeout_seconds: how long a save may take, over all processes.
     check: called in process 0 before it commits or removes anything; raises if another run has
       taken the workdir.
   """
 
   def __init__(
-    self, url: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None
+    self, url: str, retention, timeout_seconds: float, check: Callable[[], None] = lambda: None
   ):
-    self._place = as_path(url)
-    self._kept = kept
+    self._root = as_path(url)
+    self._retention = retention
     self._timeout = timeout_seconds
     self._check = check
     self._saving: threading.Thread | None = None
@@ -69,7 +69,7 @@ class ObjectSteps:
     self._written: int | None = None
 
   def where(self, step: int) -> str:
-    return str(self._place / str(step))
+    return str(self._root / str(step))
 
   def steps(self) -> list[int]:
     return sorted(self._committed())
@@ -88,30 +88,38 @@ class ObjectSteps:
     return self._agreed[step][0] not in self._damaged
 
   def manifest(self, step: int) -> str:
-    data = (self._place / self._directory(step) / _MANIFEST).read()
+    data = (self._root / self._directory(step) / _MANIFEST).read()
     if data is None:
       raise FileNotFoundError(f"{self.where(step)}: no {_MANIFEST}")
     return data.decode()
 
-  def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
-    directory = self._directory(step)
+  def read(self, step: int, template: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
+    chunks = self._read_index(self._directory(step))
+
+    def read_shards(name: str) -> dict[tuple, np.ndarray]:
+      return self._read_shards(template[name], chunks.get(name, []))
+
+    tensors = {}
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+      shards_of_tensors = pool.map(read_shards, template)
+      for (name, x), shards in zip(template.items(), shards_of_tensors, strict=True):
+        tensors[name] = jax.make_array_from_callback(
+          x.shape, x.sharding, lambda index, shards=shards: shards[_key(index)]
+        )
+    return tensors
+
+  def _read_index(self, directory: str) -> dict[str, list[tuple[str, dict]]]:
+    """Return the chunks of each tensor with their files; raise DamagedStep if an index is missing."""
     chunks: dict[str, list[tuple[str, dict]]] = {}
-    for writer in range(int(_STEP.fullmatch(directory)[2])):
-      index = (self._place / directory / f"tensors-{writer:05d}.json").read()
+    num_writers = int(_STEP.fullmatch(directory)[2])
+    for writer in range(num_writers):
+      index = (self._root / directory / f"tensors-{writer:05d}.json").read()
       if index is None:
         raise DamagedStep(f"tensors-{writer:05d}.json is missing")
       for chunk in json.loads(index):
-        chunks.setdefault(chunk["name"], []).append(
-          (f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk)
-        )
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-      parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(name, [])), wanted)
-      return {
-        name: jax.make_array_from_callback(
-          x.shape, x.sharding, lambda index, own=own: own[_key(index)]
-        )
-        for (name, x), own in zip(wanted.items(), parts, strict=True)
-      }
+        file = f"{directory}/{_file(writer, chunk.get('part', 0))}"
+        chunks.setdefault(chunk["name"], []).append((file, chunk))
+    return chunks
 
   def write(
     self,
@@ -124,34 +132,43 @@ class ObjectSteps:
     attempt = distributed.broadcast_from_first(
       lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}"
     )
+    index, parts = self._divide_into_parts(tensors)
+    arguments = (attempt, index, parts, manifest, before)
+    self._saving = threading.Thread(target=self._save, args=arguments, name="save", daemon=True)
+    self._deadline = time.monotonic() + self._timeout
+    self._saving.start()
+
+  def _divide_into_parts(self, tensors: dict[str, jax.Array]) -> tuple[list[dict], list[list]]:
+    """Divide this process's shards into parts of at most `_PART_BYTES`.
+
+    Returns:
+      (the index of the chunks, the chunks of each part).
+    """
     copies = self._copies(tensors)
     index = []
     parts = [[]]
     offset = 0
     for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
-        if shard.replica_id == 0:
-          # Without copies, the tensor may be donated as soon as this returns.
-          whole = shard.data if copies else np.array(shard.data, copy=True)
-          for first, data in _rows(whole):
-            if offset and offset + data.nbytes > _PART_BYTES:
-              parts = [*parts, []]
-              offset = 0
-            start = [s.start or 0 for s in shard.index]
-            start[:1] = [n + first for n in start[:1]]
-            where = {"offset": offset, "bytes": data.nbytes} | (
-              {"part": len(parts) - 1} if len(parts) > 1 else {}
-            )
-            index.append(
-              {"name": name, "start": start, "shape": list(data.shape), "dtype": str(x.dtype)}
-              | where
-            )
-            parts[-1].append(data)
-            offset += data.nbytes
-    saving = (attempt, index, parts, manifest, before)
-    self._saving = threading.Thread(target=self._save, args=saving, name="save", daemon=True)
-    self._deadline = time.monotonic() + self._timeout
-    self._saving.start()
+        if shard.replica_id != 0:
+          continue
+        # Without copies, the tensor may be donated as soon as this returns.
+        data = shard.data if copies else np.array(shard.data, copy=True)
+        for first_row, rows in _runs_of_rows(data):
+          if offset and offset + rows.nbytes > _PART_BYTES:
+            parts.append([])
+            offset = 0
+          start = [axis.start or 0 for axis in shard.index]
+          if start:
+            start[0] += first_row
+          chunk = {"name": name, "start": start, "shape": list(rows.shape), "dtype": str(x.dtype)}
+          chunk |= {"offset": offset, "bytes": rows.nbytes}
+          if len(parts) > 1:
+            chunk["part"] = len(parts) - 1
+          index.append(chunk)
+          parts[-1].append(rows)
+          offset += rows.nbytes
+    return index, parts
 
   def wait(self) -> None:
     saving = self._saving
@@ -160,7 +177,7 @@ class ObjectSteps:
       saving.join(max(0.0, self._deadline - time.monotonic()))
       if saving.is_alive():  # it dies with the process
         raise TransientError(
-          f"{self._place}: checkpoint was not written within {self._timeout:g} s (the store is "
+          f"{self._root}: checkpoint was not written within {self._timeout:g} s (the store is "
           "slow, or does not answer); run the same command again, or raise "
           "--config.checkpoint.save_timeout_seconds"
         )
@@ -177,16 +194,16 @@ class ObjectSteps:
       for step in steps:
         self._check()
         for directory in self._directories(step):
-          (self._place / directory / _ASIDE).write_text(word)
+          (self._root / directory / _ASIDE).write_text(word)
     distributed.broadcast_from_first(lambda: None)
     self._agreed = {step: names for step, names in self._agreed.items() if step not in steps}
 
   def _committed(self) -> dict[int, list[str]]:
-    """Return the directories of every committed step, one for each attempt, those known to be
-    damaged last."""
+    """Return the directories of every committed step, one for each attempt, damaged ones last."""
     directories: dict[int, list[str]] = {}
-    for name in self._place.names():
-      if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
+    for name in self._root.names():
+      match = _STEP.fullmatch(name)
+      if match and self._state(name) == "committed":
         directories.setdefault(int(match[1]), []).append(name)
     return {step: self._intact_first(names) for step, names in directories.items()}
 
@@ -194,9 +211,9 @@ class ObjectSteps:
     return sorted(directories, key=lambda name: (name in self._damaged, name))
 
   def _state(self, directory: str) -> str:
-    if (self._place / directory / _ASIDE).is_file():
+    if (self._root / directory / _ASIDE).is_file():
       return "aside"
-    return "committed" if (self._place / directory / _MANIFEST).is_file() else "begun"
+    return "committed" if (self._root / directory / _MANIFEST).is_file() else "begun"
 
   def _directories(self, step: int) -> list[str]:
     directories = self._agreed.get(step) or self._committed().get(step)
@@ -207,36 +224,35 @@ class ObjectSteps:
   def _directory(self, step: int) -> str:
     return self._directories(step)[0]
 
-  def _local_parts(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
+  def _read_shards(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
     """Return this process's shards of a tensor, by index, from the chunks that overlap them."""
-    needed = {
-      _key(index): index for index in x.sharding.addressable_devices_indices_map(x.shape).values()
-    }
+    indices = x.sharding.addressable_devices_indices_map(x.shape).values()
     read: dict[int, np.ndarray] = {}
-    parts = {}
-    for key, index in needed.items():
-      bounds = [s.indices(size)[:2] for s, size in zip(index, x.shape, strict=True)]
-      part = np.empty([stop - start for start, stop in bounds], x.dtype)
+    shards = {}
+    for key, index in {_key(index): index for index in indices}.items():
+      bounds = [axis.indices(size)[:2] for axis, size in zip(index, x.shape, strict=True)]
+      shard = np.empty([stop - start for start, stop in bounds], x.dtype)
       filled = 0
       for number, (file, chunk) in enumerate(chunks):
-        edges = [(a, a + n) for a, n in zip(chunk["start"], chunk["shape"], strict=True)]
-        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, edges, strict=True)]
-        if any(low >= high for low, high in both):
+        overlap = _overlap(bounds, chunk)
+        if overlap is None:
           continue
         if number not in read:
-          read[number] = self._chunk(file, chunk)
-        there = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, edges))
-        here = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, bounds))
-        part[here] = read[number][there]
-        filled += part[here].size
-      if filled != part.size:
-        raise DamagedStep(f"{part.size - filled} of {part.size} values of a shard are in no object")
-      parts[key] = part
-    return parts
+          read[number] = self._read_chunk(file, chunk)
+        from_chunk = _relative(overlap, chunk["start"])
+        into_shard = _relative(overlap, [start for start, _ in bounds])
+        shard[into_shard] = read[number][from_chunk]
+        filled += shard[into_shard].size
+      if filled != shard.size:
+        raise DamagedStep(
+          f"{shard.size - filled} of {shard.size} values of a shard are in no object"
+        )
+      shards[key] = shard
+    return shards
 
-  def _chunk(self, file: str, chunk: dict) -> np.ndarray:
+  def _read_chunk(self, file: str, chunk: dict) -> np.ndarray:
     part = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
-    data = (self._place / file).read(part) if chunk["bytes"] else b""
+    data = (self._root / file).read(part) if chunk["bytes"] else b""
     if data is None:
       raise DamagedStep(f"{file} is missing, which has {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
@@ -247,102 +263,130 @@ class ObjectSteps:
     """Save, in a thread of every process; process 0 commits."""
     try:
       before()
-      mine = jax.process_index()
-      if mine == 0 and self._interrupted is None:
-        names = [name for name in self._place.names() if _STEP.fullmatch(name)]
+      process = jax.process_index()
+      if process == 0 and self._interrupted is None:
+        names = [name for name in self._root.names() if _STEP.fullmatch(name)]
         # Listed before the check: as the workdir is still this run's, none of them belongs to a run
         # that took it over.
         self._check()
         self._interrupted = names
-      there = self._place / attempt
+      directory = self._root / attempt
 
-      def put(part: int) -> None:
-        data, parts[part] = parts[part], []
-        (there / _file(mine, part)).write_bytes(b"".join(np.asarray(x).tobytes() for x in data))
+      def write_part(part: int) -> None:
+        data = b"".join(np.asarray(chunk).tobytes() for chunk in parts[part])
+        parts[part] = []
+        (directory / _file(process, part)).write_bytes(data)
 
       with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(put, range(len(parts))))
-      (there / f"tensors-{mine:05d}.json").write_text(json.dumps(index))
-      self._meet(
-        f"{attempt}/{mine}",
-        [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else [],
-      )
-      if mine == 0:
-        self._check()
-        if not (there / _MANIFEST).create(json.dumps(manifest).encode()):
-          raise TransientError(
-            f"{there}/{_MANIFEST}: another process has written it; run the same command again"
-          )
-        self._check()  # again, as a run that took over in between has set this attempt aside
-        self._written = manifest["step"]
-        self._clean(attempt)
-      self._meet(f"{attempt}/committed" if not mine else "", [f"{attempt}/committed"])
+        list(pool.map(write_part, range(len(parts))))
+      (directory / f"tensors-{process:05d}.json").write_text(json.dumps(index))
+      self._announce(f"{attempt}/{process}")
+      if process == 0:
+        self._await(f"{attempt}/{other}" for other in range(jax.process_count()))
+        self._commit(attempt, manifest)
+        self._announce(f"{attempt}/committed")
+      self._await([f"{attempt}/committed"])
     except BaseException as error:
       self._failed = error
 
-  def _meet(self, say: str, hear: list[str]) -> None:
-    """Announce that something is done, and wait for all of `hear`."""
+  def _commit(self, attempt: str, manifest: dict[str, Any]) -> None:
+    """Write the manifest of an attempt, and remove older steps."""
+    self._check()
+    file = self._root / attempt / _MANIFEST
+    if not file.create(json.dumps(manifest).encode()):
+      raise TransientError(f"{file}: another process has written it; run the same command again")
+    self._check()  # again, as a run that took over in between has set this attempt aside
+    self._written = manifest["step"]
+    self._clean(attempt)
+
+  def _announce(self, event: str) -> None:
+    """Tell the other processes that an event has happened."""
+    store = distributed.key_value_store()
+    if store is not None:
+      store.key_value_set(f"t5x_like/saved/{event}", "done")
+
+  def _await(self, events: Iterable[str]) -> None:
+    """Wait for events of other processes."""
     store = distributed.key_value_store()
     if store is None:
       return
-    if say:
-      store.key_value_set(f"t5x_like/saved/{say}", "done")
-    for name in hear:
+    for event in events:
       try:
-        store.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
+        store.blocking_key_value_get(f"t5x_like/saved/{event}", int(self._timeout * 1000))
       except RuntimeError as error:
         raise TransientError(
-          f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s "
+          f"{self._root}: checkpoint was not written by all processes within {self._timeout:g} s "
           "(one of them failed, or the store is slow)"
         ) from error
 
   def _clean(self, attempt: str) -> None:
-    """Remove steps that are no longer kept and, once, what earlier runs left unfinished; the
-    manifest goes first."""
-    steps = self._committed()
-    steps.setdefault(int(attempt.partition("-")[0]), [attempt])  # whatever the listing says
-    ordered = sorted(steps)
-    for step, keep in zip(ordered, self._kept.of(ordered), strict=True):
-      for name in [] if keep else steps[step]:
+    """Remove steps that are no longer kept and, once, unfinished attempts of earlier runs.
+
+    The manifest of a step goes first.
+    """
+    directories = self._committed()
+    directories.setdefault(int(attempt.partition("-")[0]), [attempt])  # whatever the listing says
+    steps = sorted(directories)
+    for step, is_kept in zip(steps, self._retention.keeps(steps), strict=True):
+      if is_kept:
+        continue
+      for name in directories[step]:
         self._check()
-        (self._place / name / _MANIFEST).unlink()
-        (self._place / name).rmtree()
+        (self._root / name / _MANIFEST).unlink()
+        (self._root / name).rmtree()
     interrupted = self._interrupted
     self._interrupted = []
     for name in interrupted:
       self._remove_interrupted(name)
 
   def _remove_interrupted(self, name: str) -> None:
-    """Remove the objects of an unfinished attempt, and what an earlier run has left of one.
+    """Remove the objects of an unfinished attempt, or the remains that an earlier run left.
 
     An `aside` stays until a later run, in case that the attempt's process was only paused, and
     commits it after all.
     """
-    there = self._place / name
-    aside = (there / _ASIDE).read()
+    directory = self._root / name
+    aside = (directory / _ASIDE).read()
     if aside == _ABANDONED:
       self._check()
-      there.rmtree()
-    elif aside is None and not (there / _MANIFEST).is_file():
+      directory.rmtree()
+    elif aside is None and not (directory / _MANIFEST).is_file():
       self._check()
-      (there / _ASIDE).write_bytes(_ABANDONED)
-      for file in there.sizes():
+      (directory / _ASIDE).write_bytes(_ABANDONED)
+      for file in directory.sizes():
         if file != _ASIDE:
-          (there / file).unlink()
+          (directory / file).unlink()
 
 
 def _file(process: int, part: int) -> str:
   return f"tensors-{process:05d}-{part:05d}.bin" if part else f"tensors-{process:05d}.bin"
 
 
-def _rows(x) -> Iterator[tuple[int, Any]]:
+def _runs_of_rows(x) -> Iterator[tuple[int, Any]]:
   """Yield an array in runs of rows that fit a part, with the number of the first row of each."""
-  rows = max(1, _PART_BYTES * len(x) // x.nbytes) if x.ndim and x.nbytes > _PART_BYTES else None
-  yield from (
-    ((0, x),)
-    if rows is None
-    else ((first, x[first : first + rows]) for first in range(0, len(x), rows))
-  )
+  if not x.ndim or x.nbytes <= _PART_BYTES:
+    yield 0, x
+    return
+  rows = max(1, _PART_BYTES * len(x) // x.nbytes)
+  for first_row in range(0, len(x), rows):
+    yield first_row, x[first_row : first_row + rows]
+
+
+def _overlap(bounds: list[tuple[int, int]], chunk: dict) -> list[tuple[int, int]] | None:
+  """Return the overlap of a shard and a chunk along each axis; None if they have none."""
+  overlap = []
+  for (start, stop), first, size in zip(bounds, chunk["start"], chunk["shape"], strict=True):
+    low = max(start, first)
+    high = min(stop, first + size)
+    if low >= high:
+      return None
+    overlap.append((low, high))
+  return overlap
+
+
+def _relative(ranges: list[tuple[int, int]], starts: list[int]) -> tuple[slice, ...]:
+  """Return ranges of a tensor as slices of an array that begins at `starts`."""
+  return tuple(slice(low - start, high - start) for (low, high), start in zip(ranges, starts))
 
 
 def _key(index) -> tuple:

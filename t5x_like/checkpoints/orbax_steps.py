@@ -26,7 +26,7 @@ from t5x_like.parallel import distributed
 
 _STATE = "state"
 _MANIFEST = "manifest"
-_LEAST_SLICE = 2**20  # bytes
+_MIN_SLICE_BYTES = 2**20
 
 
 class _Manager(ocp.CheckpointManager):
@@ -44,10 +44,10 @@ class _Manager(ocp.CheckpointManager):
 def _write_small_arrays_whole() -> None:
   """Let one device write a small array: Orbax would slice it for all, and compile a program for
   each shape."""
-  known = ocp.type_handlers.get_type_handler(jax.Array)
+  default_handler = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
-    array_metadata_store=known._array_metadata_store,
-    min_slice_bytes_for_replica_parallel=_LEAST_SLICE,
+    array_metadata_store=default_handler._array_metadata_store,
+    min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES,
   )
   ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
@@ -61,17 +61,21 @@ class LocalSteps:
 
   Args:
     directory: created by the first `write`.
-    kept: an orbax preservation policy.
+    retention: an orbax preservation policy.
     timeout_seconds: how long a save may take, over all processes.
     check: called in process 0 before it commits a step or sets some aside; raises if another run
       has taken the workdir.
   """
 
   def __init__(
-    self, directory: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None
+    self,
+    directory: str,
+    retention,
+    timeout_seconds: float,
+    check: Callable[[], None] = lambda: None,
   ):
     self._directory = epath.Path(os.path.abspath(directory))
-    self._kept = kept
+    self._retention = retention
     self._timeout = timeout_seconds
     self._check = check
     self._manager: _Manager | None = None
@@ -101,8 +105,7 @@ class LocalSteps:
     return distributed.broadcast_from_first(self.steps)
 
   def skip_attempt(self, step: int) -> bool:
-    """Read a step from another attempt to save it from now on; return whether there is one that was
-    not yet read."""
+    """Read a step from another attempt from now on; return False if none is left."""
     return False
 
   def manifest(self, step: int) -> str:
@@ -115,10 +118,10 @@ class LocalSteps:
     local.check_below(self._directory / str(step))
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
-  def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
+  def read(self, step: int, template: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
     """Return tensors by name, without barriers, so that a failing process blocks no other; see
     `read_tensors`."""
-    return read_tensors(self._directory / str(step) / _STATE, wanted, partial=partial)
+    return read_tensors(self._directory / str(step) / _STATE, template, partial=partial)
 
   def write(
     self,
@@ -211,7 +214,7 @@ class LocalSteps:
         multiprocessing_options=ocp.options.MultiprocessingOptions(
           active_processes=set(range(count)) if count > 1 else None
         ),
-        preservation_policy=self._kept,
+        preservation_policy=self._retention,
         cleanup_tmp_directories=True,
         lightweight_initialize=True,
         # If directories were created asynchronously and one failed, threads would wait for it until
@@ -228,7 +231,7 @@ class LocalSteps:
 
 
 def read_tensors(
-  path: epath.Path, wanted: dict[str, Any], *, partial: bool
+  path: epath.Path, template: dict[str, Any], *, partial: bool
 ) -> dict[str, jax.Array]:
   """Read the tensors through orbax's handler, which has no barriers, so a failing process blocks no
   other.
@@ -238,18 +241,18 @@ def read_tensors(
   Raises:
     Damaged: the description of the tensors is of another form.
   """
-  if not wanted:
+  if not template:
     return {}
   restore_args = {
     name: ocp.ArrayRestoreArgs(
       sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True
     )
-    for name, x in wanted.items()
+    for name, x in template.items()
   }
   handler = ocp.PyTreeCheckpointHandler()
   try:
     args = ocp.args.PyTreeRestore(
-      item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial
+      item=nest(template), restore_args=nest(restore_args), partial_restore=partial
     )
     tree = handler.restore(path, args=args)
   # orbax believes the JSON beside its tensors
@@ -258,7 +261,7 @@ def read_tensors(
   finally:
     handler.close()
   tensors = flatten(tree)
-  return {name: tensors[name] for name in wanted}
+  return {name: tensors[name] for name in template}
 
 
 @functools.cache

@@ -20,9 +20,9 @@ from t5x_like.errors import one_line
 
 HOST = "pinned_host"  # the memory of a device's host that the device reaches
 # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
-_MOST_PINNED = 2**35
+_MAX_PINNED_BYTES = 2**35
 _log = logging.getLogger("t5x_like.checkpoint")
-_copied = functools.partial(jax.tree.map, jnp.copy)
+_copy_tree = functools.partial(jax.tree.map, jnp.copy)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
@@ -55,11 +55,11 @@ def _sums(x: jax.Array) -> jax.Array:
   for axis in range(word.ndim):
     stride = math.prod(word.shape[axis + 1 :]) & 0xFFFFFFFF
     index = index + jax.lax.broadcasted_iota(jnp.uint32, word.shape, axis) * jnp.uint32(stride)
-  place = _mix(index + jnp.uint32(0x9E3779B9))
-  mixed = _mix(word ^ place)
-  odd = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(False)
-  sums = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + place), dtype=jnp.uint32)
-  return jnp.stack((*sums, odd.astype(jnp.uint32)))
+  position = _mix(index + jnp.uint32(0x9E3779B9))
+  mixed = _mix(word ^ position)
+  nonfinite = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(False)
+  sums = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + position), dtype=jnp.uint32)
+  return jnp.stack((*sums, nonfinite.astype(jnp.uint32)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -68,12 +68,15 @@ def _compiled(sharding: NamedSharding | None):
 
   A state has a hundred tensors of a dozen shapes; one program for all would take several times as
   long to compile."""
-  return jax.jit(_sums) if sharding is None else jax.jit(_sums, out_shardings=sharding)
+  if sharding is None:
+    return jax.jit(_sums)
+  return jax.jit(_sums, out_shardings=sharding)
 
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
-  """Return the fingerprints alone; see `examine`."""
-  return fingerprints_and_nonfinite(tensors)[0]
+  """Return the fingerprint of every tensor; see `fingerprints_and_nonfinite`."""
+  prints, _ = fingerprints_and_nonfinite(tensors)
+  return prints
 
 
 def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
@@ -97,10 +100,13 @@ def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str,
       # One at a time: on CPU, collectives of programs that run side by side can wait for each other
       # forever.
       jax.block_until_ready(sums[name])
-  found = jax.device_get(sums)
-  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b, _) in found.items()}, [
-    n for n in found if found[n][2]
-  ]
+  prints = {}
+  nonfinite_names = []
+  for name, (first, second, nonfinite) in jax.device_get(sums).items():
+    prints[name] = f"{int(first):08x}{int(second):08x}"
+    if nonfinite:
+      nonfinite_names.append(name)
+  return prints, nonfinite_names
 
 
 class HostCopies:
@@ -111,24 +117,24 @@ class HostCopies:
   """
 
   def __init__(self):
-    self._works: bool | None = None  # not tried yet
+    self._is_supported: bool | None = None  # not tried yet
 
   def __call__(self, tensors: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
-    if not tensors or self._works is False:
+    if not tensors or self._is_supported is False:
       return None
     shardings = {name: x.sharding for name, x in tensors.items()}
     if jax.default_backend() == "cpu":
-      return jax.jit(_copied, out_shardings=shardings)(tensors)
-    if (
-      sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards)
-      > _MOST_PINNED
-    ):
+      return jax.jit(_copy_tree, out_shardings=shardings)(tensors)
+    num_bytes = 0
+    for x in tensors.values():
+      num_bytes += sum(shard.data.nbytes for shard in x.addressable_shards)
+    if num_bytes > _MAX_PINNED_BYTES:
       return None
     try:
       copies = jax.device_put(
         tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()}
       )
-      if self._works is None:
+      if self._is_supported is None:
         jax.block_until_ready(copies)
     except (ValueError, RuntimeError) as error:
       _log.warning(
@@ -136,5 +142,5 @@ class HostCopies:
         one_line(error),
       )
       copies = None
-    self._works = copies is not None
+    self._is_supported = copies is not None
     return copies

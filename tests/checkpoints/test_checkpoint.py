@@ -164,7 +164,7 @@ def test_keeps_the_last_and_the_multiples(tmp_path):
   ],
 )
 def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
-  preserved = manager._Kept(every, 3, None).of(steps)
+  preserved = manager._Retention(every, 3, None).keeps(steps)
   assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
 
 

@@ -260,7 +260,7 @@ def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held
   needs = emergency_steps.ShardNeeds(
     {"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())}
   )
-  found, held_P = needs.places(np.array(first))
+  found, held_P = needs.assign(np.array(first))
   assert (found, tuple(held_P)) == (places, held)
 
 

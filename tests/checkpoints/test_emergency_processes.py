@@ -38,7 +38,7 @@ def main():
       assert all(np.array_equal(x.data, y.data) for x, y in zip(a.addressable_shards, b.addressable_shards))
     for step in range(start + 1, start + 4):
       run.save_copy(step, state(step), {{"step": step}}, lambda: None)
-  print("from", start, "copies", sorted(p.name for p in run._near._store._directory.glob("*/*")), flush=True)
+  print("from", start, "copies", sorted(p.name for p in run._nearby._store._directory.glob("*/*")), flush=True)
 
 sys.exit(main())
 """
