@@ -109,7 +109,7 @@ class ObjectSteps:
     return tensors
 
   def _read_index(self, directory: str) -> dict[str, list[tuple[str, dict]]]:
-    """Return the chunks of each tensor with their files; raise DamagedStep if an index is missing."""
+    """Return the chunks of each tensor with their files; raise DamagedStep if one is missing."""
     chunks: dict[str, list[tuple[str, dict]]] = {}
     num_writers = int(_STEP.fullmatch(directory)[2])
     for writer in range(num_writers):

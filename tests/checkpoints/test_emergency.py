@@ -240,7 +240,7 @@ class OfTwoSlices:
 
 def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
   def covers(*held):
-    return emergency_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
+    return emergency_steps._is_covered(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
 
   assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
 

@@ -115,7 +115,7 @@ def test_images_keep_every_pixel_and_lose_padding():
       image[row, :y, :x] = 1.0
     found = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
     assert kind.shape(found) == shape and found["image"].sum() == image.sum()
-    assert kind.of(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
+    assert kind.cut_features(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
 
 
 def detecting(folder, name: str, backbone: dict, steps: int, capsys) -> str:
