@@ -1,9 +1,9 @@
-"""Files wherever they are: the one way to name, open, read, list, lock and commit them.
+"""Files at paths and addresses: the one way to name, open, read, list, lock and commit them.
 
-`paths.as_path` opens a path or an address. Modules, from the bottom up; each imports only from those
-before it:
+`paths.as_path` takes a path or an address. Modules, from the bottom up; each imports only earlier
+ones:
 
-  store_errors   one kind for each answer of a store, a network or a disk, whichever client passes it on
+  store_errors   one kind for each error of a store, a network or a disk, whatever the client
   streams        stdout and stderr that end no program when they cannot be written
   file_names     checks of names that are read from files
   checked_json   JSON from outside, parsed and checked

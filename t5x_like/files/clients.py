@@ -35,7 +35,7 @@ _PACKAGES = {
   "hf": "huggingface_hub",
   "http": "aiohttp",
 }
-_AT_ONCE = 32  # requests of fsspec
+_MAX_REQUESTS = 32  # of fsspec at once
 _ABSENT = b"\x02"  # TensorStore's generation of an absent file
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
@@ -86,19 +86,18 @@ class _TensorStore:
     return self.replace(key, data, _ABSENT, timeout)
 
   def read_version(self, key: str, timeout: float) -> Versioned | None:
-    answer = self._files.read(key).result(timeout=timeout)
-    return (
-      None if answer.state == "missing" else Versioned(bytes(answer.value), answer.stamp.generation)
-    )
+    reply = self._files.read(key).result(timeout=timeout)
+    if reply.state == "missing":
+      return None
+    return Versioned(bytes(reply.value), reply.stamp.generation)
 
   def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
     return bool(self._files.write(key, data, if_equal=version).result(timeout=timeout).generation)
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
-    keys = self._ts.KvStore.KeyRange(
-      prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
-    )
-    return {key.decode(): None for key in self._files.list(keys).result(timeout=timeout)}
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    keys = self._files.list(self._ts.KvStore.KeyRange(prefix, end)).result(timeout=timeout)
+    return {key.decode(): None for key in keys}
 
 
 class _Fsspec:
@@ -120,8 +119,9 @@ class _Fsspec:
 
   def read(self, key: str, part: ByteRange = None):
     def get() -> ReadReply:
+      start = part.start if part else None
+      end = part.stop if part else None
       try:
-        start, end = (part.start, part.stop) if part else (None, None)
         return ReadReply("value", self.files.cat_file(self.path(key), start=start, end=end))
       except Exception as error:
         if store_errors.error_kind(error) is not ErrorKind.ABSENT:
@@ -142,8 +142,10 @@ class _Fsspec:
     return True
 
   def read_version(self, key: str, timeout: float) -> Versioned | None:
-    answer = self.read(key).result(timeout=timeout)
-    return None if answer.state == "missing" else Versioned(answer.value, answer.value)
+    reply = self.read(key).result(timeout=timeout)
+    if reply.state == "missing":
+      return None
+    return Versioned(reply.value, reply.value)
 
   def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
     """Compare before writing, as fsspec has no conditional writes."""
@@ -155,19 +157,21 @@ class _Fsspec:
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
     self.files.invalidate_cache()
+    folder = prefix.rpartition("/")[0]
     try:
-      found = self.files.find(self.path(prefix.rpartition("/")[0]), detail=True)
+      details = self.files.find(self.path(folder), detail=True)
     except FileNotFoundError:
       return {}
-    keys = {self._key(path): about.get("size") for path, about in found.items()}
-    return {key: size for key, size in keys.items() if key.startswith(prefix)}
+    sizes = {self._key(path): detail.get("size") for path, detail in details.items()}
+    return {key: size for key, size in sizes.items() if key.startswith(prefix)}
 
   def matches(self, pattern: str) -> dict[str, tuple[str, int | None]]:
     self.files.invalidate_cache()
-    found = self.files.glob(self.path(pattern), detail=True)
-    return {
-      self._key(path): (about["type"], about.get("size")) for path, about in sorted(found.items())
-    }
+    details = self.files.glob(self.path(pattern), detail=True)
+    matches = {}
+    for path, detail in sorted(details.items()):
+      matches[self._key(path)] = (detail["type"], detail.get("size"))
+    return matches
 
   def look(self) -> None:
     """Query the bucket of a Google or Amazon address; raise the client's error if it must not be
@@ -193,7 +197,7 @@ Client = _TensorStore | _Fsspec
 
 @functools.cache
 def thread_pool() -> concurrent.futures.ThreadPoolExecutor:
-  return concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+  return concurrent.futures.ThreadPoolExecutor(_MAX_REQUESTS)
 
 
 @functools.lru_cache(64)
@@ -205,7 +209,7 @@ def open_client(root: str) -> Client:
     TransientError: the address cannot be used now.
   """
   return (
-    _opened(root, _TensorStore)
+    _open(root, _TensorStore)
     if root.partition("://")[0] in TENSORSTORE
     else open_fsspec_client(root)
   )
@@ -214,10 +218,10 @@ def open_client(root: str) -> Client:
 @functools.lru_cache(64)
 def open_fsspec_client(root: str) -> _Fsspec:
   """Return fsspec's client, which knows sizes, patterns and buckets; see `client`."""
-  return _opened(root, _Fsspec)
+  return _open(root, _Fsspec)
 
 
-def _opened(root: str, kind: type):
+def _open(root: str, kind: type):
   try:
     return kind(root)
   # each library raises its own types, all meaning that the address cannot be used
@@ -225,9 +229,7 @@ def _opened(root: str, kind: type):
     if is_transient(error):
       raise TransientError(f"{root}: cannot be opened now ({one_line(error)[:300]})") from error
     package = _PACKAGES.get(root.partition("://")[0].removesuffix("s"))
-    mend = (
-      f"pip install {package}"
-      if package
-      else ("use an address that fsspec knows, or a mounted directory")
-    )
-    raise UserError(f"{root}: cannot be opened ({one_line(error)[:200]}); {mend}") from error
+    remedy = "use an address that fsspec knows, or a mounted directory"
+    if package:
+      remedy = f"pip install {package}"
+    raise UserError(f"{root}: cannot be opened ({one_line(error)[:200]}); {remedy}") from error

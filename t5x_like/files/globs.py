@@ -14,7 +14,7 @@ from t5x_like.files.paths import as_path, is_remote
 from t5x_like.files.remote import RemotePath
 
 _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-_MOST_NUMBERS = 100_000
+_MAX_NUMBERS = 100_000
 
 
 def expand(pattern: str) -> list[str]:
@@ -26,10 +26,10 @@ def expand(pattern: str) -> list[str]:
   for match in _RANGE.finditer(pattern):
     low = int(match[1])
     high = int(match[2])
-    if not low <= high < low + _MOST_NUMBERS:
+    if not low <= high < low + _MAX_NUMBERS:
       raise UserError(
         f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and "
-        f"at most {_MOST_NUMBERS} numbers"
+        f"at most {_MAX_NUMBERS} numbers"
       )
     pieces.append(pattern[start : match.start()])
     ranges.append([f"{number:0{len(match[1])}d}" for number in range(low, high + 1)])
@@ -47,8 +47,11 @@ def absolute_path(path: str) -> str:
 
 
 def file_kind(path: str) -> str:
-  """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot
-  be examined."""
+  """Return `file`, `directory`, or a phrase for another kind of path.
+
+  Raises:
+    UserError: it cannot be examined.
+  """
   file = as_path(path)
   if isinstance(file, RemotePath):
     return file.about()["type"]
@@ -59,24 +62,23 @@ def file_kind(path: str) -> str:
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
   kinds = {
-    stat.S_ISREG: "file",
-    stat.S_ISDIR: "directory",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
   }
-  return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
+  return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def find_matches(pattern: str) -> list[str]:
-  """Return the sorted paths that match a glob pattern, or the pattern itself if something has that
-  name.
+  """Return the sorted paths that match a glob pattern, or the pattern if a file has that name.
 
   Raises:
     UserError: a directory cannot be listed, or the pattern is too long for a name.
   """
-  found = as_path(pattern)
+  path = as_path(pattern)
   try:
-    if found.exists():
+    if path.exists():
       return [pattern]
   except OSError as error:
     if error.errno != errno.ENAMETOOLONG:
@@ -84,9 +86,9 @@ def find_matches(pattern: str) -> list[str]:
     raise UserError(
       f"{pattern[:80]}…: found a path of {len(pattern)} characters, too long for a file's name"
     ) from None
-  return (
-    list(found.matches()) if isinstance(found, RemotePath) else sorted(_local_matches(str(found)))
-  )
+  if isinstance(path, RemotePath):
+    return list(path.matches())
+  return sorted(_local_matches(str(path)))
 
 
 def list_matches(pattern: str) -> dict[str, tuple[str, int | None]]:
@@ -95,11 +97,11 @@ def list_matches(pattern: str) -> dict[str, tuple[str, int | None]]:
   A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if
   only single files may be read and the pattern names them.
   """
-  every = _RANGE.sub("*", pattern)
-  if not is_remote(every) or every.lower().startswith("http") or not glob.has_magic(every):
+  widened = _RANGE.sub("*", pattern)
+  if not is_remote(widened) or widened.lower().startswith("http") or not glob.has_magic(widened):
     return {}
   try:
-    return as_path(every).matches()
+    return as_path(widened).matches()
   except UserError:
     if glob.has_magic(pattern):
       raise
@@ -108,35 +110,43 @@ def list_matches(pattern: str) -> dict[str, tuple[str, int | None]]:
 
 def _local_matches(pattern: str) -> list[str]:
   """Glob recursively, safe from link cycles; raise UserError for an unreadable directory."""
-  found = ["/" if pattern.startswith("/") else ""]
-  *parts, last = [part for part in pattern.split("/") if part]
-  for part in (*parts, *(("**", "*") if last == "**" else (last,))):
-    if part == "**":
-      found = [below for path in found for below in _directories(path, set())]
-    elif glob.has_magic(part):
-      found = [
-        os.path.join(path, name)
-        for path in found
-        for name in fnmatch.filter(_names(path), part)
-        if part.startswith(".") or not name.startswith(".")
-      ]
-    else:
-      found = [path for path in (os.path.join(path, part) for path in found) if _is_there(path)]
-  return list(dict.fromkeys(found))
+  paths = ["/" if pattern.startswith("/") else ""]
+  parts = [part for part in pattern.split("/") if part]
+  if parts[-1] == "**":
+    parts.append("*")
+  for part in parts:
+    matches = []
+    for path in paths:
+      matches += _matches_of_part(path, part)
+    paths = matches
+  return list(dict.fromkeys(paths))
 
 
-def _directories(path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+def _matches_of_part(path: str, part: str) -> list[str]:
+  """Return the paths in a directory that match one part of a pattern."""
+  if part == "**":
+    return list(_directories(path, set()))
+  if not glob.has_magic(part):
+    joined = os.path.join(path, part)
+    return [joined] if _is_there(joined) else []
+  names = fnmatch.filter(_names(path), part)
+  if not part.startswith("."):
+    names = [name for name in names if not name.startswith(".")]
+  return [os.path.join(path, name) for name in names]
+
+
+def _directories(path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
   """Yield a directory and every visible directory below it, each once, by the first path that
   reaches it."""
   if not os.path.isdir(path or "."):
     return
-  found = os.stat(path or ".")
-  if (found.st_dev, found.st_ino) not in seen:
-    seen.add((found.st_dev, found.st_ino))
+  status = os.stat(path or ".")
+  if (status.st_dev, status.st_ino) not in visited:
+    visited.add((status.st_dev, status.st_ino))
     yield path
     for name in sorted(_names(path)):
       if not name.startswith("."):
-        yield from _directories(os.path.join(path, name), seen)
+        yield from _directories(os.path.join(path, name), visited)
 
 
 def _names(directory: str) -> list[str]:

@@ -14,7 +14,7 @@ from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import AnyPath
 
 SECONDS = 60.0  # after which the lease of a dead process is taken over
-_BEATS = 6  # signs of life during the time after which a silent lease may be taken
+_BEATS_PER_LEASE = 6  # signs of life during the time after which a silent lease may be taken
 _SETTLING_SECONDS = 0.5
 _ATTEMPTS = 8
 _log = logging.getLogger("t5x_like.files.leases")
@@ -52,7 +52,7 @@ class Lease:
       "host": socket.gethostname(),
       "process": os.getpid(),
     }
-    self.content |= {"place": _place(), "started": _started(os.getpid())}
+    self.content |= {"place": _process_scope(), "started": _start_time(os.getpid())}
     self._ended = threading.Event()
     self._beats = 0
     self._thread = None
@@ -98,14 +98,14 @@ class Lease:
         long, or the file is gone.
       UserError: the directory may no longer be read, or its bucket does not exist.
     """
-    found = self._file.read()
-    if found is None:
+    content = self._file.read()
+    if content is None:
       self._file.parent.sizes(self._file.name)  # raises the error of a bucket that is gone
       raise TransientError(
         f"{self._file}: is gone, removed by another process or by hand, and so this directory is "
         "no longer held; this process stops; run the same command again"
       )
-    if not self._is_mine(found):
+    if not self._is_mine(content):
       raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
 
   def _take_over(self) -> bool:
@@ -116,25 +116,25 @@ class Lease:
     """
     lease = self._file.read_version()
     deadline = time.monotonic() + self._seconds
-    while lease is not None and not _dead(lease.content) and time.monotonic() < deadline:
-      time.sleep(self._seconds / _BEATS)
+    while lease is not None and not _is_dead(lease.content) and time.monotonic() < deadline:
+      time.sleep(self._seconds / _BEATS_PER_LEASE)
       now = self._file.read_version()
       if now is not None and now != lease:
         raise DirectoryInUse(
-          f"{self._directory}: another process {self._doing.format(_told(now.content))}"
+          f"{self._directory}: another process {self._doing.format(_describe_holder(now.content))}"
         )
       lease = now
     if lease is None or not self._file.replace_version(self._data(), lease.version):
       return False
     # Where a store cannot compare and write at once, another process may have replaced the same
     # lease: the last counts.
-    time.sleep(min(_SETTLING_SECONDS, self._seconds / _BEATS))
+    time.sleep(min(_SETTLING_SECONDS, self._seconds / _BEATS_PER_LEASE))
     return self._is_mine(self._file.read())
 
   def _beat(self) -> None:
     """Renew the lease, but never another process's: this one may have been paused for long between
     two lines."""
-    while not self._ended.wait(self._seconds / _BEATS):
+    while not self._ended.wait(self._seconds / _BEATS_PER_LEASE):
       try:
         lease = self._file.read_version()
         if lease is None or not self._is_mine(lease.content):
@@ -148,35 +148,31 @@ class Lease:
     return json.dumps(self.content | {"beats": self._beats}).encode()
 
   def _is_mine(self, data: bytes | None) -> bool:
-    return data is not None and _parsed(data).get("holder") == self.content["holder"]
+    return data is not None and _parse(data).get("holder") == self.content["holder"]
 
 
-def _parsed(data: bytes) -> dict:
+def _parse(data: bytes) -> dict:
+  """Return the content of a lease; empty if it is no JSON object."""
   try:
-    found = json.loads(data)
+    content = json.loads(data)
   except ValueError:
-    found = {}
-  return found if isinstance(found, dict) else {}
+    return {}
+  return content if isinstance(content, dict) else {}
 
 
-def _told(data: bytes) -> str:
-  found = _parsed(data)
-  return f"process {found.get('process')} on {found.get('host')}"
+def _describe_holder(data: bytes) -> str:
+  content = _parse(data)
+  return f"process {content.get('process')} on {content.get('host')}"
 
 
-def _dead(data: bytes) -> bool:
-  """Return whether the holder is known to be dead: it would be visible from this process, and is
-  not."""
-  found = _parsed(data)
-  here = _place()
-  process = found.get("process")
-  started = found.get("started")
-  if (
-    here is None
-    or found.get("place") != here
-    or type(process) is not int
-    or not 0 < process < 2**31
-  ):
+def _is_dead(data: bytes) -> bool:
+  """Return whether the holder is known to be dead: this process would see it, and does not."""
+  content = _parse(data)
+  scope = _process_scope()
+  process = content.get("process")
+  if scope is None or content.get("place") != scope:
+    return False
+  if type(process) is not int or not 0 < process < 2**31:
     return False
   try:
     os.kill(process, 0)
@@ -184,11 +180,14 @@ def _dead(data: bytes) -> bool:
     return True
   except OSError:
     pass  # a process of another user
-  now = _started(process)
-  return None not in (now, started) and now != started  # its number was reused by another process
+  started = content.get("started")
+  now = _start_time(process)
+  if started is None or now is None:
+    return False
+  return now != started  # its number was reused by another process
 
 
-def _place() -> list[str] | None:
+def _process_scope() -> list[str] | None:
   """Return the scope in which a process number is valid: the host, its boot, and its PID and time
   namespaces.
 
@@ -197,17 +196,17 @@ def _place() -> list[str] | None:
   try:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
       boot = file.read().strip()
-    place = [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")]
+    scope = [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")]
   except (OSError, ValueError):
     return None
   try:
-    place.append(os.readlink("/proc/self/ns/time"))
+    scope.append(os.readlink("/proc/self/ns/time"))
   except OSError:
-    place.append("")  # kernels before 5.6 have no time namespaces
-  return place if boot else None
+    scope.append("")  # kernels before 5.6 have no time namespaces
+  return scope if boot else None
 
 
-def _started(process: int) -> int | None:
+def _start_time(process: int) -> int | None:
   """Return the start time of a process, in ticks since boot; None if the system does not tell."""
   try:
     with open(f"/proc/{process}/stat", "rb") as file:

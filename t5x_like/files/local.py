@@ -1,5 +1,4 @@
-"""Files on a disk, with the methods of `remote.RemotePath`; written files are complete and outlast a
-loss of power."""
+"""Files on a disk, with the methods of `remote.RemotePath`, written whole and flushed."""
 
 import contextlib
 import errno
@@ -41,8 +40,11 @@ def irregular_kind(path) -> str | None:
 
 
 def check_regular(path) -> None:
-  """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it
-  leads nowhere."""
+  """Raise IrregularFile if a path leads to a pipe, device or socket, or to itself.
+
+  Raises:
+    OSError: it leads nowhere.
+  """
   try:
     kind = irregular_kind(path)
   except OSError as error:
@@ -54,8 +56,9 @@ def check_regular(path) -> None:
 
 
 def check_link(path) -> None:
-  """Raise Irregular if a path is a link out of its directory or, in the cache of the Hub, out of
-  its repository.
+  """Raise IrregularFile if a path is a link out of its directory.
+
+  In the cache of the Hub, links within the repository are accepted.
 
   A directory from elsewhere may hold links to any file, whose content a copy of the directory would
   show.
@@ -72,8 +75,7 @@ def check_link(path) -> None:
 
 
 def check_owned(folder) -> None:
-  """Raise Irregular unless a directory is this user's, and not everybody can replace or add files
-  there.
+  """Raise IrregularFile unless a directory is this user's, and nobody else may change its entries.
 
   A directory with the sticky bit, such as /dev/shm, may be shared: in it, nobody replaces the files
   of another user.
@@ -98,7 +100,7 @@ def check_owned(folder) -> None:
 
 
 def check_below(folder) -> None:
-  """Raise Irregular if anything below a directory is one."""
+  """Raise IrregularFile if anything below a directory is one."""
   for parent, _, names in os.walk(folder):
     for name in names:
       try:
@@ -161,14 +163,17 @@ def replace_atomically(path: pathlib.Path):
 
 def append_line(path: pathlib.Path, line: bytes) -> None:
   """Append a line to a file and flush it to disk; after a torn last line, begin a new one."""
-  made = not path.exists()
+  is_new = not path.exists()
   with open(path, "ab+") as file:
     size = file.seek(0, os.SEEK_END)
-    torn = size and (file.seek(size - 1), file.read(1))[1] != b"\n"
-    file.write((b"\n" if torn else b"") + line + b"\n")
+    if size:
+      file.seek(size - 1)
+      if file.read(1) != b"\n":  # the last line is torn
+        line = b"\n" + line
+    file.write(line + b"\n")
     file.flush()
     os.fsync(file.fileno())
-  if made:
+  if is_new:
     sync(path.parent)
 
 
@@ -195,7 +200,7 @@ class LocalPath(type(pathlib.Path())):
       return None
 
   def open(self, mode: str = "r", *arguments, **options):
-    """Open the file; raise Irregular to read anything else."""
+    """Open the file; raise IrregularFile to read anything else."""
     if "r" in mode:
       check_regular(self)
     return super().open(mode, *arguments, **options)
@@ -217,11 +222,11 @@ class LocalPath(type(pathlib.Path())):
     power failure."""
 
     def call() -> None:
-      made = not self.parent.exists()
+      is_new_folder = not self.parent.exists()
       self.parent.mkdir(parents=True, exist_ok=True)
       with replace_atomically(self) as file:
         file.write(data)
-      if made:
+      if is_new_folder:
         sync(self.parent.parent)
 
     retry(call, self)
@@ -302,19 +307,22 @@ class LocalPath(type(pathlib.Path())):
     """Return the size of the file in bytes."""
     return retry(lambda: os.path.getsize(self), self)
 
-  def changed(self) -> int:
+  def modified_time(self) -> int:
     """Return when the file was last modified, in nanoseconds."""
     return retry(lambda: os.stat(self).st_mtime_ns, self)
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
+    try:
       shutil.rmtree(self)
+    except FileNotFoundError:
+      if not missing_ok:
+        raise
 
   def _sizes(self, prefix: str) -> dict[str, int]:
     sizes = {}
-    waiting = [""]
-    while waiting:
-      directory = waiting.pop()
+    pending = [""]
+    while pending:
+      directory = pending.pop()
       with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
         os.scandir(self / directory) as entries,
@@ -322,7 +330,7 @@ class LocalPath(type(pathlib.Path())):
         for entry in entries:
           name = f"{directory}{entry.name}"
           if entry.is_dir():
-            waiting.append(f"{name}/")
+            pending.append(f"{name}/")
           elif name.startswith(prefix):
             with contextlib.suppress(FileNotFoundError):  # a dangling link
               sizes[name] = entry.stat().st_size

@@ -1,8 +1,8 @@
 """Locks: a directory, or a file made in it, belongs to one process at a time.
 
-A lock of the operating system (`Lock`) ends with its process, however that ends. An address and
-some file systems have
-none: there a `leases.Lease`, a file that its holder keeps changing, says that the holder is alive.
+A lock of the operating system (`Lock`) ends with its process, however that ends. Addresses and some
+file systems have none: there a `leases.Lease` is used, a file that its holder keeps changing as a
+sign of life.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LOCAL_LOCKS = {
     ("fuse.sshfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.goofys", "fuse.rclone", "fuse.mount-s3"), {""}
   ),
 }
-_open: set[int] = set()  # the descriptors of all locks of this process
+_descriptors: set[int] = set()  # the descriptors of all locks of this process
 
 
 class DirectoryInUse(UserError):
@@ -69,8 +69,10 @@ class Lock(contextlib.AbstractContextManager):
   ):
     self._path = os.fspath(path)
     self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    self._kind |= 0 if wait else fcntl.LOCK_NB
-    self._file, self._ended = _locked(self._path, os.O_CREAT, self._kind), threading.Event()
+    if not wait:
+      self._kind |= fcntl.LOCK_NB
+    self._file = _open_locked(self._path, os.O_CREAT, self._kind)
+    self._ended = threading.Event()
     self._process = os.getpid()
     if beats is not None:
       os.utime(self._file)
@@ -86,31 +88,31 @@ class Lock(contextlib.AbstractContextManager):
       TransientError: the file was deleted, and another process has made its own.
       UserError: the file was deleted, and cannot be made again.
     """
-    gone = (
+    message = (
       f"{self._path}: another process has taken the workdir over after the lock was deleted; "
       "this one stops"
     )
     try:
       if not os.path.samestat(os.stat(self._path), os.fstat(self._file)):
-        raise TransientError(gone)
+        raise TransientError(message)
       return
     except FileNotFoundError:
       pass
     try:
-      again = _locked(self._path, os.O_CREAT | os.O_EXCL, self._kind)
+      new_file = _open_locked(self._path, os.O_CREAT | os.O_EXCL, self._kind)
     except (FileExistsError, BlockingIOError):
-      raise TransientError(gone) from None
+      raise TransientError(message) from None
     except OSError as error:
       raise UserError(
         f"{self._path}: cannot be written: {error.strerror}; run the same command again"
       ) from error
-    _closed(self._file)
-    self._file = again
+    _close(self._file)
+    self._file = new_file
 
   def close(self) -> None:
     self._ended.set()
     if self._process == os.getpid():
-      _closed(self._file)
+      _close(self._file)
 
   def __exit__(self, *_) -> None:
     self.close()
@@ -145,9 +147,9 @@ def locks_reach_other_hosts(path: str) -> bool:
   return kind not in _LOCAL_LOCKS or not _LOCAL_LOCKS[kind].intersection(options.split(",") + [""])
 
 
-def _locked(path: str, how: int, kind: int) -> int:
-  """Open a file or directory and lock it; see `Lock`."""
-  file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | how, 0o666)
+def _open_locked(path: str, flags: int, kind: int) -> int:
+  """Open a file or directory and lock it; see `Lock`. `flags` are further ones of `os.open`."""
+  file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | flags, 0o666)
   try:
     fcntl.flock(file, kind)
   except OSError as error:
@@ -155,15 +157,20 @@ def _locked(path: str, how: int, kind: int) -> int:
     if isinstance(error, BlockingIOError):
       raise
     raise LocksUnsupported(error.errno, error.strerror, path) from error
-  _open.add(file)
+  _descriptors.add(file)
   return file
 
 
-def _closed(file: int) -> None:
-  if file in _open:
-    _open.remove(file)
+def _close(file: int) -> None:
+  if file in _descriptors:
+    _descriptors.remove(file)
     os.close(file)
 
 
+def _close_all() -> None:
+  for file in list(_descriptors):
+    _close(file)
+
+
 # closing a copy leaves the parent's lock
-os.register_at_fork(after_in_child=lambda: [*map(_closed, [*_open])])
+os.register_at_fork(after_in_child=_close_all)

@@ -48,38 +48,41 @@ def check_directory(text, flag: str = "--workdir") -> str:
   Raises:
     UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
   """
-  found = str(text)
-  told = f"{flag}={text}"
-  mend = "give a directory for the run, such as runs/small or gs://bucket/run"
-  if not found.strip():
-    raise UserError(f"{told}: found an empty address; is its variable set? {mend}")
-  scheme, separator, rest = found.partition("://")
+  address = str(text)
+  remedy = "give a directory for the run, such as runs/small or gs://bucket/run"
+  if not address.strip():
+    raise UserError(f"{flag}={text}: found an empty address; is its variable set? {remedy}")
+  scheme, separator, rest = address.partition("://")
   if separator and scheme.lower() in _ON_DISK:
     return check_directory(rest, flag)
   if separator:
     bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]
     if not scheme or not bucket.strip():
       lacking = "bucket" if scheme else "scheme"
-      raise UserError(f"{told}: found no {lacking} in the address; is its variable set? {mend}")
-    return found.rstrip("/")
-  if match := _ONE_SLASH.fullmatch(found):
+      raise UserError(
+        f"{flag}={text}: found no {lacking} in the address; is its variable set? {remedy}"
+      )
+    return address.rstrip("/")
+  if match := _ONE_SLASH.fullmatch(address):
     path = match[2].strip("/") or "bucket/run"
     raise UserError(
-      f"{told}: found a scheme without '//', expected {match[1]}://{path} or "
-      f"./{found} for a directory"
+      f"{flag}={text}: found a scheme without '//', expected {match[1]}://{path} or "
+      f"./{address} for a directory"
     )
-  if found == "~" or found.startswith("~/"):
-    raise UserError(f"{told}: the shell has not replaced '~'; write {flag}=$HOME{found[1:]}")
-  path = pathlib.Path(found)
+  if address == "~" or address.startswith("~/"):
+    raise UserError(
+      f"{flag}={text}: the shell has not replaced '~'; write {flag}=$HOME{address[1:]}"
+    )
+  path = pathlib.Path(address)
   where = pathlib.Path(os.path.realpath(path))
   homes = {os.path.realpath(os.path.expanduser("~")), _PROJECT.as_posix()}
   if where == where.parent or where.as_posix() in homes and not (where / "config.json").exists():
     names = {where.parent: "the root of the file system", _PROJECT: "the project's own directory"}
     name = names.get(where, "the home directory")
     raise UserError(
-      f"{told}: found {name}, expected a directory of its own; is its variable set? {mend}"
+      f"{flag}={text}: found {name}, expected a directory of its own; is its variable set? {remedy}"
     )
-  return found.rstrip("/")
+  return address.rstrip("/")
 
 
 def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
@@ -93,10 +96,10 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     UserError: one cannot be written to, or is a file.
     TransientError: an object store stays out of reach.
   """
-  there = [
+  existing = [
     f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")
   ]
-  for where in (str(directory), *there):
+  for where in (str(directory), *existing):
     file = as_path(where) / f".writable-{uuid.uuid4().hex[:8]}"
     try:
       file.write_bytes(b"")
@@ -105,11 +108,11 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
       if is_remote(where):
         raise
       raise UserError(
-        f"{where}: cannot be written to: {_why(where, error)}, or use another {flag}"
+        f"{where}: cannot be written to: {_reason(where, error)}, or use another {flag}"
       ) from error
 
 
-def _why(where: str, error: OSError) -> str:
+def _reason(where: str, error: OSError) -> str:
   """Return the reason and the remedy."""
   if os.path.islink(where) and not os.path.exists(where):
     return f"found a link to {os.readlink(where)}, which is not there; mount or restore it"

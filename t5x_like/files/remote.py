@@ -25,8 +25,8 @@ from t5x_like.files.store_errors import ErrorKind
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
-_SLOWEST = 2**20  # bytes a second
-_WHOLE = 2**25  # bytes of a file of unknown size, for that time
+_MIN_BYTES_PER_SECOND = 2**20
+_ASSUMED_SIZE = 2**25  # bytes of a file of unknown size, for that time
 _LOOK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
 _PIECE = 2**23  # bytes of a request when a file is read from its beginning to its end
 
@@ -35,7 +35,9 @@ _looked: dict[str, float] = {}  # the time at which each bucket was last found
 
 def reset() -> None:
   """Forget all clients and their listings, as if the program had just started."""
-  clients.open_client.cache_clear(), clients.open_fsspec_client.cache_clear(), _looked.clear()
+  clients.open_client.cache_clear()
+  clients.open_fsspec_client.cache_clear()
+  _looked.clear()
 
 
 class RemotePath:
@@ -109,13 +111,13 @@ class RemotePath:
       versions: filled with the version of each file, by name, where the store gives one; see
         `read_version`.
     """
-    before = f"{self._key}/".lstrip("/")
+    prefix = f"{self._key}/".lstrip("/")
     by_key: dict[str, Any] = {}
     data = _read(
-      self._root, [(before + name, part) for name, part in parts], self._address, seconds, by_key
+      self._root, [(prefix + name, part) for name, part in parts], self._address, seconds, by_key
     )
     if versions is not None:
-      versions.update({key.removeprefix(before): version for key, version in by_key.items()})
+      versions.update({key.removeprefix(prefix): version for key, version in by_key.items()})
     return data
 
   def read_bytes(self) -> bytes:
@@ -132,7 +134,9 @@ class RemotePath:
     return io.BufferedReader(_Stream(self), _PIECE)
 
   def write_bytes(self, data: bytes) -> None:
-    self._answer(lambda files, timeout: files.write(self._key, data, timeout), "written", len(data))
+    self._request(
+      lambda files, timeout: files.write(self._key, data, timeout), "written", len(data)
+    )
 
   def write_text(self, text: str) -> None:
     self.write_bytes(text.encode())
@@ -150,13 +154,13 @@ class RemotePath:
 
     # The answer to a successful write may have been lost; the second attempt then finds the data of
     # the first.
-    return self._answer(call, "written") or self.read() == data
+    return self._request(call, "written") or self.read() == data
 
   def read_version(self) -> Versioned | None:
     """Return the file's content with its version, for `replace_version`; None if there is no
     file."""
-    return self._answer(
-      lambda files, timeout: files.read_version(self._key, timeout), "read", _WHOLE
+    return self._request(
+      lambda files, timeout: files.read_version(self._key, timeout), "read", _ASSUMED_SIZE
     )
 
   def replace_version(self, data: bytes | None, version: Any) -> bool:
@@ -171,7 +175,7 @@ class RemotePath:
       return files.replace(self._key, data, version, timeout)
 
     # As in `create`, the answer to a successful write may have been lost.
-    return self._answer(call, "written") or self.read() == data
+    return self._request(call, "written") or self.read() == data
 
   def renew(self, data: bytes, version: Any) -> bool:
     """Change the version of the file, by writing `data`; False if it is no longer of this
@@ -183,7 +187,7 @@ class RemotePath:
     if unknown)."""
     found = self._find(f"{self._key}/{prefix}", "listed")
     if not found:
-      _look(self._root, self._url, "listed")
+      _check_bucket(self._root, self._url, "listed")
     return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
 
   def names(self) -> list[str]:
@@ -196,7 +200,7 @@ class RemotePath:
   def matches(self) -> dict[str, tuple[str, int | None]]:
     """Return the sorted addresses of files and directories that match this one, a glob pattern,
     with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
-    with _answers(self._url, "listed"):
+    with _translate_errors(self._url, "listed"):
       found = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
     return {str(RemotePath(self._address(key))): about for key, about in found.items()}
 
@@ -221,7 +225,7 @@ class RemotePath:
       return retry(lambda: client.files.info(client.path(self._key)), self._url)
     except Exception as error:
       if exit_code(error) is None and store_errors.error_kind(error) is ErrorKind.ABSENT:
-        _look(self._root, self._url, "read")
+        _check_bucket(self._root, self._url, "read")
       raise translate_error(error, self._url, "read") from error
 
   def size(self) -> int:
@@ -229,7 +233,7 @@ class RemotePath:
     size = self.about()["size"]
     return len(self.read_bytes()) if size is None else size
 
-  def changed(self) -> int | None:
+  def modified_time(self) -> int | None:
     """Return None, as stores differ in when they say that a file was modified."""
 
   def mkdir(self, **_: bool) -> None:
@@ -246,17 +250,17 @@ class RemotePath:
     return f"{self._root.removesuffix(self._chain)}{key}{self._chain}"
 
   def _find(self, prefix: str, done: str) -> dict[str, int | None]:
-    return self._answer(lambda files, timeout: files.find(prefix.lstrip("/"), timeout), done)
+    return self._request(lambda files, timeout: files.find(prefix.lstrip("/"), timeout), done)
 
   def _delete(self, key: str) -> None:
-    self._answer(lambda files, timeout: files.write(key, None, timeout), "deleted")
+    self._request(lambda files, timeout: files.write(key, None, timeout), "deleted")
 
-  def _answer(
+  def _request(
     self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0
   ) -> Any:
     files = clients.open_client(self._root)
-    timeout = _ATTEMPT_SECONDS + size / _SLOWEST
-    with _answers(self._url, done):
+    timeout = _ATTEMPT_SECONDS + size / _MIN_BYTES_PER_SECOND
+    with _translate_errors(self._url, done):
       return retry(lambda: request(files, timeout), self._url)
 
 
@@ -267,51 +271,67 @@ def _read(
   seconds: float | None = None,
   versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
-  """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by
-  key."""
+  """Request ranges of files of a bucket at once; None for an absent file.
+
+  Args:
+    address: returns the address of a key, for messages.
+    seconds: how long to wait for each, over all attempts.
+    versions: filled with the version of each file, by key, where the store gives one.
+  """
   files = clients.open_client(root)
-  found = []
-  waiting = [files.read(key, part) for key, part in parts]
-  for (key, part), future in zip(parts, waiting, strict=True):
-    size = part.stop - part.start if part else _WHOLE
-    timeout = min(_ATTEMPT_SECONDS + size / _SLOWEST, seconds or math.inf)
-    first = [future]
+  requests = [files.read(key, part) for key, part in parts]
+  contents = []
+  for (key, part), request in zip(parts, requests, strict=True):
+    reader = _RangeReader(files, key, part, request, address(key), seconds)
+    with _translate_errors(address(key), "read"):
+      reply = retry(reader.read, address(key), seconds=seconds)
+    if reply.state == "missing":
+      _check_bucket(root, address(key), "read")
+      contents.append(None)
+      continue
+    # Of TensorStore. The copies of a file on several web servers may differ in their versions.
+    stamp = None if root.startswith("http") else getattr(reply, "stamp", None)
+    if versions is not None and stamp is not None:
+      versions[key] = stamp.generation
+    contents.append(bytes(reply.value))
+  return contents
 
-    def ask(key=key, part=part, size=size, first=first, timeout=timeout) -> bytes | None:
-      request = first.pop() if first else files.read(key, part)
-      try:
-        answer = request.result(timeout=timeout)
-      except TimeoutError:
-        raise TimeoutError(
-          "no answer; check the network and that the store is still there"
-        ) from None
-      if answer.state == "missing":
-        return None
-      if part and len(answer.value) != size:
-        raise DamageError(
-          store_errors.error_message(
-            ErrorKind.DAMAGED,
-            address(key),
-            "read",
-            EOFError(f"{len(answer.value)} of {size} bytes"),
-          )
-        )
-      # Of TensorStore. The copies of a file on several web servers may differ in their versions.
-      stamp = None if root.startswith("http") else getattr(answer, "stamp", None)
-      if versions is not None and stamp is not None:
-        versions[key] = stamp.generation
-      return bytes(answer.value)
 
-    with _answers(address(key), "read"):
-      data = retry(ask, address(key), seconds=seconds)
-    if data is None:
-      _look(root, address(key), "read")
-    found.append(data)
-  return found
+class _RangeReader:
+  """Waits for a range of a file that was requested, and requests it again at every further attempt.
+
+  Args:
+    request: the future of the first reply.
+  """
+
+  def __init__(self, files, key: str, part: ByteRange, request, address: str, seconds):
+    self._files = files
+    self._key = key
+    self._part = part
+    self._first_request = request
+    self._address = address
+    self._size = part.stop - part.start if part else _ASSUMED_SIZE
+    timeout = _ATTEMPT_SECONDS + self._size / _MIN_BYTES_PER_SECOND
+    self._timeout = min(timeout, seconds or math.inf)
+
+  def read(self):
+    """Return the store's reply; raise DamageError if it has another size than the range."""
+    request = self._first_request or self._files.read(self._key, self._part)
+    self._first_request = None
+    try:
+      reply = request.result(timeout=self._timeout)
+    except TimeoutError:
+      raise TimeoutError("no answer; check the network and that the store is still there") from None
+    if reply.state != "missing" and self._part and len(reply.value) != self._size:
+      shortage = EOFError(f"{len(reply.value)} of {self._size} bytes")
+      raise DamageError(
+        store_errors.error_message(ErrorKind.DAMAGED, self._address, "read", shortage)
+      )
+    return reply
 
 
 @contextlib.contextmanager
-def _answers(url: str, done: str) -> Iterator[None]:
+def _translate_errors(url: str, done: str) -> Iterator[None]:
   """Translate a client's errors. An absent file is an answer; it is an error only if its bucket is
   absent."""
   try:
@@ -321,7 +341,7 @@ def _answers(url: str, done: str) -> Iterator[None]:
     raise translate_error(error, url, done, ErrorKind.NO_BUCKET if absent else None) from error
 
 
-def _look(root: str, url: str, done: str) -> None:
+def _check_bucket(root: str, url: str, done: str) -> None:
   """Raise an error if a file is missing at an address because its bucket does not exist.
 
   Args:
@@ -338,9 +358,9 @@ def _look(root: str, url: str, done: str) -> None:
   except Exception as error:
     if isinstance(error.__cause__, ImportError):  # who could tell is not installed
       return
-    gone = store_errors.error_kind(error) in (ErrorKind.ABSENT, ErrorKind.NO_BUCKET)
-    if gone or done == "listed" or exit_code(error) is not None:
-      raise translate_error(error, url, done, ErrorKind.NO_BUCKET if gone else None) from error
+    is_gone = store_errors.error_kind(error) in (ErrorKind.ABSENT, ErrorKind.NO_BUCKET)
+    if is_gone or done == "listed" or exit_code(error) is not None:
+      raise translate_error(error, url, done, ErrorKind.NO_BUCKET if is_gone else None) from error
   _looked[root] = time.monotonic()
 
 
@@ -348,7 +368,9 @@ class _Stream(io.RawIOBase):
   """The bytes of a file at an address, requested as they are read."""
 
   def __init__(self, file: RemotePath):
-    self._file, self._size, self._at = file, file.size(), 0
+    self._file = file
+    self._size = file.size()
+    self._position = 0
 
   def readable(self) -> bool:
     return True
@@ -357,11 +379,13 @@ class _Stream(io.RawIOBase):
     return True
 
   def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-    return self._at
+    self._position = (
+      offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+    )
+    return self._position
 
   def tell(self) -> int:
-    return self._at
+    return self._position
 
   def readinto(self, buffer: memoryview) -> int:
     data = self._next(len(buffer))
@@ -371,10 +395,10 @@ class _Stream(io.RawIOBase):
   def readall(self) -> bytes:
     return b"".join(iter(lambda: self._next(_PIECE), b""))
 
-  def _next(self, most: int) -> bytes:
-    size = max(0, min(most, self._size - self._at))
-    data = self._file.read(slice(self._at, self._at + size)) if size else b""
+  def _next(self, max_size: int) -> bytes:
+    size = max(0, min(max_size, self._size - self._position))
+    data = self._file.read(slice(self._position, self._position + size)) if size else b""
     if data is None:
       raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._file))
-    self._at += size
+    self._position += size
     return data

@@ -22,16 +22,17 @@ _BLOCK = 2**18
 class _Budget:
   """The unused part of the cache shared by all stores."""
 
-  def __init__(self, left: int):
-    self._left, self._lock = left, threading.Lock()
+  def __init__(self, num_bytes: int):
+    self._unused = num_bytes
+    self._lock = threading.Lock()
 
   def take(self, size: int) -> bool:
     """Take `size` bytes if that many are left and return whether it did; a negative size gives
     bytes back."""
     with self._lock:
-      if size > self._left:
+      if size > self._unused:
         return False
-      self._left -= size
+      self._unused -= size
       return True
 
 
@@ -46,7 +47,7 @@ class RemoteShardFiles(ShardFiles):
     self._budget = _budget
     self._taken = 0
     super().__init__(root, remedy)
-    self._kept: bool | None = None  # whether blocks stay cached; decided at the first read
+    self._is_cached: bool | None = None  # whether blocks stay cached; decided at the first read
     self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
     self._lock = threading.Lock()
     self._versions: dict[str, Any] = {}  # of the files that were read, by path
@@ -66,80 +67,84 @@ class RemoteShardFiles(ShardFiles):
     return self._root.read_many([(file, None)], PATIENCE_SECONDS)[0]
 
   def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
-    if self._kept is None:
+    if self._is_cached is None:
       self._decide(shards.num_bytes)
-    if not self._kept:
-      ranges = [
-        (shards.file(array, shard), slice(offset, offset + len(into)))
-        for shard, offset, into in reads
-      ]
-      self._shards.update(
-        {file: (array, shard) for (file, _), (shard, _, _) in zip(ranges, reads, strict=True)}
-      )
-      for (_, _, into), data in zip(reads, self._ranges(ranges), strict=True):
-        into[:] = data
-      return
     files = {shard: shards.file(array, shard) for shard, _, _ in reads}
     self._shards.update({file: (array, shard) for shard, file in files.items()})
-    keys = {
-      (files[shard], block): (shard, block)
-      for shard, offset, into in reads
-      for block in range(offset // _BLOCK, (offset + len(into) - 1) // _BLOCK + 1)
-    }
-    blocks = self._read_blocks({key: shards.size(array, shard) for key, (shard, _) in keys.items()})
+    if self._is_cached:
+      self._fill_from_blocks(shards, array, reads, files)
+      return
+    ranges = []
+    for shard, offset, into in reads:
+      ranges.append((files[shard], slice(offset, offset + len(into))))
+    for (_, _, into), data in zip(reads, self._ranges(ranges), strict=True):
+      into[:] = data
+
+  def _fill_from_blocks(
+    self, shards: Shards, array: str, reads: Sequence[Read], files: dict[int, str]
+  ) -> None:
+    """Read ranges from cached blocks; `files` are the files of the shards."""
+    file_sizes = {}
+    for shard, offset, into in reads:
+      last_block = (offset + len(into) - 1) // _BLOCK
+      for block in range(offset // _BLOCK, last_block + 1):
+        file_sizes[files[shard], block] = shards.size(array, shard)
+    blocks = self._read_blocks(file_sizes)
     for shard, offset, into in reads:
       while len(into):
         block, begin = divmod(offset, _BLOCK)
-        part = blocks[files[shard], block][begin : begin + len(into)]
-        into[: len(part)] = part
-        into = into[len(part) :]
-        offset = offset + len(part)
+        data = blocks[files[shard], block][begin : begin + len(into)]
+        into[: len(data)] = data
+        into = into[len(data) :]
+        offset += len(data)
 
   def _decide(self, size: int) -> None:
     with self._lock:
-      if self._kept is None:
-        self._kept = self._budget.take(size)
-        self._taken = size if self._kept else 0
+      if self._is_cached is None:
+        self._is_cached = self._budget.take(size)
+        self._taken = size if self._is_cached else 0
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
     """Read blocks of files, given the files' sizes; concurrent callers share each read."""
     blocks = {}
-    own = {}
+    own_ranges = {}
     with self._lock:
-      for key, size in sizes.items():
-        found = self._blocks.get(key)
-        if found is None:
-          found = self._blocks[key] = threading.Event()
-          own[key] = slice(key[1] * _BLOCK, min((key[1] + 1) * _BLOCK, size))
-        blocks[key] = found
-    if own:
-      events = {key: blocks[key] for key in own}
+      for (file, block), size in sizes.items():
+        content = self._blocks.get((file, block))
+        if content is None:
+          content = threading.Event()
+          self._blocks[file, block] = content
+          own_ranges[file, block] = slice(block * _BLOCK, min((block + 1) * _BLOCK, size))
+        blocks[file, block] = content
+    if own_ranges:
+      events = [blocks[key] for key in own_ranges]
       try:
-        found = dict(
-          zip(own, self._ranges([(file, own[file, block]) for file, block in own]), strict=True)
-        )
-        self._blocks.update(found)
-        blocks.update(found)
+        ranges = [(file, byte_range) for (file, _), byte_range in own_ranges.items()]
+        contents = dict(zip(own_ranges, self._ranges(ranges), strict=True))
+        self._blocks.update(contents)
+        blocks.update(contents)
       except BaseException:
-        for key in own:  # the next caller tries again
+        for key in own_ranges:  # the next caller tries again
           self._blocks.pop(key, None)
         raise
       finally:
-        for event in events.values():
+        for event in events:
           event.set()
-    for key, found in blocks.items():
-      if isinstance(found, threading.Event):
-        found.wait()
+    for key, content in blocks.items():
+      if isinstance(content, threading.Event):
+        content.wait()
         data = self._blocks.get(key)
-        blocks[key] = data if isinstance(data, bytes) else self._read_blocks({key: sizes[key]})[key]
+        if not isinstance(data, bytes):
+          data = self._read_blocks({key: sizes[key]})[key]
+        blocks[key] = data
     return blocks
 
   def _ranges(self, ranges: Sequence[tuple[str, ByteRange]]) -> list[bytes]:
     """Request all ranges at once and return their bytes."""
     versions: dict[str, Any] = {}
-    found = self._root.read_many(ranges, PATIENCE_SECONDS, versions)
+    contents = self._root.read_many(ranges, PATIENCE_SECONDS, versions)
     for file, version in versions.items():
       if self._versions.setdefault(file, version) != version:
         self._versions[file] = version
         self._changed.add(self._shards[file])
-    return [self._present(file, data) for (file, _), data in zip(ranges, found, strict=True)]
+    return [self._present(file, data) for (file, _), data in zip(ranges, contents, strict=True)]

@@ -1,9 +1,8 @@
-"""One kind for each answer of an object store, whatever the client: docs/reference/exit-codes.md
-has the table.
+"""Classify the errors of object stores, whatever the client; see docs/reference/exit-codes.md.
 
 fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their
-own exceptions for the same answers. `kind` classifies them; `errors.translate_error` turns a kind into the
-error that ends the program.
+own exceptions for the same answers. `error_kind` classifies them; `errors.translate_error` turns a
+kind into the error that ends the program.
 """
 
 import enum
@@ -11,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 
 class ErrorKind(enum.Enum):
@@ -26,11 +26,15 @@ class ErrorKind(enum.Enum):
   OTHER = "the store refuses"
 
 
-def _kinds(**names: str) -> dict[str, ErrorKind]:
-  return {name: ErrorKind[kind] for kind, several in names.items() for name in several.split("|")}
+def _by_name(**names: str) -> dict[str, ErrorKind]:
+  """Return the kinds by names, which are given for each kind with bars between them."""
+  kinds = {}
+  for kind, joined in names.items():
+    kinds |= dict.fromkeys(joined.split("|"), ErrorKind[kind])
+  return kinds
 
 
-_CODES = _kinds(  # of S3 and Azure, more precise than the status
+_KINDS_BY_CODE = _by_name(  # of S3 and Azure, more precise than the status
   NO_BUCKET="NoSuchBucket|ContainerNotFound|ContainerBeingDeleted|FilesystemNotFound",
   ABSENT="NoSuchKey|NoSuchVersion|BlobNotFound|PathNotFound",
   EXPIRED="ExpiredToken|ExpiredTokenException|TokenRefreshRequired|RequestExpired",
@@ -40,7 +44,7 @@ _CODES = _kinds(  # of S3 and Azure, more precise than the status
   TRANSIENT="OperationAborted|RequestTimeout|IncompleteBody|SlowDown|Throttling|ThrottlingException|"
   "RequestLimitExceeded|InternalError",
 )
-_STATUSES = {
+_KINDS_BY_STATUS = {
   **dict.fromkeys((408, 425, 429, 500), ErrorKind.TRANSIENT),
   **dict.fromkeys((401, 403), ErrorKind.REFUSED),
   **dict.fromkeys((409, 412), ErrorKind.EXISTS),
@@ -49,7 +53,7 @@ _STATUSES = {
   501: ErrorKind.OTHER,
 }
 # by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
-_CLASSES = _kinds(
+_KINDS_BY_CLASS = _by_name(
   TRANSIENT="ChunkedEncodingError|ClientConnectionError|ClientPayloadError|ConnectTimeout|ConnectTimeoutError|"
   "ConnectionClosedError|ConnectionError|EndpointConnectionError|FSTimeoutError|IncompleteRead|ProxyError|ReadTimeout|"
   "ReadTimeoutError|ResponseStreamingError|ServerDisconnectedError|TimeoutError|TransientError|TransportError",
@@ -58,9 +62,9 @@ _CLASSES = _kinds(
   REFUSED="DefaultCredentialsError|NoCredentialsError|PartialCredentialsError|CredentialRetrievalError",
   OTHER="AzureError|BotoCoreError|ClientError|GoogleAuthError|RequestException",
 )
-_ERRNOS = {
+_KINDS_BY_ERRNO = {
   getattr(errno, name): error_kind
-  for name, error_kind in _kinds(
+  for name, error_kind in _by_name(
     TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ENETDOWN|ENETUNREACH|"
     "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN|ENOBUFS|ENOLINK|ENONET|ECOMM|ESHUTDOWN|ETIME",
     ABSENT="ENOENT|ENOTDIR",
@@ -69,13 +73,13 @@ _ERRNOS = {
   ).items()
   if hasattr(errno, name)
 }
-_TYPES = {
+_KINDS_BY_TYPE = {
   FileNotFoundError: ErrorKind.ABSENT,
   FileExistsError: ErrorKind.EXISTS,
   PermissionError: ErrorKind.REFUSED,
 }
 # absl's codes as TensorStore writes them, and phrases of messages without a status
-_WORDS = _kinds(
+_KINDS_BY_WORDS = _by_name(
   TRANSIENT="UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|Too Many Requests|Service "
   "Unavailable|SlowDown|Connection reset|"
   "Connection closed|connection closed|Connection refused|Broken pipe|timed out|Timeout|"
@@ -85,10 +89,12 @@ _WORDS = _kinds(
   ABSENT="NOT_FOUND",
   OTHER="does not support|Bad Request: ",
 )
-_PASSING = {
-  os.strerror(number) for number, error_kind in _ERRNOS.items() if error_kind is ErrorKind.TRANSIENT
+_PASSING_FAULTS = {
+  os.strerror(number)
+  for number, error_kind in _KINDS_BY_ERRNO.items()
+  if error_kind is ErrorKind.TRANSIENT
 }
-_WORDS |= dict.fromkeys(_PASSING, ErrorKind.TRANSIENT)
+_KINDS_BY_WORDS |= dict.fromkeys(_PASSING_FAULTS, ErrorKind.TRANSIENT)
 _STATUS = re.compile(r"http_response_code='(\d{3})'|HTTP (?:response )?(?:code:? )?([45]\d\d)\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")
@@ -127,75 +133,96 @@ def error_kind(error: BaseException) -> ErrorKind | None:
   was being handled when this one was raised, perhaps the end of the whole run, counts only as a
   last resort.
   """
-  return _kind(list(error_chain(error, explicit=True))) or _kind(list(error_chain(error)))
+  return _first_kind(list(error_chain(error, explicit=True))) or _first_kind(
+    list(error_chain(error))
+  )
 
 
 def kind_of_errno(number: int | None) -> ErrorKind | None:
   """Return the kind of an error number of the operating system; None if it says nothing of a store,
   network or disk."""
-  return _ERRNOS.get(number)
+  return _KINDS_BY_ERRNO.get(number)
 
 
 def mentions_passing_fault(message: str) -> bool:
   """Return whether a message has the operating system's words for a fault that passes, such as
   "Stale file handle"."""
-  return any(words in message for words in _PASSING)
+  return any(words in message for words in _PASSING_FAULTS)
 
 
-def _kind(links: list[BaseException]) -> ErrorKind | None:
-  said = [_said(link) for link in links]
-  made = [_made(link) for link in links]
-  transient = [ErrorKind.TRANSIENT] if ErrorKind.TRANSIENT in made else []
-  return next((found for found in said + transient + made if found is not None), None)
+def _first_kind(links: list[BaseException]) -> ErrorKind | None:
+  """Return the kind of the first exception that has one; answers of a server come first."""
+  answers = [_kind_of_answer(link) for link in links]
+  exceptions = [_kind_of_exception(link) for link in links]
+  if ErrorKind.TRANSIENT in exceptions:
+    exceptions.insert(0, ErrorKind.TRANSIENT)
+  return next((kind for kind in answers + exceptions if kind is not None), None)
 
 
-def _said(error: BaseException) -> ErrorKind | None:
+def _kind_of_answer(error: BaseException) -> ErrorKind | None:
   """Classify by the server's own code or status."""
-  if any(one.__name__ == "BadHttpMessage" for one in type(error).__mro__):
+  if any(parent.__name__ == "BadHttpMessage" for parent in type(error).__mro__):
     return ErrorKind.TRANSIENT  # a cut answer; the 400 that aiohttp gives it is not the server's
   text = str(error)
+  code, status = _code_and_status(error, text)
+  kind = _KINDS_BY_CODE.get(code)
+  if kind is None and status is not None and 400 <= status < 600:
+    default = ErrorKind.TRANSIENT if status > 501 else ErrorKind.OTHER
+    kind = _KINDS_BY_STATUS.get(status, default)
+  if kind is ErrorKind.ABSENT and _NO_BUCKET.search(text):
+    return ErrorKind.NO_BUCKET
+  if kind is ErrorKind.REFUSED and _EXPIRED.search(text):
+    return ErrorKind.EXPIRED
+  return kind
+
+
+def _code_and_status(error: BaseException, text: str) -> tuple[Any, int | None]:
+  """Return the server's code and HTTP status in an exception or its text; None for none."""
   response = getattr(error, "response", None)
-  # Azure's
-  code = getattr(error, "error_code", None)
+  code = getattr(error, "error_code", None)  # Azure's
   status = None
   if isinstance(response, dict):  # botocore's
     code = response.get("Error", {}).get("Code")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-  elif in_text := _CODE.search(text):
-    code = in_text[1]
-  holders = ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code"))
-  for holder, name in () if isinstance(status, int) else holders:
-    if isinstance(status := getattr(holder, name, None), int) and 400 <= status < 600:
-      break
-    status = None
-  if status is None and (in_text := _STATUS.search(text)):
-    status = int(in_text[1] or in_text[2])
+  else:
+    match = _CODE.search(text)
+    if match:
+      code = match[1]
+  if not isinstance(status, int):
+    status = _status_attribute(error, response)
+  match = _STATUS.search(text)
+  if status is None and match:
+    status = int(match[1] or match[2])
   if status is None and isinstance(code, str) and code.isdecimal():
     status = int(code)
-  found = _CODES.get(code)
-  if found is None and status is not None and 400 <= status < 600:
-    found = _STATUSES.get(status, ErrorKind.TRANSIENT if status > 501 else ErrorKind.OTHER)
-  if found is ErrorKind.ABSENT and _NO_BUCKET.search(text):
-    return ErrorKind.NO_BUCKET
-  return ErrorKind.EXPIRED if found is ErrorKind.REFUSED and _EXPIRED.search(text) else found
+  return code, status
 
 
-def _made(error: BaseException) -> ErrorKind | None:
+def _status_attribute(error: BaseException, response: Any) -> int | None:
+  """Return the HTTP status of an error in an attribute of an exception or its response."""
+  holders = ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code"))
+  for holder, name in holders:
+    status = getattr(holder, name, None)
+    if isinstance(status, int) and 400 <= status < 600:
+      return status
+  return None
+
+
+def _kind_of_exception(error: BaseException) -> ErrorKind | None:
   """Classify by the exception's class, errno or wording."""
-  names = [one.__name__ for one in type(error).__mro__]
-  if (found := next((_CLASSES[name] for name in names if name in _CLASSES), None)) is not None:
-    return (
-      ErrorKind.TRANSIENT
-      if found is ErrorKind.EXPIRED and getattr(error, "retryable", False)
-      else found
-    )
+  for parent in type(error).__mro__:
+    kind = _KINDS_BY_CLASS.get(parent.__name__)
+    if kind is ErrorKind.EXPIRED and getattr(error, "retryable", False):
+      return ErrorKind.TRANSIENT
+    if kind is not None:
+      return kind
   if isinstance(error, OSError) and error.errno is not None:
-    return _ERRNOS.get(error.errno)
-  for one, found in _TYPES.items():
-    if isinstance(error, one):
-      return found
+    return _KINDS_BY_ERRNO.get(error.errno)
+  for error_type, kind in _KINDS_BY_TYPE.items():
+    if isinstance(error, error_type):
+      return kind
   text = str(error)
-  return next((found for word, found in _WORDS.items() if word in text), None)
+  return next((kind for words, kind in _KINDS_BY_WORDS.items() if words in text), None)
 
 
 def error_text(error: BaseException) -> str:
@@ -204,25 +231,27 @@ def error_text(error: BaseException) -> str:
   return text[:300] or type(error).__name__
 
 
-def error_message(kind: ErrorKind | None, address: str, done: str, error: BaseException) -> str:
+def error_message(
+  kind: ErrorKind | None, address: str, operation: str, error: BaseException
+) -> str:
   """Return the one-line message for an answer.
 
   Args:
     address: the address of the object or directory.
-    done: the operation that failed: `read`, `listed`, `written` or `deleted`.
+    operation: the operation that failed: `read`, `listed`, `written` or `deleted`.
   """
   scheme, mark, rest = address.partition("://")
+  text = error_text(error)
   if kind is ErrorKind.NO_BUCKET:
     return f"{address}: bucket {scheme}{mark}{rest.partition('/')[0]} {kind.value}"
-  told = f"{address}: cannot be {done}: "
-  told += f"{kind.value} ({error_text(error)})" if kind else error_text(error)
   if kind is ErrorKind.DAMAGED:
-    return f"{address}: {kind.value} ({error_text(error)}); copy it again"
+    return f"{address}: {kind.value} ({text}); copy it again"
+  reason = f"{kind.value} ({text})" if kind else text
+  message = f"{address}: cannot be {operation}: {reason}"
   if kind is ErrorKind.REFUSED:
-    right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(
-      done, "the right to it"
-    )
-    return f"{told}; grant this account {right}, or use the credentials of one that has it"
-  return (
-    f"{told}; refresh them and run the same command again" if kind is ErrorKind.EXPIRED else told
-  )
+    provider = {"gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
+    right = _RIGHTS.get(provider, {}).get(operation, "the right to it")
+    return f"{message}; grant this account {right}, or use the credentials of one that has it"
+  if kind is ErrorKind.EXPIRED:
+    return f"{message}; refresh them and run the same command again"
+  return message

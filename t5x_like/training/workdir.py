@@ -1,4 +1,4 @@
-"""The files that identify a workdir's run, and the config changes that a resumed run may make.
+"""Read and write the files that identify a workdir's run, and check changes of its config.
 
 `config.json` is the run's identity; `history.jsonl` has a line for each start, first save and
 rollback.
@@ -14,6 +14,7 @@ from t5x_like import config as config_lib
 from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, exclusive, file_names, local
+from t5x_like.files.leases import Lease
 from t5x_like.files.locks import Lock
 from t5x_like.files.paths import as_path
 from t5x_like.redaction import redact_config
@@ -23,8 +24,8 @@ HISTORY_FILE = "history.jsonl"
 IMPORTED_FILE = "imported.json"  # of weights that were trained elsewhere
 Rows = list[dict[str, Any]]
 _log = logging.getLogger("t5x_like.workdir")
-# With any of these changed, a run would resume from a state or a data order that is not its own ...
-_FIXED = (
+# With any of these changed, a run would resume from a state or a data order that is not its own.
+_FIXED_KEYS = (
   "model.",
   "seed",
   "batch_size",
@@ -34,9 +35,8 @@ _FIXED = (
   "tuning.",
   "teacher.",
 )
-# ... except for these, which only change how the same model is computed, or follow from the
-# vocabulary.
-_FREE = (
+# Exceptions, which only change how the same model is computed, or follow from the vocabulary.
+_FREE_KEYS = (
   "model.dtype",
   "model.layers",
   "model.remat",
@@ -44,20 +44,20 @@ _FREE = (
   "model.tokens",
   "teacher.model.dtype",
 )
-_FREE += ("teacher.model.layers", "model.design.quantization")
+_FREE_KEYS += ("teacher.model.layers", "model.design.quantization")
 # fixed in a run with weights, but no data yet
-_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")
+_IMPORTED_FIXED_KEYS = ("model.", "fingerprints.vocabulary", "optimizer.name")
 _EDITION = "data_edition"  # `data.EDITION`
 
 
 def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
-  """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary,
-  feature shapes.
+  """Return the content of `config.json`: the config, fingerprints of the data, feature shapes.
 
   It has no passwords of addresses and no secrets of trackers, which the next start gets from its
   own flags.
 
   Args:
+    config: resolved.
     task: the task that the run ends on.
     early: the tasks of earlier phases, by phase.
   """
@@ -66,10 +66,10 @@ def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
     _EDITION: data.EDITION,
     "vocabulary": task.vocabulary.fingerprint,
   }
-  return redact_config(config.to_dict()) | {
-    "fingerprints": prints | {f"data_{phase}": task.fingerprint for phase, task in early.items()},
-    "features": {name: list(feature.shape) for name, feature in task.features.items()},
-  }
+  for phase, early_task in early.items():
+    prints[f"data_{phase}"] = early_task.fingerprint
+  features = {name: list(feature.shape) for name, feature in task.features.items()}
+  return redact_config(config.to_dict()) | {"fingerprints": prints, "features": features}
 
 
 def read_identity(workdir, address=None) -> dict[str, Any] | None:
@@ -82,54 +82,55 @@ def read_identity(workdir, address=None) -> dict[str, Any] | None:
   Raises:
     UserError: the file is not a JSON object and history has no copy, or it cannot be read.
   """
-  path = f"{address or workdir}/{IDENTITY_FILE}"
-  content = _content(workdir, IDENTITY_FILE, path)
-  try:
-    if content is not None:
-      record = json.loads(content)
-      if not isinstance(record, dict):
+  source = address or workdir
+  path = f"{source}/{IDENTITY_FILE}"
+  content = _read_file(workdir, IDENTITY_FILE, path)
+  damage = "missing"
+  if content is not None:
+    try:
+      identity = json.loads(content)
+      if not isinstance(identity, dict):
         raise ValueError("not a JSON object")
-      signature = record.pop(trust.SIGNATURE, None)
-      trust.record_file(path, record, address or workdir, trust.is_signed(record, signature))
-      return record
-    damage = "missing"
-  except (ValueError, RecursionError) as error:
-    damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
-  where = f"{address or workdir}/{HISTORY_FILE}"
-  past = _content(workdir, HISTORY_FILE, where)
-  rows = _history(past, where) if past else []
-  copy = _config(rows)
+      signature = identity.pop(trust.SIGNATURE, None)
+      trust.record_file(path, identity, source, trust.is_signed(identity, signature))
+      return identity
+    except (ValueError, RecursionError) as error:
+      damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
+  history_path = f"{source}/{HISTORY_FILE}"
+  history = _read_file(workdir, HISTORY_FILE, history_path)
+  rows = _parse_history(history, history_path) if history else []
+  copy = _last_config(rows)
   if copy is not None:
     _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY_FILE)
     signed = any(trust.is_signed(copy, row.get(trust.SIGNATURE)) for row in rows)
-    trust.record_file(where, copy, address or workdir, signed)
+    trust.record_file(history_path, copy, source, signed)
     return copy
   if content is None:
     return None
   raise UserError(
     f"{path}: {damage}, and {HISTORY_FILE} has no copy of it; restore the file from a backup, or "
-    "delete it and run the "
-    "train command that the run was started with (checkpoints say whether the config is theirs)"
+    "delete it and run the train command that the run was started with (checkpoints say whether "
+    "the config is theirs)"
   )
 
 
 def read_imported(workdir) -> dict[str, Any] | None:
-  """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir
-  has none."""
+  """Return the `model` and the `vocabulary` fingerprint of imported weights, if there are any."""
+  path = f"{workdir}/{IMPORTED_FILE}"
   try:
     content = (as_path(workdir) / IMPORTED_FILE).read()
     if content is None:
       return None
     record = json.loads(content)
-    trust.record_file(f"{workdir}/{IMPORTED_FILE}", record, workdir)
+    trust.record_file(path, record, workdir)
     return {"model": dict(record["model"]), "vocabulary": str(record["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
-      f"{workdir}/{IMPORTED_FILE}: damaged ({one_line(error)}); convert the weights into a new workdir"
+      f"{path}: damaged ({one_line(error)}); convert the weights into a new workdir"
     ) from None
 
 
-def _content(workdir, name: str, path: str) -> bytes | None:
+def _read_file(workdir, name: str, path: str) -> bytes | None:
   try:
     return (as_path(workdir) / name).read_bytes()
   except FileNotFoundError:
@@ -153,31 +154,33 @@ def check_identity(
     UserError: the run's data are of another edition, or keys changed that may not; all of them are
       listed.
   """
-  as_saved = json.loads(json.dumps(current))  # where tuples are lists
+  current = json.loads(json.dumps(current))  # where tuples are lists
   before = config_lib.flatten(redact_config(saved))
-  now = config_lib.flatten(redact_config(as_saved))
+  now = config_lib.flatten(redact_config(current))
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
-  record = before.get(f"fingerprints.{_EDITION}", 1)
-  if edition is not None and record != edition:
+  saved_edition = before.get(f"fingerprints.{_EDITION}", 1)
+  if edition is not None and saved_edition != edition:
     raise UserError(
-      f"{workdir}: holds a run on data of edition {record}, and this version of t5x_like makes "
-      f"edition {edition}, other "
-      "batches at every step; finish the run with the version that began it, or begin a new one "
-      "in another --workdir"
+      f"{workdir}: holds a run on data of edition {saved_edition}, and this version of t5x_like "
+      f"makes edition {edition}, other batches at every step; finish the run with the version that "
+      "began it, or begin a new one in another --workdir"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-  begun = edition is None or "fingerprints.data" in before
-  fixed = _FIXED if begun else _IMPORTED
-  free = (*_FREE, "optimizer.name") if other_optimizer else _FREE
-  if refused := [key for key in changed if key.startswith(fixed) and not key.startswith(free)]:
-    told = ", ".join(
-      f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused
+  has_data = edition is None or "fingerprints.data" in before
+  fixed = _FIXED_KEYS if has_data else _IMPORTED_FIXED_KEYS
+  free = (*_FREE_KEYS, "optimizer.name") if other_optimizer else _FREE_KEYS
+  refused = [key for key in changed if key.startswith(fixed) and not key.startswith(free)]
+  if refused:
+    changes = ", ".join(
+      f"{key}: {_shorten(before.get(key))} there, {_shorten(now.get(key))} here" for key in refused
     )
     raise UserError(
-      f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config "
+      f"{workdir}: holds a run of another config ({changes}); use a new --workdir, or the config "
       "that run was started with"
     )
-  return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
+  if not has_data:
+    return []
+  return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
 
 
 def vocabulary_fingerprint(saved: dict[str, Any]) -> str | None:
@@ -196,11 +199,16 @@ def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> 
 
 
 def write_identity(workdir, identity: dict[str, Any]) -> None:
-  """Write `config.json` atomically with this user's signature; raise UserError if it cannot be
-  written."""
+  """Write `config.json` atomically with this user's signature.
+
+  Raises:
+    UserError: it cannot be written.
+  """
   content = json.loads(json.dumps(identity))
   signature = trust.sign(content)
-  write_json(workdir, IDENTITY_FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
+  if signature:
+    content[trust.SIGNATURE] = signature
+  write_json(workdir, IDENTITY_FILE, content)
 
 
 def write_json(workdir, name: str, content: dict[str, Any]) -> None:
@@ -229,7 +237,7 @@ def _replace(workdir, name: str, text: str) -> None:
     ) from error
 
 
-def lock_workdir(workdir) -> "Lock | leases.Lease":  # noqa: F821
+def lock_workdir(workdir) -> Lock | Lease:
   """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no
   locks.
 
@@ -247,7 +255,7 @@ def lock_workdir(workdir) -> "Lock | leases.Lease":  # noqa: F821
     ) from error
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
   text = repr(value)
   return text if len(text) <= 24 else f"{text[:18]}…"
 
@@ -259,31 +267,28 @@ def read_history(workdir, address=None) -> Rows:
   Args:
     address: the workdir's address, for warnings, if it differs.
   """
-  content = local.read_content(pathlib.Path(workdir) / HISTORY_FILE)
-  return _history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
+  content = local.read_read_file(pathlib.Path(workdir) / HISTORY_FILE)
+  return _parse_history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
 
 
-def _history(content: bytes, where) -> Rows:
+def _parse_history(content: bytes, where) -> Rows:
   """Return the lines of a file with this content, without torn and foreign ones."""
   return [row for row, _ in checked_json.read_rows(content, where, _check_row)]
 
 
 def last_from_step(rows: Rows) -> int | None:
-  """Return the step that the last start was asked to go back to, if any."""
-  return next(
-    (_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None
-  )
+  """Return the `--from_step` of the last start, if it had one."""
+  for row in reversed(rows):
+    if "environment" in row:
+      return _integer_or_none(row.get("from_step"))
+  return None
 
 
 def first_start_time(rows: Rows) -> float:
-  """Return the time of the run's first start, in seconds since the epoch; the present for a new
-  run."""
-  time = (
-    datetime.datetime.fromisoformat(rows[0]["time"])
-    if rows
-    else datetime.datetime.now(datetime.UTC)
-  )
-  return time.timestamp()
+  """Return the time of the first start, in seconds since the epoch; now for a new run."""
+  if rows:
+    return datetime.datetime.fromisoformat(rows[0]["time"]).timestamp()
+  return datetime.datetime.now(datetime.UTC).timestamp()
 
 
 def find_saved_step(rows: Rows) -> int | None:
@@ -291,20 +296,20 @@ def find_saved_step(rows: Rows) -> int | None:
   known."""
   step = None
   for row in rows:
-    if _whole(row.get("from_step")) == 0 and _whole(row.get("step")) == 0:
+    if _integer_or_none(row.get("from_step")) == 0 and _integer_or_none(row.get("step")) == 0:
       step = None
-    step = _whole(row.get("saved")) or _whole(row.get("step")) or step
+    step = _integer_or_none(row.get("saved")) or _integer_or_none(row.get("step")) or step
   return step
 
 
-def _config(rows: Rows) -> dict[str, Any] | None:
-  """Return the content of `config.json` at the last start; None if no line has it, or its digest
-  differs."""
+def _last_config(rows: Rows) -> dict[str, Any] | None:
+  """Return the config of the last start; None if no line has it, or its digest differs."""
   starts = [row for row in rows if "config_digest" in row]
-  record = next(
-    (row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None
-  )
-  return record if record is not None and _digest(record) == starts[-1]["config_digest"] else None
+  for row in reversed(starts):
+    config = row.get("config")
+    if isinstance(config, dict):
+      return config if _digest(config) == starts[-1]["config_digest"] else None
+  return None
 
 
 def add_start(
@@ -326,8 +331,8 @@ def add_start(
   row = {"step": step, "config_digest": digest, "changes": changes, "environment": environment}
   if from_step is not None:
     row["from_step"] = from_step
-  known = _config(read_history(workdir))
-  if changes or known is None or _digest(known) != digest:
+  last_config = _last_config(read_history(workdir))
+  if changes or last_config is None or _digest(last_config) != digest:
     row["config"] = identity
     row[trust.SIGNATURE] = trust.sign(json.loads(json.dumps(identity)))
   add_line(workdir, row)
@@ -355,5 +360,5 @@ def _digest(identity: dict[str, Any]) -> str:
   return checked_json.digest(identity)[:16]
 
 
-def _whole(value: Any) -> int | None:
+def _integer_or_none(value: Any) -> int | None:
   return value if type(value) is int else None

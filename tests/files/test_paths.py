@@ -259,7 +259,7 @@ def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
     f"{root}/a"
   ) == "directory"
   file = root / "a" / "0.txt"
-  assert file.size() == 3_500 and (file.changed() is None) == is_remote(root)
+  assert file.size() == 3_500 and (file.modified_time() is None) == is_remote(root)
   with file.open("rb") as opened:
     assert opened.read(10) == content[:10] and opened.seek(0) == 0 and opened.read() == content
   with pytest.raises(FileNotFoundError):

@@ -116,11 +116,9 @@ class FileSource(Source):
     return sum(map(self._size, self._paths(split, part)))
 
   def modification_times(self, split: str) -> list[int | None]:
-    """Return when each file of the split was last modified, in nanoseconds.
-
-    Times are None for remote files.
-    """
-    return [as_path(path).changed() for path in self._files[split]]
+    """Return the last modification time of each file of the split in nanoseconds; None for remote
+    files."""
+    return [as_path(path).modified_time() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
     facts = self._facts()
@@ -129,9 +127,10 @@ class FileSource(Source):
     return {"form": facts.pop("form"), "text_field": field, **facts}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    files = []
-    for path in self._paths(split, part):
-      files.append([os.path.basename(path), self._size(path), as_path(path).changed()])
+    files = [
+      [os.path.basename(path), self._size(path), as_path(path).modified_time()]
+      for path in self._paths(split, part)
+    ]
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:

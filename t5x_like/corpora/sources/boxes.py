@@ -85,7 +85,7 @@ class Source(Base):
       yield file, record
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [as_path(self._parts[split][0]).changed()]
+    return [as_path(self._parts[split][0]).modified_time()]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]

@@ -96,7 +96,7 @@ class Source(boxes.Source):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
-    about = {"size": as_path(path).size(), "changed": as_path(path).changed()}
+    about = {"size": as_path(path).size(), "changed": as_path(path).modified_time()}
     return {
       "form": "coco.v1",
       "file": os.path.basename(path),

@@ -65,7 +65,7 @@ class Source(Base):
       )
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [as_path(path).changed() for path in self._on_disk(split)]
+    return [as_path(path).modified_time() for path in self._on_disk(split)]
 
   def _on_disk(self, split: str) -> list[str]:
     """Return the files of a split, and each archive of others once."""
@@ -179,12 +179,10 @@ def _read(path: str) -> bytes | None:
 
 def _size_and_version(path: str) -> tuple[int, int | None]:
   """Return a file's size, and its time or, in an archive, its checksum."""
-  archive_and_path = _archives.split(path)
-  if archive_and_path:
-    archive, inner_path = archive_and_path
-    member = _archives.members(archive)[inner_path]
-    return member.file_size, member.CRC
-  return as_path(path).size(), as_path(path).changed()
+  if found := _archives.split(path):
+    about = _archives.members(found[0])[found[1]]
+    return about.file_size, about.CRC
+  return as_path(path).size(), as_path(path).modified_time()
 
 
 def _images(folder: str) -> dict[str, str]:

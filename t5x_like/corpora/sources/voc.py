@@ -62,7 +62,7 @@ class Source(Base):
       yield path, {"image": read_bytes(image)} | _annotation(path)
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [as_path(path).changed() for pair in self._files[split] for path in pair if path]
+    return [as_path(path).modified_time() for pair in self._files[split] for path in pair if path]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     paths = [path for pair in self._files[split] for path in pair if path]
@@ -158,7 +158,7 @@ class _Builder(ElementTree.TreeBuilder):
 
 
 def _annotation(path: str) -> Record:
-  return _parse_annotation(path, as_path(path).changed())
+  return _parsed(path, as_path(path).modified_time())
 
 
 @functools.lru_cache(100_000)
