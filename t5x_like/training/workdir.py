@@ -267,7 +267,7 @@ def read_history(workdir, address=None) -> Rows:
   Args:
     address: the workdir's address, for warnings, if it differs.
   """
-  content = local.read_read_file(pathlib.Path(workdir) / HISTORY_FILE)
+  content = local.read_content(pathlib.Path(workdir) / HISTORY_FILE)
   return _parse_history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
 
 

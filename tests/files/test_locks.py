@@ -35,7 +35,7 @@ def forged(directory, **content) -> leases.Lease:
 
 def at(**changes) -> list[str]:
   keys = ("host", "boot", "processes", "time")
-  return [changes.get(key, value) for key, value in zip(keys, leases._place(), strict=True)]
+  return [changes.get(key, value) for key, value in zip(keys, leases._process_scope(), strict=True)]
 
 
 ELSEWHERE = [
@@ -73,7 +73,7 @@ def test_a_lease_of_who_may_live_is_watched_before_it_is_taken(content, tmp_path
 
 
 def test_no_lease_is_taken_at_once_where_the_system_does_not_say_what_runs(tmp_path, monkeypatch):
-  monkeypatch.setattr(leases, "_place", lambda: None)
+  monkeypatch.setattr(leases, "_process_scope", lambda: None)
   (tmp_path / "lease").write_bytes(forged(tmp_path, process=GONE)._data())
   began = time.monotonic()
   with lease_on(tmp_path, SECONDS):

@@ -65,9 +65,9 @@ class Sentinels:
       _hooks.append("audit")
     self.events = []
     connect = socket.socket.connect
-    opened = clients._opened
+    opened = clients._open
     socket.socket.connect = self._connect
-    clients._opened = self._client
+    clients._open = self._client
     remote.reset()
     sys.path.insert(0, str(self.folder))
     _watches.append(self)
@@ -77,7 +77,7 @@ class Sentinels:
       _watches.pop()
       sys.path.remove(str(self.folder))
       socket.socket.connect = connect
-      clients._opened = opened
+      clients._open = opened
       remote.reset()
       if sys.modules.pop(MODULE, None):
         self.events.append(f"imported {MODULE}")
