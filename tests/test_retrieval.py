@@ -136,7 +136,7 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
     _every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _search=Counted()
   )
   for step in range(begin, 12):
-    steps._shelf.made = []
+    steps._search.made = []
     steps._refresh(state(step), step)
     assert steps._index == (step - step % 3, [max(0, step - step % 3 - 3)] * 2), step
     assert len(steps._search.made) <= (4 if step == begin else 1), "no step waits but the first"

@@ -167,8 +167,9 @@ def _open_documents(corpus: Corpus, root: str, request: str) -> Documents:
 def _list_stores(root: str, request: str) -> list[str]:
   """List the directories made for a request from any files, the newest last."""
   with contextlib.suppress(OSError, UserError, TransientError):
-    found = [path for path in as_path(root).iterdir() if f"-{request}-" in path.name]
-    return [os.fspath(path) for path in sorted(found, key=lambda path: path.modified_time() or 0)]
+    paths = [path for path in as_path(root).iterdir() if f"-{request}-" in path.name]
+    paths.sort(key=lambda path: path.modified_time() or 0)
+    return [os.fspath(path) for path in paths]
   return []
 
 
@@ -192,10 +193,11 @@ class _WaitingNotice:
   def update(self) -> None:
     """Print the notice if it is due; raise UserError if the other process shows no sign of life."""
     now = time.monotonic()
-    if (found := self._lock.modified_time()) is None or found != self._pulse:
-      self._pulse = found
-      self._heard = now
-    if now - self._heard > _SILENCE_SECONDS:
+    lock_time = self._lock.modified_time()
+    if lock_time is None or lock_time != self._lock_time:
+      self._lock_time = lock_time
+      self._last_pulse = now
+    if now - self._last_pulse > _SILENCE_SECONDS:
       raise UserError(
         f"{self._lock}: held by another process, which has shown no sign of life for "
         f"{_SILENCE_SECONDS / 60:.0f} minutes: end it and run this command again"

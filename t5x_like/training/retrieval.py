@@ -40,9 +40,9 @@ class RetrievalStep:
     num_passages = batch["passage_tokens"].shape[1] - 1
     self._every = parts.objective.refresh_every
     self._indexes_beside = parts.objective.refresh == "beside"
-    self._shelf = None
+    self._search = None
     if num_passages:
-      self._shelf = shelf(
+      self._search = open_search(
         parts.objective.search,
         parts.model,
         parts.rules,
@@ -78,9 +78,9 @@ class RetrievalStep:
     last_state, step = self._last
     if last_state() is not state:
       step = int(fetch(state.step))  # waits for it: only at a start
-    if self._shelf:
+    if self._search:
       state = self._refresh(state, step)
-      batch = self._shelf.filled(state.params, self._index[1], batch)
+      batch = self._search.add_nearest(state.params, self._index[1], batch)
       del batch["passages"]
     state, metrics = self._step(state, batch)
     self._last = weakref.ref(state), step + 1
@@ -98,11 +98,11 @@ class RetrievalStep:
     if self._index is None or self._index[0] != due:
       self._index = None  # its memory, before there is another
       next_step, built, num_parts = self._next_index
-      if next_step != due or num_parts != self._shelf.parts:
-        built = index(self._shelf, self._index_params(state.params), _RETRIEVER)
+      if next_step != due or num_parts != self._search.parts:
+        built = build_index(self._search, self._index_params(state.params), _RETRIEVER)
       self._index = due, built
     if self._indexes_beside:
-      parts_due = min(1 + step - due, self._shelf.parts)
+      parts_due = min(1 + step - due, self._search.parts)
       self._advance(state.params, due + self._every, parts_due)
     return state
 
@@ -118,10 +118,10 @@ class RetrievalStep:
     """Build the parts of the index for step `due` that are due by now; at a start, several."""
     index_step, built, num_parts = self._next_index
     if index_step != due:
-      built = self._shelf.empty()
+      built = self._search.empty_index()
       num_parts = 0
     for number in range(num_parts, parts_due):
-      built = self._shelf.part(_RETRIEVER, arrays, built, number)
+      built = self._search.embed_part(_RETRIEVER, arrays, built, number)
     self._next_index = due, built, max(num_parts, parts_due)
 
 

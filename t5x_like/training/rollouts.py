@@ -75,12 +75,12 @@ class RolloutStep:
     N = batch["decoder_log_probabilities"].shape[-1]
     rows = local_rows(rules.batch(), batch_size)
     reward = self._parts.objective.reward
-    scored_rows = np.arange(batch_size) if rewards.together(reward) else rows
+    scored_rows = np.arange(batch_size) if rewards.needs_all_processes(reward) else rows
     tokens_BKN = fetch(batch["decoder_target_tokens"])[scored_rows][..., -N:]
-    texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
-    fields = rewards.unpacked(fetch(batch["fields"])[scored_rows])
+    texts = rewards.decode_completions(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
+    fields = rewards.unpack_fields(fetch(batch["fields"])[scored_rows])
     examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
-    rewards_BK = rewards.of_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
+    rewards_BK = rewards.reward_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
     return batch | {
       "rewards": from_local_rows(
         rules.batch(), rows, rewards_BK[np.searchsorted(scored_rows, rows)], batch_size
@@ -126,7 +126,7 @@ def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> 
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUT_STREAM), step)
       keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
       completions = rollout(
-        params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends
+        params.with_arrays(model, arrays), rows, choose_by_keys(keys_R), new_tokens=N, ends=ends
       )
       return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in completions.items()}
 
