@@ -64,7 +64,7 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
       over it.
   """
   rules = Rules.from_config(config, devices)
-  for name, _, _, batch_size in config_lib.ordered_phases(config):
+  for name, _, _, batch_size in config_lib.phases_in_order(config):
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = build_model(config)
   named = params.named_params(model)

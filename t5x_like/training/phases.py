@@ -48,7 +48,7 @@ def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any])
   """
   phases = []
   start = 0
-  for name, until, changes, batch_size in config_lib.ordered_phases(config):
+  for name, until, changes, batch_size in config_lib.phases_in_order(config):
     phase_config = copy.deepcopy(config)
     phase_config.batch_size = batch_size
     values = {"name": None} | config_lib.change_task(config.task.to_dict(), changes)
@@ -106,7 +106,7 @@ def _past_phases(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
   """Return name, end and batch size of each phase that begins before a step."""
   past = []
   start = 0
-  for name, until, _, batch_size in config_lib.ordered_phases(config):
+  for name, until, _, batch_size in config_lib.phases_in_order(config):
     if start < step or not past:
       past.append((name, min(until, step), batch_size))
     start = min(until, step)
