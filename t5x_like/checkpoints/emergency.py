@@ -108,11 +108,11 @@ class StartHistory:
     Raises:
       UserError: the record cannot be written.
     """
-    known = self.known
+    known_starts = self.known
 
     def write() -> list[list]:
       start = [uuid.uuid4().hex, int(step), len(self._read_history_steps())]
-      starts = [*known, start][-_MAX_REMEMBERED_STARTS:]
+      starts = [*known_starts, start][-_MAX_REMEMBERED_STARTS:]
       try:
         self._file.write_text(json.dumps(starts))
       except OSError as error:
@@ -185,21 +185,21 @@ class _NearbyCheckpoints(Checkpoints):
   """`Checkpoints` whose steps are `EmergencySteps`."""
 
   def __init__(self, directory: str, starts: StartHistory):
-    here = os.path.expandvars(directory)
-    if "$" in here:
+    path = os.path.expandvars(directory)
+    if "$" in path:
       raise UserError(
-        f"config.checkpoint.emergency.directory: found {here!r}, expected variables that are set "
+        f"config.checkpoint.emergency.directory: found {path!r}, expected variables that are set "
         "on every host"
       )
     try:
-      os.makedirs(here, exist_ok=True)
+      os.makedirs(path, exist_ok=True)
     except OSError as error:
       raise UserError(
-        f"config.checkpoint.emergency.directory={here}: cannot be made: {error.strerror}"
+        f"config.checkpoint.emergency.directory={path}: cannot be made: {error.strerror}"
       ) from error
-    _check_owner(here)
-    super().__init__(here)
-    self._store = EmergencySteps(here, starts)
+    _check_owner(path)
+    super().__init__(path)
+    self._store = EmergencySteps(path, starts)
 
   def since(self, step: int) -> "_NearbyCheckpoints":
     """Ignore the steps before this one."""
@@ -210,7 +210,7 @@ class _NearbyCheckpoints(Checkpoints):
     """Return the steps of which any process holds a copy; all processes must call it."""
     return self._store.agreed_steps()
 
-  def _move_aside(self, steps: list[int], word: str) -> None:
+  def _move_aside(self, steps: list[int], suffix: str) -> None:
     """Leave damaged copies to `EmergencySteps`, which removes them."""
 
 
@@ -299,9 +299,9 @@ class EmergencyCheckpoints(Checkpoints):
       raise damage
     return restored
 
-  def set_aside(self, after: int, word: str) -> list[int]:
+  def set_aside(self, after: int, suffix: str) -> list[int]:
     self._starts.begin(after)
-    return super().set_aside(after, word)
+    return super().set_aside(after, suffix)
 
   def close(self) -> None:
     try:

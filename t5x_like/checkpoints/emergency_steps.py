@@ -135,7 +135,7 @@ class EmergencySteps:
     is_held_here = own_shards and held_P[places[jax.process_index()]]
     tensors = {}
     for name, x in template.items():
-      sharding = _rearranged_sharding(x.sharding, places)
+      sharding = _rearrange_sharding(x.sharding, places)
       shards = own_shards[name] if is_held_here else None
       if held_P.all():
         tensor = jax.make_array_from_callback(x.shape, sharding, _shard_callback(shards))
@@ -312,15 +312,15 @@ class ShardNeeds:
     """Return the shards that a process needs: names of tensors, and starts."""
     return [(name, start) for name, starts in self._tensors.items() for start in starts[number]]
 
-  def first_served(self, held: Mapping[tuple[str, Start], Any]) -> int:
+  def first_served(self, available: Mapping[tuple[str, Start], Any]) -> int:
     """Return the first process whose needs are held, this one before others.
 
     Raises:
       KeyError: there is none.
     """
-    own = self._first_alike[jax.process_index()]
-    for number in dict.fromkeys((own, *self._first_alike)):
-      if all(shard in held for shard in self.shards_of(number)):
+    own_needs = self._first_alike[jax.process_index()]
+    for number in dict.fromkeys((own_needs, *self._first_alike)):
+      if all(shard in available for shard in self.shards_of(number)):
         return number
     raise KeyError("it has the shards of no process; the mesh has changed")
 
@@ -359,20 +359,20 @@ def _shard_starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, 
   starts: dict[int, set] = {}
   for device, index in sharding.devices_indices_map(shape).items():
     starts.setdefault(device.process_index, set()).add(_start(index))
-  return {number: frozenset(own) for number, own in starts.items()}
+  return {number: frozenset(process_starts) for number, process_starts in starts.items()}
 
 
-def _rearranged_sharding(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
+def _rearrange_sharding(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
   """Return the sharding with the devices of each process in the places of another's."""
   if places == tuple(range(len(places))):
     return sharding
   return NamedSharding(
-    _moved_mesh(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind
+    _rearrange_mesh(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind
   )
 
 
 @functools.lru_cache(maxsize=4)
-def _moved_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
+def _rearrange_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
   """Return the mesh with the devices of each process in the places of another's."""
   devices_by_process: dict[int, list] = {}
   for device in sorted(mesh.devices.flat, key=lambda device: device.id):
@@ -386,7 +386,7 @@ def _moved_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
 
 
 def receive_from_replicas(
-  x: jax.ShapeDtypeStruct, own: Mapping[Start, np.ndarray] | None
+  x: jax.ShapeDtypeStruct, own_shards: Mapping[Start, np.ndarray] | None
 ) -> jax.Array:
   """Return a tensor whose shards some of the devices hold: the others receive them over the axes
   that repeat it.
@@ -403,14 +403,16 @@ def receive_from_replicas(
   split = {
     axis for part in sharding.spec for axis in ((part,) if isinstance(part, str) else part or ())
   }
-  rest = tuple(axis for axis in sharding.mesh.axis_names if axis not in split)
-  copies = math.prod(sharding.mesh.shape[axis] for axis in rest)
-  nothing = np.zeros((1, *sharding.shard_shape(x.shape)), bits)
+  replica_axes = tuple(axis for axis in sharding.mesh.axis_names if axis not in split)
+  copies = math.prod(sharding.mesh.shape[axis] for axis in replica_axes)
+  zeros = np.zeros((1, *sharding.shard_shape(x.shape)), bits)
   blocks = [
-    jax.device_put(nothing if own is None else own[_start(index)].view(bits)[None], device)
+    jax.device_put(
+      zeros if own_shards is None else own_shards[_start(index)].view(bits)[None], device
+    )
     for device, index in sharding.addressable_devices_indices_map(x.shape).items()
   ]
-  spread = NamedSharding(sharding.mesh, PartitionSpec(rest, *sharding.spec))
+  spread = NamedSharding(sharding.mesh, PartitionSpec(replica_axes, *sharding.spec))
   stacked = jax.make_array_from_single_device_arrays((copies, *x.shape), spread, blocks)
   # one at a time, see `tensors.fingerprints_and_nonfinite`
   return jax.block_until_ready(_select_greatest(jnp.dtype(x.dtype), sharding)(stacked))
@@ -419,19 +421,23 @@ def receive_from_replicas(
 @functools.lru_cache(maxsize=64)
 def _select_greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
   def greatest(bits):
-    whole = bits.astype(jnp.uint32).max(0).astype(bits.dtype)
-    return whole.astype(dtype) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(whole, dtype)
+    greatest_bits = bits.astype(jnp.uint32).max(0).astype(bits.dtype)
+    return (
+      greatest_bits.astype(dtype)
+      if dtype == jnp.bool_
+      else jax.lax.bitcast_convert_type(greatest_bits, dtype)
+    )
 
   return jax.jit(greatest, out_shardings=sharding)
 
 
-def _is_covered(sharding: NamedSharding, shape: tuple[int, ...], held: bytes) -> bool:
+def _is_covered(sharding: NamedSharding, shape: tuple[int, ...], holders: bytes) -> bool:
   """Return whether the processes that hold their shards hold all of a tensor together."""
   needed = set()
   covered = set()
   for number, starts in _shard_starts(sharding, shape).items():
     needed |= starts
-    if held[number]:
+    if holders[number]:
       covered |= starts
   return needed == covered
 
@@ -445,5 +451,5 @@ def _start(index: tuple[slice, ...]) -> Start:
   return tuple(part.start or 0 for part in index)
 
 
-def _shard_callback(own: Mapping[Start, np.ndarray]) -> Callable:
-  return lambda index: own[_start(index)]
+def _shard_callback(shards: Mapping[Start, np.ndarray]) -> Callable:
+  return lambda index: shards[_start(index)]

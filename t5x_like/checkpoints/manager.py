@@ -66,9 +66,9 @@ class _Retention:
     newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
     keep_last = self.keep_last or len(steps)
     preserved = {*regular[-keep_last:], *newest}
-    others = [step for step in steps if step not in preserved]
+    irregular = [step for step in steps if step not in preserved]
     missing = max(0, keep_last - len(preserved))
-    preserved.update(others[len(others) - missing :])
+    preserved.update(irregular[len(irregular) - missing :])
     if self.keep_every:
       preserved.update(step for step in steps if step % self.keep_every == 0)
     return [step in preserved for step in steps]
@@ -234,7 +234,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     if has_removed_steps:
       return self.restore(abstract_state, step)
     if step is not None:
-      other_steps = [other for other in steps if other != step]
+      other_steps = [step_here for step_here in steps if step_here != step]
       raise DamageError(
         f"{self._store.where(step)}: damaged checkpoint: {damages[step]}; other "
         f"steps here: {other_steps}"
@@ -245,11 +245,11 @@ class Checkpoints(contextlib.AbstractContextManager):
       "start in a new workdir"
     )
 
-  def set_aside(self, after: int, word: str) -> list[int]:
+  def set_aside(self, after: int, suffix: str) -> list[int]:
     """Rename the steps after one to `<step>.<word>`, newest first; all processes must call it."""
     self.wait()
     later = [step for step in self._store.agreed_steps()[::-1] if step > after]
-    self._move_aside(later, word)
+    self._move_aside(later, suffix)
     return later
 
   def wait(self) -> None:
@@ -310,10 +310,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     leaves = [tensors[name] for name in abstract_tensors]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), manifest["metadata"]
 
-  def _move_aside(self, steps: list[int], word: str) -> None:
+  def _move_aside(self, steps: list[int], suffix: str) -> None:
     if steps:
-      self._store.move_aside(steps, word)
-      _log.warning("checkpoints of steps %s are set aside as %s", steps, word)
+      self._store.move_aside(steps, suffix)
+      _log.warning("checkpoints of steps %s are set aside as %s", steps, suffix)
 
   def _manifest(self, step: int) -> dict[str, Any]:
     return checkpoint_manifest.read_manifest(lambda: self._store.manifest(step), step)
@@ -379,9 +379,10 @@ def _check_fingerprints(tensors: dict[str, jax.Array], saved: dict[str, dict]) -
   if not wrong:
     return
   name = wrong[0]
-  others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+  more_tensors = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
   raise DamagedStep(
-    f"tensor {name}{others} has fingerprint {prints[name]}, saved was {saved[name]['fingerprint']}"
+    f"tensor {name}{more_tensors} has fingerprint {prints[name]}, saved was "
+    f"{saved[name]['fingerprint']}"
   )
 
 

@@ -189,12 +189,12 @@ class ObjectSteps:
   def close(self) -> None:
     self.wait()
 
-  def move_aside(self, steps: list[int], word: str) -> None:
+  def move_aside(self, steps: list[int], suffix: str) -> None:
     if jax.process_index() == 0:
       for step in steps:
         self._check()
         for directory in self._directories(step):
-          (self._root / directory / _ASIDE).write_text(word)
+          (self._root / directory / _ASIDE).write_text(suffix)
     distributed.broadcast_from_first(lambda: None)
     self._agreed = {step: names for step, names in self._agreed.items() if step not in steps}
 

@@ -174,18 +174,18 @@ class LocalSteps:
       self._pool.shutdown()
       manager.close()
 
-  def move_aside(self, steps: list[int], word: str) -> None:
+  def move_aside(self, steps: list[int], suffix: str) -> None:
     """Rename steps so that they no longer count as committed, deleting nothing; all processes must
     call it."""
     if jax.process_index() == 0:
       self._check()
       for step in steps:
         path = pathlib.Path(self._directory) / str(step)
-        target = path.with_name(f"{step}.{word}")
+        target = path.with_name(f"{step}.{suffix}")
         copies = 0
         while target.exists():
           copies += 1
-          target = path.with_name(f"{step}.{word}.{copies}")
+          target = path.with_name(f"{step}.{suffix}.{copies}")
         if path.exists():
           path.rename(target)
     if jax.process_count() > 1:

@@ -26,13 +26,13 @@ _copy_tree = functools.partial(jax.tree.map, jnp.copy)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
-def _mix(word):
+def _mix(bits):
   """Mix uint32 words of any shape; a bijection."""
-  word = word ^ (word >> jnp.uint32(16))
-  word = word * jnp.uint32(0x85EBCA6B)
-  word = word ^ (word >> jnp.uint32(13))
-  word = word * jnp.uint32(0xC2B2AE35)
-  return word ^ (word >> jnp.uint32(16))
+  bits = bits ^ (bits >> jnp.uint32(16))
+  bits = bits * jnp.uint32(0x85EBCA6B)
+  bits = bits ^ (bits >> jnp.uint32(13))
+  bits = bits * jnp.uint32(0xC2B2AE35)
+  return bits ^ (bits >> jnp.uint32(16))
 
 
 def _words(x: jax.Array) -> jax.Array:
@@ -50,20 +50,20 @@ def _words(x: jax.Array) -> jax.Array:
 def _sums(x: jax.Array) -> jax.Array:
   """Return the fingerprint of one tensor and whether it holds a value that is not finite, as uint32
   [3]."""
-  word = _words(x)
-  index = jnp.zeros(word.shape, jnp.uint32)
-  for axis in range(word.ndim):
-    stride = math.prod(word.shape[axis + 1 :]) & 0xFFFFFFFF
-    index = index + jax.lax.broadcasted_iota(jnp.uint32, word.shape, axis) * jnp.uint32(stride)
+  bits = _words(x)
+  index = jnp.zeros(bits.shape, jnp.uint32)
+  for axis in range(bits.ndim):
+    stride = math.prod(bits.shape[axis + 1 :]) & 0xFFFFFFFF
+    index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
   position = _mix(index + jnp.uint32(0x9E3779B9))
-  mixed = _mix(word ^ position)
+  mixed = _mix(bits ^ position)
   nonfinite = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(False)
   sums = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + position), dtype=jnp.uint32)
   return jnp.stack((*sums, nonfinite.astype(jnp.uint32)))
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(sharding: NamedSharding | None):
+def _compile_sums(sharding: NamedSharding | None):
   """Compile one program per tensor, shared by tensors of equal shape and sharding.
 
   A state has a hundred tensors of a dozen shapes; one program for all would take several times as
@@ -95,7 +95,7 @@ def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str,
   sums = {}
   for name, x in tensors.items():
     mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
-    sums[name] = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
+    sums[name] = _compile_sums(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
     if mesh is not None and mesh.size > 1 and jax.default_backend() == "cpu":
       # One at a time: on CPU, collectives of programs that run side by side can wait for each other
       # forever.

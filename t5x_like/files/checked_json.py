@@ -28,20 +28,20 @@ def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> A
       another type.
   """
   try:
-    found = json.loads(content)
+    value = json.loads(content)
   except (ValueError, RecursionError, MemoryError) as error:
     raise UserError(
       f"{where}: found invalid JSON ({one_line(error)}), expected {expected}"
     ) from None
-  if not isinstance(found, kind):
-    raise UserError(f"{where}: found a JSON {json_type_name(found)}, expected {expected}")
-  return found
+  if not isinstance(value, kind):
+    raise UserError(f"{where}: found a JSON {json_type_name(value)}, expected {expected}")
+  return value
 
 
-def json_type_name(found: Any) -> str:
+def json_type_name(value: Any) -> str:
   """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes,
   date, Decimal, …"""
-  if found is None:
+  if value is None:
     return "null"
   kinds = {
     dict: "object",
@@ -51,7 +51,7 @@ def json_type_name(found: Any) -> str:
     int: "number",
     float: "number",
   }
-  return kinds.get(type(found), type(found).__name__)
+  return kinds.get(type(value), type(value).__name__)
 
 
 def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:

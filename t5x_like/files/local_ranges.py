@@ -25,7 +25,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, like the announcement
 _serials = itertools.count()
 
 
-def most_open() -> int:
+def max_open_files() -> int:
   """Return the maximum number of files that the pool holds open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return max(8, min(_MAX_OPEN_FILES, soft // 4))
@@ -63,7 +63,7 @@ class _Pool:
       self._keep(0)  # the rest of the process has many files open; ours can be reopened
       descriptor = _Descriptor(path)
     self._open[key] = descriptor
-    if len(self._open) > self._most and len(self._open) > (most := most_open()):
+    if len(self._open) > self._most and len(self._open) > (most := max_open_files()):
       self._most = most
       self._keep(most * 7 // 8)
     return descriptor
@@ -119,7 +119,7 @@ class LocalShardFiles(ShardFiles):
     for shard, offset, into in reads:
       try:
         descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
-        done = _cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
+        done = _read_cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
         if done != len(into):
           late.append((shard, offset + done, into[done:]))
           _announce(descriptor.fd, offset + done, len(into) - done)
@@ -183,7 +183,7 @@ def _signature(status: os.stat_result) -> tuple[int, int]:
   return status.st_size, status.st_mtime_ns
 
 
-def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
+def _read_cached(fd: int, into: tuple[memoryview], offset: int) -> int:
   """Read cached bytes without waiting and return their number; 0 if the file system does not
   support this."""
   try:

@@ -31,15 +31,15 @@ def fetch(path: str) -> LocalPath:
   Raises:
     UserError: there is no file at the address.
   """
-  there = as_path(path)
-  if isinstance(there, LocalPath):
-    return there
-  names = [name for name in there.sizes() if file_names.is_name(name)]
+  source = as_path(path)
+  if isinstance(source, LocalPath):
+    return source
+  names = [name for name in source.sizes() if file_names.is_name(name)]
   if not names:
     raise UserError(f"{path}: found no file there, expected a directory; check the address")
   _copies.append(tempfile.TemporaryDirectory(prefix="t5x_like-"))
   for name in names:
-    with (there / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
+    with (source / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
       shutil.copyfileobj(remote, copy, 2**23)
   return LocalPath(_copies[-1].name)
 
@@ -47,9 +47,9 @@ def fetch(path: str) -> LocalPath:
 def copy_small_files(path: str) -> pathlib.Path:
   """Return a local directory with the small files of a run as they are now: its own or, of an
   address, a copy."""
-  there = as_path(path)
-  if isinstance(there, LocalPath):
-    return there
+  source = as_path(path)
+  if isinstance(source, LocalPath):
+    return source
   mirror = _mirror(path)
   mirror.pull()
   return mirror.local

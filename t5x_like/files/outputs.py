@@ -23,9 +23,9 @@ _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 # A device or a terminal may be read and written at the same time; writing to these destroys their
 # content.
-_LOSES = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
+_LOSING_KINDS = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
 _STORES = ("manifest.json",)
-_OURS = b'"t5x_like.'
+_STORE_MARKER = b'"t5x_like.'
 _WORKDIR = "config.json"
 _WORKDIR_FILES = {
   "best",
@@ -79,11 +79,11 @@ class OutputFile:
     self._descriptor = _descriptor(path)
     self._path = pathlib.Path(path)
     if self._descriptor is None:
-      self._path = self._checked(path)
-    found = self._status()
-    self._replaced = self._descriptor is None and (found is None or stat.S_ISREG(found.st_mode))
-    self.to_stdout = found is not None and _same(found, _fstat(1))
-    self._refuse_inputs(found, [file for file in inputs if file])
+      self._path = self._resolve(path)
+    status = self._status()
+    self._replaced = self._descriptor is None and (status is None or stat.S_ISREG(status.st_mode))
+    self.to_stdout = status is not None and _is_same_file(status, _fstat(1))
+    self._refuse_inputs(status, [file for file in inputs if file])
     if self._replaced:
       self._refuse_property()
       self._refuse_unwritable()
@@ -96,9 +96,9 @@ class OutputFile:
       UserError: it cannot be written; a regular file is then unchanged.
     """
     try:
-      with self._opened() as file:
+      with self._open() as file:
         for line in lines:
-          file.write(self._encoded(line))
+          file.write(self._encode(line))
     except BrokenPipeError as error:
       raise UserError(
         f"{self._where}: the reader closed it before everything was written"
@@ -116,14 +116,14 @@ class OutputFile:
       "written as \\udXXX"
     )
 
-  def _encoded(self, line: str) -> bytes:
+  def _encode(self, line: str) -> bytes:
     try:
       return line.encode()
     except UnicodeEncodeError:
       self.escaped += 1
       return line.encode(errors="backslashreplace")
 
-  def _checked(self, path: str) -> pathlib.Path:
+  def _resolve(self, path: str) -> pathlib.Path:
     """Return the path with all links resolved; raise UserError if it cannot name a file."""
     if not path:
       raise UserError(f"{self._where}: empty; name a file, or - for standard output")
@@ -147,32 +147,28 @@ class OutputFile:
     except OSError as error:
       raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
 
-  def _refuse_inputs(self, found: os.stat_result | None, inputs: list[str]) -> None:
-    for given in inputs:
-      descriptor = 0 if given == "-" else _descriptor(given)
+  def _refuse_inputs(self, status: os.stat_result | None, inputs: list[str]) -> None:
+    """Refuse a destination that is an input, or that lies in a folder which is one."""
+    for input_path in inputs:
+      descriptor = 0 if input_path == "-" else _descriptor(input_path)
       try:
-        read = os.stat(given) if descriptor is None else _fstat(descriptor)
+        input_status = os.stat(input_path) if descriptor is None else _fstat(descriptor)
       except (OSError, ValueError):
         continue  # a pattern, an address, or missing: its reader reports the error
-      inside = (
-        read is not None
-        and stat.S_ISDIR(read.st_mode)
-        and self._path.is_relative_to(os.path.realpath(given))
-      )
-      if (
-        _same(found, read)
-        and any(kind(found.st_mode) for kind in _LOSES)
-        or inside
-        and found is not None
-      ):
-        raise UserError(f"{self._where}: would overwrite the input {given}; name another file")
+      if status is None:
+        continue
+      is_folder = input_status is not None and stat.S_ISDIR(input_status.st_mode)
+      is_inside = is_folder and self._path.is_relative_to(os.path.realpath(input_path))
+      loses_content = any(is_kind(status.st_mode) for is_kind in _LOSING_KINDS)
+      if is_inside or (loses_content and _is_same_file(status, input_status)):
+        raise UserError(f"{self._where}: would overwrite the input {input_path}; name another file")
 
   def _refuse_property(self) -> None:
     for folder in self._path.parents:
       first = self._path.relative_to(folder).parts[0]
       if first in _WORKDIR_FILES and (folder / _WORKDIR).is_file():
         raise UserError(f"{self._where}: belongs to the workdir {folder}; name a file elsewhere")
-      if any(_begins_with(folder / name, _OURS) for name in _STORES):
+      if any(_begins_with(folder / name, _STORE_MARKER) for name in _STORES):
         raise UserError(f"{self._where}: is inside the store {folder}; name a file elsewhere")
 
   def _refuse_unwritable(self) -> None:
@@ -186,7 +182,7 @@ class OutputFile:
       raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
 
   @contextlib.contextmanager
-  def _opened(self) -> Iterator:
+  def _open(self) -> Iterator:
     sys.stdout.flush()
     if self._replaced:
       with replace_atomically(self._path) as file:
@@ -207,10 +203,10 @@ class OutputFile:
         yield file
 
 
-def _begins_with(file: pathlib.Path, word: bytes) -> bool:
+def _begins_with(file: pathlib.Path, marker: bytes) -> bool:
   try:
     with open(file, "rb") as opened:
-      return word in opened.read(4096)
+      return marker in opened.read(4096)
   except OSError:
     return False
 
@@ -219,8 +215,8 @@ def _descriptor(path: str) -> int | None:
   """Return the number of the open descriptor that a path names, or None."""
   if path in _NAMED:
     return _NAMED[path]
-  found = _DESCRIPTOR.fullmatch(path)
-  return int(found[1]) if found else None
+  match = _DESCRIPTOR.fullmatch(path)
+  return int(match[1]) if match else None
 
 
 def _fstat(descriptor: int) -> os.stat_result | None:
@@ -230,10 +226,10 @@ def _fstat(descriptor: int) -> os.stat_result | None:
     return None
 
 
-def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
-  return one is not None and other is not None and os.path.samestat(one, other)
+def _is_same_file(status: os.stat_result | None, other_status: os.stat_result | None) -> bool:
+  return status is not None and other_status is not None and os.path.samestat(status, other_status)
 
 
 def write_output(path: str, text: str, flag: str = "--output", inputs: Iterable[str] = ()) -> None:
-  """Check a destination and write a text to it; see `Output`."""
+  """Check a destination and write a text to it; see `OutputFile`."""
   OutputFile(path, flag, inputs).write([text])

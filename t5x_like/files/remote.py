@@ -55,15 +55,15 @@ class RemotePath:
   """
 
   def __init__(self, url: str):
-    first, chain, rest = str(url).partition("::")
+    first, chain, chained = str(url).partition("::")
     if "://" not in first:  # as in `simplecache::gs://bucket/file`
       first = str(url)
       chain = ""
-      rest = ""
+      chained = ""
     scheme, _, path = first.rstrip("/").partition("://")
     bucket, _, self._key = ("", "", path) if chain else path.partition("/")
     self._scheme = _ALIASES.get(scheme, scheme)
-    self._chain = chain + rest
+    self._chain = chain + chained
     self._root = (
       f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
     )
@@ -185,10 +185,10 @@ class RemotePath:
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """Return the files below this directory whose names begin with a prefix, with their sizes (None
     if unknown)."""
-    found = self._find(f"{self._key}/{prefix}", "listed")
-    if not found:
+    sizes = self._find(f"{self._key}/{prefix}", "listed")
+    if not sizes:
       _check_bucket(self._root, self._url, "listed")
-    return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
+    return {key[len(self._key) :].lstrip("/"): size for key, size in sizes.items()}
 
   def names(self) -> list[str]:
     """Return the sorted names of the directory's entries; [] if there is no such directory."""
@@ -201,8 +201,8 @@ class RemotePath:
     """Return the sorted addresses of files and directories that match this one, a glob pattern,
     with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
     with _translate_errors(self._url, "listed"):
-      found = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
-    return {str(RemotePath(self._address(key))): about for key, about in found.items()}
+      matches = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
+    return {str(RemotePath(self._address(key))): about for key, about in matches.items()}
 
   def is_dir(self) -> bool:
     # a web server lists nothing

@@ -69,9 +69,9 @@ class ShardFiles(abc.ABC):
     not possible."""
     try:
       return {
-        f"{one}/{name}": size
-        for one in directories
-        for name, size in (self._root / one).sizes().items()
+        f"{directory}/{name}": size
+        for directory in directories
+        for name, size in (self._root / directory).sizes().items()
       }
     except OSError as error:
       raise UserError(f"{self._root}: cannot be listed ({one_line(error)})") from error

@@ -119,9 +119,9 @@ _RIGHTS = {  # on Google's store, replacing an object requires the right to dele
 def error_chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
   """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts
   (`__context__`) too."""
-  seen: set[int] = set()
-  while error is not None and id(error) not in seen:
-    seen.add(id(error))
+  visited: set[int] = set()
+  while error is not None and id(error) not in visited:
+    visited.add(id(error))
     yield error
     error = error.__cause__ or (None if explicit else error.__context__)
 
@@ -240,10 +240,10 @@ def error_message(
     address: the address of the object or directory.
     operation: the operation that failed: `read`, `listed`, `written` or `deleted`.
   """
-  scheme, mark, rest = address.partition("://")
+  scheme, mark, path = address.partition("://")
   text = error_text(error)
   if kind is ErrorKind.NO_BUCKET:
-    return f"{address}: bucket {scheme}{mark}{rest.partition('/')[0]} {kind.value}"
+    return f"{address}: bucket {scheme}{mark}{path.partition('/')[0]} {kind.value}"
   if kind is ErrorKind.DAMAGED:
     return f"{address}: {kind.value} ({text}); copy it again"
   reason = f"{kind.value} ({text})" if kind else text

@@ -42,7 +42,7 @@ _abort_handler = None  # kept, as libc calls it
 # Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value
 # store.
 _agreements = itertools.count()
-_answers = itertools.count()
+_broadcasts = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def initialize(*, timeout_seconds: float = 300) -> None:
   """
   if jax.distributed.is_initialized():
     return
-  job = _job(timeout_seconds)
+  job = _find_job(timeout_seconds)
   if job is None or job.num_processes == 1:
     return
   deadline = time.monotonic() + timeout_seconds
-  host, port = _split(job.address)
+  host, port = _split_address(job.address)
   if job.process_id == 0:
     _gather(port, job.num_processes, deadline, timeout_seconds)
   else:
@@ -94,8 +94,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keep the output of native libraries off our stdout: their threads write in the middle of our
-  lines.
+  """Keep the output of native libraries off stdout: their threads write in the middle of lines.
 
   On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log,
   for example).
@@ -106,9 +105,11 @@ def _keep_stdout_for_python() -> None:
   except (OSError, ValueError):  # a stream without a file, as in a notebook or a test
     return
   sys.stdout.flush()
-  kept = os.dup(1)
+  descriptor = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
-  stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
+  stream = open(
+    descriptor, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1
+  )
   sys.stdout = GuardedStream(stream)
 
 
@@ -135,8 +136,10 @@ def _end_aborts_as_transient() -> None:
 
 
 def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
-  """Check that all processes have the same facts (config hash, code version, …); every process must
-  call it.
+  """Check that all processes have the same facts; every process must call it.
+
+  Args:
+    facts: config hash, code version and so on, by name.
 
   Raises:
     UserError: two processes differ; names the process and the fact.
@@ -154,7 +157,7 @@ def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> N
         f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} "
         "s; see its log"
       )
-      report = json.loads(_read(store, f"{key}/{index}", deadline - time.monotonic(), late))
+      report = json.loads(_wait_for_key(store, f"{key}/{index}", deadline - time.monotonic(), late))
       for name in sorted({*facts, *report}):
         if report.get(name) != facts.get(name):
           raise UserError(
@@ -177,9 +180,12 @@ def key_value_store():
   return distributed.global_state.client
 
 
-def _read(store, key: str, seconds: float, late: str) -> str:
-  """Read a key once another process has set it; raise a TransientError that says `late` after some
-  seconds."""
+def _wait_for_key(store, key: str, seconds: float, late: str) -> str:
+  """Return the value of a key once another process has set it.
+
+  Args:
+    late: the message of the TransientError that is raised after `seconds`.
+  """
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
@@ -194,8 +200,9 @@ def _read(store, key: str, seconds: float, late: str) -> str:
 
 
 def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
-  """Call `make` in process 0 while the others wait, then in these; return its result. All processes
-  must call it.
+  """Call `make` in process 0, then in the waiting others, and return its result.
+
+  All processes must call it.
 
   It is for results that the first call leaves on a shared disk, such as prepared data.
 
@@ -210,9 +217,9 @@ def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400)
   if jax.process_index() == 0:
     outcome = ["failed", "see its log"]
     try:
-      made = make()
+      result = make()
       outcome = ["made", ""]
-      return made
+      return result
     except UserError as error:
       if errors.error_class(error) is UserError:
         outcome = ["refused", one_line(error)]
@@ -222,8 +229,8 @@ def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400)
   began = time.monotonic()
   while True:
     try:
-      outcome, why = json.loads(
-        _read(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet")
+      outcome, reason = json.loads(
+        _wait_for_key(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet")
       )
       break
     except TransientError:
@@ -235,7 +242,7 @@ def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400)
     print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
   if outcome != "made":
     error = UserError if outcome == "refused" else TransientError
-    raise error(f"process 0 could not prepare the data: {why}")
+    raise error(f"process 0 could not prepare the data: {reason}")
   return make()
 
 
@@ -252,7 +259,7 @@ def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 60
     TransientError: process 0 did not answer in time.
   """
   store = key_value_store()
-  key = f"t5x_like/from_first/{next(_answers)}"
+  key = f"t5x_like/from_first/{next(_broadcasts)}"
   if store is None:
     return make()
   if jax.process_index() == 0:
@@ -265,10 +272,10 @@ def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 60
     store.key_value_set(key, json.dumps({"answer": answer}))
     return answer
   late = f"process 0 did not answer within {timeout_seconds:g} s; see its log"
-  found = json.loads(_read(store, key, timeout_seconds, late))
-  if "error" in found:
-    raise getattr(errors, found["error"], RuntimeError)(found["message"])
-  return found["answer"]
+  answer_or_error = json.loads(_wait_for_key(store, key, timeout_seconds, late))
+  if "error" in answer_or_error:
+    raise getattr(errors, answer_or_error["error"], RuntimeError)(answer_or_error["message"])
+  return answer_or_error["answer"]
 
 
 @functools.cache
@@ -282,29 +289,30 @@ def code_version() -> str:
   return digest.hexdigest()[:16]
 
 
-def _job(timeout_seconds: float) -> _Job | None:
-  found = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
-  if found.get("JAX_NUM_PROCESSES") == "1":
+def _find_job(timeout_seconds: float) -> _Job | None:
+  variables = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
+  if variables.get("JAX_NUM_PROCESSES") == "1":
     return None
-  if not found:
-    return _detected_job(timeout_seconds)
-  missing = [name for name in _ENVIRONMENT if name not in found]
+  if not variables:
+    return _detect_job(timeout_seconds)
+  missing = [name for name in _ENVIRONMENT if name not in variables]
   if missing:
     raise UserError(
-      f"environment: {', '.join(found)} set, {', '.join(missing)} missing; set all three, or none"
+      f"environment: {', '.join(variables)} set, {', '.join(missing)} missing; set all three, or "
+      "none"
     )
   for name in _ENVIRONMENT[1:]:
-    if not found[name].isdecimal():
-      raise UserError(f"environment: {name} is {found[name]!r}, expected a whole number")
-  count, index = (int(found[name]) for name in _ENVIRONMENT[1:])
+    if not variables[name].isdecimal():
+      raise UserError(f"environment: {name} is {variables[name]!r}, expected a whole number")
+  count, index = (int(variables[name]) for name in _ENVIRONMENT[1:])
   if not 0 <= index < count:
     raise UserError(
       f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES={count}"
     )
-  return _Job(found["JAX_COORDINATOR_ADDRESS"], count, index)
+  return _Job(variables["JAX_COORDINATOR_ADDRESS"], count, index)
 
 
-def _detected_job(timeout_seconds: float) -> _Job | None:
+def _detect_job(timeout_seconds: float) -> _Job | None:
   from jax._src import clusters  # the detection has no public API
 
   try:
@@ -320,7 +328,7 @@ def _detected_job(timeout_seconds: float) -> _Job | None:
   return None if None in detected[:3] else _Job(*detected)
 
 
-def _split(address: str) -> tuple[str, int]:
+def _split_address(address: str) -> tuple[str, int]:
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 65536:
     raise UserError(

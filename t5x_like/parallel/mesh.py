@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -38,28 +39,27 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
         "the remaining devices"
       )
   shape = [sizes.get(axis, 1) for axis in AXES]
-  free = [axis for axis, n in zip(AXES, shape) if n == -1]
-  if len(free) > 1 or any(n < 1 and n != -1 for n in shape):
+  open_axes = [axis for axis, n in zip(AXES, shape) if n == -1]
+  if len(open_axes) > 1 or any(n < 1 and n != -1 for n in shape):
     raise UserError(f"mesh: sizes must be positive, with at most one -1; found {dict(sizes)}")
-  fixed = math.prod(n for n in shape if n != -1)
-  if free:
-    if len(devices) % fixed:
+  num_fixed = math.prod(n for n in shape if n != -1)
+  if open_axes:
+    if len(devices) % num_fixed:
       raise UserError(
-        f"mesh: {dict(sizes)} needs a multiple of {fixed} devices for mesh.{free[0]}=-1, found "
-        f"{len(devices)}"
+        f"mesh: {dict(sizes)} needs a multiple of {num_fixed} devices for "
+        f"mesh.{open_axes[0]}=-1, found {len(devices)}"
       )
-    shape = [len(devices) // fixed if n == -1 else n for n in shape]
-  elif fixed != len(devices):
+    shape = [len(devices) // num_fixed if n == -1 else n for n in shape]
+  elif num_fixed != len(devices):
     raise UserError(
-      f"mesh: {dict(sizes)} multiplies to {fixed} devices, found {len(devices)}; set one axis to "
-      "-1 to use all of them"
+      f"mesh: {dict(sizes)} multiplies to {num_fixed} devices, found {len(devices)}; set one "
+      "axis to -1 to use all of them"
     )
   return Mesh(_arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
-  """Arrange devices so that physical neighbours are neighbours in the mesh, with slices along
-  `replica`."""
+  """Arrange devices so that physical neighbours are neighbours, with slices along `replica`."""
   from jax.experimental import mesh_utils
 
   slices = len({getattr(d, "slice_index", 0) for d in devices})
@@ -78,37 +78,47 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
 
 
 def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
-  """Return the stages of a reduce-scatter over a mesh axis, each as groups of indices along it
-  (`axis_index_groups`).
+  """Return the stages of a reduce-scatter over a mesh axis, each as `axis_index_groups`.
 
   An axis that runs through several dimensions of a TPU's torus has one stage for each, the slowest
   first. In a single stage, the TPU compiler would all-reduce, which moves twice as much. Elsewhere:
   [None], all indices at once.
   """
-  line = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0).reshape(mesh.shape[axis], -1)[
-    :, 0
-  ]
-  coords = [getattr(device, "coords", None) for device in line]
+  axis_first = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
+  devices_on_axis = axis_first.reshape(mesh.shape[axis], -1)[:, 0]
+  coords = [getattr(device, "coords", None) for device in devices_on_axis]
   lengths = []
   step = 1
-  while step < len(line) and None not in coords:
-    along = coords[::step]
-    moved = [{i for i, (a, b) in enumerate(zip(along[0], other)) if a != b} for other in along[1:]]
-    length = next((n for n, dims in enumerate(moved, 1) if dims != moved[0]), len(along))
-    if len(along) % length or length == 1:
+  while step < len(devices_on_axis) and None not in coords:
+    coords_at_step = coords[::step]
+    changed_dims = [_changed_dims(coords_at_step[0], coord) for coord in coords_at_step[1:]]
+    length = len(coords_at_step)
+    for number, dims in enumerate(changed_dims, 1):
+      if dims != changed_dims[0]:
+        length = number
+        break
+    if len(coords_at_step) % length or length == 1:
       return [None]
     lengths.insert(0, length)
     step *= length
   lengths = functools.reduce(_without_odd, lengths, [])
   if len(lengths) < 2:
     return [None]
-  places = np.arange(len(line)).reshape(lengths)
-  return [
-    np.moveaxis(places, i, -1).reshape(-1, length).tolist() for i, length in enumerate(lengths)
-  ]
+  indices = np.arange(len(devices_on_axis)).reshape(lengths)
+  stages = []
+  for dim, length in enumerate(lengths):
+    stages.append(np.moveaxis(indices, dim, -1).reshape(-1, length).tolist())
+  return stages
+
+
+def _changed_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[int]:
+  """Return the dimensions of the torus in which two devices differ."""
+  pairs = zip(coords, other_coords)
+  return {dim for dim, (coord, other_coord) in enumerate(pairs) if coord != other_coord}
 
 
 def _without_odd(lengths: list[int], length: int) -> list[int]:
+  """Append a length, joined with the last one if either is odd."""
   if lengths and (length % 2 or lengths[-1] % 2):
     return [*lengths[:-1], lengths[-1] * length]
   return [*lengths, length]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,25 +66,16 @@ class Rules:
   def make(
     cls, mesh: Mesh, changes: Mapping[str, str | tuple[str, ...] | None] | None = None
   ) -> "Rules":
-    """Apply a recipe's changes to the default rules; a value is one or several mesh axes, or None
-    for not split."""
+    """Apply a recipe's changes to the default rules.
+
+    Args:
+      changes: by logical axis, one or several mesh axes, or None for not split.
+    """
+    changes = changes or {}
     table = dict(DEFAULT)
-    for name, axes in (changes or {}).items():
-      if name not in DEFAULT:
-        raise UserError(f"rules.{name}: unknown logical axis{did_you_mean(name, DEFAULT)}")
-      if not isinstance(axes, str | list | tuple | None):
-        raise UserError(
-          f"rules.{name}: found {axes!r}, expected a mesh axis, a list of them, or "
-          "None for not split"
-        )
-      axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-      for axis in axes:
-        if axis not in mesh.shape:
-          raise UserError(
-            f"rules.{name}: unknown mesh axis {axis!r}{did_you_mean(axis, mesh.shape)}"
-          )
-      table[name] = axes
-    if "optimizer_embed" not in (changes or {}):
+    for name, axes in changes.items():
+      table[name] = _check_rule(name, axes, mesh)
+    if "optimizer_embed" not in changes:
       table["optimizer_embed"] = table["embed"]
     used = {axis for axes in table.values() for axis in axes}
     for axis, size in mesh.shape.items():
@@ -109,16 +101,15 @@ class Rules:
     that does.
     """
     used: set[str] = set()
-    parts = {}
+    parts: list[Any] = [None] * len(axes)
     for i in sorted(range(len(axes)), key=lambda i: axes[i] != first):
-      split = (
-        tuple(a for a in self.table[axes[i]] if self.mesh.shape[a] > 1 and a not in used)
-        if axes[i]
-        else ()
-      )
-      used.update(split)
-      parts[i] = split if len(split) > 1 else split[0] if split else None
-    return PartitionSpec(*(parts[i] for i in range(len(axes))))
+      if not axes[i]:
+        continue
+      mesh_axes = tuple(axis for axis in self.axes(axes[i]) if axis not in used)
+      used.update(mesh_axes)
+      if mesh_axes:
+        parts[i] = mesh_axes if len(mesh_axes) > 1 else mesh_axes[0]
+    return PartitionSpec(*parts)
 
   def sharding(self, axes: tuple[str | None, ...], first: str | None = None) -> NamedSharding:
     return NamedSharding(self.mesh, self.spec(axes, first))
@@ -141,16 +132,20 @@ class Rules:
     return self.sharding(("batch",))
 
   def check_batch(self, batch_size: int, parts: int, key: str = "batch_size") -> None:
-    """Check that a batch divides over the mesh and into `parts` accumulation steps; raise UserError
-    naming `key`."""
+    """Check that a batch divides over the mesh and into accumulation steps.
+
+    Args:
+      parts: the number of accumulation steps.
+      key: the key of the batch size, for the message.
+    Raises:
+      UserError: it does not divide.
+    """
     ways = self.ways("batch")
     if batch_size % (ways * parts):
-      over = "x".join(f"{axis}={self.mesh.shape[axis]}" for axis in self.axes("batch")) or (
-        "1 device"
-      )
+      mesh_axes = "x".join(f"{axis}={self.mesh.shape[axis]}" for axis in self.axes("batch"))
       raise UserError(
         f"config.{key}: found {batch_size}, expected a multiple of {ways * parts}: it is split "
-        f"over {over} ({ways} ways) and into {parts} accumulation steps"
+        f"over {mesh_axes or '1 device'} ({ways} ways) and into {parts} accumulation steps"
       )
 
   def optimizer_axes(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -172,13 +167,15 @@ class Rules:
 
   def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
     for axis, size, unit, part in zip(axes, p.shape, p.unit, self.spec(axes)):
-      over = _tuple(part)
-      ways = math.prod(self.mesh.shape[a] for a in over)
-      if (size // unit) % ways:
-        held = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
+      mesh_axes = _as_tuple(part)
+      ways = math.prod(self.mesh.shape[mesh_axis] for mesh_axis in mesh_axes)
+      units = size // unit
+      if units % ways:
+        width = f" of width {unit}" if unit > 1 else ""
         raise UserError(
-          f"{name}: axis {axis!r} holds {held}, which rule {axis}->{'+'.join(over)} cannot cut "
-          f"into {ways} equal parts; change the mesh or set rules.{axis}=None"
+          f"{name}: axis {axis!r} holds {units} {axis}{width}, which rule "
+          f"{axis}->{'+'.join(mesh_axes)} cannot cut into {ways} equal parts; change the mesh or "
+          f"set rules.{axis}=None"
         )
 
   @contextlib.contextmanager
@@ -195,21 +192,23 @@ class Rules:
     self, x: jax.Array, axes: tuple[str | None, ...], first: str | None = None
   ) -> jax.Array:
     uneven = self._uneven([(x, axes)])
-    return jax.lax.with_sharding_constraint(
-      x, self.sharding(tuple(None if a in uneven else a for a in axes), first)
-    )
+    sharding = self.sharding(_without(axes, uneven), first)
+    return jax.lax.with_sharding_constraint(x, sharding)
 
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array:
     leaves, treedef = jax.tree.flatten(arguments)
-    names = [a for a, tree in zip(axes, arguments, strict=True) for _ in jax.tree.leaves(tree)]
-    names = [
-      tuple(a if n > 1 else None for a, n in zip(axes, x.shape)) for x, axes in zip(leaves, names)
-    ]
-    uneven = self._uneven(zip(leaves, names))
-    led = tuple(None if a in uneven else a for a in names[0])
+    leaf_axes = []
+    for argument_axes, argument in zip(axes, arguments, strict=True):
+      for leaf in jax.tree.leaves(argument):
+        # an axis of length 1 is not split
+        split = [axis if size > 1 else None for axis, size in zip(argument_axes, leaf.shape)]
+        leaf_axes.append(tuple(split))
+    uneven = self._uneven(zip(leaves, leaf_axes))
     # all follow the first argument
-    parts = dict(zip(led, self.spec(led))) | dict.fromkeys((None, *uneven))
-    specs = tuple(PartitionSpec(*(parts[a] for a in axes)) for axes in names)
+    first_axes = _without(leaf_axes[0], uneven)
+    parts = dict(zip(first_axes, self.spec(first_axes)))
+    parts |= dict.fromkeys((None, *uneven))
+    specs = tuple(PartitionSpec(*(parts[axis] for axis in axes)) for axes in leaf_axes)
     local = jax.shard_map(
       lambda *leaves: function(*treedef.unflatten(leaves)),
       mesh=self.mesh,
@@ -223,11 +222,11 @@ class Rules:
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
   ) -> jax.Array:
     x = self.constrain(x, before, first=before[-1])
-    rows, *_, moved = (_tuple(part) for part in self.spec(before, before[-1]))
-    all_rows, *_, rest = (_tuple(part) for part in self.spec(after))
+    rows, *_, exchanged_axes = (_as_tuple(part) for part in self.spec(before, before[-1]))
+    all_rows, *_, last_axes = (_as_tuple(part) for part in self.spec(after))
     even = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
-    groups = exchange_stages(self.mesh, *moved) if len(moved) == 1 else [None]
-    if len(groups) == 1 or not even or rest or all_rows != (*rows, *moved):
+    groups = exchange_stages(self.mesh, *exchanged_axes) if len(exchanged_axes) == 1 else [None]
+    if len(groups) == 1 or not even or last_axes or all_rows != (*rows, *exchanged_axes):
       return self.constrain(x, after)
 
     # In one stage, the TPU compiler would plan a route for every pair of devices, which dominates
@@ -236,16 +235,16 @@ class Rules:
       lengths = [len(group[0]) for group in groups]
       x = x.reshape(*lengths, -1, *x.shape[1:])
       for i, group in enumerate(groups):
-        x = jax.lax.all_to_all(x, *moved, i, i, axis_index_groups=group)
+        x = jax.lax.all_to_all(x, *exchanged_axes, i, i, axis_index_groups=group)
       x = jnp.moveaxis(x.reshape(-1, *x.shape[len(lengths) :]), 0, -2)
       return x.reshape(*x.shape[:-2], -1)
 
-    whole = [None] * (x.ndim - 2)
+    middle = [None] * (x.ndim - 2)
     return jax.shard_map(
       local,
       mesh=self.mesh,
-      in_specs=PartitionSpec(rows or None, *whole, moved),
-      out_specs=PartitionSpec(all_rows, *whole, None),
+      in_specs=PartitionSpec(rows or None, *middle, exchanged_axes),
+      out_specs=PartitionSpec(all_rows, *middle, None),
       axis_names=set(all_rows),
       check_vma=False,
     )(x)
@@ -253,12 +252,19 @@ class Rules:
   def gather(
     self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
-    over = {axis for part in self._token_parts(tokens) for axis in part}
-    parts = [tuple(a for a in _tuple(part) if a not in over) for part in self.spec(axes)]
-    return jax.lax.with_sharding_constraint(kernel, NamedSharding(self.mesh, PartitionSpec(*parts)))
+    token_axes = {axis for part in self._token_parts(tokens) for axis in part}
+    parts = []
+    for part in self.spec(axes):
+      parts.append(tuple(axis for axis in _as_tuple(part) if axis not in token_axes))
+    sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
+    return jax.lax.with_sharding_constraint(kernel, sharding)
 
   def _token_parts(self, tokens: tuple[str | None, ...]) -> list[tuple[str, ...]]:
-    return [_tuple(part) if name in TOKENS else () for name, part in zip(tokens, self.spec(tokens))]
+    """Return the mesh axes of each axis of tokens; none for other axes."""
+    parts = []
+    for name, part in zip(tokens, self.spec(tokens)):
+      parts.append(_as_tuple(part) if name in TOKENS else ())
+    return parts
 
   def reduce_scatter(
     self,
@@ -270,15 +276,15 @@ class Rules:
   ) -> jax.Array:
     # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it
     # afterwards.
-    even = tuple(
+    even_tokens = tuple(
       a if a is None or size % self.ways(a) == 0 else None for a, size in zip(tokens, x.shape)
     )
-    inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
-    summed = {axis for part in inputs for axis in _tuple(part)}
+    inputs = PartitionSpec(*(part or None for part in self._token_parts(even_tokens)))
+    summed = {axis for part in inputs for axis in _as_tuple(part)}
     axes = self.optimizer_axes(axes)
-    whole = [_tuple(part) for part in self.spec(axes)]
+    whole = [_as_tuple(part) for part in self.spec(axes)]
     parts = [tuple(axis for axis in part if axis in summed) for part in whole]
-    rest = tuple(sorted(summed - {axis for part in parts for axis in part}))
+    summed_only = tuple(sorted(summed - {axis for part in parts for axis in part}))
     if not any(parts):
       return self.constrain(contract(x, g), axes)
 
@@ -291,8 +297,8 @@ class Rules:
     parted = [math.prod(self.mesh.shape[axis] for axis in o) for o in own]
     if len(sizes) != len(own) or any(n % p for n, p in zip(sizes, parted)):
       own = [()] * len(own)
-    led = dict(zip(shared, own))
-    inputs = [led.get(i, part) for i, part in enumerate(inputs)]
+    shared_parts = dict(zip(shared, own))
+    inputs = [shared_parts.get(i, part) for i, part in enumerate(inputs)]
     end = len(shared) + x.ndim - len(tokens)
     of_x = own[len(shared) : end]
     of_g = own[end:]
@@ -310,7 +316,7 @@ class Rules:
             y = jax.lax.psum_scatter(
               y, axis, scatter_dimension=i, tiled=True, axis_index_groups=groups
             )
-      return jax.lax.psum(y, rest) if rest else y
+      return jax.lax.psum(y, summed_only) if summed_only else y
 
     scatter = jax.shard_map(
       local,
@@ -326,14 +332,40 @@ class Rules:
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """Return the logical axes that do not divide and are left whole; record them in `dropped`."""
-    found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.ways(a)}
-    self.dropped.update(
-      f"{a} of {n} over {'+'.join(self.table[a])}={self.ways(a)}" for a, n in found.items()
+    uneven_sizes = {}
+    for x, axes in named:
+      for axis, size in zip(axes, x.shape):
+        if axis and size % self.ways(axis):
+          uneven_sizes[axis] = size
+    for axis, size in uneven_sizes.items():
+      rule = "+".join(self.table[axis])
+      self.dropped.add(f"{axis} of {size} over {rule}={self.ways(axis)}")
+    return set(uneven_sizes)
+
+
+def _check_rule(name: str, axes: Any, mesh: Mesh) -> tuple[str, ...]:
+  """Return the mesh axes of a recipe's rule; raise UserError for an unknown name."""
+  if name not in DEFAULT:
+    raise UserError(f"rules.{name}: unknown logical axis{did_you_mean(name, DEFAULT)}")
+  if not isinstance(axes, str | list | tuple | None):
+    raise UserError(
+      f"rules.{name}: found {axes!r}, expected a mesh axis, a list of them, or None for not split"
     )
-    return set(found)
+  if axes is None:
+    return ()
+  mesh_axes = (axes,) if isinstance(axes, str) else tuple(axes)
+  for axis in mesh_axes:
+    if axis not in mesh.shape:
+      raise UserError(f"rules.{name}: unknown mesh axis {axis!r}{did_you_mean(axis, mesh.shape)}")
+  return mesh_axes
 
 
-def _tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _without(axes: tuple[str | None, ...], names: set[str]) -> tuple[str | None, ...]:
+  """Return axes with None in place of some names."""
+  return tuple(None if axis in names else axis for axis in axes)
+
+
+def _as_tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (part,) if isinstance(part, str) else part or ()
 
 
@@ -343,20 +375,23 @@ def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
   They need not be contiguous: on a TPU slice, the devices of a host are a block of the torus, and a
   mesh axis that runs through several hosts enters the block repeatedly.
   """
-  held = sharding.addressable_devices_indices_map((batch_size,)).values()
-  return _union(batch_size, held)
+  indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+  return _row_numbers(batch_size, indices)
 
 
 def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.ndarray]:
   """Return `local_rows` of every process of the mesh."""
-  held: dict[int, list] = {}
+  indices_by_process: dict[int, list] = {}
   for device, index in sharding.devices_indices_map((batch_size,)).items():
-    held.setdefault(device.process_index, []).append(index)
-  return {process: _union(batch_size, indices) for process, indices in sorted(held.items())}
+    indices_by_process.setdefault(device.process_index, []).append(index)
+  return {
+    process: _row_numbers(batch_size, indices)
+    for process, indices in sorted(indices_by_process.items())
+  }
 
 
-def _union(batch_size: int, held: Iterable[tuple[slice, ...]]) -> np.ndarray:
-  return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in held]))
+def _row_numbers(batch_size: int, indices: Iterable[tuple[slice, ...]]) -> np.ndarray:
+  return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in indices]))
 
 
 def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: int):
@@ -368,7 +403,7 @@ def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: 
   if jax.process_count() == 1:
     return jax.device_put(x, sharding)
 
-  def made(x: np.ndarray) -> jax.Array:
+  def build_array(x: np.ndarray) -> jax.Array:
     def shard(index: tuple[slice, ...]) -> np.ndarray:
       start, stop, _ = index[0].indices(batch_size)
       first = np.searchsorted(rows_R, start)
@@ -376,7 +411,7 @@ def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: 
 
     return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
 
-  return jax.tree.map(made, x)
+  return jax.tree.map(build_array, x)
 
 
 def fetch(x: jax.Array) -> np.ndarray:

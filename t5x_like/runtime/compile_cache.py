@@ -1,11 +1,10 @@
 """A cache of compiled programs on disk, so that a restarted run does not compile again.
 
-jax keys an entry by the program, the versions and the flags. On CPU an entry is machine \\
-    code for the features of one processor, so entries lie in a directory of their own per set of features. An
-entry is written in place, with a
-checksum: machine code with a flipped bit would compute something else, or crash. The next start
-  removes entries that a kill cut short or a disk damaged, since jax would warn of them at every
-  start and never replace them.
+jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for
+the features of one processor, so entries lie in a directory of their own per set of features. An
+entry is written in place, with a checksum: machine code with a flipped bit would compute something
+else, or crash. The next start removes entries that a kill cut short or a disk damaged, since jax
+would warn of them at every start and never replace them.
 
 A program that is read is run. The programs in a workdir, or in a cache that others may write, are
 therefore read only if this user wrote them: part of the directory's name depends on the directory's
@@ -31,8 +30,8 @@ from t5x_like.errors import one_line
 from t5x_like.parallel import distributed
 
 _HIT = "/jax/compilation_cache/cache_hits"
-_LEAST_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
-_MOST_BYTES = 20 * 10**9  # of all programs in a directory
+_MIN_COMPILE_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
+_MAX_BYTES = 20 * 10**9  # of all programs in a directory
 _hits = 0
 
 
@@ -55,14 +54,14 @@ def enable(workdir: str) -> str:
         "may wait for each other"
       )
     try:
-      path = _place(workdir)
+      path = _directory(workdir)
     except (OSError, RuntimeError) as error:
       return (
         f"compiled programs are not kept: {one_line(error)}; set T5X_LIKE_CACHE to a "
         "directory of yours"
       )
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
   _count_hits()
   _write_checksums()
@@ -72,14 +71,12 @@ def enable(workdir: str) -> str:
   removed = _remove_damaged(path) if jax.process_index() == 0 else 0
   trimmed = _trim(path) if jax.process_index() == 0 else 0
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
-  told = f"; {removed} that were damaged are removed" if removed else ""
-  told += (
-    f"; the oldest {trimmed} are removed, for at most {_MOST_BYTES / 1e9:,.0f} GB"
-    if trimmed
-    else ""
+  notes = f"; {removed} that were damaged are removed" if removed else ""
+  notes += (
+    f"; the oldest {trimmed} are removed, for at most {_MAX_BYTES / 1e9:,.0f} GB" if trimmed else ""
   )
   return (
-    f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{told}"
+    f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{notes}"
   )
 
 
@@ -99,7 +96,7 @@ def measure_once(name: str, measure: Callable[[], float]) -> float:
   return value
 
 
-def _place(workdir: str) -> pathlib.Path:
+def _directory(workdir: str) -> pathlib.Path:
   """Return the directory of this machine's programs.
 
   Raises:
@@ -115,10 +112,10 @@ def _place(workdir: str) -> pathlib.Path:
     return pathlib.Path.home() / ".cache" / "t5x_like" / "compiled" / _machine()
   else:
     local = pathlib.Path(workdir).absolute()
-  own = distributed.broadcast_from_first(
+  secret_part = distributed.broadcast_from_first(
     lambda: hmac.new(trust.load_secret(), os.fsencode(local), "sha256").hexdigest()[:16]
   )
-  return local / "compiled" / f"{_machine()}-{own}"
+  return local / "compiled" / f"{_machine()}-{secret_part}"
 
 
 def _is_private(directory: pathlib.Path) -> bool:
@@ -181,7 +178,7 @@ def _remove_damaged(path: pathlib.Path) -> int:
   with contextlib.suppress(OSError):
     path.mkdir(parents=True, exist_ok=True)
     for entry in path.glob("*-cache"):
-      if not _whole(entry):
+      if not _is_intact(entry):
         entry.unlink()
         removed += 1
   return removed
@@ -195,13 +192,13 @@ def _trim(path: pathlib.Path) -> int:
     entries = {entry: entry.stat() for entry in path.glob("*-cache")}
     for entry in sorted(entries, key=lambda entry: entries[entry].st_mtime, reverse=True):
       size += entries[entry].st_size
-      if size > _MOST_BYTES:
+      if size > _MAX_BYTES:
         entry.unlink()
         removed += 1
   return removed
 
 
-def _whole(entry: pathlib.Path) -> bool:
+def _is_intact(entry: pathlib.Path) -> bool:
   from jax._src import compilation_cache  # zstandard or zlib, whichever is installed
 
   try:

@@ -15,7 +15,7 @@ _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
 # `mallopt` takes an int
 _NO_LIMIT = -1
-_MOST = 2**31 - 1
+_MAX_INT = 2**31 - 1
 _SPARE = 2**26  # the other memory that comes and goes with a step
 _largest = 0
 
@@ -41,8 +41,9 @@ def keep_freed_memory(temporaries: int) -> bool:
     return False
   _largest = max(_largest, temporaries)
   # above this, glibc returns all of the free memory at the end of its heap
-  most = 2 * _largest + _SPARE
+  trim_threshold = 2 * _largest + _SPARE
   mallopt = ctypes.CDLL(None).mallopt
   return bool(
-    mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, most if most <= _MOST else _NO_LIMIT)
+    mallopt(_MMAP_MAX, 0)
+    and mallopt(_TRIM_THRESHOLD, trim_threshold if trim_threshold <= _MAX_INT else _NO_LIMIT)
   )

@@ -1,5 +1,4 @@
-"""A process: its set-up before it uses a device, its machine and versions, and output by the first
-of several."""
+"""Set up a process before it uses a device, describe its machine, and print in the first one."""
 
 import functools
 import importlib.util
@@ -70,16 +69,16 @@ def _skip_tpus_that_are_not_there() -> None:
   """Choose the CPU if libtpu is installed without a TPU, as for plans: jax would look for one for
   seconds, and warn."""
   chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
-  others = [
+  gpu_plugins = [
     name
     for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")
-    if _installed(name)
+    if _is_installed(name)
   ]
-  if jax.config.jax_platforms is None and _installed("libtpu") and not chips and not others:
+  if jax.config.jax_platforms is None and _is_installed("libtpu") and not chips and not gpu_plugins:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
   return importlib.util.find_spec(module) is not None
 
 
@@ -106,7 +105,7 @@ def describe_environment() -> dict[str, Any]:
   """Return a flat dict of strings and numbers; it initialises jax's devices, so call
   `distributed.initialize` first."""
   devices = jax.devices()
-  found = {
+  environment = {
     "devices": len(devices),
     "device_kind": devices[0].device_kind,
     "platform": devices[0].platform,
@@ -117,7 +116,7 @@ def describe_environment() -> dict[str, Any]:
     "operating_system": f"{platform.system()} {platform.release()}",
     "code_version": distributed.code_version(),
   }
-  return found | package_versions()
+  return environment | package_versions()
 
 
 @functools.cache

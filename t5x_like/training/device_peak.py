@@ -10,13 +10,33 @@ from t5x_like.runtime import compile_cache, process
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of
 # `device_kind`.
 _PEAK = {
-  "TPU v2": 22.5e12, "TPU v3": 61.5e12,  # a device is one of two cores of a chip
-  "TPU v4 lite": 138e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-  "TPU v6 lite": 918e12, "TPU v6e": 918e12, "TPU7x": 1153.5e12, "NVIDIA H200 NVL": 835e12, "NVIDIA H100 NVL": 835e12,
-  "NVIDIA B200": 2250e12, "NVIDIA H200": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100": 989e12,
-  "NVIDIA GH200": 989e12, "NVIDIA A100": 312e12, "NVIDIA L40S": 362e12, "NVIDIA L40": 181e12, "NVIDIA L4": 121e12,
-  "NVIDIA A10G": 70e12, "NVIDIA A10": 125e12, "Tesla V100": 125e12, "Tesla T4": 65e12,
-}  # fmt: skip
+  # of a TPU v2 or v3, a device is one of two cores of a chip
+  "TPU v2": 22.5e12,
+  "TPU v3": 61.5e12,
+  "TPU v4 lite": 138e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  "TPU7x": 1153.5e12,
+  "NVIDIA H200 NVL": 835e12,
+  "NVIDIA H100 NVL": 835e12,
+  "NVIDIA B200": 2250e12,
+  "NVIDIA H200": 989e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA GH200": 989e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA L40S": 362e12,
+  "NVIDIA L40": 181e12,
+  "NVIDIA L4": 121e12,
+  "NVIDIA A10G": 70e12,
+  "NVIDIA A10": 125e12,
+  "Tesla V100": 125e12,
+  "Tesla T4": 65e12,
+}
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:

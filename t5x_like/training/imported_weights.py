@@ -34,8 +34,8 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
       )
     )
     raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {where} holds {model_name!r}; use a recipe "
-      "of that family"
+      f"config.model.name: found {config.model.name!r}, but {where} holds {model_name!r}; use a "
+      "recipe of that family"
     )
   variant_fields = json.loads(json.dumps(dataclasses.asdict(variant)))
   has_vocabulary = hasattr(variant, "vocab_size")
@@ -71,8 +71,8 @@ def check_parameters(
   for name in sorted({*published_model, *recipe_model}):
     if published_model.get(name) != recipe_model.get(name):
       raise UserError(
-        f"{recipe}: parameter {name} has shape {recipe_model.get(name)}, expected {published_model.get(name)} as "
-        f"in {where}"
+        f"{recipe}: parameter {name} has shape {recipe_model.get(name)}, expected "
+        f"{published_model.get(name)} as in {where}"
       )
 
 

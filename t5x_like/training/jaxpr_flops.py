@@ -17,37 +17,41 @@ def forward_flops(function: Callable, *args) -> float:
 
 
 def count_jaxpr(jaxpr: core.Jaxpr, halved: bool = False) -> float:
+  """Count the FLOPs of the equations of a jaxpr; see `count_equation`."""
   return sum(count_equation(equation, halved) for equation in jaxpr.eqns)
 
 
 def count_equation(equation, halved: bool) -> float:
   """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
-  if not halved and CAUSAL_SCOPE in str(equation.source_info.name_stack):
+  scopes = str(equation.source_info.name_stack)
+  if not halved and CAUSAL_SCOPE in scopes:
     return 0.5 * count_equation(equation, True)
   name = equation.primitive.name
-  params = equation.params
+  parameters = equation.params
   # ragged: every row is multiplied by its group's matrix
   if name in ("dot_general", "ragged_dot_general"):
-    ragged = params.get("ragged_dot_dimension_numbers")
-    (lhs_contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
-    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
-    return (
-      2.0
-      * math.prod(equation.outvars[0].aval.shape)
-      * contracted
-      * _counted_share(str(equation.source_info.name_stack))
-    )
+    return _matrix_product_flops(equation) * _counted_share(scopes)
   if name == "conv_general_dilated":
     kernel = equation.invars[1].aval
-    out_features = params["dimension_numbers"].rhs_spec[0]
+    out_features = parameters["dimension_numbers"].rhs_spec[0]
     # already divided by feature groups
     window = math.prod(kernel.shape) / kernel.shape[out_features]
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":
-    return max(count_jaxpr(branch.jaxpr, halved) for branch in params["branches"])
-  return (params["length"] if name == "scan" else 1) * sum(
-    count_jaxpr(jaxpr, halved) for jaxpr in inner_jaxprs(params)
-  )
+    return max(count_jaxpr(branch.jaxpr, halved) for branch in parameters["branches"])
+  repeats = parameters["length"] if name == "scan" else 1
+  return repeats * sum(count_jaxpr(jaxpr, halved) for jaxpr in inner_jaxprs(parameters))
+
+
+def _matrix_product_flops(equation) -> float:
+  dimension_numbers = equation.params.get("dimension_numbers")
+  ragged = equation.params.get("ragged_dot_dimension_numbers")
+  if ragged:
+    dimension_numbers = ragged.dot_dimension_numbers
+  (lhs_contracted, _), _ = dimension_numbers
+  lhs_shape = equation.invars[0].aval.shape
+  contracted = math.prod(lhs_shape[axis] for axis in lhs_contracted)
+  return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
 
 
 def _counted_share(scopes: str) -> float:

@@ -55,11 +55,15 @@ class Decay:
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
   def mask(self, params: Named) -> dict[str, bool]:
-    vectors, tables = (
-      self.undecayed in kinds for kinds in (("vectors", "tables"), ("tables", "embeddings"))
-    )
-    bare = {n for n, p in params.items() if p.ndim < 2 or _BIAS.search(n)} if vectors else set()
-    return {n: n not in bare and not (tables and _TABLE.search(n)) for n in params}
+    """Return whether each parameter decays."""
+    keeps_vectors = self.undecayed in ("vectors", "tables")
+    keeps_tables = self.undecayed in ("tables", "embeddings")
+    decays = {}
+    for name, p in params.items():
+      is_vector = p.ndim < 2 or bool(_BIAS.search(name))
+      is_table = bool(_TABLE.search(name))
+      decays[name] = not (keeps_vectors and is_vector) and not (keeps_tables and is_table)
+    return decays
 
   def transformation(self) -> optax.GradientTransformation:
     return optax.add_decayed_weights(self.weight_decay, self.mask)
@@ -148,10 +152,11 @@ def update_layerwise(
     return split
 
   def init(params: Named):
-    return {
-      g: optimizer.init(p) if g == "whole" else jax.vmap(optimizer.init)(p)
-      for g, p in groups(params).items()
-    }
+    state = {}
+    for group, group_params in groups(params).items():
+      group_init = optimizer.init if group == "whole" else jax.vmap(optimizer.init)
+      state[group] = group_init(group_params)
+    return state
 
   def update(grads: Named, state, params: Named, *, step, **_):
     params_of = groups(params)
@@ -239,10 +244,8 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
   """Yield (name, whether it belongs to one parameter, leaf), in the order of `jax.tree.leaves`."""
   if hasattr(node, "_fields"):
     for field in node._fields:
-      wraps = field in _WRAPPED
-      yield from _walk(
-        getattr(node, field), name if wraps else f"{_owner_name(type(node).__name__)}/{field}"
-      )
+      field_name = f"{_owner_name(type(node).__name__)}/{field}"
+      yield from _walk(getattr(node, field), name if field in _WRAPPED else field_name)
   elif isinstance(node, tuple | list):
     for item in node:
       yield from _walk(item, name)
@@ -267,11 +270,8 @@ def _first_copy(copies):
   if not copies.ndim:
     return copies
   sharding = copies.sharding
-  sharding = (
-    NamedSharding(sharding.mesh, PartitionSpec())
-    if isinstance(sharding, NamedSharding)
-    else sharding
-  )
+  if isinstance(sharding, NamedSharding):
+    sharding = NamedSharding(sharding.mesh, PartitionSpec())
   if isinstance(copies, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct((), copies.dtype, sharding=sharding)
   return jax.jit(lambda x: x.reshape(-1)[0], out_shardings=sharding)(copies)

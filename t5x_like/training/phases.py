@@ -104,13 +104,13 @@ def check_past_phases(saved: dict[str, Any], config: ConfigDict, step: int, work
 
 def _past_phases(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
   """Return name, end and batch size of each phase that begins before a step."""
-  past = []
+  stretches = []
   start = 0
   for name, until, _, batch_size in config_lib.phases_in_order(config):
-    if start < step or not past:
-      past.append((name, min(until, step), batch_size))
+    if start < step or not stretches:
+      stretches.append((name, min(until, step), batch_size))
     start = min(until, step)
-  return past
+  return stretches
 
 
 def _describe_phase(phase: tuple[str, int, int] | None) -> str:

@@ -32,8 +32,8 @@ def compute_twice(
   differing = [name for name in fingerprints_found if fingerprints_found[name] != expected[name]]
   if differing:
     raise TransientError(
-      f"step {number} was computed twice, and {differing[0]} ({len(differing)} of {len(fingerprints_found)} tensors) "
-      "came out differently: a device computes wrongly; nothing of it is saved; test the devices, "
-      "then run the same command again"
+      f"step {number} was computed twice, and {differing[0]} ({len(differing)} of "
+      f"{len(fingerprints_found)} tensors) came out differently: a device computes wrongly; nothing "
+      "of it is saved; test the devices, then run the same command again"
     )
   return state, metrics

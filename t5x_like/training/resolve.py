@@ -90,7 +90,8 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     )
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
     entries = {
-      name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()
+      name: slot.complete(f"config.{key}.{name}", entry, name)
+      for name, entry in config[key].items()
     }
     resolved[key] = ConfigDict(slots.to_json(entries))
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolve(resolved)

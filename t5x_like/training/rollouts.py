@@ -79,7 +79,7 @@ class RolloutStep:
     tokens_BKN = fetch(batch["decoder_target_tokens"])[scored_rows][..., -N:]
     texts = rewards.decode_completions(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
     fields = rewards.unpack_fields(fetch(batch["fields"])[scored_rows])
-    examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
+    examples = [example_fields for example_fields in fields for _ in range(tokens_BKN.shape[1])]
     rewards_BK = rewards.reward_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
     return batch | {
       "rewards": from_local_rows(
@@ -177,9 +177,9 @@ def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
   num_minibatches = parts.objective.minibatches
   if config.batch_size % (num_minibatches * ways):
     raise UserError(
-      f"config.objective.minibatches: found {num_minibatches}, but {config.batch_size} prompts do not "
-      f"divide into {num_minibatches} minibatches of a multiple of {ways} (devices times accumulation "
-      "steps); change it or --config.batch_size"
+      f"config.objective.minibatches: found {num_minibatches}, but {config.batch_size} prompts "
+      f"do not divide into {num_minibatches} minibatches of a multiple of {ways} (devices times "
+      "accumulation steps); change it or --config.batch_size"
     )
 
 

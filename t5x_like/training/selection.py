@@ -38,29 +38,27 @@ class Selection:
     self._sign = 1.0 if values["goal"] == "max" else -1.0
     self._directory = f"{workdir}/{FOLDER}"
     self._values = [
-      (row["step"], self._defined(row[self._metric])) for row in rows if self._metric in row
+      (row["step"], self._score_or_worst(row[self._metric])) for row in rows if self._metric in row
     ]
 
   @property
   def best_step(self) -> int | None:
     """The first step with the best score."""
-    return (
-      max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))[0]
-      if self._values
-      else None
-    )
+    if not self._values:
+      return None
+    step, _ = max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))
+    return step
 
   @property
   def is_out_of_patience(self) -> bool:
     """Whether none of the last `patience` evaluations was better than one before."""
+    if self._patience is None or not self._values:
+      return False
     steps = [step for step, _ in self._values]
-    return (
-      self._patience is not None
-      and bool(steps)
-      and len(steps) - 1 - steps.index(self.best_step) >= self._patience
-    )
+    evaluations_since = len(steps) - 1 - steps.index(self.best_step)
+    return evaluations_since >= self._patience
 
-  def _defined(self, value: float | None) -> float:
+  def _score_or_worst(self, value: float | None) -> float:
     """Return the value; an undefined one, such as the correlation of a constant, is worse than any
     other."""
     return value if value is not None and math.isfinite(value) else -self._sign * 1e9
@@ -74,7 +72,7 @@ class Selection:
       UserError: the evaluation lacks the metric, or the parameters cannot be written.
     """
     _check_name(self._metric, metrics)
-    value = self._defined(metrics[self._metric])
+    value = self._score_or_worst(metrics[self._metric])
     self._values = [pair for pair in self._values if pair[0] != step] + [(step, value)]
     if self.best_step == step:
       tree = nest({f"params/{name}": x for name, x in arrays.items()})

@@ -231,7 +231,7 @@ class Session(contextlib.AbstractContextManager):
     return read_metrics(self.workdir)
 
   def goodput(self, step: int) -> Goodput:
-    """Return the goodput of a run that continues from a step, by its first start and its metrics."""
+    """Return the goodput of a run that continues from a step."""
     computing_seconds = []
     for row in self.metrics():
       seconds = row.get("train/seconds_per_step")

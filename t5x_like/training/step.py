@@ -49,7 +49,7 @@ def make_step(
   def loss_sum(arrays, frozen, batch, key):
     return evaluate(objective, params.with_arrays(model, frozen | arrays), batch, key)
 
-  def whole(arrays, frozen, batch, key):
+  def whole_batch_gradients(arrays, frozen, batch, key):
     """Return (mean gradients, sums) of the whole batch: the division is folded into the backward
     pass."""
     _, backward, sums = jax.vjp(
@@ -57,7 +57,7 @@ def make_step(
     )
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
-  def accumulated(arrays, frozen, batch, key):
+  def accumulated_gradients(arrays, frozen, batch, key):
     """Return (mean gradients, sums): gradients of sums, added over the parts of the batch and
     divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
@@ -76,7 +76,7 @@ def make_step(
     (grads, sums), _ = jax.lax.scan(part, zeros, (jnp.arange(accumulation_steps), parts))
     return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
 
-  gradients = whole if accumulation_steps == 1 else accumulated
+  gradients = whole_batch_gradients if accumulation_steps == 1 else accumulated_gradients
 
   def step(state: TrainState, batch: Batch):
     with rules.activate():

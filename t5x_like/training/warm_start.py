@@ -104,7 +104,7 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
     if _becomes_backbone(saved["model"], config.model):
       inherited.model.backbone = ConfigDict(_backbone(directory, saved, config))
       return inherited
-    inherited.model = ConfigDict(_inherited_model(saved["model"], config.model.to_dict()))
+    inherited.model = ConfigDict(_merge_models(saved["model"], config.model.to_dict()))
     _lengthen_positions(inherited)
     if inherited.task.get("store") is not None or "vocab_size" not in inherited.model:
       return inherited  # the store has its own, see `assembly`; images may have other classes
@@ -117,23 +117,23 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
   return inherited
 
 
-def _inherited_model(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
   """Return the `config.model` of a run that starts from another.
 
   Args:
     saved: the other run's `config.model`.
     recipe: this run's, of which `_RECIPE_KEYS` and changes to the design are kept.
   """
-  kept = {key: value for key, value in recipe.items() if key in _RECIPE_KEYS}
+  recipe_keys = {key: value for key, value in recipe.items() if key in _RECIPE_KEYS}
   model = {key: value for key, value in saved.items() if key not in _RECIPE_KEYS}
   model_class = slots.find("config.model.name", model["name"], t5x_like.models, "Model")
-  if hasattr(model_class, "ALONE") and kept.get("head") not in (None, "discriminator"):
+  if hasattr(model_class, "ALONE") and recipe_keys.get("head") not in (None, "discriminator"):
     model = {key: value for key, value in model.items() if not key.startswith("generator_")}
     model["name"] = model_class.ALONE
-  elif kept.get("head") and hasattr(slots.module(model["name"], t5x_like.models), "Reader"):
+  elif recipe_keys.get("head") and hasattr(slots.module(model["name"], t5x_like.models), "Reader"):
     model["name"] = f"t5x_like.models.{model['name']}:Reader"
   model["design"] = dict(model.get("design") or {}) | (recipe.get("design") or {})
-  return model | kept
+  return model | recipe_keys
 
 
 def _becomes_backbone(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:

@@ -291,7 +291,7 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
     raise RuntimeError(answer)
 
   with pytest.raises(kind, match=said):
-    distributed._read(
+    distributed._wait_for_key(
       types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late"
     )
 

@@ -342,7 +342,7 @@ def test_exchanged_in_stages(mesh, lengths, monkeypatch):
   r = rules(**mesh)
   places = np.arange(np.prod(lengths)).reshape(lengths)
   groups = [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
-  monkeypatch.setattr(rules_module, "stages", lambda mesh, axis: groups)
+  monkeypatch.setattr(rules_module, "exchange_stages", lambda mesh, axis: groups)
   x, g = np.random.default_rng(0).standard_normal((2, 16, 3, 32)).astype(np.float32)
 
   @jax.jit

@@ -108,7 +108,7 @@ def test_several_simulated_devices_keep_none(tmp_path):
 
 
 def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
-  monkeypatch.setattr(compile_cache, "_MOST_BYTES", 250)
+  monkeypatch.setattr(compile_cache, "_MAX_BYTES", 250)
   for age, name in enumerate(("new", "old", "older", "oldest")):
     entry = tmp_path / f"{name}-cache"
     entry.write_bytes(bytes(100))
@@ -127,6 +127,6 @@ def test_a_cache_that_others_may_write_is_found_by_the_secret(tmp_path, monkeypa
   places = set()
   for home in ("mine", "theirs"):
     monkeypatch.setenv("HOME", str(tmp_path / home))
-    places.add(compile_cache._place(str(tmp_path / "run")))
+    places.add(compile_cache._directory(str(tmp_path / "run")))
   assert len(places) == (1 if private else 2)
   assert all(place.parent == shared / "compiled" for place in places)

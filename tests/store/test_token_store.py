@@ -99,7 +99,7 @@ def open_descriptors():
 
 
 def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
-  monkeypatch.setattr(local_ranges, "most_open", lambda: 50)
+  monkeypatch.setattr(local_ranges, "max_open_files", lambda: 50)
   monkeypatch.setattr(
     local_ranges._pool, "_most", 0
   )  # an earlier test may have exceeded a larger limit

@@ -40,13 +40,13 @@ def make(
 
   scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
 
-  kept = lambda state: state._replace(m1=optax.tree.cast(state.m1, mu_dtype))  # noqa: E731
+  moments = lambda state: state._replace(m1=optax.tree.cast(state.m1, mu_dtype))  # noqa: E731
 
   def update(grads, state, params=None):
     directions, state = scaled.update(grads, state, params)
-    return directions, kept(state)
+    return directions, moments(state)
 
-  averages = optax.GradientTransformation(lambda params: kept(scaled.init(params)), update)
+  averages = optax.GradientTransformation(lambda params: moments(scaled.init(params)), update)
   return optax.chain(averages, Decay(weight_decay).transformation(), at_rate(schedule))
 
 

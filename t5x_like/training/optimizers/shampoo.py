@@ -10,7 +10,7 @@ from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
-_LEAST = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
+_MIN_SIDE = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
 
 
 class ScaleByShampooState(NamedTuple):
@@ -94,12 +94,12 @@ def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int
         )
         step = roots[0] @ mu if left.size else mu
         step = step @ roots[1] if right.size else step
-        step = step * (jnp.linalg.norm(adam) / jnp.maximum(jnp.linalg.norm(step), _LEAST))
+        step = step * (jnp.linalg.norm(adam) / jnp.maximum(jnp.linalg.norm(step), _MIN_SIDE))
       return step, mu, nu, left, right, *roots
 
     made = {name: one(g, *(column[name] for column in state[1:])) for name, g in grads.items()}
-    updates, *rest = ({name: values[i] for name, values in made.items()} for i in range(7))
-    return updates, ScaleByShampooState(optax.safe_increment(state.count), *rest)
+    updates, *leaves_left = ({name: values[i] for name, values in made.items()} for i in range(7))
+    return updates, ScaleByShampooState(optax.safe_increment(state.count), *leaves_left)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -107,5 +107,5 @@ def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int
 def _root(x: jax.Array, ridge: float, power: float) -> jax.Array:
   """Return `x^-power` of a symmetric matrix, `ridge` times its largest eigenvalue added to all."""
   values, vectors = jnp.linalg.eigh(x)
-  largest = jnp.maximum(values[-1], _LEAST)
+  largest = jnp.maximum(values[-1], _MIN_SIDE)
   return (vectors * (jnp.maximum(values, 0.0) + ridge * largest) ** -power) @ vectors.T

@@ -78,12 +78,12 @@ def _scale_by_soap(
       products = (g @ g.T, g.T @ g) if g.ndim == 2 else statistics
       new = [b2 * s + (1 - b2) * x if s.size else s for s, x in zip(statistics, products)]
       mu2 = b1 * mu + (1 - b1) * g
-      nu2 = b2 * nu + (1 - b2) * jnp.square(_rotated(g, ql, qr))
-      step = (mu2 / bias1) if g.ndim != 2 else _rotated(mu2, ql, qr) / bias1
-      step = _back(step / (jnp.sqrt(nu2 / bias2) + eps), ql, qr)
+      nu2 = b2 * nu + (1 - b2) * jnp.square(_rotate(g, ql, qr))
+      step = (mu2 / bias1) if g.ndim != 2 else _rotate(mu2, ql, qr) / bias1
+      step = _rotate_back(step / (jnp.sqrt(nu2 / bias2) + eps), ql, qr)
       mu, nu = (jnp.where(first, a, b) for a, b in ((mu, mu2), (nu, nu2)))
-      later = lambda *x: jax.lax.cond(renew, _next, lambda _, *same: same, *x)  # noqa: E731
-      bases = jax.lax.cond(first, _first, later, new, [ql, qr], nu)
+      later = lambda *x: jax.lax.cond(renew, _next_bases, lambda _, *same: same, *x)  # noqa: E731
+      bases = jax.lax.cond(first, _first_bases, later, new, [ql, qr], nu)
       return jnp.where(first, 0.0, step), mu, bases[1], *new, *bases[0]
 
     columns = (state.mu, state.nu, state.left, state.right, state.left_basis, state.right_basis)
@@ -94,23 +94,23 @@ def _scale_by_soap(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _rotated(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
+def _rotate(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
   """Return `left^T x right`; an empty basis leaves its side as it is."""
   x = left.T @ x if left.size else x
   return x @ right if right.size else x
 
 
-def _back(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
+def _rotate_back(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
   """Invert `_rotated`."""
   x = left @ x if left.size else x
   return x @ right.T if right.size else x
 
 
-def _first(statistics, bases, nu):
+def _first_bases(statistics, bases, nu):
   return [jnp.linalg.eigh(s)[1][:, ::-1] if s.size else s for s in statistics], nu
 
 
-def _next(statistics, bases, nu):
+def _next_bases(statistics, bases, nu):
   """Take a step of orthogonal iteration, its columns by falling eigenvalue; the second moment is
   sorted with them."""
   new = []

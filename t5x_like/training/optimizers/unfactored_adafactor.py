@@ -29,11 +29,11 @@ def make(
   clip = optax.clip_by_block_rms(clipping_threshold) if clipping_threshold else optax.identity()
   average = optax.chain(optax.scale(1.0 - momentum), optax.trace(momentum))
   sizes = optax.scale_by_param_block_rms()
-  decay = optax.identity() if decay_power is None else _decayed(schedule, decay_power)
+  decay = optax.identity() if decay_power is None else _decay_schedule(schedule, decay_power)
   return optax.chain(moments, clip, sizes, at_rate(schedule), average, decay)
 
 
-def _decayed(schedule: Schedule, power: float) -> optax.GradientTransformationExtraArgs:
+def _decay_schedule(schedule: Schedule, power: float) -> optax.GradientTransformationExtraArgs:
   shares = Decay()
 
   def update(updates, state, params, *, step, **_):

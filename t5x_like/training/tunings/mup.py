@@ -199,7 +199,8 @@ def _scale_rates(
   rule."""
   if relative is None:
     raise UserError(
-      f"config.optimizer.name: expected one of {', '.join(_KNOWN_OPTIMIZERS)}, whose rates muP knows"
+      f"config.optimizer.name: expected one of {', '.join(_KNOWN_OPTIMIZERS)}, whose rates muP "
+      "knows"
     )
   scales = {}
   for name, p in named.items():
