@@ -20,7 +20,7 @@ def main():
   distributed.initialize(timeout_seconds=60)
   import jax, numpy as np
   from jax.sharding import NamedSharding, PartitionSpec as P
-  from t5x_like.checkpoints.emergency import Emergency
+  from t5x_like.checkpoints.emergency import EmergencyCheckpoints
   from t5x_like.parallel.mesh import make_mesh
   mesh = make_mesh({{"replica": 2, "fsdp": 2, "tensor": 2}})
   shardings = {{"w": P("fsdp", "tensor"), "v": P("tensor"), "n": P()}}
@@ -30,7 +30,7 @@ def main():
             for k, x in {{"w": w, "v": w[0] > 0, "n": np.int32(step)}}.items()}}
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
   options = {{"directory": {directory!r} + "/$T5X_LIKE_HOST", "every": 1}}
-  with Emergency({directory!r} + "/run/checkpoints", options) as run:
+  with EmergencyCheckpoints({directory!r} + "/run/checkpoints", options) as run:
     found = run.restore(abstract)
     start = found[0] if found else 0
     for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(state(start))) if found else ():

@@ -53,7 +53,7 @@ def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(sou
 
 
 def test_standard_input_from_the_output_file(source):
-  code = f"from t5x_like.files.outputs import Output; Output({str(source)!r}, inputs=['-'])"
+  code = f"from t5x_like.files.outputs import OutputFile; OutputFile({str(source)!r}, inputs=['-'])"
   with source.open() as file:
     done = subprocess.run(
       [sys.executable, "-c", code], stdin=file, cwd=REPO, capture_output=True, text=True
@@ -172,7 +172,7 @@ def test_an_open_descriptor_is_written_to(tmp_path):
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1"])
 def test_standard_output(path, tmp_path):
-  code = f"from t5x_like.files.outputs import Output; o = Output({path!r}); "
+  code = f"from t5x_like.files.outputs import OutputFile; o = OutputFile({path!r}); "
   code += "print(o.to_stdout, flush=True); o.write(['é\\n'])"
   with (tmp_path / "all").open("w") as file:
     subprocess.run([sys.executable, "-c", code], stdout=file, cwd=REPO, check=True)
@@ -180,7 +180,7 @@ def test_standard_output(path, tmp_path):
 
 
 def test_a_reader_that_leaves_is_one_line():
-  code = "from t5x_like.files.outputs import Output; Output('-').write(['x' * 70 + '\\n'] * 100000)"
+  code = "from t5x_like.files.outputs import OutputFile; OutputFile('-').write(['x' * 70 + '\\n'] * 100000)"
   command = f"{sys.executable} -c {code!r}"
   done = subprocess.run(
     ["bash", "-c", f"{command} | head -1 >/dev/null"], cwd=REPO, capture_output=True, text=True
