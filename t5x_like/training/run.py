@@ -72,7 +72,7 @@ class TrainingRun:
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
-      report.introduce(session, assembly, self._compiled_phase.cost, self.step)
+      run_report.introduce(session, assembly, self._compiled_phase.cost, self.step)
     else:
       process.log(
         f"{session.address} is finished at step {self.step}; set "
@@ -307,7 +307,7 @@ class TrainingRun:
     groups = {}
     if self._evaluated and self._evaluated[0] == self.step:
       groups = self._evaluated[1]
-    report.draw(
+    run_report.draw(
       session.workdir,
       self.config,
       assembly.parts,
