@@ -1,5 +1,4 @@
-"""Count the model FLOPs of a step that trains some parameters: adapters, a head, a student beside
-its teacher.
+"""Count the model FLOPs of a step that trains only some parameters, such as adapters or a head.
 
 A product `a @ b` costs its FLOPs once in the forward pass, and once more in the backward pass for
 each of `a` and `b` that depends on a trained parameter. So a frozen kernel costs one product, or
@@ -34,12 +33,12 @@ def partial_step_flops(
     lambda arrays, batch: evaluate(objective, params.with_arrays(model, arrays), batch)[0]
   )
   flags = ({name: name in trained for name in arrays}, {name: False for name in batch})
-  return _count_jaxpr(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
+  flops, _ = _count_jaxpr(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)
+  return flops
 
 
 def _count_jaxpr(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
-  """Return (the FLOPs of both passes, the flags of the results); `halved` as in
-  `jaxpr_flops.count_equation`."""
+  """Return (the FLOPs of both passes, the flags of the results); see `count_equation`."""
   flags = dict(zip(jaxpr.invars, inputs, strict=True))
   total = 0.0
   for equation in jaxpr.eqns:
@@ -74,18 +73,19 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
     )
   if name == "cond":
     branches = [_count_jaxpr(branch.jaxpr, inputs[1:], halved) for branch in parameters["branches"]]
-    return max(flops for flops, _ in branches), [
-      any(flags) for flags in zip(*(results for _, results in branches))
-    ]
+    branch_flops, branch_flags = zip(*branches)
+    return max(branch_flops), [any(flags) for flags in zip(*branch_flags)]
   inner = inner_jaxprs(parameters)
   if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
     return _count_jaxpr(inner[0], inputs, halved)
-  depends = any(inputs) and name != "stop_gradient"  # of integers, factors rounded to 8 bits alone
-  results = [
-    depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8)
-    for v in equation.outvars
-  ]
+  depends = any(inputs) and name != "stop_gradient"
+  results = [depends and _has_gradient(variable.aval.dtype) for variable in equation.outvars]
   return count_equation(equation, halved) * (1 + sum(inputs[:2])), results
+
+
+def _has_gradient(dtype) -> bool:
+  """Return whether gradients pass values of a type; of integers, 8-bit factors alone."""
+  return jnp.issubdtype(dtype, jnp.inexact) or dtype == jnp.int8
 
 
 def _count_loop(

@@ -10,7 +10,7 @@ from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
-_MIN_SIDE = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
+_TINY = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
 
 
 class ScaleByShampooState(NamedTuple):
@@ -62,14 +62,10 @@ def make(
 def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int, widest: int):
   def init(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    sides = {
-      name: [d if d <= widest else 0 for d in x.shape] if x.ndim == 2 else [0, 0]
-      for name, x in params.items()
-    }
-    square = [
-      {name: jnp.zeros((d[side], d[side]), jnp.float32) for name, d in sides.items()}
-      for side in (0, 1)
-    ]
+    square = []
+    for axis in range(2):
+      sizes = {name: _preconditioned_size(x, axis, widest) for name, x in params.items()}
+      square.append({name: jnp.zeros((size, size), jnp.float32) for name, size in sizes.items()})
     return ScaleByShampooState(jnp.zeros([], jnp.int32), zeros, zeros, *square, *square)
 
   def update(grads, state, params=None, **_):
@@ -77,35 +73,54 @@ def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int
     bias1 = 1 - b1**steps
     bias2 = 1 - b2**steps
 
-    def one(g, mu, nu, left, right, *roots):
+    def renew_roots(statistics: list[jax.Array], roots: list[jax.Array]) -> list[jax.Array]:
+      num_sides = sum(s.size > 0 for s in statistics)
+      inverse = lambda s: _root(s / bias2, ridge, 0.5 / num_sides) if s.size else s  # noqa: E731
+      return jax.lax.cond(
+        state.count % every == 0,
+        lambda statistics, _: [inverse(s) for s in statistics],
+        lambda _, roots: roots,
+        statistics,
+        roots,
+      )
+
+    def update_param(g, mu, nu, left, right, left_root, right_root):
       mu = b1 * mu + (1 - b1) * g
       nu = b2 * nu + (1 - b2) * jnp.square(g)
-      step = adam = (mu / bias1) / (jnp.sqrt(nu / bias2) + eps)
-      if used := [side for side in (left, right) if side.size]:
-        left, right = (
-          b2 * s + (1 - b2) * x if s.size else s for s, x in ((left, g @ g.T), (right, g.T @ g))
-        )
+      adam = (mu / bias1) / (jnp.sqrt(nu / bias2) + eps)
+      if not left.size and not right.size:
+        return adam, mu, nu, left, right, left_root, right_root
+      if left.size:
+        left = b2 * left + (1 - b2) * (g @ g.T)
+      if right.size:
+        right = b2 * right + (1 - b2) * (g.T @ g)
+      left_root, right_root = renew_roots([left, right], [left_root, right_root])
+      step = left_root @ mu if left.size else mu
+      step = step @ right_root if right.size else step
+      step = step * (jnp.linalg.norm(adam) / jnp.maximum(jnp.linalg.norm(step), _TINY))
+      return step, mu, nu, left, right, left_root, right_root
 
-        def inverse(sides, _):
-          return [_root(s / bias2, ridge, 0.5 / len(used)) if s.size else s for s in sides]
-
-        roots = jax.lax.cond(
-          state.count % every == 0, inverse, lambda _, roots: roots, [left, right], list(roots)
-        )
-        step = roots[0] @ mu if left.size else mu
-        step = step @ roots[1] if right.size else step
-        step = step * (jnp.linalg.norm(adam) / jnp.maximum(jnp.linalg.norm(step), _MIN_SIDE))
-      return step, mu, nu, left, right, *roots
-
-    made = {name: one(g, *(column[name] for column in state[1:])) for name, g in grads.items()}
-    updates, *leaves_left = ({name: values[i] for name, values in made.items()} for i in range(7))
-    return updates, ScaleByShampooState(optax.safe_increment(state.count), *leaves_left)
+    columns = state[1:]
+    updates = {}
+    new_columns = [{} for _ in columns]
+    for name, g in grads.items():
+      updates[name], *values = update_param(g, *(column[name] for column in columns))
+      for column, value in zip(new_columns, values, strict=True):
+        column[name] = value
+    return updates, ScaleByShampooState(optax.safe_increment(state.count), *new_columns)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _preconditioned_size(x: jax.Array, axis: int, widest: int) -> int:
+  """Return the side of the statistics along an axis of a parameter; 0 for none."""
+  if x.ndim != 2 or x.shape[axis] > widest:
+    return 0
+  return x.shape[axis]
 
 
 def _root(x: jax.Array, ridge: float, power: float) -> jax.Array:
   """Return `x^-power` of a symmetric matrix, `ridge` times its largest eigenvalue added to all."""
   values, vectors = jnp.linalg.eigh(x)
-  largest = jnp.maximum(values[-1], _MIN_SIDE)
+  largest = jnp.maximum(values[-1], _TINY)
   return (vectors * (jnp.maximum(values, 0.0) + ridge * largest) ** -power) @ vectors.T

@@ -56,42 +56,66 @@ def make(
 def _scale_by_soap(
   b1: float, b2: float, eps: float, every: int, widest: int
 ) -> optax.GradientTransformation:
-  def sides(x: jax.Array) -> list[int]:
-    return [d if x.ndim == 2 and d <= widest else 0 for d in (x.shape if x.ndim == 2 else (0, 0))]
-
   def init(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    square = [
-      jax.tree.map(lambda x: jnp.zeros(2 * (sides(x)[i],), jnp.float32), params) for i in range(2)
-    ]
+    square = []
+    for axis in range(2):
+      sizes = {name: _preconditioned_size(x, axis, widest) for name, x in params.items()}
+      square.append({name: jnp.zeros((size, size), jnp.float32) for name, size in sizes.items()})
     return ScaleBySoapState(jnp.zeros([], jnp.int32), zeros, zeros, *square, *square)
 
   def update(grads, state, params=None, **_):
-    first = state.count == 0
-    renew = state.count % every == 0
+    is_first = state.count == 0
+    renews_bases = state.count % every == 0
     steps = jnp.maximum(state.count, 1).astype(jnp.float32)  # updates made, with this one
     bias1 = 1 - b1**steps
     bias2 = 1 - b2**steps
 
-    def one(g, mu, nu, *rest):
-      *statistics, ql, qr = rest
-      products = (g @ g.T, g.T @ g) if g.ndim == 2 else statistics
-      new = [b2 * s + (1 - b2) * x if s.size else s for s, x in zip(statistics, products)]
-      mu2 = b1 * mu + (1 - b1) * g
-      nu2 = b2 * nu + (1 - b2) * jnp.square(_rotate(g, ql, qr))
-      step = (mu2 / bias1) if g.ndim != 2 else _rotate(mu2, ql, qr) / bias1
-      step = _rotate_back(step / (jnp.sqrt(nu2 / bias2) + eps), ql, qr)
-      mu, nu = (jnp.where(first, a, b) for a, b in ((mu, mu2), (nu, nu2)))
-      later = lambda *x: jax.lax.cond(renew, _next_bases, lambda _, *same: same, *x)  # noqa: E731
-      bases = jax.lax.cond(first, _first_bases, later, new, [ql, qr], nu)
-      return jnp.where(first, 0.0, step), mu, bases[1], *new, *bases[0]
+    def later_bases(statistics, bases, nu):
+      def keep(_, bases, nu):
+        return bases, nu
+
+      return jax.lax.cond(renews_bases, _next_bases, keep, statistics, bases, nu)
+
+    def update_param(g, mu, nu, left, right, left_basis, right_basis):
+      statistics = [left, right]
+      if g.ndim == 2:
+        statistics = [_average(left, g @ g.T, b2), _average(right, g.T @ g, b2)]
+      new_mu = b1 * mu + (1 - b1) * g
+      new_nu = b2 * nu + (1 - b2) * jnp.square(_rotate(g, left_basis, right_basis))
+      step = _rotate(new_mu, left_basis, right_basis) / bias1
+      step = step / (jnp.sqrt(new_nu / bias2) + eps)
+      step = _rotate_back(step, left_basis, right_basis)
+      # the first update only begins the statistics
+      step = jnp.where(is_first, 0.0, step)
+      mu = jnp.where(is_first, mu, new_mu)
+      nu = jnp.where(is_first, nu, new_nu)
+      bases, nu = jax.lax.cond(
+        is_first, _first_bases, later_bases, statistics, [left_basis, right_basis], nu
+      )
+      return step, mu, nu, *statistics, *bases
 
     columns = (state.mu, state.nu, state.left, state.right, state.left_basis, state.right_basis)
-    made = {name: one(g, *(column[name] for column in columns)) for name, g in grads.items()}
-    updates, *rest = ({name: values[i] for name, values in made.items()} for i in range(7))
-    return updates, ScaleBySoapState(optax.safe_increment(state.count), *rest)
+    updates = {}
+    new_columns = [{} for _ in columns]
+    for name, g in grads.items():
+      updates[name], *values = update_param(g, *(column[name] for column in columns))
+      for column, value in zip(new_columns, values, strict=True):
+        column[name] = value
+    return updates, ScaleBySoapState(optax.safe_increment(state.count), *new_columns)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _preconditioned_size(x: jax.Array, axis: int, widest: int) -> int:
+  """Return the side of the statistics along an axis of a parameter; 0 for none."""
+  if x.ndim != 2 or x.shape[axis] > widest:
+    return 0
+  return x.shape[axis]
+
+
+def _average(statistics: jax.Array, product: jax.Array, b2: float) -> jax.Array:
+  return b2 * statistics + (1 - b2) * product if statistics.size else statistics
 
 
 def _rotate(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -101,7 +125,7 @@ def _rotate(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _rotate_back(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
-  """Invert `_rotated`."""
+  """Invert `_rotate`."""
   x = left @ x if left.size else x
   return x @ right.T if right.size else x
 
