@@ -67,8 +67,8 @@ class _Retention:
     keep_last = self.keep_last or len(steps)
     preserved = {*regular[-keep_last:], *newest}
     irregular = [step for step in steps if step not in preserved]
-    missing = max(0, keep_last - len(preserved))
-    preserved.update(irregular[len(irregular) - missing :])
+    num_missing = max(0, keep_last - len(preserved))
+    preserved.update(irregular[len(irregular) - num_missing :])
     if self.keep_every:
       preserved.update(step for step in steps if step % self.keep_every == 0)
     return [step in preserved for step in steps]

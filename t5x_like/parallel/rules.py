@@ -120,7 +120,10 @@ class Rules:
 
   def ways(self, name: str) -> int:
     """Return the number of parts into which the logical axis `name` is split."""
-    return math.prod(self.mesh.shape[a] for a in self.table[name])
+    return self._num_devices(self.table[name])
+
+  def _num_devices(self, mesh_axes: Iterable[str]) -> int:
+    return math.prod(self.mesh.shape[axis] for axis in mesh_axes)
 
   def axes(self, name: str) -> tuple[str, ...]:
     """Return the mesh axes, longer than 1, over which the logical axis `name` is split."""
@@ -168,7 +171,7 @@ class Rules:
   def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
     for axis, size, unit, part in zip(axes, p.shape, p.unit, self.spec(axes)):
       mesh_axes = _as_tuple(part)
-      ways = math.prod(self.mesh.shape[mesh_axis] for mesh_axis in mesh_axes)
+      ways = self._num_devices(mesh_axes)
       units = size // unit
       if units % ways:
         width = f" of width {unit}" if unit > 1 else ""
@@ -224,9 +227,9 @@ class Rules:
     x = self.constrain(x, before, first=before[-1])
     rows, *_, exchanged_axes = (_as_tuple(part) for part in self.spec(before, before[-1]))
     all_rows, *_, last_axes = (_as_tuple(part) for part in self.spec(after))
-    even = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
+    divides = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
     groups = exchange_stages(self.mesh, *exchanged_axes) if len(exchanged_axes) == 1 else [None]
-    if len(groups) == 1 or not even or last_axes or all_rows != (*rows, *exchanged_axes):
+    if len(groups) == 1 or not divides or last_axes or all_rows != (*rows, *exchanged_axes):
       return self.constrain(x, after)
 
     # In one stage, the TPU compiler would plan a route for every pair of devices, which dominates
@@ -276,16 +279,17 @@ class Rules:
   ) -> jax.Array:
     # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it
     # afterwards.
-    even_tokens = tuple(
-      a if a is None or size % self.ways(a) == 0 else None for a, size in zip(tokens, x.shape)
-    )
-    inputs = PartitionSpec(*(part or None for part in self._token_parts(even_tokens)))
+    divisible_tokens = []
+    for name, size in zip(tokens, x.shape):
+      divides = name is None or size % self.ways(name) == 0
+      divisible_tokens.append(name if divides else None)
+    inputs = PartitionSpec(*(part or None for part in self._token_parts(tuple(divisible_tokens))))
     summed = {axis for part in inputs for axis in _as_tuple(part)}
     axes = self.optimizer_axes(axes)
-    whole = [_as_tuple(part) for part in self.spec(axes)]
-    parts = [tuple(axis for axis in part if axis in summed) for part in whole]
-    summed_only = tuple(sorted(summed - {axis for part in parts for axis in part}))
-    if not any(parts):
+    full_parts = [_as_tuple(part) for part in self.spec(axes)]
+    summed_parts = [tuple(axis for axis in part if axis in summed) for part in full_parts]
+    summed_only = tuple(sorted(summed - {axis for part in summed_parts for axis in part}))
+    if not any(summed_parts):
       return self.constrain(contract(x, g), axes)
 
     # The result has the axes that are not summed over: first shared ones (experts), then those of
@@ -293,15 +297,17 @@ class Rules:
     # partitioner would gather, then slice.
     shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
     sizes = [x.shape[i] for i in shared] + [*x.shape[len(tokens) :], *g.shape[len(tokens) :]]
-    own = [tuple(axis for axis in part if axis not in summed) for part in whole]
-    parted = [math.prod(self.mesh.shape[axis] for axis in o) for o in own]
-    if len(sizes) != len(own) or any(n % p for n, p in zip(sizes, parted)):
-      own = [()] * len(own)
-    shared_parts = dict(zip(shared, own))
+    unsummed_parts = [tuple(axis for axis in part if axis not in summed) for part in full_parts]
+    num_parts = [self._num_devices(part) for part in unsummed_parts]
+    if len(sizes) != len(unsummed_parts) or any(n % p for n, p in zip(sizes, num_parts)):
+      unsummed_parts = [()] * len(unsummed_parts)
+    shared_parts = dict(zip(shared, unsummed_parts))
     inputs = [shared_parts.get(i, part) for i, part in enumerate(inputs)]
     end = len(shared) + x.ndim - len(tokens)
-    of_x = own[len(shared) : end]
-    of_g = own[end:]
+    x_parts = unsummed_parts[len(shared) : end]
+    g_parts = unsummed_parts[end:]
+
+    out_parts = [(*unsummed, *split) for unsummed, split in zip(unsummed_parts, summed_parts)]
 
     # XLA's CPU compiler crashes on 16-bit sums within a `shard_map` that leaves mesh axes to the
     # partitioner.
@@ -310,7 +316,7 @@ class Rules:
     def local(x, g):
       y = contract(x, g)
       y = y.astype(jnp.float32) if on_cpu else y
-      for i, part in enumerate(parts):
+      for i, part in enumerate(summed_parts):
         for axis in part:
           for groups in exchange_stages(self.mesh, axis):
             y = jax.lax.psum_scatter(
@@ -321,10 +327,10 @@ class Rules:
     scatter = jax.shard_map(
       local,
       mesh=self.mesh,
-      in_specs=(PartitionSpec(*inputs, *of_x), PartitionSpec(*inputs, *of_g)),
-      out_specs=PartitionSpec(*((*o, *part) for o, part in zip(own, parts))),
+      in_specs=(PartitionSpec(*inputs, *x_parts), PartitionSpec(*inputs, *g_parts)),
+      out_specs=PartitionSpec(*out_parts),
       # a pipeline's stages may be mapped over around this
-      axis_names=summed.union(*own, self.axes("layers")),
+      axis_names=summed.union(*unsummed_parts, self.axes("layers")),
       check_vma=False,
     )
     dtype = jax.eval_shape(contract, x, g).dtype

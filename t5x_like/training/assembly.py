@@ -114,12 +114,12 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
       lambda model, batch: model(objective.model_rows(batch)), parts.model, batch
     )
   for output, axes in objective.outputs.items():
-    found = f"{outputs[output].ndim} axes" if output in outputs else "none"
-    if found != f"{axes} axes":
+    found_axes = f"{outputs[output].ndim} axes" if output in outputs else "none"
+    if found_axes != f"{axes} axes":
       raise UserError(
         f"config.objective: {config.objective.name} needs the output {output!r} with {axes} axes, "
-        f"found {found} with model {config.model.name}; choose another --config.model.head, model "
-        "or objective"
+        f"found {found_axes} with model {config.model.name}; choose another --config.model.head, "
+        "model or objective"
       )
   check_class_count(config, objective, outputs, task)
   return describe_cores(used_cores)
@@ -144,12 +144,11 @@ def _check_features(config: ConfigDict, parts: Parts, task) -> None:
       f"config.objective: {objective_name} needs the feature {missing[0]!r}, {task_makes}; {advice}"
     )
   if objective.multi_row != has_rows:
-    needed, made = (
-      ("several rows", "one row") if objective.multi_row else ("one row", "several rows")
-    )
+    needed_rows = "several rows" if objective.multi_row else "one row"
+    task_rows = "several rows" if has_rows else "one row"
     raise UserError(
-      f"config.objective: {objective_name} needs examples of {needed}, but task "
-      f"{config.task.name} makes {made} for each; {choose}"
+      f"config.objective: {objective_name} needs examples of {needed_rows}, but task "
+      f"{config.task.name} makes {task_rows} for each; {choose}"
     )
   for feature in parts.model.REQUIRED_FEATURES:
     if feature not in task.features:

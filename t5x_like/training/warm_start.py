@@ -277,13 +277,14 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
     return
   if workdirs.vocabulary_fingerprint(saved) != vocabulary.fingerprint:
     teacher = vocabularies.load(saved_model.vocabulary_directory(directory, saved))
-    found = "another vocabulary"
-    expected = "the data's vocabulary"
+    teacher_content = "another vocabulary"
+    data_content = "the data's vocabulary"
     if getattr(teacher, "names", None) and getattr(vocabulary, "names", None):
-      found = f"{len(teacher.names)} classes, {_first_names(teacher.names)}"
-      expected = f"the {vocabulary.size} of the data, {_first_names(vocabulary.names)}"
+      teacher_content = f"{len(teacher.names)} classes, {_first_names(teacher.names)}"
+      data_content = f"the {vocabulary.size} of the data, {_first_names(vocabulary.names)}"
     raise UserError(
-      f"config.teacher.workdir: {directory} was trained with {found}, expected {expected}"
+      f"config.teacher.workdir: {directory} was trained with {teacher_content}, expected "
+      f"{data_content}"
     )
   if "resolution" not in config.model or not saved["features"]:
     return
