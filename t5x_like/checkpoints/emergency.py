@@ -230,8 +230,9 @@ class EmergencyCheckpoints(Checkpoints):
   def save_copy(
     self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]
   ) -> None:
-    """Start an emergency copy of a step; return once the tensors may be donated. See `save` for the
-    arguments.
+    """Start an emergency copy of a step; return once the tensors may be donated.
+
+    See `save` for the arguments.
 
     A process that cannot write its copy warns and goes on.
 

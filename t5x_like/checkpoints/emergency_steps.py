@@ -388,8 +388,9 @@ def _rearrange_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
 def receive_from_replicas(
   x: jax.ShapeDtypeStruct, own_shards: Mapping[Start, np.ndarray] | None
 ) -> jax.Array:
-  """Return a tensor whose shards some of the devices hold: the others receive them over the axes
-  that repeat it.
+  """Return a tensor of which some devices hold shards; the others receive theirs from these.
+
+  The shards travel over the mesh axes that repeat the tensor.
 
   Devices that hold no shard give zeros, and the bits of a tensor are the greatest of its replicas',
   so that nobody needs to know who holds what. All processes must call it.

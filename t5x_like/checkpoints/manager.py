@@ -44,8 +44,11 @@ StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Retention:
-  """The newest step, the one before it where it is no multiple of the interval, the last multiples
-  of the interval, and multiples of `keep_every`.
+  """Decides which steps are kept: the newest, the last multiples of the interval, and some for
+  good.
+
+  The newest step is kept with the one before it where it is no multiple of the interval, and so are
+  multiples of `keep_every`.
 
   A step between multiples, saved on request or by the clock, makes no room for itself: how a run
   was interrupted must not decide which steps it can go back to. But while there are fewer than
@@ -126,8 +129,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     finite: bool = True,
     before: Callable[[], None] = lambda: None,
   ) -> None:
-    """Start saving a step; return once the tensors may be donated. `wait` returns once it is
-    committed.
+    """Start saving a step; return once the tensors may be donated.
+
+    `wait` returns once it is committed.
 
     All processes must call it with the same step. A step already saved with the same values is left
     as it is.
@@ -170,8 +174,10 @@ class Checkpoints(contextlib.AbstractContextManager):
       self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
-    """Return the committed steps, oldest first, as this process sees them; only `restore` detects
-    damage."""
+    """Return the committed steps, oldest first, as this process sees them.
+
+    Only `restore` detects damage.
+    """
     return self._store.steps()
 
   def is_committed(self, step: int) -> bool:
@@ -253,8 +259,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     return later
 
   def wait(self) -> None:
-    """Wait until the last save is committed; raise UserError or TransientError, with its step, if
-    it failed."""
+    """Wait until the last save is committed.
+
+    Raises:
+      UserError, TransientError: it failed; the message names its step.
+    """
     with self._disk_errors(self._saving):
       self._store.wait()
     self._saving = None
@@ -339,8 +348,10 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   @contextlib.contextmanager
   def _disk_errors(self, step: int | None = None):
-    """Turn an error of saving, here or in a background thread, into its class, with a line that
-    names the path."""
+    """Turn an error of saving into its class, with a line that names the path.
+
+    The error may come from a background thread.
+    """
     where = self._directory if step is None else self._store.where(step)
     try:
       yield

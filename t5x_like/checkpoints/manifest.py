@@ -76,8 +76,11 @@ def nest(named: dict[str, Any]) -> dict[str, Any]:
 def build_manifest(
   step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]
 ) -> dict[str, Any]:
-  """Make the manifest to write: `tensors` and their fingerprints by name, with a digest over all of
-  it."""
+  """Return the manifest to write, with a digest over all of it.
+
+  Args:
+    tensors: arrays by name. prints: their fingerprints by name.
+  """
   manifest = {
     "format": FORMAT,
     "step": int(step),
@@ -214,8 +217,7 @@ def _verdict(error: Exception | None) -> str:
 
 
 def disk_errno(error: BaseException | None) -> int | None:
-  """Return the errno of the first disk error in a chain of exceptions, recognised also by its text
-  alone."""
+  """Return the errno of the first disk error in a chain of exceptions, also by its text alone."""
   for link in error_chain(error):
     if isinstance(link, OSError) and link.errno in _DISK_ERRORS:
       return link.errno

@@ -1,5 +1,4 @@
-"""Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic
-rename)."""
+"""Write the steps of a checkpoint to a local directory by orbax (OCDBT, atomic renames)."""
 
 import concurrent.futures
 import contextlib
@@ -42,8 +41,10 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Let one device write a small array: Orbax would slice it for all, and compile a program for
-  each shape."""
+  """Let one device write a small array.
+
+  Orbax would slice it for all, and compile a program for each shape.
+  """
   default_handler = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
     array_metadata_store=default_handler._array_metadata_store,
@@ -119,8 +120,7 @@ class LocalSteps:
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
   def read(self, step: int, template: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
-    """Return tensors by name, without barriers, so that a failing process blocks no other; see
-    `read_tensors`."""
+    """Return tensors by name, without barriers; see `read_tensors`."""
     return read_tensors(self._directory / str(step) / _STATE, template, partial=partial)
 
   def write(
@@ -175,8 +175,7 @@ class LocalSteps:
       manager.close()
 
   def move_aside(self, steps: list[int], suffix: str) -> None:
-    """Rename steps so that they no longer count as committed, deleting nothing; all processes must
-    call it."""
+    """Rename steps so that they no longer count as committed; all processes must call it."""
     if jax.process_index() == 0:
       self._check()
       for step in steps:
@@ -194,8 +193,10 @@ class LocalSteps:
       self._manager.reload()
 
   def _sync(self) -> None:
-    """Put all files of a step on disk, just before the rename that commits it; older steps are
-    removed after that."""
+    """Put all files of a step on disk, just before the rename that commits it.
+
+    Older steps are removed after that.
+    """
     if jax.process_index() == 0:
       self._check()
       for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
@@ -233,8 +234,7 @@ class LocalSteps:
 def read_tensors(
   path: epath.Path, template: dict[str, Any], *, partial: bool
 ) -> dict[str, jax.Array]:
-  """Read the tensors through orbax's handler, which has no barriers, so a failing process blocks no
-  other.
+  """Read tensors through orbax's handler, which has no barriers: a failing process blocks no other.
 
   Args:
     partial: whether the checkpoint has other tensors too.
@@ -266,8 +266,7 @@ def read_tensors(
 
 @functools.cache
 def quiet_orbax() -> None:
-  """Drop orbax's log lines, and the output of its event loop after a failed save; act once per
-  process."""
+  """Drop orbax's log lines and its event loop's output after a failed save; act once a process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
   # Coroutines of a save that failed may be collected before the failure is noticed.

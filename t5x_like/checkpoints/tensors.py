@@ -36,8 +36,10 @@ def _mix(bits):
 
 
 def _words(x: jax.Array) -> jax.Array:
-  """Return the bits of `x` as uint32, one word per element (two along a new last axis for 64-bit
-  types)."""
+  """Return the bits of `x` as uint32, one word per element.
+
+  64-bit types have two along a new last axis.
+  """
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   if x.dtype == jnp.bool_:
@@ -48,8 +50,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _sums(x: jax.Array) -> jax.Array:
-  """Return the fingerprint of one tensor and whether it holds a value that is not finite, as uint32
-  [3]."""
+  """Return the fingerprint of a tensor, and whether a value is not finite, as uint32 [3]."""
   bits = _words(x)
   index = jnp.zeros(bits.shape, jnp.uint32)
   for axis in range(bits.ndim):
@@ -80,8 +81,9 @@ def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
-  """Return 16 hexadecimal digits per tensor, and the names of the tensors that hold NaN or
-  infinity.
+  """Return the fingerprint of every tensor, and the names of those with NaN or infinity.
+
+  A fingerprint has 16 hexadecimal digits.
 
   All processes must call it with the same tensors, in the same order.
 

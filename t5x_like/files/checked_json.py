@@ -1,5 +1,4 @@
-"""The only reader of JSON from outside the program, which checks the outermost type, and digests of
-values as JSON."""
+"""Read JSON from outside the program with a check of its outermost type, and digest values."""
 
 import hashlib
 import json
@@ -39,8 +38,7 @@ def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> A
 
 
 def json_type_name(value: Any) -> str:
-  """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes,
-  date, Decimal, …"""
+  """Return the name of a value's JSON type, or its own for types that JSON lacks."""
   if value is None:
     return "null"
   kinds = {
@@ -55,8 +53,9 @@ def json_type_name(value: Any) -> str:
 
 
 def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
-  """Yield each line that holds an object, parsed and raw. Others, torn by a loss of power or
-  edited, are told once.
+  """Yield each line that holds an object, parsed and raw.
+
+  Other lines, torn by a loss of power or edited, are told once.
 
   Args:
     content: the file's.

@@ -174,8 +174,7 @@ class _Fsspec:
     return matches
 
   def look(self) -> None:
-    """Query the bucket of a Google or Amazon address; raise the client's error if it must not be
-    listed."""
+    """Query the bucket of a Google or Amazon address; raise the client's error if it must not."""
     scheme, _, path = self.url.partition("://")
     bucket = path.partition("/")[0]
     self.files.invalidate_cache()

@@ -19,8 +19,7 @@ WRITING = "is writing this store ({}): wait for it or stop it, or choose another
 def hold_directory(
   directory: AnyPath, name: str, doing: str, lease: str, beats: float | None = None
 ) -> Lock | Lease:
-  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where
-  there are none.
+  """Keep other processes out of a directory until the returned lock or lease is closed.
 
   Args:
     directory: the directory, made if missing.

@@ -15,8 +15,7 @@ RULE = f"a name of 1 to {LONGEST} bytes without separators and control character
 
 
 def is_name(text: Any) -> bool:
-  """Return whether a value may name a file or directory: a single path component, not `.` or
-  `..`."""
+  """Return whether a value may name a file: a single path component, not `.` or `..`."""
   if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\\" in text:
     return False
   # controls and lone surrogates
@@ -25,8 +24,7 @@ def is_name(text: Any) -> bool:
 
 
 def is_inside(path: Any) -> bool:
-  """Return whether a value is a relative path that stays in its directory: valid names joined by
-  slashes.
+  """Return whether a value is a relative path of valid names that stays in its directory.
 
   An address is none, even behind a directory's name: `images/gs://bucket/file` would be opened as
   an address.

@@ -18,8 +18,7 @@ _MAX_NUMBERS = 100_000
 
 
 def expand(pattern: str) -> list[str]:
-  """Expand each `{00000..00007}` to one pattern per number, zero-padded like the first; else return
-  the pattern."""
+  """Expand each `{00000..00007}` to one pattern per number, zero-padded like the first."""
   pieces = []
   ranges = []
   start = 0
@@ -136,8 +135,7 @@ def _matches_of_part(path: str, part: str) -> list[str]:
 
 
 def _directories(path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
-  """Yield a directory and every visible directory below it, each once, by the first path that
-  reaches it."""
+  """Yield a directory and every visible directory below it, each once."""
   if not os.path.isdir(path or "."):
     return
   status = os.stat(path or ".")

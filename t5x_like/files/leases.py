@@ -1,5 +1,4 @@
-"""Leases: a directory belongs to one process at a time, where the file system has no locks, as at
-an address."""
+"""Leases reserve a directory for one process where the file system has no locks."""
 
 import json
 import logging
@@ -90,8 +89,7 @@ class Lease:
       self._thread.join()
 
   def check(self) -> None:
-    """Check that this process still holds the lease. Call it before writing anything another run
-    must not see.
+    """Check that this process still holds the lease; call it before every write.
 
     Raises:
       TransientError: another process took the lease after this one gave no sign of life for too
@@ -132,8 +130,10 @@ class Lease:
     return self._is_mine(self._file.read())
 
   def _beat(self) -> None:
-    """Renew the lease, but never another process's: this one may have been paused for long between
-    two lines."""
+    """Renew the lease, but never another process's.
+
+    This process may have been paused for long between two lines.
+    """
     while not self._ended.wait(self._seconds / _BEATS_PER_LEASE):
       try:
         lease = self._file.read_version()
@@ -188,8 +188,7 @@ def _is_dead(data: bytes) -> bool:
 
 
 def _process_scope() -> list[str] | None:
-  """Return the scope in which a process number is valid: the host, its boot, and its PID and time
-  namespaces.
+  """Return the scope in which a process number is valid: host, boot, PID and time namespaces.
 
   None if the system does not tell.
   """

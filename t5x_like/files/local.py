@@ -21,21 +21,28 @@ _KINDS = {
 
 
 class Versioned(NamedTuple):
-  """The content of a file; `version` names it in conditional writes, and changes with every
-  write."""
+  """The content of a file, with the version that conditional writes name.
+
+  The version changes with every write.
+  """
 
   content: bytes
   version: Any
 
 
 class IrregularFile(OSError):
-  """A pipe, device, socket or circle of links stands where a file is expected: reading it could
-  wait for ever."""
+  """A pipe, device, socket or circle of links stands where a file is expected.
+
+  Reading it could wait for ever.
+  """
 
 
 def irregular_kind(path) -> str | None:
-  """Return "a pipe", "a device" or "a socket" if a path leads to one, None otherwise; raise OSError
-  for no file."""
+  """Return "a pipe", "a device" or "a socket" if a path leads to one, else None.
+
+  Raises:
+    OSError: there is no file.
+  """
   return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
 
 
@@ -118,8 +125,11 @@ def _version(file: int) -> tuple[int, int, int]:
 
 
 def read_content(path) -> bytes | None:
-  """Return the bytes of a run's file, None if there is none; raise UserError if it is no file, or
-  cannot be read."""
+  """Return the bytes of a run's file; None if there is none.
+
+  Raises:
+    UserError: it is no file, or cannot be read.
+  """
   try:
     return LocalPath(path).read_bytes()
   except FileNotFoundError:
@@ -218,8 +228,7 @@ class LocalPath(type(pathlib.Path())):
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as `open` reads it
 
   def write_bytes(self, data: bytes) -> None:
-    """Write the file atomically: readers see the old or the complete new content, even after a
-    power failure."""
+    """Write the file atomically: readers see the old or the complete new content."""
 
     def call() -> None:
       is_new_folder = not self.parent.exists()
@@ -245,8 +254,7 @@ class LocalPath(type(pathlib.Path())):
       return self.read() == data
 
   def read_version(self) -> Versioned | None:
-    """Return the file's content with its version, for `replace_version`; None if there is no
-    file."""
+    """Return the file's content with its version; None if there is no file."""
 
     def call() -> Versioned:
       check_regular(self)
@@ -274,8 +282,7 @@ class LocalPath(type(pathlib.Path())):
     return True
 
   def renew(self, data: bytes, version: Any) -> bool:
-    """Change the version of the file, by its time of modification; False if it is no longer of this
-    version.
+    """Change the version of the file by its modification time; False if it has another version.
 
     A process that is paused between the comparison and the change touches only the file that it
     compared.

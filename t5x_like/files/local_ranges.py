@@ -160,8 +160,10 @@ class LocalShardFiles(ShardFiles):
     return changed
 
   def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
-    """Close a file that could not be read, as its descriptor may be stale; return the error with
-    the file's path."""
+    """Close a file that could not be read, and return the error with the file's path.
+
+    Its descriptor may be stale.
+    """
     _pool.close((self._serial, array, shard))
     error.filename = self.name(shards.file(array, shard))
     return error
@@ -178,14 +180,12 @@ class LocalShardFiles(ShardFiles):
 
 
 def _signature(status: os.stat_result) -> tuple[int, int]:
-  """Return the size and the time of modification of a file: what a change of its content
-  changes."""
+  """Return the size and the modification time of a file."""
   return status.st_size, status.st_mtime_ns
 
 
 def _read_cached(fd: int, into: tuple[memoryview], offset: int) -> int:
-  """Read cached bytes without waiting and return their number; 0 if the file system does not
-  support this."""
+  """Read cached bytes without waiting and return their number; 0 where that is not supported."""
   try:
     return os.preadv(fd, into, offset, _NOWAIT)
   except BlockingIOError:

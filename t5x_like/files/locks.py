@@ -81,8 +81,9 @@ class Lock(contextlib.AbstractContextManager):
       ).start()
 
   def check(self) -> None:
-    """Call it before anything is written that another run must not see. A deleted file is made and
-    locked again.
+    """Check that the lock is still this process's; call it before every write.
+
+    A deleted file is made and locked again.
 
     Raises:
       TransientError: the file was deleted, and another process has made its own.
@@ -125,8 +126,7 @@ def _beat(path: str, ended: threading.Event, seconds: float) -> None:
 
 
 def locks_reach_other_hosts(path: str) -> bool:
-  """Return whether a lock on a file excludes the processes of other hosts that share its file
-  system.
+  """Return whether a lock on a file excludes processes of other hosts that share its disk.
 
   Mounts of network disks may keep locks to their host, and then succeed on several hosts at once.
   """

@@ -25,8 +25,9 @@ _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 @functools.cache
 def fetch(path: str) -> LocalPath:
-  """Return a local directory with the files of a directory: itself or, of an address, a copy that
-  the program keeps.
+  """Return a local directory with the files of a directory.
+
+  It is the directory itself or, of an address, a copy that the program keeps.
 
   Raises:
     UserError: there is no file at the address.
@@ -45,8 +46,10 @@ def fetch(path: str) -> LocalPath:
 
 
 def copy_small_files(path: str) -> pathlib.Path:
-  """Return a local directory with the small files of a run as they are now: its own or, of an
-  address, a copy."""
+  """Return a local directory with the small files of a run as they are now.
+
+  It is the run's own or, of an address, a copy.
+  """
   source = as_path(path)
   if isinstance(source, LocalPath):
     return source
@@ -56,8 +59,9 @@ def copy_small_files(path: str) -> pathlib.Path:
 
 
 class WorkdirMirror:
-  """A local directory that stands for a run's workdir at an address, so that its small files can be
-  appended to.
+  """A local directory that stands for a run's workdir at an address.
+
+  Its small files can be appended to.
 
   Only the first process of a job may use it.
 
@@ -79,8 +83,11 @@ class WorkdirMirror:
     self._pushed = self._found()
 
   def push(self, check: Callable[[], None]) -> None:
-    """Upload the files that have changed; `check` is called before each, and raises if they are
-    another run's now."""
+    """Upload the files that have changed.
+
+    Args:
+      check: called before each; raises if the files are another run's now.
+    """
     for name, version in self._found().items():
       if self._pushed.get(name) != version:
         check()

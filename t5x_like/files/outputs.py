@@ -46,11 +46,12 @@ _WORKDIR_FILES = {
 
 
 def check_new(path: str, flag: str = "") -> AnyPath:
-  """Return the place of a directory to make, which may exist if it is empty; raise UserError if it
-  is taken.
+  """Return the path of a directory to make, which may exist if it is empty.
 
   Args:
     flag: such as `--output=`, for the message.
+  Raises:
+    UserError: it has files.
   """
   output = as_path(path)
   if output.exists() and (not output.is_dir() or output.names()):

@@ -1,5 +1,4 @@
-"""A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves
-(`remote`)."""
+"""Take a path, or an address that TensorStore or fsspec serves (`remote`)."""
 
 import os
 import pathlib
@@ -86,8 +85,9 @@ def check_directory(text, flag: str = "--workdir") -> str:
 
 
 def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
-  """Check a directory, made if missing, and its existing folders, by writing and removing a file in
-  each.
+  """Check that a directory and its existing folders can be written, by a file in each.
+
+  The directory is made if missing.
 
   Args:
     flag: the flag that names the directory, for messages.

@@ -94,8 +94,11 @@ class RemotePath:
     )
 
   def read(self, part: ByteRange = None) -> bytes | None:
-    """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range
-    outside it."""
+    """Return the file's bytes, or a range; None if there is no file.
+
+    Raises:
+      DamageError: the range is outside the file.
+    """
     return _read(self._root, [(self._key, part)], self._address)[0]
 
   def read_many(
@@ -157,8 +160,7 @@ class RemotePath:
     return self._request(call, "written") or self.read() == data
 
   def read_version(self) -> Versioned | None:
-    """Return the file's content with its version, for `replace_version`; None if there is no
-    file."""
+    """Return the file's content with its version; None if there is no file."""
     return self._request(
       lambda files, timeout: files.read_version(self._key, timeout), "read", _ASSUMED_SIZE
     )
@@ -178,8 +180,7 @@ class RemotePath:
     return self._request(call, "written") or self.read() == data
 
   def renew(self, data: bytes, version: Any) -> bool:
-    """Change the version of the file, by writing `data`; False if it is no longer of this
-    version."""
+    """Change the version of the file by writing `data`; False if it has another version."""
     return self.replace_version(data, version)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
@@ -198,8 +199,10 @@ class RemotePath:
     return iter([self / name for name in self.names()])
 
   def matches(self) -> dict[str, tuple[str, int | None]]:
-    """Return the sorted addresses of files and directories that match this one, a glob pattern,
-    with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
+    """Return the sorted addresses that match this one, a glob pattern, with type and size.
+
+    The type is `file` or `directory`, the size in bytes, None if unknown.
+    """
     with _translate_errors(self._url, "listed"):
       matches = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
     return {str(RemotePath(self._address(key))): about for key, about in matches.items()}
@@ -218,8 +221,7 @@ class RemotePath:
     return self.is_file() or self.is_dir()
 
   def about(self) -> dict[str, Any]:
-    """Return the `type` (`file` or `directory`) and `size` in bytes (None if unknown), as last
-    listed."""
+    """Return `type` (`file` or `directory`) and `size` (None if unknown), as last listed."""
     client = clients.open_fsspec_client(self._root)
     try:
       return retry(lambda: client.files.info(client.path(self._key)), self._url)
@@ -332,8 +334,10 @@ class _RangeReader:
 
 @contextlib.contextmanager
 def _translate_errors(url: str, done: str) -> Iterator[None]:
-  """Translate a client's errors. An absent file is an answer; it is an error only if its bucket is
-  absent."""
+  """Translate a client's errors.
+
+  An absent file is an answer; it is an error only if its bucket is absent.
+  """
   try:
     yield
   except Exception as error:

@@ -43,8 +43,7 @@ class ShardFiles(abc.ABC):
 
   @abc.abstractmethod
   def changed(self, shards: Shards) -> list[tuple[str, int]]:
-    """Return the array and shard of the files that were read, and have changed since they were
-    first opened.
+    """Return array and shard of the files that have changed since they were first opened.
 
     A file that has only been touched counts as changed, and is returned once.
     """
@@ -65,8 +64,7 @@ class ShardFiles(abc.ABC):
       raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)})") from error
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
-    """List the files in directories with their sizes (None if unknown); return None if listing is
-    not possible."""
+    """List the files in directories with their sizes (None if unknown); None if not possible."""
     try:
       return {
         f"{directory}/{name}": size

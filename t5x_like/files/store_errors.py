@@ -117,8 +117,11 @@ _RIGHTS = {  # on Google's store, replacing an object requires the right to dele
 
 
 def error_chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
-  """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts
-  (`__context__`) too."""
+  """Yield the exception and its causes in turn.
+
+  Args:
+    explicit: whether to ignore implicit contexts (`__context__`).
+  """
   visited: set[int] = set()
   while error is not None and id(error) not in visited:
     visited.add(id(error))
@@ -139,14 +142,12 @@ def error_kind(error: BaseException) -> ErrorKind | None:
 
 
 def kind_of_errno(number: int | None) -> ErrorKind | None:
-  """Return the kind of an error number of the operating system; None if it says nothing of a store,
-  network or disk."""
+  """Return the kind of an error number of the operating system; None for other errors."""
   return _KINDS_BY_ERRNO.get(number)
 
 
 def mentions_passing_fault(message: str) -> bool:
-  """Return whether a message has the operating system's words for a fault that passes, such as
-  "Stale file handle"."""
+  """Return whether a message names a fault that passes, such as "Stale file handle"."""
   return any(words in message for words in _PASSING_FAULTS)
 
 

@@ -1,5 +1,4 @@
-"""The standard streams of a program that goes on when nobody can read them: a full disk, a closed
-pipe or terminal."""
+"""Let a program go on when nobody can read its standard streams, as on a full disk."""
 
 import contextlib
 import errno
@@ -56,8 +55,7 @@ class GuardedStream:
 
 
 def protect_streams() -> None:
-  """Make stdout and stderr `Stream`s, unless they are another object's, as in a notebook or a
-  test."""
+  """Guard stdout and stderr, unless they are another object's, as in a notebook or a test."""
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
     # closed by whoever started the program: no file that is opened later may take its number

@@ -46,15 +46,20 @@ def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.
 
 
 def exchange(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
-  """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an
-  all-to-all."""
+  """Change the layout of `x` from `before` to `after` by an all-to-all.
+
+  The last axis of `before` has priority.
+  """
   layout = _layout.get()
   return x if layout is None else layout.exchange(x, before, after)
 
 
 def gather(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
-  """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length`
-  of `tokens`."""
+  """Gather a parameter along the mesh axes that split the `batch` and `length` of `tokens`.
+
+  Args:
+    axes: the logical axes of the parameter.
+  """
   layout = _layout.get()
   return kernel if layout is None else layout.gather(kernel, axes, tokens)
 
@@ -62,8 +67,7 @@ def gather(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
 def reduce_scatter(
   contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS
 ) -> jax.Array:
-  """Compute a kernel's gradient `contract(x, g)`, a sum over tokens, and reduce-scatter it over the
-  devices.
+  """Reduce-scatter a kernel's gradient `contract(x, g)`, a sum over tokens.
 
   Args:
     contract: sums over the axes `batch` and `length` of both arguments.
@@ -75,8 +79,7 @@ def reduce_scatter(
 
 
 def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes, ...]) -> jax.Array:
-  """Run `function(*arguments)` on each device, on its own pieces, instead of letting the compiler
-  partition it.
+  """Run `function(*arguments)` on each device on its own pieces, without the partitioner.
 
   Args:
     arguments: pytrees of arrays, the first an array.
@@ -112,8 +115,7 @@ def use_layout(layout: Layout | None) -> Iterator[None]:
 
 
 def platform() -> str:
-  """Return `cpu`, `gpu` or `tpu`: the platform of the mesh whose rules are active, or this
-  process's default.
+  """Return `cpu`, `gpu` or `tpu`: of the mesh whose rules are active, or the default one.
 
   A plan's mesh has another platform than the process that makes the plan.
   """

@@ -386,8 +386,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
 
 
 def _is_greeting(message: dict) -> bool:
-  """Return whether a message is a greeting of `_report` from a process of the same job, if the job
-  has a key."""
+  """Return whether a message is a greeting of `_report` from a process of the same job."""
   numbers = message.get("process"), message.get("processes")
   key = message.get("key")
   return (
@@ -399,16 +398,14 @@ def _is_greeting(message: dict) -> bool:
 
 
 def _key() -> str:
-  """Return a digest of the secret that the processes of a job share, if its launcher has given them
-  one."""
+  """Return a digest of the secret that the processes of a job share, if there is one."""
   return hashlib.sha256(
     f"{_GREETING}:{os.environ.get(KEY, '')}".encode("utf-8", "surrogateescape")
   ).hexdigest()
 
 
 def _has_left(peer: socket.socket) -> bool:
-  """Return whether the other end of a connection has closed it, as a process that was started again
-  has."""
+  """Return whether the other end of a connection has closed it, as a restarted process has."""
   peer.settimeout(0.0)
   try:
     return peer.recv(1, socket.MSG_PEEK) == b""

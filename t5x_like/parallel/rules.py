@@ -90,8 +90,7 @@ class Rules:
 
   @classmethod
   def from_config(cls, config, devices: list[jax.Device] | None = None) -> "Rules":
-    """Return the rules and the mesh of a resolved config; raise UserError if the mesh does not fit
-    the devices."""
+    """Return the rules and the mesh of a resolved config; raise UserError if it does not fit."""
     return cls.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
 
   def spec(self, axes: tuple[str | None, ...], first: str | None = None) -> PartitionSpec:
@@ -130,8 +129,7 @@ class Rules:
     return tuple(a for a in self.table[name] if self.mesh.shape[a] > 1)
 
   def batch(self) -> NamedSharding:
-    """Return the sharding of any batch feature: rows split over the batch axes, other axes
-    whole."""
+    """Return the sharding of a batch feature: rows over the batch axes, other axes whole."""
     return self.sharding(("batch",))
 
   def check_batch(self, batch_size: int, parts: int, key: str = "batch_size") -> None:
@@ -152,8 +150,7 @@ class Rules:
       )
 
   def optimizer_axes(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """Return the logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et
-    al. 2020)."""
+    """Return the axes of a parameter's optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""
     return tuple("optimizer_embed" if a == "embed" else a for a in axes)
 
   def param_shardings(self, params: dict) -> dict[str, NamedSharding]:
@@ -183,8 +180,10 @@ class Rules:
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
-    """Apply these rules to `parallel.constrain` within the block (a traced step), for the mesh's
-    platform."""
+    """Apply these rules to `parallel.constrain` within the block, a traced step.
+
+    Layers see the platform of the mesh.
+    """
     with (
       use_platform(self.mesh.devices.flat[0].platform),
       use_layout(self if self.mesh.size > 1 else None),
@@ -401,8 +400,10 @@ def _row_numbers(batch_size: int, indices: Iterable[tuple[slice, ...]]) -> np.nd
 
 
 def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: int):
-  """Build a global array [batch_size, ...] from this process's rows `x` [R, ...], where `rows_R`
-  are its `local_rows`.
+  """Build a global array [batch_size, ...] from this process's rows `x` [R, ...].
+
+  Args:
+    rows_R: the `local_rows` of this process.
 
   `x` may be a tree of such arrays; the result is then a tree.
   """

@@ -81,8 +81,7 @@ def enable(workdir: str) -> str:
 
 
 def measure_once(name: str, measure: Callable[[], float]) -> float:
-  """Return `measure()`, or its value at an earlier start on a processor like this; it is kept
-  beside the programs."""
+  """Return `measure()`, or its value at an earlier start on a processor like this."""
   directory = jax.config.jax_compilation_cache_dir
   if not directory or "://" in directory:
     return measure()
@@ -146,8 +145,10 @@ def _count_hits() -> None:
 
 
 def _machine() -> str:
-  """Return `gpu`, `tpu`, or for a CPU its architecture and a digest of the features that machine
-  code depends on."""
+  """Return `gpu`, `tpu`, or for a CPU its architecture and a digest of its features.
+
+  Machine code depends on these.
+  """
   backend = jax.default_backend()
   if backend != "cpu":
     return backend
@@ -159,8 +160,10 @@ def _machine() -> str:
 
 
 def _write_checksums() -> None:
-  """Make jax end its entries with a checksum, which it compares when it reads them; zlib's have one
-  anyway."""
+  """Make jax end its cache entries with a checksum, which it compares on reading.
+
+  Entries of zlib have one anyway.
+  """
   from jax._src import compilation_cache
 
   if zstandard := getattr(compilation_cache, "zstandard", None):

@@ -1,5 +1,6 @@
-"""Huge pages for a process's memory. Does not import jax, as it must act before anything large is
-allocated.
+"""Use huge pages for a process's memory.
+
+This file does not import jax: it must act before anything large is allocated.
 
 XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and by
 default the kernel maps them in pages of 4 KB: hundreds of thousands of page faults per step, a

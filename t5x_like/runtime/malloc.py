@@ -21,8 +21,7 @@ _largest = 0
 
 
 def keep_freed_memory(temporaries: int) -> bool:
-  """Let the process keep as much freed memory as its largest program uses; return whether that is
-  in its power.
+  """Keep as much freed memory as the largest program uses; return whether that is possible.
 
   Call it after a program is compiled, so that the compiler's memory is not kept. Does nothing
   without glibc, or if GLIBC_TUNABLES already sets `glibc.malloc.trim_threshold` or

@@ -35,8 +35,10 @@ _PACKAGES = (
 
 
 def prepare() -> None:
-  """Join the job of this process, if any, and set up jax and logging; raise as
-  `distributed.initialize`."""
+  """Join the job of this process, if any, and set up jax and logging.
+
+  It raises as `distributed.initialize` does.
+  """
   handler = logging.StreamHandler()
   handler.setFormatter(_Formatter("warning: %(message)s"))
   logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -49,8 +51,7 @@ def prepare() -> None:
 
 
 def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
-  """Build a task by `data.task.build_at`, in the first process before the others if it is made from
-  a source."""
+  """Build a task by `data.task.build_at`; from a source, in the first process before the others."""
   from t5x_like.data import task as tasks  # tensorflow: only where data is read
 
   def make():
@@ -66,8 +67,10 @@ def _names_a_source(values: Any) -> bool:
 
 
 def _skip_tpus_that_are_not_there() -> None:
-  """Choose the CPU if libtpu is installed without a TPU, as for plans: jax would look for one for
-  seconds, and warn."""
+  """Choose the CPU if libtpu is installed without a TPU, as for plans.
+
+  jax would look for one for seconds, and warn.
+  """
   chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
   gpu_plugins = [
     name
@@ -95,15 +98,19 @@ class _Formatter(logging.Formatter):
 
 
 def log(text: str) -> None:
-  """Print in the first process only, without control characters: parts of the text may come from
-  data."""
+  """Print in the first process only, without control characters.
+
+  Parts of the text may come from data.
+  """
   if is_first():
     print(escape_controls(text), flush=True)
 
 
 def describe_environment() -> dict[str, Any]:
-  """Return a flat dict of strings and numbers; it initialises jax's devices, so call
-  `distributed.initialize` first."""
+  """Return a flat dict of strings and numbers that describes devices, host and versions.
+
+  It initialises jax's devices, so call `distributed.initialize` first.
+  """
   devices = jax.devices()
   environment = {
     "devices": len(devices),
@@ -121,8 +128,7 @@ def describe_environment() -> dict[str, Any]:
 
 @functools.cache
 def package_versions() -> dict[str, str]:
-  """Return the versions of Python and of the installed packages that a run's numbers and files
-  depend on."""
+  """Return the versions of Python and of the packages that a run's numbers depend on."""
   installed = {"python": platform.python_version()}
   for package in _PACKAGES:
     try:

@@ -1,5 +1,4 @@
-"""End a process in which nothing has happened for too long, so that a launcher can start the job
-again."""
+"""End a process in which nothing has happened for too long, so that a launcher restarts it."""
 
 import faulthandler
 import os
@@ -14,8 +13,9 @@ _GRACE_SECONDS = 30.0  # after which a process that cannot even run Python is en
 
 
 class Watchdog:
-  """A context manager that prints the stacks of all threads and exits as transient when no beat
-  came in time.
+  """Prints the stacks of all threads and exits as transient when no beat came in time.
+
+  It is a context manager.
 
   A process that hangs in a collective, because another is gone or stopped, does not end by itself.
 

@@ -26,8 +26,7 @@ _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
 
 
 def reread(tree):
-  """Return the same values behind a barrier, so that XLA on CPU recomputes elementwise results
-  where they are used.
+  """Return values behind a barrier, so that XLA on CPU recomputes elementwise results at their use.
 
   XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier
   each consumer fuses a separate copy. Other backends fuse siblings and need no barrier.
@@ -88,8 +87,10 @@ def adafactor(
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
-  """Return the second largest and the largest axis (the last of equals); None if the former is too
-  small to factor."""
+  """Return the second largest and the largest axis; None if the former is too small to factor.
+
+  Of equal axes, the last is the largest.
+  """
   if len(shape) < 2:
     return None
   shorter, longer = np.argsort(shape, kind="stable")[-2:]
@@ -123,7 +124,9 @@ def _rms(x):
 
 
 def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-  """Compute the mean in plain operations; `jax.numpy`'s functions would be traced anew for each
-  shape."""
+  """Compute the mean in plain operations.
+
+  `jax.numpy`'s functions would be traced anew for each shape.
+  """
   # beyond int32
   return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(float(x.shape[a]) for a in axes)

@@ -35,8 +35,7 @@ _SHOWS_PADDING = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_
 
 
 def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
-  """Return the length of each share 1 / buckets, 2 / buckets, … of a row: ascending, the last is
-  `longest`."""
+  """Return the length of each share 1 / buckets, 2 / buckets, … of a row; the last is `longest`."""
   return [
     min(longest, -(-longest * share // (buckets * multiple)) * multiple)
     for share in range(1, buckets + 1)

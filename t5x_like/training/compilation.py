@@ -1,5 +1,4 @@
-"""Compile the step of a run, and compute its cost: its FLOPs and the devices' peak, the two numbers
-behind MFU."""
+"""Compile the step of a run, and compute the cost of a step."""
 
 import dataclasses
 import math
@@ -59,8 +58,11 @@ def lower_step(
 def compile_lowered_step(
   lowered: jax.stages.Lowered, device: jax.Device, **extra_options
 ) -> tuple[jax.stages.Compiled, dict]:
-  """Return (a compiled train step, the chip's options of the compiler); `more` are further ones,
-  for TPUs and GPUs."""
+  """Return a compiled train step and the chip's options of the compiler.
+
+  Args:
+    extra_options: further options, for TPUs and GPUs.
+  """
   if device.platform == "tpu":
     from t5x_like.training.tpu_options import compile_for_chip
 
@@ -76,8 +78,7 @@ def compile_lowered_step(
 
 
 def gpu_options(config: "ConfigDict", device: jax.Device) -> dict[str, bool]:
-  """Return the options of the compiler for a step on GPUs that a second computation must equal bit
-  by bit.
+  """Return the compiler's options for a step on GPUs that a second computation must equal.
 
   GPUs add up scattered values in any order otherwise. A flag that `XLA_FLAGS` names is the user's.
   """
@@ -93,8 +94,11 @@ def gpu_options(config: "ConfigDict", device: jax.Device) -> dict[str, bool]:
 def compile_step(
   config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]
 ) -> tuple[Callable, StepCost]:
-  """Compile the step for such batches in all processes, print the time and the step's cost, and
-  return (a function `(state, batch) -> (state, metrics)` that donates the state, the cost)."""
+  """Compile the step for abstract batches in all processes, and print the time and the step's cost.
+
+  Returns:
+    (a function `(state, batch) -> (state, metrics)` that donates the state, the cost).
+  """
   start = time.perf_counter()
   hits = compile_cache.hit_count()
   with record_cores() as used:

@@ -59,8 +59,12 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
 def matmul_flops_per_second(
   dtype: str = "float32", repeats: int = 5, seconds: float = 1.0
 ) -> float:
-  """Return the best rate of products of two square matrices that fill a device, of `repeats` times
-  or `seconds`."""
+  """Return the best rate of products of two square matrices that fill a device.
+
+  Args:
+    repeats: the most products of each size that are timed. seconds: the time after which no further
+      one begins.
+  """
   best = 0.0
   for size in (2048, 4096) if jax.default_backend() == "cpu" else (4096, 8192):
     a = jnp.ones((size, size), dtype)

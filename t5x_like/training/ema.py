@@ -1,5 +1,7 @@
-"""Averages of the weights, beside any optimizer: `config.optimizer.ema = 0.9999`, or `schedule_free
-= 0.9`."""
+"""Average the weights, beside any optimizer.
+
+`config.optimizer.ema = 0.9999`, or `schedule_free = 0.9`.
+"""
 
 import re
 from typing import Any, NamedTuple
@@ -56,8 +58,9 @@ def with_average(
 def with_ema(
   optimizer: optax.GradientTransformation, max_decay: float, warmup: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-  """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the
-  first on.
+  """Return an optimizer that also keeps an exponential mean of the new weights.
+
+  `mean = decay * mean + (1 - decay) * new weights`, from the first update on.
 
   The decay is `most`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's
   `ModelEmaV3`), so the first weights leave no trace, and the mean is over the last n^(2/3) updates.
@@ -83,8 +86,9 @@ def with_ema(
 def with_schedule_free(
   optimizer: optax.GradientTransformation, schedule: Schedule, b1: float
 ) -> optax.GradientTransformationExtraArgs:
-  """Return the optimizer made schedule-free by optax (Defazio et al. 2024, arXiv:2405.15682,
-  equations 2 to 4).
+  """Return the optimizer made schedule-free by optax (Defazio et al. 2024, equations 2 to 4).
+
+  The paper is arXiv:2405.15682.
 
   It moves `z`, kept beside the weights y = (1 - b1) z + b1 x, at which gradients are taken. x is
   the mean of all z, by the squares of the greatest rates so far, and is evaluated.

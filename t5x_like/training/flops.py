@@ -44,8 +44,10 @@ def step_flops(
 
 
 def with_dense_cores(model):
-  """Return the model to count: with the dense core for every exact one, on the keys that a window
-  leaves, and without slots that experts leave empty."""
+  """Return the model to count, with dense cores in place of exact ones.
+
+  Windows count the keys that they leave, and experts no empty slots.
+  """
   counted_model = jax.tree.map(lambda x: x, model)
   for _, module in list(nnx.iter_modules(counted_model)):
     if isinstance(module, Attention) and module.core.exact:

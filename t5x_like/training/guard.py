@@ -1,5 +1,4 @@
-"""Guards against updates that are not finite and spikes of the loss: `config.guard = {"name":
-...}`.
+"""Refuse updates that are not finite or spikes of the loss: `config.guard = {"name": ...}`.
 
 The step computes the verdict, from its loss, its gradient norm and a running mean in the state; the
 loop reads it one step later. It is a function of the state and the batch alone, so a resumed run
@@ -66,8 +65,10 @@ class Guard:
 
 
 def new_loss_record() -> LossRecord:
-  """Return the watch of a new run: mean size and number of accepted losses, number of refused ones
-  since the last."""
+  """Return the loss record of a new run.
+
+  It has the mean size and the number of accepted losses, and the number of losses refused since.
+  """
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
@@ -129,8 +130,7 @@ class RefusedSteps:
     self._steps = collections.deque(steps)
 
   def add(self, step: int) -> str | None:
-    """Add a step; return why the run must stop, if more than a quarter of the last updates were
-    left out."""
+    """Add a step; return the reason to stop if a quarter of the last updates were left out."""
     self._steps.append(step)
     while self._steps[0] <= step - self._horizon:
       self._steps.popleft()

@@ -20,11 +20,12 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def with_architecture(config: ConfigDict, model_class: type, variant, where: str) -> ConfigDict:
-  """Return a recipe's config with the class and variant of a model; raise UserError for a recipe of
-  another family.
+  """Return a recipe's config with the class and variant of a model.
 
   Args:
     where: the place of the model's weights, for messages.
+  Raises:
+    UserError: the recipe is for another family.
   """
   recipe_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   if recipe_class is not model_class:
@@ -62,8 +63,7 @@ def load_task_vocabulary(config: ConfigDict) -> Vocabulary:
 def check_parameters(
   published_model: nnx.Module, recipe_model: nnx.Module, where: str, recipe: str
 ) -> None:
-  """Refuse a recipe whose model has parameters of other shapes, such as another head; raise
-  UserError."""
+  """Refuse a recipe whose model has parameters of other shapes, such as another head."""
   published_model, recipe_model = (
     {name: p.shape for name, p in params.named_params(model).items()}
     for model in (published_model, recipe_model)

@@ -61,7 +61,6 @@ def _counted_share(scopes: str) -> float:
 
 
 def inner_jaxprs(params) -> list[core.Jaxpr]:
-  """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have
-  them."""
+  """Return the jaxprs among an equation's parameters, as of jit, scan, checkpoint and while."""
   candidates = (getattr(value, "jaxpr", value) for value in params.values())
   return [jaxpr for jaxpr in candidates if isinstance(jaxpr, core.Jaxpr)]

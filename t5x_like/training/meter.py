@@ -14,8 +14,9 @@ _EVERY_SECONDS = 20.0
 
 
 class Goodput:
-  """The share of a run's life that went into steps that count: not starts, saves, waits, or steps
-  computed again.
+  """The share of a run's life that went into steps that count.
+
+  Starts, saves, waits and steps that are computed again do not count.
 
   Args:
     began: the time of the run's first start, in seconds since the epoch.
@@ -33,8 +34,9 @@ class Goodput:
 
 
 class StepMeter:
-  """Time steps without waiting for the one just dispatched; where dispatching computes a step,
-  until that ends.
+  """Times steps without waiting for the one just dispatched.
+
+  Where dispatching computes a step, its time ends with the dispatch.
 
   Args:
     batches: this host's batches.
@@ -78,8 +80,9 @@ class StepMeter:
     self._own_seconds += self._steps[-1][-1] - since
 
   def exclude_time(self, since: float) -> None:
-    """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an
-    evaluation."""
+    """Exclude the time since `since` (of `time.perf_counter`), as of an evaluation, from step
+    times.
+    """
     self._excluded += time.perf_counter() - since
 
   def finish_step(self) -> dict[str, float]:
@@ -120,8 +123,7 @@ class StragglerFinder:
     self._store = distributed.key_value_store()
 
   def finish_step(self, own_seconds: float) -> dict[str, float]:
-    """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its
-    own work."""
+    """Note a step; now and then, return the slowest host and its mean seconds in process 0."""
     self._seconds += own_seconds
     self._steps += 1
     if self._store is None or time.monotonic() - self._reported < _EVERY_SECONDS:

@@ -24,8 +24,9 @@ def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
 def offload_optimizer_state(
   optimizer: optax.GradientTransformation, state: TrainState, mesh: jax.sharding.Mesh
 ) -> tuple[optax.GradientTransformation, TrainState]:
-  """Return the same optimizer with its arrays in the hosts' memory between steps, and the abstract
-  state that says so.
+  """Keep the arrays of an optimizer in the hosts' memory between steps.
+
+  Returns the optimizer, and the abstract state with these memories.
 
   Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
 

@@ -1,5 +1,6 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`; see also `training.adafactor` and
-`optimizers/`.
+"""Build optimizers by name: `config.optimizer = {"name": ..., ...}`.
+
+See also `training.adafactor` and `optimizers/`.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as
 Adafactor's must not mix layers, so the optimizer is mapped over that axis, once for every depth of
@@ -109,8 +110,7 @@ OPTIMIZERS = _Optimizers()
 def with_upper_bounds(
   optimizer: optax.GradientTransformation, upper_bounds: dict[str, float]
 ) -> optax.GradientTransformation:
-  """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that
-  value."""
+  """Return an optimizer whose updates take no parameter beyond its upper bound."""
 
   def update(updates, state, params, **_):
     return updates | {
@@ -220,8 +220,11 @@ def state_axes(opt_state, params: dict) -> object:
 
 
 def to_named(opt_state) -> dict[str, Any]:
-  """Return the tensors of a state, abstract or not, by name; raise TypeError if two have the same
-  name."""
+  """Return the tensors of a state, abstract or not, by name.
+
+  Raises:
+    TypeError: two have the same name.
+  """
   named: dict[str, Any] = {}
   for name, per_parameter, leaf in _walk(opt_state):
     if name in named and per_parameter:

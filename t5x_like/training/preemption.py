@@ -45,8 +45,9 @@ class StopRequest:
     self._previous = {}
 
   def requested(self) -> bool:
-    """Return whether to save and stop now; becomes true after the same step in all processes, and
-    stays so.
+    """Return whether to save and stop now.
+
+    It becomes true after the same step in all processes, and stays true.
 
     All processes must call it equally often: after every step and before every batch of an
     evaluation.

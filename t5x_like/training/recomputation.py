@@ -1,5 +1,4 @@
-"""Compute a step twice, to find devices that compute wrongly now and then
-(`config.recompute_every`)."""
+"""Compute a step twice, to find devices that compute wrongly (`config.recompute_every`)."""
 
 from collections.abc import Callable
 
@@ -17,8 +16,9 @@ _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 def compute_twice(
   step: Callable, state: TrainState, batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Return `step(state, batch)`, which donates the state, computed twice; needs memory for two
-  states.
+  """Return `step(state, batch)`, which donates the state; compute it twice and compare.
+
+  It needs memory for two states.
 
   Raises:
     TransientError: the two differ in some bit.

@@ -1,5 +1,4 @@
-"""Resolve a recipe: check every slot against the function or class it names, and fill in every
-default.
+"""Resolve a recipe: check every slot against its function or class, and fill in defaults.
 
 `resolve` opens no data and no weights. It reads at most the `config.json` of a run that the recipe
 names, and the vocabulary that sizes the token table.
@@ -38,8 +37,9 @@ _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Return the recipe's config, its slots checked, with all defaults for a platform; None is this
-  process's.
+  """Return a recipe's config with checked slots and all defaults for a platform.
+
+  A platform of None is this process's.
 
   `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and
   scan and loop for `model.layers`. A `model.vocab_size` of None becomes the published size, and
@@ -100,8 +100,11 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
 def adopt_imported_model(
   config: ConfigDict, imported: dict[str, Any] | None, workdir: str
 ) -> ConfigDict:
-  """Return the config with the model of a workdir's weights, if these were imported; see
-  `workdir.imported`."""
+  """Return the config with the model of imported weights, if there are any.
+
+  Args:
+    imported: see `workdir.read_imported`.
+  """
   if imported is None:
     return config
   from t5x_like.training import warm_start
@@ -149,6 +152,5 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
 
 
 def padded_vocab_size(vocabulary: vocabularies.Vocabulary) -> int:
-  """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of
-  128."""
+  """Return the number of rows of a token table: the vocabulary's size, rounded up to 128s."""
   return -(-vocabulary.size // 128) * 128

@@ -1,5 +1,4 @@
-"""Steps of a model that retrieves passages: make the index when it is due, find passages for a
-batch, update the model.
+"""Train a model that retrieves passages: build its index when due, and find passages for batches.
 
 The index is made every `objective.refresh_every` steps, from the retriever's parameters, of which
 the state then keeps a copy, `reference/retriever/…`. So it is a function of the state, and a run

@@ -1,5 +1,4 @@
-"""Steps on the model's own completions: answer the prompts of a batch, reward the answers, update
-the model.
+"""Train on the model's own completions: answer prompts, reward the answers, update the model.
 
 All of this happens within the step: it takes a batch of prompts, and what it adds to it is a
 function of the state, the seed, the step and each row's place in the global batch, whatever the
@@ -111,8 +110,9 @@ class RolloutStep:
 
 
 def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
-  """Return the jitted function `(parameters, batch of prompts, step) -> batch with completions`,
-  rows split as given.
+  """Return the jitted function that adds completions to a batch of prompts.
+
+  It takes (parameters, batch of prompts, step), with rows split as given.
 
   The key of a completion is folded from the seed, the step and its place in the global batch.
   """
@@ -134,8 +134,9 @@ def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> 
 
 
 def build_divide_function(model, objective, rules, seed: int) -> Callable:
-  """Return the jitted function `(parameters, answered batch, step) -> the batch of each update`, in
-  order.
+  """Return the jitted function that divides an answered batch into those of its updates.
+
+  It takes (parameters, answered batch, step) and returns them in order.
 
   The objective judges the whole batch first; then every pass divides its prompts into minibatches
   by an order of its own, whose key is folded from the seed, the step and the number of the pass.

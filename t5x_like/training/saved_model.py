@@ -46,8 +46,9 @@ class SavedModel:
   def restore(
     self, step: int | None = None, folder: str = "checkpoints"
   ) -> tuple[int, dict[str, jax.Array]]:
-    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`; their mean, if the
-    run keeps one.
+    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`.
+
+    The parameters are their mean, if the run keeps one.
 
     Args:
       step: None for the newest intact one.

@@ -1,5 +1,6 @@
-"""Early stopping, and the best checkpoint: `config.selection = {"metric": "eval/sst2/accuracy",
-"patience": 3}`.
+"""Stop early, and keep the best checkpoint.
+
+`config.selection = {"metric": "eval/sst2/accuracy", "patience": 3}`.
 
 After each evaluation, the parameters with the best score so far are saved under `best/` in the
 workdir, before the scores are written. Both decisions follow from `metrics.jsonl` alone, so a
@@ -59,8 +60,7 @@ class Selection:
     return evaluations_since >= self._patience
 
   def _score_or_worst(self, value: float | None) -> float:
-    """Return the value; an undefined one, such as the correlation of a constant, is worse than any
-    other."""
+    """Return a score; one that is undefined or not finite is worse than any other."""
     return value if value is not None and math.isfinite(value) else -self._sign * 1e9
 
   def offer(
@@ -89,8 +89,7 @@ class Selection:
 
 
 def check_selection(config: ConfigDict, metrics: Collection[str] | None) -> None:
-  """Refuse, before the first step, a metric that no evaluation writes, and the largest loss as the
-  best.
+  """Refuse a metric that no evaluation writes, and the largest loss as the best.
 
   Args:
     metrics: all that evaluations may write; None if that is not known.

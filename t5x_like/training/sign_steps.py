@@ -10,8 +10,7 @@ Named = dict[str, jax.Array]
 def with_sign_steps(
   optimizer: optax.GradientTransformation, steps: dict[str, float]
 ) -> optax.GradientTransformationExtraArgs:
-  """Return an optimizer that moves the parameters in `steps` so, by their step, and the others by
-  `optimizer`.
+  """Take fixed-size sign steps on the parameters in `steps`; update the rest with `optimizer`.
 
   Those parameters have no state, weight decay or learning rate.
   """

@@ -1,5 +1,4 @@
-"""The state of a run, which a step reads and writes and a checkpoint holds. It contains no random
-keys."""
+"""The state of a run, which a step updates and a checkpoint holds; it has no random keys."""
 
 import dataclasses
 from typing import Any
@@ -76,16 +75,17 @@ def shardings(state):
 
 
 def to_tree(state: TrainState) -> dict:
-  """Return the state as nested dicts with string keys, as in a checkpoint; see
-  `optimizer.to_named`."""
+  """Return the state as nested dicts with string keys, as in a checkpoint.
+
+  See `optimizer.to_named`.
+  """
   named = {"step": state.step} | {f"params/{name}": x for name, x in state.params.items()}
   named |= {f"guard/{name}": x for name, x in state.watch.items()}
   return nest(named | to_named(state.opt_state))
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
-  """Invert `to_tree`; a tree without the tensors of optimizer, of the mean of weights or of guard
-  gets a new run's.
+  """Invert `to_tree`; missing tensors of optimizer, mean or guard become a new run's.
 
   Args:
     like: an abstract state of the same structure.
@@ -120,8 +120,9 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
 def init_state(
   make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
 ) -> TrainState:
-  """Make a fresh state in place on the mesh: each device draws only its part, and values are the
-  same on any mesh.
+  """Initialise a state in place on the mesh, with the same values on any mesh.
+
+  Each device draws only its part.
 
   Args:
     make_model: `key -> model`.

@@ -50,16 +50,17 @@ def make_step(
     return evaluate(objective, params.with_arrays(model, frozen | arrays), batch, key)
 
   def whole_batch_gradients(arrays, frozen, batch, key):
-    """Return (mean gradients, sums) of the whole batch: the division is folded into the backward
-    pass."""
+    """Return (mean gradients, sums) of the whole batch.
+
+    The division is folded into the backward pass.
+    """
     _, backward, sums = jax.vjp(
       lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True
     )
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
   def accumulated_gradients(arrays, frozen, batch, key):
-    """Return (mean gradients, sums): gradients of sums, added over the parts of the batch and
-    divided once."""
+    """Return (mean gradients, sums), added over the parts of the batch and divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
     def part(totals, indexed):

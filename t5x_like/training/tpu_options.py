@@ -1,5 +1,4 @@
-"""Options of the TPU compiler by chip, for the training step; a plan and a run compile with the
-same ones.
+"""Options of the TPU compiler by chip, for the training step of plans and runs.
 
 Effects are estimates of `t5x_like.plan` for Llama 3.1 8B (70B on v5p, PaLM 540B on v4), by steps
 that differ in the option alone. An option that `XLA_FLAGS` or `LIBTPU_INIT_ARGS` names is the

@@ -1,5 +1,4 @@
-"""The attention core that counts the FLOPs of a window: as many keys as it leaves to a query on
-average."""
+"""Count the FLOPs of windowed attention by the keys that a window leaves on average."""
 
 from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores.dense import Dense
@@ -7,8 +6,7 @@ from t5x_like.nn.mask import Mask
 
 
 class WindowedDense(Dense):
-  """Computes the dense core's products on fewer keys, for `flops.with_dense_cores`; the values mean
-  nothing.
+  """Computes dense products on fewer keys, for `flops.with_dense_cores`; values mean nothing.
 
   Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one
   leaves half as many, and the count halves causal attention anyway.

@@ -238,8 +238,7 @@ def _replace(workdir, name: str, text: str) -> None:
 
 
 def lock_workdir(workdir) -> Lock | Lease:
-  """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no
-  locks.
+  """Keep other runs out of a workdir until the returned lock or lease is closed.
 
   Raises:
     UserError: another process has it, or the directory cannot be written.
@@ -261,8 +260,7 @@ def _shorten(value: Any) -> str:
 
 
 def read_history(workdir, address=None) -> Rows:
-  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones; [] if
-  there is no file.
+  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones.
 
   Args:
     address: the workdir's address, for warnings, if it differs.
@@ -292,8 +290,7 @@ def first_start_time(rows: Rows) -> float:
 
 
 def find_saved_step(rows: Rows) -> int | None:
-  """Return a step after 0 that was saved since the run began, or began anew; None if none is
-  known."""
+  """Return a step after 0 that was saved since the run began anew; None if none is known."""
   step = None
   for row in rows:
     if _integer_or_none(row.get("from_step")) == 0 and _integer_or_none(row.get("step")) == 0:

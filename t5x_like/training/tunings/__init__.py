@@ -1,5 +1,6 @@
-"""The parameters that a run trains, and their rates, by name: `config.tuning = {"name":
-"layer_decay", "rate": 0.9}`.
+"""Select the parameters that a run trains, and scale their rates, by name.
+
+`config.tuning = {"name": "layer_decay", "rate": 0.9}`.
 
 One a file, whose `make` takes the options and returns a `Tuning`.
 """

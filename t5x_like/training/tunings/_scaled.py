@@ -8,8 +8,7 @@ from t5x_like.training.tunings import Named
 
 
 def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
-  """Return the optimizer, each parameter's update multiplied by its scale, one for all or for each
-  layer."""
+  """Multiply each parameter's update by its scale, one for all layers or one for each."""
 
   def update(grads: Named, state, params: Named, **extra):
     updates, state = optimizer.update(grads, state, params, **extra)

@@ -108,8 +108,7 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
 
 
 def _find_run(name: str) -> tuple[Trunk, Place] | None:
-  """Return the trunk of a parameter and the place in it, None for a parameter outside all
-  layers."""
+  """Return the trunk of a parameter and its place there; None outside all layers."""
   match = _RUN.match(name)
   if match is None:
     return None

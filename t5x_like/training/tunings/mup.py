@@ -195,8 +195,7 @@ def _growth(p, base, axis: int) -> float | None:
 def _scale_rates(
   optimizer, named: dict[str, Any], relative: bool | None
 ) -> optax.GradientTransformation:
-  """Return the optimizer with muP's rates; raise UserError if it is none of those with a known
-  rule."""
+  """Return the optimizer with muP's rates; raise UserError if its rule is not known."""
   if relative is None:
     raise UserError(
       f"config.optimizer.name: expected one of {', '.join(_KNOWN_OPTIMIZERS)}, whose rates muP "
