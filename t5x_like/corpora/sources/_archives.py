@@ -26,14 +26,14 @@ def split(path: str) -> tuple[str, str] | None:
 
 def members(archive: str) -> dict[str, zipfile.ZipInfo]:
   """Return the visible files of an archive by name; raise UserError if it is none."""
-  return _opened(archive, as_path(archive).modified_time(), os.getpid())[1]
+  return _open(archive, as_path(archive).modified_time(), os.getpid())[1]
 
 
 def read(archive: str, name: str) -> bytes | None:
   """Return the content of a file in an archive, None if it is too long; raise UserError if it
   cannot be read."""
-  zipped, found = _opened(archive, as_path(archive).modified_time(), os.getpid())
-  if found[name].file_size > LONGEST:
+  archive_file, members_by_name = _open(archive, as_path(archive).modified_time(), os.getpid())
+  if members_by_name[name].file_size > LONGEST:
     return None
   try:
     return archive_file.read(members_by_name[name])

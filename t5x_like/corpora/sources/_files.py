@@ -127,10 +127,9 @@ class FileSource(Source):
     return {"form": facts.pop("form"), "text_field": field, **facts}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    files = [
-      [os.path.basename(path), self._size(path), as_path(path).modified_time()]
-      for path in self._paths(split, part)
-    ]
+    files = []
+    for path in self._paths(split, part):
+      files.append([os.path.basename(path), self._size(path), as_path(path).modified_time()])
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:

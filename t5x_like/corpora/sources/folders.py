@@ -179,9 +179,11 @@ def _read(path: str) -> bytes | None:
 
 def _size_and_version(path: str) -> tuple[int, int | None]:
   """Return a file's size, and its time or, in an archive, its checksum."""
-  if found := _archives.split(path):
-    about = _archives.members(found[0])[found[1]]
-    return about.file_size, about.CRC
+  archive_and_path = _archives.split(path)
+  if archive_and_path:
+    archive, inner_path = archive_and_path
+    member = _archives.members(archive)[inner_path]
+    return member.file_size, member.CRC
   return as_path(path).size(), as_path(path).modified_time()
 
 

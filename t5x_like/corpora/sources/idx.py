@@ -44,7 +44,7 @@ class Source(FileSource):
   def split_facts(self, split: str) -> dict[str, Any]:
     label_paths = [_beside(path) for path in self._files[split]]
     return super().split_facts(split) | {
-      "labels": [[as_path(p).size(), as_path(p).modified_time()] for p in beside]
+      "labels": [[as_path(p).size(), as_path(p).modified_time()] for p in label_paths]
     }
 
 

@@ -158,7 +158,7 @@ class _Builder(ElementTree.TreeBuilder):
 
 
 def _annotation(path: str) -> Record:
-  return _parsed(path, as_path(path).modified_time())
+  return _parse_annotation(path, as_path(path).modified_time())
 
 
 @functools.lru_cache(100_000)
