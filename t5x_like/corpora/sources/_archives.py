@@ -30,8 +30,10 @@ def members(archive: str) -> dict[str, zipfile.ZipInfo]:
 
 
 def read(archive: str, name: str) -> bytes | None:
-  """Return the content of a file in an archive, None if it is too long; raise UserError if it
-  cannot be read."""
+  """Return the content of a file in an archive, None if it is too long.
+
+  Raises UserError if it cannot be read.
+  """
   archive_file, members_by_name = _open(archive, as_path(archive).modified_time(), os.getpid())
   if members_by_name[name].file_size > LONGEST:
     return None

@@ -116,8 +116,10 @@ class FileSource(Source):
     return sum(map(self._size, self._paths(split, part)))
 
   def modification_times(self, split: str) -> list[int | None]:
-    """Return the last modification time of each file of the split in nanoseconds; None for remote
-    files."""
+    """Return when each file of the split was last modified, in nanoseconds.
+
+    Times are None for remote files.
+    """
     return [as_path(path).modified_time() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
