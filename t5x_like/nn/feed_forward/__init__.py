@@ -42,7 +42,8 @@ def _clamped_plus_one(x: jax.Array) -> jax.Array:
   return jnp.clip(x, -7.0, 7.0) + 1.0
 
 
-ACTIVATIONS = {  # (function, gated, or the function of the factor that is gated)
+# For each name: the function, and whether it is gated, or the function of the factor that it gates.
+ACTIVATIONS = {
   "relu": (jax.nn.relu, False),
   "gelu": (gelu, False),
   "gelu_tanh": (_gelu_tanh, False),

@@ -34,19 +34,19 @@ class LearnedPatches(LearnedPosition):
     self.owner = at
     self.antialias = antialias
 
-  def resize(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
+  def resize(self, table: jax.Array, source: "LearnedPatches") -> jax.Array:
     """Interpolate another grid's table [..., rows, D] for this one, in two dimensions.
 
     Extra tokens keep their rows (section 3.2).
     """
-    if other.grid.extra != self.grid.extra:
-      raise ValueError(f"{other.grid.extra} extra tokens, expected {self.grid.extra}")
+    if source.grid.extra != self.grid.extra:
+      raise ValueError(f"{source.grid.extra} extra tokens, expected {self.grid.extra}")
     *layers, _, D = table.shape
     extra = table[..., : self.grid.extra, :]
     patches = table[..., self.grid.extra :, :]
-    patches = patches.reshape(*layers, other.grid.rows, other.grid.columns, D)
-    rows = cubic_weights(other.grid.rows, self.grid.rows, self.antialias)
-    columns = cubic_weights(other.grid.columns, self.grid.columns, self.antialias)
+    patches = patches.reshape(*layers, source.grid.rows, source.grid.columns, D)
+    rows = cubic_weights(source.grid.rows, self.grid.rows, self.antialias)
+    columns = cubic_weights(source.grid.columns, self.grid.columns, self.antialias)
     patches = jnp.einsum("yr,xc,...rcd->...yxd", rows, columns, patches).reshape(*layers, -1, D)
     return jnp.concatenate([extra, patches], axis=-2)
 

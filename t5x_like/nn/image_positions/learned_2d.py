@@ -42,7 +42,7 @@ class RowsAndColumns(Position):
       table = jnp.concatenate([self.extra[...], table])
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
 
-  def resize(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
+  def resize(self, table: jax.Array, source: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
 
     Rows and columns are told apart by their numbers, so the grids are square or agree in one of the
@@ -50,7 +50,7 @@ class RowsAndColumns(Position):
     """
     grid = self.grid
     length = table.shape[-2]
-    is_row_table = length == other.grid.rows != other.grid.columns
+    is_row_table = length == source.grid.rows != source.grid.columns
     new_length = grid.rows if grid.rows == grid.columns or is_row_table else grid.columns
     return jnp.einsum("Yy,...yd->...Yd", cubic_weights(length, new_length), table)
 

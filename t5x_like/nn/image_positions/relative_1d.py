@@ -20,10 +20,10 @@ class RelativeOrder(ShawPosition):
   def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid):
     super().__init__(rngs, dims, clip=max(grid.length - 1, 1), values=False)
 
-  def resize(self, table: jax.Array, other: "RelativeOrder") -> jax.Array:
+  def resize(self, table: jax.Array, source: "RelativeOrder") -> jax.Array:
     """Interpolate another grid's table [..., distances, H] for this one."""
     return jnp.einsum(
-      "Xx,...xH->...XH", cubic_weights(2 * other.clip + 1, 2 * self.clip + 1), table
+      "Xx,...xH->...XH", cubic_weights(2 * source.clip + 1, 2 * self.clip + 1), table
     )
 
 

@@ -36,12 +36,12 @@ class Relative2d(Position):
     row_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
     return jnp.transpose(jnp.take(self.table[...], row_BTS, axis=0), (0, 3, 1, 2))
 
-  def resize(self, table: jax.Array, other: "Relative2d") -> jax.Array:
+  def resize(self, table: jax.Array, source: "Relative2d") -> jax.Array:
     """Interpolate another grid's table [..., rows, N] for this one, in two dimensions."""
     Y = 2 * self.grid.rows - 1
     X = 2 * self.grid.columns - 1
-    y = 2 * other.grid.rows - 1
-    x = 2 * other.grid.columns - 1
+    y = 2 * source.grid.rows - 1
+    x = 2 * source.grid.columns - 1
     patches = table[..., : y * x, :].reshape(*table.shape[:-2], y, x, table.shape[-1])
     extra = table[..., y * x :, :]
     patches = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic_weights(y, Y), cubic_weights(x, X), patches)

@@ -46,7 +46,7 @@ class LearnedPosition(Position):
     vectors = jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip")
     return x_BTD + vectors.astype(x_BTD.dtype)
 
-  def resize(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
+  def resize(self, table: jax.Array, source: "LearnedPosition") -> jax.Array:
     """Resize another scheme's table to this one's rows: repeat its positions, or keep the first."""
     rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
     return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
