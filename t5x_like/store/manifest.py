@@ -109,10 +109,10 @@ def parse(text: bytes, where: str) -> Manifest:
     data = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise UserError(f"{where}: not valid JSON ({one_line(error)[:200]}): {REMEDY}") from error
-  found = data.pop("format", None) if isinstance(data, dict) else type(data).__name__
-  if found != FORMAT:
+  format = data.pop("format", None) if isinstance(data, dict) else type(data).__name__
+  if format != FORMAT:
     raise UserError(
-      f"{where}: format: found {file_names.quote_name(found)}, expected {FORMAT!r}: {REMEDY}"
+      f"{where}: format: found {file_names.quote_name(format)}, expected {FORMAT!r}: {REMEDY}"
     )
   checksum = data.pop("checksum", None)
   manifest = _convert(Manifest, data, where, "")

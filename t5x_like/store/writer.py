@@ -77,13 +77,14 @@ def build_metadata(
   Args: see `Manifest`; the arrays need no counts.
   """
   tables = store_shards.build_tables(shards, arrays)
+  counted_arrays = []
+  for array in arrays:
+    num_values = sum(shard.values[array.name] for shard in shards)
+    counted_arrays.append(dataclasses.replace(array, num_values=num_values))
   manifest = Manifest(
     name=name,
     split=split,
-    arrays=[
-      dataclasses.replace(one, num_values=sum(shard.values[one.name] for shard in shards))
-      for one in arrays
-    ],
+    arrays=counted_arrays,
     facts=facts,
     skipped=dict(sorted(skipped.items())),
     num_items=sum(shard.items for shard in shards),

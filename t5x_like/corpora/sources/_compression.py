@@ -66,7 +66,9 @@ class _Streams(io.RawIOBase):
   def __init__(
     self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
   ):
-    self._file, self._new_decoder, self._decoder = file, new_decoder, new_decoder()
+    self._file = file
+    self._new_decoder = new_decoder
+    self._decoder = new_decoder()
 
   def readable(self) -> bool:
     return True

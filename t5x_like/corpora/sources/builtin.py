@@ -43,19 +43,20 @@ class Source(Base):
 def _record(words: list[str]) -> Record:
   text = " ".join(words)
   longest = max(words, key=len)
-  own_label, other_label = ("long", "short") if len(words) > 7 else ("short", "long")
+  label = "long" if len(words) > 7 else "short"
+  opposite = "short" if label == "long" else "long"
   return {
     "text": text,
     "reversed": " ".join(reversed(words)),
-    "label": own_label,
+    "label": label,
     "tokens": words,
-    "tags": ["long" if len(word) > 4 else "short" for word in words],
+    "tags": ["long" if len(token) > 4 else "short" for token in words],
     "question": "Which word is the longest?",
     "context": text,
     "answers": [{"text": longest, "answer_start": text.index(longest)}],
     "options": ["short", "long"],
-    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": own_label}],
+    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}],
     "prompt": text,
-    "chosen": own_label,
-    "rejected": other_label,
+    "chosen": label,
+    "rejected": opposite,
   }

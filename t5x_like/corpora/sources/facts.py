@@ -47,7 +47,8 @@ class Source(Base):
         f"source facts:{spec}: found {spec!r}, expected a number of facts, 30 to "
         f"{_MOST:,}: facts:2000"
       )
-    self._people, self._seed = int(match[1]) // len(_RELATIONS), int(match[2] or 0)
+    self._people = int(match[1]) // len(_RELATIONS)
+    self._seed = int(match[2] or 0)
     self.name = f"facts{match[1]}"
 
   def records(

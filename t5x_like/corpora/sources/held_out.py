@@ -28,7 +28,8 @@ class Source(Derived):
         f"source held_out:{spec}: expected held_out:N@SOURCE, N from 2, such as "
         "held_out:10@folders:DIR"
       )
-    self._number, self._inner = int(number), open_source(inner, fields=fields, data_dir=data_dir)
+    self._number = int(number)
+    self._inner = open_source(inner, fields=fields, data_dir=data_dir)
     check_split(self._inner, _WHOLE)
     if _PART in self._inner.splits:
       raise UserError(

@@ -30,51 +30,32 @@ class Source(Base):
   """The records of a data set, with only the columns in `fields`."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    try:
-      import datasets
-    except ImportError as error:
-      raise UserError(
-        f"source hf:{spec}: needs the package datasets; pip install 't5x-like[hf]'"
-      ) from error
     self._where = f"data set {spec}"
     path, _, split = spec.partition("@")
     self._roots = (path, *_caches(data_dir))
-    name, config = (path, None) if LocalPath(path).is_dir() else _parse_name(path, spec)
-    if LocalPath(path).is_dir():
-      _check_card(LocalPath(path) / _CARD)
-    try:
-      dataset = datasets.load_dataset(name, config, cache_dir=data_dir)
-    except Exception as error:  # the library, its clients and file readers raise types of their own
-      raise UserError(
-        f"source hf:{spec}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
-        "check the name and the network, or download it where there is one: huggingface-cli "
-        f"download --repo-type dataset {name}"
-      ) from error
+    dataset = _load_dataset(spec, path, data_dir)
     if split and split not in dataset:
       raise UserError(
         f"source hf:{spec}: found no split {split!r}, expected one of "
         f"{', '.join(dataset)}{did_you_mean(split, dataset)}"
       )
-    self._splits = {
-      split_name: dataset[split_name] for split_name in ([split] if split else dataset)
-    }
-    self.splits = tuple(self._splits)
+    self.splits = (split,) if split else tuple(dataset)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", path.rstrip("/").split("/")[-1]).strip("_.-")
-    self._features = next(iter(self._splits.values())).features
-    check_fields(fields, list(self._features), self._where)
-    self._columns = list(
-      {top_level_column(field, list(self._features)): None for field in fields} or self._features
-    )
-    encoded = {
-      name: type(self._features[name])
-      for name in self._columns
-      if hasattr(self._features[name], "decode")
-    }
-    for split_name, rows in self._splits.items():
-      rows = rows.select_columns(self._columns)
-      for name, kind in encoded.items():
-        rows = rows.cast_column(name, kind(decode=False))
-      self._splits[split_name] = rows
+    self._features = dataset[self.splits[0]].features
+    feature_names = list(self._features)
+    check_fields(fields, feature_names, self._where)
+    columns = dict.fromkeys(top_level_column(field, feature_names) for field in fields)
+    self._columns = list(columns) or feature_names
+    self._splits = {name: self._select_columns(dataset[name]) for name in self.splits}
+
+  def _select_columns(self, rows):
+    """Return the rows with the columns in use, images and sounds still encoded."""
+    rows = rows.select_columns(self._columns)
+    for name in self._columns:
+      feature = self._features[name]
+      if hasattr(feature, "decode"):
+        rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
 
   def classes(self, field: str) -> tuple[str, ...]:
     names = getattr(self._features.get(field), "names", None)
@@ -114,18 +95,24 @@ class Source(Base):
   def split_facts(self, split: str) -> dict[str, Any]:
     info = self._splits[split].info
     files = info.download_checksums or {}
-    revisions = sorted({match[1] for file in files if (match := _REVISION.search(file))})
-    about = {
+    revisions = set()
+    for file in files:
+      match = _REVISION.search(file)
+      if match:
+        revisions.add(match[1])
+    facts = {
+      "form": "hf",
+      "split": split,
+      "examples": len(self._splits[split]),
       "name": info.dataset_name,
       "config": info.config_name,
       "version": str(info.version or ""),
     }
-    about |= (
-      {"revisions": revisions}
-      if revisions
-      else {"bytes": sorted(_size(file) for file in files.values())}
-    )
-    return {"form": "hf", "split": split, "examples": len(self._splits[split]), **about}
+    if revisions:
+      facts["revisions"] = sorted(revisions)
+    else:
+      facts["bytes"] = sorted(_size(file) for file in files.values())
+    return facts
 
   def _bytes(self, split: str) -> int:
     about = (self._splits[split].info.splits or {}).get(split)
@@ -138,6 +125,30 @@ class Source(Base):
     if getattr(feature, "names", None) and isinstance(cell, int) and cell >= 0:
       return feature.int2str(cell)
     return cell
+
+
+def _load_dataset(spec: str, path: str, data_dir: str | None):
+  """Load the data set of a name or a directory: its splits by name."""
+  try:
+    import datasets
+  except ImportError as error:
+    raise UserError(
+      f"source hf:{spec}: needs the package datasets; pip install 't5x-like[hf]'"
+    ) from error
+  if LocalPath(path).is_dir():
+    _check_card(LocalPath(path) / _CARD)
+    name = path
+    config = None
+  else:
+    name, config = _parse_name(path, spec)
+  try:
+    return datasets.load_dataset(name, config, cache_dir=data_dir)
+  except Exception as error:  # the library, its clients and file readers raise types of their own
+    raise UserError(
+      f"source hf:{spec}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
+      "check the name and the network, or download it where there is one: huggingface-cli "
+      f"download --repo-type dataset {name}"
+    ) from error
 
 
 def _caches(data_dir: str | None) -> list[str]:

@@ -44,10 +44,8 @@ class Source(Derived):
         f"source objects:{spec}: expected objects:SOURCE or objects:SIDE@SOURCE, "
         "such as objects:voc:DIR"
       )
-    self._side, self._inner = (
-      side and int(side),
-      open_source(inner, fields=_FIELDS, data_dir=data_dir),
-    )
+    self._side = int(side) if side else None
+    self._inner = open_source(inner, fields=_FIELDS, data_dir=data_dir)
     self._own = {"form": "objects.v2", "side": self._side}
     self.name = f"{self._inner.name}_objects"
     self.splits = self._inner.splits
@@ -56,24 +54,30 @@ class Source(Derived):
     return self._inner.classes("objects.label")
 
   def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
-    data, objects = (field_value(record, field, where) for field in _FIELDS)
+    data = field_value(record, "image", where)
+    objects = field_value(record, "objects", where)
+
+    def decode(image):
+      return to_8_bits(turn_upright(image, record.get(ANNOTATED_SIZE)))
+
     try:
-      image = read_image(
-        data, lambda image: to_8_bits(turn_upright(image, record.get(ANNOTATED_SIZE)))
-      )
+      image = read_image(data, decode)
     except UnusableImage as error:
       yield where, Skip(str(error))
       return
     size_4 = np.tile([image.height, image.width], 2)
-    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (
-      size_4 if record.get("pixels") else 1
-    )
-    boxes_K4, real_K, _ = boxes.clip_boxes(boxes_K4)
+    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
+    if record.get("pixels"):
+      boxes_K4 = boxes_K4 / size_4
+    boxes_K4, is_used_K, _ = boxes.clip_boxes(boxes_K4)
     for mark in ("is_crowd", "is_difficult"):
-      real_K &= ~np.asarray(objects.get(mark, np.zeros(len(real_K))), bool)
-    rows = zip(boxes_K4 * size_4, objects["label"], real_K, strict=True)
-    for number, (box_4, label) in enumerate((box_4, label) for box_4, label, real in rows if real):
-      yield f"{where}, object {number}", {"image": self._square(image, box_4), "label": str(label)}
+      is_used_K &= ~np.asarray(objects.get(mark, np.zeros(len(is_used_K))), bool)
+    number = 0
+    for box_4, label, is_used in zip(boxes_K4 * size_4, objects["label"], is_used_K, strict=True):
+      if is_used:
+        square = self._square(image, box_4)
+        yield f"{where}, object {number}", {"image": square, "label": str(label)}
+        number += 1
 
   def _square(self, image, box_4: np.ndarray) -> bytes:
     """Return the square around a box in pixels, as a JPEG."""
