@@ -1,5 +1,4 @@
-"""Published models where a run's would serve: a Hugging Face directory with its tokenizer, or a
-name of the Hub."""
+"""Open a published model in place of a run: a Hugging Face directory or a name of the Hub."""
 
 import dataclasses
 import functools
@@ -22,8 +21,8 @@ from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
-_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
-_UNLIMITED = 2048  # tokens of a model that names no length
+_FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
+_DEFAULT_LENGTH = 2048  # tokens of a model that names no length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +38,31 @@ class PublishedModel:
     model: abstract, its layers one by one on CPU; of images, for those that the directory's
       processor makes.
     vocabulary: its tokenizer, or the names of its classes.
+    original: the abstract model of the weights, if `model` is for images of another size.
   """
 
   identity: dict[str, Any]
   model: nnx.Module
   vocabulary: vocabularies.Vocabulary
-  # the abstract model of the weights, if it is for images of another size
-  held: nnx.Module | None = None
+  original: nnx.Module | None = None
 
   def arrays(self, rules: Rules) -> dict[str, jax.Array]:
     """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
-    if self.held is None:
+    if self.original is None:
       return hf.read_parameters(self.model, rules)
-    found = hf.read_parameters(self.held, rules)
+    arrays = hf.read_parameters(self.original, rules)
     shapes = params.arrays(self.model)
-    # positions
-    for name in (name for name, array in found.items() if array.shape != shapes[name].shape):
-      module, other = (
-        functools.reduce(getattr, name.split("/")[:-1], model) for model in (self.model, self.held)
-      )
-      found[name] = jax.device_put(module.resize(found[name], other), found[name].sharding)
-    return found
+    for name, array in arrays.items():
+      if array.shape != shapes[name].shape:  # positions
+        module = _module_of(self.model, name)
+        original = _module_of(self.original, name)
+        arrays[name] = jax.device_put(module.resize(array, original), array.sharding)
+    return arrays
+
+
+def _module_of(model: nnx.Module, name: str) -> nnx.Module:
+  """Return the module of a parameter."""
+  return functools.reduce(getattr, name.split("/")[:-1], model)
 
 
 def find(path: str, flag: str) -> PublishedModel | None:
@@ -77,7 +80,7 @@ def find(path: str, flag: str) -> PublishedModel | None:
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
   model = hf.load_abstract(directory, layers=layers)
   if "image" in model.REQUIRED_FEATURES:
-    return _of_images(path, directory, model, flag, layers)
+    return _find_image_model(path, directory, model, flag, layers)
   if not vocabularies.has_tokenizer(as_path(directory)):
     raise UserError(
       f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its "
@@ -91,10 +94,11 @@ def find(path: str, flag: str) -> PublishedModel | None:
       "the tokenizer is another model's"
     )
   values = json.loads(model.origin.config)
-  told = _generated(
-    values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.REQUIRED_FEATURES
-  )
-  shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
+  directory_path = pathlib.Path(model.origin.path)
+  is_encoder_decoder = "encoder_input_tokens" in model.REQUIRED_FEATURES
+  generation = _generation_facts(values, directory_path, size, is_encoder_decoder)
+  features_by_name = _features(model, values, vocabulary)
+  shapes = {name: list(feature.shape) for name, feature in features_by_name.items()}
   identity = {
     "model": {
       "name": _name(type(model)),
@@ -107,8 +111,8 @@ def find(path: str, flag: str) -> PublishedModel | None:
     "task": _task(model, values, shapes),
     "tuning": {},
     "directory": directory,
-    **told,
-    "ends": sorted({vocabulary.eos_id, *told["ends"]}),
+    **generation,
+    "ends": sorted({vocabulary.eos_id, *generation["ends"]}),
   }
   return PublishedModel(identity, model, vocabulary)
 
@@ -120,12 +124,13 @@ def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[s
   labels.
   """
   head = getattr(model.variant, "head", None)
-  name, arguments = (head.get("name"), head) if isinstance(head, dict) else (head, {})
-  if name != "classification":
+  if not isinstance(head, dict):
+    head = {"name": head}
+  if head.get("name") != "classification":
     return {"name": None}
-  number = arguments.get("labels", 2)
+  number = head.get("labels", 2)
   task = {
-    "name": name,
+    "name": "classification",
     "text": "{text}",
     "length": shapes["encoder_input_tokens"][0],
     "labels": None,
@@ -137,40 +142,45 @@ def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[s
   return task
 
 
-def _generated(
-  values: dict[str, Any], directory: pathlib.Path, size: int, both: bool
+def _generation_facts(
+  config: dict[str, Any], directory: pathlib.Path, size: int, is_encoder_decoder: bool
 ) -> dict[str, Any]:
-  """Return the facts of generation for an identity; see `Published`.
+  """Return the facts of generation for an identity; see `PublishedModel`.
 
-  `generation_config.json` tells them; without that file the library takes the config for it.
+  They are in `generation_config.json`; without that file the library reads them from the config.
+
+  Args:
+    config: the content of `config.json`.
+    size: the number of token vectors; ids from it on are left out.
   """
   path = directory / generation_settings.FILE
-  own = values
   if path.is_file():
-    own = checked_json.parse_json(
+    settings = checked_json.parse_json(
       read_text(path), dict, str(path), "the settings of generation; copy it again"
     )
-    field_types.check_fields(
-      {name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path)
-    )
-
-  def ids(found: Any) -> list[int]:
-    return [
-      i for i in (found if isinstance(found, list) else [found]) if i is not None and 0 <= i < size
-    ]
-
-  ends = [*ids(values.get("eos_token_id")), *ids(own.get("eos_token_id"))]
+    names = ("eos_token_id", *_FORCED_TOKENS)
+    field_types.check_fields({name: settings.get(name) for name in names}, str(path))
+  else:
+    path = directory / "config.json"
+    settings = config
+  ends = config.get("eos_token_id")
+  forced = [_ids_below(size, settings.get(name)) for name in _FORCED_TOKENS]
   return {
-    "ends": ends,
-    "forced": [next(iter(ids(own.get(name))), None) for name in _FORCED],
-    "generation": generation_settings.predict_options(
-      own, both, str(path if path.is_file() else directory / "config.json")
-    ),
-    "banned": generation_settings.banned_sequences(own, size),
+    "ends": [*_ids_below(size, ends), *_ids_below(size, settings.get("eos_token_id"))],
+    "forced": [ids[0] if ids else None for ids in forced],
+    "generation": generation_settings.predict_options(settings, is_encoder_decoder, str(path)),
+    "banned": generation_settings.banned_sequences(settings, size),
   }
 
 
-def _of_images(path: str, directory: str, model, flag: str, layers: str) -> PublishedModel:
+def _ids_below(size: int, ids: Any) -> list[int]:
+  """Return the ids below `size` of a field that has an id, a list of ids, or null."""
+  if not isinstance(ids, list):
+    ids = [ids]
+  return [i for i in ids if i is not None and 0 <= i < size]
+
+
+def _find_image_model(path: str, directory: str, model, flag: str, layers: str) -> PublishedModel:
   if flag.startswith("config.teacher") or "text_input_tokens" in model.REQUIRED_FEATURES:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
@@ -180,34 +190,43 @@ def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Publ
   values = json.loads(model.origin.config)
   head = getattr(variant, "head", None)
   detects = hasattr(variant, "queries")
-  labels = head.get("labels", 0) if isinstance(head, dict) else getattr(variant, "labels", 0)
+  if isinstance(head, dict):
+    labels = head.get("labels", 0)
+  else:
+    labels = getattr(variant, "labels", 0)
   vocabulary = published_images.class_names(values, labels)
   task = published_images.image_task(variant, values, directory, flag)
-  described = published_images.image_features(variant, task)
-  held = None
-  side = task.get("resolution")
-  if not detects and side != variant.resolution and not flag.startswith("config.init"):
-    held = model
-    model = hf.load_abstract(directory, layers=layers, resolution=side)
+  features_by_name = published_images.image_features(variant, task)
+  original = None
+  resolution = task.get("resolution")
+  starts_run = flag.startswith("config.init")
+  if not detects and resolution != variant.resolution and not starts_run:
+    original = model
+    model = hf.load_abstract(directory, layers=layers, resolution=resolution)
     variant = model.variant
-  own = {"head": head} if head else {"labels": variant.labels, "queries": variant.queries}
+  if head:
+    head_arguments = {"head": head}
+  else:
+    head_arguments = {"labels": variant.labels, "queries": variant.queries}
   identity = {
     "model": published_images.drop_label_count(
-      {"name": _name(type(model)), "variant": _plain(variant)} | own
+      {"name": _name(type(model)), "variant": _plain(variant)} | head_arguments
     ),
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
-    "features": {name: list(one.shape) for name, one in described.items()},
+    "features": {name: list(feature.shape) for name, feature in features_by_name.items()},
     "task": task,
     "tuning": {},
     "directory": directory,
     "ends": [],
   }
-  return PublishedModel(identity, model, vocabulary, held)
+  return PublishedModel(identity, model, vocabulary, original)
 
 
 def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
   inputs = model.encoder_inputs if hasattr(model, "encoder_inputs") else model.inputs
-  length = next((values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _UNLIMITED)
+  length = next(
+    (values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _DEFAULT_LENGTH
+  )
   if isinstance(inputs.position, LearnedPosition):
     length = inputs.position.length
   if "decoder_input_tokens" not in model.REQUIRED_FEATURES:
@@ -220,11 +239,9 @@ def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
 def _name(model_class: type) -> str:
   """Return the name of a class in `config.model`."""
   module = model_class.__module__
-  return (
-    module.rpartition(".")[2]
-    if model_class.__qualname__ == "Model"
-    else f"{module}:{model_class.__qualname__}"
-  )
+  if model_class.__qualname__ == "Model":
+    return module.rpartition(".")[2]
+  return f"{module}:{model_class.__qualname__}"
 
 
 def _plain(variant) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Published models of images where a run's would serve: their classes, and the pixels that they
-were trained on."""
+"""Read and write the classes of published image models, and the preparation of their images."""
 
 import json
 import math
@@ -21,91 +20,146 @@ _METHODS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's number
 _SHORTEST = ("Bit", "CLIP", "ConvNext")
 # processors that cut out the middle unless the file says otherwise
 _CUTTING = ("Bit", "CLIP", "DeiT")
-_USUAL = {  # by model type, the processor of a file that names none, and its size
+# model type -> the processor of a file that names none, and its size
+_DEFAULT_PROCESSORS = {
   **dict.fromkeys(("vit", "vit_mae", "swin", "swinv2"), ("ViT", 224)),
   **dict.fromkeys(("convnext", "resnet"), ("ConvNext", 384)),
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", 224)),
   "deit": ("DeiT", 256),
 }
-# the library gives them images as the file says
+# model types that the library gives images of the file's size
 _ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")
 
 
 def class_names(values: dict[str, Any], labels: int) -> LabelVocabulary:
-  """Return the names of the classes in a config of the library or of timm; those without a name
-  have numbers."""
-  named = values.get("id2label") or dict(enumerate(values.get("label_names") or ()))
-  names = {int(number): str(name) for number, name in named.items() if str(number).isdecimal()}
+  """Return the names of the classes in a config of the library or of timm.
+
+  The name of a class without one is its number.
+  """
+  labels_by_id = values.get("id2label") or dict(enumerate(values.get("label_names") or ()))
+  names = {int(i): str(name) for i, name in labels_by_id.items() if str(i).isdecimal()}
   return LabelVocabulary([names.get(number, str(number)) for number in range(labels)])
 
 
 def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
-  """Return the arguments of `config.task` with which a model sees images as it did in its training.
+  """Return the arguments of `config.task` that prepare images as in a model's training.
 
   They are in `preprocessor_config.json` or, of a model of timm, in its config. A run that starts
-  from the model has a task of its own, so it needs none of them.
+  from the model has a task of its own and needs none of them.
 
   Args:
-    variant: the model's.
-    values: its config.
+    variant: the model's variant.
+    values: the model's config.
     flag: the flag or key that gave the directory.
   Raises:
     UserError: none are there, and the model is to be used as it is.
   """
-  found = values.get("pretrained_cfg")
   path = as_path(directory) / FILE
+  config = values.get("pretrained_cfg")
   if path.is_file():
-    found = checked_json.parse_json(
+    config = checked_json.parse_json(
       path.read_bytes(), dict, str(path), "a processor of images; copy it again"
     )
-  found = found if isinstance(found, dict) else {}
-  mean, std = _normalisation(found, variant.channels)
-  detects = hasattr(variant, "queries")
-  side = getattr(variant, "resolution", 0)
+  if not isinstance(config, dict):
+    config = {}
+  starts_run = flag.startswith("config.init")
+  is_detector = hasattr(variant, "queries")
+  mean, std = _normalisation(config, variant.channels)
   if not mean or not std or min(std) <= 0:
-    if not flag.startswith("config.init"):
+    if not starts_run:
       raise UserError(
         f"{flag}: {directory} has no {FILE} with image_mean and image_std, by which its images "
         "are prepared; copy it there, or make a workdir of the model with python -m "
         "tools.convert_hf and a recipe of its family"
       )
-    return {"name": "object_detection" if detects else "image_classification"}
+    return {"name": "object_detection" if is_detector else "image_classification"}
   pixels = {"mean": mean, "std": std, "channels": variant.channels}
-  usual = _USUAL.get(values.get("model_type"), ("", None))
-  kind = str(found.get("image_processor_type") or found.get("feature_extractor_type") or usual[0])
-  size = found.get("size") or usual[1]
-  if isinstance(size, int):  # of older files
-    shortest = {"shortest_edge": size, "longest_edge": found.get("max_size")}
-    size = shortest if detects or kind.startswith(_SHORTEST) else {"height": size, "width": size}
-  size = size if isinstance(size, dict) else {}
-  edges = {name: n for name, n in size.items() if isinstance(n, int) and 0 < n < 2**15}
-  if detects:
-    sides_2 = edges.get("shortest_edge", 800), edges.get("longest_edge", 1333)
-    return {"name": "object_detection", "shortest": sides_2[0], "resolution": sides_2[1]} | pixels
-  convnext = kind.startswith("ConvNext")
+  processor, default_size = _DEFAULT_PROCESSORS.get(values.get("model_type"), ("", None))
+  processor = config.get("feature_extractor_type") or processor
+  processor = str(config.get("image_processor_type") or processor)
+  edges = _edges(config, processor, config.get("size") or default_size, is_detector)
+  if is_detector:
+    return {
+      "name": "object_detection",
+      "shortest": edges.get("shortest_edge", 800),
+      "resolution": edges.get("longest_edge", 1333),
+    } | pixels
   edge = edges.get("shortest_edge", edges.get("height", 0))
-  cuts = found.get("do_center_crop", kind.startswith(_CUTTING))
+  cuts = config.get("do_center_crop", processor.startswith(_CUTTING))
+  resolution = getattr(variant, "resolution", 0)
   if values.get("model_type") in _ANY_SIDE:
-    side = (_resolution(found.get("crop_size", 224)) if cuts else edge) or side
-  squeezed = found.get("crop_mode") == "squash" or "height" in edges or convnext and edge >= 384
-  whole = least = min(height_and_width(side))
-  if not edges or convnext and not squeezed:
-    share = found.get("crop_pct", 0.875)
-    whole = int(least / share) if isinstance(share, int | float) and 0 < share <= 1 else least
-  elif cuts or not squeezed:
-    whole = max(least, edge)
-  way = {"crop": least / whole} if whole > least or not squeezed else {}
-  way |= {"fit": "squeezed_cut" if way else "squeezed"} if squeezed else {}
-  method = _method(found, kind, "" if flag.startswith("config.init") else f"{flag}: {path}")
-  return {"name": "image_classification", "resolution": side, "method": method} | way | pixels
+    file_resolution = _resolution(config.get("crop_size", 224)) if cuts else edge
+    resolution = file_resolution or resolution
+  where = "" if starts_run else f"{flag}: {path}"
+  return (
+    {
+      "name": "image_classification",
+      "resolution": resolution,
+      "method": _method(config, processor, where),
+    }
+    | _fit(config, processor, edges, edge, cuts, min(height_and_width(resolution)))
+    | pixels
+  )
+
+
+def _edges(
+  config: Mapping[str, Any], processor: str, size: Any, is_detector: bool
+) -> dict[str, int]:
+  """Return the edges in the `size` of a processor, by name."""
+  if isinstance(size, int):  # of older files
+    if is_detector or processor.startswith(_SHORTEST):
+      size = {"shortest_edge": size, "longest_edge": config.get("max_size")}
+    else:
+      size = {"height": size, "width": size}
+  if not isinstance(size, dict):
+    return {}
+  return {name: edge for name, edge in size.items() if isinstance(edge, int) and 0 < edge < 2**15}
+
+
+def _fit(
+  config: Mapping[str, Any],
+  processor: str,
+  edges: dict[str, int],
+  edge: int,
+  cuts: bool,
+  shorter_side: int,
+) -> dict[str, Any]:
+  """Return the arguments `crop` and `fit` of a task.
+
+  Args:
+    config: the processor's.
+    processor: the name of its class.
+    edges: the edges in its `size`.
+    edge: the size of the image from which the middle is cut out.
+    cuts: whether it cuts out the middle.
+    shorter_side: the shorter side of the model's images.
+  """
+  is_convnext = processor.startswith("ConvNext")
+  is_squeezed = (
+    config.get("crop_mode") == "squash" or "height" in edges or (is_convnext and edge >= 384)
+  )
+  uncut_side = shorter_side
+  if not edges or (is_convnext and not is_squeezed):
+    share = config.get("crop_pct", 0.875)
+    if isinstance(share, int | float) and 0 < share <= 1:
+      uncut_side = int(shorter_side / share)
+  elif cuts or not is_squeezed:
+    uncut_side = max(shorter_side, edge)
+  arguments = {}
+  if uncut_side > shorter_side or not is_squeezed:
+    arguments["crop"] = shorter_side / uncut_side
+  if is_squeezed:
+    arguments["fit"] = "squeezed_cut" if "crop" in arguments else "squeezed"
+  return arguments
 
 
 def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return `preprocessor_config.json` for the images of a task's evaluations, the inverse of
-  `task_of`.
+  """Return `preprocessor_config.json` for the images of a task's evaluations.
+
+  This is the inverse of `image_task`.
 
   Returns:
-    None where the library has no such preparation: bars around the image, or a middle that is not
+    None where the library has no equal preparation: bars around the image, or a middle that is not
     square.
   """
   task = layout.fill_defaults(task)
@@ -113,7 +167,7 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
   resolution = task["resolution"]
   mean = list(task["mean"])
   std = list(task["std"])
-  made = {
+  config = {
     "do_normalize": True,
     "image_mean": mean * (channels // len(mean)),
     "image_std": std * (channels // len(std)),
@@ -123,49 +177,55 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
     "do_convert_rgb": channels == 3,
   }
   if "shortest" in task:
-    size = {"shortest_edge": task["shortest"], "longest_edge": resolution}
-    bilinear = _METHODS.index("bilinear")
-    return made | {
+    return config | {
       "image_processor_type": "DetrImageProcessor",
-      "size": size,
-      "resample": bilinear,
+      "size": {"shortest_edge": task["shortest"], "longest_edge": resolution},
+      "resample": _METHODS.index("bilinear"),
       "do_pad": True,
     }
-  (y, x), fit = height_and_width(resolution), task["fit"]
-  made |= {"resample": _METHODS.index(task["method"])}
-  if fit == "squeezed":
-    return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
-  cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
-  whole_2 = [pictures.covering_size(side, task["crop"]) for side in (y, x)]
-  if fit == "squeezed_cut":
-    size = dict(zip(("height", "width"), whole_2, strict=True))
-    return made | {"image_processor_type": "DeiTImageProcessor", "size": size} | cut
-  if fit != "cut" or y != x:
+  height, width = height_and_width(resolution)
+  config["resample"] = _METHODS.index(task["method"])
+  if task["fit"] == "squeezed":
+    size = {"height": height, "width": width}
+    return config | {"image_processor_type": "ViTImageProcessor", "size": size}
+  uncut_height = pictures.covering_size(height, task["crop"])
+  uncut_width = pictures.covering_size(width, task["crop"])
+  cut = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+  if task["fit"] == "squeezed_cut":
+    size = {"height": uncut_height, "width": uncut_width}
+    return config | {"image_processor_type": "DeiTImageProcessor", "size": size} | cut
+  if task["fit"] != "cut" or height != width:
     return None
-  shortest = {"shortest_edge": whole_2[0]}
-  return made | {"image_processor_type": "BitImageProcessor", "size": shortest} | cut
+  size = {"shortest_edge": uncut_height}
+  return config | {"image_processor_type": "BitImageProcessor", "size": size} | cut
 
 
 def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the like of `processor` for the `pretrained_cfg` of timm."""
-  if not (made := processor_config(task)):
+  """Return the `pretrained_cfg` of timm for the images of a task's evaluations.
+
+  Returns:
+    {} where `processor_config` returns None.
+  """
+  processor = processor_config(task)
+  if processor is None:
     return {}
   task = layout.fill_defaults(task)
-  least = min(height_and_width(task["resolution"]))
+  shorter_side = min(height_and_width(task["resolution"]))
   crop = task["crop"]
-  squeezed = task["fit"].startswith("squeezed")
-  whole = pictures.covering_size(least, crop)
-  crop = crop if int(least / crop) == whole else least / (whole + 0.5)  # timm rounds down
-  pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": task["method"]}
-  way = {
+  uncut_side = pictures.covering_size(shorter_side, crop)
+  if int(shorter_side / crop) != uncut_side:
+    crop = shorter_side / (uncut_side + 0.5)  # timm rounds down
+  return {
+    "mean": processor["image_mean"],
+    "std": processor["image_std"],
+    "interpolation": task["method"],
     "crop_pct": 1.0 if task["fit"] == "squeezed" else crop,
-    "crop_mode": "squash" if squeezed else "center",
+    "crop_mode": "squash" if task["fit"].startswith("squeezed") else "center",
   }
-  return pixels | way
 
 
 def image_features(variant, task: dict[str, Any]) -> Features:
-  """Return the features of its training."""
+  """Return the features of a model's training."""
   if hasattr(variant, "queries"):
     return task_features.declare({"name": "object_detection", "boxes": variant.queries} | task)
   return layout.describe(task.get("resolution", variant.resolution), variant.channels)
@@ -180,47 +240,65 @@ def drop_label_count(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _normalisation(
-  found: Mapping[str, Any], channels: int
+  config: Mapping[str, Any], channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Return mean and deviation of pixels in 0 to 1 that do what a file says, none where it does not
-  say it."""
-  mean, std = (found.get(key) or found.get(f"image_{key}") for key in ("mean", "std"))
-  if found.get("do_normalize") is False:
+  """Return the mean and deviation of pixels in 0 to 1 that have the effect of a processor.
+
+  Each is () where the file does not state it.
+  """
+  mean = config.get("mean") or config.get("image_mean")
+  std = config.get("std") or config.get("image_std")
+  if config.get("do_normalize") is False:
     mean = 0.0
     std = 1.0
-  factor = found.get("rescale_factor", 1 / 255) if found.get("do_rescale", True) else 1.0
-  # what 255 becomes
-  whole = round(255 * factor, 9) if isinstance(factor, int | float) and factor > 0 else 1.0
-  return tuple(tuple(x / whole for x in _channels(each, channels)) for each in (mean, std))
+  factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+  largest = 1.0  # what 255 becomes
+  if isinstance(factor, int | float) and factor > 0:
+    largest = round(255 * factor, 9)
+  means = tuple(value / largest for value in _channel_values(mean, channels))
+  return means, tuple(value / largest for value in _channel_values(std, channels))
 
 
-def _method(found: Mapping[str, Any], kind: str, where: str) -> pictures.Method:
-  """Return the interpolation of a file, "bicubic" where nobody asks; raise UserError for one that
-  is not here."""
-  named = found.get("resample", found.get("interpolation"))
-  if named is None:
-    named = "bilinear" if kind.startswith("ViT") else "bicubic"
-  name = _METHODS[named] if isinstance(named, int) and 0 <= named < len(_METHODS) else named
-  if name not in _METHODS and where:
+def _method(config: Mapping[str, Any], processor: str, where: str) -> pictures.Method:
+  """Return the interpolation of a processor.
+
+  Args:
+    processor: the name of its class.
+    where: the file, for messages; "" to replace an unknown interpolation by "bicubic".
+  Raises:
+    UserError: the interpolation is not supported.
+  """
+  method = config.get("resample", config.get("interpolation"))
+  if method is None:
+    method = "bilinear" if processor.startswith("ViT") else "bicubic"
+  name = method
+  if isinstance(method, int) and 0 <= method < len(_METHODS):
+    name = _METHODS[method]
+  if name in _METHODS:
+    return name
+  if where:
     raise UserError(
-      f"{where}: found resample {named!r}, expected {', '.join(_METHODS)}, or their numbers 0 to 3"
+      f"{where}: found resample {method!r}, expected {', '.join(_METHODS)}, or their numbers 0 to 3"
     )
-  return name if name in _METHODS else "bicubic"
+  return "bicubic"
 
 
-def _resolution(found: Any) -> Resolution | None:
-  """Return the height and width that a field gives, a number or a dictionary; None for anything
-  else."""
-  named = found if isinstance(found, dict) else {"height": found, "width": found}
-  y = named.get("height")
-  x = named.get("width")
-  return from_sides(y, x) if all(isinstance(n, int) and 0 < n < 2**15 for n in (y, x)) else None
+def _resolution(size: Any) -> Resolution | None:
+  """Return the height and width in a field, a number or a dictionary; None for anything else."""
+  if not isinstance(size, dict):
+    size = {"height": size, "width": size}
+  sides = (size.get("height"), size.get("width"))
+  if all(isinstance(side, int) and 0 < side < 2**15 for side in sides):
+    return from_sides(*sides)
+  return None
 
 
-def _channels(found: Any, channels: int) -> tuple[float, ...]:
-  """Return the numbers of the channels, none for anything else."""
-  found = [found] if isinstance(found, int | float) else found
-  numbers = isinstance(found, list | tuple) and all(
-    isinstance(x, int | float) and math.isfinite(x) for x in found
-  )
-  return tuple(map(float, found)) if numbers and len(found) in (1, channels) else ()
+def _channel_values(values: Any, channels: int) -> tuple[float, ...]:
+  """Return the number for each channel, or for all of them; () for anything else."""
+  if isinstance(values, int | float):
+    values = [values]
+  if not isinstance(values, list | tuple) or len(values) not in (1, channels):
+    return ()
+  if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    return ()
+  return tuple(map(float, values))

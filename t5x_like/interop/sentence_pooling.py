@@ -1,5 +1,4 @@
-"""The sentence embeddings that a directory of the library sentence-transformers stands for, held
-against ours."""
+"""Compare the pooling of a sentence-transformers directory with ours."""
 
 import json
 from typing import Any
@@ -7,57 +6,69 @@ from typing import Any
 from t5x_like.files.file_names import is_name
 from t5x_like.files.paths import as_path
 
+# the library's mode -> our pooling; embeddings have length one, so both means are equal
 _POOLINGS = {
   "cls_token": "cls",
   "mean_tokens": "mean",
   "mean_sqrt_len_tokens": "mean",
-}  # at length one, both are the mean
-_PLAIN = ("Transformer", "Pooling", "Normalize")
+}
+# modules whose effect our embeddings have
+_SUPPORTED = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_mismatch(directory: str | None, pooling: str) -> str | None:
-  """Say how a directory's embeddings differ from ours with a pooling; None if they do not, or if it
-  tells nothing.
+  """Describe the difference between a directory's embeddings and ours with a pooling.
 
   `modules.json` lists the modules that a sentence encoder applies after its model; their configs
   lie in its folders.
+
+  Returns:
+    None if there is no difference, or if the directory does not tell.
   """
-  modules = _read(directory, "modules.json") if directory else None
-  if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
+  modules = _read_json(directory, "modules.json") if directory else None
+  if not isinstance(modules, list):
     return None
-  kinds = {
-    str(one.get("type")).rpartition(".")[2]: str(one.get("path")).rpartition("/")[2]
-    for one in modules
-  }
-  if more := [kind for kind in kinds if kind not in _PLAIN]:
+  if not all(isinstance(module, dict) for module in modules):
+    return None
+  folders = {}
+  for module in modules:
+    name = str(module.get("type")).rpartition(".")[2]
+    folders[name] = str(module.get("path")).rpartition("/")[2]
+  unsupported = [name for name in folders if name not in _SUPPORTED]
+  if unsupported:
     return (
-      f"{directory}: its embeddings pass {', '.join(more)} after the model (modules.json), "
+      f"{directory}: its embeddings pass {', '.join(unsupported)} after the model (modules.json), "
       "which ours leave out"
     )
-  values = (
-    _read(directory, f"{kinds['Pooling']}/config.json") if is_name(kinds.get("Pooling")) else None
-  )
-  if not isinstance(values, dict):
+  folder = folders.get("Pooling")
+  config = _read_json(directory, f"{folder}/config.json") if is_name(folder) else None
+  if not isinstance(config, dict):
     return None
-  modes = [
-    key.removeprefix("pooling_mode_")
-    for key, value in values.items()
-    if value is True and "pooling_mode_" in key
-  ]
-  own = [_POOLINGS.get(one, one) for one in modes] or [str(values.get("pooling_mode", pooling))]
-  if own == [pooling]:
+  poolings = _read_poolings(config) or [str(config.get("pooling_mode", pooling))]
+  if poolings == [pooling]:
     return None
-  advice = (
-    f"add --embed={own[0]}"
-    if own[0] in _POOLINGS.values() and not own[1:]
-    else ("which --embed cannot do")
-  )
+  if len(poolings) == 1 and poolings[0] in _POOLINGS.values():
+    advice = f"add --embed={poolings[0]}"
+  else:
+    advice = "which --embed cannot do"
   return (
-    f"{directory}: its own embeddings are pooled by {' and '.join(own)}, not by {pooling}; {advice}"
+    f"{directory}: its own embeddings are pooled by {' and '.join(poolings)}, not by {pooling}; "
+    f"{advice}"
   )
 
 
-def _read(directory: str, name: str) -> Any:
+def _read_poolings(config: dict[str, Any]) -> list[str]:
+  """Return the poolings that a module's config switches on."""
+  poolings = []
+  for key, value in config.items():
+    if value is True and "pooling_mode_" in key:
+      mode = key.removeprefix("pooling_mode_")
+      poolings.append(_POOLINGS.get(mode, mode))
+  return poolings
+
+
+def _read_json(directory: str, name: str) -> Any:
+  """Return the content of a file of a directory, None if it cannot be read."""
   try:
     return json.loads((as_path(directory) / name).read_bytes())
   except (OSError, ValueError, RecursionError):

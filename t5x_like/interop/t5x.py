@@ -1,5 +1,6 @@
-"""T5X's encoder-decoders: the tree of `t5x/examples/t5` and of `t5x/examples/scalable_t5`, and
-Adafactor's state.
+"""Read the encoder-decoders of T5X and the state of Adafactor.
+
+The trees are those of `t5x/examples/t5` and `t5x/examples/scalable_t5`.
 
 Kernels have T5X's orientation here too, [in, out]. The trees differ in three points:
 
@@ -14,6 +15,7 @@ two largest axes, or under `scan_layers` by logical axes: `v_row` is the one alo
 two largest axes decide.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,7 +29,8 @@ from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-ACTIVATIONS = {  # T5X's `mlp_activations` -> ours; flax's gelu is the approximation by tanh
+# T5X's `mlp_activations` -> our activation; flax's gelu is the approximation by tanh
+ACTIVATIONS = {
   "relu": "relu",
   "gelu": "gelu_tanh",
   "silu": "silu",
@@ -35,8 +38,8 @@ ACTIVATIONS = {  # T5X's `mlp_activations` -> ours; flax's gelu is the approxima
   "relu,linear": "reglu",
   "silu,linear": "swiglu",
 }
-_SIDES = ("encoder", "decoder")
-_LAYERS = {  # (side, ours) -> (T5X's layer, its norm)
+_GATED_KERNELS = {"gate": "wi_0", "wi": "wi_1"}  # our kernel -> T5X's
+_LAYERS = {  # (side, our sublayer) -> (T5X's layer, its norm)
   ("encoder", "self_attention"): ("attention", "pre_attention_layer_norm"),
   ("decoder", "self_attention"): ("self_attention", "pre_self_attention_layer_norm"),
   ("decoder", "cross_attention"): ("encoder_decoder_attention", "pre_cross_attention_layer_norm"),
@@ -59,74 +62,84 @@ def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Vari
   Raises:
     UserError: an array is missing, or the shapes contradict each other or the activation.
   """
-  vocabulary, embed = _sizes(checkpoint, "target/token_embedder/embedding", 2)
-  layers = [_depth(checkpoint, side) for side in _SIDES]
-  first = [_first(checkpoint, side) for side in _SIDES]
-  gated = f"{first[0]}/mlp/wi_0/kernel" in checkpoint.names
-  chosen = activations or ("gelu,linear" if gated else "relu")
-  if chosen.endswith(",linear") != gated:
-    wi = "wi_0 and wi_1" if gated else "wi"
+  vocab_size, embed = _read_shape(checkpoint, "target/token_embedder/embedding", 2)
+  layers = _count_layers(checkpoint, "encoder")
+  decoder_layers = _count_layers(checkpoint, "decoder")
+  first_layer = _first_layer(checkpoint, "encoder")
+  is_gated = f"{first_layer}/mlp/wi_0/kernel" in checkpoint.names
+  if activations is None:
+    activations = "gelu,linear" if is_gated else "relu"
+  if activations.endswith(",linear") != is_gated:
+    kernels = "wi_0 and wi_1" if is_gated else "wi"
     raise UserError(
-      f"{checkpoint.where}: found {wi} in feed-forward layers, expected the layers of {chosen!r}"
+      f"{checkpoint.where}: found {kernels} in feed-forward layers, expected the layers of "
+      f"{activations!r}"
     )
-  shared = "target/encoder/relpos_bias/rel_embedding" in checkpoint.names
-  bias = "target/encoder" if shared else first[0]
-  heads, buckets = _unstacked(checkpoint, f"{bias}/relpos_bias/rel_embedding")
-  mlp = _unstacked(checkpoint, f"{first[0]}/mlp/{'wi_0' if gated else 'wi'}/kernel")[-1]
-  joined = int(np.prod(_unstacked(checkpoint, f"{first[0]}/attention/query/kernel")[1:]))
-  if joined % heads:
+  has_shared_bias = "target/encoder/relpos_bias/rel_embedding" in checkpoint.names
+  bias = "target/encoder" if has_shared_bias else first_layer
+  heads, buckets = _layer_shape(checkpoint, f"{bias}/relpos_bias/rel_embedding")
+  wi = "wi_0" if is_gated else "wi"
+  mlp = _layer_shape(checkpoint, f"{first_layer}/mlp/{wi}/kernel")[-1]
+  query_shape = _layer_shape(checkpoint, f"{first_layer}/attention/query/kernel")
+  query_width = math.prod(query_shape[1:])
+  if query_width % heads:
     raise UserError(
-      f"{checkpoint.where}: found queries of {joined} values and relative positions for {heads} "
-      "heads, expected a multiple; the checkpoint is of another model"
+      f"{checkpoint.where}: found queries of {query_width} values and relative positions for "
+      f"{heads} heads, expected a multiple; the checkpoint is of another model"
     )
   tied = "target/decoder/logits_dense/kernel" not in checkpoint.names
-  position = {"name": "relative_bias", "buckets": buckets, "shared": shared}
   design = replace(
-    t5.V1_0, activation=ACTIVATIONS[chosen], position=position, tied=tied, logits_scale=tied
+    t5.V1_0,
+    activation=ACTIVATIONS[activations],
+    position={"name": "relative_bias", "buckets": buckets, "shared": has_shared_bias},
+    tied=tied,
+    logits_scale=tied,
   )
-  dims = Dims(embed, heads, heads, joined // heads, mlp, layers[0])
-  return Variant(dims, design, vocabulary, decoder_layers=layers[1])
+  dims = Dims(embed, heads, heads, query_width // heads, mlp, layers)
+  return Variant(dims, design, vocab_size, decoder_layers=decoder_layers)
 
 
 def parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield (name, array) of each parameter of a model that has the checkpoint's variant; float32.
+  """Yield (name, array) of each parameter of a model with the checkpoint's variant; float32.
 
   Raises:
     UserError: an array is missing, unknown or of another shape.
   """
-  holders = params.named_params(model)
-  places = {name: _place(checkpoint, name, holder.shape) for name, holder in holders.items()}
-  expected = {f"target/{path}" for place in places.values() for path in place.paths}
-  for name in sorted(name for name in checkpoint.names - expected if name.startswith("target/")):
-    raise UserError(f"{checkpoint.where}: array {name!r} is unknown; this model has no such part")
-  for name, place in places.items():
-    yield name, _read(checkpoint, "target", "", place)
+  locations = {}
+  for name, parameter in params.named_params(model).items():
+    locations[name] = _locate(checkpoint, name, parameter.shape)
+  expected = {f"target/{path}" for location in locations.values() for path in location.paths}
+  for name in sorted(checkpoint.names - expected):
+    if name.startswith("target/"):
+      raise UserError(f"{checkpoint.where}: array {name!r} is unknown; this model has no such part")
+  for name, location in locations.items():
+    yield name, _read(checkpoint, "target", "", location)
 
 
 def read_step(checkpoint: Checkpoint) -> int | None:
-  """Return the number of finished steps, or None if the checkpoint has none; raise UserError for an
-  impossible one."""
+  """Return the number of finished steps, or None if the checkpoint has none.
+
+  Raises:
+    UserError: the number is impossible.
+  """
   if _STEP not in checkpoint.names:
     return None
-  found = checkpoint.read(_STEP)
-  if (
-    found.size != 1
-    or not np.issubdtype(found.dtype, np.integer)
-    or not 0 <= found.reshape(()) < 2**31
-  ):
+  step = checkpoint.read(_STEP)
+  is_number = step.size == 1 and np.issubdtype(step.dtype, np.integer)
+  if not is_number or not 0 <= step.reshape(()) < 2**31:
     raise UserError(
-      f"{checkpoint.where}: {_STEP} is of shape {list(found.shape)}, expected a number of steps"
+      f"{checkpoint.where}: {_STEP} is of shape {list(step.shape)}, expected a number of steps"
     )
-  return int(found.reshape(()))
+  return int(step.reshape(()))
 
 
 def has_optimizer_state(checkpoint: Checkpoint) -> bool:
-  """Return whether the checkpoint holds the state of an optimizer."""
+  """Return whether the checkpoint has the state of an optimizer."""
   return any(name.startswith(_STATE) for name in checkpoint.names)
 
 
 def second_moments(
-  checkpoint: Checkpoint, model, wanted: Mapping[str, tuple[int, ...]], scale: float = 1.0
+  checkpoint: Checkpoint, model, shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yield (name, array) of Adafactor's second moments; float32.
 
@@ -134,36 +147,39 @@ def second_moments(
   product of its factors; one that only this package factors gets means.
 
   Args:
-    wanted: the shapes of our tensors, named `adafactor/v/PARAMETER`, `adafactor/v_row/…` and
+    shapes: the shapes of our tensors, named `adafactor/v/PARAMETER`, `adafactor/v_row/…` and
       `adafactor/v_col/…`.
     scale: our gradients in units of T5X's; moments are multiplied by its square.
   Raises:
     UserError: an array is missing or of another shape, or the optimizer is another or has momentum.
   """
-  for name, holder in params.named_params(model).items():
-    place = _place(checkpoint, name, holder.shape)
-    full, factors = _moments(checkpoint, place)
-    shapes = {kind: wanted[f"adafactor/{kind}/{name}"] for kind in ("v_row", "v_col", "v")}
-    shorter, longer = (
-      np.argsort(place.shape, kind="stable")[-2:] if len(place.shape) > 1 else (0, 0)
-    )
-    made = {kind: np.zeros(shape, np.float32) for kind, shape in shapes.items()}
-    if shapes["v"] == holder.shape:
-      if full is None:
-        full = (
-          factors[0][:, :, None] * factors[1][:, None, :] / factors[0].mean(axis=1)[:, None, None]
-        )
-      made["v"] = full
+  for name, parameter in params.named_params(model).items():
+    location = _locate(checkpoint, name, parameter.shape)
+    unfactored, factors = _read_moments(checkpoint, location)
+    is_factored_here = shapes[f"adafactor/v/{name}"] != parameter.shape
+    kinds = ("v_row", "v_col", "v")
+    moments = {kind: np.zeros(shapes[f"adafactor/{kind}/{name}"], np.float32) for kind in kinds}
+    if not is_factored_here:
+      moments["v"] = _multiply_factors(factors) if unfactored is None else unfactored
     else:
       if factors is None:
-        factors = full.mean(axis=2), full.mean(axis=1)
-      made["v_row"], made["v_col"] = factors[shorter], factors[longer]
-    for kind, array in made.items():
-      yield f"adafactor/{kind}/{name}", np.float32(array * scale**2).reshape(shapes[kind])
+        factors = (unfactored.mean(axis=2), unfactored.mean(axis=1))
+      shorter, longer = np.argsort(location.shape, kind="stable")[-2:]
+      moments["v_row"] = factors[shorter]
+      moments["v_col"] = factors[longer]
+    for kind, array in moments.items():
+      shape = shapes[f"adafactor/{kind}/{name}"]
+      yield f"adafactor/{kind}/{name}", np.float32(array * scale**2).reshape(shape)
 
 
-class _Place(NamedTuple):
-  """The arrays of T5X that hold a parameter.
+def _multiply_factors(factors: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+  """Return the second moments [layers, rows, columns] that two factors approximate."""
+  rows, columns = factors
+  return rows[:, :, None] * columns[:, None, :] / rows.mean(axis=1)[:, None, None]
+
+
+class _Location(NamedTuple):
+  """The arrays of T5X that contain a parameter.
 
   Attributes:
     paths: one path below `target` for each layer; one alone outside of stacks and for all layers
@@ -188,170 +204,193 @@ class _Place(NamedTuple):
     return not self.paths[0].endswith(("/out/kernel", "/wo/kernel"))
 
 
-def _place(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> _Place:
-  side, *inner = name.split("/")
-  outside = {
+def _locate(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> _Location:
+  """Return the location of one of our parameters."""
+  side, *keys = name.split("/")
+  outside_stacks = {
     "embed/table": "token_embedder/embedding",
     "head/kernel": "decoder/logits_dense/kernel",
     f"{side}/final_norm/scale": f"{side}/{side}_norm/scale",
     f"{side}/position/table": f"{side}/relpos_bias/rel_embedding",
   }
-  if name in outside:
-    return _Place((outside[name],), False, 0, shape)
-  layer, norm = _LAYERS[side, inner[1]]
-  match inner[2:]:
+  if name in outside_stacks:
+    return _Location((outside_stacks[name],), False, 0, shape)
+  layer, norm = _LAYERS[side, keys[1]]
+  match keys[2:]:
     case ["in_norm", "scale"]:
       path = f"{norm}/scale"
     case ["layer", "position", "table"]:
       path = "relpos_bias/rel_embedding"
     case ["layer", part, "kernel"]:
-      gated = any(known.endswith("/mlp/wi_0/kernel") for known in checkpoint.names)
-      path = f"{layer}/{({'gate': 'wi_0', 'wi': 'wi_1'} if gated else {}).get(part, part)}/kernel"
-  scanned = _is_scanned(checkpoint, side)
-  prefixes = [side] if scanned else [f"layers_{i}" for i in range(shape[0])]
-  return _Place(
-    tuple(f"{side}/{prefix}/{path}" for prefix in prefixes), scanned, shape[0], shape[1:]
-  )
+      is_gated = any(array.endswith("/mlp/wi_0/kernel") for array in checkpoint.names)
+      if is_gated:
+        part = _GATED_KERNELS.get(part, part)
+      path = f"{layer}/{part}/kernel"
+  if _is_scanned(checkpoint, side):
+    return _Location((f"{side}/{side}/{path}",), True, shape[0], shape[1:])
+  paths = tuple(f"{side}/layers_{i}/{path}" for i in range(shape[0]))
+  return _Location(paths, False, shape[0], shape[1:])
 
 
-def _read(checkpoint: Checkpoint, root: str, suffix: str, place: _Place) -> np.ndarray:
-  """Return a parameter, or an array of an optimizer that is like one."""
+def _read(checkpoint: Checkpoint, root: str, suffix: str, location: _Location) -> np.ndarray:
+  """Return a parameter, or an array of an optimizer with the same layout."""
   layers = []
-  for path in place.paths:
-    found = array = checkpoint.read(f"{root}/{path}{suffix}")
-    array = np.moveaxis(array, 1, 0) if place.scanned and array.ndim > 1 else array[None]
-    if place.is_bias and array.ndim == 3:
+  for path in location.paths:
+    name = f"{root}/{path}{suffix}"
+    array = checkpoint.read(name)
+    stored_shape = array.shape
+    if location.scanned and array.ndim > 1:
+      array = np.moveaxis(array, 1, 0)
+    else:
+      array = array[None]
+    if location.is_bias and array.ndim == 3:
       array = array.swapaxes(1, 2)
-    fits = array.shape[0] == (place.layers if place.scanned else 1) and _fits(
-      array.shape[1:], place
-    )
-    if not fits:
-      shape = (
-        [*place.shape[:1], place.layers, *place.shape[1:]] if place.scanned else list(place.shape)
-      )
+    expected_layers = location.layers if location.scanned else 1
+    if array.shape[0] != expected_layers or not _fits(array.shape[1:], location):
       raise UserError(
-        f"{checkpoint.where}: array '{root}/{path}{suffix}' has shape {list(found.shape)}, "
-        f"expected {shape[::-1] if place.is_bias else shape}; the checkpoint is of another model "
-        "or damaged"
+        f"{checkpoint.where}: array '{name}' has shape {list(stored_shape)}, expected "
+        f"{_expected_shape(location)}; the checkpoint is of another model or damaged"
       )
-    layers.append(array.reshape(-1, *place.shape))
+    layers.append(array.reshape(-1, *location.shape))
   joined = np.concatenate(layers)
-  return np.ascontiguousarray(joined if place.layers else joined[0])
+  return np.ascontiguousarray(joined if location.layers else joined[0])
 
 
-def _fits(found: tuple[int, ...], place: _Place) -> bool:
-  """Return whether an array of one layer is like ours, or differs by separate axes of heads
-  alone."""
-  if found == place.shape or len(found) != 3 or len(place.shape) != 2:
-    return found == place.shape
-  merged = (found[0], found[1] * found[2]) if place.embed_first else (found[0] * found[1], found[2])
-  return merged == place.shape
+def _expected_shape(location: _Location) -> list[int]:
+  """Return the shape of a parameter in T5X."""
+  shape = list(location.shape)
+  if location.scanned:
+    shape.insert(1, location.layers)
+  return shape[::-1] if location.is_bias else shape
 
 
-def _moments(
-  checkpoint: Checkpoint, place: _Place
+def _fits(shape: tuple[int, ...], location: _Location) -> bool:
+  """Return whether an array of one layer has our shape.
+
+  It may also have separate axes of heads and of their dimensions.
+  """
+  if len(shape) == 3 and len(location.shape) == 2:
+    if location.embed_first:
+      shape = (shape[0], shape[1] * shape[2])
+    else:
+      shape = (shape[0] * shape[1], shape[2])
+  return shape == location.shape
+
+
+def _read_moments(
+  checkpoint: Checkpoint, location: _Location
 ) -> tuple[np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
-  """Return (second moments like the parameter, None), or (None, the means over axis 1 and over axis
-  0, by layer)."""
-  for path in place.paths:
-    where = f"{_STATE}/{path}"
-    if f"{where}/v" not in checkpoint.names:
-      known = sorted(
-        {name.rpartition("/")[2] for name in checkpoint.names if name.startswith(f"{where}/")}
-      )
-      raise UserError(
-        f"{checkpoint.where}: array '{where}/v' is missing (found "
-        f"{', '.join(known) or 'nothing'}), expected the state "
-        "of Adafactor; give --fresh to start the optimizer anew"
-      )
-    if f"{where}/m" in checkpoint.names and int(np.prod(checkpoint.shape(f"{where}/m"))) > 1:
-      raise UserError(
-        f"{checkpoint.where}: found momentum in '{where}/m', which Adafactor here "
-        "has not; give --fresh"
-      )
-  first = f"{_STATE}/{place.paths[0]}"
-  if checkpoint.shape(f"{first}/v") != (1,) or int(np.prod(place.shape)) == 1:
-    return _full(_read(checkpoint, _STATE, "/v", place), place), None
-  if len(place.shape) != 2 or place.is_bias:
+  """Return (second moments, None), or (None, factors) if T5X factors the parameter.
+
+  The factors are the means over axis 1 and over axis 0, by layer.
+  """
+  _check_optimizer(checkpoint, location)
+  first = f"{_STATE}/{location.paths[0]}"
+  if checkpoint.shape(f"{first}/v") != (1,) or math.prod(location.shape) == 1:
+    moments = _read(checkpoint, _STATE, "/v", location)
+    if not location.layers and len(location.shape) == 2:
+      moments = moments[None]
+    return moments, None
+  if len(location.shape) != 2 or location.is_bias:
     raise UserError(
       f"{checkpoint.where}: found '{first}' factored, expected it whole; give --fresh"
     )
-  by_axis = [_factors(checkpoint, f"{_STATE}/{path}", place) for path in place.paths]
-  return None, (
-    np.concatenate([one for one, _ in by_axis]),
-    np.concatenate([two for _, two in by_axis]),
-  )
+  rows = []
+  columns = []
+  for path in location.paths:
+    row, column = _read_factors(checkpoint, f"{_STATE}/{path}", location)
+    rows.append(row)
+    columns.append(column)
+  return None, (np.concatenate(rows), np.concatenate(columns))
 
 
-def _full(array: np.ndarray, place: _Place) -> np.ndarray:
-  return array if place.layers else array[None] if len(place.shape) == 2 else array
-
-
-def _factors(checkpoint: Checkpoint, path: str, place: _Place) -> tuple[np.ndarray, np.ndarray]:
-  """Return the means over axis 1 and over axis 0 of one T5X array, each with a leading axis of
-  layers."""
-  row, column = (checkpoint.read(f"{path}/{kind}") for kind in ("v_row", "v_col"))
-  if not place.scanned and row.ndim == column.ndim == 1:
-    found = [None, None]
-    shorter, longer = np.argsort(place.shape, kind="stable")
-    found[shorter], found[longer] = row[None], column[None]
-  else:  # by logical axes: rows are `embed`
-    # the axis of layers was the second, or is the first if the only one before it is gone
-    if place.scanned:
-      row, column = (
-        np.moveaxis(x, int(own), 0)
-        for x, own in ((row, place.embed_first), (column, not place.embed_first))
+def _check_optimizer(checkpoint: Checkpoint, location: _Location) -> None:
+  """Raise UserError unless the optimizer's state is Adafactor's, without momentum."""
+  for path in location.paths:
+    prefix = f"{_STATE}/{path}"
+    if f"{prefix}/v" not in checkpoint.names:
+      names = [name for name in checkpoint.names if name.startswith(f"{prefix}/")]
+      arrays = sorted({name.rpartition("/")[2] for name in names})
+      raise UserError(
+        f"{checkpoint.where}: array '{prefix}/v' is missing (found "
+        f"{', '.join(arrays) or 'nothing'}), expected the state of Adafactor; give --fresh to "
+        "start the optimizer anew"
       )
+    if f"{prefix}/m" in checkpoint.names and math.prod(checkpoint.shape(f"{prefix}/m")) > 1:
+      raise UserError(
+        f"{checkpoint.where}: found momentum in '{prefix}/m', which Adafactor here "
+        "has not; give --fresh"
+      )
+
+
+def _read_factors(
+  checkpoint: Checkpoint, path: str, location: _Location
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return the means over axis 1 and axis 0 of one T5X array, with a leading axis of layers."""
+  row = checkpoint.read(f"{path}/v_row")
+  column = checkpoint.read(f"{path}/v_col")
+  factors = [None, None]
+  if not location.scanned and row.ndim == column.ndim == 1:
+    shorter, longer = np.argsort(location.shape, kind="stable")
+    factors[shorter] = row[None]
+    factors[longer] = column[None]
+  else:  # by logical axes: rows are `embed`
+    if location.scanned:
+      # the axis of layers was the second, or is the first if the only one before it is gone
+      row = np.moveaxis(row, 1 if location.embed_first else 0, 0)
+      column = np.moveaxis(column, 0 if location.embed_first else 1, 0)
     else:
       row = row[None]
       column = column[None]
-    found = [row, column.reshape(len(column), -1)]
-    found = found if place.embed_first else found[::-1]
-  layers = place.layers if place.scanned else 1
-  for kind, array, size in zip(("axis 0", "axis 1"), found, place.shape):
-    if array.shape != (layers, size):
+    factors = [row, column.reshape(len(column), -1)]
+    if not location.embed_first:
+      factors.reverse()
+  layers = location.layers if location.scanned else 1
+  for axis, (factor, size) in enumerate(zip(factors, location.shape)):
+    if factor.shape != (layers, size):
       raise UserError(
-        f"{checkpoint.where}: the factors '{path}' have shape {list(array.shape)} for {kind}, "
-        f"expected {[layers, size]}; the checkpoint is of another model or damaged"
+        f"{checkpoint.where}: the factors '{path}' have shape {list(factor.shape)} for axis "
+        f"{axis}, expected {[layers, size]}; the checkpoint is of another model or damaged"
       )
-  return found[0], found[1]
+  return factors[0], factors[1]
 
 
 def _is_scanned(checkpoint: Checkpoint, side: str) -> bool:
   return any(name.startswith(f"target/{side}/{side}/") for name in checkpoint.names)
 
 
-def _first(checkpoint: Checkpoint, side: str) -> str:
+def _first_layer(checkpoint: Checkpoint, side: str) -> str:
   """Return the path of the first layer, or of all layers together."""
   return f"target/{side}/{side if _is_scanned(checkpoint, side) else 'layers_0'}"
 
 
-def _depth(checkpoint: Checkpoint, side: str) -> int:
+def _count_layers(checkpoint: Checkpoint, side: str) -> int:
   """Return the number of layers of a stack."""
   if _is_scanned(checkpoint, side):
-    return _sizes(checkpoint, f"{_first(checkpoint, side)}/pre_mlp_layer_norm/scale", 2)[1]
+    first_layer = _first_layer(checkpoint, side)
+    return _read_shape(checkpoint, f"{first_layer}/pre_mlp_layer_norm/scale", 2)[1]
   prefix = f"target/{side}/layers_"
-  return len(
-    {name[len(prefix) :].partition("/")[0] for name in checkpoint.names if name.startswith(prefix)}
-  )
+  suffixes = [name.removeprefix(prefix) for name in checkpoint.names if name.startswith(prefix)]
+  return len({suffix.partition("/")[0] for suffix in suffixes})
 
 
-def _unstacked(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+def _layer_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
   """Return the shape of an array of one layer."""
-  found = checkpoint.shape(name)
+  shape = checkpoint.shape(name)
   side = name.split("/")[1]
-  found = (found[0], *found[2:]) if f"target/{side}/{side}/" in name else found
-  if len(found) not in (2, 3):
+  if f"target/{side}/{side}/" in name:
+    shape = (shape[0], *shape[2:])
+  if len(shape) not in (2, 3):
     raise UserError(
-      f"{checkpoint.where}: array {name!r} has shape {list(found)} in each layer, expected a matrix"
+      f"{checkpoint.where}: array {name!r} has shape {list(shape)} in each layer, expected a matrix"
     )
-  return found
+  return shape
 
 
-def _sizes(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-  found = checkpoint.shape(name)
-  if len(found) != rank:
+def _read_shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
+  shape = checkpoint.shape(name)
+  if len(shape) != rank:
     raise UserError(
-      f"{checkpoint.where}: array {name!r} has shape {list(found)}, expected {rank} axes"
+      f"{checkpoint.where}: array {name!r} has shape {list(shape)}, expected {rank} axes"
     )
-  return found
+  return shape

@@ -1,4 +1,4 @@
-"""The arrays of a T5X checkpoint, read one at a time.
+"""Read the arrays of a T5X checkpoint one at a time.
 
 A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an
 array, or TensorStore's spec of one that lies beside the index as Zarr. Checkpoints that T5X saves
@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -33,6 +34,17 @@ _PLACEHOLDER = "PLACEHOLDER://"
 # bytes of an array per stored byte, at most: gzip's limit; and a loose one
 _DENSEST = {"zarr": 1_100, "ocdbt": 2**16}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
+# raised by msgpack and by flax for damaged content
+_MSGPACK_ERRORS = (
+  ValueError,
+  TypeError,
+  KeyError,
+  OverflowError,
+  AttributeError,
+  RecursionError,
+  MemoryError,
+  msgpack.UnpackException,
+)
 _STEP = re.compile(r"checkpoint_(\d+)/?")
 
 
@@ -61,31 +73,44 @@ class Checkpoint:
   """
 
   def __init__(self, path: str):
-    directory = _directory(as_path(path))
-    self.where, self._ocdbt = str(directory), (directory / OCDBT).exists()
-    self._below = functools.partial(_store, directory)
-    self._stored = None if is_remote(self.where) else sum(_sizes(self.where))
-    found = _index(directory)
-    leaves = dict(_flat(found.get("optimizer", found), ()))
-    self._leaves = {"/".join(keys): self._leaf(keys, leaf) for keys, leaf in leaves.items()}
-    self.names = {name for name, leaf in self._leaves.items() if leaf is not None}
+    directory = _find_directory(as_path(path))
+    self.where = str(directory)
+    self._is_ocdbt = (directory / OCDBT).exists()
+    self._key_value_store = functools.partial(_key_value_store, directory)
+    self._stored_bytes = None if is_remote(self.where) else _total_bytes(self.where)
+    index = _read_index(directory)
+    tree = index.get("optimizer", index)
+    self._leaves = {}
+    for keys, content in _flatten(tree, ()):
+      leaf = self._parse_leaf(keys, content)
+      if leaf is not None:
+        self._leaves["/".join(keys)] = leaf
+    self.names = set(self._leaves)
 
   def shape(self, name: str) -> tuple[int, ...]:
-    """Return the shape of an array without reading it; raise UserError if it is missing or
-    impossible."""
-    leaf = self._known(name)
-    return leaf.shape if isinstance(leaf, np.ndarray) else tuple(self._open(name, leaf).shape)
+    """Return the shape of an array without reading it.
+
+    Raises:
+      UserError: the array is missing, or its shape is impossible.
+    """
+    leaf = self._find_leaf(name)
+    if isinstance(leaf, np.ndarray):
+      return leaf.shape
+    return tuple(self._open(leaf).shape)
 
   def read(self, name: str) -> np.ndarray:
-    """Return an array, as float32 unless it holds integers; raise UserError if it is missing or
-    damaged."""
-    leaf = self._known(name)
+    """Return an array, as float32 unless it is of integers.
+
+    Raises:
+      UserError: the array is missing or damaged.
+    """
+    leaf = self._find_leaf(name)
     if isinstance(leaf, np.ndarray):
       array = leaf
     else:
-      opened = self._open(name, leaf)
+      stored = self._open(leaf)
       try:
-        array = opened.read().result()
+        array = stored.read().result()
       except (ValueError, OSError, MemoryError) as error:
         raise UserError(
           f"{self.where}: array {leaf.name!r} cannot be read ({one_line(error)[:200]}), expected "
@@ -93,7 +118,7 @@ class Checkpoint:
         ) from error
     return array if np.issubdtype(array.dtype, np.integer) else np.asarray(array, np.float32)
 
-  def _known(self, name: str):
+  def _find_leaf(self, name: str) -> np.ndarray | _Stored:
     if name not in self.names:
       raise UserError(
         f"{self.where}: array {name!r} is missing{did_you_mean(name, self.names)}, expected the "
@@ -102,41 +127,50 @@ class Checkpoint:
       )
     return self._leaves[name]
 
-  def _leaf(self, keys: tuple[str, ...], leaf: Any) -> np.ndarray | _Stored | None:
-    """Return an array of the index, or where it is stored; None for anything else."""
+  def _parse_leaf(self, keys: tuple[str, ...], content: Any) -> np.ndarray | _Stored | None:
+    """Return an array of the index, or its place in the files; None for anything else."""
     key = f"{self.where}/{INDEX}: {'/'.join(keys)}"
-    if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
-      leaf = _Stored(leaf.removeprefix(_PLACEHOLDER))
-    elif isinstance(leaf, dict):
-      store = leaf.get("kvstore")
-      # the latter before 2021
-      name = (store.get("path") if isinstance(store, dict) else None) or leaf.get("path")
-      leaf = _Stored(name.rstrip("/") if isinstance(name, str) else name, _shape(key, leaf))
-    elif isinstance(leaf, np.ndarray | np.generic | int | float):
-      array = np.asarray(leaf)
+    if isinstance(content, np.ndarray | np.generic | int | float):
+      array = np.asarray(content)
       return array if array.dtype.name in _DTYPES else None
-    if isinstance(leaf, _Stored):
-      file_names.check_name(key, leaf.name, "copy the checkpoint again")
-      return leaf
-    return None
+    if isinstance(content, str) and content.startswith(_PLACEHOLDER):
+      name = content.removeprefix(_PLACEHOLDER)
+      shape = None
+    elif isinstance(content, dict):
+      store = content.get("kvstore")
+      name = store.get("path") if isinstance(store, dict) else None
+      name = name or content.get("path")  # before 2021
+      if isinstance(name, str):
+        name = name.rstrip("/")
+      shape = _read_shape(key, content)
+    else:
+      return None
+    file_names.check_name(key, name, "copy the checkpoint again")
+    return _Stored(name, shape)
 
-  def _open(self, name: str, leaf: _Stored):
-    """Open a stored array, and check its dtype, its shape and that it is not larger than its files
-    can hold."""
+  def _open(self, leaf: _Stored):
+    """Open a stored array, and check its dtype, its shape, and its size against its files."""
     import tensorstore as ts
 
-    store = {"driver": "ocdbt", "base": self._below(""), "path": f"{leaf.name}/"}
-    spec = {"driver": "zarr", "fill_missing_data_reads": False}
-    spec["kvstore"] = store if self._ocdbt else self._below(f"{leaf.name}/")
+    if self._is_ocdbt:
+      store = {"driver": "ocdbt", "base": self._key_value_store(""), "path": f"{leaf.name}/"}
+    else:
+      store = self._key_value_store(f"{leaf.name}/")
+    spec = {"driver": "zarr", "fill_missing_data_reads": False, "kvstore": store}
     try:
-      opened = ts.open(spec, open=True, read=True).result()
+      array = ts.open(spec, open=True, read=True).result()
     except (ValueError, OSError) as error:
       raise UserError(
         f"{self.where}: array {leaf.name!r} cannot be opened ({one_line(error)[:200]}), expected "
         "a Zarr array, as the index states; copy the checkpoint again"
       ) from error
-    shape = tuple(opened.shape)
-    dtype = opened.dtype.name
+    self._check_array(array, leaf)
+    return array
+
+  def _check_array(self, array, leaf: _Stored) -> None:
+    """Refuse a dtype or shape that the index contradicts, or more values than the files have."""
+    shape = tuple(array.shape)
+    dtype = array.dtype.name
     if dtype not in _DTYPES:
       raise UserError(
         f"{self.where}: array {leaf.name!r} is of dtype {dtype}, expected one of "
@@ -147,24 +181,28 @@ class Checkpoint:
         f"{self.where}: array {leaf.name!r} has shape {list(shape)}, expected {list(leaf.shape)} "
         "as the index states; copy the checkpoint again"
       )
-    size = math.prod(shape) * opened.dtype.numpy_dtype.itemsize
-    held = (
-      self._stored
-      if self._ocdbt or self._stored is None
-      else sum(_sizes(f"{self.where}/{leaf.name}"))
-    )
-    if held is not None and size > held * _DENSEST["ocdbt" if self._ocdbt else "zarr"]:
+    size = math.prod(shape) * array.dtype.numpy_dtype.itemsize
+    if self._stored_bytes is None:
+      return
+    if self._is_ocdbt:
+      stored_bytes = self._stored_bytes
+      densest = _DENSEST["ocdbt"]
+    else:
+      stored_bytes = _total_bytes(f"{self.where}/{leaf.name}")
+      densest = _DENSEST["zarr"]
+    if size > stored_bytes * densest:
       raise UserError(
         f"{self.where}: array {leaf.name!r} claims shape {list(shape)}, {size:,} bytes, found "
-        f"{held:,} bytes of files; "
-        "copy the checkpoint again"
+        f"{stored_bytes:,} bytes of files; copy the checkpoint again"
       )
-    return opened
 
 
-def _directory(path: AnyPath) -> AnyPath:
-  """Return the directory with the index: of the newest of several checkpoints, or in the state of
-  an Orbax one."""
+def _find_directory(path: AnyPath) -> AnyPath:
+  """Return the directory with the index.
+
+  It is the directory itself, the newest of several checkpoints below it, or the state of an Orbax
+  checkpoint.
+  """
   for candidate in (path, path / _STATE):
     if any((candidate / name).exists() for name in (INDEX, METADATA)):
       return candidate
@@ -172,87 +210,66 @@ def _directory(path: AnyPath) -> AnyPath:
     names = path.names() if path.is_dir() else []
   except OSError as error:
     raise UserError(f"{path}: cannot be listed ({one_line(error)}); check the path") from error
-  steps = {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
+  steps = {}
+  for name in names:
+    match = _STEP.fullmatch(name)
+    if match:
+      steps[int(match[1])] = name
   if steps:
-    return _directory(path / steps[max(steps)].rstrip("/"))
+    return _find_directory(path / steps[max(steps)].rstrip("/"))
   raise UserError(
     f"{path}: found neither {INDEX} nor {METADATA} there, expected a checkpoint directory of T5X, "
     "such as checkpoint_1000000"
   )
 
 
-def _index(directory: AnyPath) -> dict[str, Any]:
+def _read_index(directory: AnyPath) -> dict[str, Any]:
   """Return the tree of a checkpoint's leaves."""
   file = directory / INDEX
   if not file.exists():
-    return _of_metadata(directory / METADATA)
+    return _read_metadata(directory / METADATA)
   try:
-    data = file.read_bytes()
+    content = file.read_bytes()
   except OSError as error:
     raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
-  if data.startswith(b"model_checkpoint_path"):
+  if content.startswith(b"model_checkpoint_path"):
     raise UserError(
       f"{file}: found a checkpoint of TensorFlow, expected one of T5X; convert it with T5X first"
     )
+  why = ""
   try:
-    found = serialization.msgpack_restore(data)
-  except (
-    ValueError,
-    TypeError,
-    KeyError,
-    OverflowError,
-    AttributeError,
-    RecursionError,
-    MemoryError,
-  ) as error:
-    found = None
+    index = serialization.msgpack_restore(content)
+  except _MSGPACK_ERRORS as error:
+    index = None
     why = f" ({type(error).__name__}: {one_line(error)[:200]})"
-  except msgpack.UnpackException as error:
-    found = None
-    why = f" ({type(error).__name__}: {one_line(error)[:200]})"
-  else:
-    why = ""
-  tree = found.get("optimizer", found) if isinstance(found, dict) else None
+  tree = index.get("optimizer", index) if isinstance(index, dict) else None
   if not isinstance(tree, dict) or not isinstance(tree.get("target"), dict):
     raise UserError(
       f"{file}: found no index of T5X{why}, expected msgpack with the key 'target'; copy it again"
     )
-  version = found.get("version", 3)
+  version = index.get("version", 3)
   if version not in (2, 3):
     raise UserError(
       f"{file}: found version {quote_name(version)}, expected 2 or 3; save it with a newer T5X"
     )
-  return found
+  return index
 
 
-def _of_metadata(file: AnyPath) -> dict[str, Any]:
+def _read_metadata(file: AnyPath) -> dict[str, Any]:
   """Return the tree that Orbax's metadata describes, with placeholders as leaves."""
-  described = checked_json.parse_json(
+  metadata = checked_json.parse_json(
     file.read_bytes(), dict, str(file), "the metadata of an Orbax checkpoint; copy it again"
   )
-  if described.get("use_zarr3"):
+  if metadata.get("use_zarr3"):
     raise UserError(
       f"{file}: found arrays in Zarr 3, expected Zarr 2, as T5X writes; save them "
       "with use_zarr3=False"
     )
   tree: dict[str, Any] = {}
-  entries = described.get("tree_metadata")
-  for key, entry in entries.items() if isinstance(entries, dict) else ():
-    keys = _keys(entry)
-    value = entry.get("value_metadata", {}) if isinstance(entry, dict) else {}
-    if not keys or not isinstance(value, dict):
-      raise UserError(
-        f"{file}: found the entry {quote_name(key)}, expected a path of names; copy the checkpoint again"
-      )
-    node = tree
-    for one in keys[:-1]:
-      node = node.setdefault(one, {})
-      if not isinstance(node, dict):
-        raise UserError(
-          f"{file}: found {quote_name(key)} below an array, expected a tree; copy the checkpoint again"
-        )
-    if value.get("value_type") not in (None, "None", "Dict"):
-      node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
+  entries = metadata.get("tree_metadata")
+  if isinstance(entries, dict):
+    for key, entry in entries.items():
+      _add_entry(tree, file, key, entry)
   if not isinstance(tree.get("target"), dict):
     raise UserError(
       f"{file}: found no arrays below 'target', expected the train state of T5X; give its directory"
@@ -260,22 +277,47 @@ def _of_metadata(file: AnyPath) -> dict[str, Any]:
   return tree
 
 
+def _add_entry(tree: dict[str, Any], file: AnyPath, key: str, entry: Any) -> None:
+  """Add an entry of Orbax's metadata to a tree."""
+  keys = _keys(entry)
+  value = entry.get("value_metadata", {}) if isinstance(entry, dict) else {}
+  if not keys or not isinstance(value, dict):
+    raise UserError(
+      f"{file}: found the entry {quote_name(key)}, expected a path of names; copy the checkpoint "
+      "again"
+    )
+  node = tree
+  for name in keys[:-1]:
+    node = node.setdefault(name, {})
+    if not isinstance(node, dict):
+      raise UserError(
+        f"{file}: found {quote_name(key)} below an array, expected a tree; copy the checkpoint "
+        "again"
+      )
+  if value.get("value_type") not in (None, "None", "Dict"):
+    node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
+
+
 def _keys(entry: Any) -> tuple[str, ...]:
+  """Return the path of an entry of Orbax's metadata, () if it is damaged."""
   path = entry.get("key_metadata") if isinstance(entry, dict) else None
-  keys = [one.get("key") for one in path if isinstance(one, dict)] if isinstance(path, list) else []
-  return tuple(keys) if all(isinstance(key, str) for key in keys) else ()
+  if not isinstance(path, list):
+    return ()
+  keys = tuple(part.get("key") for part in path if isinstance(part, dict))
+  return keys if all(isinstance(key, str) for key in keys) else ()
 
 
-def _flat(node: Any, keys: tuple[str, ...]):
+def _flatten(node: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
   """Yield (keys, leaf) of a tree; a spec of TensorStore is a leaf."""
   if not isinstance(node, dict) or {"driver", "kvstore"} <= node.keys():
     yield keys, node
     return
   for key, inner in node.items():
-    yield from _flat(inner, (*keys, str(key)))
+    yield from _flatten(inner, (*keys, str(key)))
 
 
-def _shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
+def _read_shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
+  """Return the shape in a spec of TensorStore, None if it states none."""
   metadata = spec.get("metadata")
   if spec.get("driver") != "zarr":
     raise UserError(
@@ -287,16 +329,16 @@ def _shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
     return None
   # flax stores a list as {"0": …, "1": …}
   sizes = list(shape.values()) if isinstance(shape, dict) else shape
-  if not isinstance(sizes, list) or not all(
-    isinstance(size, int) and 0 < size < 2**40 for size in sizes
-  ):
+  is_list = isinstance(sizes, list)
+  if not is_list or not all(isinstance(size, int) and 0 < size < 2**40 for size in sizes):
     raise UserError(
-      f"{key}: found the shape {quote_name(shape)}, expected positive sizes; copy the checkpoint again"
+      f"{key}: found the shape {quote_name(shape)}, expected positive sizes; copy the checkpoint "
+      "again"
     )
   return tuple(sizes)
 
 
-def _store(directory: AnyPath, name: str) -> str | dict[str, str]:
+def _key_value_store(directory: AnyPath, name: str) -> str | dict[str, str]:
   """Return TensorStore's spec of the files below a name in the directory."""
   if isinstance(directory, LocalPath):
     return {"driver": "file", "path": f"{os.path.abspath(directory)}/{name}"}
@@ -309,11 +351,13 @@ def _store(directory: AnyPath, name: str) -> str | dict[str, str]:
   return f"{directory}/{name}"
 
 
-def _sizes(directory: str):
-  """Yield the sizes of all files below a local directory."""
+def _total_bytes(directory: str) -> int:
+  """Return the size of all files below a local directory."""
+  total = 0
   for folder, _, files in os.walk(directory):
     for file in files:
       try:
-        yield os.path.getsize(os.path.join(folder, file))
+        total += os.path.getsize(os.path.join(folder, file))
       except OSError:
         continue
+  return total

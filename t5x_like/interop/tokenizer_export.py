@@ -1,5 +1,4 @@
-"""The tokenizer files of an export: `transformers` puts around a text what stands around it in
-training here."""
+"""Write tokenizer files by which `transformers` adds the special pieces of training to a text."""
 
 import json
 import pathlib
@@ -18,7 +17,7 @@ from t5x_like.data.supervised.published_template import (
 )
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening_ids, special_id, start_id
 
-GENERATION = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
@@ -34,80 +33,81 @@ def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict
     UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them, or the
       vocabulary has no form in which `transformers` would give the ids of training.
   """
-  found = vocabulary.export_files()
-  if CONFIG not in found or vocabulary.enclosing_ids() is not None:
-    return found
+  files = vocabulary.export_files()
+  if CONFIG not in files or vocabulary.enclosing_ids() is not None:
+    return files
   import tokenizers
 
-  if "text_input_tokens" in features:  # captions
-    before = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
-    after = [vocabulary.eos_id]
-  elif "decoder_target_tokens" not in features:
-    before = [special_id(vocabulary, "cls")]
-    after = [special_id(vocabulary, "sep")]
-  elif "encoder_input_tokens" in features:
-    before = opening_ids(vocabulary)
-    after = [vocabulary.eos_id]
-  else:
-    before = [start_id(vocabulary)]
-    after = []
-  if TOKENIZER not in found:
+  before, after = _training_ids(vocabulary, features)
+  if TOKENIZER not in files:
     if not before:
-      return found
-    found = _converted(found)
-  first, last = (vocabulary.pieces_of(ids) for ids in (before, after))
-  tokenizer = tokenizers.Tokenizer.from_str(found[TOKENIZER].decode())
+      return files
+    files = _convert_sentence_piece(files)
+  first = vocabulary.pieces_of(before)
+  last = vocabulary.pieces_of(after)
+  tokenizer = tokenizers.Tokenizer.from_str(files[TOKENIZER].decode())
   tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
     single=[*first, "$A", *last],
     pair=[*first, "$A", *last, "$B:1", *(f"{piece}:1" for piece in last)],
     special_tokens=list(zip([*first, *last], [*before, *after])),
   )
-  described = json.loads(found[TOKENIZER]) | {
-    "post_processor": json.loads(tokenizer.to_str())["post_processor"]
-  }
-  text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
-  return found | {TOKENIZER: text.encode()}
+  content = json.loads(files[TOKENIZER])
+  content["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
+  text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+  return files | {TOKENIZER: text.encode()}
 
 
-def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
+def _training_ids(
+  vocabulary: Vocabulary, features: Mapping[str, Any]
+) -> tuple[list[int], list[int]]:
+  """Return the ids that stand before and after a text in training."""
+  if "text_input_tokens" in features:  # captions
+    before = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    return before, [vocabulary.eos_id]
+  if "decoder_target_tokens" not in features:
+    return [special_id(vocabulary, "cls")], [special_id(vocabulary, "sep")]
+  if "encoder_input_tokens" in features:
+    return opening_ids(vocabulary), [vocabulary.eos_id]
+  return [start_id(vocabulary)], []
+
+
+def _convert_sentence_piece(files: dict[str, bytes]) -> dict[str, bytes]:
   """Convert the files of a SentencePiece model to a `tokenizer.json`."""
-  with tempfile.TemporaryDirectory() as aside:
-    for name, data in found.items():
-      (pathlib.Path(aside) / name).write_bytes(data)
-    model = vocabularies.load(aside).model
-  config = json.loads(found[CONFIG]) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+  with tempfile.TemporaryDirectory() as directory:
+    for name, content in files.items():
+      (pathlib.Path(directory) / name).write_bytes(content)
+    model = vocabularies.load(directory).model
+  config = json.loads(files[CONFIG]) | {"tokenizer_class": "PreTrainedTokenizerFast"}
   del config["extra_ids"]
   return {TOKENIZER: model, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
 
 
 def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[str, bytes]:
-  """Return the files that tell how a decoder converses: where its answers end and, if pieces mark
-  its turns, how.
+  """Return the files by which `transformers` converses like a decoder here.
+
+  They are its generation config, if answers end with other tokens than EOS, and, if pieces mark the
+  turns of a conversation, a chat template.
 
   Args:
-    template: see `published_template.chat_of`.
+    template: see `published_template.build_chat`.
   """
   chat = build_chat(template, vocabulary)
-  own = json.loads(vocabulary.export_files().get(GENERATION, b"{}"))
-  ends = own.get("eos_token_id") or []
-  ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
-  told = own | {"eos_token_id": sorted(ends)}
-  found = {GENERATION: (json.dumps(told, indent=2) + "\n").encode()} if len(ends) > 1 else {}
+  files = _generation_config(vocabulary, chat)
   if template == PUBLISHED:
-    return found | {FILE: _begun(find_template_text(vocabulary), vocabulary, chat).encode()}
+    text = _add_start_token(find_template_text(vocabulary), vocabulary, chat)
+    return files | {FILE: text.encode()}
   form = find_template(template)
   # without pieces, a text has other ids within a conversation than by itself
   if form.pieces == (EOS,):
-    return found
+    return files
   start, eos = vocabulary.pieces_of([start_id(vocabulary), vocabulary.eos_id])
-  before, after = (
-    {role: turn[side].replace(EOS, eos) for role, turn in form.turns.items()} for side in (0, 1)
-  )
-  content = (
-    (f"{json.dumps(form.lead)} + " if form.lead else "")
-    + "message['content']"
-    + " | trim" * form.stripped
-  )
+  before = {role: turn[0].replace(EOS, eos) for role, turn in form.turns.items()}
+  after = {role: turn[1].replace(EOS, eos) for role, turn in form.turns.items()}
+  content = "message['content']"
+  if form.lead:
+    content = f"{json.dumps(form.lead)} + {content}"
+  if form.stripped:
+    content = f"{content} | trim"
   jinja = (
     f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}{{%- set "
     f"start = {json.dumps(start)} %}}{{%- if not messages or not before.get(messages[0]['role'], "
@@ -116,14 +116,26 @@ def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[s
     f"endif %}}{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}{{%- "
     f"endfor %}}{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
   )
-  return found | {FILE: jinja.encode()}
+  return files | {FILE: jinja.encode()}
 
 
-def _begun(text: str, vocabulary: Vocabulary, chat: PublishedChat) -> str:
-  """Return a published template that writes the start token of training, if it does not write it by
-  itself."""
+def _generation_config(vocabulary: Vocabulary, chat: Any) -> dict[str, bytes]:
+  """Return the file that names the ids which end an answer; none if EOS alone does."""
+  settings = json.loads(vocabulary.export_files().get(GENERATION_CONFIG, b"{}"))
+  ends = settings.get("eos_token_id") or []
+  if not isinstance(ends, list):
+    ends = [ends]
+  ends = {*ends, vocabulary.eos_id, chat.end}
+  if len(ends) == 1:
+    return {}
+  settings["eos_token_id"] = sorted(ends)
+  return {GENERATION_CONFIG: (json.dumps(settings, indent=2) + "\n").encode()}
+
+
+def _add_start_token(text: str, vocabulary: Vocabulary, chat: PublishedChat) -> str:
+  """Return a published template that writes the start token of training."""
   start = start_id(vocabulary)
-  if chat.prompt_with_start([Message("user", "a")])[:1] == [start]:
+  if chat.prompt_with_start([Message("user", "a")])[:1] == [start]:  # it does so by itself
     return text
   (piece,) = vocabulary.pieces_of([start])
   return f"{{{{- {json.dumps(piece)} }}}}{text}"
