@@ -62,7 +62,7 @@ FORMAT = "t5x_like.vocabulary.v1"
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-# a directory with one has a tokenizer
+# the main files of tokenizers: a directory with one has a tokenizer
 TOKENIZER_FILES = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")
 
 
@@ -85,13 +85,13 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   try:
     path = as_path(path_or_name)
     is_directory = (path / MANIFEST).is_file() or path.is_dir()
-    found = is_directory or path.exists()
+    exists = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(
       f"vocabulary {path_or_name}: cannot be reached ({type(error).__name__}: {one_line(error)}), "
       "expected a local path or a gs:// or s3:// address that this machine may read"
     ) from error
-  if not found:
+  if not exists:
     raise UserError(
       f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging "
       "Face directory, a SentencePiece .model file or the name 'bytes' (python -m "
@@ -109,10 +109,11 @@ def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
     if has_tokenizer(directory):
       return _kind("published").read(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(TOKENIZER_FILES)}, expected a "
-      "directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
+      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(TOKENIZER_FILES)}, "
+      "expected a directory written by python -m tools.train_vocabulary, or a Hugging Face "
+      "directory"
     )
-  manifest = _manifest(path)
+  manifest = _read_manifest(path)
   kind = _kind(manifest["kind"])
   if kind is None:
     known = ", ".join(slots.names(_KINDS))
@@ -121,10 +122,11 @@ def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
     )
   vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):
-    if getattr(vocabulary, key) != manifest[key]:
-      found = manifest[key]
-      expected = getattr(vocabulary, key)
-      raise UserError(f"{path}: found {key} {found!r}, expected {expected!r}; the file is damaged")
+    actual = getattr(vocabulary, key)
+    if actual != manifest[key]:
+      raise UserError(
+        f"{path}: found {key} {manifest[key]!r}, expected {actual!r}; the file is damaged"
+      )
   return vocabulary
 
 
@@ -133,25 +135,29 @@ def _kind(name: str) -> ModuleType | None:
 
 
 def has_tokenizer(directory: AnyPath | pathlib.Path) -> bool:
-  """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name
-  of its class."""
+  """Return whether a Hugging Face directory has a tokenizer.
+
+  It has the tokenizer's main file or, for bytes, the name of its class.
+  """
   if any((directory / name).exists() for name in TOKENIZER_FILES):
     return True
-  named = (directory / name for name in (CONFIG, "config.json"))
-  return any(path.exists() and b'"ByT5Tokenizer"' in path.read_bytes() for path in named)
+  configs = (directory / name for name in (CONFIG, "config.json"))
+  return any(path.exists() and b'"ByT5Tokenizer"' in path.read_bytes() for path in configs)
 
 
-def _manifest(path: AnyPath) -> dict:
+def _read_manifest(path: AnyPath) -> dict:
   """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
-  found = checked_json.parse_json(
+  manifest = checked_json.parse_json(
     read_file(path), dict, str(path), "the manifest of a vocabulary; copy its directory again"
   )
-  if found.get("format") != FORMAT:
-    raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
-  missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in found]
+  if manifest.get("format") != FORMAT:
+    raise UserError(
+      f"{path}: found format {str(manifest.get('format'))[:80]!r}, expected {FORMAT!r}"
+    )
+  missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in manifest]
   if missing:
     raise UserError(f"{path}: found no key {missing[0]!r}, expected the file save wrote")
-  return found
+  return manifest
 
 
 def read_file(path: AnyPath) -> bytes:

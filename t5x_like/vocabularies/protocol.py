@@ -1,4 +1,4 @@
-"""The vocabulary protocol and its special ids."""
+"""Define the interface of vocabularies, and find their special ids."""
 
 import functools
 import re
@@ -93,9 +93,8 @@ class Vocabulary(Protocol):
 
   @functools.cached_property
   def starts_word(self) -> np.ndarray:
-    begins = (
-      not data or segmentation.begins_word(data) for data in self.bytes_of(range(self.size))
-    )
+    spellings = self.bytes_of(range(self.size))
+    begins = (not spelling or segmentation.begins_word(spelling) for spelling in spellings)
     table = np.fromiter(begins, bool, self.size)
     table[list(self.special_ids)] = True
     table.flags.writeable = False
@@ -105,13 +104,15 @@ class Vocabulary(Protocol):
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
 
   def export_files(self) -> dict[str, bytes]:
-    """Return the files by which `transformers` opens the vocabulary, by name; none for a vocabulary
-    without a file."""
+    """Return the files by which `transformers` opens the vocabulary, by name; may be none."""
     return {}
 
   def enclosing_ids(self) -> tuple[list[int], list[int]] | None:
-    """Return the ids that `transformers` puts before and after a text by default; None for a
-    vocabulary made here."""
+    """Return the ids that `transformers` puts before and after a text by default.
+
+    Returns:
+      None for a vocabulary made here.
+    """
 
 
 def special_id(vocabulary: Vocabulary, name: str) -> int:
@@ -125,9 +126,9 @@ def special_id(vocabulary: Vocabulary, name: str) -> int:
   """
   if name not in SPECIAL_NAMES:
     raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL_NAMES)}")
-  own = getattr(vocabulary, f"{name}_id", None)
-  if own is not None:
-    return own
+  piece_id = getattr(vocabulary, f"{name}_id", None)
+  if piece_id is not None:
+    return piece_id
   sentinel = SPECIAL_NAMES.index(name)
   if sentinel < vocabulary.extra_ids:
     return vocabulary.sentinels[sentinel]
@@ -140,31 +141,39 @@ def special_id(vocabulary: Vocabulary, name: str) -> int:
 
 
 def padding_id(vocabulary: Vocabulary) -> int:
-  """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which
-  `data.padding` replaces."""
+  """Return the id that pads rows.
+
+  Without a padding id it is -1, which `data.padding` replaces.
+  """
   return -1 if vocabulary.pad_id is None else vocabulary.pad_id
 
 
 def describe_invalid_id(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
-  """Describe the first error in the ids of documents; return None if all are ids of the vocabulary
-  and none is padding (unless text can produce padding)."""
-  low = int(tokens_N.min())
-  high = int(tokens_N.max())
-  least = 1 if vocabulary.pad_id == 0 and not vocabulary.specials_in_text else 0
-  if least <= low and high < vocabulary.size:
+  """Describe an invalid id among the tokens of documents; return None if all are valid.
+
+  Padding is invalid, unless text can produce it.
+  """
+  smallest = int(tokens_N.min())
+  largest = int(tokens_N.max())
+  zero_is_padding = vocabulary.pad_id == 0 and not vocabulary.specials_in_text
+  first_valid = 1 if zero_is_padding else 0
+  if first_valid <= smallest and largest < vocabulary.size:
     return None
-  why = " (0 is padding)" if least else ""
-  return (
-    f"found id {low if low < least else high} in a document, expected {least} to "
-    f"{vocabulary.size - 1}{why}"
-  )
+  invalid = smallest if smallest < first_valid else largest
+  note = " (0 is padding)" if zero_is_padding else ""
+  return f"found id {invalid} in a document, expected {first_valid} to {vocabulary.size - 1}{note}"
 
 
 def opening_ids(vocabulary: Vocabulary) -> list[int]:
-  """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with
-  BART, whose decoder starts with EOS and restores `<s> text </s>`; none in others."""
-  bos = vocabulary.bos_id
-  return [bos] if bos is not None and vocabulary.decoder_start_id == vocabulary.eos_id else []
+  """Return the ids that begin an encoder-decoder's sequences.
+
+  They are BOS in vocabularies published with BART, whose decoder starts with EOS and restores `<s>
+  text </s>`, and none in others.
+  """
+  starts_with_eos = vocabulary.decoder_start_id == vocabulary.eos_id
+  if vocabulary.bos_id is None or not starts_with_eos:
+    return []
+  return [vocabulary.bos_id]
 
 
 def start_id(vocabulary: Vocabulary) -> int:
@@ -188,20 +197,23 @@ def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
 def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
   """Encode many texts as `encode_sentinels` does."""
   # the plain texts of all texts, and the sentinels of each
-  between = []
-  parts = []
+  plain_texts = []
+  sentinels_by_text = []
   for text in texts:
     start = 0
-    marks = []
+    sentinels = []
     for match in _SENTINEL.finditer(text):
       if int(match[1]) < vocabulary.extra_ids:
-        between.append(text[start : match.start()])
-        marks.append(vocabulary.sentinels[int(match[1])])
+        plain_texts.append(text[start : match.start()])
+        sentinels.append(vocabulary.sentinels[int(match[1])])
         start = match.end()
-    between.append(text[start:])
-    parts.append(marks)
-  encoded = iter(vocabulary.encode_batch(between))
-  rows = (
-    [next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts
-  )
-  return [np.concatenate(row).astype(np.int32) for row in rows]
+    plain_texts.append(text[start:])
+    sentinels_by_text.append(sentinels)
+  encoded = iter(vocabulary.encode_batch(plain_texts))
+  rows = []
+  for sentinels in sentinels_by_text:
+    parts = [next(encoded)]
+    for sentinel in sentinels:
+      parts += [[sentinel], next(encoded)]
+    rows.append(np.concatenate(parts).astype(np.int32))
+  return rows

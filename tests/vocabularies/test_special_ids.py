@@ -10,19 +10,19 @@ from stores import TokenStoreWriter
 from t5x_like.data import task as tasks
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.kinds.published import PublishedVocabulary, SpecialIds
+from t5x_like.vocabularies.kinds.published import PublishedIds, PublishedVocabulary
 
 # ids of the text are FIRST to 239
 SIZE = 300
 FIRST = 80
 OWN = dict(eos_id=1, unk_id=2, bos_id=None, mask_id=3, cls_id=4, sep_id=5, specials_in_text=True)
-USUAL = SpecialIds(pad_id=0, decoder_start_id=0, sentinels=tuple(range(299, 239, -1)), **OWN)
+USUAL = PublishedIds(pad_id=0, decoder_start_id=0, sentinels=tuple(range(299, 239, -1)), **OWN)
 # id 0 is a token
-OTHER = SpecialIds(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
-NONE = SpecialIds(pad_id=None, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
+OTHER = PublishedIds(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
+NONE = PublishedIds(pad_id=None, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
 
 
-def vocabulary(facts: SpecialIds) -> PublishedVocabulary:
+def vocabulary(facts: PublishedIds) -> PublishedVocabulary:
   pieces = {f" w{i}" if i % 3 else f" w{i}." for i in range(SIZE)}
   model = {
     "type": "WordLevel",
@@ -102,7 +102,7 @@ def made(name: str, store) -> dict[str, np.ndarray]:
   return {n: x.numpy() for n, x in batch.items()}
 
 
-def renamed(usual: dict[str, np.ndarray], facts: SpecialIds) -> dict[str, np.ndarray]:
+def renamed(usual: dict[str, np.ndarray], facts: PublishedIds) -> dict[str, np.ndarray]:
   """What other special ids make of a batch with the usual ones, in which 0 is padding wherever it
   stands."""
   encoder_only = "decoder_input_tokens" not in usual
@@ -149,7 +149,7 @@ def test_only_the_special_ids_differ(stores, name):
   ],
 )
 def test_what_a_vocabulary_lacks_is_told_at_once(tmp_path, name, changes, said):
-  poor = SpecialIds(
+  poor = PublishedIds(
     **vars(NONE) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
   )
   about = dict(name="c", split="train", vocabulary=vocabulary(poor), append_eos=False)

@@ -15,14 +15,14 @@ MAX_CHARACTERS = 100  # characters from one; published tokenizers stay below 40
 _TABLE_BYTES = 4  # before the table of a charsmap: its length
 
 
-def check_normalizers(described: dict[str, Any], where: str) -> None:
+def check_normalizers(tokenizer: dict[str, Any], where: str) -> None:
   """Check the normaliser and the decoder of a parsed `tokenizer.json`.
 
   Raises:
     UserError: a chain of replacements may make more than `LARGEST` characters from one.
   """
   for key in ("normalizer", "decoder"):
-    factor = math.prod(_factor(step) for step in _steps(described.get(key)))
+    factor = math.prod(_factor(step) for step in _steps(tokenizer.get(key)))
     if factor > MAX_CHARACTERS:
       raise UserError(
         f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most "
@@ -45,8 +45,10 @@ def check_charsmap(charsmap: bytes, where: str) -> None:
 
 
 def longest_replacement(charsmap: bytes) -> int:
-  """Return the characters of the longest replacement in a table: texts, each ended by a zero byte,
-  after its trie."""
+  """Return the number of characters of the longest replacement in a table.
+
+  The replacements stand after the table's trie, each ended by a zero byte.
+  """
   start = _TABLE_BYTES + int.from_bytes(charsmap[:_TABLE_BYTES], "little")
   texts = charsmap[start:].split(b"\0")
   return max(len(text.decode(errors="replace")) for text in texts)
@@ -54,20 +56,22 @@ def longest_replacement(charsmap: bytes) -> int:
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
   """Yield the steps of a normaliser or decoder, those of sequences in sequences too."""
-  waiting = [part]
-  while waiting:
-    step = waiting.pop()
+  pending = [part]
+  while pending:
+    step = pending.pop()
     if not isinstance(step, dict):
       continue
     yield step
     for key in ("normalizers", "decoders"):
       if isinstance(step.get(key), list):
-        waiting.extend(step[key])
+        pending.extend(step[key])
 
 
 def _factor(step: dict[str, Any]) -> float:
-  """Return an upper bound on the characters that a step makes of one; 1 for steps without text of
-  their own."""
+  """Return an upper bound on the characters that a step makes of one.
+
+  It is 1 for steps without text of their own.
+  """
   if step.get("type") == "Precompiled":
     try:
       return max(1, longest_replacement(base64.b64decode(step["precompiled_charsmap"])))

@@ -1,8 +1,7 @@
-"""Pipelines around pieces and merges, by class of `transformers`: normaliser, words, model and
-decoder.
+"""Build the pipeline of each tokenizer class of `transformers` around pieces and merges.
 
-Each pipeline is the part of a `tokenizer.json` that its class sets, overriding the file (version 5
-of the library).
+A pipeline is the normaliser, the split into words, the model and the decoder: the parts of a
+`tokenizer.json` that the class sets, overriding the file (version 5 of the library).
 """
 
 import base64
@@ -46,59 +45,69 @@ class Pieces:
   def of(cls, file: dict[str, Any]) -> "Pieces":
     """Return the pieces of a parsed `tokenizer.json`."""
     model = file.get("model") or {}
-    merges = [
-      merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []
-    ]
+    merges = []
+    for merge in model.get("merges") or []:
+      merges.append(merge.split(" ") if isinstance(merge, str) else merge)
     return cls(model.get("vocab") or {}, merges, _charsmap(file.get("normalizer")))
 
   @classmethod
   def of_sentence_piece(cls, data: bytes, name: str, extra_ids: int, where: str) -> "Pieces":
     """Return the pieces of a SentencePiece model, for a class of `FROM_SENTENCE_PIECE`."""
     proto = model_proto(data, where)
-    added = [
-      {"content": p.piece, "normalized": False, "special": p.type == CONTROL}
-      for p in proto.pieces
-      if p.type in (CONTROL, USER_DEFINED)
-    ]
+    added = []
+    for piece in proto.pieces:
+      if piece.type in (CONTROL, USER_DEFINED):
+        is_special = piece.type == CONTROL
+        added.append({"content": piece.piece, "normalized": False, "special": is_special})
     charsmap = base64.b64encode(proto.normalizer_spec.precompiled_charsmap).decode() or None
     if name == "T5Tokenizer":
       sentinels = [(f"<extra_id_{i}>", 0.0) for i in reversed(range(extra_ids))]
-      return cls([*((p.piece, p.score) for p in proto.pieces), *sentinels], [], charsmap, added)
-    vocab = {p.piece: i for i, p in enumerate(proto.pieces)}
+      pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+      return cls([*pieces, *sentinels], [], charsmap, added)
+    vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     return cls(vocab, derive_merges(vocab), charsmap, added)
 
 
 @functools.cache
 def _model_proto() -> type:
-  """Build the protobuf message of a SentencePiece model with the fields used here. (The
-  sentencepiece wheel's message needs another version of protobuf than TensorFlow.)"""
+  """Build the protobuf message of a SentencePiece model with the fields used here.
+
+  The sentencepiece wheel's message needs another version of protobuf than TensorFlow.
+  """
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-  # string, float, bytes, message, bool
-  text = 9
+  # types in the protobuf format
   number = 2
-  data = 12
-  part = 11
+  integer = 5
   flag = 8
+  text = 9
+  part = 11
+  data = 12
+  optional = 1
+  repeated = 3
   messages = {
-    "Piece": [("piece", 1, 1, text), ("score", 2, 1, number), ("type", 3, 1, 5)],
+    "Piece": [
+      ("piece", 1, optional, text),
+      ("score", 2, optional, number),
+      ("type", 3, optional, integer),
+    ],
     "Normalizer": [
-      ("name", 1, 1, text),
-      ("precompiled_charsmap", 2, 1, data),
-      ("add_dummy_prefix", 3, 1, flag),
-      ("remove_extra_whitespaces", 4, 1, flag),
-      ("escape_whitespaces", 5, 1, flag),
+      ("name", 1, optional, text),
+      ("precompiled_charsmap", 2, optional, data),
+      ("add_dummy_prefix", 3, optional, flag),
+      ("remove_extra_whitespaces", 4, optional, flag),
+      ("escape_whitespaces", 5, optional, flag),
     ],
     "Trainer": [
-      ("model_type", 3, 1, 5),
-      ("treat_whitespace_as_suffix", 24, 1, flag),
-      ("byte_fallback", 35, 1, flag),
+      ("model_type", 3, optional, integer),
+      ("treat_whitespace_as_suffix", 24, optional, flag),
+      ("byte_fallback", 35, optional, flag),
     ],
     "Model": [
-      ("pieces", 1, 3, part, ".spm.Piece"),
-      ("trainer_spec", 2, 1, part, ".spm.Trainer"),
-      ("normalizer_spec", 3, 1, part, ".spm.Normalizer"),
-      ("denormalizer_spec", 5, 1, part, ".spm.Normalizer"),
+      ("pieces", 1, repeated, part, ".spm.Piece"),
+      ("trainer_spec", 2, optional, part, ".spm.Trainer"),
+      ("normalizer_spec", 3, optional, part, ".spm.Normalizer"),
+      ("denormalizer_spec", 5, optional, part, ".spm.Normalizer"),
     ],
   }
   file = descriptor_pb2.FileDescriptorProto(
@@ -110,12 +119,12 @@ def _model_proto() -> type:
   defaults |= {"type": "1", "model_type": "1"}  # a normal piece, a unigram model
   for name, fields in messages.items():
     message = file.message_type.add(name=name)
-    for field, at, label, kind, *of in fields:
-      added = message.field.add(
-        name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {})
-      )
-      if field in defaults:
-        added.default_value = defaults[field]
+    for field_name, tag, label, field_type, *type_name in fields:
+      field = message.field.add(name=field_name, number=tag, label=label, type=field_type)
+      if type_name:
+        field.type_name = type_name[0]
+      if field_name in defaults:
+        field.default_value = defaults[field_name]
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return message_factory.GetMessageClass(pool.FindMessageTypeByName("spm.Model"))
@@ -144,8 +153,8 @@ def check_lengths(pieces: Iterable[str], where: str) -> None:
   longest = max((len(piece.encode()) for piece in pieces), default=0)
   if longest >= MAX_PIECE_BYTES:
     raise UserError(
-      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {MAX_PIECE_BYTES}, "
-      "as the sentencepiece library has them; the model is damaged, copy it again"
+      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than "
+      f"{MAX_PIECE_BYTES}, as the sentencepiece library has them; the model is damaged, copy it again"
     )
 
 
@@ -161,39 +170,46 @@ def read_charsmaps(model: bytes) -> list[bytes]:
 
 
 def derive_merges(vocab: dict[str, int]) -> list[list[str]]:
-  """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the
-  order of its pieces."""
+  """Derive the merges of a SentencePiece BPE model.
+
+  They join two pieces into each piece, in the order of the pieces.
+  """
   lengths = set(map(len, vocab))
   merges = []
   for piece, i in vocab.items():
     # Only cuts at lengths that pieces have: every cut copies the piece, so all would take the
     # square of its length.
-    cuts = ((piece[:at], piece[at:]) for at in sorted(lengths) if len(piece) - at in lengths)
-    pairs = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
-    merges += [
-      (i, len(a), len(b), a, b)
-      for a, b in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-    ]
-  return [[a, b] for *_, a, b in sorted(merges, key=lambda merge: merge[:3])]
+    pairs = []
+    for length in lengths:
+      first = piece[:length]
+      second = piece[length:]
+      if len(piece) - length in lengths and first in vocab and second in vocab:
+        pairs.append((first, second))
+    pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    for first, second in pairs:
+      merges.append((i, len(first), len(second), first, second))
+  merges.sort(key=lambda merge: merge[:3])
+  return [[first, second] for _, _, _, first, second in merges]
 
 
 def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
-  parts = (normalizer or {}).get("normalizers", [normalizer])
-  return next(
-    (part["precompiled_charsmap"] for part in parts if part and part.get("type") == "Precompiled"),
-    None,
-  )
+  """Return SentencePiece's normalisation in a normaliser, None if there is none."""
+  for step in (normalizer or {}).get("normalizers", [normalizer]):
+    if step and step.get("type") == "Precompiled":
+      return step["precompiled_charsmap"]
+  return None
 
 
-def check_charsmap(described: dict[str, Any], where: str) -> None:
-  """Refuse a damaged SentencePiece normalisation, at which the tokenizers library would stop with a
-  Rust panic.
+def check_charsmap(tokenizer: dict[str, Any], where: str) -> None:
+  """Refuse a damaged SentencePiece normalisation.
+
+  The tokenizers library would stop at it with a Rust panic.
 
   Raises:
     UserError: the normalisation does not consist of a table's length, the table, and UTF-8 text.
   """
   try:
-    charsmap = _charsmap(described.get("normalizer"))
+    charsmap = _charsmap(tokenizer.get("normalizer"))
     if charsmap is not None:
       data = base64.b64decode(charsmap, validate=True)
       length = int.from_bytes(data[:4], "little")
@@ -235,7 +251,7 @@ def _bpe(pieces: Pieces, **options) -> dict[str, Any]:
   return {"type": "BPE", **model, "vocab": pieces.vocab, "merges": pieces.merges}
 
 
-def _described(model, normalizer, words, decoder) -> dict[str, Any]:
+def _build_tokenizer(model, normalizer, words, decoder) -> dict[str, Any]:
   parts = {"normalizer": normalizer, "pre_tokenizer": words, "decoder": decoder, "model": model}
   return {"version": "1.0", "added_tokens": [], **parts}
 
@@ -244,17 +260,20 @@ def _byte_level(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
   words = level | {"add_prefix_space": bool(config.get("add_prefix_space", False))}
   model = _bpe(pieces, continuing_subword_prefix="", end_of_word_suffix="")
-  return _described(model, None, words, level)
+  return _build_tokenizer(model, None, words, level)
 
 
 def _llama(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
-  prefix = config.get("add_prefix_space")
-  prefix = True if prefix is None else prefix
-  scheme = ("always" if config.get("legacy", False) else "first") if prefix else "never"
+  adds_prefix = config.get("add_prefix_space")
+  if adds_prefix is None:
+    adds_prefix = True
   decoder = [_replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-  decoder += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+  scheme = "never"
+  if adds_prefix:
+    scheme = "always" if config.get("legacy", False) else "first"
+    decoder.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
   model = _bpe(pieces, fuse_unk=True, byte_fallback=True)
-  return _described(model, None, _metaspace(scheme, False), _sequence("decoders", *decoder))
+  return _build_tokenizer(model, None, _metaspace(scheme, False), _sequence("decoders", *decoder))
 
 
 def _gemma(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
@@ -268,32 +287,34 @@ def _gemma(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   model = _bpe(
     pieces, unk_token=text_of(config.get("unk_token", "<unk>")), fuse_unk=True, byte_fallback=True
   )
-  return _described(model, _replace(" ", WORD), words, decoder)
+  return _build_tokenizer(model, _replace(" ", WORD), words, decoder)
 
 
 def _t5(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   words = _sequence("pretokenizers", {"type": "WhitespaceSplit"}, _metaspace("always", True))
-  normalizer = (
-    {"type": "Precompiled", "precompiled_charsmap": pieces.charsmap} if pieces.charsmap else None
-  )
+  normalizer = None
+  if pieces.charsmap:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": pieces.charsmap}
   model = {"type": "Unigram", "unk_id": 2, "vocab": pieces.vocab, "byte_fallback": False}
-  return _described(model, normalizer, words, _metaspace("always", True))
+  return _build_tokenizer(model, normalizer, words, _metaspace("always", True))
 
 
 def _bert(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
-  lowercase = config.get("do_lower_case", True)
-  accents = config.get("strip_accents")
   normalizer = {
     "type": "BertNormalizer",
     "clean_text": True,
-    "strip_accents": accents,
-    "lowercase": lowercase,
+    "strip_accents": config.get("strip_accents"),
+    "lowercase": config.get("do_lower_case", True),
+    "handle_chinese_chars": config.get("tokenize_chinese_chars", True),
   }
-  normalizer["handle_chinese_chars"] = config.get("tokenize_chinese_chars", True)
-  model = {"type": "WordPiece", "unk_token": text_of(config.get("unk_token", "[UNK]"))}
-  model |= {"continuing_subword_prefix": "##"}
-  model |= {"max_input_chars_per_word": 100, "vocab": pieces.vocab}
-  return _described(
+  model = {
+    "type": "WordPiece",
+    "unk_token": text_of(config.get("unk_token", "[UNK]")),
+    "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 100,
+    "vocab": pieces.vocab,
+  }
+  return _build_tokenizer(
     model,
     normalizer,
     {"type": "BertPreTokenizer"},
@@ -382,19 +403,26 @@ WHOLE_FILE_MODEL_TYPES = {
 def choose_class(
   config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None
 ) -> str | None:
-  """Choose the tokenizer's class as the library does: the named class, else the model type's
-  class."""
+  """Choose the tokenizer's class as the library does.
+
+  It is the named class, or else the class of the model type.
+
+  Args:
+    file: the content of `tokenizer.json`, if there is one.
+  Returns:
+    None if the file is used whole.
+  """
   name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
   name = str(name).removesuffix("Fast") if name else None
-  kind = model_config.get("model_type")
+  model_type = model_config.get("model_type")
   if file is None:
-    name = name or CLASSES_BY_MODEL_TYPE.get(kind) or WHOLE_FILE_MODEL_TYPES.get(kind)
-  elif kind in WHOLE_FILE_MODEL_TYPES and kind != "llama":
+    name = name or CLASSES_BY_MODEL_TYPE.get(model_type) or WHOLE_FILE_MODEL_TYPES.get(model_type)
+  elif model_type in WHOLE_FILE_MODEL_TYPES and model_type != "llama":
     name = None
   elif name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps(
     [file.get("pre_tokenizer"), file.get("decoder")]
   ):
     name = None  # Llama 3's pieces under the class of Llama 2
   else:
-    name = name or CLASSES_BY_MODEL_TYPE.get(kind)
+    name = name or CLASSES_BY_MODEL_TYPE.get(model_type)
   return CLASS_ALIASES.get(name, name)

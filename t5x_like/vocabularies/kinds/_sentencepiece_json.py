@@ -64,8 +64,8 @@ def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str
     "spaces at the end of words": proto.trainer_spec.treat_whitespace_as_suffix,
     "user-defined pieces": _has_user_defined(proto),
   }
-  for reason, is_so in reasons.items():
-    if is_so:
+  for reason, applies in reasons.items():
+    if applies:
       raise UserError(
         f"{where}: found a SentencePiece model with {reason}, which has no equal tokenizer.json, "
         "expected a unigram or BPE model without; train on a store with another vocabulary to "
@@ -129,8 +129,11 @@ def _words(proto) -> dict[str, Any] | None:
   If all its characters are pieces, they have a better score; where one is in no piece, a split at
   it changes nothing.
   """
-  known = {character for piece in proto.pieces if piece.type == NORMAL for character in piece.piece}
-  missing = "".join(character for character in _BYTE_CHARACTERS if character not in known)
+  characters = set()
+  for piece in proto.pieces:
+    if piece.type == NORMAL:
+      characters.update(piece.piece)
+  missing = "".join(character for character in _BYTE_CHARACTERS if character not in characters)
   if not has_byte_pieces(proto) or not missing:
     return None
   return {

@@ -38,28 +38,29 @@ SPELLINGS = {
 
 
 def look_up_special_pieces(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
-  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown
-  piece."""
-  found = {}
+  """Look up the ids of mask, cls, sep and bos by their usual spellings.
+
+  Args:
+    piece_id: returns the id of a piece, None for an unknown piece.
+  """
+  special_pieces = {}
   for name, spellings in SPELLINGS.items():
     ids = (piece_id(spelling) for spelling in spellings)
-    found[name] = next((i for i in ids if i is not None), None)
-  return found
+    special_pieces[name] = next((i for i in ids if i is not None), None)
+  return special_pieces
 
 
 def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
   """Return the ids of a vocabulary that never stand for text."""
-  own = [
-    vocabulary.pad_id,
-    vocabulary.eos_id,
-    *(getattr(vocabulary, f"{name}_id") for name in SPECIAL_NAMES),
-  ]
-  return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
+  pieces = [getattr(vocabulary, f"{name}_id") for name in ("pad", "eos", *SPECIAL_NAMES)]
+  return frozenset([*(i for i in pieces if i is not None), *vocabulary.sentinels])
 
 
 def split_at_sentinels(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
-  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and
-  SEP."""
+  """Yield runs of text ids as lists and sentinels as their spelling.
+
+  Padding, EOS, BOS, CLS and SEP are dropped.
+  """
   run = []
   dropped = {
     vocabulary.pad_id,
@@ -74,7 +75,7 @@ def split_at_sentinels(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[l
         f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size "
         f"is {vocabulary.size})"
       )
-    number = sentinel_number(vocabulary, i)
+    number = _sentinel_number(vocabulary, i)
     if number is not None or i == vocabulary.mask_id:
       if run:
         yield run
@@ -90,17 +91,17 @@ def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
   """Return the spelling of a sentinel or of an id beyond the vocabulary; None for other ids."""
   if i >= vocabulary.size:
     return f"<{i}?>"
-  number = sentinel_number(vocabulary, i)
+  number = _sentinel_number(vocabulary, i)
   return None if number is None else f"<extra_id_{number}>"
 
 
-def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
+def _sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
   """Return the number of the sentinel with this id, or None."""
-  return _numbers(vocabulary).get(i)
+  return _sentinel_numbers(vocabulary).get(i)
 
 
 @functools.lru_cache(4)
-def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
+def _sentinel_numbers(vocabulary: Vocabulary) -> dict[int, int]:
   return {i: number for number, i in enumerate(vocabulary.sentinels)}
 
 
@@ -109,15 +110,13 @@ def top_ids(size: int, extra_ids: int) -> tuple[int, ...]:
   return tuple(range(size - 1, size - 1 - extra_ids, -1))
 
 
-def check_extra_ids(extra_ids, origin: str) -> int:
-  if (
-    not isinstance(extra_ids, int)
-    or isinstance(extra_ids, bool)
-    or not 0 <= extra_ids <= MAX_EXTRA_IDS
-  ):
+def check_extra_ids(extra_ids: Any, origin: str) -> int:
+  """Return a number of sentinels; raise UserError if it is none."""
+  is_whole = isinstance(extra_ids, int) and not isinstance(extra_ids, bool)
+  if not is_whole or not 0 <= extra_ids <= MAX_EXTRA_IDS:
     raise UserError(
-      f"{origin}: found extra_ids {quote_name(extra_ids)}, expected a whole number of sentinels, 0 or "
-      f"more and at most {MAX_EXTRA_IDS}"
+      f"{origin}: found extra_ids {quote_name(extra_ids)}, expected a whole number of sentinels, 0 "
+      f"or more and at most {MAX_EXTRA_IDS}"
     )
   return extra_ids
 
@@ -136,15 +135,15 @@ def well_formed(text: str) -> str:
 
 
 def save(
-  directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any
+  directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **facts: Any
 ) -> None:
-  """Write the files and the manifest, which includes `more`; raise UserError on failure.
+  """Write the files and the manifest, which includes `facts`; raise UserError on failure.
 
   Each file replaces its predecessor atomically, because runs save their vocabulary at every start
   while others read it.
   """
   directory = as_path(directory)
-  own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
+  pieces = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
     "format": FORMAT,
     "kind": kind,
@@ -154,8 +153,8 @@ def save(
     "pad_id": vocabulary.pad_id,
     "eos_id": vocabulary.eos_id,
     "unk_id": vocabulary.unk_id,
-    **{name: i for name, i in own.items() if i is not None},
-    **more,
+    **{name: i for name, i in pieces.items() if i is not None},
+    **facts,
     "fingerprint": vocabulary.fingerprint,
   }
   try:
@@ -166,8 +165,8 @@ def save(
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
 
-def tokenizer_config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
-  """Return a `tokenizer_config.json` with the special pieces of a vocabulary."""
+def tokenizer_config(vocabulary: Vocabulary, fields: dict[str, Any]) -> bytes:
+  """Return a `tokenizer_config.json` with the special pieces of a vocabulary and more fields."""
   names = {
     name: getattr(vocabulary, f"{name}_id")
     for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -175,20 +174,19 @@ def tokenizer_config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
   pieces = {
     f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None
   }
-  return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
+  return (json.dumps(pieces | fields, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read_model(path: AnyPath, manifest: dict) -> tuple[bytes, int]:
-  """Read the model file of a directory, checked against its manifest; return it and the number of
-  sentinels."""
+  """Return (the model file of a directory, checked against its manifest; number of sentinels)."""
   where = str(path.parent / MANIFEST)
   data = read_file(path)
   extra_ids = check_extra_ids(manifest["extra_ids"], where)
-  found = fingerprint(manifest["kind"], data, extra_ids)
+  actual = fingerprint(manifest["kind"], data, extra_ids)
   stated = str(manifest["fingerprint"])
-  if found != stated:
+  if actual != stated:
     raise UserError(
-      f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected "
+      f"{path}: found a model of {len(data)} bytes with fingerprint {actual[:12]}, expected "
       f"{stated[:12]} as {MANIFEST} states; the directory is damaged, copy or train it again"
     )
   return data, extra_ids

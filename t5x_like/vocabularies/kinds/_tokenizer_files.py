@@ -1,4 +1,4 @@
-"""The JSON files of a published tokenizer, with type checks for every value in use."""
+"""Read the JSON files of a published tokenizer, and check the type of every value in use."""
 
 import re
 from collections.abc import Callable
@@ -19,46 +19,47 @@ VOCABULARY = "vocab.json"
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-_MOST = 2**31 - 1
+_MAX_ID = 2**31 - 1
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
-  return lambda found: isinstance(found, kinds)
+  return lambda value: isinstance(value, kinds)
 
 
-def _is_id(found: Any) -> bool:
-  return isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= _MOST
+def _is_id(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID
 
 
-def _are_ids(found: Any) -> bool:
-  return all(map(_is_id, found if isinstance(found, list) else [found]))
+def _are_ids(value: Any) -> bool:
+  return all(map(_is_id, value if isinstance(value, list) else [value]))
 
 
-def _is_object(found: Any) -> bool:
-  flags = isinstance(found, dict) and all(
-    isinstance(found.get(flag, False), bool) for flag in FLAGS
-  )
-  return flags and isinstance(found.get("content"), str)
+def _is_object(value: Any) -> bool:
+  if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+    return False
+  return all(isinstance(value.get(flag, False), bool) for flag in FLAGS)
 
 
-def _is_token(found: Any) -> bool:
-  return found is None or isinstance(found, str) or _is_object(found)
+def _is_token(value: Any) -> bool:
+  return value is None or isinstance(value, str) or _is_object(value)
 
 
-def _are_tokens(found: Any) -> bool:
-  return isinstance(found, (list, dict)) and all(
-    map(_is_token, found.values() if isinstance(found, dict) else found)
-  )
+def _are_tokens(value: Any) -> bool:
+  if isinstance(value, dict):
+    value = list(value.values())
+  return isinstance(value, list) and all(map(_is_token, value))
 
 
-def _are_listed(found: Any) -> bool:
-  return isinstance(found, list) and all(_is_object(one) and _is_id(one.get("id")) for one in found)
+def _are_listed(value: Any) -> bool:
+  if not isinstance(value, list):
+    return False
+  return all(_is_object(token) and _is_id(token.get("id")) for token in value)
 
 
-def _are_added(found: Any) -> bool:
-  return isinstance(found, dict) and all(
-    re.fullmatch("[0-9]{1,9}", i) and _is_object(x) for i, x in found.items()
-  )
+def _are_added(value: Any) -> bool:
+  if not isinstance(value, dict):
+    return False
+  return all(re.fullmatch("[0-9]{1,9}", i) and _is_object(token) for i, token in value.items())
 
 
 # Expected values, in words, and their test. The tokenizers library checks the inside of a
@@ -66,7 +67,7 @@ def _are_added(found: Any) -> bool:
 _OBJECT = ("an object", _is(dict))
 _TEXT = ("text", _is(str))
 _BOOL = ("true or false", _is(bool))
-_ID = (f"an id from 0 to {_MOST}", _is_id)
+_ID = (f"an id from 0 to {_MAX_ID}", _is_id)
 _IDS = ("an id or a list of ids", _are_ids)
 _TOKENS = {
   f"{name}_token": ("a token: text, or an object with 'content' and flags", _is_token)
@@ -111,12 +112,12 @@ def read_file(directory: AnyPath, name: str) -> dict[str, Any] | None:
 def parse_file(data: bytes, path: str, name: str) -> dict[str, Any]:
   """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`,
   naming the path."""
-  found = checked_json.parse_json(data, dict, path, "the file of a tokenizer; copy it again")
-  for key, value in found.items():
+  content = checked_json.parse_json(data, dict, path, "the file of a tokenizer; copy it again")
+  for key, value in content.items():
     words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none
     if fits is not None and value is not None and not negative and not fits(value):
       raise UserError(
         f"{path}: found {quote_name(value)} for {key[:80]!r}, expected {words}; copy the file again"
       )
-  return found
+  return content

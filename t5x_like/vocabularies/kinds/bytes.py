@@ -14,15 +14,15 @@ from t5x_like.vocabularies.protocol import Vocabulary
 KIND = "bytes"
 
 _BYTE_OFFSET = 3
-_TEXT = 256 + _BYTE_OFFSET
-_NEVER = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
+_TEXT_SIZE = 256 + _BYTE_OFFSET
+_UNUSED_BYTES = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
 
 
 class ByteVocabulary(Vocabulary):
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
-  Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the
-  eleven that UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are
+  Published ByT5s have 384 ids, but no sentinels on top: theirs are the last bytes, the eleven that
+  UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are
   not UTF-8 and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS;
   `vocabularies.special_id` lends sentinels.
   """
@@ -31,12 +31,24 @@ class ByteVocabulary(Vocabulary):
   spaces_apart = True
 
   def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own: bool = True):
+    """Create the vocabulary.
+
+    Args:
+      extra_ids: the number of sentinels.
+      own: whether it has sentinels of its own, unlike published ByT5s.
+    """
     self.own = own
-    self.extra_ids = shared.check_extra_ids(extra_ids, "byte vocabulary") if own else _NEVER
-    self.size = _TEXT + (self.extra_ids if own else BYT5_EXTRA_IDS)
-    self.sentinels = shared.top_ids(self.size if own else _TEXT, self.extra_ids)
+    if own:
+      self.extra_ids = shared.check_extra_ids(extra_ids, "byte vocabulary")
+      self.size = _TEXT_SIZE + self.extra_ids
+      self.sentinels = shared.top_ids(self.size, self.extra_ids)
+    else:
+      self.extra_ids = _UNUSED_BYTES
+      self.size = _TEXT_SIZE + BYT5_EXTRA_IDS
+      self.sentinels = shared.top_ids(_TEXT_SIZE, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    self.fingerprint = shared.fingerprint(KIND if own else f"last {KIND}", b"", self.extra_ids)
+    kind = KIND if own else f"last {KIND}"
+    self.fingerprint = shared.fingerprint(kind, b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
     return [byte + _BYTE_OFFSET for byte in shared.well_formed(text).encode()]
@@ -47,18 +59,19 @@ class ByteVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     return "".join(
-      part if isinstance(part, str) else _text(part)
+      part if isinstance(part, str) else _decode(part)
       for part in shared.split_at_sentinels(ids, self)
     )
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [shared.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
+    return [shared.sentinel_piece(self, i) or _spell(i) for i in map(int, ids)]
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
     return [b"" if int(i) in self.special_ids else _data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
-    shared.save(directory, KIND, self, {}, **({} if self.own else {"own": False}))
+    facts = {} if self.own else {"own": False}
+    shared.save(directory, KIND, self, {}, **facts)
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> ByteVocabulary:
@@ -66,15 +79,15 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> ByteVocabulary:
   return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
 
 
-def _text(ids: list[int]) -> str:
+def _decode(ids: list[int]) -> str:
   return b"".join(map(_data, ids)).decode(errors="replace")
 
 
 def _data(i: int) -> bytes:
-  return bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT else "\ufffd".encode()
+  return bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT_SIZE else "\ufffd".encode()
 
 
-def _spelled(i: int) -> str:
+def _spell(i: int) -> str:
   byte = i - _BYTE_OFFSET
   if byte < 0:
     return ("<pad>", "</s>", "<unk>")[i]

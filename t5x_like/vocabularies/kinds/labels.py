@@ -18,8 +18,10 @@ FILE = "labels.json"
 
 
 class LabelVocabulary(Vocabulary):
-  """Classes by number: id i is class i, and nothing else is an id. Text cannot be encoded; `decode`
-  names classes."""
+  """Classes by number: id i is class i, and nothing else is an id.
+
+  Text cannot be encoded; `decode` names classes.
+  """
 
   pad_id = eos_id = unk_id = mask_id = cls_id = sep_id = bos_id = decoder_start_id = None
   sentinels = ()

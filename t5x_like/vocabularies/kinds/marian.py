@@ -27,7 +27,7 @@ from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies import CONFIG
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._pipelines import text_of
-from t5x_like.vocabularies.kinds._special_ids import SpecialIds, find_special_ids
+from t5x_like.vocabularies.kinds._published_ids import PublishedIds, find_published_ids
 from t5x_like.vocabularies.kinds._tokenizer_files import (
   ADDED,
   MODEL_CONFIG,
@@ -51,51 +51,56 @@ class MarianVocabulary(Vocabulary):
   """The tokenizer of a Marian directory.
 
   Args:
-    facts: the special ids.
-    brought: the original files, by name, for export.
+    published_ids: the special ids, and the decoder's first input.
+    original_files: the original files, by name, for export.
     origin: the name of the directory in messages.
 
   Raises:
     UserError: a file is missing or damaged, or the tokenizer has an option that is not supported.
   """
 
-  def __init__(self, facts: SpecialIds, brought: dict[str, bytes], origin: str):
-    self._facts = facts
-    self.brought = brought
+  def __init__(self, published_ids: PublishedIds, original_files: dict[str, bytes], origin: str):
+    self._published_ids = published_ids
+    self.original_files = original_files
     self._origin = origin
-    self._ids = _numbered(brought, origin)
+    self._ids = _read_ids(original_files, origin)
     self.size = len(self._ids)
-    for name, value in dataclasses.asdict(facts).items():
+    for name, value in dataclasses.asdict(published_ids).items():
       setattr(self, name, value)
-    specials = _specials(_settings(brought, origin), self._ids, origin)
+    specials = _check_special_pieces(_settings(original_files, origin), self._ids, origin)
     ids = [
-      *facts.sentinels,
-      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)),
+      *published_ids.sentinels,
+      *(
+        getattr(published_ids, f"{name}_id")
+        for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)
+      ),
     ]
-    outside = [i for i in ids if i is not None and not 0 <= i < self.size]
-    if outside:
+    invalid = [i for i in ids if i is not None and not 0 <= i < self.size]
+    if invalid:
       raise UserError(
-        f"{origin}: found the special id {outside[0]}, expected ids from 0 to {self.size - 1}"
+        f"{origin}: found the special id {invalid[0]}, expected ids from 0 to {self.size - 1}"
       )
-    self._spelled = [""] * self.size
+    self._spellings = [""] * self.size
     for piece, i in self._ids.items():
-      self._spelled[i] = piece
+      self._spellings[i] = piece
     self._processors = {
-      name: open_processor(brought[name], f"{origin}/{name}") for name in (SOURCE, TARGET)
+      name: open_processor(original_files[name], f"{origin}/{name}") for name in (SOURCE, TARGET)
     }
     self._side = SOURCE
     longest_first = sorted(specials, key=len, reverse=True)
     self._splitter = (
-      re.compile(f"({'|'.join(map(re.escape, longest_first))})") if facts.specials_in_text else None
+      re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+      if published_ids.specials_in_text
+      else None
     )
     self.extra_ids = len(self.sentinels)
     self.special_ids = shared.special_ids(self) | {self._ids[piece] for piece in specials} - {
       self.unk_id
     }
-    content = json.dumps([dataclasses.asdict(facts), sorted(specials)], sort_keys=True)
+    content = json.dumps([dataclasses.asdict(published_ids), sorted(specials)], sort_keys=True)
     digest = hashlib.sha256(f"{KIND}\n{content}\n".encode())
     for name in (SOURCE, TARGET, VOCABULARY):
-      digest.update(hashlib.sha256(brought[name]).digest())
+      digest.update(hashlib.sha256(original_files[name]).digest())
     self.fingerprint = digest.hexdigest()
 
   def for_targets(self) -> "MarianVocabulary":
@@ -125,26 +130,32 @@ class MarianVocabulary(Vocabulary):
         continue
       run = []
       for i in part:
-        if i != self.unk_id and i < self.size and self._spelled[i]:
-          run.append(self._spelled[i])
+        if i != self.unk_id and i < self.size and self._spellings[i]:
+          run.append(self._spellings[i])
         else:
-          text += f"{self._joined(run)}{self._spelled[self.unk_id]} "
+          text += f"{self._join_pieces(run)}{self._spellings[self.unk_id]} "
           run = []
-      text += self._joined(run)
+      text += self._join_pieces(run)
     return text.strip()
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [shared.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+    return [
+      shared.sentinel_piece(self, i) or self._spellings[i] or f"<{i}?>" for i in map(int, ids)
+    ]
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
     return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
-    brought = {shared.ORIGINAL_PREFIX + name: data for name, data in self.brought.items()}
-    shared.save(directory, KIND, self, brought, published=dataclasses.asdict(self._facts))
+    original_files = {
+      shared.ORIGINAL_PREFIX + name: data for name, data in self.original_files.items()
+    }
+    shared.save(
+      directory, KIND, self, original_files, published=dataclasses.asdict(self._published_ids)
+    )
 
   def export_files(self) -> dict[str, bytes]:
-    return self.brought
+    return self.original_files
 
   def enclosing_ids(self) -> tuple[list[int], list[int]]:
     return [], [self.eos_id]
@@ -152,12 +163,12 @@ class MarianVocabulary(Vocabulary):
   def with_text_only(self) -> "MarianVocabulary":
     """Return the vocabulary to which text spelled like a special piece is text, by
     `split_special_tokens`."""
-    config = json.loads(self.brought.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    brought = self.brought | {
+    config = json.loads(self.original_files.get(CONFIG, b"{}")) | {"split_special_tokens": True}
+    original_files = self.original_files | {
       CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     }
     return MarianVocabulary(
-      dataclasses.replace(self._facts, specials_in_text=False), brought, self._origin
+      dataclasses.replace(self._published_ids, specials_in_text=False), original_files, self._origin
     )
 
   def _encode_plain(self, text: str) -> list[int]:
@@ -173,9 +184,9 @@ class MarianVocabulary(Vocabulary):
   def _data(self, i: int) -> bytes:
     if i == self.unk_id:
       return "\ufffd".encode()
-    return self._spelled[i].replace(_WORD_START, " ").encode()
+    return self._spellings[i].replace(_WORD_START, " ").encode()
 
-  def _joined(self, pieces: list[str]) -> str:
+  def _join_pieces(self, pieces: list[str]) -> str:
     return self._processors[SOURCE].decode_pieces(pieces).replace(_WORD_START, " ")
 
 
@@ -183,39 +194,41 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> MarianVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files")
-  facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
+  published_ids = PublishedIds(
+    **slots.fill(f"{where}: published", manifest.get("published"), PublishedIds)
+  )
   if not isinstance(files, dict):
     raise UserError(
       f"{where}: found {quote_name(files)} in 'files', expected an object; copy the directory again"
     )
-  brought = {}
+  original_files = {}
   for name in files:
     original = name.removeprefix(shared.ORIGINAL_PREFIX)
     file_names.check_name(f"{where}: files", original, "copy the vocabulary again")
-    brought[original] = vocabularies.read_file(directory / name)
-  return MarianVocabulary(facts, brought, str(directory))
+    original_files[original] = vocabularies.read_file(directory / name)
+  return MarianVocabulary(published_ids, original_files, str(directory))
 
 
 def read(directory: AnyPath, sentinels: str | None = None) -> MarianVocabulary:
   """Read a Hugging Face directory; see `published.read`."""
   where = str(directory)
-  brought = {
+  original_files = {
     name: vocabularies.read_file(directory / name)
     for name in shared.PUBLISHED_FILES
     if (directory / name).exists()
   }
-  ids = _numbered(brought, where)
-  config = _settings(brought, where)
-  _specials(config, ids, where)
-  named = {name: text_of(token) for name, token in _named(config).items()}
+  ids = _read_ids(original_files, where)
+  config = _settings(original_files, where)
+  _check_special_pieces(config, ids, where)
+  named = {name: text_of(token) for name, token in _read_special_pieces(config).items()}
   model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
   start = {name: value for name, value in model_config.items() if name == "decoder_start_token_id"}
   return MarianVocabulary(
-    find_special_ids(where, ids, named, start, config, sentinels), brought, where
+    find_published_ids(where, ids, named, start, config, sentinels), original_files, where
   )
 
 
-def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
+def _settings(original_files: dict[str, bytes], where: str) -> dict[str, Any]:
   """Return the settings of a tokenizer's files.
 
   Raises:
@@ -224,7 +237,9 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   files = {}
   for name in (CONFIG, SPECIAL, ADDED):
     files[name] = (
-      tokenizer_files.parse_file(brought[name], f"{where}/{name}", name) if name in brought else {}
+      tokenizer_files.parse_file(original_files[name], f"{where}/{name}", name)
+      if name in original_files
+      else {}
     )
   config = files[CONFIG]
   if config.get("added_tokens_decoder") is None:  # older files
@@ -239,12 +254,12 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   return config
 
 
-def _named(config: dict[str, Any]) -> dict[str, Any]:
+def _read_special_pieces(config: dict[str, Any]) -> dict[str, Any]:
   tokens = {name: config.get(f"{name}_token", DEFAULTS.get(name)) for name in NAMES}
   return {name: token for name, token in tokens.items() if token}
 
 
-def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[str]:
+def _check_special_pieces(config: dict[str, Any], ids: dict[str, int], where: str) -> list[str]:
   """Return the special and added pieces.
 
   Raises:
@@ -255,11 +270,11 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
   for i, token in added.items():
     if str(ids.get(token["content"])) != str(i):
       raise UserError(
-        f"{where}: found the added piece {quote_name(token['content'])} with id {i}, expected its id "
-        f"in {VOCABULARY}; add it"
+        f"{where}: found the added piece {quote_name(token['content'])} with id {i}, expected its "
+        f"id in {VOCABULARY}; add it"
       )
   tokens = [
-    *_named(config).values(),
+    *_read_special_pieces(config).values(),
     *(extra.values() if isinstance(extra, dict) else extra),
     *added.values(),
   ]
@@ -272,7 +287,8 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
     ]
     if flags:
       raise UserError(
-        f"{where}: found the special piece {quote_name(piece)} with {flags[0]!r}, which is not read here"
+        f"{where}: found the special piece {quote_name(piece)} with {flags[0]!r}, which is not "
+        "read here"
       )
     if not piece or piece not in ids:
       raise UserError(
@@ -282,16 +298,19 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
   return sorted({text_of(token) for token in tokens})
 
 
-def _numbered(brought: dict[str, bytes], where: str) -> dict[str, int]:
-  """Return the ids by piece; raise UserError if a file is missing, or the ids do not count the
-  pieces."""
+def _read_ids(original_files: dict[str, bytes], where: str) -> dict[str, int]:
+  """Return the ids by piece.
+
+  Raises:
+    UserError: a file is missing, or the ids do not count the pieces.
+  """
   for name in (SOURCE, TARGET, VOCABULARY):
-    if name not in brought:
+    if name not in original_files:
       raise UserError(
         f"{where}: found no {name}, expected it beside the other files of a "
         "MarianTokenizer; copy it"
       )
-  ids = tokenizer_files.parse_file(brought[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
+  ids = tokenizer_files.parse_file(original_files[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
   numbers = sorted(i for i in ids.values() if i is not None)
   if not ids or numbers != list(range(len(ids))):
     raise UserError(

@@ -29,7 +29,7 @@ from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds import marian
 from t5x_like.vocabularies.kinds._pipelines import text_of
-from t5x_like.vocabularies.kinds._special_ids import SpecialIds, find_special_ids
+from t5x_like.vocabularies.kinds._published_ids import PublishedIds, find_published_ids
 from t5x_like.vocabularies.kinds._tokenizer_files import (
   ADDED,
   FLAGS,
@@ -60,8 +60,8 @@ class PublishedVocabulary(TokenizerVocabulary):
 
   Args:
     model: a `tokenizer.json`, complete with added tokens.
-    facts: the special ids.
-    brought: the original files, by name, for export.
+    published_ids: the special ids, and the decoder's first input.
+    original_files: the original files, by name, for export.
     origin: the name of the vocabulary in messages.
 
   Raises:
@@ -69,47 +69,57 @@ class PublishedVocabulary(TokenizerVocabulary):
   """
 
   def __init__(
-    self, model: bytes, facts: SpecialIds, brought: dict[str, bytes], origin: str = "tokenizer.json"
+    self,
+    model: bytes,
+    published_ids: PublishedIds,
+    original_files: dict[str, bytes],
+    origin: str = "tokenizer.json",
   ):
-    for name, value in dataclasses.asdict(facts).items():
+    for name, value in dataclasses.asdict(published_ids).items():
       setattr(self, name, value)
-    self._facts = facts
-    self.brought = brought
+    self._published_ids = published_ids
+    self.original_files = original_files
     _, added = self._open(model, origin)
     ids = [
-      *facts.sentinels,
-      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)),
+      *published_ids.sentinels,
+      *(
+        getattr(published_ids, f"{name}_id")
+        for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)
+      ),
     ]
-    if wrong := [i for i in ids if i is not None and not 0 <= i < self.size]:
+    invalid = [i for i in ids if i is not None and not 0 <= i < self.size]
+    if invalid:
       raise UserError(
-        f"{origin}: found the special id {wrong[0]}, expected ids from 0 to {self.size - 1}"
+        f"{origin}: found the special id {invalid[0]}, expected ids from 0 to {self.size - 1}"
       )
     self._finish(added)
-    content = json.dumps(dataclasses.asdict(facts), sort_keys=True)
+    content = json.dumps(dataclasses.asdict(published_ids), sort_keys=True)
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
 
   def save(self, directory) -> None:
-    brought = {shared.ORIGINAL_PREFIX + name: data for name, data in self.brought.items()}
+    original_files = {
+      shared.ORIGINAL_PREFIX + name: data for name, data in self.original_files.items()
+    }
     shared.save(
       directory,
       KIND,
       self,
-      {TOKENIZER: self.model, **brought},
-      published=dataclasses.asdict(self._facts),
+      {TOKENIZER: self.model, **original_files},
+      published=dataclasses.asdict(self._published_ids),
     )
 
   def export_files(self) -> dict[str, bytes]:
-    return self.brought
+    return self.original_files
 
   def with_text_only(self) -> "PublishedVocabulary":
     """Return the vocabulary to which text spelled like a special piece is text, by
     `split_special_tokens`."""
-    config = json.loads(self.brought.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    brought = self.brought | {
+    config = json.loads(self.original_files.get(CONFIG, b"{}")) | {"split_special_tokens": True}
+    original_files = self.original_files | {
       CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     }
-    facts = dataclasses.replace(self._facts, specials_in_text=False)
-    return PublishedVocabulary(self.model, facts, brought, self._origin)
+    published_ids = dataclasses.replace(self._published_ids, specials_in_text=False)
+    return PublishedVocabulary(self.model, published_ids, original_files, self._origin)
 
   def between(self) -> int:
     """Return the number of special pieces that `transformers` puts between the two texts of a pair.
@@ -117,36 +127,38 @@ class PublishedVocabulary(TokenizerVocabulary):
     Raises:
       UserError: the tokenizer's own file does not join them.
     """
-    file = json.loads(self.brought.get(TOKENIZER, b"{}"))
+    file = json.loads(self.original_files.get(TOKENIZER, b"{}"))
     if not file.get("post_processor"):
       # RoBERTa's and BART's older files
-      return 1 + ("merges.txt" in self.brought and self.cls_id is not None)
-    texts = _enclosed(file["post_processor"], 2).sequence_ids
+      return 1 + ("merges.txt" in self.original_files and self.cls_id is not None)
+    texts = _encode_letters(file["post_processor"], 2).sequence_ids
     last_of_first = len(texts) - 1 - texts[::-1].index(0)
     return texts.index(1) - last_of_first - 1
 
   def enclosing_ids(self) -> tuple[list[int], list[int]]:
-    config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+    config, file = (
+      json.loads(self.original_files.get(name, b"{}")) for name in (CONFIG, TOKENIZER)
+    )
     bos, eos = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
     if "add_bos_token" in config or "add_eos_token" in config:
       return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
     if file.get("post_processor"):
-      encoding = _enclosed(file["post_processor"], 1)
+      encoding = _encode_letters(file["post_processor"], 1)
       start = encoding.sequence_ids.index(0)
       return encoding.ids[:start], encoding.ids[start + 1 :]
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.brought:
+    if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.original_files:
       return [protocol.special_id(self, "cls")], [protocol.special_id(self, "sep")]
     encloses = name in ("BartTokenizer", "RobertaTokenizer") or (
-      "merges.txt" in self.brought and self.cls_id is not None
+      "merges.txt" in self.original_files and self.cls_id is not None
     )
-    begins = encloses or (not file and SENTENCE_PIECE[1] in self.brought)
+    begins = encloses or (not file and SENTENCE_PIECE[1] in self.original_files)
     return bos * begins, eos * (
-      encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought
+      encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.original_files
     )
 
 
-def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
+def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
   """Return what the post-processor of a `tokenizer.json` makes of one or two texts of one piece
   each.
 
@@ -184,29 +196,32 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files", {})
-  facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
+  published_ids = PublishedIds(
+    **slots.fill(f"{where}: published", manifest.get("published"), PublishedIds)
+  )
   if not isinstance(files, dict):
     raise UserError(
-      f"{where}: found {json_type_name(files)} in 'files', expected an object; copy the directory again"
+      f"{where}: found {json_type_name(files)} in 'files', expected an object; copy the "
+      "directory again"
     )
-  brought = [name for name in files if name.startswith(shared.ORIGINAL_PREFIX)]
-  if shared.ORIGINAL_PREFIX + TOKENIZER in brought:
+  names = [name for name in files if name.startswith(shared.ORIGINAL_PREFIX)]
+  if shared.ORIGINAL_PREFIX + TOKENIZER in names:
     growth.check_normalizers(
       parse_tokenizer_json(
         vocabularies.read_file(directory / (shared.ORIGINAL_PREFIX + TOKENIZER))
       ),
       where,
     )
-  for name in brought:
+  for name in names:
     file_names.check_name(
       f"{where}: files", name.removeprefix(shared.ORIGINAL_PREFIX), "copy the vocabulary again"
     )
   return PublishedVocabulary(
     vocabularies.read_file(directory / TOKENIZER),
-    facts,
+    published_ids,
     {
       name.removeprefix(shared.ORIGINAL_PREFIX): vocabularies.read_file(directory / name)
-      for name in brought
+      for name in names
     },
     str(directory / TOKENIZER),
   )
@@ -235,7 +250,7 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   legacy = config.get("added_tokens_decoder") is None
   if legacy:
     config |= {
-      key: _added(value)
+      key: _parse_token(value)
       for key, value in (tokenizer_files.read_file(directory, SPECIAL) or {}).items()
     }
   with convert_errors(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
@@ -269,7 +284,7 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
     if name == "T5Tokenizer" and not any("<extra_id_" in text_of(token) for token in extra):
       extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
     own = pieces.added if pieces is not None else []
-    added = _added_tokens(
+    added = _read_added_tokens(
       directory,
       config,
       legacy,
@@ -281,8 +296,10 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
     growth.check_normalizers(described, where)
     if described["model"].get("type") == "Unigram":
       pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
-    described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
-  facts = find_special_ids(
+    described, ids = _add_tokens(
+      described, added, named, [*own, *extra], _vector_count(model_config)
+    )
+  published_ids = find_published_ids(
     where,
     ids,
     {n: text_of(token) for n, token in named.items() if token},
@@ -291,12 +308,12 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
     sentinels,
   )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-  brought = {
+  original_files = {
     name: vocabularies.read_file(directory / name)
     for name in shared.PUBLISHED_FILES
     if (directory / name).exists()
   }
-  return PublishedVocabulary(model, facts, brought, where)
+  return PublishedVocabulary(model, published_ids, original_files, where)
 
 
 def python_class(directory: AnyPath) -> str | None:
@@ -337,31 +354,31 @@ def _pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.
   return pipelines.Pieces(vocab, [pair for pair in lines if len(pair) == 2])
 
 
-def _added_tokens(
+def _read_added_tokens(
   directory: AnyPath, config: dict, legacy: bool, file: dict | None, special: set[str]
 ) -> dict:
   """Return the tokens added to the pieces, by id, from the newer file or from all the older
   ones."""
   if not legacy:
-    return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
+    return {int(i): _parse_token(token) for i, token in config["added_tokens_decoder"].items()}
   found = {}
   for token, i in (tokenizer_files.read_file(directory, ADDED) or {}).items():
-    found[i] = _added(
+    found[i] = _parse_token(
       {"content": token, "normalized": token not in special, "special": token in special}
     )
   for token in (file or {}).get("added_tokens") or ():
-    found[token["id"]] = _added({key: value for key, value in token.items() if key != "id"})
+    found[token["id"]] = _parse_token({key: value for key, value in token.items() if key != "id"})
   return found
 
 
-def _vectors(model_config: dict[str, Any]) -> int | None:
+def _vector_count(model_config: dict[str, Any]) -> int | None:
   """Return the number of token vectors that a `config.json` states; None without one."""
   text = model_config.get("text_config")
   size = (text if isinstance(text, dict) else model_config).get("vocab_size")
   return size if isinstance(size, int) else None
 
 
-def _with_added(
+def _add_tokens(
   described: dict[str, Any], added: dict, named: dict, extra: list, vectors: int | None
 ) -> tuple[dict, dict[str, int]]:
   """Return (the tokenizer with all tokens added as in the library, the ids of all pieces).
@@ -394,12 +411,12 @@ def _with_added(
   return {**described, "added_tokens": listed}, ids
 
 
-def _added(token):
+def _parse_token(token):
   """Convert a token of a file: text, a list of tokens, or an object with its flags."""
   import tokenizers
 
   if isinstance(token, list):
-    return [_added(one) for one in token]
+    return [_parse_token(one) for one in token]
   if not isinstance(token, dict) or "content" not in token:
     return token
   flags = ("content", *FLAGS)
@@ -411,7 +428,7 @@ def _added(token):
 def _as(token, known=None):
   import tokenizers
 
-  token = _added(token)
+  token = _parse_token(token)
   if known is not None or not isinstance(token, str):
     return known or token
   return tokenizers.AddedToken(token, special=True, normalized=False)

@@ -53,20 +53,21 @@ class SentencePieceVocabulary(Vocabulary):
   def __init__(
     self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"
   ):
-    self.model, self.sentinels = _with_plain_sentinels(model, origin)
-    self._processor = _processor(self.model, origin)
+    self.model, self.sentinels = _separate_sentinels(model, origin)
+    self._processor = _open_checked_processor(self.model, origin)
     self.pieces = self._processor.vocab_size()
     if not self.sentinels:
       size = self.pieces + shared.check_extra_ids(extra_ids, origin)
       self.sentinels = shared.top_ids(size, extra_ids)
     self.extra_ids = len(self.sentinels)
-    added = [i for i in self.sentinels if i >= self.pieces]
-    self.size = self.pieces + len(added)
-    found = shared.look_up_special_pieces(self._special)
-    self.mask_id = found["mask"]
-    self.cls_id = found["cls"]
-    self.sep_id = found["sep"]
-    self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
+    self.size = self.pieces + sum(i >= self.pieces for i in self.sentinels)
+    special_pieces = shared.look_up_special_pieces(self._control_id)
+    self.mask_id = special_pieces["mask"]
+    self.cls_id = special_pieces["cls"]
+    self.sep_id = special_pieces["sep"]
+    self.bos_id = self._processor.bos_id()
+    if self.bos_id < 0:
+      self.bos_id = special_pieces["bos"]
     self.special_ids = shared.special_ids(self)
     self.fingerprint = shared.fingerprint(KIND, self.model, self.extra_ids)
 
@@ -110,8 +111,9 @@ class SentencePieceVocabulary(Vocabulary):
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def export_files(self) -> dict[str, bytes]:
-    """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's
-    model with user-defined pieces.
+    """Return a `tokenizer.json` with the ids of training.
+
+    For a T5's model with user-defined pieces, return the files of `T5Tokenizer`.
 
     Raises:
       UserError: the tokenizers library has no such model.
@@ -123,16 +125,16 @@ class SentencePieceVocabulary(Vocabulary):
       )
       return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
     special = sorted({*self.special_ids, UNK_ID})
-    spelled = dict(zip(special, self.pieces_of(special)))
-    described = sentencepiece_json.build_tokenizer_json(proto, spelled, "vocabulary")
+    spellings = dict(zip(special, self.pieces_of(special)))
+    tokenizer = sentencepiece_json.build_tokenizer_json(proto, spellings, "vocabulary")
     return {
-      vocabularies.TOKENIZER: (json.dumps(described, ensure_ascii=False, indent=1) + "\n").encode(),
+      vocabularies.TOKENIZER: (json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n").encode(),
       vocabularies.CONFIG: shared.tokenizer_config(
         self, {"tokenizer_class": "PreTrainedTokenizerFast"}
       ),
     }
 
-  def _special(self, spelling: str) -> int | None:
+  def _control_id(self, spelling: str) -> int | None:
     """Return the id of a control piece, which encoding never produces; None for other pieces."""
     i = self._processor.piece_to_id(spelling)
     return i if i != UNK_ID and self._processor.is_control(i) else None
@@ -167,22 +169,22 @@ def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProc
   return processor
 
 
-def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
+def _open_checked_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
   """Open a model whose pad, eos and unk ids are 0, 1 and 2, without sentinels; see
   `SentencePieceVocabulary`."""
   processor = open_processor(model, origin)
-  found = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
+  actual = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
   expected = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
   for name, expected_id in expected.items():
-    if found[name] != expected_id:
+    if actual[name] != expected_id:
       raise UserError(
-        f"{origin}: found {name} id {found[name]}, expected {expected_id}; train the model with "
+        f"{origin}: found {name} id {actual[name]}, expected {expected_id}; train the model with "
         "pad_id=0, eos_id=1, unk_id=2, bos_id=-1 (python -m tools.train_vocabulary does)"
       )
   return processor
 
 
-def _with_plain_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ...]]:
+def _separate_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ...]]:
   """Return a model whose text encoding yields no sentinel, and the ids of the sentinels that it has
   among its pieces.
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import t5x_like.vocabularies.kinds._shared as shared
-import t5x_like.vocabularies.protocol as protocol
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.paths import AnyPath
@@ -72,16 +71,17 @@ class TokenizerVocabulary(Vocabulary):
     self.unk_id = _first(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
-    found = shared.look_up_special_pieces(added.get)
-    self.mask_id, self.cls_id, self.sep_id, self.bos_id = (
-      found[name] for name in protocol.SPECIAL_NAMES
-    )
+    special_pieces = shared.look_up_special_pieces(added.get)
+    self.mask_id = special_pieces["mask"]
+    self.cls_id = special_pieces["cls"]
+    self.sep_id = special_pieces["sep"]
+    self.bos_id = special_pieces["bos"]
     self._finish(added)
     self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
     """Read the file and return (the ids of all pieces, the ids of special pieces)."""
-    self._tokenizer = _tokenizer(model, origin)
+    self._tokenizer = _open_tokenizer(model, origin)
     self.model = model
     self._origin = origin
     self._tokenizer.encode_special_tokens = not self.specials_in_text
@@ -94,9 +94,9 @@ class TokenizerVocabulary(Vocabulary):
         "pieces, expected ids that "
         "count its pieces; it is damaged, copy it again"
       )
-    self._spelled = [""] * self.size
+    self._spellings = [""] * self.size
     for piece, i in ids.items():
-      self._spelled[i] = piece
+      self._spellings[i] = piece
     added = self._tokenizer.get_added_tokens_decoder().items()
     self._added = {i for i, token in added if not token.special}
     return ids, {token.content: i for i, token in added if token.special}
@@ -104,32 +104,34 @@ class TokenizerVocabulary(Vocabulary):
   def _finish(self, added: dict[str, int]) -> None:
     """Build the tables, once special ids and sentinels are known."""
     self.extra_ids = len(self.sentinels)
-    self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
+    self._is_special = np.zeros(self.size, bool)  # special tokens that text must not produce
     if not self.specials_in_text:
-      self._never[[i for i in added.values() if i != self.unk_id]] = True
+      self._is_special[[i for i in added.values() if i != self.unk_id]] = True
     self.special_ids = shared.special_ids(self) | frozenset(added.values()) - {self.unk_id}
-    described = json.loads(self.model)
+    tokenizer_json = json.loads(self.model)
     self._byte_level = '"ByteLevel"' in json.dumps(
-      [described.get("decoder"), described.get("pre_tokenizer")]
+      [tokenizer_json.get("decoder"), tokenizer_json.get("pre_tokenizer")]
     )
-    self._mark = (
-      (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
-    )
-    self._suffix = described["model"].get("end_of_word_suffix") or ""
-    self._falls_back = '"ByteFallback"' in json.dumps(described.get("decoder"))
-    self._cuts = _cuts_before_spaces(described)
+    self._mark = ""
+    if not self._byte_level:
+      self._mark = tokenizer_json["model"].get("continuing_subword_prefix") or ""
+    self._suffix = tokenizer_json["model"].get("end_of_word_suffix") or ""
+    self._falls_back = '"ByteFallback"' in json.dumps(tokenizer_json.get("decoder"))
+    self._cuts = _cuts_before_spaces(tokenizer_json)
 
   def encode(self, text: str) -> list[int]:
     text = shared.well_formed(text)
     if self._is_long(text):
       return self._long(text).tolist()
     with convert_errors(self._origin, "the text cannot be encoded"):
-      return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
+      return self._replace_special(
+        self._tokenizer.encode(text, add_special_tokens=False).ids
+      ).tolist()
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the ids of a text and the (begin, end) of each id's characters in the text."""
-    found = self._tokenizer.encode(shared.well_formed(text), add_special_tokens=False)
-    return self._checked(found.ids).tolist(), found.offsets
+    encoding = self._tokenizer.encode(shared.well_formed(text), add_special_tokens=False)
+    return self._replace_special(encoding.ids).tolist(), encoding.offsets
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
@@ -140,7 +142,7 @@ class TokenizerVocabulary(Vocabulary):
   def _ids(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
     with convert_errors(self._origin, "a text cannot be encoded"):
       batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
-    return (self._checked(encoding.ids) for encoding in batch)
+    return (self._replace_special(encoding.ids) for encoding in batch)
 
   def _is_long(self, text: str) -> bool:
     return self._cuts and len(text) > _LONG
@@ -163,16 +165,18 @@ class TokenizerVocabulary(Vocabulary):
       if isinstance(part, str):
         text += f" {part}" if text and not self._byte_level else part
         continue
-      known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
+      part = [i if i < self.size and self._spellings[i] else self.unk_id for i in part]
       with convert_errors(self._origin, "ids cannot be decoded"):
-        decoded = self._tokenizer.decode(known, skip_special_tokens=False)
-      is_apart = known[0] in self.special_ids or self._data(known[0])[:1].isspace()
+        decoded = self._tokenizer.decode(part, skip_special_tokens=False)
+      is_apart = part[0] in self.special_ids or self._data(part[0])[:1].isspace()
       spaced = text and not self._byte_level and is_apart and not decoded.startswith(" ")
       text += f" {decoded}" if spaced else decoded
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [shared.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+    return [
+      shared.sentinel_piece(self, i) or self._spellings[i] or f"<{i}?>" for i in map(int, ids)
+    ]
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
     return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
@@ -184,31 +188,32 @@ class TokenizerVocabulary(Vocabulary):
     config = shared.tokenizer_config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
     return {MODEL_FILE: self.model, vocabularies.CONFIG: config}
 
-  def _checked(self, ids: list[int]) -> np.ndarray:
+  def _replace_special(self, ids: list[int]) -> np.ndarray:
     """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
-    found = np.asarray(ids, np.int32)
-    special = self._never[found]
-    return np.where(special, np.int32(self.unk_id), found) if special.any() else found
+    ids = np.asarray(ids, np.int32)
+    is_special = self._is_special[ids]
+    if not is_special.any():
+      return ids
+    return np.where(is_special, np.int32(self.unk_id), ids)
 
   def _data(self, i: int) -> bytes:
     """Return the bytes of an id that is not special."""
-    piece = self._spelled[i]
+    piece = self._spellings[i]
     if i == self.unk_id:
-      return f"{' ' * bool(self._mark)}\ufffd".encode()
+      return " \ufffd".encode() if self._mark else "\ufffd".encode()
     if i in self._added:
       return piece.encode()
     if self._byte_level:
       return b"".join(
         _bytes_of_characters().get(character) or character.encode() for character in piece
       )
-    if self._falls_back and (byte := _BYTE.fullmatch(piece)):
+    byte = _BYTE.fullmatch(piece) if self._falls_back else None
+    if byte:
       return bytes([int(byte[1], 16)])
     if self._mark:
-      return (
-        piece.removeprefix(self._mark).encode()
-        if piece.startswith(self._mark)
-        else f" {piece}".encode()
-      )
+      if piece.startswith(self._mark):
+        return piece.removeprefix(self._mark).encode()
+      return f" {piece}".encode()
     if self._suffix and piece.endswith(self._suffix):
       return f"{piece.removesuffix(self._suffix)} ".encode()
     return piece.replace(WORD, " ").encode()
@@ -219,9 +224,10 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> TokenizerVocabulary:
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
 
-def _cuts_before_spaces(described: dict) -> bool:
+def _cuts_before_spaces(tokenizer_json: dict) -> bool:
   """Return whether cutting a text before a space between two words leaves its ids unchanged."""
-  normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
+  normaliser = tokenizer_json.get("normalizer") or {}
+  words = tokenizer_json.get("pre_tokenizer") or {}
   byte_level = (
     words.get("type") == "ByteLevel"
     and not words.get("add_prefix_space")
@@ -232,7 +238,7 @@ def _cuts_before_spaces(described: dict) -> bool:
     and (byte_level or words.get("type") == "BertPreTokenizer")
     and not any(
       " " in token["content"] or token["rstrip"] or token["single_word"]
-      for token in described["added_tokens"]
+      for token in tokenizer_json["added_tokens"]
     )
   )
 
@@ -246,9 +252,16 @@ def _bytes_of_characters() -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def convert_errors(where: str, what: str) -> Iterator[None]:
-  """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code
-  stops at a broken invariant of a damaged file, `PanicException`, which is not an `Exception`."""
+def convert_errors(where: str, problem: str) -> Iterator[None]:
+  """Turn the tokenizers library's errors into a `UserError`.
+
+  They are plain `Exception` or, if its Rust code stops at a broken invariant of a damaged file,
+  `PanicException`, which is not an `Exception`.
+
+  Args:
+    where: the tokenizer, for messages.
+    problem: what failed, for messages.
+  """
   try:
     yield
   except UserError:
@@ -257,7 +270,7 @@ def convert_errors(where: str, what: str) -> Iterator[None]:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
       raise
     raise UserError(
-      f"{where}: {what} ({one_line(error)[:300]}), expected the complete files of a tokenizer; "
+      f"{where}: {problem} ({one_line(error)[:300]}), expected the complete files of a tokenizer; "
       "copy them again"
     ) from None
 
@@ -265,13 +278,13 @@ def convert_errors(where: str, what: str) -> Iterator[None]:
 def parse_tokenizer_json(model: bytes) -> dict[str, Any]:
   """Return the content of a `tokenizer.json`; {} if it has none, which the library then refuses."""
   try:
-    described = json.loads(model)
+    tokenizer_json = json.loads(model)
   except (ValueError, RecursionError):
     return {}
-  return described if isinstance(described, dict) else {}
+  return tokenizer_json if isinstance(tokenizer_json, dict) else {}
 
 
-def _tokenizer(model: bytes, origin: str):
+def _open_tokenizer(model: bytes, origin: str):
   import tokenizers
 
   growth.check_normalizers(parse_tokenizer_json(model), origin)
@@ -290,10 +303,10 @@ def _check_pad(ids: dict[str, int], origin: str) -> None:
   pad = _first(ids, "pad")
   if pad != PAD_ID:
     at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
-    found = "no padding token" if pad is None else f"padding at id {pad}"
+    padding = "no padding token" if pad is None else f"padding at id {pad}"
     raise UserError(
-      f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 "
-      "is padding everywhere here; train one with python -m tools.train_vocabulary"
+      f"{origin}: found {padding} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since "
+      "0 is padding everywhere here; train one with python -m tools.train_vocabulary"
     )
 
 

@@ -1,0 +1,125 @@
+"""Find the special ids of a published tokenizer in the files beside its pieces."""
+
+import dataclasses
+import re
+
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import CONFIG
+from t5x_like.vocabularies.kinds._tokenizer_files import MODEL_CONFIG, NAMES
+
+SPELLINGS = {  # used if no file names them
+  "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
+  "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
+  "unk": ("<unk>", "[UNK]"),
+  "sep": ("[SEP]", "<sep>"),
+  "pad": ("<pad>", "[PAD]"),
+  "cls": ("[CLS]", "<cls>"),
+  "mask": ("[MASK]", "<mask>"),
+}
+SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
+# model types whose decoder starts with EOS unless their config says otherwise
+ENDS_FIRST = ("bart", "mbart")
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedIds:
+  """Ids decided by files beside the `tokenizer.json`; see `protocol.Vocabulary`."""
+
+  pad_id: int | None
+  eos_id: int
+  unk_id: int
+  bos_id: int | None
+  mask_id: int | None
+  cls_id: int | None
+  sep_id: int | None
+  decoder_start_id: int
+  sentinels: tuple[int, ...]
+  specials_in_text: bool
+
+
+def find_published_ids(
+  where: str,
+  ids: dict[str, int],
+  named: dict[str, str],
+  model_config: dict,
+  config: dict,
+  pattern: str | None,
+) -> PublishedIds:
+  """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
+  found = {}
+  for name in NAMES:
+    found[name] = _find_id(name, ids, named, model_config)
+  eos = found["sep"] if found["eos"] is None else found["eos"]
+  if eos is None:
+    raise UserError(
+      f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or "
+      f"eos_token_id in {MODEL_CONFIG}"
+    )
+  start = model_config.get("decoder_start_token_id")
+  if start is None:
+    starts_with_eos = model_config.get("model_type") in ENDS_FIRST or found["pad"] is None
+    start = eos if starts_with_eos else found["pad"]
+  # a piece that also stands for something else is not padding
+  others = {eos, *(i for name, i in found.items() if name != "pad")}
+  pad = None if found["pad"] in others else found["pad"]
+  return PublishedIds(
+    pad_id=pad,
+    eos_id=eos,
+    unk_id=eos if found["unk"] is None else found["unk"],
+    bos_id=found["bos"],
+    mask_id=found["mask"],
+    cls_id=found["cls"],
+    sep_id=found["sep"],
+    decoder_start_id=start,
+    sentinels=_find_sentinels(where, ids, pattern),
+    specials_in_text=not config.get("split_special_tokens", False),
+  )
+
+
+def _find_id(
+  name: str, ids: dict[str, int], named: dict[str, str], model_config: dict
+) -> int | None:
+  """Return the id of a special piece, such as "bos"; None if there is none."""
+  if name in named:
+    return ids.get(named[name])
+  stated = model_config.get(f"{name}_token_id")
+  if isinstance(stated, list) and stated:
+    stated = stated[0]
+  if isinstance(stated, int) and 0 <= stated <= max(ids.values()):
+    return stated
+  if named:
+    return None
+  return next((ids[piece] for piece in SPELLINGS[name] if piece in ids), None)
+
+
+def _find_sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[int, ...]:
+  """Return the ids of a pattern's pieces up to the first missing number.
+
+  Numbers begin with 0 or, if 0 is missing, with 1.
+  """
+  if pattern is not None and pattern.count("{}") != 1:
+    raise UserError(
+      f"--sentinels={pattern}: expected a pattern with {{}} where the number "
+      f"stands, as '<unused{{}}>'"
+    )
+  for form in SENTINELS if pattern is None else (pattern,):
+    number = 0 if form.format(0) in ids else 1
+    sentinels = []
+    while form.format(number) in ids:
+      sentinels.append(ids[form.format(number)])
+      number += 1
+    if sentinels:
+      return tuple(sentinels)
+  if pattern is not None:
+    advice = _list_patterns(ids)
+    raise UserError(f"{where}: found no piece {pattern.format(0)!r}, expected one{advice}")
+  return ()
+
+
+def _list_patterns(ids: dict[str, int]) -> str:
+  """Return a hint at the pieces that could be sentinels, with {} for their numbers."""
+  patterns = set()
+  for piece in ids:
+    if re.fullmatch(r"\W*[a-z_|]+[0-9]+\W*", piece):
+      patterns.add(re.sub("[0-9]+", "{}", piece, count=1))
+  return f"; there are {', '.join(sorted(patterns)[:8])}" if patterns else ""
