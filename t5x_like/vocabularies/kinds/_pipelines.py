@@ -154,7 +154,8 @@ def check_lengths(pieces: Iterable[str], where: str) -> None:
   if longest >= MAX_PIECE_BYTES:
     raise UserError(
       f"{where}: found a piece of {longest} bytes, expected pieces of fewer than "
-      f"{MAX_PIECE_BYTES}, as the sentencepiece library has them; the model is damaged, copy it again"
+      f"{MAX_PIECE_BYTES}, as the sentencepiece library has them; the model is damaged, copy it "
+      "again"
     )
 
 

@@ -130,37 +130,38 @@ class PublishedVocabulary(TokenizerVocabulary):
     file = json.loads(self.original_files.get(TOKENIZER, b"{}"))
     if not file.get("post_processor"):
       # RoBERTa's and BART's older files
-      return 1 + ("merges.txt" in self.original_files and self.cls_id is not None)
+      is_roberta = "merges.txt" in self.original_files and self.cls_id is not None
+      return 2 if is_roberta else 1
     texts = _encode_letters(file["post_processor"], 2).sequence_ids
     last_of_first = len(texts) - 1 - texts[::-1].index(0)
     return texts.index(1) - last_of_first - 1
 
   def enclosing_ids(self) -> tuple[list[int], list[int]]:
-    config, file = (
-      json.loads(self.original_files.get(name, b"{}")) for name in (CONFIG, TOKENIZER)
-    )
-    bos, eos = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+    config = json.loads(self.original_files.get(CONFIG, b"{}"))
+    file = json.loads(self.original_files.get(TOKENIZER, b"{}"))
+    bos = [] if self.bos_id is None else [self.bos_id]
+    eos = [] if self.eos_id is None else [self.eos_id]
     if "add_bos_token" in config or "add_eos_token" in config:
-      return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
+      before = bos if config.get("add_bos_token") else []
+      return before, eos if config.get("add_eos_token") else []
     if file.get("post_processor"):
       encoding = _encode_letters(file["post_processor"], 1)
       start = encoding.sequence_ids.index(0)
       return encoding.ids[:start], encoding.ids[start + 1 :]
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.original_files:
+    files = self.original_files
+    if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in files:
       return [protocol.special_id(self, "cls")], [protocol.special_id(self, "sep")]
     encloses = name in ("BartTokenizer", "RobertaTokenizer") or (
-      "merges.txt" in self.original_files and self.cls_id is not None
+      "merges.txt" in files and self.cls_id is not None
     )
-    begins = encloses or (not file and SENTENCE_PIECE[1] in self.original_files)
-    return bos * begins, eos * (
-      encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.original_files
-    )
+    has_bos = encloses or (not file and SENTENCE_PIECE[1] in files)
+    has_eos = encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in files
+    return bos if has_bos else [], eos if has_eos else []
 
 
 def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
-  """Return what the post-processor of a `tokenizer.json` makes of one or two texts of one piece
-  each.
+  """Return the encoding of one or two texts of one piece each by a post-processor.
 
   The post-processor holds its own ids, so the pieces are not needed: a tokenizer may have none for
   a given letter, and the padding and truncation of the last call, which `transformers` saves, are
@@ -173,7 +174,7 @@ def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.E
 
   model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
   parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
-  described = {
+  tokenizer_json = {
     "version": "1.0",
     "added_tokens": [],
     **parts,
@@ -181,7 +182,7 @@ def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.E
     "model": model,
   }
   with convert_errors(TOKENIZER, "its post_processor cannot be used"):
-    encoding = tokenizers.Tokenizer.from_str(json.dumps(described)).encode(*["a"] * texts)
+    encoding = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json)).encode(*["a"] * texts)
   for number in range(texts):
     if encoding.sequence_ids.count(number) != 1:
       raise UserError(
@@ -247,73 +248,99 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   if file is None and name == "MarianTokenizer":
     return marian.read(directory, sentinels)
   where = f"vocabulary {directory}"
-  legacy = config.get("added_tokens_decoder") is None
-  if legacy:
-    config |= {
-      key: _parse_token(value)
-      for key, value in (tokenizer_files.read_file(directory, SPECIAL) or {}).items()
-    }
-  with convert_errors(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
-    if name in pipelines.PIPELINES:
-      pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
-      if not pieces.vocab:
-        raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
-      described = pipelines.PIPELINES[name](pieces, config)
-      defaults = pipelines.DEFAULTS[name]
-    elif file is None and name in pipelines.PYTHON_CLASSES:
-      raise UserError(
-        f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read "
-        "here; python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's "
-        "data"
-      )
-    elif file is None:
-      raise UserError(
-        f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class "
-        f"{name or 'is not named and'} can be read from no other file; save it with transformers' "
-        f"save_pretrained, or name one of {', '.join(pipelines.PIPELINES)} as tokenizer_class in "
-        f"{CONFIG}"
-      )
+  is_legacy = config.get("added_tokens_decoder") is None
+  if is_legacy:
+    special_tokens_map = tokenizer_files.read_file(directory, SPECIAL) or {}
+    config |= {key: _parse_token(token) for key, token in special_tokens_map.items()}
+  file_words = "its files" if file is None else TOKENIZER
+  with convert_errors(where, f"{file_words} cannot be read"):
+    pipeline, defaults, model_tokens = _build_pipeline(directory, name, config, model_config, file)
+    named = {kind: config.get(f"{kind}_token", defaults.get(kind)) for kind in NAMES}
+    extra = _read_extra_tokens(config, name, where)
+    special = {text_of(token) for token in (*named.values(), *extra) if token}
+    if is_legacy:
+      added = _read_legacy_added_tokens(directory, file or {}, special)
     else:
-      pieces = None
-      described = file
-      defaults = pipelines.DEFAULTS_BY_MODEL_TYPE.get(model_config.get("model_type"), {})
-    described = {**described, "truncation": None, "padding": None, "post_processor": None}
-    named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra = list(extra.values() if isinstance(extra, dict) else extra)
-    if name == "T5Tokenizer" and not any("<extra_id_" in text_of(token) for token in extra):
-      extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
-    own = pieces.added if pieces is not None else []
-    added = _read_added_tokens(
-      directory,
-      config,
-      legacy,
-      file,
-      {text_of(token) for token in (*named.values(), *extra) if token},
+      tokens = config["added_tokens_decoder"]
+      added = {int(i): _parse_token(token) for i, token in tokens.items()}
+    pipelines.check_charsmap(pipeline, where)
+    # `enclosing_ids` and `between` use the file as it is
+    growth.check_normalizers(file or {}, where)
+    growth.check_normalizers(pipeline, where)
+    if pipeline["model"].get("type") == "Unigram":
+      pipelines.check_lengths((piece for piece, _ in pipeline["model"]["vocab"]), where)
+    tokenizer_json, ids = _add_tokens(
+      pipeline, added, named, [*model_tokens, *extra], _vector_count(model_config)
     )
-    pipelines.check_charsmap(described, where)
-    growth.check_normalizers(file or {}, where)  # which `enclosing_ids` and `between` use as it is
-    growth.check_normalizers(described, where)
-    if described["model"].get("type") == "Unigram":
-      pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
-    described, ids = _add_tokens(
-      described, added, named, [*own, *extra], _vector_count(model_config)
-    )
-  published_ids = find_published_ids(
-    where,
-    ids,
-    {n: text_of(token) for n, token in named.items() if token},
-    model_config,
-    config,
-    sentinels,
-  )
-  model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+  named_pieces = {kind: text_of(token) for kind, token in named.items() if token}
+  published_ids = find_published_ids(where, ids, named_pieces, model_config, config, sentinels)
+  model = json.dumps(
+    tokenizer_json, sort_keys=True, ensure_ascii=False, separators=(",", ":")
+  ).encode()
   original_files = {
     name: vocabularies.read_file(directory / name)
     for name in shared.PUBLISHED_FILES
     if (directory / name).exists()
   }
   return PublishedVocabulary(model, published_ids, original_files, where)
+
+
+def _build_pipeline(
+  directory: AnyPath,
+  name: str | None,
+  config: dict[str, Any],
+  model_config: dict[str, Any],
+  file: dict[str, Any] | None,
+) -> tuple[dict[str, Any], dict[str, str], list]:
+  """Return (a `tokenizer.json` without added tokens, default special pieces, the model's tokens).
+
+  The model's tokens are the pieces of a SentencePiece model into which no text is cut.
+
+  Args:
+    name: the class of the tokenizer.
+    config, model_config, file: the files of the directory; `file` is the `tokenizer.json`, if any.
+  Raises:
+    UserError: the class is not supported, or its files are missing.
+  """
+  where = f"vocabulary {directory}"
+  model_tokens = []
+  if name in pipelines.PIPELINES:
+    if file is None:
+      pieces = _read_pieces(directory, name, config)
+    else:
+      pieces = pipelines.Pieces.of(file)
+    if not pieces.vocab:
+      raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
+    pipeline = pipelines.PIPELINES[name](pieces, config)
+    defaults = pipelines.DEFAULTS[name]
+    model_tokens = pieces.added
+  elif file is not None:
+    pipeline = file
+    defaults = pipelines.DEFAULTS_BY_MODEL_TYPE.get(model_config.get("model_type"), {})
+  elif name in pipelines.PYTHON_CLASSES:
+    raise UserError(
+      f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read "
+      "here; python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's "
+      "data"
+    )
+  else:
+    raise UserError(
+      f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class "
+      f"{name or 'is not named and'} can be read from no other file; save it with transformers' "
+      f"save_pretrained, or name one of {', '.join(pipelines.PIPELINES)} as tokenizer_class in "
+      f"{CONFIG}"
+    )
+  pipeline = pipeline | {"truncation": None, "padding": None, "post_processor": None}
+  return pipeline, defaults, model_tokens
+
+
+def _read_extra_tokens(config: dict[str, Any], name: str | None, where: str) -> list:
+  """Return the special tokens of a config that have no name, such as T5's sentinels."""
+  extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+  extra = list(extra.values() if isinstance(extra, dict) else extra)
+  if name == "T5Tokenizer" and not any("<extra_id_" in text_of(token) for token in extra):
+    extra += [f"<extra_id_{i}>" for i in range(_read_extra_ids(config, where))]
+  return extra
 
 
 def python_class(directory: AnyPath) -> str | None:
@@ -328,7 +355,7 @@ def python_class(directory: AnyPath) -> str | None:
   return name if name in pipelines.PYTHON_CLASSES else None
 
 
-def _pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.Pieces:
+def _read_pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.Pieces:
   """Read pieces and merges from files other than `tokenizer.json`."""
   where = f"vocabulary {directory}"
   for file in SENTENCE_PIECE:
@@ -336,11 +363,11 @@ def _pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.
       return pipelines.Pieces.of_sentence_piece(
         vocabularies.read_file(directory / file),
         name,
-        _extra_ids(config, where),
+        _read_extra_ids(config, where),
         f"vocabulary {directory / file}",
       )
   if name == "BertTokenizer" and (directory / "vocab.txt").exists():
-    lines = _lines(directory / "vocab.txt")
+    lines = _read_lines(directory / "vocab.txt")
     return pipelines.Pieces({line.rstrip(): i for i, line in enumerate(lines)})
   vocab = tokenizer_files.read_file(directory, VOCABULARY)
   if vocab is None or not (directory / "merges.txt").exists():
@@ -348,27 +375,33 @@ def _pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.
       f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json "
       "and merges.txt, vocab.txt, or a SentencePiece model, as its class has them; copy them there"
     )
-  lines = (
-    line.split(" ") for line in _lines(directory / "merges.txt") if not line.startswith("#version")
-  )
-  return pipelines.Pieces(vocab, [pair for pair in lines if len(pair) == 2])
+  merges = []
+  for line in _read_lines(directory / "merges.txt"):
+    pair = line.split(" ")
+    if len(pair) == 2 and not line.startswith("#version"):
+      merges.append(pair)
+  return pipelines.Pieces(vocab, merges)
 
 
-def _read_added_tokens(
-  directory: AnyPath, config: dict, legacy: bool, file: dict | None, special: set[str]
-) -> dict:
-  """Return the tokens added to the pieces, by id, from the newer file or from all the older
-  ones."""
-  if not legacy:
-    return {int(i): _parse_token(token) for i, token in config["added_tokens_decoder"].items()}
-  found = {}
-  for token, i in (tokenizer_files.read_file(directory, ADDED) or {}).items():
-    found[i] = _parse_token(
-      {"content": token, "normalized": token not in special, "special": token in special}
+def _read_legacy_added_tokens(
+  directory: AnyPath, file: dict[str, Any], special: set[str]
+) -> dict[int, "tokenizers.AddedToken"]:
+  """Return the tokens added to the pieces, by id, from older files and the `tokenizer.json`.
+
+  Args:
+    file: the content of `tokenizer.json`.
+    special: the special pieces that the files name.
+  """
+  tokens = {}
+  for piece, i in (tokenizer_files.read_file(directory, ADDED) or {}).items():
+    is_special = piece in special
+    tokens[i] = _parse_token(
+      {"content": piece, "normalized": not is_special, "special": is_special}
     )
-  for token in (file or {}).get("added_tokens") or ():
-    found[token["id"]] = _parse_token({key: value for key, value in token.items() if key != "id"})
-  return found
+  for token in file.get("added_tokens") or ():
+    fields = {key: value for key, value in token.items() if key != "id"}
+    tokens[token["id"]] = _parse_token(fields)
+  return tokens
 
 
 def _vector_count(model_config: dict[str, Any]) -> int | None:
@@ -379,36 +412,51 @@ def _vector_count(model_config: dict[str, Any]) -> int | None:
 
 
 def _add_tokens(
-  described: dict[str, Any], added: dict, named: dict, extra: list, vectors: int | None
-) -> tuple[dict, dict[str, int]]:
-  """Return (the tokenizer with all tokens added as in the library, the ids of all pieces).
+  pipeline: dict[str, Any],
+  added: dict[int, "tokenizers.AddedToken"],
+  named: dict[str, Any],
+  extra: list,
+  vectors: int | None,
+) -> tuple[dict[str, Any], dict[str, int]]:
+  """Return (the `tokenizer.json` with all tokens added as in the library, the ids of all pieces).
 
-  Special tokens without a vector are left out, such as that of images in Gemma 3 1B.
+  Special tokens without a vector are left out, such as the token of images in Gemma 3 1B.
+
+  Args:
+    pipeline: the `tokenizer.json` without added tokens.
+    added: the added tokens by id.
+    named: the special tokens by name.
+    extra: special tokens without a name.
+    vectors: the number of token vectors of the model, if known.
   """
   import tokenizers
 
-  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
-  by_text = {token.content: token for token in added.values()}
-  named = [_as(token, by_text.get(text_of(token))) for token in named.values() if token]
-  extra = [_as(token) for token in extra if token]
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(pipeline))
+  added_by_text = {token.content: token for token in added.values()}
+  special_tokens = []
+  for token in named.values():
+    if token:
+      special_tokens.append(added_by_text.get(text_of(token)) or _special_token(token))
+  named_texts = {token.content for token in special_tokens}
+  special_tokens += [_special_token(token) for token in extra if token]
   known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-  new = [token for _, token in sorted(added.items()) if token.content not in known]
-  new += [
-    token for token in [*named, *extra] if token.content not in known | {n.content for n in new}
-  ]
-  special = {token.content for token in named}
-  for token in new:
-    token.special = token.special or token.content in special
-  tokenizer.add_tokens(new)
-  tokenizer.add_special_tokens([*named, *extra])
-  held = sorted(tokenizer.get_added_tokens_decoder().items())
+  new_tokens = [token for _, token in sorted(added.items()) if token.content not in known]
+  known |= {token.content for token in new_tokens}
+  new_tokens += [token for token in special_tokens if token.content not in known]
+  for token in new_tokens:
+    token.special = token.special or token.content in named_texts
+  tokenizer.add_tokens(new_tokens)
+  tokenizer.add_special_tokens(special_tokens)
+  tokens = sorted(tokenizer.get_added_tokens_decoder().items())
   ids = tokenizer.get_vocab(with_added_tokens=True)
-  if vectors is not None and all(token.special for i, token in held if i >= vectors):
-    held = [one for one in held if one[0] < vectors]
+  if vectors is not None and all(token.special for i, token in tokens if i >= vectors):
+    tokens = [(i, token) for i, token in tokens if i < vectors]
     ids = {piece: i for piece, i in ids.items() if i < vectors}
-  fields = ("content", *FLAGS)
-  listed = [{"id": i, **{field: getattr(token, field) for field in fields}} for i, token in held]
-  return {**described, "added_tokens": listed}, ids
+  added_tokens = []
+  for i, token in tokens:
+    fields = {field: getattr(token, field) for field in ("content", *FLAGS)}
+    added_tokens.append({"id": i, **fields})
+  return pipeline | {"added_tokens": added_tokens}, ids
 
 
 def _parse_token(token):
@@ -416,34 +464,32 @@ def _parse_token(token):
   import tokenizers
 
   if isinstance(token, list):
-    return [_parse_token(one) for one in token]
+    return [_parse_token(element) for element in token]
   if not isinstance(token, dict) or "content" not in token:
     return token
-  flags = ("content", *FLAGS)
-  return tokenizers.AddedToken(
-    **{"special": True} | {key: token[key] for key in flags if key in token}
-  )
+  fields = {key: token[key] for key in ("content", *FLAGS) if key in token}
+  return tokenizers.AddedToken(**{"special": True} | fields)
 
 
-def _as(token, known=None):
+def _special_token(token) -> "tokenizers.AddedToken":
+  """Convert a special token of a file; text stands for a token without flags."""
   import tokenizers
 
   token = _parse_token(token)
-  if known is not None or not isinstance(token, str):
-    return known or token
-  return tokenizers.AddedToken(token, special=True, normalized=False)
+  if isinstance(token, str):
+    return tokenizers.AddedToken(token, special=True, normalized=False)
+  return token
 
 
-def _extra_ids(config: dict[str, Any], where: str) -> int:
+def _read_extra_ids(config: dict[str, Any], where: str) -> int:
+  """Return the number of sentinels that `T5Tokenizer` adds."""
   extra_ids = config.get("extra_ids")
-  return (
-    shared.T5_EXTRA_IDS
-    if extra_ids is None
-    else shared.check_extra_ids(extra_ids, f"{where}, {CONFIG}")
-  )
+  if extra_ids is None:
+    return shared.T5_EXTRA_IDS
+  return shared.check_extra_ids(extra_ids, f"{where}, {CONFIG}")
 
 
-def _lines(path: AnyPath) -> list[str]:
+def _read_lines(path: AnyPath) -> list[str]:
   try:
     return vocabularies.read_file(path).decode().removesuffix("\n").split("\n")
   except UnicodeDecodeError as error:
