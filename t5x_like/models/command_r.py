@@ -39,7 +39,8 @@ def _command(embed, mlp, heads, kv_heads, layers, theta=8e6, **changes) -> Varia
 VARIANTS = {
   #                                  embed    mlp heads kv layers
   "tiny":                 _command(    256,   704,    4,  2,    4),
-  "command-r-plus":       _command(  12288, 33792,   96,  8,   64, theta=75e6, qk_norm=True, logits_scale=0.8333333),
+  "command-r-plus":       _command(  12288, 33792,   96,  8,   64, theta=75e6, qk_norm=True,
+                                     logits_scale=0.8333333),
   "aya-23-8b":            _command(   4096, 14336,   32,  8,   32, theta=1e4),
   "command-r":            _command(   8192, 22528,   64, 64,   40),
   "command-r-08-2024":    _command(   8192, 24576,   64,  8,   40, theta=4e6),

@@ -37,10 +37,9 @@ class DebertaVariant(Variant):
 
   def __post_init__(self):
     if self.max_distance <= self.buckets // 2 + 1 or self.buckets < 4:
-      found = f"found {self.max_distance} with {self.buckets} buckets"
       raise UserError(
-        f"config.model.variant.max_distance: {found}, expected at least 4 buckets, "
-        "and over half as far"
+        f"config.model.variant.max_distance: found {self.max_distance} with {self.buckets} "
+        "buckets, expected at least 4 buckets, and over half as far"
       )
 
 

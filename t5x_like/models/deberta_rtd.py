@@ -96,8 +96,11 @@ class Model(deberta.Model):
   def networks(self) -> tuple[deberta.Model, deberta.Model]:
     """Return both as separate models, to fine-tune or save; the discriminator's table is E_G +
     E_delta."""
-    make = lambda key: deberta.Model(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
-    discriminator = jax.eval_shape(make, jax.random.key(0))
+
+    def create(key):
+      return deberta.Model(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)
+
+    discriminator = jax.eval_shape(create, jax.random.key(0))
     for name in ("inputs", "encoder", "head"):
       setattr(discriminator, name, getattr(self, name))
     delta = self.embed.table

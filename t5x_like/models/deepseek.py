@@ -33,10 +33,16 @@ def design(latent: dict, experts: Experts, dense_layers: int) -> Design:
 
 def routing(**sizes) -> Experts:
   """Return DeepSeek-V3's routing with these sizes."""
-  usual = dict(
-    router="sigmoid", normalise=True, scale=2.5, bias_rate=0.001, balance_loss=1e-4, z_loss=0.0
+  published = dict(
+    router="sigmoid",
+    normalise=True,
+    scale=2.5,
+    bias_rate=0.001,
+    balance_loss=1e-4,
+    z_loss=0.0,
+    shared=1,
   )
-  return Experts(**{**usual, "shared": 1, **sizes})
+  return Experts(**published | sizes)
 
 
 VARIANTS = {

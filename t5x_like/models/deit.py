@@ -12,16 +12,16 @@ from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 
 
-def _distilled(name: str):
+def _distill(name: str):
   return replace(vit.VARIANTS[name], class_tokens=2, head="distillation")
 
 
 VARIANTS = {
-  "deit-tiny": _distilled("vit-tiny"),  # for debugging; the paper's DeiT-Ti is deit-ti16
-  "deit-fashion": replace(_distilled("vit-fashion"), dims=Dims(48, 4, 4, 12, 96, 4)),
-  "deit-ti16": _distilled("vit-ti16"),
-  "deit-s16": _distilled("vit-s16"),
-  "deit-b16": _distilled("vit-b16"),
+  "deit-tiny": _distill("vit-tiny"),  # for debugging; the paper's DeiT-Ti is deit-ti16
+  "deit-fashion": replace(_distill("vit-fashion"), dims=Dims(48, 4, 4, 12, 96, 4)),
+  "deit-ti16": _distill("vit-ti16"),
+  "deit-s16": _distill("vit-s16"),
+  "deit-b16": _distill("vit-b16"),
 }
 
 

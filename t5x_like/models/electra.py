@@ -127,11 +127,14 @@ class Model(Encoder):
     save."""
     inputs = copy.copy(self.inputs)
     inputs.project = self.generator.inputs
-    generating = copy.copy(self.generator)
-    generating.embed = self.embed
-    generating.inputs = inputs
-    make = lambda key: Discriminator(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
-    discriminating = jax.eval_shape(make, jax.random.key(0))
+    generator = copy.copy(self.generator)
+    generator.embed = self.embed
+    generator.inputs = inputs
+
+    def create(key):
+      return Discriminator(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)
+
+    discriminator = jax.eval_shape(create, jax.random.key(0))
     for name in ("embed", "inputs", "encoder", "head"):
-      setattr(discriminating, name, getattr(self, name))
-    return generating, discriminating
+      setattr(discriminator, name, getattr(self, name))
+    return generator, discriminator

@@ -20,14 +20,20 @@ DESIGN = replace(gemma2.DESIGN, qk_norm=True, softcap=None, logits_softcap=None)
 GLOBAL_EVERY = 6
 
 
-def layered(design: Design, layers: int, window: int | None, full: dict) -> Design:
-  """Return the design with its windows and positions; the pattern need not end with the last
-  layer."""
+def with_windows(design: Design, layers: int, window: int | None, full: dict) -> Design:
+  """Return the design with its windows and positions.
+
+  The pattern need not end with the last layer.
+
+  Args:
+    layers: the number of layers.
+    window: the window of local layers.
+    full: the positions of the other layers.
+  """
   period = GLOBAL_EVERY if layers % GLOBAL_EVERY == 0 else layers
-  local = [(layer + 1) % GLOBAL_EVERY != 0 for layer in range(period)]
-  windows, position = (
-    tuple(a if here else b for here in local) for a, b in ((window, None), (LOCAL, full))
-  )
+  is_local = [(layer + 1) % GLOBAL_EVERY != 0 for layer in range(period)]
+  windows = tuple(window if local else None for local in is_local)
+  position = tuple(LOCAL if local else full for local in is_local)
   return replace(design, windows=windows, position=position)
 
 
@@ -43,7 +49,7 @@ def _gemma3(
   scalar=256,
   vocab_size=262_208,
 ):
-  design = layered(replace(DESIGN, attention_scale=scalar**-0.5), layers, window, full)
+  design = with_windows(replace(DESIGN, attention_scale=scalar**-0.5), layers, window, full)
   return Variant(
     Dims(embed, heads, kv_heads, head_dim, mlp, layers),
     design,

@@ -37,9 +37,10 @@ class Builder(StackBuilder):
   """A builder of stacks whose blocks are an LSTM each."""
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    if (found := self.design.quantization) != "none":
+    quantization = self.design.quantization
+    if quantization != "none":
       raise UserError(
-        f"config.model.design.quantization: found {found!r}, expected 'none' for LSTMs"
+        f"config.model.design.quantization: found {quantization!r}, expected 'none' for LSTMs"
       )
     return Block(lstm=Recurrence(self.dims.embed, self.dims.mlp, rngs, self.dropout))
 

@@ -22,8 +22,8 @@ DESIGN = Design(
 )
 
 
-def _mvit(embed, depths, heads=(1, 2, 4, 8), **more) -> PoolingVariant:
-  return PoolingVariant(embed, depths, heads, DESIGN, **more)
+def _mvit(embed, depths, heads=(1, 2, 4, 8), **arguments) -> PoolingVariant:
+  return PoolingVariant(embed, depths, heads, DESIGN, **arguments)
 
 
 VARIANTS = {

@@ -15,8 +15,8 @@ from t5x_like.models import mvit
 DESIGN = replace(mvit.DESIGN, position="learned_1d")
 
 
-def _mvit(embed, depths, heads=(1, 2, 4, 8), **more) -> FirstPoolingVariant:
-  return FirstPoolingVariant(embed, depths, heads, DESIGN, **more)
+def _mvit(embed, depths, heads=(1, 2, 4, 8), **arguments) -> FirstPoolingVariant:
+  return FirstPoolingVariant(embed, depths, heads, DESIGN, **arguments)
 
 
 VARIANTS = {

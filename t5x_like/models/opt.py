@@ -79,5 +79,5 @@ class Projected(nnx.Module):
     """The positions of projected inputs."""
     return self.inner.position
 
-  def __call__(self, x_BTD: jax.Array, *others, **options):
-    return self.inner(self.project(x_BTD), *others, **options)
+  def __call__(self, x_BTD: jax.Array, *args, **options):
+    return self.inner(self.project(x_BTD), *args, **options)

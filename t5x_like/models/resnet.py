@@ -16,9 +16,9 @@ DESIGN = Design(norm="layernorm", norm_epsilon=1e-6)
 
 
 def _resnet(
-  depths, block="bottleneck", widths=(256, 512, 1024, 2048), resolution=224, **more
+  depths, block="bottleneck", widths=(256, 512, 1024, 2048), resolution=224, **arguments
 ) -> ConvVariant:
-  backbone = {"name": "resnet", "widths": widths, "depths": depths, "block": block, **more}
+  backbone = {"name": "resnet", "widths": widths, "depths": depths, "block": block, **arguments}
   return ConvVariant(backbone, widths[-1], DESIGN, resolution)
 
 

@@ -22,8 +22,8 @@ DESIGN = Design(
 )
 
 
-def _swin(embed, depths, heads, window=7, patch=4, resolution=224, **more) -> WindowVariant:
-  return WindowVariant(embed, depths, heads, DESIGN, patch, resolution, window=window, **more)
+def _swin(embed, depths, heads, window=7, patch=4, resolution=224, **arguments) -> WindowVariant:
+  return WindowVariant(embed, depths, heads, DESIGN, patch, resolution, window=window, **arguments)
 
 
 VARIANTS = {

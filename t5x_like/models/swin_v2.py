@@ -20,10 +20,10 @@ DESIGN = dataclasses.replace(
 )
 
 
-def _swin(embed, depths, heads, window=8, patch=4, resolution=256, **more) -> WindowVariant:
+def _swin(embed, depths, heads, window=8, patch=4, resolution=256, **arguments) -> WindowVariant:
   # Windows are limited as in `transformers`.
   return WindowVariant(
-    embed, depths, heads, DESIGN, patch, resolution, window=window, rounding="down", **more
+    embed, depths, heads, DESIGN, patch, resolution, window=window, rounding="down", **arguments
   )
 
 
@@ -37,7 +37,8 @@ VARIANTS = {
   "swin-v2-t-16":      _swin(  96, (2, 2, 6, 2),   (3, 6, 12, 24),  16),
   "swin-v2-s-16":      _swin(  96, (2, 2, 18, 2),  (3, 6, 12, 24),  16),
   "swin-v2-b-16":      _swin( 128, (2, 2, 18, 2),  (4, 8, 16, 32),  16),
-  "swin-v2-l-384":     _swin( 192, (2, 2, 18, 2),  (6, 12, 24, 48), 24, 4, 384, pretrained_windows=(12, 12, 12, 6)),
+  "swin-v2-l-384":     _swin( 192, (2, 2, 18, 2),  (6, 12, 24, 48), 24, 4, 384,
+                              pretrained_windows=(12, 12, 12, 6)),
 }  # fmt: skip
 
 

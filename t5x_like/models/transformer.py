@@ -47,7 +47,8 @@ VARIANTS = {
   "transformer-tiny": _vaswani( 256,    4, 1024, layers=2),
   "transformer-base": _vaswani( 512,    8, 2048),
   "transformer-big":  _vaswani(1024,   16, 4096),
-  "opus-mt":  Variant(Dims(512, 8, 8, 64, 2048, 6), MARIAN, 58_101, Tokens(pad=58_100, start=58_100, eos=0)),
+  "opus-mt":  Variant(Dims(512, 8, 8, 64, 2048, 6), MARIAN, 58_101,
+                      Tokens(pad=58_100, start=58_100, eos=0)),
 }  # fmt: skip
 
 

@@ -80,20 +80,14 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     design = self.variant.design
-    position, core = (
-      slots.name_and_arguments(f"config.model.design.{n}", getattr(design, n))[0]
-      for n in ("position", "core")
-    )
-    if (position, core, design.qk_norm) != (
-      "none",
-      "dense",
-      False,
-    ) or design.attention_scale == "cosine":
-      found = f"position {position!r}, core {core!r}, qk_norm {design.qk_norm}"
+    position, _ = slots.name_and_arguments("config.model.design.position", design.position)
+    core, _ = slots.name_and_arguments("config.model.design.core", design.core)
+    is_plain = position == "none" and core == "dense" and not design.qk_norm
+    if not is_plain or design.attention_scale == "cosine":
       raise UserError(
-        f"config.model.design: found {found} and attention_scale {design.attention_scale!r}, "
-        "expected position 'none', "
-        "core 'dense', no qk_norm and no cosines: XLNet's attention has its own positions"
+        f"config.model.design: found position {position!r}, core {core!r}, qk_norm "
+        f"{design.qk_norm} and attention_scale {design.attention_scale!r}, expected position "
+        "'none', core 'dense', no qk_norm and no cosines: XLNet's attention has its own positions"
       )
     super().build(rngs, **options)
     width = self.variant.embed or self.variant.dims.embed
