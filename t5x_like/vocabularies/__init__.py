@@ -116,9 +116,9 @@ def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
   manifest = _read_manifest(path)
   kind = _kind(manifest["kind"])
   if kind is None:
-    known = ", ".join(slots.names(_KINDS))
+    kinds = ", ".join(slots.names(_KINDS))
     raise UserError(
-      f"{path}: found kind {slots.format_value(manifest['kind'])}, expected one of {known}"
+      f"{path}: found kind {slots.format_value(manifest['kind'])}, expected one of {kinds}"
     )
   vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):

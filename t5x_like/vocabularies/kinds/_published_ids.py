@@ -46,10 +46,10 @@ def find_published_ids(
   pattern: str | None,
 ) -> PublishedIds:
   """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
-  found = {}
+  ids_by_name = {}
   for name in NAMES:
-    found[name] = _find_id(name, ids, named, model_config)
-  eos = found["sep"] if found["eos"] is None else found["eos"]
+    ids_by_name[name] = _find_id(name, ids, named, model_config)
+  eos = ids_by_name["sep"] if ids_by_name["eos"] is None else ids_by_name["eos"]
   if eos is None:
     raise UserError(
       f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or "
@@ -57,19 +57,19 @@ def find_published_ids(
     )
   start = model_config.get("decoder_start_token_id")
   if start is None:
-    starts_with_eos = model_config.get("model_type") in ENDS_FIRST or found["pad"] is None
-    start = eos if starts_with_eos else found["pad"]
+    starts_with_eos = model_config.get("model_type") in ENDS_FIRST or ids_by_name["pad"] is None
+    start = eos if starts_with_eos else ids_by_name["pad"]
   # a piece that also stands for something else is not padding
-  others = {eos, *(i for name, i in found.items() if name != "pad")}
-  pad = None if found["pad"] in others else found["pad"]
+  other_ids = {eos, *(i for name, i in ids_by_name.items() if name != "pad")}
+  pad = None if ids_by_name["pad"] in other_ids else ids_by_name["pad"]
   return PublishedIds(
     pad_id=pad,
     eos_id=eos,
-    unk_id=eos if found["unk"] is None else found["unk"],
-    bos_id=found["bos"],
-    mask_id=found["mask"],
-    cls_id=found["cls"],
-    sep_id=found["sep"],
+    unk_id=eos if ids_by_name["unk"] is None else ids_by_name["unk"],
+    bos_id=ids_by_name["bos"],
+    mask_id=ids_by_name["mask"],
+    cls_id=ids_by_name["cls"],
+    sep_id=ids_by_name["sep"],
     decoder_start_id=start,
     sentinels=_find_sentinels(where, ids, pattern),
     specials_in_text=not config.get("split_special_tokens", False),

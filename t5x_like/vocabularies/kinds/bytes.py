@@ -30,15 +30,15 @@ class ByteVocabulary(Vocabulary):
   mask_id = cls_id = sep_id = bos_id = None
   spaces_apart = True
 
-  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own: bool = True):
+  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own_sentinels: bool = True):
     """Create the vocabulary.
 
     Args:
       extra_ids: the number of sentinels.
-      own: whether it has sentinels of its own, unlike published ByT5s.
+      own_sentinels: whether it has sentinels of its own, unlike published ByT5s.
     """
-    self.own = own
-    if own:
+    self.own_sentinels = own_sentinels
+    if own_sentinels:
       self.extra_ids = shared.check_extra_ids(extra_ids, "byte vocabulary")
       self.size = _TEXT_SIZE + self.extra_ids
       self.sentinels = shared.top_ids(self.size, self.extra_ids)
@@ -47,7 +47,7 @@ class ByteVocabulary(Vocabulary):
       self.size = _TEXT_SIZE + BYT5_EXTRA_IDS
       self.sentinels = shared.top_ids(_TEXT_SIZE, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    kind = KIND if own else f"last {KIND}"
+    kind = KIND if own_sentinels else f"last {KIND}"
     self.fingerprint = shared.fingerprint(kind, b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
@@ -70,7 +70,7 @@ class ByteVocabulary(Vocabulary):
     return [b"" if int(i) in self.special_ids else _data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
-    facts = {} if self.own else {"own": False}
+    facts = {} if self.own_sentinels else {"own": False}
     shared.save(directory, KIND, self, {}, **facts)
 
 

@@ -244,7 +244,7 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   file = tokenizer_files.read_file(directory, TOKENIZER)
   name = pipelines.choose_class(config, model_config, file)
   if name == "ByT5Tokenizer":
-    return ByteVocabulary(own=False)
+    return ByteVocabulary(own_sentinels=False)
   if file is None and name == "MarianTokenizer":
     return marian.read(directory, sentinels)
   where = f"vocabulary {directory}"
@@ -439,10 +439,10 @@ def _add_tokens(
       special_tokens.append(added_by_text.get(text_of(token)) or _special_token(token))
   named_texts = {token.content for token in special_tokens}
   special_tokens += [_special_token(token) for token in extra if token]
-  known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-  new_tokens = [token for _, token in sorted(added.items()) if token.content not in known]
-  known |= {token.content for token in new_tokens}
-  new_tokens += [token for token in special_tokens if token.content not in known]
+  known_texts = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+  new_tokens = [token for _, token in sorted(added.items()) if token.content not in known_texts]
+  known_texts |= {token.content for token in new_tokens}
+  new_tokens += [token for token in special_tokens if token.content not in known_texts]
   for token in new_tokens:
     token.special = token.special or token.content in named_texts
   tokenizer.add_tokens(new_tokens)
