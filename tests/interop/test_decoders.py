@@ -40,11 +40,13 @@ def built(values: dict):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_our_sizes(name):
   family, size = name.split(":")
-  ours = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
-  theirs = built(PUBLISHED[name])
-  assert (theirs.dims, theirs.vocab_size) == (ours.dims, ours.vocab_size)
+  expected = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
+  published = built(PUBLISHED[name])
+  assert (published.dims, published.vocab_size) == (expected.dims, expected.vocab_size)
   plain = dict(init_stddev=None, residual_init=False)  # a file does not say how its weights started
-  assert dataclasses.replace(theirs.design, **plain) == dataclasses.replace(ours.design, **plain)
+  assert dataclasses.replace(published.design, **plain) == dataclasses.replace(
+    expected.design, **plain
+  )
 
 
 def abstract(family: str, variant):
@@ -191,8 +193,10 @@ def test_files_of_a_body_alone_lack_its_prefix(name, tmp_path):
   shutil.copytree(tmp_path / "whole", tmp_path / "body")
   tensors = load_file(tmp_path / "whole" / hf.WEIGHTS)
   save_file({n.partition(".")[2]: x for n, x in tensors.items()}, tmp_path / "body" / hf.WEIGHTS)
-  body, whole = (params.arrays(hf.load(str(tmp_path / side))) for side in ("body", "whole"))
-  assert body.keys() == whole.keys() and all(np.array_equal(body[n], whole[n]) for n in whole)
+  body, complete = (params.arrays(hf.load(str(tmp_path / side))) for side in ("body", "whole"))
+  assert body.keys() == complete.keys() and all(
+    np.array_equal(body[n], complete[n]) for n in complete
+  )
 
 
 @pytest.mark.parametrize(
@@ -292,10 +296,10 @@ def test_the_text_model_is_taken_from_one_that_sees_images(form, tmp_path):
   (tmp_path / "both" / "config.json").write_text(
     json.dumps(around | {"text_config": text, "image_token_index": 9})
   )
-  found, expected = (hf.load(str(tmp_path / name)) for name in ("both", "text"))
-  assert found.variant == expected.variant
+  text_model, expected = (hf.load(str(tmp_path / name)) for name in ("both", "text"))
+  assert text_model.variant == expected.variant
   arrays = params.arrays(expected)
-  assert all(np.array_equal(x, arrays[name]) for name, x in params.arrays(found).items())
+  assert all(np.array_equal(x, arrays[name]) for name, x in params.arrays(text_model).items())
 
 
 def test_a_changed_design_is_another_config(tmp_path):

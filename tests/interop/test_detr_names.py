@@ -21,15 +21,18 @@ def test_names_of_timm():
     "layer1.0.conv1.weight": "encoder.stages.0.layers.0.layer.0.convolution.weight",
     "layer3.5.bn3.bias": "encoder.stages.2.layers.5.layer.2.normalization.bias",
     "layer4.0.downsample.0.weight": "encoder.stages.3.layers.0.shortcut.convolution.weight",
-    "layer4.0.downsample.1.running_mean": "encoder.stages.3.layers.0.shortcut.normalization.running_mean",
+    "layer4.0.downsample.1.running_mean": (
+      "encoder.stages.3.layers.0.shortcut.normalization.running_mean"
+    ),
   }
-  for theirs, own in names.items():
+  for timm_name, library_name in names.items():
     assert (
-      detr.canonical_name(PREFIX + theirs) == PREFIX + own
-      and detr.timm_name(PREFIX + own) == PREFIX + theirs
+      detr.canonical_name(PREFIX + timm_name) == PREFIX + library_name
+      and detr.timm_name(PREFIX + library_name) == PREFIX + timm_name
     )
     assert (
-      detr.canonical_name(theirs) == theirs and detr.canonical_name(PREFIX + own) == PREFIX + own
+      detr.canonical_name(timm_name) == timm_name
+      and detr.canonical_name(PREFIX + library_name) == PREFIX + library_name
     )
 
 
@@ -53,8 +56,8 @@ def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_
   (tmp_path / "timm" / "config.json").write_text(json.dumps(values))
   model = hf.load(str(tmp_path / "timm"))
   batch = {n.removeprefix("batch/"): x for n, x in golden.items() if n.startswith("batch/")}
-  got = jax.jit(lambda model, batch: model(batch))(model, batch)
-  np.testing.assert_allclose(got["logits"], golden["outputs/logits"], atol=1e-4)
+  outputs = jax.jit(lambda model, batch: model(batch))(model, batch)
+  np.testing.assert_allclose(outputs["logits"], golden["outputs/logits"], atol=1e-4)
   hf.save(model, str(tmp_path / "back"))
   back = load_file(tmp_path / "back" / "model.safetensors")
   assert back.keys() == tensors.keys() and all(np.array_equal(back[n], tensors[n]) for n in back)

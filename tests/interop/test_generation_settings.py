@@ -75,11 +75,16 @@ def test_what_is_asked_for_replaces_settings():
     "max_new_tokens": 20,
     "min_new_tokens": 20,
   }
-  kept = {name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")}
-  assert merge_options(OWN, {"top_p": 0.9}) == kept | {"top_p": 0.9} and merge_options(
+  lengths = {
+    name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")
+  }
+  assert merge_options(OWN, {"top_p": 0.9}) == lengths | {"top_p": 0.9} and merge_options(
     OWN, {"beams": 1}
-  ) == kept | {"beams": 1}
-  assert merge_options(OWN, {"length_penalty": 1.0}) == kept | {"beams": 4, "length_penalty": 1.0}
+  ) == lengths | {"beams": 1}
+  assert merge_options(OWN, {"length_penalty": 1.0}) == lengths | {
+    "beams": 4,
+    "length_penalty": 1.0,
+  }
   assert merge_options({}, {"top_k": 4}) == {"top_k": 4}
 
 
@@ -88,14 +93,18 @@ def test_a_run_exports_the_search_of_its_evaluator():
   evaluator = {"name": "generation", "penalties": penalties}
   evaluator |= {name: OWN[name] for name in ("beams", "length_power", "max_new_tokens")}
   ids = {"eos_token_id": 2, "pad_token_id": 1}
-  found = json.loads(
+  settings = json.loads(
     export_settings(
       {"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}'
     )
   )
-  assert found["eos_token_id"] == [2, 5] and found["pad_token_id"] == 1 and "d_model" not in found
+  assert (
+    settings["eos_token_id"] == [2, 5]
+    and settings["pad_token_id"] == 1
+    and "d_model" not in settings
+  )
   # T5X's rule is the nearest to it
-  assert predict_options(found, True, "file") == OWN | {"early_stopping": "never"}
+  assert predict_options(settings, True, "file") == OWN | {"early_stopping": "never"}
   assert (
     export_settings({"loss": {}}, ids)
     is export_settings({"dev": {"name": "generation", "max_new_tokens": 9}}, ids)

@@ -48,20 +48,22 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
   batch = {n.removeprefix("batch/"): x for n, x in golden.items() if n.startswith("batch/")}
   mask = cases.valid(case, batch, int(golden["pad"]))
   model = hf.load(str(tmp_path / "theirs"))
-  got = jax.jit(lambda model, batch: model(batch))(model, batch)
+  outputs = jax.jit(lambda model, batch: model(batch))(model, batch)
   for output, values in golden.items():
     if output.startswith("outputs/"):
-      found = np.asarray(got[output.removeprefix("outputs/")])
-      assert np.abs(cases.compared(found, mask) - cases.compared(values, mask)).max() <= 1e-4
+      array = np.asarray(outputs[output.removeprefix("outputs/")])
+      assert np.abs(cases.compared(array, mask) - cases.compared(values, mask)).max() <= 1e-4
   hf.save(model, str(tmp_path / "back"))
   before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
   # which nothing reads
   before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
   assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
   config = json.loads((tmp_path / "back" / "config.json").read_text())
-  theirs = json.loads(str(golden["config"])) | {"dtype": "float32"}
-  config = {key: value for key, value in config.items() if key in theirs or key not in OLDER}
-  assert jax.tree.map(str, config) == jax.tree.map(str, theirs)
+  original_config = json.loads(str(golden["config"])) | {"dtype": "float32"}
+  config = {
+    key: value for key, value in config.items() if key in original_config or key not in OLDER
+  }
+  assert jax.tree.map(str, config) == jax.tree.map(str, original_config)
 
 
 @pytest.mark.parametrize(

@@ -53,25 +53,25 @@ CONFIGS = {
 }
 
 
-def convert(tmp_path, directory, said):
+def convert(tmp_path, directory, message):
   ground = Ground(tmp_path / "ground", seconds=20, memory=2**30)
   flags = [f"--input={directory}", "--config=tests/recipes/nano.py"]
-  outcome = ground.run(said, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
+  outcome = ground.run(message, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
   ground.check()
-  assert outcome.end == "refusal" and said in outcome.told, outcome
+  assert outcome.end == "refusal" and message in outcome.told, outcome
 
 
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_config_of_other_types_or_sizes_is_refused(case, tmp_path):
-  name, change, said = CONFIGS[case]
+  name, change, message = CONFIGS[case]
   write(name, tmp_path / "model")
   file = tmp_path / "model" / "config.json"
   file.write_text(json.dumps(change(json.loads(file.read_text()))))
   if case == "uneven heads":  # which only the tensors show
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
       hf.load(str(tmp_path / "model"))
     return
-  convert(tmp_path, tmp_path / "model", said)
+  convert(tmp_path, tmp_path / "model", message)
 
 
 @pytest.mark.parametrize("weight_map", [[], ["a"], "a", {"a": 1}, {"a": ["b"]}, {"a": {}}, None])
@@ -101,13 +101,15 @@ def test_an_id_of_400_million_is_refused_at_once(tmp_path):
   refused(tmp_path, "found id 400000000 in a file of")
 
 
-def refused(tmp_path, said):
+def refused(tmp_path, message):
   (tmp_path / "a.txt").write_text("the quick fox")
   ground = Ground(tmp_path / "ground", seconds=20, memory=2**30)
   flags = [f"--source=lines:{tmp_path}/a.txt", f"--vocabulary={tmp_path}/vocabulary", "--workers=1"]
-  outcome = ground.run(said, lambda inside: prepare_data.main([*flags, f"--output={inside}/data"]))
+  outcome = ground.run(
+    message, lambda inside: prepare_data.main([*flags, f"--output={inside}/data"])
+  )
   ground.check()
-  assert outcome.end == "refusal" and said in outcome.told, outcome
+  assert outcome.end == "refusal" and message in outcome.told, outcome
 
 
 def test_integers_are_no_weights(tmp_path):

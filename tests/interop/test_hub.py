@@ -53,9 +53,9 @@ def asked(tmp_path, monkeypatch):
 
 
 def told(capsys, door: str, path: str) -> str:
-  main, flag, more = DOORS[door]
-  given = f"--{flag}" if flag.startswith("config") else flag
-  assert main([f"{given}={path}", *more]) == 2
+  main, flag, extra_flags = DOORS[door]
+  argument = f"--{flag}" if flag.startswith("config") else flag
+  assert main([f"{argument}={path}", *extra_flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"error: {flag}: ") and path in line, line
   return line
@@ -75,8 +75,8 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(door, asked, tmp_path, capsys):
 
 
 def test_results_of_a_name_need_a_directory(asked, capsys):
-  for more in ([RECIPE], ["--suite=glue", "--data=data"]):
-    assert evaluate.main(["--workdir=someone/small", *more]) == 2
+  for extra_flags in ([RECIPE], ["--suite=glue", "--data=data"]):
+    assert evaluate.main(["--workdir=someone/small", *extra_flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (
       line.startswith("error: --workdir: found no directory someone/small")

@@ -62,7 +62,7 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
 
 
 @pytest.mark.parametrize(
-  "values, more",
+  "values, extra",
   [  # of GPT-2 medium, DistilGPT-2, SmolLM2, BART CNN, OPUS-MT and umT5
     (GPT2, {"n_special": 0, "predict_special_tokens": True}),
     (GPT2, {"_num_labels": 1}),
@@ -82,41 +82,41 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
     ),
   ],
 )
-def test_fields_that_nothing_reads_stand_in_published_configs(values, more):
-  assert built(values | more) == built(values)
+def test_fields_that_nothing_reads_stand_in_published_configs(values, extra):
+  assert built(values | extra) == built(values)
 
 
 def test_what_stands_for_other_models_is_refused():
-  for values, more in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
-    with pytest.raises(UserError, match=next(iter(more))):
-      built(values | more)
+  for values, extra in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
+    with pytest.raises(UserError, match=next(iter(extra))):
+      built(values | extra)
 
 
 def test_fields_that_cannot_change_the_function_are_named_once(caplog):
   """As conversions from GGUF, adapters and older readers write them; what may change the function
   is refused."""
-  more = {
+  extra = {
     "_model_name_or_path": "x",
     "_private": 1,
     "save_step": 3,
     "adapters": {},
     "resid_dropout": 0.1,
   }
-  more |= {"max_sequence_length": 8, "attn_implementation": "sdpa", "max_window_layers": 2}
-  assert built(LLAMA | more) == built(LLAMA)
-  built(LLAMA | more)
+  extra |= {"max_sequence_length": 8, "attn_implementation": "sdpa", "max_window_layers": 2}
+  assert built(LLAMA | extra) == built(LLAMA)
+  built(LLAMA | extra)
   (record,) = caplog.records
-  assert all(f"'{name}'" in record.getMessage() for name in more)
+  assert all(f"'{name}'" in record.getMessage() for name in extra)
   with pytest.raises(
     UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"
   ):
-    built(LLAMA | more | {"clip_qkv": 8})
+    built(LLAMA | extra | {"clip_qkv": 8})
 
 
 def test_yarn_takes_its_length_and_factor_from_the_config():
-  def yarn(values, **more):
+  def yarn(values, **extra):
     return built(
-      LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"} | values} | more
+      LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"} | values} | extra
     ).design.position["yarn"]
 
   assert yarn({"factor": 4.0, "attn_factor": 1.0, "finetuned": True}) == {
@@ -124,9 +124,9 @@ def test_yarn_takes_its_length_and_factor_from_the_config():
     "original_length": 64,
   }
   assert yarn({"original_max_position_embeddings": 16}) == {"factor": 4.0, "original_length": 16}
-  beside = yarn(
+  arguments = yarn(
     {"factor": 2.0, "original_max_position_embeddings": 32}, original_max_position_embeddings=16
   )
-  assert beside == {"factor": 2.0, "original_length": 16}
+  assert arguments == {"factor": 2.0, "original_length": 16}
   weighted = yarn({"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5})
   assert weighted["attention"] == pytest.approx((0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1))

@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "kind, own, expected",
+  "processor, fields, expected",
   [  # as published files have them
     ("ViTFeatureExtractor", {"size": 224}, {"fit": "squeezed"}),
     (
@@ -87,19 +87,23 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
     ("DetrFeatureExtractor", {"size": 512, "max_size": 640}, {"shortest": 512, "resolution": 640}),
   ],
 )
-def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_path):
-  content = {"feature_extractor_type": kind, "image_mean": [0.5] * 3, "image_std": [0.5] * 3} | own
+def test_older_files_and_each_processor_are_followed(processor, fields, expected, tmp_path):
+  content = {
+    "feature_extractor_type": processor,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+  } | fields
   (tmp_path / published_images.FILE).write_text(json.dumps(content))
   variant = (
     SimpleNamespace(channels=3, resolution=224)
-    if "Detr" not in kind
+    if "Detr" not in processor
     else SimpleNamespace(channels=3, queries=5)
   )
-  found = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
-  assert found | expected == found
-  if "Detr" not in kind:
-    assert found["method"] == (
-      "bilinear" if kind.startswith("ViT") and "resample" not in own else "bicubic"
+  task = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
+  assert task | expected == task
+  if "Detr" not in processor:
+    assert task["method"] == (
+      "bilinear" if processor.startswith("ViT") and "resample" not in fields else "bicubic"
     )
 
 
@@ -126,9 +130,9 @@ def test_predictions_have_the_defaults_of_the_task_of_training():
   TextChoice.read_options(
     reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {}
   )
-  usual = layout.fill_defaults({"name": "image_text"})
-  assert reader._way == {name: usual[name] for name in ("crop", "fit", "mean", "method")}
-  assert (usual["crop"], usual["mean"][0]) == (1.0, 0.48145466)
+  defaults = layout.fill_defaults({"name": "image_text"})
+  assert reader._way == {name: defaults[name] for name in ("crop", "fit", "mean", "method")}
+  assert (defaults["crop"], defaults["mean"][0]) == (1.0, 0.48145466)
 
 
 def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its_interpolation(
@@ -143,34 +147,34 @@ def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its
   ):
     published_images.image_task(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   path.write_text(json.dumps(content | {"resample": 1}))
-  found = published_images.image_task(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
-  assert found | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == found
+  task = published_images.image_task(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
+  assert task | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == task
 
 
 @pytest.mark.parametrize(
-  "side, crop, whole", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)]
+  "side, crop, uncut_side", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)]
 )
-def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop, whole):
+def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop, uncut_side):
   assert published_images.processor_config(
     {"name": "image_classification", "resolution": side, "crop": crop}
-  )["size"] == {"shortest_edge": whole}
+  )["size"] == {"shortest_edge": uncut_side}
   assert all(pictures.covering_size(side, side / n) == n for n in range(side, 2 * side))
 
 
 def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_path):
   about = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear"}
   variant = SimpleNamespace(channels=3, resolution=224)
-  for way, expected in (
+  for crop_fields, expected in (
     ({"crop_pct": 0.9, "crop_mode": "center"}, {"crop": 224 / 248}),
     ({"crop_pct": 0.95, "crop_mode": "squash"}, {"crop": 224 / 235, "fit": "squeezed_cut"}),
     ({"crop_pct": 1.0, "crop_mode": "squash"}, {"fit": "squeezed"}),
   ):
-    found = published_images.image_task(
-      variant, {"pretrained_cfg": about | way}, str(tmp_path), "--workdir"
+    task = published_images.image_task(
+      variant, {"pretrained_cfg": about | crop_fields}, str(tmp_path), "--workdir"
     )
-    assert found | expected | {"method": "bilinear"} == found
-    back = published_images.timm_pretrained_config(found)
+    assert task | expected | {"method": "bilinear"} == task
+    back = published_images.timm_pretrained_config(task)
     assert (
-      int(224 / back["crop_pct"]) == round(224 / found.get("crop", 1.0)) and back | about == back
+      int(224 / back["crop_pct"]) == round(224 / task.get("crop", 1.0)) and back | about == back
     )
-    assert back["crop_mode"] == way["crop_mode"]
+    assert back["crop_mode"] == crop_fields["crop_mode"]

@@ -54,18 +54,18 @@ def flags(tmp_path_factory):
   return [flag.format(store=folder / "store") for flag in FLAGS]
 
 
-def converted(directory, workdir, flags, *more) -> dict[str, np.ndarray]:
+def converted(directory, workdir, flags, *extra) -> dict[str, np.ndarray]:
   argv = [
     f"--input={directory}",
     f"--output={workdir}",
     f"--config={NANO}",
     "--vocabulary=bytes",
     *flags,
-    *more,
+    *extra,
   ]
   argv += (
     []
-    if any("factor" in flag for flag in more)
+    if any("factor" in flag for flag in extra)
     else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   )
   assert convert_t5x.main(argv) == 0
@@ -85,9 +85,9 @@ def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
 
 def in_hugging_face(form, params) -> dict[str, np.ndarray]:
   """The tensors that Hugging Face's converters make of the same arrays, by T5's names there."""
-  made = {"shared.weight": params["token_embedder/embedding"]}
+  tensors = {"shared.weight": params["token_embedder/embedding"]}
   if not form.tied:
-    made["lm_head.weight"] = params["decoder/logits_dense/kernel"].T
+    tensors["lm_head.weight"] = params["decoder/logits_dense/kernel"].T
   attention = {
     "encoder": [("SelfAttention", "attention", "pre_attention_layer_norm")],
     "decoder": [
@@ -96,28 +96,28 @@ def in_hugging_face(form, params) -> dict[str, np.ndarray]:
     ],
   }
   for side, layers in zip(("encoder", "decoder"), form.layers):
-    made[f"{side}.final_layer_norm.weight"] = params[f"{side}/{side}_norm/scale"]
+    tensors[f"{side}.final_layer_norm.weight"] = params[f"{side}/{side}_norm/scale"]
     for i in range(layers):
       p = t5x.layer(form, params, side, i)
-      for number, (theirs, ours, norm) in enumerate(attention[side]):
+      for number, (hf_name, layer, norm) in enumerate(attention[side]):
         prefix = f"{side}.block.{i}.layer.{number}"
-        made[f"{prefix}.layer_norm.weight"] = p[f"{norm}/scale"]
+        tensors[f"{prefix}.layer_norm.weight"] = p[f"{norm}/scale"]
         for letter, part in zip("qkvo", ("query", "key", "value", "out")):
-          kernel = p[f"{ours}/{part}/kernel"]
+          kernel = p[f"{layer}/{part}/kernel"]
           flat = kernel.reshape(-1, t5x.STREAM) if part == "out" else kernel.reshape(t5x.STREAM, -1)
-          made[f"{prefix}.{theirs}.{letter}.weight"] = flat.T
+          tensors[f"{prefix}.{hf_name}.{letter}.weight"] = flat.T
       prefix = f"{side}.block.{i}.layer.{len(attention[side])}"
-      made[f"{prefix}.layer_norm.weight"] = p["pre_mlp_layer_norm/scale"]
+      tensors[f"{prefix}.layer_norm.weight"] = p["pre_mlp_layer_norm/scale"]
       for part in ("wi_0", "wi_1", "wo") if form.gated else ("wi", "wo"):
-        made[f"{prefix}.DenseReluDense.{part}.weight"] = p[f"mlp/{part}/kernel"].T
+        tensors[f"{prefix}.DenseReluDense.{part}.weight"] = p[f"mlp/{part}/kernel"].T
       if form.per_layer or i == 0:
         table = (
           p["relpos_bias/rel_embedding"]
           if form.per_layer
           else params[f"{side}/relpos_bias/rel_embedding"]
         )
-        made[f"{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"] = table.T
-  return made
+        tensors[f"{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"] = table.T
+  return tensors
 
 
 MORE = {name: pytest.mark.more for name in t5x.FORMS if name != "umt5"}
@@ -152,11 +152,11 @@ def test_weights_loss_and_the_next_update_are_those_of_t5x(
   after, _ = t5x.adafactor(form, params, state, grads, STEP, max(STEP, 1_000) ** -0.5)
   assert convert_hf.main([f"--input={run}", f"--output={tmp_path / 'after'}"]) == 0
   mine = load_file(tmp_path / "after/model.safetensors")
-  theirs = in_hugging_face(form, after)
-  for key in theirs:
-    moved = np.abs(theirs[key] - expected[key]).max()
+  updated = in_hugging_face(form, after)
+  for key in updated:
+    moved = np.abs(updated[key] - expected[key]).max()
     assert moved > 1e-5
-    np.testing.assert_allclose(mine[key], theirs[key], atol=2e-3 * moved, rtol=0, err_msg=key)
+    np.testing.assert_allclose(mine[key], updated[key], atol=2e-3 * moved, rtol=0, err_msg=key)
 
 
 def orbax_state(params, state, step):
@@ -185,11 +185,13 @@ def test_checkpoints_saved_through_orbax_are_the_same(ocdbt, tmp_path, compiled)
       tmp_path / "checkpoint_7" / "state",
       jax.tree.map(jax.numpy.asarray, orbax_state(params, state, 7)),
     )
-  own = Checkpoint(str(t5x.write(tmp_path / "own", params, state, 7)))
-  read = Checkpoint(str(tmp_path))  # the newest of the checkpoints there
-  assert read.names == own.names
-  assert all(np.array_equal(read.read(name), own.read(name)) for name in own.names)
-  assert interop.read_variant(read) == interop.read_variant(own) and interop.read_step(read) == 7
+  written = Checkpoint(str(t5x.write(tmp_path / "own", params, state, 7)))
+  saved = Checkpoint(str(tmp_path))  # the newest of the checkpoints there
+  assert saved.names == written.names
+  assert all(np.array_equal(saved.read(name), written.read(name)) for name in written.names)
+  assert (
+    interop.read_variant(saved) == interop.read_variant(written) and interop.read_step(saved) == 7
+  )
 
 
 def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, compiled, one_device):
@@ -219,21 +221,21 @@ def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeyp
     "--vocabulary=bytes",
     *flags,
   ]
-  for more in (
+  for extra in (
     ["NUM_REAL_TARGET_TOKENS"],
     ["None", "--target_tokens=4"],
     ["12.0", "--target_tokens=4"],
   ):
-    assert convert_t5x.main([*argv, f"--loss_normalizing_factor={more[0]}", *more[1:]]) == 0
-  own, summed, divided = trees
-  moments = [name for name in own if name.startswith("adafactor/v")]
+    assert convert_t5x.main([*argv, f"--loss_normalizing_factor={extra[0]}", *extra[1:]]) == 0
+  written, summed, divided = trees
+  moments = [name for name in written if name.startswith("adafactor/v")]
   assert len(moments) > 60
   for name in moments:
-    np.testing.assert_allclose(16 * np.asarray(summed[name]), own[name], rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(divided[name]), 9 * np.asarray(own[name]), rtol=1e-6)
+    np.testing.assert_allclose(16 * np.asarray(summed[name]), written[name], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(divided[name]), 9 * np.asarray(written[name]), rtol=1e-6)
 
 
-def refusal(capsys, flags, directory, output, *more) -> str:
+def refusal(capsys, flags, directory, output, *extra) -> str:
   capsys.readouterr()
   argv = [
     f"--input={directory}",
@@ -241,11 +243,11 @@ def refusal(capsys, flags, directory, output, *more) -> str:
     f"--config={NANO}",
     "--vocabulary=bytes",
     *flags,
-    *more,
+    *extra,
   ]
   argv += (
     []
-    if any("factor" in flag for flag in more)
+    if any("factor" in flag for flag in extra)
     else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   )
   assert convert_t5x.main(argv) == 2
@@ -269,14 +271,14 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(
       tree = tree[key]
     return tree
 
-  def refused(name, change=lambda tree: None, files=lambda folder: None, more=()):
+  def refused(name, change=lambda tree: None, files=lambda folder: None, extra=()):
     folder = tmp_path / name
     shutil.copytree(sound, folder)
     tree = serialization.msgpack_restore((sound / "checkpoint").read_bytes())
     change(tree["optimizer"])
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
     files(folder)
-    return refusal(capsys, flags, folder, tmp_path / "out", *more)
+    return refusal(capsys, flags, folder, tmp_path / "out", *extra)
 
   def at(tree):
     return spec(tree, "target", "encoder", "layers_1", "mlp", "wo", "kernel")
@@ -320,8 +322,8 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(
 
   def grown(folder):
     huge = folder / "target.token_embedder.embedding" / ".zarray"
-    found = json.loads(huge.read_text())
-    huge.write_text(json.dumps(found | {"shape": [2**39, 128]}))
+    metadata = json.loads(huge.read_text())
+    huge.write_text(json.dumps(metadata | {"shape": [2**39, 128]}))
 
   assert "claims shape [549755813888, 128]" in refused("absurd", grow, grown)
   assert "cannot be read" in refused(
@@ -347,11 +349,11 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(
   assert "found neither checkpoint nor _METADATA" in refusal(
     capsys, flags, tmp_path / "nowhere", tmp_path / "out"
   )
-  said = refused("optimizer", more=("--config.optimizer.name=adamw",))
+  said = refused("optimizer", extra=("--config.optimizer.name=adamw",))
   assert "config.optimizer: found 'adam'" in said and "--fresh" in said
-  said = refused("unit", more=("--loss_normalizing_factor=None",))
+  said = refused("unit", extra=("--loss_normalizing_factor=None",))
   assert "--target_tokens=None: expected the target tokens in a batch" in said
-  said = refused("word", more=("--loss_normalizing_factor=MEAN",))
+  said = refused("word", extra=("--loss_normalizing_factor=MEAN",))
   assert "--loss_normalizing_factor=MEAN: expected None, a number" in said
-  said = refused("activation", more=("--mlp_activations=relu",))
+  said = refused("activation", extra=("--mlp_activations=relu",))
   assert "found wi_0 and wi_1 in feed-forward layers" in said

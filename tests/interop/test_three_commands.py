@@ -120,7 +120,7 @@ def test_three_commands(kind, tmp_path, compiled):
   flags = [
     f"--config=configs/{recipe}.py",
     '--config.mesh={"data": -1}',
-    *(f"--config.{one}" for one in extra),
+    *(f"--config.{override}" for override in extra),
   ]
   flags += [
     f"--config.{key}={value if isinstance(value, (int, str)) else json.dumps(value)}"
@@ -146,8 +146,10 @@ def test_three_commands(kind, tmp_path, compiled):
   assert model.tokens.to_dict() == {}  # the ids of config.json and of the tokenizer are the same
   end = int(store.document_ends()[0])
   (tokens,) = store.windows([0], end)
-  known = vocabularies.load(str(source))
-  assert tokens.tolist() in [known.encode(text) + [known.eos_id] * len(ends) for text in texts]
+  vocabulary = vocabularies.load(str(source))
+  assert tokens.tolist() in [
+    vocabulary.encode(text) + [vocabulary.eos_id] * len(ends) for text in texts
+  ]
 
   assert convert_hf.main([f"--input={workdir}", f"--output={tmp_path / 'back'}"]) == 0
   for file in source.iterdir():
@@ -157,11 +159,11 @@ def test_three_commands(kind, tmp_path, compiled):
   assert before.keys() == after.keys() and any(
     not np.array_equal(before[n], after[n]) for n in before
   )
-  ours, theirs = (
+  exported, original = (
     json.loads((path / "config.json").read_text()) for path in (tmp_path / "back", source)
   )
-  assert {key: ours[key] for key in theirs if key.endswith("token_id")} == {
-    key: value for key, value in theirs.items() if key.endswith("token_id")
+  assert {key: exported[key] for key in original if key.endswith("token_id")} == {
+    key: value for key, value in original.items() if key.endswith("token_id")
   }
 
 

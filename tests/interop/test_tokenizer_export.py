@@ -97,11 +97,13 @@ def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):
   (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
   (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}')
   vocabulary = vocabularies.load(str(tmp_path))
-  found = tokenizer_export.chat_files(vocabulary, "chatml")
-  assert json.loads(found["generation_config.json"]) == {"eos_token_id": [0, 2], "temperature": 0.6}
+  files = tokenizer_export.chat_files(vocabulary, "chatml")
+  assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 2], "temperature": 0.6}
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
   messages = [Message("system", "Be brief."), Message("user", " the quick fox?")]
-  template = environment.from_string(found["chat_template.jinja"].decode())
-  text = template.render(messages=[one._asdict() for one in messages], add_generation_prompt=True)
+  template = environment.from_string(files["chat_template.jinja"].decode())
+  text = template.render(
+    messages=[message._asdict() for message in messages], add_generation_prompt=True
+  )
   assert vocabulary.encode(text) == [0, *Chat("chatml", vocabulary).prompt(messages)]
   assert list(tokenizer_export.chat_files(vocabulary, "plain")) == []

@@ -42,19 +42,20 @@ def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
   """As `transformers`' page of ByT5 masks: "The dog [258]a ball [257]park." Its directory has no
   file of pieces."""
   (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "model_type": "t5"}))
-  found = vocabularies.load(str(tmp_path))
+  vocabulary = vocabularies.load(str(tmp_path))
   text = "Thé dog <extra_id_0>a ball <extra_id_1>park."
-  ids = vocabularies.encode_sentinels(found, text)
-  assert (found.size, found.sentinels) == (384, tuple(range(258, 247, -1))) and found.decode(
-    ids
-  ) == text
-  assert [i for i in ids if i > 247] == [258, 257] and not set(found.sentinels) & set(
-    found.encode("\U0010ffff\xff")
+  ids = vocabularies.encode_sentinels(vocabulary, text)
+  assert (vocabulary.size, vocabulary.sentinels) == (
+    384,
+    tuple(range(258, 247, -1)),
+  ) and vocabulary.decode(ids) == text
+  assert [i for i in ids if i > 247] == [258, 257] and not set(vocabulary.sentinels) & set(
+    vocabulary.encode("\U0010ffff\xff")
   )
-  found.save(tmp_path / "saved")
+  vocabulary.save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
-  assert (saved.fingerprint, saved.sentinels) == (found.fingerprint, found.sentinels)
-  assert found.fingerprint != vocabularies.load("bytes").fingerprint
+  assert (saved.fingerprint, saved.sentinels) == (vocabulary.fingerprint, vocabulary.sentinels)
+  assert vocabulary.fingerprint != vocabularies.load("bytes").fingerprint
 
 
 SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's decoder starts with
@@ -91,13 +92,13 @@ def test_special_ids_are_the_tokenizers_own(loaded, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
   _, bos, eos, _, _, cls, sep, _ = SPECIAL[kind]
-  known = {
+  expected = {
     "roberta": ([bos], [eos]),
     "bart": ([bos], [eos]),
     "t5": ([], [eos]),
     "bert": ([cls], [sep]),
   }
-  assert loaded[kind].enclosing_ids() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
+  assert loaded[kind].enclosing_ids() == expected.get(kind, ([] if kind == "gpt2" else [bos], []))
 
 
 def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
@@ -105,8 +106,13 @@ def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
   (tmp_path / "config.json").write_text(
     '{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}'
   )
-  found = vocabularies.load(str(tmp_path))
-  assert (found.cls_id, found.sep_id, found.mask_id, found.pad_id) == (0, 2, 4, 1)
+  vocabulary = vocabularies.load(str(tmp_path))
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.pad_id) == (
+    0,
+    2,
+    4,
+    1,
+  )
 
 
 def pipeline(kind, directory) -> Tokenizer:
@@ -135,9 +141,9 @@ def pipeline(kind, directory) -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
 def test_text_files_make_the_librarys_tokenizer(directories, loaded, kind):
-  theirs = pipeline(kind, directories[kind])
+  tokenizer = pipeline(kind, directories[kind])
   for text in published.HOSTILE:
-    assert loaded[kind].encode(text) == theirs.encode(text, add_special_tokens=False).ids, repr(
+    assert loaded[kind].encode(text) == tokenizer.encode(text, add_special_tokens=False).ids, repr(
       text
     )
 
@@ -163,20 +169,21 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
 @settings(max_examples=40)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
-  one = loaded[kind]
-  other = saved[kind]
-  assert (other.fingerprint, other.size, other.sentinels) == (
-    one.fingerprint,
-    one.size,
-    one.sentinels,
+  original = loaded[kind]
+  saved_copy = saved[kind]
+  assert (saved_copy.fingerprint, saved_copy.size, saved_copy.sentinels) == (
+    original.fingerprint,
+    original.size,
+    original.sentinels,
   )
-  ids = [one.encode(text) for text in texts]
-  assert [found.tolist() for found in other.encode_batch(texts)] == ids
+  ids = [original.encode(text) for text in texts]
+  assert [row.tolist() for row in saved_copy.encode_batch(texts)] == ids
   with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
     patch.setattr(tokenizers_kind, "_LONG", 3)
-    assert [found.tolist() for found in one.encode_batch(texts)] == ids
+    assert [row.tolist() for row in original.encode_batch(texts)] == ids
   assert all(
-    isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids
+    isinstance(original.decode(row), str) and len(original.pieces_of(row)) == len(row)
+    for row in ids
   )
 
 
@@ -228,13 +235,13 @@ def saved(loaded, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
-  found = saved[kind].export_files()
-  there = {
+  exported = saved[kind].export_files()
+  original = {
     path.name: path.read_bytes()
     for path in directories[kind].iterdir()
     if path.name != "config.json"
   }
-  assert found == there and found
+  assert exported == original and exported
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "llama", "gemma2"])
@@ -281,18 +288,22 @@ def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
 
 
 def test_sentinels_are_taken_from_unused_pieces(directories):
-  found = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
-  assert found.extra_ids == 40 and found.sentinels == tuple(
-    range(found.sentinels[0], found.sentinels[0] + 40)
+  vocabulary = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
+  assert vocabulary.extra_ids == 40 and vocabulary.sentinels == tuple(
+    range(vocabulary.sentinels[0], vocabulary.sentinels[0] + 40)
   )
-  ids = vocabularies.encode_sentinels(found, "the <extra_id_1> fox")
-  assert found.sentinels[1] in ids and found.decode(ids).split() == ["the", "<extra_id_1>", "fox"]
-  assert set(found.sentinels) < found.special_ids
+  ids = vocabularies.encode_sentinels(vocabulary, "the <extra_id_1> fox")
+  assert vocabulary.sentinels[1] in ids and vocabulary.decode(ids).split() == [
+    "the",
+    "<extra_id_1>",
+    "fox",
+  ]
+  assert set(vocabulary.sentinels) < vocabulary.special_ids
   with pytest.raises(UserError, match="no piece '<spare0>', expected one; there are .*<unused{}>"):
     vocabularies.load(str(directories["gemma2"]), sentinels="<spare{}>")
   with pytest.raises(UserError, match="--sentinels=unused: expected a pattern with {}"):
     vocabularies.load(str(directories["gemma2"]), sentinels="unused")
-  assert vocabularies.special_id(found, "cls") == found.sentinels[1]
+  assert vocabularies.special_id(vocabulary, "cls") == vocabulary.sentinels[1]
 
 
 @pytest.mark.parametrize(
