@@ -122,8 +122,10 @@ def test_the_model_is_what_plain_numpy_computes(variant):
   image = families.whole(chosen, 3)["image"]
   arrays = {name: np.asarray(x, np.float64) for name, x in families.arrays(chosen).items()}
   expected = reference(arrays, image.astype(np.float64), variant.middle)
-  got = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(families.model(chosen), image))
-  assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+  logits = np.asarray(
+    jax.jit(lambda m, x: m({"image": x})["logits"])(families.model(chosen), image)
+  )
+  assert np.abs(logits - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
   assert np.std(expected, axis=0).min() > 1e-2  # the images differ
   assert families.model(chosen).features({"image": image}).shape == (3, 24)
 

@@ -43,9 +43,9 @@ def model(**changes):
   return detr.Model(nnx.Rngs(params=jax.random.key(0)), **options)
 
 
-def loss_and_gradients(made, data, rules=None):
+def loss_and_gradients(detector, data, rules=None):
   def loss(arrays, data):
-    return detection.Objective()(params.with_arrays(made, arrays), data)[0]
+    return detection.Objective()(params.with_arrays(detector, arrays), data)[0]
 
   def run(arrays, data):
     if rules is None:
@@ -53,9 +53,9 @@ def loss_and_gradients(made, data, rules=None):
     with rules.activate():
       return jax.value_and_grad(loss)(arrays, data)
 
-  arrays = params.arrays(made)
+  arrays = params.arrays(detector)
   if rules is not None:
-    shardings = rules.param_shardings(params.named_params(made))
+    shardings = rules.param_shardings(params.named_params(detector))
     arrays = {name: jax.device_put(x, shardings[name]) for name, x in arrays.items()}
     data = jax.device_put(data, rules.batch())
   value, gradients = jax.jit(run)(arrays, data)
@@ -94,9 +94,9 @@ def test_published_sizes():
 
 
 def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
-  made = jax.eval_shape(lambda: model(backbone=RESNET))
-  count = lambda trained: flops.step_flops(made, detection.Objective(), batch(), trained)  # noqa: E731
-  names = set(params.arrays(made))
+  detector = jax.eval_shape(lambda: model(backbone=RESNET))
+  count = lambda trained: flops.step_flops(detector, detection.Objective(), batch(), trained)  # noqa: E731
+  names = set(params.arrays(detector))
   stem = 2 * 8 * 20 * 28 * 7 * 7 * 3 * 8
   assert count(names) == count(None) - stem  # no gradient goes to the image
   assert (
@@ -108,23 +108,27 @@ def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
 
 def test_padding_is_not_attended_to_and_the_rest_is():
   data = batch(2, 88, 96)
-  made = model(backbone=RESNET)
+  detector = model(backbone=RESNET)
   data["image_size"] = np.array([[24, 32], [88, 96]], np.int32)
-  outputs = lambda image: sum(jnp.sum(x[:1] ** 2) for x in made(data | {"image": image}).values())  # noqa: E731
+  outputs = lambda image: sum(
+    jnp.sum(x[:1] ** 2) for x in detector(data | {"image": image}).values()
+  )  # noqa: E731
   gradient = jax.jit(jax.grad(outputs))(data["image"])
-  seen = np.abs(np.asarray(gradient[0])).max(-1) > 0
+  visible = np.abs(np.asarray(gradient[0])).max(-1) > 0
   # A place of the map sees a little more than its own 8 x 8 pixels.
-  assert seen[:24, :32].mean() > 0.9 and not seen[56:].any() and not seen[:, 64:].any()
+  assert visible[:24, :32].mean() > 0.9 and not visible[56:].any() and not visible[:, 64:].any()
   assert not np.asarray(gradient[1]).any()
 
 
 def test_sines_are_of_shares_of_the_image():
-  whole = sine_positions(jnp.ones((1, 4, 6), bool), 16).reshape(4, 6, 16)
-  assert np.ptp(whole[:, :, :8], axis=1).max() == 0 and np.ptp(whole[:, :, 8:], axis=0).max() == 0
-  np.testing.assert_allclose(whole[1, 0, :2], [np.sin(np.pi), np.cos(np.pi)], atol=1e-5)
-  np.testing.assert_allclose(whole[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
+  unpadded = sine_positions(jnp.ones((1, 4, 6), bool), 16).reshape(4, 6, 16)
+  assert (
+    np.ptp(unpadded[:, :, :8], axis=1).max() == 0 and np.ptp(unpadded[:, :, 8:], axis=0).max() == 0
+  )
+  np.testing.assert_allclose(unpadded[1, 0, :2], [np.sin(np.pi), np.cos(np.pi)], atol=1e-5)
+  np.testing.assert_allclose(unpadded[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
   padded = sine_positions(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
-  np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
+  np.testing.assert_allclose(padded[:4, :6], unpadded, atol=1e-5)
 
 
 TABLE_3 = [
@@ -139,24 +143,24 @@ TABLE_3 = [
 def test_each_row_of_table_3_adds_positions_where_it_says():
   """Row by row, the cells that the encoder and the decoder tell apart on an image of one colour
   without borders."""
-  made = [model(places=PositionEmbeddings(**row), backbone=RESNET) for row in TABLE_3]
+  detectors = [model(places=PositionEmbeddings(**row), backbone=RESNET) for row in TABLE_3]
   valid = jnp.ones((1, 3, 4), bool)
-  assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in made] == [
+  assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in detectors] == [
     0,
     0,
     2,
     0,
     0,
   ]
-  table = made[2].position(valid).reshape(3, 4, -1)
+  table = detectors[2].position(valid).reshape(3, 4, -1)
   assert np.ptp(table[:, :, :32], axis=0).max() == 0 and np.ptp(table[:, :, 32:], axis=1).max() == 0
   assert len(np.unique(np.asarray(table).reshape(12, -1), axis=0)) == 12
   with pytest.raises(
     UserError, match="config.model.places.kind: .* up to 50 rows and columns, found 3 x 51"
   ):
-    made[2].position(jnp.ones((1, 3, 51), bool))
+    detectors[2].position(jnp.ones((1, 3, 51), bool))
   x = {"cells": 1, "memory": 2, "queries": 3}
-  seen = [
+  visible = [
     [
       {n for n, v in PositionEmbeddings(**row).at(at, x).items() if v}
       for at in ("input", "attention")
@@ -165,7 +169,7 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
   ]
   every = {"cells", "memory", "queries"}
   inputs = [{"queries"}, {"cells", "queries"}, set(), set(), set()]
-  assert seen == [
+  assert visible == [
     list(pair) for pair in zip(inputs, [set(), set(), every, every - {"cells"}, every], strict=True)
   ]
 
@@ -173,7 +177,7 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
 @pytest.mark.parametrize("row", more.beyond(1, TABLE_3), ids=str)
 def test_without_positions_where_a_cell_lies_means_nothing(row):
   """Cells in another order change a detector's answers, unless only the queries have vectors."""
-  made = model(places=PositionEmbeddings(**row))
+  detector = model(places=PositionEmbeddings(**row))
   data = batch(2, 32, 32)
   data["image_size"][:] = 32
   order = np.random.default_rng(1).permutation(16)
@@ -184,7 +188,7 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
     ].reshape(2, 4, 4, 64)
     return np.asarray(jax.jit(lambda data: model(data)["boxes"])(data))
 
-  apart = np.abs(boxes(made, np.arange(16)) - boxes(made, order)).max()
+  apart = np.abs(boxes(detector, np.arange(16)) - boxes(detector, order)).max()
   assert (apart > 1e-5) == (row != TABLE_3[0]), apart
 
 
@@ -196,25 +200,25 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
 def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
   """Attention that looks nowhere in particular: what is found does not change as a thing moves, or
   it does."""
-  made = model(places=places)
+  detector = model(places=places)
   blind = {
     name: 0 * x if "query" in name or "/key/" in name else x
-    for name, x in params.arrays(made).items()
+    for name, x in params.arrays(detector).items()
   }
-  thing = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
+  part = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
   image = np.zeros((2, 96, 96, 3), np.float32)
-  image[0, 32:40, 32:40] = image[1, 48:56, 40:48] = thing
+  image[0, 32:40, 32:40] = image[1, 48:56, 40:48] = part
   data = {"image": image, "image_size": np.full((2, 2), 96, np.int32)}
-  boxes = jax.jit(lambda arrays: params.with_arrays(made, arrays)(data)["boxes"])(blind)
+  boxes = jax.jit(lambda arrays: params.with_arrays(detector, arrays)(data)["boxes"])(blind)
   assert (np.abs(boxes[0] - boxes[1]).max() > 1e-3) == told
 
 
 def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
   data = batch(2)
-  made = model(dropout=0.3)
+  detector = model(dropout=0.3)
   boxes = jax.jit(lambda model, data, key: model(data, key)["boxes"])
-  np.testing.assert_array_equal(boxes(made, data, None), boxes(model(), data, None))
-  one, other, again = (boxes(made, data, jax.random.key(n)) for n in (0, 1, 0))
+  np.testing.assert_array_equal(boxes(detector, data, None), boxes(model(), data, None))
+  one, other, again = (boxes(detector, data, jax.random.key(n)) for n in (0, 1, 0))
   np.testing.assert_array_equal(one, again)
   assert np.abs(one - other).max() > 1e-4
   for changes, words in (
@@ -232,10 +236,10 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
 def test_cells_enter_the_encoder_whole():
   """Dropout is in the layers alone, as in the authors' code."""
   data = batch(2)
-  made = model(dropout=0.5)
-  made.encoder = lambda x_BSD, context, key: (x_BSD, {}, None)
-  made._run_decoder = lambda x_BQD, context, key: context.memory[None, :, :6]
-  boxes = jax.jit(lambda data, key: made(data, key)["boxes"])
+  detector = model(dropout=0.5)
+  detector.encoder = lambda x_BSD, context, key: (x_BSD, {}, None)
+  detector._run_decoder = lambda x_BQD, context, key: context.memory[None, :, :6]
+  boxes = jax.jit(lambda data, key: detector(data, key)["boxes"])
   np.testing.assert_array_equal(boxes(data, jax.random.key(0)), boxes(data, None))
 
 

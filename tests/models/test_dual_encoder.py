@@ -58,13 +58,13 @@ def batch(rows=B):
   return {"image": image, "text_input_tokens": tokens, "example_weights": np.ones(rows, np.float32)}
 
 
-def value_and_gradients(objective, rules=None, given=None, **form):
-  given = given or batch()
+def value_and_gradients(objective, rules=None, features=None, **form):
+  features = features or batch()
   start = params.arrays(model())
 
-  def sums_and_gradients(arrays, given):
+  def sums_and_gradients(arrays, features):
     def loss(arrays):
-      total, sums = objective(model(arrays, **form), given)
+      total, sums = objective(model(arrays, **form), features)
       return total / jnp.maximum(sums["weights"], 1), sums
 
     if rules is None:
@@ -74,8 +74,8 @@ def value_and_gradients(objective, rules=None, given=None, **form):
 
   if rules is not None:
     start = jax.device_put(start, rules.param_shardings(params.named_params(model())))
-    given = jax.device_put(given, rules.batch())
-  (value, sums), gradients = jax.tree.map(np.asarray, jax.jit(sums_and_gradients)(start, given))
+    features = jax.device_put(features, rules.batch())
+  (value, sums), gradients = jax.tree.map(np.asarray, jax.jit(sums_and_gradients)(start, features))
   return value, gradients, sums
 
 
@@ -86,8 +86,8 @@ def plain(request):
 
 def test_losses_are_those_of_the_papers_code(plain):
   objective, (value, gradients, sums) = plain
-  found = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
-  logits = found["logits"]
+  outputs = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
+  logits = outputs["logits"]
   z = 2 * np.eye(B) - 1
   if objective is contrastive.Objective:
     rows, columns = (
@@ -111,33 +111,35 @@ MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
 @pytest.mark.parametrize("mesh", more.beyond(1, MESHES), ids=str)
 def test_in_parts_on_eight_devices_it_is_the_same_loss_over_the_whole_batch(plain, mesh):
   objective, expected = plain
-  got = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
-  same(got[:2], expected[:2])
-  assert got[2]["correct"] == expected[2]["correct"]
+  sharded = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
+  same(sharded[:2], expected[:2])
+  assert sharded[2]["correct"] == expected[2]["correct"]
 
 
 def test_rows_without_weight_are_not_compared(plain):
   objective, expected = plain
   padded = {name: np.concatenate([x, x[::-1][:3]]) for name, x in batch().items()}
   padded["example_weights"][-3:] = 0
-  same(value_and_gradients(objective(), given=padded)[:2], expected[:2])
+  same(value_and_gradients(objective(), features=padded)[:2], expected[:2])
 
 
 def test_a_text_is_what_comes_before_its_end():
-  given = batch()
-  made = model()
-  expected = run(made, given)
-  other = given["text_input_tokens"].copy()
-  for row in other:
+  features = batch()
+  dual_encoder = model()
+  expected = run(dual_encoder, features)
+  changed_tokens = features["text_input_tokens"].copy()
+  for row in changed_tokens:
     row[list(row).index(1) + 1 :] = 9
   np.testing.assert_allclose(
-    run(made, given | {"text_input_tokens": other})["logits"], expected["logits"], atol=1e-5
+    run(dual_encoder, features | {"text_input_tokens": changed_tokens})["logits"],
+    expected["logits"],
+    atol=1e-5,
   )
-  other = given["text_input_tokens"].copy()
-  other[:, 0] = 9
+  changed_tokens = features["text_input_tokens"].copy()
+  changed_tokens[:, 0] = 9
   moved = np.abs(
     np.asarray(
-      run(made, given | {"text_input_tokens": other})["text_embeddings"]
+      run(dual_encoder, features | {"text_input_tokens": changed_tokens})["text_embeddings"]
       - expected["text_embeddings"]
     )
   )
@@ -146,16 +148,16 @@ def test_a_text_is_what_comes_before_its_end():
 
 
 def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
-  given = batch()
+  features = batch()
   variant = dataclasses.replace(SMALL, reading="mean")
-  made = model()
-  other = jax.eval_shape(
+  dual_encoder = model()
+  abstract = jax.eval_shape(
     lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0)
   )
-  both = params.with_arrays(other, params.arrays(made))
-  expected = np.asarray(run(both, given)["text_embeddings"])
-  assert np.abs(expected - np.asarray(run(made, given)["text_embeddings"])).max() > 1e-2
-  for row, tokens in enumerate(given["text_input_tokens"][:3]):
+  both = params.with_arrays(abstract, params.arrays(dual_encoder))
+  expected = np.asarray(run(both, features)["text_embeddings"])
+  assert np.abs(expected - np.asarray(run(dual_encoder, features)["text_embeddings"])).max() > 1e-2
+  for row, tokens in enumerate(features["text_input_tokens"][:3]):
     end = list(tokens).index(1) + 1
     alone = both.embed_texts({"text_input_tokens": tokens[None, :end]})[0][0]
     np.testing.assert_allclose(alone, expected[row], atol=1e-5)
@@ -166,25 +168,25 @@ def test_a_coatnet_reads_the_images_of_basic():
   image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
   variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
   make = lambda key: basic.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
-  made = make(jax.random.key(0))
+  dual_encoder = make(jax.random.key(0))
   images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
-  found = made({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
-  assert found["image_embeddings"].shape == (3, 64) and found["logits"].shape == (3, 3)
-  assert made.features({"image": images}).shape == (3, 64)
+  outputs = dual_encoder({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
+  assert outputs["image_embeddings"].shape == (3, 64) and outputs["logits"].shape == (3, 3)
+  assert dual_encoder.features({"image": images}).shape == (3, 64)
 
 
 def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
   design = {"activation": "gelu", "position": {"image": "sinusoidal_2d", "text": "rope"}}
-  made = jax.eval_shape(
+  dual_encoder = jax.eval_shape(
     lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, design=design, vocab_size=32),
     jax.random.key(0),
   )
-  designs = made.variant.image.design, made.variant.text.design
+  designs = dual_encoder.variant.image.design, dual_encoder.variant.text.design
   assert [d.activation for d in designs] == ["gelu"] * 2 and [d.position for d in designs] == [
     "sinusoidal_2d",
     "rope",
   ]
-  assert made.text.embed.table.shape == (32, 16)
+  assert dual_encoder.text.embed.table.shape == (32, 16)
   with pytest.raises(
     UserError, match="config.model.design.position: found 'rope', expected one for each encoder"
   ):
@@ -199,7 +201,7 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its
   `VisionTransformer`."""
   make = lambda key: clip.Model(nnx.Rngs(params=key), variant="clip-b32")  # noqa: E731
-  found = {
+  deviations = {
     name: p.stddev
     for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()
   }
@@ -209,14 +211,17 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   image = 768
   expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
   expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}
-  assert found["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
+  assert deviations["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
   images = {"query": (2 * image) ** -0.5, "out": (3 * image) ** -0.5, "wi": (3 * image) ** -0.5}
   images["wo"] = (12 * image) ** -0.5
   for encoder, deviations in (("text", expected), ("image", images)):
     for name, deviation in deviations.items():
       part = "mlp" if name in ("wi", "wo") else "self_attention"
-      assert found[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(
+      assert deviations[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(
         deviation
       ), name
-  assert found["image/tokens"] == pytest.approx(image**-0.5) and found["text/embed/table"] == 0.02
-  assert found["text/inputs/position/table"] == 0.01
+  assert (
+    deviations["image/tokens"] == pytest.approx(image**-0.5)
+    and deviations["text/embed/table"] == 0.02
+  )
+  assert deviations["text/inputs/position/table"] == 0.01

@@ -121,10 +121,13 @@ def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
     )
     return jnp.asarray(drawn[: shape[0]])
 
-  found = states(variant, 0, 1, -1)
-  assert found.shape == (B, T, 48) and len({float(found[..., i].sum()) for i in (0, 16, 32)}) == 3
-  np.testing.assert_allclose(found[..., 16:32], states(one, -1), atol=1e-5)
-  np.testing.assert_allclose(found[..., 32:], states(variant, -1), atol=1e-5)
+  layer_states = states(variant, 0, 1, -1)
+  assert (
+    layer_states.shape == (B, T, 48)
+    and len({float(layer_states[..., i].sum()) for i in (0, 16, 32)}) == 3
+  )
+  np.testing.assert_allclose(layer_states[..., 16:32], states(one, -1), atol=1e-5)
+  np.testing.assert_allclose(layer_states[..., 32:], states(variant, -1), atol=1e-5)
   with pytest.raises(
     UserError, match="config.model.head.states: found .0, 3., expected numbers from -3 to 2"
   ):

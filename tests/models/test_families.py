@@ -19,9 +19,9 @@ def cases(candidates):
   return pytest.mark.parametrize("case", marked, ids=[case.name for case in candidates])
 
 
-def close(got, expected, rtol=1e-5, atol=1e-5, name=""):
+def close(outputs, expected, rtol=1e-5, atol=1e-5, name=""):
   scale = max(np.abs(expected).max(), 1e-30)
-  np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol * scale, err_msg=name)
+  np.testing.assert_allclose(outputs, expected, rtol=rtol, atol=atol * scale, err_msg=name)
 
 
 def check_sight(case):
@@ -90,12 +90,14 @@ def test_property(check, case):
 FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
 
 
-def same(got, expected):
-  close(got[0], expected[0], rtol=1e-4)
-  assert got[1].keys() == expected[1].keys()
+def same(outputs, expected):
+  close(outputs[0], expected[0], rtol=1e-4)
+  assert outputs[1].keys() == expected[1].keys()
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in expected[1].items():
-    np.testing.assert_allclose(got[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name)
+    np.testing.assert_allclose(
+      outputs[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name
+    )
 
 
 WAYS = (*FORMS, "sharded")

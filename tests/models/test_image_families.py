@@ -146,10 +146,10 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   # Positions are explicit: patches given in another order, with their numbers, are the same
   # patches.
   kept = np.tile(order, (2, 1))
-  whole = model.encode(image)[0]
+  states = model.encode(image)[0]
   some = model.encode(image, visible_BK=jnp.asarray(kept))[0]
-  close(np.asarray(some[:, 1:]), np.asarray(whole[:, 1:][:, order]))
-  close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
+  close(np.asarray(some[:, 1:]), np.asarray(states[:, 1:][:, order]))
+  close(np.asarray(some[:, 0]), np.asarray(states[:, 0]))
 
 
 HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
@@ -202,8 +202,10 @@ def test_patches_and_heads_start_as_in_each_authors_code():
     deviation(vit, "vit-tiny", "head/out/kernel") is None
     and deviation(deit, "deit-tiny", **distilled) == 0.02
   )
-  others = {family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()}
-  assert set(others.values()) == {0.02}
+  deviations = {
+    family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()
+  }
+  assert set(deviations.values()) == {0.02}
 
 
 def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
@@ -266,14 +268,20 @@ def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_on
   arrays = families.arrays(case(position={"name": name, "at": "every_layer"}))
   start = "encoder/blocks/position/scheme/"
   tables = {n.removeprefix(start): x for n, x in arrays.items() if n.startswith(start)}
-  others = {n: x for n, x in arrays.items() if not n.startswith(start)}
+  other_arrays = {n: x for n, x in arrays.items() if not n.startswith(start)}
   assert tables and all(len(x) == 2 for x in tables.values())
   once = {n: x.at[1].set(0) for n, x in tables.items()}
-  at_inputs = logits("inputs", others | {f"inputs/position/{n}": x[0] for n, x in tables.items()})
-  close(logits("every_layer", others | {start + n: x for n, x in once.items()}), at_inputs)
-  shared = logits("every_layer_shared", others | {f"position/{n}": x[0] for n, x in tables.items()})
+  at_inputs = logits(
+    "inputs", other_arrays | {f"inputs/position/{n}": x[0] for n, x in tables.items()}
+  )
+  close(logits("every_layer", other_arrays | {start + n: x for n, x in once.items()}), at_inputs)
+  shared = logits(
+    "every_layer_shared", other_arrays | {f"position/{n}": x[0] for n, x in tables.items()}
+  )
   close(
-    logits("every_layer", others | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}),
+    logits(
+      "every_layer", other_arrays | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}
+    ),
     shared,
   )
   assert np.abs(shared - at_inputs).max() > 1e-2
@@ -371,14 +379,14 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
 
 def test_relative_positions_depend_on_offsets_alone():
   grid = Grid(3, 4, 2)
-  found = relative_2d.pair_rows(grid)
+  rows = relative_2d.pair_rows(grid)
   seen = {}
   for q in range(12):
     for k in range(12):
       offset = (q // 4 - k // 4, q % 4 - k % 4)
-      assert seen.setdefault(offset, found[2 + q, 2 + k]) == found[2 + q, 2 + k]
+      assert seen.setdefault(offset, rows[2 + q, 2 + k]) == rows[2 + q, 2 + k]
   assert len(set(seen.values())) == len(seen) == 5 * 7
-  assert {found[0, 2], found[2, 0], found[0, 1]} == {35, 36, 37}
+  assert {rows[0, 2], rows[2, 0], rows[0, 1]} == {35, 36, 37}
 
 
 def test_sinusoidal_positions_tell_rows_and_columns():
@@ -463,5 +471,5 @@ def test_the_last_norm_stands_before_pooling_after_it_or_both():
     assert {name for name in (before, after) if f"{name}/scale" in arrays} == set(norms)
     expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
     expected = normed(expected, arrays, after) if after in norms else expected
-    found = model.head.norm(model.head.pool(model.encoder.final_norm(jnp.asarray(x_BTD))))
-    close(np.asarray(found), np.asarray(expected))
+    normalised = model.head.norm(model.head.pool(model.encoder.final_norm(jnp.asarray(x_BTD))))
+    close(np.asarray(normalised), np.asarray(expected))

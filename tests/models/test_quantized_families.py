@@ -23,9 +23,11 @@ from t5x_like.objectives import decoder, encoder_decoder
 
 def multiplied(model) -> dict[str, bool]:
   """Whether each part of a model with a product of its own has an 8-bit one."""
-  found = [(path, part) for path, part in nnx.iter_modules(model) if isinstance(part, Linear | Moe)]
+  layers = [
+    (path, part) for path, part in nnx.iter_modules(model) if isinstance(part, Linear | Moe)
+  ]
   return {
-    "/".join(map(str, path)): part.multiply not in (matmul, Moe.multiply) for path, part in found
+    "/".join(map(str, path)): part.multiply not in (matmul, Moe.multiply) for path, part in layers
   }
 
 
@@ -45,16 +47,16 @@ def test_every_family_has_them_with_the_same_parameters(family):
     design = dataclasses.replace(
       design, experts=dataclasses.replace(design.experts, dispatch="capacity")
     )
-  plain, made = (
+  plain, quantized = (
     jax.eval_shape(lambda v=v: case.model_class(nnx.Rngs(params=0), variant=v))
     for v in (case.variant, dataclasses.replace(case.variant, design=design))
   )
-  assert {n: p.shape for n, p in params.named_params(made).items()} == {
+  assert {n: p.shape for n, p in params.named_params(quantized).items()} == {
     n: p.shape for n, p in params.named_params(plain).items()
   }
-  found = multiplied(made)
-  assert any(found.values()) and not any(multiplied(plain).values())
-  assert [name for name, eight in found.items() if eight != ("blocks" in name)] == []
+  layers = multiplied(quantized)
+  assert any(layers.values()) and not any(multiplied(plain).values())
+  assert [name for name, eight in layers.items() if eight != ("blocks" in name)] == []
 
 
 @pytest.mark.parametrize("family", WITHOUT)
@@ -124,12 +126,12 @@ def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
     return optax.apply_updates(arrays, updates), state, value
 
   arrays = params.arrays(model)
-  found = []
+  layers = []
   state = optimizer.init(arrays)
   for _, batch in zip(range(steps), batches(name, seed)):
     arrays, state, value = step(arrays, state, batch)
-    found.append(float(value))
-  return np.array(found)
+    layers.append(float(value))
+  return np.array(layers)
 
 
 @pytest.mark.more
