@@ -110,9 +110,10 @@ def test_padding_is_not_attended_to_and_the_rest_is():
   data = batch(2, 88, 96)
   detector = model(backbone=RESNET)
   data["image_size"] = np.array([[24, 32], [88, 96]], np.int32)
-  outputs = lambda image: sum(
-    jnp.sum(x[:1] ** 2) for x in detector(data | {"image": image}).values()
-  )  # noqa: E731
+
+  def outputs(image):
+    return sum(jnp.sum(x[:1] ** 2) for x in detector(data | {"image": image}).values())
+
   gradient = jax.jit(jax.grad(outputs))(data["image"])
   visible = np.abs(np.asarray(gradient[0])).max(-1) > 0
   # A place of the map sees a little more than its own 8 x 8 pixels.

@@ -201,7 +201,7 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its
   `VisionTransformer`."""
   make = lambda key: clip.Model(nnx.Rngs(params=key), variant="clip-b32")  # noqa: E731
-  deviations = {
+  stddevs = {
     name: p.stddev
     for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()
   }
@@ -211,17 +211,15 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   image = 768
   expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
   expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}
-  assert deviations["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
+  assert stddevs["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
   images = {"query": (2 * image) ** -0.5, "out": (3 * image) ** -0.5, "wi": (3 * image) ** -0.5}
   images["wo"] = (12 * image) ** -0.5
   for encoder, deviations in (("text", expected), ("image", images)):
     for name, deviation in deviations.items():
       part = "mlp" if name in ("wi", "wo") else "self_attention"
-      assert deviations[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(
+      assert stddevs[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(
         deviation
       ), name
-  assert (
-    deviations["image/tokens"] == pytest.approx(image**-0.5)
-    and deviations["text/embed/table"] == 0.02
-  )
-  assert deviations["text/inputs/position/table"] == 0.01
+  assert stddevs["image/tokens"] == pytest.approx(image**-0.5)
+  assert stddevs["text/embed/table"] == 0.02
+  assert stddevs["text/inputs/position/table"] == 0.01
