@@ -33,7 +33,7 @@ class LoraLinear(Linear):
     key: random key for A, drawn from a normal distribution with standard deviation 1/sqrt(D).
   """
 
-  add_adapters = True
+  has_adapter = True
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
     self.kernel = linear.kernel
