@@ -2,7 +2,7 @@
 
 Read it from the bottom up; each line imports only from the lines above it:
 
-  sampling         transforms of the logits: temperature, top-k, top-p, forced tokens, the least length
+  sampling         transforms of the logits: temperature, top-k, top-p, forced tokens, min length
   penalties        transforms that read the tokens so far: repetitions, banned words
   named            transforms by the names of flags and recipes
   stops            ends of rows at strings of text

@@ -192,7 +192,9 @@ def beam_search(
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """Do the work of `jax.lax.top_k` in `count` passes of `row_maximum`: [B, count] values and indices.
+  """Return the values and indices of the greatest scores, as `jax.lax.top_k`: [B, count].
+
+  It takes `count` passes of `row_maximum`.
 
   The passes stay sharded by rows; the operand of a top-k would be gathered on every device.
   """

@@ -27,10 +27,11 @@ def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
 
   Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and
   kernels split over devices; quantised layers stay as they are. In float32, the layers that a
-  module lists in `SHARED_INPUT` become one `FusedLinear`; XLA on CPU reads small kernels of bfloat16 faster.
+  module lists in `SHARED_INPUT` become one `FusedLinear`; XLA on CPU reads small kernels of
+  bfloat16 faster.
   """
 
-  def held(_, linear: Linear) -> Linear:
+  def prepare(_, linear: Linear) -> Linear:
     if type(linear) is not Linear or linear.multiply is not matmul:
       return linear
     kernel = linear.kernel
@@ -40,15 +41,22 @@ def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
     cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
     return cast
 
-  made = map_linears(module, held)
-  for _, part in list(nnx.iter_modules(made)) if dtype == jnp.float32 else ():
-    layers = [getattr(part, name) for name in getattr(part, "SHARED_INPUT", ())]
-    if layers and all(isinstance(layer, KernelFirst) for layer in layers):
-      for name, joined in zip(
-        part.SHARED_INPUT, [FusedLinear(layers), *(FusedInto() for _ in layers[1:])], strict=True
-      ):
-        setattr(part, name, joined)
-  return made
+  prepared = map_linears(module, prepare)
+  if dtype == jnp.float32:
+    for _, part in list(nnx.iter_modules(prepared)):
+      _fuse_shared_inputs(part)
+  return prepared
+
+
+def _fuse_shared_inputs(module: nnx.Module) -> None:
+  """Fuse the layers of a module that read the same input, if all of them are `KernelFirst`."""
+  names = getattr(module, "SHARED_INPUT", ())
+  layers = [getattr(module, name) for name in names]
+  if not layers or not all(isinstance(layer, KernelFirst) for layer in layers):
+    return
+  setattr(module, names[0], FusedLinear(layers))
+  for name in names[1:]:
+    setattr(module, name, FusedInto())
 
 
 def is_left_factor(axes: params.Axes) -> bool:

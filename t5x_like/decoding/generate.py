@@ -34,8 +34,8 @@ def greedy(
   """Take the most likely next token until every row has ended.
 
   Args:
-    model: a decoder or an encoder-decoder; applying `unrolled.prepare_for_decoding` beforehand saves work
-      in every call.
+    model: a decoder or an encoder-decoder; applying `unrolled.prepare_for_decoding` beforehand
+      saves work in every call.
     batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either
       side; a row of padding alone generates nothing.
     max_length: maximal number of new tokens.
@@ -120,7 +120,7 @@ def generate(
   start = prefill(model, batch, max_length, eos)
   changing, join = split_state(start.state)
 
-  def more(carry):
+  def is_unfinished(carry):
     *_, ended_B, index = carry
     return (index < max_length) & ~jnp.all(ended_B)
 
@@ -143,10 +143,7 @@ def generate(
   tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
   log_p_BT = constrain(jnp.zeros((B, max_length), jnp.float32), "batch", None)
   carry = tokens_BT, log_p_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
-  return jax.lax.while_loop(more, advance, carry)[:2]
-
-
-# Shared by all kinds of generation
+  return jax.lax.while_loop(is_unfinished, advance, carry)[:2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +201,8 @@ def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> 
   eos = (tokens.eos,) if eos is None else tuple(eos)
   if max_length < 1:
     raise UserError(f"max_length: found {max_length}, expected at least 1")
-  if wrong := [id for id in eos if not 0 <= id < V]:
+  wrong = [id for id in eos if not 0 <= id < V]
+  if wrong:
     raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
   model = prepare_for_decoding(model)
   prompt_BP, valid_BP = model.prompt(batch)
@@ -220,9 +218,10 @@ def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> 
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
   ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
-  # stable; unused is free
+  # a stable sort by validity puts each prompt at the end of its row
   prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]
-  prompt_BP, last_B1 = (constrain(x, "batch", None) for x in (prompt_BP, last_B1))
+  prompt_BP = constrain(prompt_BP, "batch", None)
+  last_B1 = constrain(last_B1, "batch", None)
   return PrefilledModel(
     model, state, prompt_BP, last_B1, alive_B, is_prompt_cached, tokens.pad or 0, eos
   )
@@ -241,9 +240,9 @@ def split_state(
   changing = [leaf for path, leaf in leaves if not is_encoder_memory(path)]
 
   def join(changing):
-    rest = iter(changing)
+    changed = iter(changing)
     return treedef.unflatten(
-      [leaf if is_encoder_memory(path) else next(rest) for path, leaf in leaves]
+      [leaf if is_encoder_memory(path) else next(changed) for path, leaf in leaves]
     )
 
   return changing, join

@@ -22,7 +22,7 @@ FILTERS: dict[str, TransformFactory] = {
 
 
 def build_transforms(
-  given: Mapping[str, float],
+  values: Mapping[str, float],
   where: str = "--",
   makers: Mapping[str, TransformFactory] | None = None,
 ) -> tuple[Transform, ...]:
@@ -36,17 +36,19 @@ def build_transforms(
     UserError: a name is unknown, or a value is out of range or has the wrong type.
   """
   makers = PENALTIES | FILTERS if makers is None else makers
-  for name in given:
+  for name in values:
     if name not in makers:
       raise UserError(
         f"{where}{name}: unknown{did_you_mean(name, makers)}; expected one of {', '.join(makers)}"
       )
   return tuple(
-    _made(f"{where}{name}", makers[name], given[name]) for name in makers if name in given
+    _make_transform(f"{where}{name}", makers[name], values[name])
+    for name in makers
+    if name in values
   )
 
 
-def _made(name: str, maker: TransformFactory, value: float) -> Transform:
+def _make_transform(name: str, maker: TransformFactory, value: float) -> Transform:
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise UserError(f"{name}: found {value!r:.80}, expected a number")
   try:

@@ -37,18 +37,21 @@ def rollout(
     `decoder_log_probabilities` float32 [R, N] of the completions' tokens, 0 elsewhere.
   """
   M = rows["decoder_input_tokens"].shape[1] - new_tokens + 1
-  asked = {name: x[:, :M] if name.startswith("decoder_") else x for name, x in rows.items()}
-  tokens_RN, log_p_RN = generate(model, asked, choose, max_length=new_tokens, eos=ends)
+  prompts = dict(rows)
+  for name, x in rows.items():
+    if name.startswith("decoder_"):
+      prompts[name] = x[:, :M]
+  tokens_RN, log_p_RN = generate(model, prompts, choose, max_length=new_tokens, eos=ends)
   end_RN = is_in(tokens_RN, tuple(ends))
   before_RN = jnp.cumsum(end_RN, axis=1) - end_RN  # the ends before each token
-  prompt_RM = asked["decoder_segment_ids"]
+  prompt_RM = prompts["decoder_segment_ids"]
   valid_RN = ((before_RN == 0) & (prompt_RM[:, -1:] > 0)).astype(jnp.int32)
   tokens_RN = tokens_RN * valid_RN
   segments_RT = jnp.concatenate([prompt_RM, valid_RN[:, :-1]], axis=1)
   empty_RM = jnp.zeros_like(prompt_RM[:, 1:])
-  made = {
+  features = {
     "decoder_input_tokens": jnp.concatenate(
-      [asked["decoder_input_tokens"], tokens_RN[:, :-1]], axis=1
+      [prompts["decoder_input_tokens"], tokens_RN[:, :-1]], axis=1
     ),
     "decoder_target_tokens": jnp.concatenate([empty_RM, tokens_RN], axis=1),
     "decoder_loss_weights": jnp.concatenate([empty_RM, valid_RN], axis=1).astype(jnp.float32),
@@ -56,4 +59,4 @@ def rollout(
     "decoder_positions": jnp.maximum(jnp.cumsum(segments_RT, axis=1) - 1, 0),
     "decoder_log_probabilities": log_p_RN * valid_RN,
   }
-  return rows | {name: constrain(x, "batch", None) for name, x in made.items()}
+  return rows | {name: constrain(x, "batch", None) for name, x in features.items()}

@@ -23,7 +23,7 @@ class StopStrings:
 
   def __init__(self, strings: Sequence[bytes], tokens: Sequence[bytes]):
     self.longest = max(map(len, strings))
-    states = list(dict.fromkeys(one[:end] for one in strings for end in range(len(one))))
+    states = list(dict.fromkeys(string[:end] for string in strings for end in range(len(string))))
     self._done = len(states)
     next_SB = np.zeros((self._done + 1, 256), np.int32)
     next_SB[self._done] = self._done
@@ -31,12 +31,14 @@ class StopStrings:
       for byte in set(b"".join(strings)):
         read = begun + bytes([byte])
         suffixes = (read[start:] for start in range(len(read) + 1))
-        ended = any(read.endswith(one) for one in strings)
+        ended = any(read.endswith(string) for string in strings)
         next_SB[state, byte] = (
-          self._done if ended else next(states.index(one) for one in suffixes if one in states)
+          self._done
+          if ended
+          else next(states.index(string) for string in suffixes if string in states)
         )
     state_VS = np.tile(np.arange(self._done + 1, dtype=np.int32), (len(tokens), 1))
-    length_V = np.array([len(one) for one in tokens])
+    length_V = np.array([len(string) for string in tokens])
     for place in range(length_V.max(initial=0)):
       longer = np.flatnonzero(length_V > place)
       byte_N1 = np.array([tokens[i][place] for i in longer])[:, None]

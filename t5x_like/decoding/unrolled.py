@@ -31,7 +31,7 @@ class Unrolled(nnx.Module):
     self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
     self.blocks = nnx.List(
-      [prepare_for_loop(block, dtype) for part in parts for block in _split(part.blocks)]
+      [prepare_for_loop(block, dtype) for part in parts for block in _unstack_layers(part.blocks)]
     )
 
   def __call__(
@@ -49,13 +49,13 @@ class Unrolled(nnx.Module):
     return [block.start_cache(start) for block in self.blocks]
 
   def without(self, *names: str) -> "Unrolled":
-    other = copy.copy(self)
-    kept = [
+    stack = copy.copy(self)
+    sublayers_of_blocks = [
       {name: getattr(block, name) for name in block.names if name not in names}
       for block in self.blocks
     ]
-    other.blocks = nnx.List([Block(**sublayers) for sublayers in kept])
-    return other
+    stack.blocks = nnx.List([Block(**sublayers) for sublayers in sublayers_of_blocks])
+    return stack
 
 
 class CastHead(nnx.Module):
@@ -84,27 +84,37 @@ class CastHead(nnx.Module):
 
 
 def prepare_for_decoding(model):
-  """Return a model for a loop over steps that computes the same function; return a prepared model
-  unchanged."""
+  """Return a model for a loop over steps, which computes the same function.
+
+  A prepared model is returned unchanged.
+  """
   if getattr(model, "prepared_for_decoding", False):
     return model
-  made = copy.copy(model)
+  prepared = copy.copy(model)
   for name in ("encoder", "decoder"):
-    if isinstance(stack := getattr(model, name, None), Stack | TwoPartStack):
-      looped = (stack.rest if isinstance(stack, TwoPartStack) else stack).layers == "loop"
-      setattr(
-        made, name, Unrolled(stack, model.dtype) if looped else prepare_for_loop(stack, model.dtype)
-      )
-  made.head = copy.copy(model.head)
+    stack = getattr(model, name, None)
+    if isinstance(stack, Stack | TwoPartStack):
+      setattr(prepared, name, _prepare_stack(stack, model.dtype))
+  prepared.head = copy.copy(model.head)
   # OPT 350M projects before it
-  owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")
+  owner, name = (prepared.head, "inner") if hasattr(prepared.head, "inner") else (prepared, "head")
   setattr(owner, name, CastHead(getattr(owner, name), model.embed, model.dtype))
-  made.prepared_for_decoding = True
-  return made
+  prepared.prepared_for_decoding = True
+  return prepared
 
 
-def _split(blocks: Block) -> list[Block]:
+def _prepare_stack(stack: Stack | TwoPartStack, dtype: jnp.dtype) -> nnx.Module:
+  """Return a stack for decoding; if its layers are a loop, each has its own cache."""
+  last_part = stack.rest if isinstance(stack, TwoPartStack) else stack
+  if last_part.layers == "loop":
+    return Unrolled(stack, dtype)
+  return prepare_for_loop(stack, dtype)
+
+
+def _unstack_layers(blocks: Block) -> list[Block]:
   """Split blocks with a leading layers axis into one block per layer."""
   leaves, treedef = jax.tree.flatten(blocks)
-  layers_of = ([part.squeeze(0) for part in jax.lax.split(x, [1] * x.shape[0])] for x in leaves)
-  return [treedef.unflatten(layer) for layer in zip(*layers_of, strict=True)]
+  layers_of_leaves = []
+  for x in leaves:
+    layers_of_leaves.append([layer.squeeze(0) for layer in jax.lax.split(x, [1] * x.shape[0])])
+  return [treedef.unflatten(layer) for layer in zip(*layers_of_leaves, strict=True)]

@@ -26,19 +26,21 @@ class Judge:
     UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
   """
 
-  _told = False  # that rows are cut
+  _has_warned = False  # that rows are cut
 
   def __init__(self, workdir: str, step: int | None = None):
-    made = load(workdir, step=step)
-    if getattr(made.model, "scores", None) is None:
+    reward_model = load(workdir, step=step)
+    if getattr(reward_model.model, "scores", None) is None:
       raise UserError(
         f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences"
       )
     self._workdir = workdir
-    self._run = made.run
-    self._chat = build_chat(made.template or "plain", made.vocabulary)  # the task's default
-    self._start = vocabularies.start_id(made.vocabulary)
-    (self._longest,) = made.features["decoder_input_tokens"]
+    self._run = reward_model.run
+    self._chat = build_chat(
+      reward_model.template or "plain", reward_model.vocabulary
+    )  # the task's default
+    self._start = vocabularies.start_id(reward_model.vocabulary)
+    (self._longest,) = reward_model.features["decoder_input_tokens"]
 
   def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
     """Return the score of each answer, in the row that training would make of it; a longer one
@@ -50,25 +52,26 @@ class Judge:
       UserError: a message is none of its template's.
     """
     talks = [
-      [*self._asked(prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)
+      [*self._prompt_messages(prompt), Message(ASSISTANT, answer)]
+      for prompt, answer in zip(prompts, answers)
     ]
     rows = [self._chat(talk)[0][:-1].tolist() for talk in talks]
-    most = self._longest - 1
-    if not self._told and max(map(len, rows)) > most:
-      self._told = True
+    max_ids = self._longest - 1
+    if not self._has_warned and max(map(len, rows)) > max_ids:
+      self._has_warned = True
       process.log(
         f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning"
       )
-    rows = [[self._start, *row[-most:]] for row in rows]
-    found = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
-    return [float(score) for (score,) in found]
+    rows = [[self._start, *row[-max_ids:]] for row in rows]
+    outputs = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
+    return [float(score) for (score,) in outputs]
 
-  def _asked(self, prompt: Any) -> list[Message]:
+  def _prompt_messages(self, prompt: Any) -> list[Message]:
     if not isinstance(prompt, list):
       return [Message("user", str(prompt))]
-    found = read_messages({"prompt": prompt}, "prompt", self._workdir)
-    self._chat.check_prompt(found, self._workdir)
-    return found
+    messages = read_messages({"prompt": prompt}, "prompt", self._workdir)
+    self._chat.check_prompt(messages, self._workdir)
+    return messages
 
 
 def _scores(model, batch: dict[str, np.ndarray]) -> tuple[jax.Array]:

@@ -65,8 +65,9 @@ class PredictOptions(TypedDict, total=False):
 
 
 class Model:
-  """A trained model. `load` makes one, with its parameters in memory; `open_model` leaves them until
-  they are used.
+  """A trained model.
+
+  `load` returns one with its parameters in memory; `open_model` reads them when they are used.
 
   Args:
     source: the run or the published model.
@@ -174,21 +175,17 @@ class Model:
         f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]"
       )
     if "image" in self.features:
-      given = (
-        self.model,
-        self.vocabulary,
-        self._source.config.task.to_dict(),
-        check_options(options),
-      )
-      predict = (
-        images.build_predictor(*given)
-        if choices is None
-        else image_texts.TextChoice(*given, choices)
-      )
+      task = self._source.config.task.to_dict()
+      arguments = (self.model, self.vocabulary, task, check_options(options))
+      if choices is None:
+        predict = images.build_predictor(*arguments)
+      else:
+        predict = image_texts.TextChoice(*arguments, choices)
       return predict(self.run, inputs)
-    predict = (
-      self.classifier(**options) if self._classifies else self._predictor(template, **options)
-    )
+    if self._classifies:
+      predict = self.classifier(**options)
+    else:
+      predict = self._predictor(template, **options)
     if not len(inputs):
       return []
     ids = predict.encode(inputs, origin)
@@ -237,11 +234,11 @@ class Model:
       )
     predict = self._predictor(None, **options)
 
-    def answers(some: list[str]) -> list[str | list[str]]:
-      records = predict(self.run, predict.encode(some, "generate"), some)
+    def answer_prompts(batch: list[str]) -> list[str | list[str]]:
+      records = predict(self.run, predict.encode(batch, "generate"), batch)
       return [_text(record) for record in records]
 
-    return _each(prompts, answers)
+    return _each(prompts, answer_prompts)
 
   @overload
   def fill(self, texts: str) -> str: ...
@@ -260,19 +257,21 @@ class Model:
     if self._classifies:
       raise UserError(f"{self.path}: the model labels texts and fills nothing; use `predict`")
 
-    def filled(texts: list[str]) -> list[str]:
-      found = self.predict(texts, origin="fill")
-      for one in found:
-        if "filled" not in one:
+    def fill_texts(texts: list[str]) -> list[str]:
+      records = self.predict(texts, origin="fill")
+      for record in records:
+        if "filled" not in record:
           blank = (
             "a decoder fills nothing; use `generate`"
             if self._decoder
             else ("write <extra_id_0> in it")
           )
-          raise UserError(f"fill: {one['input'][:40]!r} has no blank that the model fills; {blank}")
-      return [one["filled"] for one in found]
+          raise UserError(
+            f"fill: {record['input'][:40]!r} has no blank that the model fills; {blank}"
+          )
+      return [record["filled"] for record in records]
 
-    return _each(texts, filled)
+    return _each(texts, fill_texts)
 
   def score(
     self, texts: str | Sequence[str], continuations: str | Sequence[str] | None = None
@@ -297,7 +296,9 @@ class Model:
       encode = self._prompts.encode
       start = self._prompts.start_id
       rolling = self._prompts.likelihood.rolling_log_probability
-      return _each(texts, lambda some: [rolling(encode(one, special=False), start) for one in some])
+      return _each(
+        texts, lambda batch: [rolling(encode(text, special=False), start) for text in batch]
+      )
     if isinstance(texts, str) != isinstance(continuations, str):
       raise UserError("score: found a string and a list, expected two strings or two lists")
     if isinstance(texts, str):
@@ -307,7 +308,7 @@ class Model:
         f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many"
       )
     pairs = [self._prompts.encode_pair(*both) for both in zip(texts, continuations)]
-    return [one.log_probability for one in self._prompts.likelihood(pairs)]
+    return [score.log_probability for score in self._prompts.likelihood(pairs)]
 
   def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
     """Return an encoder's embeddings, of length one: float32 [D] for a string, [len(texts), D] for
@@ -322,11 +323,11 @@ class Model:
       UserError: the model is no encoder.
     """
     predict = self._embedding(pooling)
-    some = [texts] if isinstance(texts, str) else list(texts)
-    if not some:
+    texts_to_embed = [texts] if isinstance(texts, str) else list(texts)
+    if not texts_to_embed:
       raise UserError("encode: found no text, expected at least one")
-    found = predict.rows(self.run, predict.encode(some, "encode"))
-    return found[0] if isinstance(texts, str) else found
+    embeddings_ND = predict.rows(self.run, predict.encode(texts_to_embed, "encode"))
+    return embeddings_ND[0] if isinstance(texts, str) else embeddings_ND
 
   def embed(self, texts: Sequence[str], pooling: str = "mean") -> list[dict[str, Any]]:
     """Return a record of each text and its embedding, as `python -m t5x_like.predict --embed`
@@ -346,28 +347,27 @@ class Model:
     from t5x_like.interop import hf, tokenizer_export
 
     output = outputs.check_new(directory)
-    whole = saved_model.merge_for_export(params.with_arrays(self.model, self.run.arrays))
-    with tempfile.TemporaryDirectory() as aside:
-      made = pathlib.Path(aside if is_remote(directory) else directory)
-      prepared = self._source.config.task.to_dict() if "image" in self.features else None
-      names = self.labels or getattr(self.vocabulary, "names", ())  # the vocabulary's are of images
-      hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
+    model = saved_model.merge_for_export(params.with_arrays(self.model, self.run.arrays))
+    with tempfile.TemporaryDirectory() as temporary:
+      local = pathlib.Path(temporary if is_remote(directory) else directory)
+      image_task = self._source.config.task.to_dict() if "image" in self.features else None
+      labels = self.labels or getattr(self.vocabulary, "names", ())  # a vocabulary's: of images
+      hf.save(model, str(local), dtype=dtype, labels=labels, images=image_task)
       files = tokenizer_export.tokenizer_files(self.vocabulary, self.features)
-      files |= (
-        tokenizer_export.chat_files(self.vocabulary, self.template)
-        if self.template and self._decoder
-        else {}
+      if self.template and self._decoder:
+        files |= tokenizer_export.chat_files(self.vocabulary, self.template)
+      settings = generation_settings.export_settings(
+        self._source.config.get("evals") or {},
+        json.loads((local / "config.json").read_text()),
+        files.get(generation_settings.FILE, b"{}"),
       )
-      config = json.loads((made / "config.json").read_text())
-      own = files.get(generation_settings.FILE, b"{}")
-      if found := generation_settings.export_settings(
-        self._source.config.get("evals") or {}, config, own
-      ):
-        files[generation_settings.FILE] = found
-      for name, data in files.items():
-        (made / name).write_bytes(data)
-      for file in made.iterdir() if is_remote(directory) else ():
-        (output / file.name).write_bytes(file.read_bytes())
+      if settings:
+        files[generation_settings.FILE] = settings
+      for name, content in files.items():
+        (local / name).write_bytes(content)
+      if is_remote(directory):
+        for file in local.iterdir():
+          (output / file.name).write_bytes(file.read_bytes())
 
   def chat_template(self, name: str | dict | None = None) -> str | dict | None:
     """Return the template of a conversation with the model.
@@ -410,9 +410,10 @@ class Model:
       )
     if self._classifies:
       return Talk(self.run, self.classifier(**options), None)
-    names = {*named.PENALTIES, *named.FILTERS} - {"temperature"}  # every answer has its own
-    own = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
-    given = own | {name: options.pop(name) for name in names if name in options}
+    values = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
+    for name in (*named.PENALTIES, *named.FILTERS):
+      if name in options and name != "temperature":  # every answer has its own temperature
+        values[name] = options.pop(name)
     predict = self._predictor(self.chat_template(template) or "none", **options)
     if isinstance(predict, Retrieved):
       raise UserError(
@@ -421,9 +422,8 @@ class Model:
       )
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
-    stream = Stream(
-      self.run, predict, named.build_transforms(given), predict.max_prompt_length(context), seed
-    )
+    transforms = named.build_transforms(values)
+    stream = Stream(self.run, predict, transforms, predict.max_prompt_length(context), seed)
     return Talk(self.run, predict, stream)
 
   @property
@@ -441,29 +441,36 @@ class Model:
 
   def _predictor(self, template: str | dict | None, **options: Unpack[PredictOptions]):
     flags = check_options(options)
-    given = None if template == "none" else template or self.template
+    template = None if template == "none" else template or self.template
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merge_options(self.settings, flags)
-    key = (repr(given), *sorted(flags.items()))
-    if key not in self._predictors:  # the programs of one that is kept are compiled once
-      make = self._retrieved if "passage_tokens" in self.features else predictors.build_predictor
-      made = self._predictors[key] = make(self.model, self.vocabulary, self.features, flags, given)
-      if isinstance(made, Generation):
-        made.ends = tuple(sorted({*made.ends, *self.ends}))
-        made.forced = self.forced
-        made.banned = {*made.banned, *self._banned}
-        if self._source.published is not None:  # not trained here, but with its tokenizer
-          made.around = self.vocabulary.enclosing_ids() or made.around
-        if self.is_published and given == published_template.PUBLISHED:
-          made.around = [], []  # the template writes all
+    key = (repr(template), *sorted(flags.items()))
+    if key not in self._predictors:  # a kept predictor compiles its programs once
+      self._predictors[key] = self._make_predictor(flags, template)
     return self._predictors[key]
 
-  def _retrieved(self, model, vocabulary, features, flags: dict[str, Any], template) -> Retrieved:
-    """Return the predictor of a model that retrieves passages, those of its task."""
+  def _make_predictor(self, flags: dict[str, Any], template: str | dict | None):
+    if "passage_tokens" in self.features:
+      return self._passage_predictor(flags)
+    predict = predictors.build_predictor(
+      self.model, self.vocabulary, self.features, flags, template
+    )
+    if isinstance(predict, Generation):
+      predict.ends = tuple(sorted({*predict.ends, *self.ends}))
+      predict.forced = self.forced
+      predict.banned = {*predict.banned, *self._banned}
+      if self.is_published:  # not trained here, but with its tokenizer
+        predict.around = self.vocabulary.enclosing_ids() or predict.around
+      if self.is_published and template == published_template.PUBLISHED:
+        predict.around = [], []  # the template writes all
+    return predict
+
+  def _passage_predictor(self, flags: dict[str, Any]) -> Retrieved:
+    """Return the predictor of a model that retrieves the passages of its task."""
     config = self._source.config
-    arguments = self._source.config.task.to_dict()
+    arguments = config.task.to_dict()
     task = process.build_task("task", arguments.pop("name"), config.eval_split, arguments)
-    return Retrieved(model, task, config.objective.get("search", "device"), **flags)
+    return Retrieved(self.model, task, config.objective.get("search", "device"), **flags)
 
   def __repr__(self) -> str:
     return f"<{type(self).__name__} {self.path}: {params.count(self.model):,} parameters>"
@@ -510,11 +517,12 @@ def open_model(
 
 def check_options(options: PredictOptions) -> dict[str, Any]:
   """Return the options that are given; raise UserError for an unknown one."""
+  option_names = PredictOptions.__annotations__
   for name in options:
-    if name not in PredictOptions.__annotations__:
+    if name not in option_names:
       raise UserError(
-        f"{name}: unknown option{did_you_mean(name, PredictOptions.__annotations__)}; a prediction takes "
-        f"{', '.join(PredictOptions.__annotations__)}"
+        f"{name}: unknown option{did_you_mean(name, option_names)}; a prediction takes "
+        f"{', '.join(option_names)}"
       )
   lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
   return {name: value for name, value in {**options, **lists}.items() if value is not None}

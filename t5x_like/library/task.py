@@ -51,9 +51,9 @@ class Task:
   ) -> "Task":
     """Return the task of a recipe; the arguments are those of `t5x.Run`, and a split of None is the
     training's."""
-    made = config_of(config, overrides)
-    arguments = made.task.to_dict()
-    return cls(arguments.pop("name"), split or made.train_split, **arguments)
+    resolved = config_of(config, overrides)
+    arguments = resolved.task.to_dict()
+    return cls(arguments.pop("name"), split or resolved.train_split, **arguments)
 
   def batches(self, batch_size: int, *, seed: int = 0, start: int = 0) -> Iterator[Batch]:
     """Return endless training batches from step `start` on: each feature as [batch_size, *shape].
@@ -86,8 +86,8 @@ class Task:
     """Return an example with the noise of the first epoch, each feature as [*shape]."""
     if not 0 <= index < len(self):
       raise IndexError(f"{self.name} has {len(self)} examples, found index {index}")
-    made = self._task.batch(np.array([index]), np.zeros(1, np.int64), 0)
-    return {name: np.asarray(value)[0] for name, value in made.items()}
+    batch = self._task.batch(np.array([index]), np.zeros(1, np.int64), 0)
+    return {name: np.asarray(value)[0] for name, value in batch.items()}
 
   def __repr__(self) -> str:
     return f"<{type(self).__name__} {self.name}: {len(self):,} examples>"
@@ -106,6 +106,6 @@ def config_of(
     overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
   if isinstance(config, str):
     return recipes.load(config, overrides)
-  found = config_lib.apply_overrides(ConfigDict(config.to_dict()), overrides, "config")
-  trust.admit(found)
-  return found
+  overridden = config_lib.apply_overrides(ConfigDict(config.to_dict()), overrides, "config")
+  trust.admit(overridden)
+  return overridden

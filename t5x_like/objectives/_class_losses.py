@@ -26,20 +26,21 @@ def label_losses(
     share_B = batch["label_share"]
     shares = [(batch["label"], share_B), (batch["other_label"], 1.0 - share_B)]
   logits_BV = logits_BV.astype(jnp.float32)
-  even = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
-  found = [
-    _cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, even)
+  smoothing = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
+  label_sums = [
+    _cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, smoothing)
     for label_B, share_B in shares
   ]
-  total, sums = jax.tree.map(lambda *x: sum(x), *found)
-  # the first of equals, which a new head's all are, and bfloat16's often
+  total, sums = jax.tree.map(lambda *x: sum(x), *label_sums)
+  # the first of equal logits: all are equal in a new head, and often in bfloat16
   best_B = jnp.argmax(logits_BV, axis=-1)
-  right = [
+  sums["correct"] = sum(
     jnp.sum((best_B == label_B) * batch["example_weights"] * share_B) for label_B, share_B in shares
-  ]
-  sums["correct"] = sum(right)
+  )
   if loss == "sigmoid":
-    total, sums["loss"] = _binary(logits_BV, shares, batch["example_weights"], label_smoothing)
+    total, sums["loss"] = _binary_cross_entropy(
+      logits_BV, shares, batch["example_weights"], label_smoothing
+    )
   return total, {name: sums[name] for name in ("loss", "correct", "weights")}
 
 
@@ -51,17 +52,21 @@ def _cross_entropy(
   )
 
 
-def _binary(logits_BV: jax.Array, shares: list, weights_B: jax.Array, label_smoothing: float):
-  """Return (loss sum, the same without smoothing)."""
+def _binary_cross_entropy(
+  logits_BV: jax.Array, shares: list, weights_B: jax.Array, label_smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+  """Return the sum of the losses with smoothing, and without."""
   V = logits_BV.shape[-1]
   right_BV = sum((share_B > 0)[:, None] * jax.nn.one_hot(label_B, V) for label_B, share_B in shares)
   right_BV = jnp.minimum(right_BV, 1.0)  # two images of one class
-  # The binary cross-entropy of a target y is softplus(x) - y x.
-  losses = (
-    jnp.mean(jax.nn.softplus(logits_BV) - target_BV * logits_BV, axis=-1)
-    for target_BV in ((1.0 - label_smoothing) * right_BV + label_smoothing / V, right_BV)
-  )
-  return tuple(jnp.sum(loss_B * weights_B) for loss_B in losses)
+  smooth_BV = (1.0 - label_smoothing) * right_BV + label_smoothing / V
+
+  def weighted_sum(target_BV):
+    # The binary cross-entropy of a target y is softplus(x) - y x.
+    loss_B = jnp.mean(jax.nn.softplus(logits_BV) - target_BV * logits_BV, axis=-1)
+    return jnp.sum(loss_B * weights_B)
+
+  return weighted_sum(smooth_BV), weighted_sum(right_BV)
 
 
 LABEL_LOSSES = ("softmax", "sigmoid")

@@ -1,4 +1,4 @@
-"""Shared by the objectives on pairs of an image and a text: embed a batch, optionally in parts."""
+"""Embed batches of pairs, optionally in parts, and compare all rows of the global batch."""
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +37,14 @@ def embed_in_chunks(
   if chunks == 1:
     return model.outputs(batch, key)
 
-  def encoded(indexed):
+  def encode_part(indexed):
     index, part = indexed
     return model.outputs(part, subkey(key, index))
 
-  parts = jax.tree.map(
-    lambda x: split_rows(x, chunks), {name: batch[name] for name in model.REQUIRED_FEATURES}
-  )
-  found = jax.lax.map(jax.checkpoint(encoded), (jnp.arange(chunks), parts))
-  return {name: merge_rows(x) if x.ndim > 2 else x.mean() for name, x in found.items()}
+  features = {name: batch[name] for name in model.REQUIRED_FEATURES}
+  parts = jax.tree.map(lambda x: split_rows(x, chunks), features)
+  outputs = jax.lax.map(jax.checkpoint(encode_part), (jnp.arange(chunks), parts))
+  return {name: merge_rows(x) if x.ndim > 2 else x.mean() for name, x in outputs.items()}
 
 
 def split_rows(x: jax.Array, chunks: int) -> jax.Array:
@@ -63,7 +62,7 @@ def split_rows(x: jax.Array, chunks: int) -> jax.Array:
 
 
 def merge_rows(x: jax.Array) -> jax.Array:
-  """Undo `split`."""
+  """Reverse `split_rows`."""
   return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
@@ -72,10 +71,9 @@ def map_chunks(function, chunks: int, *arrays: jax.Array) -> jax.Array:
   recomputes."""
   if chunks == 1:
     return function(*arrays)
-  found = jax.lax.map(
-    jax.checkpoint(lambda rows: function(*rows)), tuple(split_rows(x, chunks) for x in arrays)
-  )
-  return jax.tree.map(merge_rows, found)
+  parts = tuple(split_rows(x, chunks) for x in arrays)
+  outputs = jax.lax.map(jax.checkpoint(lambda rows: function(*rows)), parts)
+  return jax.tree.map(merge_rows, outputs)
 
 
 def gather_rows(x: jax.Array) -> jax.Array:

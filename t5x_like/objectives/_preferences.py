@@ -1,4 +1,4 @@
-"""Shared by the objectives on pairs of answers."""
+"""Base and sums of the objectives on pairs of answers."""
 
 from collections.abc import Collection
 
@@ -16,10 +16,11 @@ class PreferenceObjective(DecoderTargets):
 
   @classmethod
   def missing_features(cls, features: Collection[str]) -> list[str]:
-    """Return the required features that `features` lacks; completions that are yet to be drawn are
-    no answers."""
-    answers = ["a chosen and a rejected answer"] if "decoder_log_probabilities" in features else []
-    return super().missing_features(features) + answers
+    """Return the required features that `features` lacks."""
+    missing = super().missing_features(features)
+    if "decoder_log_probabilities" in features:  # a task of prompts, whose answers are yet to draw
+      missing.append("a chosen and a rejected answer")
+    return missing
 
 
 def answer_log_probabilities(logits, rows: Batch) -> jax.Array:
@@ -29,20 +30,20 @@ def answer_log_probabilities(logits, rows: Batch) -> jax.Array:
 
 
 def sum_over_pairs(
-  weights_B2T: jax.Array, loss_B: jax.Array, each: dict[str, jax.Array], outputs: dict
+  weights_B2T: jax.Array, loss_B: jax.Array, figures: dict[str, jax.Array], outputs: dict
 ) -> tuple[jax.Array, Sums]:
   """Sum over the pairs that are not padding, which have a weighted token.
 
   Args:
     weights_B2T: weights of the tokens of both answers.
-    loss_B, each: the loss and further figures of every pair, [B].
+    loss_B, figures: the loss and further figures of every pair, [B].
     outputs: the model's.
   Returns:
-    (loss sum, sums): `loss`, `weights` (pairs), `each`, and the scalars of the model.
+    (loss sum, sums): `loss`, `weights` (pairs), `figures`, and the scalars of the model.
   """
   pairs_B = jnp.any(weights_B2T > 0, axis=(1, 2)).astype(jnp.float32)
   loss = jnp.sum(loss_B * pairs_B)
   sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {
-    name: jnp.sum(x * pairs_B) for name, x in each.items()
+    name: jnp.sum(x * pairs_B) for name, x in figures.items()
   }
   return add_auxiliary(loss, sums, outputs)

@@ -60,16 +60,18 @@ class RewardObjective(DecoderTargets):
     (completions,) = features["rewards"].shape
     if completions < self.min_completions:
       raise UserError(
-        f"config.task.completions: found {completions}, expected at least {self.min_completions}, as "
-        "completions of the same prompt are compared with one another"
+        f"config.task.completions: found {completions}, expected at least {self.min_completions}, "
+        "as completions of the same prompt are compared with one another"
       )
     experts = model.variant.design.experts
-    least = experts and experts.dispatch == "capacity" and experts.experts / experts.top_k
-    if least and (experts.eval_capacity_factor or experts.capacity_factor) < least:
+    if not experts or experts.dispatch != "capacity":
+      return
+    needed_factor = experts.experts / experts.top_k
+    if (experts.eval_capacity_factor or experts.capacity_factor) < needed_factor:
       raise UserError(
         "config.model.design.experts.dispatch: found 'capacity', which drops tokens in updates "
         "and none in rollouts, so that their probabilities differ; set it to 'dropless', or "
-        f"eval_capacity_factor to {least:g} or more"
+        f"eval_capacity_factor to {needed_factor:g} or more"
       )
 
   def completions(self, model, batch: Batch) -> Completions:
@@ -98,7 +100,11 @@ class RewardObjective(DecoderTargets):
     )
 
   def sum_completions(
-    self, found: Completions, loss_BK: jax.Array, tokens: jax.Array | None = None, **each: jax.Array
+    self,
+    completions: Completions,
+    loss_BK: jax.Array,
+    tokens: jax.Array | None = None,
+    **figures: jax.Array,
   ) -> tuple[jax.Array, Sums]:
     """Sum the loss and further figures [B, K] over completions.
 
@@ -108,20 +114,20 @@ class RewardObjective(DecoderTargets):
     Returns:
       (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal`
       (completions of prompts whose rewards differ), `completion_length` (tokens, their end
-      included), `each`, with weights of their own beside `tokens`, and the scalars of the model.
+      included), `figures`, with weights of their own beside `tokens`, and the scalars of the model.
     """
-    spread_B1 = jnp.ptp(found.reward_BK, axis=1, keepdims=True)
-    each |= {
-      "reward": found.reward_BK,
+    spread_B1 = jnp.ptp(completions.reward_BK, axis=1, keepdims=True)
+    figures |= {
+      "reward": completions.reward_BK,
       "groups_with_signal": jnp.broadcast_to(spread_B1 > 0, loss_BK.shape),
-      "completion_length": jnp.sum(found.weights_BKN, axis=-1),
+      "completion_length": jnp.sum(completions.weights_BKN, axis=-1),
     }
-    loss = jnp.sum(loss_BK * found.real_BK)
-    completions = jnp.sum(found.real_BK)
-    sums = {name: jnp.sum(x * found.real_BK) for name, x in each.items()}
-    sums |= {} if tokens is None else {f"{name}_weights": completions for name in each}
-    sums |= {"loss": loss, "weights": completions if tokens is None else tokens}
-    return add_auxiliary(loss, sums, found.outputs)
+    loss = jnp.sum(loss_BK * completions.real_BK)
+    count = jnp.sum(completions.real_BK)
+    sums = {name: jnp.sum(x * completions.real_BK) for name, x in figures.items()}
+    sums |= {} if tokens is None else {f"{name}_weights": count for name in figures}
+    sums |= {"loss": loss, "weights": count if tokens is None else tokens}
+    return add_auxiliary(loss, sums, completions.outputs)
 
 
 def completion_log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:

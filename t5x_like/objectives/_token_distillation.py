@@ -36,32 +36,37 @@ class TokenDistillation(DecoderTargets):
     outputs: dict,
     batch: Batch,
     divergence: Callable[..., TokenFigures],
-    others: Sequence,
+    other_logits: Sequence,
     *arrays: jax.Array,
   ) -> tuple[jax.Array, Sums]:
     """Sum the loss and its figures over tokens.
 
     Args:
       outputs: the student's.
-      divergence: `(log-probabilities of the student [B, t, V], logits of the others [B, t, V],
+      divergence: `(log-probabilities of the student [B, t, V], other logits [B, t, V],
         arrays [B, t, …]) -> figures [B, t]`, one of them `distillation_loss`.
-      others: further logits, [B, T, V].
+      other_logits: further logits, [B, T, V].
       arrays: [B, T, …].
     Returns:
       (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the figures, and the scalars
       of the model.
     """
 
-    def each(student_BtV, *rest):
-      *rest, targets_Bt = rest
+    def figures_of_chunk(student_BtV, *arguments):
+      *arguments, targets_Bt = arguments
       log_q_BtV = jax.nn.log_softmax(student_BtV)
-      own_Bt = jnp.take_along_axis(log_q_BtV, targets_Bt[..., None], axis=-1)[..., 0]
-      found = {"loss": -own_Bt, "correct": own_Bt >= jnp.max(log_q_BtV, axis=-1)}
-      return found | divergence(log_q_BtV, *rest)
+      target_log_q_Bt = jnp.take_along_axis(log_q_BtV, targets_Bt[..., None], axis=-1)[..., 0]
+      figures = {
+        "loss": -target_log_q_Bt,
+        "correct": target_log_q_Bt >= jnp.max(log_q_BtV, axis=-1),
+      }
+      return figures | divergence(log_q_BtV, *arguments)
 
-    found = map_token_chunks(each, (outputs["logits"], *others), *arrays, batch[self.targets])
+    figures = map_token_chunks(
+      figures_of_chunk, (outputs["logits"], *other_logits), *arrays, batch[self.targets]
+    )
     weights_BT = batch[self.weights]
-    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in found.items()} | {
+    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in figures.items()} | {
       "weights": jnp.sum(weights_BT)
     }
     loss = (1 - self.share) * sums["loss"] + self.share * sums["distillation_loss"]
@@ -74,12 +79,14 @@ def map_token_chunks(
   """Apply `function(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]` to chunks of
   the tokens."""
   B, T, V = logits[0].shape
-  splits = ways("length") if T % ways("length") == 0 else 1
-  parts = max(ways("vocab"), ways("activation_vocab"))
-  most = MAX_CHUNK_LOGITS * parts * ways("batch") * splits
-  length = T // splits
+  sequence_shards = ways("length") if T % ways("length") == 0 else 1
+  vocab_shards = max(ways("vocab"), ways("activation_vocab"))
+  max_logits = MAX_CHUNK_LOGITS * vocab_shards * ways("batch") * sequence_shards
+  length = T // sequence_shards
   rows = next(
-    n for n in range(1, length + 1) if length % n == 0 and B * T * V <= n * most or n == length
+    n
+    for n in range(1, length + 1)
+    if length % n == 0 and B * T * V <= n * max_logits or n == length
   )
   chunks = Chunking(
     V,
@@ -87,19 +94,19 @@ def map_token_chunks(
     softcap=None,
     vocab_shards=1,
     columns=V,
-    sequence_shards=splits,
+    sequence_shards=sequence_shards,
     token_chunks=rows,
   )
 
   def chunk(inputs):
     xs, arrays = inputs
-    return function(*(_dense(one, x) for one, x in zip(logits, xs, strict=True)), *arrays)
+    return function(*(_dense(source, x) for source, x in zip(logits, xs, strict=True)), *arrays)
 
-  xs = [one.x if isinstance(one, VocabularyLogits) else one for one in logits]
+  xs = [x.x if isinstance(x, VocabularyLogits) else x for x in logits]
   if rows == 1:
     return chunk((xs, arrays))
-  found = jax.lax.map(jax.checkpoint(chunk), jax.tree.map(chunks.split_tokens, (xs, arrays)))
-  return jax.tree.map(chunks.merge_tokens, found)
+  outputs = jax.lax.map(jax.checkpoint(chunk), jax.tree.map(chunks.split_tokens, (xs, arrays)))
+  return jax.tree.map(chunks.merge_tokens, outputs)
 
 
 def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
@@ -140,15 +147,17 @@ def top_k_divergence(
   p_Btk = jnp.exp(log_p_Btk)
   log_q_Btk = jnp.take_along_axis(log_q_BtV, ids_Btk, axis=-1)
   loss_Bt = jnp.sum(p_Btk * (log_p_Btk - log_q_Btk), axis=-1)
-  rest_Bt = jnp.zeros(ids_Btk.shape[:2])
+  remainder_Bt = jnp.zeros(ids_Btk.shape[:2])
   if ids_Btk.shape[-1] < log_q_BtV.shape[-1]:
     others_BtV = jnp.put_along_axis(
       jnp.ones(log_q_BtV.shape, bool), ids_Btk, False, axis=-1, inplace=False
     )
     log_q_Bt = jax.nn.logsumexp(log_q_BtV, axis=-1, where=others_BtV)
-    rest_Bt = jnp.maximum(1.0 - jnp.sum(p_Btk, axis=-1), 0.0)
+    remainder_Bt = jnp.maximum(1.0 - jnp.sum(p_Btk, axis=-1), 0.0)
     loss_Bt += jnp.where(
-      rest_Bt > 0, rest_Bt * (jnp.log(jnp.where(rest_Bt > 0, rest_Bt, 1.0)) - log_q_Bt), 0.0
+      remainder_Bt > 0,
+      remainder_Bt * (jnp.log(jnp.where(remainder_Bt > 0, remainder_Bt, 1.0)) - log_q_Bt),
+      0.0,
     )
   same_Bt = ids_Btk[..., 0] == jnp.argmax(log_q_BtV, axis=-1)
-  return {"distillation_loss": loss_Bt, "remainder": rest_Bt, "agreement": same_Bt}
+  return {"distillation_loss": loss_Bt, "remainder": remainder_Bt, "agreement": same_Bt}

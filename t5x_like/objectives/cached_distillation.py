@@ -40,8 +40,8 @@ class Objective(TokenDistillation):
       batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens`
         int32 and `teacher_log_probabilities` float32, [B, T, k].
     Returns:
-      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss`, `remainder` and
-      `agreement`.
+      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss`, `remainder`
+      and `agreement`.
     """
     taught = batch["teacher_tokens"], batch["teacher_log_probabilities"]
     return self.mix_losses(model.outputs(batch, key), batch, top_k_divergence, (), *taught)

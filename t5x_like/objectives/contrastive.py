@@ -47,23 +47,22 @@ class Objective(ImageTextObjective):
     weights_B = batch["example_weights"]
     image_BP = outputs["image_embeddings"]
     text_BP = outputs["text_embeddings"]
-    others = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
+    padding_mask_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
 
-    def compared(a_bP, own_bP, b_BP):
-      logits_bB = scale * cosines(a_bP, b_BP) + others
+    def compare(a_bP, own_bP, b_BP):
+      logits_bB = scale * cosines(a_bP, b_BP) + padding_mask_B
       own_b = scale * jnp.sum(a_bP * own_bP, axis=-1)
-      return jax.nn.logsumexp(logits_bB, axis=1) - own_b, own_b >= jnp.max(
-        logits_bB, axis=1
-      ) - 1e-5 * scale
+      loss_b = jax.nn.logsumexp(logits_bB, axis=1) - own_b
+      return loss_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
 
-    every = gather_rows(text_BP)
+    every_text_BP = gather_rows(text_BP)
     loss_B, correct_B = map_chunks(
-      lambda a, own: compared(a, own, every), self.chunks, image_BP, text_BP
+      lambda a, own: compare(a, own, every_text_BP), self.chunks, image_BP, text_BP
     )
-    every_image = gather_rows(image_BP)
-    back_B, _ = map_chunks(
-      lambda a, own: compared(a, own, every_image), self.chunks, text_BP, image_BP
+    every_image_BP = gather_rows(image_BP)
+    reverse_loss_B, _ = map_chunks(
+      lambda a, own: compare(a, own, every_image_BP), self.chunks, text_BP, image_BP
     )
-    loss = jnp.sum((loss_B + back_B) / 2 * weights_B)
+    loss = jnp.sum((loss_B + reverse_loss_B) / 2 * weights_B)
     sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
     return add_auxiliary(loss, sums, outputs)

@@ -88,29 +88,29 @@ class Objective(Base):
     label_BM = jnp.where(real_BM > 0, batch["box_labels"], 0)
 
     log_p_BLQV = jax.nn.log_softmax(logits_BLQV)
-    matched_BLMQ = self._matched(jnp.exp(log_p_BLQV), boxes_BLQ4, label_BM, target_BM4, real_BM)
-    own_BLQ = jnp.max(matched_BLMQ, axis=2)  # whether a query has a box
-    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - own_BLQ) * (
+    matched_BLMQ = self._match(jnp.exp(log_p_BLQV), boxes_BLQ4, label_BM, target_BM4, real_BM)
+    has_box_BLQ = jnp.max(matched_BLMQ, axis=2)  # whether a query has a box
+    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - has_box_BLQ) * (
       V - 1
     )
     class_BLQ = class_BLQ.astype(jnp.int32)
     nll_BLQ = -jnp.take_along_axis(log_p_BLQV, class_BLQ[..., None], axis=-1)[..., 0]
-    weight_BLQ = (own_BLQ + self.no_object * (1.0 - own_BLQ)) * examples_B[:, None, None]
+    weight_BLQ = (has_box_BLQ + self.no_object * (1.0 - has_box_BLQ)) * examples_B[:, None, None]
     class_BL = jnp.sum(nll_BLQ * weight_BLQ, axis=2)
 
     query_BLM = jnp.argmax(matched_BLMQ, axis=3)
-    found_BLM4 = jnp.take_along_axis(boxes_BLQ4, query_BLM[..., None], axis=2)
+    predicted_BLM4 = jnp.take_along_axis(boxes_BLQ4, query_BLM[..., None], axis=2)
     real_B1M = real_BM[:, None]
     target_B1M4 = target_BM4[:, None]
-    l1_BL = jnp.sum(jnp.sum(jnp.abs(found_BLM4 - target_B1M4), axis=-1) * real_B1M, axis=2)
-    giou_BL = jnp.sum((1.0 - generalised_iou(found_BLM4, target_B1M4)) * real_B1M, axis=2)
+    l1_BL = jnp.sum(jnp.sum(jnp.abs(predicted_BLM4 - target_B1M4), axis=-1) * real_B1M, axis=2)
+    giou_BL = jnp.sum((1.0 - generalised_iou(predicted_BLM4, target_B1M4)) * real_B1M, axis=2)
 
     boxes, images = batch[_TOTALS][0]
     share = jnp.maximum(boxes, 1.0) / jnp.maximum(
       boxes + self.no_object * (images * Q - boxes), _EPSILON
     )
     loss = jnp.sum(share * class_BL + self.l1 * l1_BL + self.giou * giou_BL)
-    right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * own_BLQ[:, -1]
+    right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * has_box_BLQ[:, -1]
     return loss, {
       "loss": loss,
       "weights": jnp.sum(real_BM),
@@ -121,18 +121,18 @@ class Objective(Base):
       "matched_accuracy": jnp.sum(right_BQ * examples_B[:, None]),
     }
 
-  def _matched(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
+  def _match(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
     """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query. Padding matches no
     query."""
     label_B1M = jnp.broadcast_to(label_BM[:, None], (*p_BLQV.shape[:2], label_BM.shape[1]))
     p_BLMQ = jnp.take_along_axis(jnp.swapaxes(p_BLQV, 2, 3), label_B1M[..., None], axis=2)
-    found_BL1Q4 = boxes_BLQ4[:, :, None]
+    predicted_BL1Q4 = boxes_BLQ4[:, :, None]
     target_B1M14 = target_BM4[:, None, :, None]
-    l1_BLMQ = jnp.sum(jnp.abs(found_BL1Q4 - target_B1M14), axis=-1)
+    l1_BLMQ = jnp.sum(jnp.abs(predicted_BL1Q4 - target_B1M14), axis=-1)
     cost_BLMQ = (
       self.l1 * l1_BLMQ
       - self.class_cost * p_BLMQ
-      - self.giou * generalised_iou(found_BL1Q4, target_B1M14)
+      - self.giou * generalised_iou(predicted_BL1Q4, target_B1M14)
     )
     # Padding costs the same for all queries, so it does not affect the matching of real boxes. A
     # NaN would never match.
@@ -147,11 +147,11 @@ def assign_queries(cost_BLMQ: jax.Array) -> jax.Array:
   """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per
   column; M <= Q."""
 
-  def one(cost_MQ):
+  def solve(cost_MQ):
     rows, columns = optax.assignment.hungarian_algorithm(cost_MQ)
     return jnp.zeros_like(cost_MQ).at[rows, columns].set(1.0)
 
-  return jax.vmap(jax.vmap(one))(cost_BLMQ)
+  return jax.vmap(jax.vmap(solve))(cost_BLMQ)
 
 
 def to_centre_form(boxes: jax.Array) -> jax.Array:
@@ -163,12 +163,18 @@ def to_centre_form(boxes: jax.Array) -> jax.Array:
 def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
   """Compute the GIoU of boxes by centre and size, both [..., 4], broadcast (Rezatofighi et al.
   2019, algorithm 1)."""
-  low_a, high_a, low_b, high_b = (x[..., :2] + s * x[..., 2:] / 2 for x in (a, b) for s in (-1, 1))
-  area = lambda low, high: jnp.prod(jnp.maximum(high - low, 0.0), axis=-1)  # noqa: E731
-  both = area(jnp.maximum(low_a, low_b), jnp.minimum(high_a, high_b))
-  union = area(low_a, high_a) + area(low_b, high_b) - both
+  low_a = a[..., :2] - a[..., 2:] / 2
+  high_a = a[..., :2] + a[..., 2:] / 2
+  low_b = b[..., :2] - b[..., 2:] / 2
+  high_b = b[..., :2] + b[..., 2:] / 2
+
+  def area(low, high):
+    return jnp.prod(jnp.maximum(high - low, 0.0), axis=-1)
+
+  intersection = area(jnp.maximum(low_a, low_b), jnp.minimum(high_a, high_b))
+  union = area(low_a, high_a) + area(low_b, high_b) - intersection
   hull = area(jnp.minimum(low_a, low_b), jnp.maximum(high_a, high_b))
-  return both / jnp.maximum(union, _EPSILON) - (hull - union) / jnp.maximum(hull, _EPSILON)
+  return intersection / jnp.maximum(union, _EPSILON) - (hull - union) / jnp.maximum(hull, _EPSILON)
 
 
 def _real(batch: dict[str, jax.Array]) -> jax.Array:

@@ -54,9 +54,9 @@ class Objective(Base):
 
   def __post_init__(self):
     if not 0 <= self.share <= 1 or self.temperature <= 0:
-      found = f"found share {self.share} and temperature {self.temperature}"
       raise UserError(
-        f"config.objective: {found}, expected a share of 0 to 1 and a temperature above 0"
+        f"config.objective: found share {self.share} and temperature {self.temperature}, "
+        "expected a share of 0 to 1 and a temperature above 0"
       )
 
   @classmethod
@@ -86,11 +86,12 @@ class Objective(Base):
       name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype)
       for name, feature in features.items()
     }
-    student, taught = (jax.eval_shape(lambda m, b: m(b), m, batch) for m in (model, teacher))
-    if "logits" not in taught or taught["logits"].shape != student["logits"].shape:
-      shape = list(taught["logits"].shape[1:]) if "logits" in taught else "none"
+    student_logits = jax.eval_shape(lambda m, b: m(b), model, batch)["logits"]
+    teacher_logits = jax.eval_shape(lambda m, b: m(b), teacher, batch).get("logits")
+    if teacher_logits is None or teacher_logits.shape != student_logits.shape:
+      shape = "none" if teacher_logits is None else list(teacher_logits.shape[1:])
       raise UserError(
-        f"config.teacher: found logits {shape}, expected {list(student['logits'].shape[1:])}, the "
+        f"config.teacher: found logits {shape}, expected {list(student_logits.shape[1:])}, the "
         "student's"
       )
 
@@ -110,25 +111,29 @@ class Objective(Base):
     """
     outputs = model(batch, key)
     weights_B = batch["example_weights"]
-    taught_BV = jax.lax.stop_gradient(model.reference(batch)["logits"].astype(jnp.float32))
+    teacher_BV = jax.lax.stop_gradient(model.reference(batch)["logits"].astype(jnp.float32))
     predicted_BV = outputs["logits"]
     student_BV = outputs.get("distillation_logits", predicted_BV).astype(jnp.float32)
     loss, sums = label_losses(
       outputs.get("class_logits", predicted_BV), batch, self.label_smoothing, self.loss
     )
-    best_B = jnp.argmax(taught_BV, axis=-1)
+    best_B = jnp.argmax(teacher_BV, axis=-1)
     if self.kind == "hard":
-      each_B = -jnp.take_along_axis(jax.nn.log_softmax(student_BV), best_B[:, None], axis=-1)[:, 0]
+      distillation_B = -jnp.take_along_axis(
+        jax.nn.log_softmax(student_BV), best_B[:, None], axis=-1
+      )[:, 0]
     else:
-      p, q = (jax.nn.log_softmax(x / self.temperature) for x in (taught_BV, student_BV))
-      each_B = self.temperature**2 * jnp.sum(jnp.exp(p) * (p - q), axis=-1)
-    distillation = jnp.sum(each_B * weights_B)
-    _, own = label_losses(predicted_BV, batch)
-    _, theirs = label_losses(taught_BV, batch)
+      log_p_BV = jax.nn.log_softmax(teacher_BV / self.temperature)
+      log_q_BV = jax.nn.log_softmax(student_BV / self.temperature)
+      divergence_B = jnp.sum(jnp.exp(log_p_BV) * (log_p_BV - log_q_BV), axis=-1)
+      distillation_B = self.temperature**2 * divergence_B
+    distillation = jnp.sum(distillation_B * weights_B)
+    _, student_sums = label_losses(predicted_BV, batch)
+    _, teacher_sums = label_losses(teacher_BV, batch)
     sums |= {
-      "correct": own["correct"],
+      "correct": student_sums["correct"],
       "distillation_loss": distillation,
-      "teacher_correct": theirs["correct"],
+      "teacher_correct": teacher_sums["correct"],
       "agreement": jnp.sum((jnp.argmax(predicted_BV, axis=-1) == best_B) * weights_B),
     }
     return add_auxiliary((1 - self.share) * loss + self.share * distillation, sums, outputs)

@@ -72,24 +72,23 @@ class Objective(PreferenceObjective):
     rows = flatten_rows(batch)
     outputs = model.outputs(rows, key)
     reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-    own_B2 = answer_log_probabilities(outputs["logits"], rows)
-    base_B2 = jax.lax.stop_gradient(
+    policy_B2 = answer_log_probabilities(outputs["logits"], rows)
+    reference_B2 = jax.lax.stop_gradient(
       answer_log_probabilities(reference.outputs(rows)["logits"], rows)
     )
-    reward_B2 = self.beta * (own_B2 - base_B2)
+    reward_B2 = self.beta * (policy_B2 - reference_B2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
-    right = 1.0 - self.label_smoothing
-    wrong = self.label_smoothing
     # -log sigmoid(x) = softplus(-x)
-    loss_B = right * jax.nn.softplus(-margin_B) + wrong * jax.nn.softplus(margin_B)
-    each = {
+    loss_B = (1.0 - self.label_smoothing) * jax.nn.softplus(-margin_B)
+    loss_B += self.label_smoothing * jax.nn.softplus(margin_B)
+    figures = {
       "correct": margin_B > 0,
       "margin": margin_B,
       "chosen_reward": reward_B2[:, 0],
       "rejected_reward": reward_B2[:, 1],
-      "chosen_log_probability": own_B2[:, 0],
-      "rejected_log_probability": own_B2[:, 1],
-      "reference_chosen_log_probability": base_B2[:, 0],
-      "reference_rejected_log_probability": base_B2[:, 1],
+      "chosen_log_probability": policy_B2[:, 0],
+      "rejected_log_probability": policy_B2[:, 1],
+      "reference_chosen_log_probability": reference_B2[:, 0],
+      "reference_rejected_log_probability": reference_B2[:, 1],
     }
-    return sum_over_pairs(batch[self.weights], loss_B, each, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, figures, outputs)

@@ -91,25 +91,25 @@ class Objective(EncoderTargets):
     sampling_key = jax.random.key(_EVALUATION_KEY) if key is None else subkey(key, 1)
     sampled_BS = sample_tokens(generated["logits"], sampling_key, self.temperature)
     if "encoder_masked_positions" in batch:  # put each row's K samples at their positions
-      places = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
+      positions = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
       # unused slots point to [CLS], which is never masked
-      sampled_BS = tokens_BS.at[places].set(sampled_BS)
-    chosen_BS = weights_BS > 0
-    replaced_BS = (chosen_BS & (sampled_BS != batch["encoder_target_tokens"])).astype(jnp.float32)
-    corrupted = batch | {"encoder_input_tokens": jnp.where(chosen_BS, sampled_BS, tokens_BS)}
-    judged = model.discriminate(corrupted, subkey(key, 2))
-    logits_BS = judged["logits"].astype(jnp.float32)
-    each_BS = batch["discriminator_weights"]
+      sampled_BS = tokens_BS.at[positions].set(sampled_BS)
+    masked_BS = weights_BS > 0
+    replaced_BS = (masked_BS & (sampled_BS != batch["encoder_target_tokens"])).astype(jnp.float32)
+    corrupted = batch | {"encoder_input_tokens": jnp.where(masked_BS, sampled_BS, tokens_BS)}
+    discriminated = model.discriminate(corrupted, subkey(key, 2))
+    logits_BS = discriminated["logits"].astype(jnp.float32)
+    token_weights_BS = batch["discriminator_weights"]
     # -log sigmoid(x) for replaced tokens, -log sigmoid(-x) for the others
     cost_BS = jax.nn.softplus(logits_BS) - replaced_BS * logits_BS
-    real_BS = (each_BS > 0).astype(jnp.float32)
-    judged_sums = {
+    real_BS = (token_weights_BS > 0).astype(jnp.float32)
+    discriminator_sums = {
       "loss": jnp.sum(cost_BS * real_BS),
       "accuracy": jnp.sum(((logits_BS > 0) == (replaced_BS > 0)) * real_BS),
       "weights": jnp.sum(real_BS),
     }
-    auxiliary, _ = add_auxiliary(jnp.zeros(()), sums, judged)
-    _, judged_sums = add_auxiliary(jnp.zeros(()), judged_sums, judged)
-    sums |= {f"discriminator_{name}": value for name, value in judged_sums.items()}
+    auxiliary, _ = add_auxiliary(jnp.zeros(()), sums, discriminated)
+    _, discriminator_sums = add_auxiliary(jnp.zeros(()), discriminator_sums, discriminated)
+    sums |= {f"discriminator_{name}": value for name, value in discriminator_sums.items()}
     sums |= {"replaced": jnp.sum(replaced_BS * real_BS), "replaced_weights": jnp.sum(real_BS)}
-    return loss + self.discriminator * jnp.sum(cost_BS * each_BS) + auxiliary, sums
+    return loss + self.discriminator * jnp.sum(cost_BS * token_weights_BS) + auxiliary, sums

@@ -60,7 +60,8 @@ class Objective(Base):
     """
     if "language_model_weights" not in batch:
       batch = self.prepare(batch, model)
-    rows, (B, R, _) = flatten_rows(batch), batch["decoder_input_tokens"].shape
+    rows = flatten_rows(batch)
+    B, R, _ = batch["decoder_input_tokens"].shape
     outputs = model.outputs(rows, key)
     scores_BRC = outputs["scores"].reshape(B, R, -1)
     label_B = batch["label"]
@@ -70,10 +71,12 @@ class Objective(Base):
       correct_B = None
     elif "option_labels" in batch:
       kinds_BR = batch["option_labels"]
-      given_BR = jnp.where(kinds_BR > 0, scores_BRC[..., 0], -1e9)
-      right_BR = jnp.where(kinds_BR == 2, given_BR, -1e9)
-      loss_B = jax.nn.logsumexp(given_BR, axis=1) - jax.nn.logsumexp(right_BR, axis=1)
-      correct_B = jnp.max(right_BR, axis=1) >= jnp.max(given_BR, axis=1)
+      option_scores_BR = jnp.where(kinds_BR > 0, scores_BRC[..., 0], -1e9)
+      right_scores_BR = jnp.where(kinds_BR == 2, option_scores_BR, -1e9)
+      loss_B = jax.nn.logsumexp(option_scores_BR, axis=1) - jax.nn.logsumexp(
+        right_scores_BR, axis=1
+      )
+      correct_B = jnp.max(right_scores_BR, axis=1) >= jnp.max(option_scores_BR, axis=1)
     else:
       log_p_BC = jax.nn.log_softmax(scores_BRC.sum(axis=1))
       loss_B = -jnp.take_along_axis(log_p_BC, label_B[:, None], axis=1)[:, 0]
@@ -82,13 +85,17 @@ class Objective(Base):
     sums = {"loss": loss, "weights": jnp.sum(weights_B)}
     if correct_B is not None:
       sums["correct"] = jnp.sum(correct_B * weights_B)
-    # equal for all tokens
-    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)
-    real_RS = (each_RS > 0).astype(jnp.float32)
-    total, found = token_losses(outputs["logits"], rows["decoder_target_tokens"], real_RS, 0.0, 0.0)
+    # the same for all tokens
+    token_weights_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)
+    real_RS = (token_weights_RS > 0).astype(jnp.float32)
+    token_loss, token_sums = token_losses(
+      outputs["logits"], rows["decoder_target_tokens"], real_RS, 0.0, 0.0
+    )
     sums |= {
-      "language_model_loss": found["loss"],
-      "language_model_accuracy": found["correct"],
-      "language_model_weights": found["weights"],
+      "language_model_loss": token_sums["loss"],
+      "language_model_accuracy": token_sums["correct"],
+      "language_model_weights": token_sums["weights"],
     }
-    return add_auxiliary(loss + self.language_model * jnp.max(each_RS) * total, sums, outputs)
+    return add_auxiliary(
+      loss + self.language_model * jnp.max(token_weights_RS) * token_loss, sums, outputs
+    )

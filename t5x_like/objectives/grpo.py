@@ -28,14 +28,16 @@ class Objective(RewardObjective):
   r is the token's probability by the model over that in the rollout. The advantage A of a
   completion is its reward minus the mean of its prompt's K completions. There are four forms:
 
-    grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1), the loss is the mean of each
-              completion's tokens, and the mean of these.
-    dr_grpo   A is not divided, and each completion's sum is divided by the most tokens of any: no weight depends on the
-              spread of a prompt's rewards or on the length of a completion (section 3.1).
-    dapo      A as for `grpo`, and the loss is the mean over all tokens of the batch, so that those of long completions
-              count as much as others (Yu et al., section 3.3).
-    gspo      as `grpo`, but r is one ratio of the completion, the geometric mean of its tokens' (Zheng et al.,
-              equations 5 to 7); it moves little, and is clipped at 3e-4 and 4e-4 in the paper.
+    grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1); the loss is
+              the mean of each completion's tokens, and the mean of these.
+    dr_grpo   A is not divided, and each completion's sum is divided by the most tokens of any: no
+              weight depends on the spread of a prompt's rewards or on the length of a completion
+              (section 3.1).
+    dapo      A as for `grpo`; the loss is the mean over all tokens of the batch, so the tokens of
+              long completions count as much as others (Yu et al., section 3.3).
+    gspo      as `grpo`, but r is one ratio of the completion, the geometric mean of its tokens'
+              ratios (Zheng et al., equations 5 to 7); it moves little, and is clipped at 3e-4 and
+              4e-4 in the paper.
 
   With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from
   them; in the first, r is 1 up to rounding.
@@ -70,11 +72,11 @@ class Objective(RewardObjective):
   def advantages(self, reward_BK: jax.Array) -> jax.Array:
     """Return the advantage of each of the K completions of B prompts, [B, K]."""
     # equal rewards are then exactly their mean, whatever their size
-    above_BK = reward_BK - reward_BK[:, :1]
-    A_BK = above_BK - jnp.mean(above_BK, axis=1, keepdims=True)
+    difference_BK = reward_BK - reward_BK[:, :1]
+    A_BK = difference_BK - jnp.mean(difference_BK, axis=1, keepdims=True)
     if self.form == "dr_grpo":
       return A_BK
-    return A_BK / (jnp.std(above_BK, axis=1, keepdims=True, ddof=1) + _EPSILON)
+    return A_BK / (jnp.std(difference_BK, axis=1, keepdims=True, ddof=1) + _EPSILON)
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
@@ -84,27 +86,33 @@ class Objective(RewardObjective):
       key: not used.
     Returns:
       (loss sum, sums), sums over completions, of `dapo` a loss over tokens: see
-      `RewardObjective.sum_completions`; `clip_fraction` and, with a reference, `kl` are means over each
-      completion's tokens.
+      `RewardObjective.sum_completions`; `clip_fraction` and, with a reference, `kl` are means
+      over each completion's tokens.
     """
-    found = self.completions(model, batch)
-    A_BK1 = self.advantages(found.reward_BK)[..., None]
-    log_ratio_BKN = found.policy_BKN - found.rollout_BKN
+    completions = self.completions(model, batch)
+    A_BK1 = self.advantages(completions.reward_BK)[..., None]
+    log_ratio_BKN = completions.policy_BKN - completions.rollout_BKN
     if self.form == "gspo":
-      log_ratio_BKN = mean_over_tokens(log_ratio_BKN, found.weights_BKN)[..., None]
+      log_ratio_BKN = mean_over_tokens(log_ratio_BKN, completions.weights_BKN)[..., None]
     ratio_BKN = jnp.exp(log_ratio_BKN)
     high = self.clip if self.clip_high is None else self.clip_high
-    free_BKN = ratio_BKN * A_BK1
-    bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
-    loss_BKN = jnp.broadcast_to(-jnp.minimum(free_BKN, bound_BKN), found.policy_BKN.shape)
-    each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}
+    unclipped_BKN = ratio_BKN * A_BK1
+    clipped_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
+    loss_BKN = jnp.broadcast_to(
+      -jnp.minimum(unclipped_BKN, clipped_BKN), completions.policy_BKN.shape
+    )
+    figures = {
+      "clip_fraction": mean_over_tokens(clipped_BKN < unclipped_BKN, completions.weights_BKN)
+    }
     if self.needs_reference:
-      kl_BKN = k3(found.policy_BKN, found.reference_BKN)
+      kl_BKN = k3(completions.policy_BKN, completions.reference_BKN)
       loss_BKN += self.beta * kl_BKN
-      each["kl"] = mean_over_tokens(kl_BKN, found.weights_BKN)
+      figures["kl"] = mean_over_tokens(kl_BKN, completions.weights_BKN)
     if self.form in ("grpo", "gspo"):
-      return self.sum_completions(found, mean_over_tokens(loss_BKN, found.weights_BKN), **each)
-    loss_BK = jnp.sum(loss_BKN * found.weights_BKN, axis=-1)
+      return self.sum_completions(
+        completions, mean_over_tokens(loss_BKN, completions.weights_BKN), **figures
+      )
+    loss_BK = jnp.sum(loss_BKN * completions.weights_BKN, axis=-1)
     if self.form == "dr_grpo":
-      return self.sum_completions(found, loss_BK / loss_BKN.shape[-1], **each)
-    return self.sum_completions(found, loss_BK, jnp.sum(found.weights_BKN), **each)
+      return self.sum_completions(completions, loss_BK / loss_BKN.shape[-1], **figures)
+    return self.sum_completions(completions, loss_BK, jnp.sum(completions.weights_BKN), **figures)

@@ -67,8 +67,8 @@ class Objective(Base):
     loss_B = -jax.nn.logsumexp(prior_BZ + likelihood_BZ, axis=1)
     gain_B = jnp.sum(jnp.exp(prior_BZ) * (likelihood_BZ - likelihood_BZ[:, :1]), axis=1)
     real_B = jnp.any(batch[self.weights] > 0, axis=1).astype(jnp.float32)
-    each = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
-    sums = {name: jnp.sum(x_B * real_B) for name, x_B in each.items()} | {
+    figures = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
+    sums = {name: jnp.sum(x_B * real_B) for name, x_B in figures.items()} | {
       "weights": jnp.sum(real_B)
     }
     return add_auxiliary(sums["loss"], sums, outputs)
@@ -81,9 +81,8 @@ def passage_log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, j
   score_BZ = jnp.einsum(
     "BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest"
   )
-  targets_RT, weights_RT = (
-    jnp.repeat(batch[f"decoder_{n}"], Z, axis=0) for n in ("target_tokens", "loss_weights")
-  )
+  targets_RT = jnp.repeat(batch["decoder_target_tokens"], Z, axis=0)
+  weights_RT = jnp.repeat(batch["decoder_loss_weights"], Z, axis=0)
   log_z_RT, target_RT, *_ = statistics(outputs["logits"], targets_RT)
   likelihood_BZ = jnp.sum((target_RT - log_z_RT) * weights_RT, axis=1).reshape(-1, Z)
   return jax.nn.log_softmax(score_BZ, axis=1), likelihood_BZ

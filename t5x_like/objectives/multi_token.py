@@ -50,15 +50,21 @@ class Objective(DecoderTargets):
     loss, sums = token_losses(
       outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss
     )
-    weights_BT = _earlier(weights_BT)
-    if (segments_BT := batch.get("decoder_segment_ids")) is not None:
-      weights_BT = weights_BT * (segments_BT == _earlier(segments_BT))
-    arguments = _earlier(targets_BT), weights_BT, self.label_smoothing, self.z_loss
-    next_loss, of_next = token_losses(outputs["next_logits"], *arguments)
-    sums |= {f"next_{name}": of_next[name] for name in ("loss", "correct", "weights")}
+    weights_BT = _shift_left(weights_BT)
+    if "decoder_segment_ids" in batch:
+      segments_BT = batch["decoder_segment_ids"]
+      weights_BT = weights_BT * (segments_BT == _shift_left(segments_BT))
+    next_loss, next_sums = token_losses(
+      outputs["next_logits"],
+      _shift_left(targets_BT),
+      weights_BT,
+      self.label_smoothing,
+      self.z_loss,
+    )
+    sums |= {f"next_{name}": next_sums[name] for name in ("loss", "correct", "weights")}
     return add_auxiliary(loss + self.next_weight * next_loss, sums, outputs)
 
 
-def _earlier(x_BT: jax.Array) -> jax.Array:
-  """Move every value one place forward in its row; the last is 0."""
+def _shift_left(x_BT: jax.Array) -> jax.Array:
+  """Shift the values of each row by one towards its start; the last is 0."""
   return jnp.pad(x_BT[:, 1:], ((0, 0), (0, 1)))

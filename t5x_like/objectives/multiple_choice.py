@@ -30,11 +30,12 @@ class Objective(Base):
   @classmethod
   def check(cls, model, features) -> None:
     """Raise UserError if the head is for another number of options."""
-    found, (wanted,) = getattr(model.head, "choices", None), features["option_labels"].shape
-    if found is not None and found != wanted:
+    choices = getattr(model.head, "choices", None)
+    (options,) = features["option_labels"].shape
+    if choices is not None and choices != options:
       raise UserError(
-        f"config.model.head.choices: found {found}, but the task has {wanted}; set "
-        f"--config.model.head.choices={wanted}"
+        f"config.model.head.choices: found {choices}, but the task has {options}; set "
+        f"--config.model.head.choices={options}"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:

@@ -27,7 +27,7 @@ class Objective(ImageTextObjective):
   A row's loss is the sum over its pairs (algorithm 1).
 
   Attributes:
-    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a
+    chunks: the number of parts in which a batch is encoded and compare; memory holds one part at a
       time.
   """
 
@@ -50,11 +50,11 @@ class Objective(ImageTextObjective):
     scale = outputs["logit_scale"]
     bias = outputs["logit_bias"]
     weights_B = batch["example_weights"]
-    others_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
+    padding_mask_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
     text_BP = gather_rows(outputs["text_embeddings"])
 
-    def compared(a_bP, own_bP, rows_b):
-      logits_bB = scale * cosines(a_bP, text_BP) + bias + others_B
+    def compare(a_bP, own_bP, rows_b):
+      logits_bB = scale * cosines(a_bP, text_BP) + bias + padding_mask_B
       own_b = scale * jnp.sum(a_bP * own_bP, axis=-1) + bias
       is_own = rows_b[:, None] == jnp.arange(len(text_BP))
       loss_b = jax.nn.softplus(-own_b) + jnp.sum(
@@ -64,7 +64,7 @@ class Objective(ImageTextObjective):
 
     rows_B = jnp.arange(len(weights_B))
     arrays = outputs["image_embeddings"], outputs["text_embeddings"], rows_B
-    loss_B, correct_B = map_chunks(compared, self.chunks, *arrays)
+    loss_B, correct_B = map_chunks(compare, self.chunks, *arrays)
     loss = jnp.sum(loss_B * weights_B)
     sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
     return add_auxiliary(loss, sums, outputs)

@@ -98,69 +98,79 @@ class Objective(RewardObjective):
       The batch with `advantages`, `returns`, `values` and, with a reference,
       `reference_log_probabilities`, float32 [B, K, N]; 0 behind the end of a completion.
     """
-    found = self.completions(model, batch)
-    w_BKN = found.weights_BKN
-    V_BKN = predict_values(model, found.outputs, w_BKN.shape) * w_BKN
-    later_BKN = jnp.pad(w_BKN, ((0, 0), (0, 0), (0, 1)))[..., 1:]
+    completions = self.completions(model, batch)
+    w_BKN = completions.weights_BKN
+    V_BKN = predict_values(model, completions.outputs, w_BKN.shape) * w_BKN
+    next_w_BKN = jnp.pad(w_BKN, ((0, 0), (0, 0), (0, 1)))[..., 1:]
     reward_BKN = (
-      -self.beta * (found.rollout_BKN - found.reference_BKN)
-      + (w_BKN - later_BKN) * found.reward_BK[..., None]
+      -self.beta * (completions.rollout_BKN - completions.reference_BKN)
+      + (w_BKN - next_w_BKN) * completions.reward_BK[..., None]
     )
 
-    def back(after, now):
-      A_BK, V_BK = after
-      reward_BK, value_BK, w_BK = now
+    def step_back(next_token, token):
+      A_BK, V_BK = next_token
+      reward_BK, value_BK, w_BK = token
       A_BK = (reward_BK + self.gamma * V_BK - value_BK + self.gamma * self.gae_lambda * A_BK) * w_BK
       return (A_BK, value_BK), A_BK
 
     by_token = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (reward_BKN, V_BKN, w_BKN))
-    none_BK = jnp.zeros(w_BKN.shape[:2])
-    A_BKN = jnp.moveaxis(jax.lax.scan(back, (none_BK, none_BK), by_token, reverse=True)[1], 0, -1)
-    made = {"advantages": whiten(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
-    made |= {"reference_log_probabilities": found.reference_BKN} if self.needs_reference else {}
-    return batch | jax.lax.stop_gradient(made)
+    zeros_BK = jnp.zeros(w_BKN.shape[:2])
+    A_BKN = jnp.moveaxis(
+      jax.lax.scan(step_back, (zeros_BK, zeros_BK), by_token, reverse=True)[1], 0, -1
+    )
+    estimates = {"advantages": whiten(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
+    if self.needs_reference:
+      estimates["reference_log_probabilities"] = completions.reference_BKN
+    return batch | jax.lax.stop_gradient(estimates)
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
       model: see `RewardObjective.completions`, with a value head.
-      batch: see `judged`; one without advantages is judged by the model itself.
+      batch: see `estimate_advantages`, which the model applies to a batch without advantages.
       key: not used.
     Returns:
       (loss sum, sums), sums over tokens: `loss`, `policy_loss`, `value_loss` (without its weight),
       `clip_fraction`, with a reference `kl`, and `weights` (tokens); over completions `reward` and
       `completion_length`, with their weights; and the scalars of the model.
     """
-    batch = batch if "advantages" in batch else self.estimate_advantages(model, batch)
-    found = self.completions(model, batch)
+    if "advantages" not in batch:
+      batch = self.estimate_advantages(model, batch)
+    completions = self.completions(model, batch)
     A_BKN = batch["advantages"]
     R_BKN = batch["returns"]
-    rollout_BKN = batch["values"]
-    w_BKN = found.weights_BKN
-    ratio_BKN = jnp.exp(found.policy_BKN - found.rollout_BKN)
-    free_BKN = ratio_BKN * A_BKN
-    bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
-    V_BKN = predict_values(model, found.outputs, w_BKN.shape)
-    near_BKN = jnp.clip(V_BKN, rollout_BKN - self.value_clip, rollout_BKN + self.value_clip)
-    each = {
-      "policy_loss": -jnp.minimum(free_BKN, bound_BKN),
-      "value_loss": 0.5 * jnp.maximum(jnp.square(V_BKN - R_BKN), jnp.square(near_BKN - R_BKN)),
-      "clip_fraction": (bound_BKN < free_BKN).astype(jnp.float32),
+    rollout_V_BKN = batch["values"]
+    w_BKN = completions.weights_BKN
+    ratio_BKN = jnp.exp(completions.policy_BKN - completions.rollout_BKN)
+    unclipped_BKN = ratio_BKN * A_BKN
+    clipped_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
+    V_BKN = predict_values(model, completions.outputs, w_BKN.shape)
+    clipped_V_BKN = jnp.clip(
+      V_BKN, rollout_V_BKN - self.value_clip, rollout_V_BKN + self.value_clip
+    )
+    figures = {
+      "policy_loss": -jnp.minimum(unclipped_BKN, clipped_BKN),
+      "value_loss": 0.5 * jnp.maximum(jnp.square(V_BKN - R_BKN), jnp.square(clipped_V_BKN - R_BKN)),
+      "clip_fraction": (clipped_BKN < unclipped_BKN).astype(jnp.float32),
     }
-    each |= {"kl": k3(found.policy_BKN, found.reference_BKN)} if self.needs_reference else {}
-    sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in each.items()}
+    if self.needs_reference:
+      figures["kl"] = k3(completions.policy_BKN, completions.reference_BKN)
+    sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in figures.items()}
     loss = sums["policy_loss"] + self.value_weight * sums["value_loss"]
     tokens = w_BKN.sum()
-    completions = found.real_BK
+    count = completions.real_BK.sum()
     sums |= {
       "loss": loss,
       "weights": tokens,
       "completion_length": tokens,
-      "completion_weights": completions.sum(),
+      "completion_weights": count,
     }
-    sums |= {"reward": jnp.sum(found.reward_BK * completions), "reward_weights": completions.sum()}
-    return add_auxiliary(loss, sums, found.outputs)
+    sums |= {
+      "reward": jnp.sum(completions.reward_BK * completions.real_BK),
+      "reward_weights": count,
+    }
+    return add_auxiliary(loss, sums, completions.outputs)
 
 
 def predict_values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Array:

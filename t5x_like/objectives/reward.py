@@ -21,8 +21,8 @@ class Objective(PreferenceObjective):
 
   Attributes:
     centre: the weight of `(r(chosen) + r(rejected))^2`.
-    gap: the least difference of rewards that is asked for; a pair's own `margin` is added, if the
-      task has them.
+    gap: the least difference of rewards without loss; a pair's `margin` is added, if the task has
+      it.
   """
 
   unit = "nats per pair of answers"
@@ -56,10 +56,10 @@ class Objective(PreferenceObjective):
     gap_B = self.gap + batch.get("margin", 0.0)
     sum_B = jnp.sum(reward_B2, axis=1)
     loss_B = jax.nn.softplus(gap_B - margin_B) + self.centre * jnp.square(sum_B)
-    each = {
+    figures = {
       "correct": margin_B > 0,
       "margin": margin_B,
       "chosen_reward": reward_B2[:, 0],
       "rejected_reward": reward_B2[:, 1],
     }
-    return sum_over_pairs(batch[self.weights], loss_B, each, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, figures, outputs)

@@ -45,12 +45,15 @@ class Objective(RewardObjective):
       model, batch: see `RewardObjective.completions`.
       key: not used.
     Returns:
-      (loss sum, sums), sums over completions: see `RewardObjective.sum_completions`; with a reference, `kl` is
-      the mean over each completion's tokens.
+      (loss sum, sums), sums over completions: see `RewardObjective.sum_completions`; with a
+      reference, `kl` is the mean over each completion's tokens.
     """
-    found = self.completions(model, batch)
-    cost_BK = self.beta * jnp.sum(found.rollout_BKN - found.reference_BKN, axis=-1)
-    A_BK = self.advantages(found.reward_BK - cost_BK)
-    loss_BK = -A_BK * jnp.sum(found.policy_BKN, axis=-1)
-    kl = mean_over_tokens(k3(found.policy_BKN, found.reference_BKN), found.weights_BKN)
-    return self.sum_completions(found, loss_BK, **({"kl": kl} if self.needs_reference else {}))
+    completions = self.completions(model, batch)
+    cost_BK = self.beta * jnp.sum(completions.rollout_BKN - completions.reference_BKN, axis=-1)
+    A_BK = self.advantages(completions.reward_BK - cost_BK)
+    loss_BK = -A_BK * jnp.sum(completions.policy_BKN, axis=-1)
+    kl_BK = mean_over_tokens(
+      k3(completions.policy_BKN, completions.reference_BKN), completions.weights_BKN
+    )
+    figures = {"kl": kl_BK} if self.needs_reference else {}
+    return self.sum_completions(completions, loss_BK, **figures)

@@ -55,14 +55,15 @@ class Objective(EncoderTargets):
         "--config.model.head=span_boundary"
       )
     x_BSD, valid, aux = model.encode(batch, subkey(key, 0))
-    everywhere_BS = jnp.broadcast_to(jnp.arange(x_BSD.shape[1]), x_BSD.shape[:2])
-    places_BK = batch.get("encoder_masked_positions", everywhere_BS)
+    all_positions_BS = jnp.broadcast_to(jnp.arange(x_BSD.shape[1]), x_BSD.shape[:2])
+    positions_BK = batch.get("encoder_masked_positions", all_positions_BS)
     targets_BK, weights_BK = masked_targets(batch)
-    outputs = model.head(x_BSD, model.embed, valid, subkey(key, 1), places_BK) | aux
+    outputs = model.head(x_BSD, model.embed, valid, subkey(key, 1), positions_BK) | aux
     loss, sums = token_losses(outputs["logits"], targets_BK, weights_BK, 0.0, 0.0)
     loss, sums = add_auxiliary(loss, sums, outputs)
-    beside = gather_masked(batch, "encoder_span_starts"), gather_masked(batch, "encoder_span_ends")
-    logits_BKV = model.head.boundary(x_BSD, places_BK, *beside, model.embed)
+    starts_BK = gather_masked(batch, "encoder_span_starts")
+    ends_BK = gather_masked(batch, "encoder_span_ends")
+    logits_BKV = model.head.boundary(x_BSD, positions_BK, starts_BK, ends_BK, model.embed)
     boundary_loss, boundary = token_losses(logits_BKV, targets_BK, weights_BK, 0.0, 0.0)
     sums |= {"span_boundary_loss": boundary["loss"], "span_boundary_accuracy": boundary["correct"]}
     return loss + self.span_boundary * boundary_loss, sums

@@ -37,17 +37,17 @@ class Objective(Base):
     outputs = model(batch, key)
     weights_B1 = batch["example_weights"][:, None]
     tokens_BS = batch["encoder_input_tokens"]
-    hidden_BS = (tokens_BS == model.variant.tokens.pad) & (jnp.arange(tokens_BS.shape[1]) > 0)
-    ends = []
+    is_padding_BS = (tokens_BS == model.variant.tokens.pad) & (jnp.arange(tokens_BS.shape[1]) > 0)
+    losses = []
+    hits = []
     for end in ("start", "end"):
-      logits_BS = jnp.where(hidden_BS, -1e9, outputs[f"{end}_logits"].astype(jnp.float32))
+      logits_BS = jnp.where(is_padding_BS, -1e9, outputs[f"{end}_logits"].astype(jnp.float32))
       target_B = batch[f"span_{end}"]
-      right_B = jnp.argmax(logits_BS, axis=1) == target_B
-      ends.append(
-        (token_losses(logits_BS[:, None], target_B[:, None], weights_B1, 0.0, 0.0)[0], right_B)
-      )
-    loss = 0.5 * (ends[0][0] + ends[1][0])
-    correct = jnp.sum((ends[0][1] & ends[1][1]).astype(jnp.float32) * weights_B1[:, 0])
+      loss, _ = token_losses(logits_BS[:, None], target_B[:, None], weights_B1, 0.0, 0.0)
+      losses.append(loss)
+      hits.append(jnp.argmax(logits_BS, axis=1) == target_B)
+    loss = 0.5 * (losses[0] + losses[1])
+    correct = jnp.sum((hits[0] & hits[1]).astype(jnp.float32) * weights_B1[:, 0])
     return add_auxiliary(
       loss, {"loss": loss, "correct": correct, "weights": jnp.sum(weights_B1)}, outputs
     )

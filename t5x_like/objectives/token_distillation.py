@@ -43,16 +43,16 @@ class Objective(TokenDistillation):
           "make; choose another"
         )
     batch = {
-      name: jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for name, one in features.items()
+      name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype)
+      for name, feature in features.items()
     }
-    ours, theirs = (
-      jax.eval_shape(lambda m, b: m(b), one, batch).get("logits")
-      for one in (model, model.reference)
-    )
-    if theirs is None or theirs.shape[:-1] != ours.shape[:-1]:
-      found = "none" if theirs is None else list(theirs.shape[1:])
+    student_logits = jax.eval_shape(lambda m, b: m(b), model, batch)["logits"]
+    teacher_logits = jax.eval_shape(lambda m, b: m(b), model.reference, batch).get("logits")
+    if teacher_logits is None or teacher_logits.shape[:-1] != student_logits.shape[:-1]:
+      shape = "none" if teacher_logits is None else list(teacher_logits.shape[1:])
       raise UserError(
-        f"config.teacher: found logits {found}, expected {list(ours.shape[1:])}, the student's"
+        f"config.teacher: found logits {shape}, expected {list(student_logits.shape[1:])}, "
+        "the student's"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -63,8 +63,8 @@ class Objective(TokenDistillation):
       batch: as for `DecoderTargets`.
       key: dropout key of the student; None evaluates.
     Returns:
-      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss` and `agreement`, the
-      tokens for which both predict the same.
+      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss` and
+      `agreement`, the tokens for which both predict the same.
     """
     teacher = jax.lax.stop_gradient(model.reference.outputs(batch)["logits"])
     divergence = functools.partial(full_divergence, temperature=self.temperature)

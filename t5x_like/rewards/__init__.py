@@ -49,8 +49,8 @@ def find_reward(value: str | dict[str, Any]) -> Reward:
 
 def needs_all_processes(value: str | dict[str, Any]) -> bool:
   """Return whether all processes must call a reward with the same texts."""
-  found = find_reward(value)
-  return getattr(getattr(found, "func", found), "together", False)
+  reward = find_reward(value)
+  return getattr(getattr(reward, "func", reward), "together", False)
 
 
 def pack_fields(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
@@ -61,17 +61,17 @@ def pack_fields(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
     UserError: they are longer, or are no JSON.
   """
   try:
-    found = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
   except (TypeError, ValueError) as error:
     raise UserError(
       f"{where}: found fields that are no JSON ({one_line(error)}); choose others for fields"
     ) from None
-  if len(found) > length:
+  if len(content) > length:
     raise UserError(
-      f"{where}: found {len(found)} bytes in its fields {', '.join(fields)}, expected at most "
+      f"{where}: found {len(content)} bytes in its fields {', '.join(fields)}, expected at most "
       f"{length}; raise --config.task.fields_length"
     )
-  return np.frombuffer(found.ljust(length, b"\0"), np.uint8)
+  return np.frombuffer(content.ljust(length, b"\0"), np.uint8)
 
 
 def unpack_fields(fields_RF: np.ndarray) -> list[dict[str, Any]]:
@@ -88,11 +88,11 @@ def completion_ends(task) -> tuple[int, ...]:
 
 def decode_completions(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
   """Return the texts of completions up to their ends."""
-  rows = [
-    row[: next((place for place, i in enumerate(row) if i in ends), None)]
-    for row in tokens_RN.tolist()
-  ]
-  return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
+  texts = []
+  for row in tokens_RN.tolist():
+    end = next((n for n, i in enumerate(row) if i in ends), len(row))
+    texts.append(vocabulary.decode([i for i in row[:end] if i < vocabulary.size]))
+  return texts
 
 
 def right_answers(example: dict[str, Any]) -> set[str]:
@@ -127,19 +127,20 @@ def reward_texts(
 ) -> np.ndarray:
   """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite
   number for each."""
-  reward, (name, _) = find_reward(value), slots.name_and_arguments(_WHERE, value)
+  reward = find_reward(value)
+  name, _ = slots.name_and_arguments(_WHERE, value)
   where = f"{_WHERE}: {name}"
   try:
-    found = np.asarray(reward(texts, examples), np.float32)
+    reward_R = np.asarray(reward(texts, examples), np.float32)
   except (Exception, SystemExit) as error:
     raise UserError(f"{where} failed: {type(error).__name__}: {one_line(error)}") from error
-  if found.shape != (len(texts),) or not np.isfinite(found).all():
-    told = (
-      f"shape {list(found.shape)}"
-      if found.shape != (len(texts),)
-      else ("a number that is not finite")
-    )
+  fault = ""
+  if reward_R.shape != (len(texts),):
+    fault = f"shape {list(reward_R.shape)}"
+  elif not np.isfinite(reward_R).all():
+    fault = "a number that is not finite"
+  if fault:
     raise UserError(
-      f"{where}: found {told}, expected a finite number for each of {len(texts)} texts"
+      f"{where}: found {fault}, expected a finite number for each of {len(texts)} texts"
     )
-  return found
+  return reward_R

@@ -107,7 +107,7 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
     assert all((np.abs(g).max() > 0) != n.startswith("reference/") for n, g in gradients.items())
 
 
-def test_the_loss_of_every_class_is_the_mean_of_binary_cross_entropies_and_both_classes_of_a_mixture_are_right():
+def test_sigmoid_losses_are_means_over_classes_and_both_classes_of_a_mixture_are_right():
   made = small(vit, "image_classification")
   data = batch()
   # the first is all the other's

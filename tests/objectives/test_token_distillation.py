@@ -109,7 +109,7 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
 
   expected = jax.value_and_grad(online)(student)
   if tokens:
-    monkeypatch.setattr(_token_distillation, "LOGITS", B * tokens * V)
+    monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", B * tokens * V)
     assert "scan" in str(jax.make_jaxpr(online)(student))
   stored = batch | cached(teacher, V)
   found = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(
@@ -206,7 +206,7 @@ def test_meshes_change_nothing(mesh, monkeypatch):
   student, teacher = ([draw.normal(size=s).astype(np.float32) for s in sizes] for _ in range(2))
   batch = {"decoder_target_tokens": draw.integers(0, 64, (4, 12)).astype(np.int32)}
   batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | cached(teacher, 5)
-  monkeypatch.setattr(_token_distillation, "LOGITS", 128)
+  monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", 128)
 
   def both(student, teacher, batch):
     online = token_distillation.Objective(share=0.5)(Small(*student, Small(*teacher)), batch)[0]
