@@ -1,7 +1,6 @@
-"""Consumption: the position in every corpus at which a phase of a run begins, given the draws of
-earlier phases.
+"""Consumption: the position in every corpus at which a phase of a run begins.
 
-A run reads a few *streams*, one for each part of a mixture and each numbering of its examples
+It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a mixture and each numbering of its examples
 (tasks with the same `Task.numbering` mean the same text by the same index, so one continues the
 other). A single task is a part without a label. Positions of a stream count its examples epoch
 after epoch: position g is place g % size of the permutation of epoch g // size. A phase of n
@@ -29,7 +28,7 @@ from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
-# of a stream: the part's label, its numbering and its number of examples
+# What identifies a stream: the part's label, its numbering and its number of examples.
 StreamKey = tuple[str, str, int]
 
 
@@ -83,33 +82,33 @@ def phase_start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> PhaseSt
   Raises:
     UserError: an earlier phase without steps or with an empty batch.
   """
-  left: dict[StreamKey, Stream] = {}
+  streams: dict[StreamKey, Stream] = {}
   tasks = [*(phase.task for phase in earlier), task]
-  now = _begin(tasks[0], seed, left)
-  drawn = 0
+  start = _begin(tasks[0], seed, streams)
+  num_drawn = 0
   for phase, following in zip(earlier, tasks[1:], strict=True):
     if phase.batch_size < 1 or phase.steps < 1:
       raise UserError(
         f"phase: found {phase.steps} steps of {phase.batch_size} examples, expected "
         "at least 1 of each"
       )
-    drawn += phase.batch_size * phase.steps
+    num_drawn += phase.batch_size * phase.steps
     if _draws(following) == _draws(phase.task):
       continue
-    left |= dict(zip(_keys(phase.task), now.advance(drawn), strict=True))
-    now = _begin(following, seed, left)
-    drawn = 0
-  return dataclasses.replace(now, task=task, offset=drawn)
+    streams.update(zip(_keys(phase.task), start.advance(num_drawn), strict=True))
+    start = _begin(following, seed, streams)
+    num_drawn = 0
+  return dataclasses.replace(start, task=task, offset=num_drawn)
 
 
-def _begin(task: Task, seed: int, left: dict[StreamKey, Stream]) -> PhaseStart:
-  fresh = (
-    Stream(part_seed(seed, label) if label else seed, part.num_examples, repeats=part.repeats)
-    for label, part in task.leaves.items()
-  )
-  return PhaseStart(
-    task, seed, 0, tuple(left.get(key, new) for key, new in zip(_keys(task), fresh, strict=True))
-  )
+def _begin(task: Task, seed: int, streams: dict[StreamKey, Stream]) -> PhaseStart:
+  """Return the start of a task that continues the known streams and begins others."""
+  leaf_streams = []
+  for key, (label, part) in zip(_keys(task), task.leaves.items(), strict=True):
+    stream_seed = part_seed(seed, label) if label else seed
+    new_stream = Stream(stream_seed, part.num_examples, repeats=part.repeats)
+    leaf_streams.append(streams.get(key, new_stream))
+  return PhaseStart(task, seed, 0, tuple(leaf_streams))
 
 
 def _keys(task: Task) -> list[StreamKey]:
@@ -121,6 +120,8 @@ def _keys(task: Task) -> list[StreamKey]:
 
 
 def _draws(task: Task) -> tuple:
-  """Return everything but the seed that determines the order of draws; equal for phases that
-  continue each other."""
+  """Return all that determines the order of draws besides the seed.
+
+  It is equal for phases that continue each other.
+  """
   return (*_keys(task), task.counts)

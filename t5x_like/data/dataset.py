@@ -1,5 +1,4 @@
-"""The training batches of a task as an ordinary `tf.data.Dataset`, for other programs; nothing here
-needs JAX."""
+"""The training batches of a task as an ordinary `tf.data.Dataset`, for programs without JAX."""
 
 from __future__ import annotations
 
@@ -18,8 +17,9 @@ def dataset(
   batch_size: int = 128,
   rows: Sequence[int] | None = None,
 ) -> tf.data.Dataset:
-  """Return the endless batches of a run with this seed and batch size, without earlier phases, from
-  a step on.
+  """Return the endless batches of a run with this seed and batch size, from a step on.
+
+  The run has no earlier phases.
 
   Args:
     task: the task.
@@ -36,13 +36,14 @@ def dataset(
   Raises:
     UserError: rows outside the batch, or a negative start.
   """
-  chosen = loader.check_rows(batch_size, rows)
-  steps, made = loader.training_pipeline(task, batch_size, seed, start, chosen, ())
+  chosen_rows = loader.check_rows(batch_size, rows)
+  steps, make_batches = loader.training_pipeline(task, batch_size, seed, start, chosen_rows, ())
 
   def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
-    found = made(step[None])
+    features = make_batches(step[None])
     return {
-      name: tf.ensure_shape(value, [len(chosen), *value.shape[1:]]) for name, value in found.items()
+      name: tf.ensure_shape(value, [len(chosen_rows), *value.shape[1:]])
+      for name, value in features.items()
     }
 
   options = tf.data.Options()

@@ -1,5 +1,4 @@
-"""Batches of a task: a pure function of the step, so the state of the input pipeline is the step
-number.
+"""Batches of a task as a pure function of the step, which is all the state of the pipeline.
 
 Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's
 permutation; step s holds the global examples s * batch_size to (s + 1) * batch_size - 1, and each
@@ -24,8 +23,8 @@ from t5x_like.errors import UserError
 EVAL_SEED = 0
 _PREFETCH = 2  # finished batches held, besides the batches in progress
 # One call makes several small batches, to share its overhead: up to this many numbers and steps.
-_TOGETHER = 2**20
-_MOST_STEPS = 64
+_MAX_NUMBERS_PER_CALL = 2**20
+_MAX_STEPS_PER_CALL = 64
 
 
 def train_batches(
@@ -55,7 +54,8 @@ def train_batches(
       steps.
   """
   rows = check_rows(batch_size, rows)
-  return _iterate(*training_pipeline(task, batch_size, seed, start_step, rows, earlier), task, rows)
+  steps, make_batches = training_pipeline(task, batch_size, seed, start_step, rows, earlier)
+  return _iterate(steps, make_batches, task, rows)
 
 
 def training_pipeline(
@@ -66,18 +66,21 @@ def training_pipeline(
   rows: np.ndarray,
   earlier: Sequence[consumption.Phase],
 ) -> tuple[tf.data.Dataset, Callable[[tf.Tensor], dict[str, tf.Tensor]]]:
-  """Return the steps from `start_step` on and a function from steps, int64 [S], to their
-  concatenated batches."""
+  """Return the steps from `start_step` on, and the function that makes their batches.
+
+  The function maps steps, int64 [S], to their concatenated batches.
+  """
   first_step = sum(phase.steps for phase in earlier)
   if start_step < first_step:
     raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
   start = consumption.phase_start(task, seed, earlier)
 
-  def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
-    return task.set_shapes(start.batch(_rows_of(step_S - first_step, batch_size, rows)))
+  def make_batches(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
+    index_B = _example_indices(step_S - first_step, batch_size, rows)
+    return task.set_shapes(start.batch(index_B))
 
   last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # its example indices still fit int64
-  return tf.data.Dataset.range(start_step, last_step), made
+  return tf.data.Dataset.range(start_step, last_step), make_batches
 
 
 def eval_batches(
@@ -86,7 +89,7 @@ def eval_batches(
   batch_size: int,
   rows: Sequence[int] | None = None,
   max_examples: int | None = None,
-  only=None,
+  only: Sequence[int] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
   """Return every example once, in index order; the noise is the same in every evaluation.
 
@@ -109,80 +112,91 @@ def eval_batches(
   rows = check_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
-  num_examples = min(task.num_examples if only is None else len(only), max_examples or math.inf)
+  num_examples = task.num_examples if only is None else len(only)
+  if max_examples is not None:
+    num_examples = min(num_examples, max_examples)
   batch = task.eval_batch or task.batch
 
-  def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
-    index_B = _rows_of(step_S, batch_size, rows)
+  def make_batches(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
+    index_B = _example_indices(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    index_B = (
-      index_B
-      if only is None
-      else tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
-    )
-    features = task.set_shapes(
-      batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
-    )
-    features = {
-      name: tf.where(
-        tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype)
-      )
-      for name, value in features.items()
-    }
-    return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
+    if only is not None:
+      index_B = tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    features = batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
+    features = _zero_padding(task.set_shapes(features), real_B)
+    features["example_index"] = tf.cast(tf.where(real_B, index_B, -1), tf.int32)
+    return features
 
-  return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), made, task, rows)
+  steps = tf.data.Dataset.range(-(-num_examples // batch_size))
+  return _iterate(steps, make_batches, task, rows)
 
 
-def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
-  """Return the global indices of this host's rows, step after step: int64 [S] -> int64 [S *
-  rows]."""
+def _zero_padding(features: dict[str, tf.Tensor], real_B: tf.Tensor) -> dict[str, tf.Tensor]:
+  """Set all features of the rows past the last example to 0."""
+  zeroed = {}
+  for name, value in features.items():
+    mask = tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1))
+    zeroed[name] = tf.where(mask, value, tf.zeros([], value.dtype))
+  return zeroed
+
+
+def _example_indices(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
+  """Return the global indices of this host's examples, step after step: int64 [S * rows]."""
   return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
 def check_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
+  """Return the rows of this host, int64, all of them for None.
+
+  Raises:
+    UserError: rows outside the batch or not ascending, or an empty batch.
+  """
   if batch_size < 1:
     raise UserError(f"batch_size: found {batch_size}, expected at least 1")
-  found = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
-  if not found.size or found[0] < 0 or found[-1] >= batch_size or (np.diff(found) < 1).any():
+  if rows is None:
+    return np.arange(batch_size)
+  row_R = np.asarray(rows, np.int64)
+  is_inside = row_R.size > 0 and row_R[0] >= 0 and row_R[-1] < batch_size
+  if not is_inside or (np.diff(row_R) < 1).any():
     raise UserError(
-      f"rows: found {found.tolist()}, expected ascending rows of a global batch of {batch_size}"
+      f"rows: found {row_R.tolist()}, expected ascending rows of a global batch of {batch_size}"
     )
-  return found
+  return row_R
 
 
 def _iterate(
   steps: tf.data.Dataset,
-  made: Callable[[tf.Tensor], dict[str, tf.Tensor]],
+  make_batches: Callable[[tf.Tensor], dict[str, tf.Tensor]],
   task: Task,
   rows: np.ndarray,
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Return the batches of `steps` in order; they are made several per call, in parallel and ahead
-  of use."""
+  """Return the batches of `steps` in order.
+
+  Several are made per call, in parallel and ahead of use.
+  """
   _hide_accelerators()
-  made = tf.autograph.experimental.do_not_convert(made)
+  make_batches = tf.autograph.experimental.do_not_convert(make_batches)
   workers = max(2, min(16, os.cpu_count() or 2))
   options = tf.data.Options()
-  # one worker per call: no overhead of splitting operations
+  # One worker per call, so that operations have no overhead of splitting.
   options.threading.max_intra_op_parallelism = 1
-  batch = len(rows)
-  numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
-  together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
-  return iterator.iterate(
-    steps,
-    lambda steps: (
-      steps.batch(together)
-      .map(made, num_parallel_calls=workers, deterministic=True)
-      .rebatch(batch)
-      .prefetch(_PREFETCH)
-      .with_options(options)
-    ),
-  )
+  batch_size = len(rows)
+  numbers = batch_size * sum(math.prod(feature.shape) for feature in task.features.values())
+  steps_per_call = max(1, min(_MAX_NUMBERS_PER_CALL // numbers, _MAX_STEPS_PER_CALL))
+
+  def build_pipeline(steps: tf.data.Dataset) -> tf.data.Dataset:
+    calls = steps.batch(steps_per_call)
+    batches = calls.map(make_batches, num_parallel_calls=workers, deterministic=True)
+    return batches.rebatch(batch_size).prefetch(_PREFETCH).with_options(options)
+
+  return iterator.iterate(steps, build_pipeline)
 
 
 def _hide_accelerators() -> None:
-  """Leave accelerators to JAX; TensorFlow would otherwise claim their memory with its first
-  operation."""
+  """Leave accelerators to JAX.
+
+  TensorFlow would otherwise claim their memory with its first operation.
+  """
   for kind in ("GPU", "TPU"):
     try:
       tf.config.set_visible_devices([], kind)

@@ -1,5 +1,4 @@
-"""Mixtures of tasks: a schedule that maps a global index to a task and one of its examples, in
-closed form.
+"""Mixtures of tasks: a schedule maps a global index to a task and one of its examples.
 
 The schedule is periodic. A period of P places holds task t exactly `counts[t]` times: its rate
 times P, rounded so that the counts add up to P. The places of a task are spread evenly, and the
@@ -36,8 +35,7 @@ from t5x_like.errors import UserError
 def temperature_rates(
   num_examples: Sequence[int], temperature: float, maximum: int | None = None
 ) -> list[float]:
-  """Return normalised rates, proportional to the number of examples to the power of 1 /
-  temperature.
+  """Return normalised rates, proportional to numbers of examples to the power 1 / temperature.
 
   Args:
     num_examples: examples of each task.
@@ -54,8 +52,10 @@ def temperature_rates(
     )
   if maximum is not None and maximum < 1:
     raise UserError(f"maximum: found {maximum}, expected at least 1 example, or None for no limit")
-  counted = np.array([min(n, maximum or n) for n in num_examples], np.float64)
-  powers = (counted / counted.max()) ** (1.0 / temperature)
+  sizes = np.array(num_examples, np.float64)
+  if maximum is not None:
+    sizes = np.minimum(sizes, maximum)
+  powers = (sizes / sizes.max()) ** (1.0 / temperature)
   return (powers / powers.sum()).tolist()
 
 
@@ -66,12 +66,14 @@ def unimax_draws(num_examples: Sequence[float], draws: int, epochs: float) -> li
   times its examples. Worked example: 90 draws of at most 1 epoch of (1, 10, 100) examples are 1, 10
   and 79.
   """
-  found = [0.0] * len(num_examples)
-  left = float(draws)
-  for larger, task in enumerate(sorted(range(len(found)), key=lambda i: num_examples[i])):
-    found[task] = min(left / (len(found) - larger), epochs * num_examples[task])
-    left -= found[task]
-  return found
+  draws_of_task = [0.0] * len(num_examples)
+  draws_left = float(draws)
+  tasks_left = len(num_examples)
+  for task in sorted(range(len(num_examples)), key=lambda i: num_examples[i]):
+    draws_of_task[task] = min(draws_left / tasks_left, epochs * num_examples[task])
+    draws_left -= draws_of_task[task]
+    tasks_left -= 1
+  return draws_of_task
 
 
 def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
@@ -93,17 +95,17 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
       )
   total = sum(rates.values())
   shares = [rate / total * period for rate in rates.values()]
-  whole = [int(share) for share in shares]
-  by_remainder = sorted(range(len(shares)), key=lambda i: (round(whole[i] - shares[i], 9), i))
-  for i in by_remainder[: period - sum(whole)]:
-    whole[i] += 1
-  for name, share, count in zip(rates, shares, whole, strict=True):
+  counts = [int(share) for share in shares]
+  by_remainder = sorted(range(len(shares)), key=lambda i: (round(counts[i] - shares[i], 9), i))
+  for i in by_remainder[: period - sum(counts)]:
+    counts[i] += 1
+  for name, share, count in zip(rates, shares, counts, strict=True):
     if not count:
       raise UserError(
         f"rate of {name}: {share / period:.3g} of a period of {period} is no example: "
         f"set period to at least {int(period / share) + 1}, or a larger rate"
       )
-  return whole
+  return counts
 
 
 class Schedule:
@@ -118,25 +120,29 @@ class Schedule:
   """
 
   def __init__(self, counts: Sequence[int]):
-    self.counts, self.period = tuple(counts), sum(counts)
+    self.counts = tuple(counts)
+    self.period = sum(counts)
     task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    which_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+    number_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
     # The k-th of c belongs at the middle of the k-th of c equal parts, so any stretch holds the
     # tasks at their rates.
-    order_P = np.argsort((which_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
+    order_P = np.argsort((number_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
     self._task_P = task_P[order_P]
-    self._which_P = which_P[order_P]
+    self._number_P = number_P[order_P]
 
   def locate(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places, int64 [B] in
-    0..period-1."""
+    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places.
+
+    Args:
+      place_B: int64 [B], in 0..period-1.
+      period_B: int64 [B], the number of the period.
+    """
     task_B = tf.gather(self._task_P, place_B)
-    return task_B, period_B * tf.gather(tf.constant(self.counts, tf.int64), task_B) + tf.gather(
-      self._which_P, place_B
-    )
+    count_B = tf.gather(tf.constant(self.counts, tf.int64), task_B)
+    return task_B, period_B * count_B + tf.gather(self._number_P, place_B)
 
   def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return `at` for global indices int64 [B], after the shuffle of the loader and `mix`."""
+    """Return `locate` for global indices int64 [B], after the shuffle of the loader and `mix`."""
     place_B = global_index_B % self.period
     period_B = global_index_B // self.period
     return self.locate(random.shuffle(place_B, period_B, seed, self.period), period_B)
@@ -145,15 +151,17 @@ class Schedule:
     """Return each task's draws among the first `examples` global indices.
 
     Returns:
-      For each task (n, more): draws 0 to n - 1, and the draws `more`, int64 ascending, from the
+      For each task (n, later draws): draws 0 to n - 1, and later draws, int64 ascending, from the
       unfinished period.
     """
-    periods, rest = divmod(examples, self.period)
-    last_B = tf.range(periods * self.period, periods * self.period + rest, dtype=tf.int64)
-    task_B, draw_B = (found.numpy() for found in self.draws(last_B, seed))
-    return [
-      (periods * count, np.sort(draw_B[task_B == task])) for task, count in enumerate(self.counts)
-    ]
+    periods = examples // self.period
+    unfinished_B = tf.range(periods * self.period, examples, dtype=tf.int64)
+    task_B, draw_B = self.draws(unfinished_B, seed)
+    draws = []
+    for task, count in enumerate(self.counts):
+      later_draws = np.sort(draw_B.numpy()[task_B.numpy() == task])
+      draws.append((periods * count, later_draws))
+    return draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +171,13 @@ class Mixture(Task):
   Attributes:
     parts: the tasks by label, in the schedule's order; none is a mixture.
     schedule: the places of each part in a period.
-    rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features. It
-      replaces `batch` where earlier phases have drawn from the parts.
+    make_rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features.
+      It replaces `batch` where earlier phases have drawn from the parts.
   """
 
   parts: dict[str, Task] = dataclasses.field(kw_only=True)
   schedule: Schedule = dataclasses.field(kw_only=True)
-  rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = (
+  make_rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = (
     dataclasses.field(kw_only=True)
   )
 
@@ -187,23 +195,24 @@ class Mixture(Task):
     period = self.schedule.period
     place_B = index_B % period
     period_B = index_B // period
-    return self.rows(random.shuffle(place_B, period_B, seed, period), period_B, streams)
+    return self.make_rows(random.shuffle(place_B, period_B, seed, period), period_B, streams)
 
   def advance(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    draws = self.schedule.draws_before(examples, seed)
     return tuple(
-      s.advance(*one)
-      for s, one in zip(streams, self.schedule.draws_before(examples, seed), strict=True)
+      stream.advance(num_draws, later_draws)
+      for stream, (num_draws, later_draws) in zip(streams, draws, strict=True)
     )
 
 
 def count_corpus_examples(task: Task) -> int:
-  """Return the number of distinct examples, for rates that depend on it; a mixture counts its
-  parts' sum."""
-  return (
-    sum(part.num_examples for part in task.parts.values())
-    if isinstance(task, Mixture)
-    else task.num_examples
-  )
+  """Return the number of distinct examples, for rates that depend on it.
+
+  A mixture counts the sum of its parts.
+  """
+  if isinstance(task, Mixture):
+    return sum(part.num_examples for part in task.parts.values())
+  return task.num_examples
 
 
 def mix(
@@ -228,40 +237,37 @@ def mix(
     UserError: a part's features, dtypes or vocabulary differ from the first part's; or see
       `counts_per_period`.
   """
-  parts, rates = _unnested(parts, rates)
-  labels = sorted(parts)
-  tasks = [parts[label] for label in labels]
-  features = _common_features(dict(zip(labels, tasks)))
-  schedule = Schedule(counts_per_period({label: rates[label] for label in labels}, period))
+  parts, rates = _flatten(parts, rates)
+  parts = dict(sorted(parts.items()))
+  tasks = list(parts.values())
+  features = _common_features(parts)
+  schedule = Schedule(counts_per_period({label: rates[label] for label in parts}, period))
 
-  def rows(
+  def make_rows(
     place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]
   ) -> dict[str, tf.Tensor]:
     task_B, draw_B = schedule.locate(place_B, period_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
-    made = [
-      pad_features(
-        part.set_shapes(part.batch(*stream.locate(draw_N), stream.seed)),
-        features,
-        tasks[0].vocabulary.pad_id,
-      )
-      for part, stream, draw_N in zip(tasks, streams, draws, strict=True)
-    ]
-    # back at their places
-    return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}
+    features_of_parts = []
+    for part, stream, draw_N in zip(tasks, streams, draws, strict=True):
+      part_features = part.set_shapes(part.batch(*stream.locate(draw_N), stream.seed))
+      features_of_parts.append(pad_features(part_features, features, tasks[0].vocabulary.pad_id))
+    # Back to their places.
+    return {
+      name: tf.dynamic_stitch(rows, [values[name] for values in features_of_parts])
+      for name in features
+    }
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    fresh = [
-      Stream(part_seed(seed, label), part.num_examples, repeats=part.repeats)
-      for label, part in zip(labels, tasks, strict=True)
-    ]
-    return rows(example_index_B, epoch_B, fresh)
+    streams = []
+    for label, part in parts.items():
+      streams.append(Stream(part_seed(seed, label), part.num_examples, repeats=part.repeats))
+    return make_rows(example_index_B, epoch_B, streams)
 
-  content = [
-    [label, part.fingerprint, count]
-    for label, part, count in zip(labels, tasks, schedule.counts, strict=True)
-  ]
+  content = []
+  for (label, part), count in zip(parts.items(), schedule.counts, strict=True):
+    content.append([label, part.fingerprint, count])
   return Mixture(
     name=name,
     vocabulary=tasks[0].vocabulary,
@@ -269,90 +275,92 @@ def mix(
     num_examples=schedule.period,
     features=features,
     batch=batch,
-    parts=dict(zip(labels, tasks, strict=True)),
+    parts=parts,
     schedule=schedule,
-    rows=rows,
+    make_rows=make_rows,
     buckets=max(part.buckets for part in tasks),
   )
 
 
-def _unnested(
+def _flatten(
   parts: Mapping[str, Task], rates: Mapping[str, float]
 ) -> tuple[dict[str, Task], dict[str, float]]:
   """Return parts and rates, with every mixture replaced by its parts."""
   leaves = {}
-  shares = {}
+  leaf_rates = {}
   for label, part in parts.items():
-    inner = (
-      {f"{label}/{name}": leaf for name, leaf in part.parts.items()}
-      if isinstance(part, Mixture)
-      else {label: part}
-    )
-    if both := leaves.keys() & inner.keys():
+    if isinstance(part, Mixture):
+      inner_parts = {f"{label}/{name}": leaf for name, leaf in part.parts.items()}
+      inner_counts = part.schedule.counts
+    else:
+      inner_parts = {label: part}
+      inner_counts = (1,)
+    repeated_labels = leaves.keys() & inner_parts.keys()
+    if repeated_labels:
       raise UserError(
-        f"mixture: found two parts called {min(both)}, expected another label for one of them"
+        f"mixture: found two parts called {min(repeated_labels)}, expected another label for one "
+        "of them"
       )
-    inner_counts = part.schedule.counts if isinstance(part, Mixture) else (1,)
-    leaves |= inner
-    shares |= {
-      name: rates[label] * count / sum(inner_counts)
-      for name, count in zip(inner, inner_counts, strict=True)
-    }
-  return leaves, shares
+    leaves |= inner_parts
+    for name, count in zip(inner_parts, inner_counts, strict=True):
+      leaf_rates[name] = rates[label] * count / sum(inner_counts)
+  return leaves, leaf_rates
 
 
 def pad_features(
-  made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0
+  values: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0
 ) -> dict[str, tf.Tensor]:
-  """Pad values [B, ...] at the end of every axis to the shapes of `features`, tokens with `pad_id`
-  and others with 0.
+  """Pad values [B, ...] at the end of every axis to the shapes of `features`.
 
-  Without a `pad_id`, tokens are also padded with 0.
+  Tokens are padded with `pad_id`, if there is one, and everything else with 0.
   """
-  room = {
-    name: [
-      wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)
-    ]
-    for name, value in made.items()
-  }
-  return {
-    name: tf.pad(
-      value,
-      [[0, 0], *([0, n] for n in room[name])],
-      constant_values=pad_id if pad_id and name.endswith("_tokens") else tf.zeros([], value.dtype),
-    )
-    if any(room[name])
-    else value
-    for name, value in made.items()
-  }
+  padded = {}
+  for name, value in values.items():
+    sizes = zip(features[name].shape, value.shape[1:], strict=True)
+    missing = [target - size for target, size in sizes]
+    if any(missing):
+      padding = tf.zeros([], value.dtype)
+      if pad_id and name.endswith("_tokens"):
+        padding = pad_id
+      paddings = [[0, 0]] + [[0, n] for n in missing]
+      value = tf.pad(value, paddings, constant_values=padding)
+    padded[name] = value
+  return padded
 
 
 def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
-  first, *_ = parts
-  expected = parts[first]
+  """Return the features of the parts, each with its greatest size on every axis.
+
+  Raises:
+    UserError: the parts' features, dtypes or vocabularies differ.
+  """
+  first_label = next(iter(parts))
+  first = parts[first_label]
   for label, part in parts.items():
-    if set(part.features) != set(expected.features):
-      odd = sorted(set(part.features) ^ set(expected.features))
+    differing_names = sorted(set(part.features) ^ set(first.features))
+    if differing_names:
       raise UserError(
-        f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in "
-        "only one of them): mix tasks for one architecture, with the same options of packing"
+        f"mixture: parts {first_label} and {label} do not have the same features "
+        f"({', '.join(differing_names)} in only one of them): mix tasks for one architecture, with "
+        "the same options of packing"
       )
-    if part.vocabulary.fingerprint != expected.vocabulary.fingerprint:
+    if part.vocabulary.fingerprint != first.vocabulary.fingerprint:
       raise UserError(
-        f"mixture: part {label} has vocabulary {part.vocabulary.fingerprint[:12]}, part {first} "
-        f"{expected.vocabulary.fingerprint[:12]}, expected one: prepare their stores with the same"
+        f"mixture: part {label} has vocabulary {part.vocabulary.fingerprint[:12]}, part "
+        f"{first_label} {first.vocabulary.fingerprint[:12]}, expected one: prepare their stores "
+        "with the same"
       )
     for name, feature in part.features.items():
-      other = expected.features[name]
-      if (feature.dtype, len(feature.shape)) != (other.dtype, len(other.shape)):
+      expected = first.features[name]
+      rank = len(feature.shape)
+      expected_rank = len(expected.shape)
+      if feature.dtype != expected.dtype or rank != expected_rank:
         raise UserError(
-          f"mixture: {name} is {feature.dtype} of {len(feature.shape)} axes in part {label} and "
-          f"{other.dtype} of {len(other.shape)} in part {first}, expected the same in all"
+          f"mixture: {name} is {feature.dtype} of {rank} axes in part {label} and "
+          f"{expected.dtype} of {expected_rank} in part {first_label}, expected the same in all"
         )
-  return {
-    name: Feature(
-      tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))),
-      feature.dtype,
-    )
-    for name, feature in expected.features.items()
-  }
+  common = {}
+  for name, feature in first.features.items():
+    shapes = [part.features[name].shape for part in parts.values()]
+    common[name] = Feature(tuple(max(sizes) for sizes in zip(*shapes)), feature.dtype)
+  return common

@@ -1,5 +1,4 @@
-"""Random numbers that are a pure function of (seed, epoch, example index), for whole batches at
-once.
+"""Random numbers that are a pure function of (seed, epoch, example index), for whole batches.
 
 A counter-based generator: no state passes from one draw to the next, so any row of any batch can be
 made anywhere, in any order, on any number of hosts, with the same result. The mixing function is
@@ -21,7 +20,7 @@ from t5x_like.data.quiet_tensorflow import tf
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 LARGEST_SIZE = 2**62
 _WORD = 2**64
-_SORTED_SIZES = 256
+_MAX_SORTED_SIZE = 256
 # One for each round: the first words of SplitMix64 started at 0.
 _ROUND_CONSTANTS = np.array(
   [
@@ -47,21 +46,28 @@ def _mix(word: tf.Tensor) -> tf.Tensor:
 
 
 def row_keys(seed: int, *words_B: tf.Tensor) -> tf.Tensor:
-  """Return a 64-bit key per row, uint64 [B], from an integer seed and any number of integer tensors
-  [B]."""
+  """Return a 64-bit key per row, uint64 [B].
+
+  Args:
+    seed: an integer.
+    words_B: integer tensors [B], absorbed one after the other.
+  """
   key_B = _mix(tf.constant((int(seed) + GOLDEN_GAMMA) % _WORD, tf.uint64))
   for word_B in words_B:
-    key_B = _absorbed(key_B, tf.cast(word_B, tf.uint64))
+    key_B = _absorb(key_B, tf.cast(word_B, tf.uint64))
   return key_B
 
 
-def _absorbed(key_B: tf.Tensor, word_B: tf.Tensor) -> tf.Tensor:
+def _absorb(key_B: tf.Tensor, word_B: tf.Tensor) -> tf.Tensor:
+  """Return the key with a word absorbed into it."""
   return _mix(tf.bitwise.bitwise_xor(key_B, word_B) + tf.constant(GOLDEN_GAMMA, tf.uint64))
 
 
 def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
-  """Return the first `n` 32-bit words of each row's stream: uint64 [B] -> uint32 [B, n] (low half
-  of a word first)."""
+  """Return the first `n` 32-bit words of each row's stream: uint64 [B] -> uint32 [B, n].
+
+  The low half of a 64-bit word comes first.
+  """
   counters = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA)
   words = _mix(key_B[:, None] + tf.constant(counters))
   return tf.reshape(tf.bitcast(words, tf.uint32), [tf.shape(key_B)[0], 2 * counters.size])[:, :n]
@@ -73,15 +79,15 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
   The subset is the places of the `k` largest words. Words have 32 bits, so two of N are equal with
   probability below N^2 / 2^33; then the lower place wins.
   """
-  # top_k is fast for signed words only; the order of reinterpreted random words is as random as
-  # any.
+  # top_k is fast for signed words only. The order of reinterpreted random words is as random.
   places = tf.math.top_k(tf.bitcast(bits_BN, tf.int32), k=k, sorted=False).indices
   return tf.sort(places, axis=1)
 
 
 def shuffle(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Return the examples at places of epochs' random orders of range(size): int64 [B], int64 [B] ->
-  int64 [B].
+  """Return the examples at places of epochs' random orders of range(size).
+
+  int64 [B], int64 [B] -> int64 [B].
 
   An order is `permute` with a key of (seed, epoch), never materialised;
   docs/explanation/permutation.md defines it, with tests. Only the seed's value modulo 2^64 counts.
@@ -91,10 +97,9 @@ def shuffle(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.
 
 
 def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
-  """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] ->
-  int64 [B].
+  """Map an index by the permutation of range(size) that the key selects, or by its inverse.
 
-  `back` maps by its inverse.
+  int64 [B], uint64 [B] -> int64 [B]. `back` selects the inverse.
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of
   mixed radix (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle
@@ -107,39 +112,44 @@ def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False)
   """
   if not 1 <= size <= LARGEST_SIZE:
     raise ValueError(f"size: found {size}, expected 1 to 2^62")
-  inside = tf.reduce_all((index_B >= 0) & (index_B < size))
-  found = [
+  is_inside = tf.reduce_all((index_B >= 0) & (index_B < size))
+  message = [
     f"index: expected each in [0, {size}), found",
     tf.reduce_min(index_B),
     "to",
     tf.reduce_max(index_B),
   ]
   # The raw operation: `tf.debugging.Assert` adds a conditional, which costs more than it saves.
-  checked = tf.raw_ops.Assert(condition=inside, data=found, summarize=1)
-  with tf.control_dependencies([checked]):
+  assertion = tf.raw_ops.Assert(condition=is_inside, data=message, summarize=1)
+  with tf.control_dependencies([assertion]):
     index_B = tf.identity(index_B)
-  # a corpus of another size has another order
-  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))
-  return (_sorted_words if size <= _SORTED_SIZES else _enciphered)(index_B, key_B, size, back)
+  # A corpus of another size has another order.
+  key_B = _absorb(key_B, tf.constant(size, tf.uint64))
+  if size <= _MAX_SORTED_SIZE:
+    return _permute_by_sorting(index_B, key_B, size, back)
+  return _permute_by_cipher(index_B, key_B, size, back)
 
 
-def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
-  """Return the place of the `index`-th largest (as signed) among the first `size` words of the
-  key's stream."""
+def _permute_by_sorting(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
+  """Return the place of the `index`-th largest among the first `size` words of the key's stream.
+
+  Words are compared as signed numbers.
+  """
   key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
-  # among equal words the lower place comes first
+  # Among equal words the lower place comes first.
   order_UN = tf.math.top_k(words_UN, k=size).indices
-  order_UN = tf.argsort(order_UN) if back else order_UN
-  return tf.cast(
-    tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64
-  )
+  if back:
+    order_UN = tf.argsort(order_UN)
+  places_B2 = tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)
+  return tf.cast(tf.gather_nd(order_UN, places_B2), tf.int64)
 
 
-def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
+def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
   """Apply the Feistel network with cycle walking."""
-  radices = high, low = _radices(size)
+  radices = _radices(size)
+  high, low = radices
   place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, back)
   if high * low > size:
     end = tf.constant(size, tf.uint64)
@@ -154,8 +164,10 @@ def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> 
 
 
 def _radices(size: int) -> tuple[int, int]:
-  """Return two numbers near sqrt(`size`) whose product is `size` or slightly more, so that walks
-  are rare."""
+  """Return two numbers near sqrt(`size`) whose product is `size` or slightly more.
+
+  So walks are rare.
+  """
   root = math.isqrt(size - 1) + 1
   high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)
   return high, -(-size // high)
@@ -169,26 +181,37 @@ def _feistel(
   With value = left * low + right, each round adds to one digit a random function of the other: word
   number `other` of the SplitMix64 stream that starts at the round's key.
   """
-  radix = high, low = [tf.constant(number, tf.uint64) for number in radices]
+  radix = [tf.constant(number, tf.uint64) for number in radices]
+  low = radix[1]
   left_B = value_B // low
   digits = [left_B, value_B - left_B * low]
   half = tf.constant(32, tf.uint64)
   gamma = tf.constant(GOLDEN_GAMMA, tf.uint64)
   round_key_RB = tf.unstack(key_B + tf.constant(_ROUND_CONSTANTS, tf.uint64)[:, None])
-  for number, round_key_B in list(enumerate(round_key_RB))[:: -1 if back else 1]:
-    to = number % 2
-    word_B = _mix(round_key_B + digits[1 - to] * gamma)
+  rounds = list(enumerate(round_key_RB))
+  if back:
+    rounds.reverse()
+  for number, round_key_B in rounds:
+    changed = number % 2
+    word_B = _mix(round_key_B + digits[1 - changed] * gamma)
     # The upper half of the word, scaled to the digit's range (Lemire, "Fast Random Integer
     # Generation", 2019).
-    added_B = tf.bitwise.right_shift(tf.bitwise.right_shift(word_B, half) * radix[to], half)
-    # Modulo the radix: a difference wraps where it is negative.
-    moved_B = digits[to] - added_B if back else digits[to] + added_B
-    digits[to] = tf.minimum(moved_B, moved_B + radix[to] if back else moved_B - radix[to])
+    upper_B = tf.bitwise.right_shift(word_B, half)
+    added_B = tf.bitwise.right_shift(upper_B * radix[changed], half)
+    # Modulo the radix: an unsigned difference wraps where it is negative.
+    if back:
+      moved_B = digits[changed] - added_B
+      digits[changed] = tf.minimum(moved_B, moved_B + radix[changed])
+    else:
+      moved_B = digits[changed] + added_B
+      digits[changed] = tf.minimum(moved_B, moved_B - radix[changed])
   return digits[0] * low + digits[1]
 
 
 def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:
-  """Map 32-bit words to integers 0..n-1: uint32 [...] -> int32 [...]; uniform to within n /
-  2^32."""
+  """Map 32-bit words to integers 0..n-1: uint32 [...] -> int32 [...].
+
+  They are uniform to within n / 2^32.
+  """
   scaled = tf.cast(bits_BN, tf.uint64) * tf.constant(n, tf.uint64)
   return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)

@@ -10,7 +10,7 @@ from t5x_like.store.reader import Verify
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-  """The records of a task and the place of its prepared examples.
+  """The records of a task and the directory of its prepared examples.
 
   Attributes:
     source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]`
@@ -39,6 +39,12 @@ class Source:
       )
 
   @property
-  def opening(self) -> dict[str, Any]:
+  def store_arguments(self) -> dict[str, Any]:
     """The arguments with which a store of examples is opened."""
-    return {key: getattr(self, key) for key in ("source", "split", "cache", "data_dir", "verify")}
+    return {
+      "source": self.source,
+      "split": self.split,
+      "cache": self.cache,
+      "data_dir": self.data_dir,
+      "verify": self.verify,
+    }

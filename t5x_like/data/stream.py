@@ -1,5 +1,4 @@
-"""A stream: the endless sequence of a corpus's examples, epoch after epoch, and how far it has been
-drawn."""
+"""A stream: the endless sequence of a corpus's examples, and how far it has been drawn."""
 
 from __future__ import annotations
 
@@ -37,26 +36,38 @@ class Stream:
     if self.passed.size:
       early_B = tf.gather(self.passed, tf.minimum(draw_B, self.passed.size - 1))
       position_B = tf.where(draw_B < self.passed.size, early_B, position_B)
-    turn_B = position_B % self.repeats
+    copy_B = position_B % self.repeats
     position_B = position_B // self.repeats
     epoch_B = position_B // self.size
     place_B = position_B % self.size
-    return random.shuffle(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
+    example_B = random.shuffle(place_B, epoch_B, self.seed, self.size)
+    return example_B, epoch_B * self.repeats + copy_B
 
-  def advance(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
-    """Return the stream after draws 0..whole-1 and the later draws in `more`, int64 [N]
-    ascending."""
-    end = max(whole, self.passed.size, int(more[-1]) + 1 if more.size else 0)
-    rest = np.setdiff1d(np.arange(whole, end), more)
+  def advance(self, num_draws: int, later_draws: np.ndarray | None = None) -> Stream:
+    """Return the stream after some draws.
+
+    Args:
+      num_draws: the draws 0..num_draws-1 are made.
+      later_draws: further draws that are made, int64 [N] ascending.
+    """
+    if later_draws is None:
+      later_draws = np.zeros(0, np.int64)
+    num_passed = self.passed.size
+    last_end = int(later_draws[-1]) + 1 if later_draws.size else 0
+    end = max(num_draws, num_passed, last_end)
+    skipped = np.setdiff1d(np.arange(num_draws, end), later_draws)
     passed = np.where(
-      rest < self.passed.size,
-      np.append(self.passed, 0)[np.minimum(rest, self.passed.size)],
-      rest + self.next - self.passed.size,
+      skipped < num_passed,
+      np.append(self.passed, 0)[np.minimum(skipped, num_passed)],
+      skipped + self.next - num_passed,
     )
-    return dataclasses.replace(self, next=self.next + end - self.passed.size, passed=passed)
+    return dataclasses.replace(self, next=self.next + end - num_passed, passed=passed)
 
 
 def part_seed(seed: int, label: str) -> int:
-  """Derive a part's seed from a mixture's seed and the part's label: parts over one corpus draw
-  independently."""
-  return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
+  """Derive a part's seed from a mixture's seed and the part's label.
+
+  So parts over one corpus draw independently.
+  """
+  digest = hashlib.sha256(f"{seed}/{label}".encode()).digest()
+  return int.from_bytes(digest[:8], "little")

@@ -37,7 +37,7 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
-# (split, whether documents end with EOS) -> path of the store
+# (split, whether documents end with EOS) -> the path of its store
 PrepareSplit = Callable[[str, bool], str]
 
 _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
@@ -65,15 +65,16 @@ def open_tokens(
     UserError: the store cannot be used, or its documents do not end as required.
     DamageError: a file of the store is truncated or corrupt.
   """
-  path = store(split, documents_end == "eos") if callable(store) else _joined(store, split)
+  path = store(split, documents_end == "eos") if callable(store) else _split_path(store, split)
   with _lock:
     tokens = _open.get((path, verify))
     if tokens is None or not tokens.is_current():
       try:
-        tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
+        tokens = TokenStore.open(path, verify=verify)
       except (UserError, DamageError) as error:
         remedy = f"; or delete {path} and it is made again" if callable(store) else ""
         raise type(error)(f"{error}{remedy}") from error
+      _open[path, verify] = tokens
       print(
         f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, "
         f"{tokens.verification}",
@@ -83,18 +84,22 @@ def open_tokens(
   return tokens
 
 
-def _joined(root: str, split: str) -> str:
-  return f"{root}/{split}" if "://" in root else os.path.join(root, split)
+def _split_path(root: str, split: str) -> str:
+  """Return the path or address of a split."""
+  if "://" in root:
+    return f"{root}/{split}"
+  return os.path.join(root, split)
 
 
 def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
-  found = "eos" if tokens.append_eos else "nothing"
-  if expected not in (found, "any"):
+  """Raise UserError if the documents of a store do not end as they should."""
+  actual = "eos" if tokens.append_eos else "nothing"
+  if expected not in (actual, "any"):
     without = "without " if expected == "nothing" else ""
     raise UserError(
-      f"{tokens.path}: found {found} at the end of documents, expected {expected}: prepare "
+      f"{tokens.path}: found {actual} at the end of documents, expected {expected}: prepare "
       "another store with python "
-      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={found} to train "
+      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={actual} to train "
       "on this one"
     )
 
@@ -131,12 +136,11 @@ class Windows:
   ):
     if length < 1:
       raise UserError(f"length: found {length}, expected windows of at least 1 token")
-    self.tokens = (
-      open_tokens(store, split, verify, documents_end)
-      if not isinstance(store, TokenStore)
-      else store
-    )
-    self.length, self.facts = length, offset_fingerprint(dynamic_offsets)
+    self.tokens = store
+    if not isinstance(store, TokenStore):
+      self.tokens = open_tokens(store, split, verify, documents_end)
+    self.length = length
+    self.facts = offset_fingerprint(dynamic_offsets)
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
@@ -153,9 +157,10 @@ class Windows:
   @property
   def numbering(self) -> str:
     """An identifier of the numbering of examples: this store, window length and kind of offsets."""
-    return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(
-      self.facts
-    )
+    numbering = f"{self.tokens.fingerprint}/windows/{self.length}"
+    if self.facts:
+      numbering += "/dynamic_offsets"
+    return numbering
 
   def read(
     self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
@@ -167,48 +172,55 @@ class Windows:
       epoch_B: int64 [B]; None reads the windows of the first epoch.
       seed: the seed passed to the task's `batch`.
     """
-    return self._read(
-      self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed
-    )
+
+    def read_tokens(starts_B: np.ndarray) -> np.ndarray:
+      return read_wrapped(self.tokens.windows, starts_B, self.length, self.tokens.num_tokens)
+
+    return self._read(read_tokens, example_index_B, epoch_B, seed)
 
   def document_numbers(
     self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
   ) -> tf.Tensor:
     """Number each token's document within its window, from 1; arguments and shape as for `read`."""
-    return self._read(self.tokens.document_begins, _numbered, example_index_B, epoch_B, seed)
+
+    def read_numbers(starts_B: np.ndarray) -> np.ndarray:
+      begins_BW = read_wrapped(
+        self.tokens.document_begins, starts_B, self.length, self.tokens.num_tokens
+      )
+      begins_BW[:, :1] = True
+      return np.cumsum(begins_BW, axis=1, dtype=np.int32)
+
+    return self._read(read_numbers, example_index_B, epoch_B, seed)
 
   def _read(
-    self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int
+    self,
+    read: Callable[[np.ndarray], np.ndarray],
+    example_index_B: tf.Tensor,
+    epoch_B: tf.Tensor | None,
+    seed: int,
   ) -> tf.Tensor:
+    """Apply `read` to the first tokens of windows, on the host."""
     starts_B = example_index_B * self.length
     T = self.tokens.num_tokens
     if self.facts and epoch_B is not None:
       starts_B = (starts_B + epoch_offsets(epoch_B, seed, T)) % T
-    out_BW = tf.numpy_function(
-      lambda starts_B: after(read_wrapped(read, starts_B, self.length, T)),
-      [starts_B],
-      tf.int32,
-      stateful=False,
-    )
+    out_BW = tf.numpy_function(read, [starts_B], tf.int32, stateful=False)
     return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
 
 
-def _numbered(begins_BW: np.ndarray) -> np.ndarray:
-  """Turn marks of document beginnings into document numbers within the window, from 1: bool ->
-  int32 [B, length]."""
-  begins_BW[:, :1] = True
-  return np.cumsum(begins_BW, axis=1, dtype=np.int32)
-
-
 def offset_fingerprint(dynamic_offsets: bool) -> dict[str, Any]:
-  """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the
-  option stay valid."""
+  """Return the option's part of a fingerprint.
+
+  It is empty if the option is off, so that fingerprints older than the option stay valid.
+  """
   return {"dynamic_offsets": True} if dynamic_offsets else {}
 
 
 def epoch_offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
-  """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B]
-  -> int64 [B]."""
+  """Draw the first token of epochs; 0 for epoch 0: int64 [B] -> int64 [B].
+
+  It is uniform to within num_tokens / 2^63.
+  """
   key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
   word_B = tf.cast(tf.bitwise.right_shift(key_B, tf.constant(1, tf.uint64)), tf.int64)
   return tf.where(epoch_B > 0, word_B % num_tokens, 0)
@@ -222,6 +234,8 @@ def read_wrapped(
   Args:
     read: (first tokens int64 [N], length) -> [N, length], for windows inside the stream.
     starts_B: int64 [B], each in 0..num_tokens - 1.
+    length: length of a window.
+    num_tokens: length of the stream.
 
   Returns:
     [B, length].
@@ -238,7 +252,7 @@ def read_wrapped(
     while filled < length:
       size = min(length - filled, num_tokens - place)
       out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
-      filled = filled + size
+      filled += size
       place = 0
   return out_BW
 
@@ -271,8 +285,11 @@ class TextArguments:
     return Windows(self.store, self.split, length, self.verify, documents_end, self.dynamic_offsets)
 
   def tokens(self, documents_end: DocumentsEnd = "any") -> TokenStore:
-    """Open the store; raise UserError if it cannot be used or its documents do not end as they
-    should."""
+    """Open the store.
+
+    Raises:
+      UserError: it cannot be used, or its documents do not end as they should.
+    """
     return open_tokens(self.store, self.split, self.verify, documents_end)
 
   def task(
@@ -288,7 +305,7 @@ class TextArguments:
       facts: all that examples depend on besides the windows; JSON.
     """
     if self.as_decoder:
-      facts = facts | {"as_decoder": self.as_decoder}
+      facts["as_decoder"] = self.as_decoder
       features = as_decoder.describe(self.as_decoder, features)
       batch = as_decoder.apply(self.as_decoder, batch, windows.vocabulary)
     return Task(

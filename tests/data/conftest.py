@@ -8,4 +8,4 @@ from t5x_like.data import loader
 
 @pytest.fixture(autouse=True)
 def few_steps_at_once(monkeypatch):
-  monkeypatch.setattr(loader, "_MOST_STEPS", 4)
+  monkeypatch.setattr(loader, "_MAX_STEPS_PER_CALL", 4)

@@ -180,7 +180,7 @@ def build_task(
     raise UserError(f"config.task.crop: found {images.crop}, expected above 0 and at most 1")
   if store is None:
     store = stores.open_store(
-      **images.opening,
+      **images.store_arguments,
       image_field=images.image_field,
       label_field=images.label_field,
       classes=images.classes,

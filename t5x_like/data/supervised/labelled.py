@@ -143,7 +143,7 @@ def build_task(
     facts=facts,
     vocabulary=vocabulary,
     streams=streams,
-    **source.opening,
+    **source.store_arguments,
   )
   rows = make_rows(store)
 

@@ -65,7 +65,7 @@ class Passages:
     def make_examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
       return (make_example(record, where) for where, record in records)
 
-    arguments = task_source.opening
+    arguments = task_source.store_arguments
     arguments["source"] = source
     arguments["split"] = split
     store = example_store.open_store(

@@ -86,7 +86,7 @@ def task(**images: Unpack[Captioned]) -> Task:
   vocabulary = vocabularies.load(arguments.vocabulary)
   length = arguments.length
   image_store = store.open_store(
-    **arguments.opening,
+    **arguments.store_arguments,
     image_field=arguments.image_field,
     label_field=None,
     folder=arguments.folder,

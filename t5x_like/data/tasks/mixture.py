@@ -32,12 +32,12 @@ from t5x_like.slots import PositiveInt
 def features(
   vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_
 ) -> Features:
-  """Return the features of the mixture, each padded to its greatest length in any part."""
+  """Return the features of the mixture, each with its greatest size in any part."""
   common: Features = {}
   for part in parts.values():
     for name, feature in task_features.declare({**shared, **part}).items():
-      longest = tuple(map(max, feature.shape, common.get(name, feature).shape))
-      common[name] = Feature(longest, feature.dtype)
+      sizes = zip(feature.shape, common.get(name, feature).shape)
+      common[name] = Feature(tuple(max(pair) for pair in sizes), feature.dtype)
   return common
 
 
@@ -64,7 +64,7 @@ def task(
       them.
     maximum: the most examples of a part that count for proportional and temperature rates.
     temperature: the temperature of `rates="temperature"`.
-    draws, epochs: of `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how
+    draws, epochs: for `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how
       often it may see one.
     weights: for rates by examples, the factor by which a part's examples count, by label; 1 if
       missing.
@@ -84,10 +84,10 @@ def task(
     "draws": draws,
     "epochs": epochs,
   }
-  return _made("task", split, parts, period, shared, label, weights, **rule)
+  return _build("task", split, parts, period, shared, label, weights, **rule)
 
 
-def _made(
+def _build(
   slot: str,
   split: str,
   parts: dict,
@@ -97,47 +97,57 @@ def _made(
   weights: dict,
   **rule: Any,
 ) -> mixture.Mixture:
-  """Build the mixture whose arguments are at `config.<slot>`; those of `rule` give the parts'
-  rates."""
+  """Build the mixture whose arguments are at `config.<slot>`.
+
+  The arguments in `rule` give the rates of the parts.
+  """
   rates = rule["rates"]
   draws = rule["draws"]
-  maximum = rule["maximum"]
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
   for name in parts:
     slots.check_name(f"config.{slot}.parts", name)
-  explicit = dict(rates) if hasattr(rates, "keys") else {}
-  for key, name, rate in [("rates", *one) for one in explicit.items()] + [
-    ("weights", *one) for one in weights.items()
-  ]:
-    if name not in parts:
-      raise UserError(
-        f"config.{slot}.{key}.{name}: no such part{did_you_mean(name, parts)}; there are "
-        f"{', '.join(parts)}"
-      )
-    if not slots.fits(rate, float):
-      raise UserError(f"config.{slot}.{key}.{name}: found {rate!r}, expected a positive number")
+  explicit_rates = dict(rates) if hasattr(rates, "keys") else {}
+  _check_factors(f"config.{slot}.rates", explicit_rates, parts)
+  _check_factors(f"config.{slot}.weights", weights, parts)
   if (rates == "unimax") != (draws is not None):
     raise UserError(
       f"config.{slot}.draws: found {draws}, expected the examples of the run for rates=unimax alone"
     )
-  made = {
-    name: _part(f"{slot}.parts.{name}", split, part, shared) for name, part in sorted(parts.items())
-  }
-  shares = [explicit.get(name, 1.0) for name in made]
+  tasks = {}
+  for name, part in sorted(parts.items()):
+    tasks[name] = _part(f"{slot}.parts.{name}", split, part, shared)
   if rates in ("proportional", "temperature", "unimax"):
-    sizes = [
-      mixture.count_corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()
-    ]
-    power = rule["temperature"] if rates == "temperature" else 1.0
-    shares = (
-      mixture.unimax_draws(sizes, draws, rule["epochs"])
-      if draws
-      else mixture.temperature_rates(sizes, power, maximum)
-    )
+    shares = _computed_rates(tasks, weights, rule)
+  else:
+    shares = [explicit_rates.get(name, 1.0) for name in tasks]
   return mixture.mix(
-    made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture"
+    tasks, dict(zip(tasks, shares, strict=True)), period=period, name=label or "mixture"
   )
+
+
+def _check_factors(key: str, factors: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+  """Raise UserError for a factor that belongs to no part or is no number."""
+  for name, factor in factors.items():
+    if name not in parts:
+      raise UserError(
+        f"{key}.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
+      )
+    if not slots.fits(factor, float):
+      raise UserError(f"{key}.{name}: found {factor!r}, expected a positive number")
+
+
+def _computed_rates(
+  tasks: Mapping[str, Task], weights: Mapping[str, float], rule: Mapping[str, Any]
+) -> list[float]:
+  """Return the rates of the parts by a rule on their numbers of examples."""
+  sizes = [
+    mixture.count_corpus_examples(part) * weights.get(name, 1.0) for name, part in tasks.items()
+  ]
+  if rule["draws"]:
+    return mixture.unimax_draws(sizes, rule["draws"], rule["epochs"])
+  temperature = rule["temperature"] if rule["rates"] == "temperature" else 1.0
+  return mixture.temperature_rates(sizes, temperature, rule["maximum"])
 
 
 def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
@@ -150,6 +160,6 @@ def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
     return build_at(slot, arguments.pop("name", None), split, arguments)
   arguments = {key: value for key, value in values.items() if key != "name"}
   arguments = slots.fill(f"config.{slot}", arguments, task, supplied=("split",))
-  return _made(
+  return _build(
     slot, split, **arguments | {"shared": config.change_task(shared, arguments["shared"])}
   )

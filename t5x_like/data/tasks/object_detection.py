@@ -89,7 +89,7 @@ def task(
   check_split(records, split_name)
   notes, classes = image_boxes.make_notes(records, objects_field, image_field, classes)
   store = stores.open_store(
-    **source.opening, image_field=image_field, label_field=None, notes=notes
+    **source.store_arguments, image_field=image_field, label_field=None, notes=notes
   )
   pixels = examples.Pixels(store, channels, mean, std)
   stored_boxes = image_boxes.read_boxes(store)

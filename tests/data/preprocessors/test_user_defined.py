@@ -59,7 +59,7 @@ def mine(tmp_path, monkeypatch):
   (tmp_path / "mine.py").write_text(MINE)
   monkeypatch.chdir(tmp_path)
   # made together, of which no more than one is read here
-  monkeypatch.setattr(loader, "_MOST_STEPS", 1)
+  monkeypatch.setattr(loader, "_MAX_STEPS_PER_CALL", 1)
   monkeypatch.setattr(sys, "path", sys.path.copy())
   trust.begin_command(
     [f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"]
