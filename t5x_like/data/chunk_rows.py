@@ -20,7 +20,7 @@ import numpy as np
 from t5x_like.data.document_chunks import BLOCK, Chunks
 from t5x_like.store.tokens import TokenStore
 
-_ROWS = 32  # minimum average rows per block
+_MIN_AVERAGE_ROWS = 32  # per block
 _LARGEST_BLOCK = 2**12
 
 
@@ -59,54 +59,61 @@ class ChunkRows(Chunks):
     self._room = room
     self._beside = beside
     self._spare = spare
-    self._most = most
+    self._max_chunks = most
     self.half = length // 2
     mean = tokens.num_tokens / documents + beside
-    block = 2 ** int(np.ceil(np.log2(max(1, _ROWS * room / mean))))
+    block = 2 ** int(np.ceil(np.log2(max(1, _MIN_AVERAGE_ROWS * room / mean))))
     super().__init__(tokens, length, least, int(np.clip(block, BLOCK, _LARGEST_BLOCK)))
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the chunks of rows int64 [B], row by row: (index into `row_B`, document, first token
-    in the stream, tokens), each int64 [n]."""
+    """Return the chunks of rows int64 [B], row by row.
+
+    Returns:
+      (index into `row_B`, document, first token in the stream, tokens), each int64 [n].
+    """
     within_B, document_B, start_BK, sizes_BK = self._blocks(row_B)
     count_BK = self._count(sizes_BK)
     number_BK = document_B[:, None] + np.arange(self._block)
-    last_BK = self._counts["rows"][np.minimum(number_BK, self.tokens.num_documents - 1)].astype(
-      np.int64
-    )
-    last_BK[count_BK == 0] = -1
-    packed_B = last_BK.max(axis=1) + 1
-    ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)  # of the chunks that each fill a row
-    alone_B = within_B - packed_B
-    which_B = np.count_nonzero(ends_BK <= alone_B[:, None], axis=1)
-    here_BK = last_BK == within_B[:, None]
-    here_BK |= (np.arange(self._block) == which_B[:, None]) & (alone_B >= 0)[:, None]
-    row_n, place_n = np.nonzero(here_BK)
-    here = (row_n, place_n)
-    single_n = alone_B[row_n] >= 0
-    earlier_n = ends_BK[here] - count_BK[here] + 1
-    begin_n, size_n = self._cut(
-      sizes_BK[here], np.where(single_n, alone_B[row_n] - earlier_n, count_BK[here] - 1)
-    )
-    return row_n, document_B[row_n] + place_n, start_BK[here] + begin_n, size_n
+    number_BK = np.minimum(number_BK, self.tokens.num_documents - 1)
+    # The row of each document's last chunk.
+    last_row_BK = self._counts["rows"][number_BK].astype(np.int64)
+    last_row_BK[count_BK == 0] = -1
+    num_packed_B = last_row_BK.max(axis=1) + 1
+    # The chunks that each fill a row, up to the end of each document.
+    full_ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)
+    # Rows of packed chunks come first in a block; negative numbers are theirs.
+    full_B = within_B - num_packed_B
+    is_full_B = full_B >= 0
+    full_document_B = np.count_nonzero(full_ends_BK <= full_B[:, None], axis=1)
+    is_member_BK = last_row_BK == within_B[:, None]
+    is_full_document_BK = np.arange(self._block) == full_document_B[:, None]
+    is_member_BK |= is_full_document_BK & is_full_B[:, None]
+    row_n, place_n = np.nonzero(is_member_BK)
+    count_n = count_BK[row_n, place_n]
+    full_before_n = full_ends_BK[row_n, place_n] - count_n + 1
+    nth_n = np.where(is_full_B[row_n], full_B[row_n] - full_before_n, count_n - 1)
+    begin_n, size_n = self._cut(sizes_BK[row_n, place_n], nth_n)
+    return row_n, document_B[row_n] + place_n, start_BK[row_n, place_n] + begin_n, size_n
 
   def _facts(self) -> dict[str, int]:
     return super()._facts() | {
       "room": self._room,
       "beside": self._beside,
-      "most": self._most,
+      "most": self._max_chunks,
       "block": self._block,
     }
 
   def _count_all(self) -> dict[str, np.ndarray]:
-    self._rows = np.zeros(self.tokens.num_documents, np.uint8 if self._block <= 256 else np.uint16)
+    dtype = np.uint8 if self._block <= 256 else np.uint16
+    self._rows = np.zeros(self.tokens.num_documents, dtype)
     return super()._count_all() | {"rows": self._rows}
 
   def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
     count_NK = self._count(sizes_NK)
-    last_NK = self._cut(sizes_NK, count_NK - 1)[1]
-    need_NK = last_NK + self._beside + np.where(last_NK >= self.half, self._spare, 0)
-    row_NK = best_fit(np.where(count_NK > 0, need_NK, 0), self._room, self._most)
+    _, last_size_NK = self._cut(sizes_NK, count_NK - 1)
+    spare_NK = np.where(last_size_NK >= self.half, self._spare, 0)
+    need_NK = last_size_NK + self._beside + spare_NK
+    row_NK = best_fit(np.where(count_NK > 0, need_NK, 0), self._room, self._max_chunks)
     self._rows[first : min(end, first + row_NK.size)] = row_NK.reshape(-1)[: end - first]
     packed_N = np.where(count_NK > 0, row_NK + 1, 0).max(axis=1)
     return packed_N + np.maximum(count_NK - 1, 0).sum(axis=1)
@@ -117,6 +124,7 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
 
   Args:
     need_NK: integers [N, K], the positions each item needs, at most `room`; 0 marks an absent item.
+    room: positions per row.
     most: maximum items per row.
 
   Returns:
@@ -124,25 +132,27 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
   """
   N, K = need_NK.shape
   order_NK = np.argsort(-need_NK, axis=1, kind="stable")
-  at_N = np.arange(N)
+  list_N = np.arange(N)
   used_N = np.zeros(N, np.int64)
   row_NK = np.zeros((N, K), np.int64)
   free_NR = np.full((N, 1), room, np.int32)
-  left_NR = np.full((N, 1), most, np.int32)
+  items_left_NR = np.full((N, 1), most, np.int32)
   for item_N in order_NK.T:
-    need_N = need_NK[at_N, item_N]
+    need_N = need_NK[list_N, item_N]
     if not need_N.any():
       break
     open_rows = int(used_N.max()) + 1
     if open_rows > free_NR.shape[1]:
-      more = ((0, 0), (0, free_NR.shape[1]))
-      free_NR = np.pad(free_NR, more, constant_values=room)
-      left_NR = np.pad(left_NR, more, constant_values=most)
-    rest_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
-    best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # unused rows come last
-    some_N = need_N > 0
-    row_NK[at_N, item_N] = best_N
-    used_N = np.maximum(used_N, np.where(some_N, best_N + 1, 0))
-    left_NR[at_N, best_N] -= some_N
-    free_NR[at_N, best_N] = np.where(left_NR[at_N, best_N] > 0, free_NR[at_N, best_N] - need_N, -1)
+      further_rows = ((0, 0), (0, free_NR.shape[1]))
+      free_NR = np.pad(free_NR, further_rows, constant_values=room)
+      items_left_NR = np.pad(items_left_NR, further_rows, constant_values=most)
+    remaining_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
+    # Unused rows come last.
+    best_N = np.argmin(np.where(remaining_NR >= 0, remaining_NR, room + 1), axis=1)
+    is_item_N = need_N > 0
+    row_NK[list_N, item_N] = best_N
+    used_N = np.maximum(used_N, np.where(is_item_N, best_N + 1, 0))
+    items_left_NR[list_N, best_N] -= is_item_N
+    has_places_N = items_left_NR[list_N, best_N] > 0
+    free_NR[list_N, best_N] = np.where(has_places_N, free_NR[list_N, best_N] - need_N, -1)
   return row_NK

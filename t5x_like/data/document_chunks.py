@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 
 import numpy as np
 
@@ -33,9 +34,9 @@ from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents
-_PIECE = 2**16  # documents counted at once; whole blocks
-_KEPT = 2**17  # stores of at least this many documents cache their counts
-_EDITION = 1  # of the cached counts
+_DOCUMENTS_AT_ONCE = 2**16  # in counting; whole blocks
+_MIN_CACHED_DOCUMENTS = 2**17  # stores of at least this many documents cache their counts
+_EDITION = 1  # the version of the cached counts
 
 
 class Chunks:
@@ -71,7 +72,7 @@ class Chunks:
     self._first_document = tokens.first_items
     blocks_S = -(-np.diff(self._first_document) // block)
     self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
-    self._counts = self._counted()
+    self._counts = self._load_or_count()
     self._before = self._counts["before"]
     self.num_examples = int(self._before[-1])
     if not self.num_examples:
@@ -80,77 +81,92 @@ class Chunks:
       )
 
   def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read the chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B],
-    its size)."""
-    return _call(
-      lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B
-    )
-
-  def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
-    """Read chunks as `read` does, and for each a stretch of another document drawn by the example's
-    key, uint64 [B].
+    """Read the chunks of examples, int64 [B].
 
     Returns:
-      (chunk, size, *what `Others.read` returns, as int32).
+      (int32 [B, length], 0 after the chunk; int32 [B], its size).
+    """
+
+    def read(index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      _, starts, sizes = self.locate(index_B)
+      return self._read(starts, sizes)
+
+    return _call(read, (self.length, None), example_index_B)
+
+  def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
+    """Read chunks as `read` does, and for each a stretch of another document.
+
+    The document is drawn by the example's key, uint64 [B].
+
+    Returns:
+      (chunk, size, *`OtherDocuments.read`, as int32).
     """
     bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.uint64)
 
-    def read(index, bits):
-      document_B, starts, sizes = self.places(index)
-      return *self._read(starts, sizes), *self.others.read(document_B, bits)
+    def read(index_B: np.ndarray, bits_B2: np.ndarray) -> tuple[np.ndarray, ...]:
+      document_B, starts, sizes = self.locate(index_B)
+      return *self._read(starts, sizes), *self.others.read(document_B, bits_B2)
 
     return _call(
       read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2
     )
 
-  def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def locate(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Locate chunks: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
     within_B, document_B, start_BK, sizes_BK = self._blocks(index_B)
     ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
     which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
-    here = np.arange(index_B.size), which_B
-    first_B = np.where(which_B > 0, ends_BK[here[0], np.maximum(which_B - 1, 0)], 0)
-    begin_B, size_B = self._cut(sizes_BK[here], within_B - first_B)
-    return document_B + which_B, start_BK[here] + begin_B, size_B
+    row_B = np.arange(index_B.size)
+    chunks_before_B = np.where(which_B > 0, ends_BK[row_B, np.maximum(which_B - 1, 0)], 0)
+    begin_B, size_B = self._cut(sizes_BK[row_B, which_B], within_B - chunks_before_B)
+    return document_B + which_B, start_BK[row_B, which_B] + begin_B, size_B
 
   def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Locate the blocks of examples: (the example's number within its block, the block's first
-    document, each int64 [B]; the first token and the size of its documents in the stream, each
-    int64 [B, K]; size 0 past a shard's end)."""
+    """Locate the blocks of examples.
+
+    Returns:
+      (the example's number within its block, the block's first document, each int64 [B]; the first
+      token and the size of its documents in the stream, each int64 [B, K]; size 0 past a shard's
+      end).
+    """
     block_B = np.searchsorted(self._before, index_B, side="right") - 1
     shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
-    document_B = (
-      self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
-    )
+    block_in_shard_B = block_B - self._first_block[shard_B]
+    document_B = self._first_document[shard_B] + block_in_shard_B * self._block
     start_B, sizes_BK = self.tokens.document_sizes(document_B, self._block)
     start_BK = start_B[:, None] + np.cumsum(sizes_BK, axis=1) - sizes_BK
     return index_B - self._before[block_B], document_B, start_BK, sizes_BK
 
   def _cut(self, size_N: np.ndarray, nth_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (first token within the document, tokens) of the nth chunk of documents of these
-    stored sizes."""
+    """Return (first token within the document, tokens) of the nth chunk of documents.
+
+    Args:
+      size_N: the stored sizes of the documents.
+      nth_N: the number of the chunk in each.
+    """
     size_N = size_N - self._eos
     last_N = (size_N + self.length - 1) // self.length - 1
-    begin_N, next_N = (
-      np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1)
-    )
-    return begin_N, np.where(nth_N < last_N, next_N, size_N) - begin_N
+    begin_N = np.minimum(nth_N * self.length, size_N - self.least)
+    next_N = np.minimum((nth_N + 1) * self.length, size_N - self.least)
+    end_N = np.where(nth_N < last_N, next_N, size_N)
+    return begin_N, end_N - begin_N
 
   def _count(self, sizes: np.ndarray) -> np.ndarray:
     """Count the chunks of documents of these stored sizes, of any shape."""
     sizes = sizes - self._eos
     return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
 
-  def _counted(self) -> dict[str, np.ndarray]:
+  def _load_or_count(self) -> dict[str, np.ndarray]:
     """Return `_count_all()`, from the cache if possible."""
-    if self.tokens.num_documents < _KEPT:
+    if self.tokens.num_documents < _MIN_CACHED_DOCUMENTS:
       return self._count_all()
-    about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
-    about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
-    key = checked_json.digest(about)
+    dependencies = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
+    dependencies["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
+    key = checked_json.digest(dependencies)
     file = as_path(cache_directory()) / "chunks" / key[:32]
-    if found := progress_files.load_arrays(file):
-      return found
+    cached = progress_files.load_arrays(file)
+    if cached:
+      return cached
     counts = self._count_all()
     with contextlib.suppress(OSError, UserError, TransientError):
       progress_files.save_arrays(file, **counts)
@@ -161,15 +177,14 @@ class Chunks:
     return {"length": self.length, "least": self.least}
 
   def _count_all(self) -> dict[str, np.ndarray]:
-    """Return `before`, int64 [blocks + 1]: the examples before each block, and the total at the
-    end."""
+    """Return `before`, int64 [blocks + 1]: the examples before each block, and at the end all."""
     before = np.zeros(self._first_block[-1] + 1, np.int64)
 
     def count(shard: int) -> None:
       first, end = self._first_document[shard : shard + 2].tolist()
       block = int(self._first_block[shard]) + 1
-      for piece in range(first, end, _PIECE):
-        blocks = -(-min(end - piece, _PIECE) // self._block)
+      for piece in range(first, end, _DOCUMENTS_AT_ONCE):
+        blocks = -(-min(end - piece, _DOCUMENTS_AT_ONCE) // self._block)
         _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * self._block)
         before[block : block + blocks] = self._examples(
           sizes_1K.reshape(blocks, self._block), piece, end
@@ -182,12 +197,12 @@ class Chunks:
     return {"before": np.cumsum(before, out=before)}
 
   def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Count the examples of blocks, int64 [N], from their documents' tokens; documents `first` to
-    at most `end`."""
+    """Count the examples of blocks, int64 [N], from the tokens of documents `first` to `end`."""
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return self.tokens.read_padded(TOKENS, begins, sizes, self.length), sizes.astype(np.int32)
+    chunk_BL = self.tokens.read_padded(TOKENS, begins, sizes, self.length)
+    return chunk_BL, sizes.astype(np.int32)
 
 
 class OtherDocuments:
@@ -195,17 +210,17 @@ class OtherDocuments:
 
   Args:
     tokens: the store.
-    wanted: tokens of a stretch that count.
+    text_length: tokens of a stretch that become text.
 
   Attributes:
     search: tokens before the drawn one in which to look for the beginning of a sentence.
-    length: maximum tokens per stretch, `wanted + search`.
+    length: maximum tokens per stretch, `text_length + search`.
   """
 
-  def __init__(self, tokens: TokenStore, wanted: int):
+  def __init__(self, tokens: TokenStore, text_length: int):
     self.tokens = tokens
-    self.search = max(0, min(wanted // 2, tokens.num_tokens - wanted))
-    self.length = wanted + self.search
+    self.search = max(0, min(text_length // 2, tokens.num_tokens - text_length))
+    self.length = text_length + self.search
     self._eos = int(tokens.append_eos)
 
   def read(
@@ -213,8 +228,8 @@ class OtherDocuments:
   ) -> tuple[np.ndarray, ...]:
     """Read a stretch of another document for each document.
 
-    N - 1 other documents are drawn uniformly; of a single document, itself. The first with `size`
-    tokens is taken, or else the longest. A token is drawn uniformly from it. The stretch begins up
+    N - 1 other documents are drawn uniformly; in a store of one document, itself. The first with
+    `size` tokens is used, or else the longest. A token is drawn uniformly from it. The stretch begins up
     to `search` tokens before that token, as far as the document allows, and ends with the document
     or after `length` tokens.
 
@@ -228,36 +243,46 @@ class OtherDocuments:
       document), the last three int32 [B].
     """
     other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
-    other_BC += (other_BC >= document_B[:, None]) & (self.tokens.num_documents > 1)
-    begins, ends = (x.copy() for x in self.tokens.document_spans(other_BC[:, 0]))
+    if self.tokens.num_documents > 1:
+      other_BC += other_BC >= document_B[:, None]
+    begins, ends = self.tokens.document_spans(other_BC[:, 0])
+    begins = begins.copy()
+    ends = ends.copy()
     for other_B in other_BC.T[1:]:
       short_b = np.flatnonzero(ends - begins - self._eos < size_B)
-      found_b, until_b = self.tokens.document_spans(other_B[short_b])
-      longer = until_b - found_b > (ends - begins)[short_b]
-      begins[short_b[longer]], ends[short_b[longer]] = found_b[longer], until_b[longer]
+      begin_b, end_b = self.tokens.document_spans(other_B[short_b])
+      is_longer_b = end_b - begin_b > (ends - begins)[short_b]
+      begins[short_b[is_longer_b]] = begin_b[is_longer_b]
+      ends[short_b[is_longer_b]] = end_b[is_longer_b]
     ends -= self._eos
     drawn = begins + _below(np.maximum(ends - begins, 1), bits_BN[:, -1])
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
-    found = sizes, drawn - firsts, firsts == begins
-    return self.tokens.read_padded(TOKENS, firsts, sizes, self.length), *(
-      x.astype(np.int32) for x in found
-    )
+    stretch_BL = self.tokens.read_padded(TOKENS, firsts, sizes, self.length)
+    place_B = (drawn - firsts).astype(np.int32)
+    is_whole_B = (firsts == begins).astype(np.int32)
+    return stretch_BL, sizes.astype(np.int32), place_B, is_whole_B
 
 
-def _call(function, lengths: tuple[int | None, ...], *arguments):
+def _call(
+  function: Callable, lengths: tuple[int | None, ...], *arguments: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
   """Run `function` on the host; outputs are int32 [B, length], or [B] where the length is None."""
   batch = arguments[0].shape[0]
-  found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
-  return tuple(
-    tf.ensure_shape(x, [batch] if n is None else [batch, n])
-    for x, n in zip(found, lengths, strict=True)
-  )
+  dtypes = [tf.int32] * len(lengths)
+  outputs = tf.numpy_function(function, arguments, dtypes, stateful=False)
+  shaped = []
+  for output, length in zip(outputs, lengths, strict=True):
+    shape = [batch] if length is None else [batch, length]
+    shaped.append(tf.ensure_shape(output, shape))
+  return tuple(shaped)
 
 
 def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
-  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1: 32-bit words as uint64, any
-  shape -> int64."""
+  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1.
+
+  32-bit words as uint64, of any shape -> int64.
+  """
   n = np.asarray(n, np.uint64)
   low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
   return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

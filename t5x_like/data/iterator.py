@@ -33,15 +33,14 @@ from t5x_like.files import store_errors
 
 
 def iterate(
-  steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]
+  steps: tf.data.Dataset, build_pipeline: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Return the elements of `through(steps)` as numpy arrays, which must not be written to.
+  """Return the elements of `build_pipeline(steps)` as numpy arrays, which must not be written to.
 
   Args:
     steps: the start of the pipeline; may be infinite.
-    through: the rest of the pipeline, such as maps and batches. It must end when `steps` ends, and
-      it sets its own
-      parallelism: nothing is autotuned.
+    build_pipeline: appends the rest of the pipeline, such as maps and batches. It must end when
+      `steps` ends, and it sets its own parallelism: nothing is autotuned.
 
   Returns:
     A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few
@@ -52,26 +51,31 @@ def iterate(
     SystemExit: asked for more after the program has ended; it ends the thread silently.
     RuntimeError: started after the program has ended.
   """
-  # the module's names may be gone when this is closed
-  pipeline = _Pipeline(steps, through)
+  # The module's names may be gone when this is closed.
+  pipeline = _Pipeline(steps, build_pipeline)
   dropped = _dropped
   try:
-    _open_one(pipeline)
+    _register(pipeline)
     yield from pipeline
   finally:
     dropped.put(pipeline)  # a SimpleQueue is safe to use during garbage collection
 
 
+_ERRORS = {error.__name__: error for error in (UserError, DamageError, TransientError)}
+
+
 class _Pipeline:
   """A pipeline that can be ended early."""
 
-  def __init__(self, steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]):
+  def __init__(
+    self, steps: tf.data.Dataset, build_pipeline: Callable[[tf.data.Dataset], tf.data.Dataset]
+  ):
     options = tf.data.Options()
     options.autotune.enabled = False
     with tf.device("CPU:0"):
       running = tf.Variable(True, trainable=False)
       steps = steps.take_while(lambda _: running.read_value())
-      self._elements = steps.apply(through).with_options(options).as_numpy_iterator()
+      self._elements = steps.apply(build_pipeline).with_options(options).as_numpy_iterator()
     self._running = running
     self._drained = False
 
@@ -89,12 +93,10 @@ class _Pipeline:
           raise UserError(f"config.task.preprocessors: {failure}") from error
         raise
       name, message = refusal.groups()
-      kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}
-      if name == "UserError" and store_errors.mentions_passing_fault(
-        message
-      ):  # TensorFlow drops the cause
+      if name == "UserError" and store_errors.mentions_passing_fault(message):
+        # TensorFlow drops the cause.
         name = "TransientError"
-      raise kinds[name](message) from error
+      raise _ERRORS[name](message) from error
     if self._drained:  # at the program's end; elements before this one may have been lost
       raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:
@@ -110,7 +112,7 @@ class _Pipeline:
         for _ in self._elements:
           pass
         return
-      # an element that nobody wants failed; those after it are still in flight
+      # An element that nobody wants failed; elements after it are still in flight.
       except tf.errors.OpError:
         pass
 
@@ -122,7 +124,8 @@ _drainer: threading.Thread | None = None
 _exiting = False
 
 
-def _open_one(pipeline: _Pipeline) -> None:
+def _register(pipeline: _Pipeline) -> None:
+  """Note an open pipeline, and start the draining thread with the first."""
   global _drainer
   with _lock:
     if _exiting:
@@ -134,7 +137,11 @@ def _open_one(pipeline: _Pipeline) -> None:
 
 
 def _drain_dropped() -> None:
-  while (pipeline := _dropped.get()) is not None:
+  """Drain dropped pipelines until the program ends."""
+  while True:
+    pipeline = _dropped.get()
+    if pipeline is None:
+      return
     pipeline.drain()
     _open.discard(pipeline)
     del pipeline  # do not keep it alive while waiting for the next
@@ -142,6 +149,7 @@ def _drain_dropped() -> None:
 
 @atexit.register
 def _drain_open() -> None:
+  """Drain all pipelines at the end of the program."""
   global _exiting
   ended = False
   while not ended:

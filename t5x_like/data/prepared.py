@@ -40,7 +40,7 @@ from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary
 
-_LOOK_SECONDS = 0.2
+_RETRY_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PreparedStore(StoreKind):
     split: the split; `validation[:200]` is its first 200 records.
     cache: the local directory of all prepared stores.
     store_facts: the facts of the manifest.
-    arguments: all else that determines the items; JSON.
+    arguments: everything else that determines the items; JSON.
     vocabulary: the vocabulary of the ids; None for none.
   """
 
@@ -67,23 +67,27 @@ class PreparedStore(StoreKind):
   num_parts = 1
 
   def __getstate__(self) -> dict[str, Any]:
-    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
-      "source": None
-    }
+    state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    state["source"] = None
+    return state
 
   @functools.cached_property
   def content(self) -> dict[str, Any]:
     """The request in JSON, which the manifest repeats as `source`."""
-    whole, _ = parse_split(self.split)
-    check_split(self.source, whole)
-    rows = self.source.split_facts(whole)
+    check_split(self.source, self._split_name)
     content = {
       "format": manifests.FORMAT,
-      "rows": rows,
+      "rows": self.source.split_facts(self._split_name),
       "split": self.split,
       "arguments": self.arguments,
     }
     return json.loads(json.dumps(content))
+
+  @property
+  def _split_name(self) -> str:
+    """The split without the number of its first records."""
+    name, _ = parse_split(self.split)
+    return name
 
   @property
   def facts(self) -> dict[str, Any]:
@@ -92,27 +96,28 @@ class PreparedStore(StoreKind):
   @property
   def path(self) -> pathlib.Path:
     """The directory of the store."""
-    whole, most = parse_split(self.split)
+    name, limit = parse_split(self.split)
     key = checked_json.digest([self.content, self.store_facts])
-    return pathlib.Path(self.cache) / f"{self.source.name}-{whole}{most or ''}-{key[:16]}"
+    return pathlib.Path(self.cache) / f"{self.source.name}-{name}{limit or ''}-{key[:16]}"
 
   def is_current(self) -> bool:
-    whole, _ = parse_split(self.split)
-    return json.loads(json.dumps(self.source.split_facts(whole))) == self.content["rows"]
+    rows = self.source.split_facts(self._split_name)
+    return json.loads(json.dumps(rows)) == self.content["rows"]
 
   def part_size(self, number: int) -> int:
-    whole, _ = parse_split(self.split)
-    return sum(self.source.part_size(whole, part) for part in self.source.parts(whole, 2**62))
+    name = self._split_name
+    return sum(self.source.part_size(name, part) for part in self.source.parts(name, 2**62))
 
   def read(self, number: int) -> Iterator[tuple[str, Record | Skip]]:
     return first_records(self.source, self.split)
 
   def prepare(self, engine: Engine) -> None:
     """Make the store and report it."""
-    path, (whole, _) = str(self.path), parse_split(self.split)
-    (changed,) = preparing.prepare([Job(self, path, self.source.name, whole, self.content)], engine)
+    path = str(self.path)
+    job = Job(self, path, self.source.name, self._split_name, self.content)
+    (changes,) = preparing.prepare([job], engine)
     manifest = Store.open(path, "size").manifest
-    counts = "".join(f", {number:,} {reason}" for reason, number in sorted(changed.items()))
+    counts = "".join(f", {number:,} {change}" for change, number in sorted(changes.items()))
     print(
       f"data: {path}: prepared {manifest.num_items:,} "
       f"{self.items}{counts}{describe_skipped(manifest.skipped)}",
@@ -149,9 +154,8 @@ def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
   except (UserError, DamageError) as error:
     raise type(error)(f"{error}; or {remedy}") from error
   for key, expected in (("source", records.content), ("facts", records.store_facts)):
-    if json.dumps(getattr(store.manifest, key), sort_keys=True) != json.dumps(
-      expected, sort_keys=True
-    ):
+    actual = getattr(store.manifest, key)
+    if json.dumps(actual, sort_keys=True) != json.dumps(expected, sort_keys=True):
       raise UserError(f"{path / manifests.FILE}: {key}: not as the task asks for it; {remedy}")
   return store
 
@@ -160,18 +164,18 @@ def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
 def _lock(path: pathlib.Path) -> Iterator[None]:
   """Wait for the lock of a store, or for the lease where there are no locks, and hold it."""
   name = f".{path.name}.lock"
-  held = None
+  lock = None
   try:
-    while held is None:
+    while lock is None:
       with contextlib.suppress(DirectoryInUse):
-        held = exclusive.hold_directory(
+        lock = exclusive.hold_directory(
           as_path(path.parent), name, exclusive.WRITING, f"{name}.lease"
         )
-      time.sleep(0 if held else _LOOK_SECONDS)
+      time.sleep(0 if lock else _RETRY_SECONDS)
   except OSError as error:
     raise UserError(
       f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another "
       "directory"
     ) from error
-  with contextlib.closing(held):
+  with contextlib.closing(lock):
     yield
