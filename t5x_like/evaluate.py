@@ -414,7 +414,7 @@ class _QuestionSuite:
       model = library.load(self._workdir, step=self._step, batch_size=_QUESTION_BATCH)
       process.log(questions.describe_template(model, self._template))
       self._asker = questions.Asker(model, self._options)
-    with rows.reporting(questions.Progress(f"{_QUESTIONS}/{name}")):
+    with rows.report_progress(questions.Progress(f"{_QUESTIONS}/{name}")):
       metrics = self._asker(file)
     unfinished = int(metrics.get("unfinished", 0))
     if unfinished:

@@ -10,7 +10,6 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules, fetch, from_local_rows, local_rows
 
-SHORTEST = 32
+MIN_PADDED_LENGTH = 32
 
 _report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar(
   "report", default=None
@@ -26,7 +25,7 @@ _report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars
 
 
 @contextlib.contextmanager
-def reporting(report: Callable[[int, int], None]) -> Iterator[None]:
+def report_progress(report: Callable[[int, int], None]) -> Iterator[None]:
   """Call `report(rows done, rows in all)` after every batch within the block."""
   token = _report.set(report)
   try:
@@ -36,24 +35,32 @@ def reporting(report: Callable[[int, int], None]) -> Iterator[None]:
 
 
 def padded_length(length: int, longest: int | None) -> int:
-  """Return the smallest power of two that holds `length` tokens, at least `SHORTEST` and at most
-  `longest`."""
-  size = max(SHORTEST, 1 << (length - 1).bit_length())
+  """Return the smallest power of two that holds `length` tokens.
+
+  It is at least `MIN_PADDED_LENGTH` and at most `longest`.
+  """
+  size = max(MIN_PADDED_LENGTH, 1 << (length - 1).bit_length())
   return size if longest is None else min(size, longest)
 
 
-def merged_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
-  """Raise padded lengths with less than a batch of rows to the next length in use, so that fewer
-  programs compile."""
-  raised = {}
+def merge_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
+  """Raise padded lengths with less than a batch of rows to the next length in use.
+
+  So fewer programs compile.
+  """
+  merged = {}
   waiting = []
-  rows = collections.Counter(lengths)
-  for length in sorted(rows):
+  num_waiting_rows = 0
+  rows_of_length = collections.Counter(lengths)
+  longest = max(rows_of_length, default=0)
+  for length in sorted(rows_of_length):
     waiting.append(length)
-    if sum(rows[one] for one in waiting) >= batch_size or length == max(rows):
-      raised |= dict.fromkeys(waiting, length)
+    num_waiting_rows += rows_of_length[length]
+    if num_waiting_rows >= batch_size or length == longest:
+      merged.update(dict.fromkeys(waiting, length))
       waiting = []
-  return [raised[length] for length in lengths]
+      num_waiting_rows = 0
+  return [merged[length] for length in lengths]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,35 +78,45 @@ class Runner:
   rules: Rules
   arrays: dict[str, jax.Array]
   batch_size: int
-  # kept by function
-  _made: dict[Callable, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+  # The compiled form of each function.
+  _programs: dict[Callable, Callable] = dataclasses.field(
+    default_factory=dict, compare=False, repr=False
+  )
+  # For each change of the model, its runner and the function that computes its parameters.
+  _transformed: dict[Callable, tuple["Runner", Callable]] = dataclasses.field(
+    default_factory=dict, compare=False, repr=False
+  )
 
-  def changed(self, change: Callable) -> "Runner":
+  def transform(self, change: Callable) -> "Runner":
     """Return a runner of `change(model)`, computed once instead of at every call."""
-    if change not in self._made:
-      found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
+    if change not in self._transformed:
+
+      def changed_model(arrays: dict[str, jax.Array]) -> object:
+        return change(params.with_arrays(self.model, arrays))
+
       with self.rules.activate():
-        model = jax.eval_shape(found, self.arrays)
-      compute = jax.jit(lambda x: params.arrays(found(x)))
-      self._made[change] = Runner(model, self.rules, {}, self.batch_size), compute
-    runner, compute = self._made[change]
+        model = jax.eval_shape(changed_model, self.arrays)
+      compute = jax.jit(lambda arrays: params.arrays(changed_model(arrays)))
+      self._transformed[change] = Runner(model, self.rules, {}, self.batch_size), compute
+    runner, compute = self._transformed[change]
     if not runner.arrays:
       with self.rules.activate():
         runner.arrays.update(compute(self.arrays))
     return runner
 
   @contextlib.contextmanager
-  def holding(self, arrays: dict[str, jax.Array]) -> Iterator[None]:
-    """Hold other parameters within the block; a runner that began without any compiles nothing
-    twice."""
+  def use_arrays(self, arrays: dict[str, jax.Array]) -> Iterator[None]:
+    """Use other parameters within the block.
+
+    A runner that began without parameters compiles nothing twice.
+    """
     self.arrays.update(arrays)
     try:
       yield
     finally:
       self.arrays.clear()
-      for made in self._made.values():
-        if isinstance(made, tuple):
-          made[0].arrays.clear()
+      for runner, _ in self._transformed.values():
+        runner.arrays.clear()
 
   def __call__(
     self,
@@ -119,21 +136,22 @@ class Runner:
       padded: maps the length of a row to its padded length.
     """
 
-    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      shape = (len(chosen), length)
-      made = {"tokens": np.full(shape, pad, np.int32), "valid": np.zeros(shape, np.int32)}
-      for row, number in enumerate(chosen):
-        tokens = ids[number]
-        made["tokens"][row, : len(tokens)], made["valid"][row, : len(tokens)] = tokens, 1
-      return made | {name: x[chosen] for name, x in extras.items()}
-
     pad = self.model.variant.tokens.pad or 0
-    apply = lambda batch: self._program(function)(self.arrays, batch)  # noqa: E731
-    return in_batches(
-      apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features
-    )
 
-  def of_features(
+    def make_batch(numbers: list[int], length: int) -> dict[str, np.ndarray]:
+      tokens_BP = np.full((len(numbers), length), pad, np.int32)
+      valid_BP = np.zeros((len(numbers), length), np.int32)
+      for row, number in enumerate(numbers):
+        row_ids = ids[number]
+        tokens_BP[row, : len(row_ids)] = row_ids
+        valid_BP[row, : len(row_ids)] = 1
+      batch = {"tokens": tokens_BP, "valid": valid_BP}
+      return batch | {name: array[numbers] for name, array in extras.items()}
+
+    lengths = [padded(len(row_ids)) for row_ids in ids]
+    return self._run(function, lengths, make_batch)
+
+  def run_on_features(
     self, function: Callable, features: dict[str, np.ndarray], lengths: Sequence[int], longest: int
   ) -> list[tuple[np.ndarray, ...]]:
     """Apply `function` to rows of features; return the results in the order of the rows.
@@ -146,13 +164,22 @@ class Runner:
       longest: the length of the features' rows.
     """
 
-    def batch_of(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      rows = {name: x[chosen] for name, x in features.items()}
-      return {name: x[..., :length] if x.shape[-1] == longest else x for name, x in rows.items()}
+    def make_batch(numbers: list[int], length: int) -> dict[str, np.ndarray]:
+      batch = {}
+      for name, array in features.items():
+        rows = array[numbers]
+        batch[name] = rows[..., :length] if rows.shape[-1] == longest else rows
+      return batch
 
+    return self._run(function, lengths, make_batch)
+
+  def _run(
+    self, function: Callable, lengths: Sequence[int], make_batch: Callable
+  ) -> list[tuple[np.ndarray, ...]]:
+    """Apply the compiled form of a function to all rows."""
     program = self._program(function)
-    return in_batches(
-      lambda batch: program(self.arrays, batch), self.rules, self.batch_size, lengths, batch_of
+    return run_in_batches(
+      lambda batch: program(self.arrays, batch), self.rules, self.batch_size, lengths, make_batch
     )
 
   def _program(self, function: Callable) -> Callable:
@@ -162,42 +189,48 @@ class Runner:
       with self.rules.activate():
         return function(params.with_arrays(self.model, arrays), batch)
 
-    return self._made.setdefault(function, jax.jit(run))
+    return self._programs.setdefault(function, jax.jit(run))
 
 
-def in_batches(
+def run_in_batches(
   run: Callable, rules: Rules, batch_size: int, lengths: Sequence[int], features: Callable
 ) -> list[tuple[np.ndarray, ...]]:
-  """Apply `run` to every row, in batches of equal padded length; return the results in the order of
-  the rows.
+  """Apply `run` to every row, in batches of equal padded length.
+
+  The results are in the order of the rows.
 
   Args:
     run: `(batch of global arrays) -> a tuple of arrays`, each with a leading axis B.
+    rules: mesh and sharding rules.
     batch_size: the most rows in a batch, rounded up to a multiple of the mesh's batch shards.
     lengths: the padded length of each row.
     features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over these
       rows. Every process makes them for all rows and contributes its share; rows of zeros complete
       a batch.
   """
-  members: dict[int, list[int]] = {}
+  numbers_of_length: dict[int, list[int]] = {}
   for number, length in enumerate(lengths):
-    members.setdefault(length, []).append(number)
-  ways = rules.ways("batch")
-  results = {}
+    numbers_of_length.setdefault(length, []).append(number)
+  num_shards = rules.ways("batch")
   sharding = rules.batch()
+  results = {}
 
-  def place(x: np.ndarray, B: int) -> jax.Array:
-    x = np.concatenate([x, np.zeros((B - len(x), *x.shape[1:]), x.dtype)])
+  def place(array: np.ndarray, B: int) -> jax.Array:
+    padding = np.zeros((B - len(array), *array.shape[1:]), array.dtype)
+    array = np.concatenate([array, padding])
     rows = local_rows(sharding, B)
-    return from_local_rows(sharding, rows, x[rows], B)
+    return from_local_rows(sharding, rows, array[rows], B)
 
-  for length, numbers in sorted(members.items()):
-    B = -(-min(batch_size, len(numbers)) // ways) * ways
+  for length, numbers in sorted(numbers_of_length.items()):
+    B = -(-min(batch_size, len(numbers)) // num_shards) * num_shards
     for start in range(0, len(numbers), B):
-      chosen = numbers[start : start + B]
-      outputs = run({name: place(x, B) for name, x in features(chosen, length).items()})
-      outputs = [fetch(x) for x in outputs]
-      results |= {n: tuple(x[row] for x in outputs) for row, n in enumerate(chosen)}
-      if (report := _report.get()) is not None:
+      batch_numbers = numbers[start : start + B]
+      arrays = features(batch_numbers, length)
+      outputs = run({name: place(array, B) for name, array in arrays.items()})
+      outputs = [fetch(output) for output in outputs]
+      for row, number in enumerate(batch_numbers):
+        results[number] = tuple(output[row] for output in outputs)
+      report = _report.get()
+      if report is not None:
         report(len(results), len(lengths))
   return [results[number] for number in range(len(lengths))]

@@ -1,8 +1,7 @@
-"""Words and sentences of text in any script: the rules that masking, cleaning, decontamination and
-cutting share.
+"""Words and sentences of text in any script.
 
-They rest on properties of the Unicode character database (in the sense of UAX #14 and #29), not on
-lists of languages.
+Masking, cleaning, decontamination and cutting share these rules. They rest on properties of the
+Unicode character database (in the sense of UAX #14 and #29), not on lists of languages.
 
 - A **word** is text up to the next white space, punctuation included. In scripts that put no spaces
   between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan, ...) each letter with its
@@ -33,7 +32,7 @@ class Kind(enum.IntEnum):
     SPACE: white space.
     LETTER: letters and numbers of scripts with spaces between words.
     UNSPACED: letters of scripts without.
-    EXTENDING: marks, joiners and what else belongs to the letter before.
+    EXTENDING: marks, joiners and others that belong to the letter before.
     CLOSING: quotes and brackets that may follow a terminator.
     TERMINATOR: ends a sentence if the next word begins after it.
     STRONG_TERMINATOR: ends a sentence.
@@ -60,7 +59,7 @@ _LETTER = rf"[\p{{L}}\p{{N}}]--[{_UNSPACED}]--{_EXTENDING}"
 _CLOSING = r"\"'\p{Pe}\p{Pf}\u201c"
 _WEAK = r".!?\u2024\u2026\ufe52\uff0e"
 _STRONG = rf"[\p{{Sentence_Terminal}}\u037e\u0f0d\u0f0e]--[{_WEAK}]"
-_CLASSES = {  # in this order, so that a later one overrides an earlier one
+_CLASSES = {  # a later class overrides an earlier one
   Kind.SPACE: _SPACE,
   Kind.LETTER: _LETTER,
   Kind.UNSPACED: _UNSPACED,
@@ -70,12 +69,13 @@ _CLASSES = {  # in this order, so that a later one overrides an earlier one
   Kind.STRONG_TERMINATOR: _STRONG,
 }
 CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that go on with a letter
-_CODES = 0x110000
-# ranges of codes outside of which all characters are OTHER
+_NUM_CODES = 0x110000
+# Ranges of codes outside of which all characters are OTHER.
 _ASSIGNED = ((0, 0x34000), (0xE0000, 0xE1000))
 
 
-_NAMES = {
+# The letters for kinds in the patterns below.
+_LETTERS = {
   "U": Kind.UNSPACED,
   "L": Kind.LETTER,
   "E": Kind.EXTENDING,
@@ -84,7 +84,7 @@ _NAMES = {
   "W": Kind.TERMINATOR,
   "T": Kind.STRONG_TERMINATOR,
 }
-_PATTERNS = {  # of sets of kinds by their names above
+_PATTERNS = {  # sets of kinds are in braces
   "unspaced": "{U}",
   "word": "{U}[^LUS]*|[^US]+",
   "term": "{U}{E}*|{L}{LE}*",
@@ -97,15 +97,13 @@ _PATTERNS = {  # of sets of kinds by their names above
 @functools.cache
 def _pattern(name: str) -> re.Pattern:
   """Compile one of the patterns for the standard library, which matches sets faster."""
-  sets = {letter: _ranges(kind) for letter, kind in _NAMES.items()}
+  sets = {letter: _ranges(kind) for letter, kind in _LETTERS.items()}
   bracketed = re.sub(r"\{([A-Z]+)\}", r"[\1]", _PATTERNS[name])
-  return re.compile(
-    re.sub(r"(?<=\[)(\^?)([A-Z]+)(?=\])", lambda match: _set(match, sets), bracketed)
-  )
 
+  def expand(match: re.Match) -> str:
+    return match[1] + "".join(sets[letter] for letter in match[2])
 
-def _set(match: re.Match, sets: dict[str, str]) -> str:
-  return match[1] + "".join(sets[letter] for letter in match[2])
+  return re.compile(re.sub(r"(?<=\[)(\^?)([A-Z]+)(?=\])", expand, bracketed))
 
 
 @functools.cache
@@ -117,8 +115,10 @@ def _ranges(kind: Kind) -> str:
 
 
 def words(text: str) -> list[str]:
-  """Return the words of a text, punctuation included; text of scripts with spaces is split at white
-  space."""
+  """Return the words of a text, punctuation included.
+
+  Text of scripts with spaces is split at white space.
+  """
   if not has_unspaced(text):
     return text.split()
   return _pattern("word").findall(text)
@@ -153,8 +153,10 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def ends_sentence(text: str) -> bool:
-  """Return whether a text ends with a terminator, possibly followed by closing quotes, brackets and
-  spaces."""
+  """Return whether a text ends with a terminator.
+
+  Closing quotes, brackets and spaces may follow it.
+  """
   return _pattern("at_end").search(text) is not None
 
 
@@ -164,34 +166,42 @@ def ends_with_terminator(text: str) -> bool:
 
 
 def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
-  """Yield the places from `start` to `end` at which a sentence has ended, after the space behind
-  it."""
+  """Yield the places from `start` to `end` at which a sentence has ended, after its space."""
   return (match.end() for match in _pattern("end").finditer(text, start, end))
 
 
 def kind(character: str) -> Kind:
   """Return the kind of a character; OTHER for an empty text."""
-  return Kind(int(kinds()[ord(character)])) if character else Kind.OTHER
+  if not character:
+    return Kind.OTHER
+  return Kind(int(kinds()[ord(character)]))
 
 
 def count_unfinished(data: bytes) -> int:
-  """Return the number of bytes at the end of UTF-8 bytes that begin a letter and do not complete
-  it."""
+  """Return the number of bytes at the end of UTF-8 bytes that begin an incomplete letter."""
   for count in range(1, min(len(data), 3) + 1):
     byte = data[-count]
     if byte < 0x80:
       return 0
     if byte >= 0xC0:
-      length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
-      return count if length > count else 0
+      return count if _letter_length(byte) > count else 0
   return 0
 
 
-def begins_word(data: bytes) -> bool:
-  """Return whether the bytes of an id begin a word in any text: with white space, or a letter of
-  unspaced text.
+def _letter_length(lead: int) -> int:
+  """Return the number of bytes of a letter in UTF-8 from its first byte, which is above 0xBF."""
+  if lead >= 0xF0:
+    return 4
+  if lead >= 0xE0:
+    return 3
+  return 2
 
-  A part of a letter begins a word if it can only be completed to letters of unspaced text.
+
+def begins_word(data: bytes) -> bool:
+  """Return whether the bytes of an id begin a word in any text.
+
+  They do with white space, or a letter of unspaced text. A part of a letter begins a word if it can
+  only be completed to letters of unspaced text.
   """
   if not data or data[0] in CONTINUATION:
     return False
@@ -201,7 +211,7 @@ def begins_word(data: bytes) -> bool:
   lead = data[0]
   if not 0xE0 <= lead < 0xF5:
     return False
-  length = 3 + (lead >= 0xF0)
+  length = _letter_length(lead)
   low = data[:length].ljust(length, b"\x80")
   high = data[:length].ljust(length, b"\xbf")
   codes = kinds()[_code(low) : _code(high) + 1]
@@ -210,18 +220,17 @@ def begins_word(data: bytes) -> bool:
 
 
 def _code(data: bytes) -> int:
-  """Return the code point of the UTF-8 bytes of a letter of three or four bytes, well-formed or
-  not."""
+  """Return the code point of a letter of three or four bytes in UTF-8, well-formed or not."""
   code = data[0] & (0x0F if len(data) == 3 else 0x07)
   for byte in data[1:]:
     code = code << 6 | (byte & 0x3F)
-  return min(code, _CODES - 1)
+  return min(code, _NUM_CODES - 1)
 
 
 @functools.cache
 def kinds() -> np.ndarray:
   """Return the kind of every code point: read-only uint8 [0x110000]."""
-  table = np.zeros(_CODES, np.uint8)
+  table = np.zeros(_NUM_CODES, np.uint8)
   for first, end in _ASSIGNED:
     text = np.arange(first, end, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     for kind_of_run, pattern in _CLASSES.items():

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
   failures = []
   for name, file in files.items():
     try:
-      with rows.reporting(questions.Progress(file.path)):
+      with rows.report_progress(questions.Progress(file.path)):
         results[name] = metrics = asker(file)
     except UserError as error:
       failures.append(str(error))

@@ -1,13 +1,13 @@
 """Consumption: the position in every corpus at which a phase of a run begins.
 
-It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a mixture and each numbering of its examples
-(tasks with the same `Task.numbering` mean the same text by the same index, so one continues the
-other). A single task is a part without a label. Positions of a stream count its examples epoch
-after epoch: position g is place g % size of the permutation of epoch g // size. A phase of n
-examples takes the next n positions of a task. A mixture takes the positions in the first n places
-of its schedule: whole periods by multiplication, the rest of one period by a table. That suffices
-to continue with another batch size, other rates or other parts: no position is taken twice, and a
-part that pauses later continues where it stopped.
+It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a
+mixture and each numbering of its examples (tasks with the same `Task.numbering` mean the same text
+by the same index, so one continues the other). A single task is a part without a label. Positions
+of a stream count its examples epoch after epoch: position g is place g % size of the permutation of
+epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
+positions in the first n places of its schedule: whole periods by multiplication, the rest of one
+period by a table. That suffices to continue with another batch size, other rates or other parts: no
+position is taken twice, and a part that pauses later continues where it stopped.
 
 Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The
 skipped draws come first in the next phase that draws from the stream, so no example is lost.

@@ -229,9 +229,9 @@ class OtherDocuments:
     """Read a stretch of another document for each document.
 
     N - 1 other documents are drawn uniformly; in a store of one document, itself. The first with
-    `size` tokens is used, or else the longest. A token is drawn uniformly from it. The stretch begins up
-    to `search` tokens before that token, as far as the document allows, and ends with the document
-    or after `length` tokens.
+    `size` tokens is used, or else the longest. A token is drawn uniformly from it. The stretch
+    begins up to `search` tokens before that token, as far as the document allows, and ends with the
+    document or after `length` tokens.
 
     Args:
       document_B: int64 [B].

@@ -120,10 +120,10 @@ def build(name: str | None, split: str, **arguments: Any) -> Task:
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
   """Make a task from the arguments at `config.<slot>`, such as a part of a mixture.
 
-  Every task accepts `preprocessors`, see `data/preprocessors/user_defined.py`. A task with a `store` also
-  accepts the fields of `config.Corpus` instead. Its `store` is then a function that prepares a
-  split, see `data.windows.open_tokens`, as it is for `store="builtin"`, the small corpus of
-  `corpora/builtin.py`.
+  Every task accepts `preprocessors`, see `data/preprocessors/user_defined.py`. A task with a
+  `store` also accepts the fields of `config.Corpus` instead. Its `store` is then a function that
+  prepares a split, see `data.windows.open_tokens`, as it is for `store="builtin"`, the small corpus
+  of `corpora/builtin.py`.
 
   Args:
     name: a module of `t5x_like/data/tasks`, or `module:function`.
@@ -175,7 +175,13 @@ def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
-  """Return the SHA-256 of a task's name and version, its token store's content and its arguments."""
+  """Return the SHA-256 of a task over one token store.
+
+  Args:
+    task: the name and version of the task.
+    tokens: the store, whose content counts.
+    arguments: the arguments of the task; JSON.
+  """
   return digest(task=task, store=tokens.fingerprint, **arguments)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext
-from t5x_like.rows import in_batches
+from t5x_like.rows import run_in_batches
 from t5x_like.vocabularies import special_id
 
 Pooling = Literal["mean", "cls"]
@@ -18,7 +18,7 @@ def embed_texts(
   context: EvalContext, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray
 ) -> np.ndarray:
   """Embed texts with `run(parameters, batch) -> (array,)`: float32 [C, P]."""
-  rows = in_batches(
+  rows = run_in_batches(
     lambda batch: run(arrays, batch),
     context.rules,
     context.batch_size,

@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.objectives import flatten_rows
-from t5x_like.rows import in_batches, merged_lengths, padded_length
+from t5x_like.rows import merge_lengths, padded_length, run_in_batches
 
 _READ_AT_ONCE = 256
 SAMPLE_COUNT = 8
@@ -53,7 +53,7 @@ class LabelledRows:
       else self.tokens != context.task.vocabulary.pad_id
     )
     used_N = (S - np.argmax(real[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
-    self._lengths = merged_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
+    self._lengths = merge_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """Return the function's outputs for every row, in order."""
@@ -64,7 +64,7 @@ class LabelledRows:
       return {name: x[..., :length] if x.shape[1:] == shape else x for name, x in found.items()}
 
     context = self._context
-    return in_batches(
+    return run_in_batches(
       lambda batch: self._run(arrays, batch),
       context.rules,
       context.batch_size,

@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _embeddings, _labelled
 from t5x_like.metrics.classification import Correlation
-from t5x_like.rows import in_batches
+from t5x_like.rows import run_in_batches
 from t5x_like.slots import PositiveInt
 
 
@@ -76,7 +76,7 @@ class Evaluator:
 
     context = self._context
     run = lambda batch: self._run(arrays, batch)  # noqa: E731
-    rows = in_batches(run, context.rules, context.batch_size, self._lengths, features)
+    rows = run_in_batches(run, context.rules, context.batch_size, self._lengths, features)
     first_ND, second_ND = (np.stack([x for (x,) in rows[side::2]]) for side in (0, 1))
     predictions = [
       _labelled.with_identifiers(

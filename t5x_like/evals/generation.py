@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.metrics.texts import METRICS, reference_texts
-from t5x_like.rows import in_batches, merged_lengths, padded_length
+from t5x_like.rows import merge_lengths, padded_length, run_in_batches
 from t5x_like.slots import Condition, Length, PositiveInt
 
 _UNLABELLED = "-1"
@@ -124,10 +124,10 @@ class Evaluator:
     inputs and `unfinished` predictions, which reach `max_new_tokens` without an end."""
     rules = self._context.rules
     batch_size = self._context.batch_size
-    lengths = merged_lengths(
+    lengths = merge_lengths(
       [padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size
     )
-    found = in_batches(
+    found = run_in_batches(
       lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows
     )
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]

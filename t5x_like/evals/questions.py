@@ -87,7 +87,7 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     metrics = {}
-    with self._run.holding(arrays):
+    with self._run.use_arrays(arrays):
       for name, file in self._files.items():
         self._beat()
         metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}

@@ -14,7 +14,7 @@ from t5x_like.decoding.sampling import Temperature
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
-from t5x_like.rows import in_batches, padded_length
+from t5x_like.rows import padded_length, run_in_batches
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import special_id, start_id
 
@@ -147,7 +147,7 @@ class Evaluator:
         made["tokens"][row, : len(ids)], made["valid"][row, : len(ids)] = ids, 1
       return made
 
-    drawn = in_batches(
+    drawn = run_in_batches(
       lambda batch: self._run(arrays, batch), rules, self._context.batch_size, lengths, features
     )
     found = []

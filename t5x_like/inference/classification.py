@@ -253,7 +253,7 @@ class TextClassification:
       return []
     longest = self._length
     lengths = _labelled.padded_lengths(self._model, ids.lengths, longest)
-    results = run.of_features(self._outputs, ids.features, lengths, longest)
+    results = run.run_on_features(self._outputs, ids.features, lengths, longest)
     return [self._answer(entry, logits) for entry, (logits,) in zip(inputs, results)]
 
   def _outputs(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:

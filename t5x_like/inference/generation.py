@@ -99,7 +99,7 @@ class Generation:
       np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1
     ).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
-    results = run.changed(prepare_for_decoding)(
+    results = run.transform(prepare_for_decoding)(
       self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.pad_length
     )
     answers = []

@@ -12,7 +12,7 @@ from t5x_like.data.images import prompts
 from t5x_like.errors import UserError
 from t5x_like.inference.images import ImageClassification
 from t5x_like.nn import params
-from t5x_like.rows import Runner, in_batches
+from t5x_like.rows import Runner, run_in_batches
 
 
 class TextChoice(ImageClassification):
@@ -48,7 +48,7 @@ class TextChoice(ImageClassification):
 
     C, T = self._tokens_CT.shape
     rows = lambda chosen, _: {"text_input_tokens": self._tokens_CT[chosen]}  # noqa: E731
-    found = in_batches(
+    found = run_in_batches(
       lambda batch: embedded(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows
     )
     self._texts_CP = np.stack([text_P for (text_P,) in found])

@@ -17,7 +17,7 @@ from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 from t5x_like.nn import params
 from t5x_like.resolution import height_and_width
-from t5x_like.rows import Runner, in_batches
+from t5x_like.rows import Runner, run_in_batches
 
 
 def list_images(path: str) -> list[str]:
@@ -95,7 +95,7 @@ class _ImagePredictor:
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       lengths = [0] * len(paths)
-      results = in_batches(
+      results = run_in_batches(
         lambda batch: compute(run.arrays, batch), run.rules, run.batch_size, lengths, features
       )
     if len(skipped) == len(paths):

@@ -311,7 +311,7 @@ def line(scores: dict[str, float]) -> str:
 
 
 class Progress:
-  """Says on stderr how many rows of a file are done, at most every `SECONDS`; see `rows.reporting`.
+  """Says on stderr how many rows of a file are done, at most every `SECONDS`; see `rows.report_progress`.
 
   Args:
     name: the name of the file.

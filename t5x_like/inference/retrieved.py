@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference.texts import describe_text
 from t5x_like.nn import params
 from t5x_like.retrieval import answer_from_passages, build_index, most_probable_answer, open_search
-from t5x_like.rows import Runner, in_batches
+from t5x_like.rows import Runner, run_in_batches
 
 Rows = Sequence[Sequence[int]]
 
@@ -87,7 +87,7 @@ class Retrieved:
 
     answers = []
     for text, (tokens_ZN, log_p_Z, *numbers) in zip(
-      texts, in_batches(found, run.rules, run.batch_size, [Q] * len(ids), features)
+      texts, run_in_batches(found, run.rules, run.batch_size, [Q] * len(ids), features)
     ):
       best, probability = most_probable_answer(self.vocabulary, tokens_ZN, log_p_Z)
       read = passages.texts(numbers[0]) if numbers else []

@@ -42,7 +42,7 @@ class Stream:
     context: int = 512,
     seed: int = 0,
   ):
-    self._run = run.changed(prepare_for_decoding)
+    self._run = run.transform(prepare_for_decoding)
     self._predict = predict
     self._transforms = predict.add_constraints(transforms)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0

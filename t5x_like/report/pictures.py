@@ -26,7 +26,7 @@ from t5x_like.nn.dims import Dropout
 from t5x_like.nn.remat import KEEP_ALL
 from t5x_like.report import box_pictures
 from t5x_like.resolution import height_and_width
-from t5x_like.rows import in_batches
+from t5x_like.rows import run_in_batches
 
 FOLDER = "pictures"
 _NUM_AUGMENTED = 16
@@ -203,7 +203,7 @@ def _run(parts, arrays, function, batch: dict[str, np.ndarray]) -> np.ndarray:
     return {name: batch[name][numbers] for name in parts.model.REQUIRED_FEATURES}
 
   N = len(batch["image"])
-  outputs = in_batches(lambda inputs: run(arrays, inputs), parts.rules, N, [0] * N, rows)
+  outputs = run_in_batches(lambda inputs: run(arrays, inputs), parts.rules, N, [0] * N, rows)
   return np.stack([array for (array,) in outputs])
 
 

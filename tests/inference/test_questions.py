@@ -318,8 +318,8 @@ def test_shares_have_intervals_and_long_files_progress(capsys, monkeypatch):
     "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
   )
   monkeypatch.setattr(questions.Progress, "SECONDS", 0.0)
-  with rows.reporting(questions.Progress("arc")):
-    rows.in_batches(
+  with rows.report_progress(questions.Progress("arc")):
+    rows.run_in_batches(
       lambda batch: (batch["x"],),
       Rules.make(make_mesh({"data": 1}, jax.devices()[:1])),
       2,

@@ -1,8 +1,9 @@
 """RandAugment: some of fifteen random changes, at one magnitude with noise.
 
-Cubuk et al. 2020, arXiv:1909.13719. The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes
-grow with the magnitude, each is left out half of the time, and each has a magnitude of its own.
-Rotations, shears and translations are bilinear here, bicubic in the runs of these authors.
+Cubuk et al. 2020, arXiv:1909.13719. The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin,
+MAE, MViT and ConvNeXt name: changes grow with the magnitude, each is left out half of the time, and
+each has a magnitude of its own. Rotations, shears and translations are bilinear here, bicubic in
+the runs of these authors.
 """
 
 from __future__ import annotations

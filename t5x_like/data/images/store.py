@@ -84,8 +84,8 @@ class ImageStore:
       self.notes[name] = store.read_values(name), np.diff(store.read_ends(name), prepend=0)
     class_count = f" of {len(self.classes)} classes" if self.classes else ""
     print(
-      f"data: {self.path}: {self.num_images:,} images{class_count}{describe_skipped(self.skipped)}; "
-      f"{store.verification}",
+      f"data: {self.path}: {self.num_images:,} images{class_count}"
+      f"{describe_skipped(self.skipped)}; {store.verification}",
       flush=True,
     )
 
@@ -308,8 +308,8 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
   if folder:
     expected = f"a path below {folder}"
   raise UserError(
-    f"{where}: found {file_names.quote_name(name)} in field {field!r}, expected {expected}; name its "
-    f"directory in config.task.folder, or add {trust.FLAG} for any path of this machine"
+    f"{where}: found {file_names.quote_name(name)} in field {field!r}, expected {expected}; name "
+    f"its directory in config.task.folder, or add {trust.FLAG} for any path of this machine"
   )
 
 

@@ -1,7 +1,7 @@
 """The values that a recipe leaves open until its data are read, by the name of its task.
 
-A file `x.py` fills in what the task `x` can know before it is made: `is_open(config)`, and
-`complete(config)`, which returns the config and lines that say what was read. It comes before jax,
+A file `x.py` fills in values for the task `x` before the task is made. It has `is_open(config)` and
+`complete(config)`, which returns the config and lines that describe the data. It runs before jax,
 tensorflow or a model is loaded.
 """
 
@@ -10,12 +10,12 @@ from ml_collections import ConfigDict
 from t5x_like import slots
 from t5x_like.errors import UserError
 
-_STEPS = 1000  # of a plan, which opens no data
-_EVALUATIONS = 10  # of a run
+_PLAN_STEPS = 1000  # a plan opens no data
+_EVALUATIONS_PER_RUN = 10
 
 
 def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
-  """Return the config with the values that its data give, and lines that say what was read.
+  """Return the config with the values that its data give, and lines that describe the data.
 
   Raises:
     UserError: the data cannot be used, with all of their problems in one message; or a number of
@@ -35,20 +35,22 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
   return with_steps(config), []
 
 
-def with_steps(config: ConfigDict, steps: int = _STEPS) -> ConfigDict:
-  """Return the config with numbers of steps where it leaves them open; evaluations come after each
-  tenth of the run.
+def with_steps(config: ConfigDict, steps: int = _PLAN_STEPS) -> ConfigDict:
+  """Return the config with numbers of steps where it leaves them open.
+
+  Evaluations come after each tenth of the run.
 
   Args:
+    config: the config.
     steps: the length of the run, where it is open; the default is for plans, which open no data.
   """
-  made = ConfigDict(config.to_dict())
-  with made.unlocked(), made.ignore_type():
-    if made.total_steps is None:
-      made.total_steps = steps
-    every = max(1, made.total_steps // _EVALUATIONS)
-    if made.eval_every is None:
-      made.eval_every = every
-    if made.checkpoint.get("every", every) is None:
-      made.checkpoint.every = every
-  return made
+  config = ConfigDict(config.to_dict())
+  with config.unlocked(), config.ignore_type():
+    if config.total_steps is None:
+      config.total_steps = steps
+    every = max(1, config.total_steps // _EVALUATIONS_PER_RUN)
+    if config.eval_every is None:
+      config.eval_every = every
+    if config.checkpoint.get("every", every) is None:
+      config.checkpoint.every = every
+  return config

@@ -1,8 +1,8 @@
-"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits
-and number of steps.
+"""The values of a recipe that follow from a table of labelled texts.
 
-Open are a `text`, `label_field` or `labels` of "auto", and a `total_steps` of None. The table is
-read once, and all of its problems are reported in one message.
+They are its columns, labels, splits and number of steps. A `text`, `label_field` or `labels` of
+"auto" is open, and a `total_steps` of None. The table is read once, and all of its problems are
+reported in one message.
 """
 
 import collections
@@ -29,11 +29,11 @@ TRAIN = "train"
 VALIDATION = "validation"
 _TASK = "classification"
 _KEYS = ("text", "label_field", "labels")
-# one record in so many, the first that gives a validation split of some size
-_HELD_OUT = (10, 5, 3, 2)
-_LEAST_SHARE = 0.05  # of a validation split, in rows of train
-_SHOWN = 5  # labels or rows in a message
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+# One record in N is held out, by the first N that gives a validation split of some size.
+_HELD_OUT_PERIODS = (10, 5, 3, 2)
+_MIN_VALIDATION_SHARE = 0.05  # of the rows of train
+_MAX_SHOWN = 5  # labels or rows in a message
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def is_open(config: ConfigDict) -> bool:
@@ -42,28 +42,25 @@ def is_open(config: ConfigDict) -> bool:
 
 
 def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
-  """Return the config with the values that its table gives, and lines that say what was read from
-  it.
+  """Return the config with the values that its table gives, and lines that describe the table.
 
   Raises:
     UserError: there is no table, or the problems of the table, all in one message.
   """
   table = _Table(config.task.to_dict())
   scan = table.scan()
-  made = ConfigDict(config.to_dict())
-  with made.unlocked(), made.ignore_type():
-    made.task.update(table.arguments(scan))
+  config = ConfigDict(config.to_dict())
+  with config.unlocked(), config.ignore_type():
+    config.task.update(table.arguments(scan))
     if scan.labels is None:
-      _evaluate_numbers(made)
-  made = open_values.with_steps(
-    made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size))
-  )
-  return made, [*table.notes, *scan.notes(made)]
+      _evaluate_numbers(config)
+  steps = math.ceil(config.epochs * scan.examples[TRAIN] / config.batch_size)
+  config = open_values.with_steps(config, max(1, steps))
+  return config, [*table.notes, *scan.notes(config)]
 
 
 def _evaluate_numbers(config: ConfigDict) -> None:
-  """Give the head one output, and score a regression by its correlation instead of the scores of
-  classes, in place."""
+  """Give the head one output, and score a regression by its correlation, in place."""
   if "labels" not in config.model.head:
     config.model.head.labels = 1
   for values in config.evals.values():
@@ -90,11 +87,9 @@ class _Scan:
 
   def notes(self, config: ConfigDict) -> list[str]:
     sizes = ", ".join(f"{self.examples[split]:,} of {split}" for split in (TRAIN, VALIDATION))
-    target = (
-      "numbers (a regression)"
-      if self.labels is None
-      else (f"{len(self.labels)} labels: {_listed(self.labels)}")
-    )
+    target = "numbers (a regression)"
+    if self.labels is not None:
+      target = f"{len(self.labels)} labels: {_join_names(self.labels)}"
     lines = [f"  {sizes}; {target}; {config.total_steps:,} steps of {config.batch_size}"]
     for split, reasons in self.skipped.items():
       for reason, number in sorted(reasons.items()):
@@ -109,7 +104,8 @@ class _Table:
     task: the arguments of `config.task`.
 
   Attributes:
-    notes: lines that say how it is read.
+    notes: lines that describe the way it is read.
+
   Raises:
     UserError: there is no table, or its columns are unknown.
   """
@@ -117,14 +113,14 @@ class _Table:
   def __init__(self, task: Mapping[str, Any]):
     self._task = slots.defaults(slots.find("config.task.name", _TASK, tasks, "task")) | dict(task)
     self._task["label_field"] = str(self._task["label_field"])  # a number, where there is no header
-    given = self._task.get("source")
-    if given is None:
+    path = self._task.get("source")
+    if path is None:
       raise UserError(
         "config.task.source: found None, expected your table of texts and labels, such as "
         "--config.task.source=reviews.csv or "
         "--config.task.source=train=train.csv,validation=dev.csv"
       )
-    self._source = tables.source_for_path(given)
+    self._source = tables.source_for_path(path)
     self._data_dir = self._task.get("data_dir")
     source = sources.open_source(self._source, fields=self._named_fields(), data_dir=self._data_dir)
     sources.check_split(source, TRAIN)
@@ -156,7 +152,8 @@ class _Table:
     """Fill in the columns of texts and labels, by their names where the task leaves them open."""
     columns = _columns(source)
     label = self._task["label_field"]
-    label = tables.guess_label(columns) if label == OPEN else label
+    if label == OPEN:
+      label = tables.guess_label(columns)
     problems = []
     if label is None:
       problems.append("no column for the label; name it with --config.task.label_field=COLUMN")
@@ -167,9 +164,9 @@ class _Table:
       for key, column in zip(("text", "pair"), texts):
         self._task[key] = "{" + column + "}"
     if problems:
-      names = ", ".join(repr(slots.format_value(name, "")) for name in columns[:12]) + ", …" * (
-        len(columns) > 12
-      )
+      names = ", ".join(repr(slots.format_value(name, "")) for name in columns[:12])
+      if len(columns) > 12:
+        names += ", …"
       advice = ""
       if self._source.startswith(("csv:", "tsv:")):
         advice = (
@@ -195,14 +192,16 @@ class _Table:
     Raises:
       UserError: there are too few rows.
     """
-    for number in _HELD_OUT:
+    for number in _HELD_OUT_PERIODS:
       source = f"held_out:{number}@{self._source}"
       opened = self._open(source)
       try:
-        train, validation = (sum(1 for _ in opened.records(split)) for split in (TRAIN, VALIDATION))
+        train = sum(1 for _ in opened.records(TRAIN))
+        validation = sum(1 for _ in opened.records(VALIDATION))
       except UserError:  # reported by the scan
-        train = validation = 1
-      if train and validation >= _LEAST_SHARE * train:
+        train = 1
+        validation = 1
+      if train and validation >= _MIN_VALIDATION_SHARE * train:
         self._source = source
         return number
     raise UserError(
@@ -228,7 +227,7 @@ class _Table:
       in_train += [label for label in counts[VALIDATION] if label not in counts[TRAIN]]
     labels = self._task["labels"]
     if labels == OPEN:
-      labels = None if _are_measures(in_train) else _sorted(in_train)
+      labels = None if _are_measures(in_train) else _sort_labels(in_train)
       problems += _spelling_problems(labels, counts[TRAIN] + counts[VALIDATION]) if labels else []
     elif labels is not None:
       labels = [str(label) for label in labels]
@@ -267,8 +266,8 @@ class _Table:
         label = sources.field_value(record, self._label, where)
         if isinstance(label, list | dict):
           raise UserError(
-            f"{where}: found {json_type_name(label)} in column {self._label!r}, expected one label for "
-            "each text"
+            f"{where}: found {json_type_name(label)} in column {self._label!r}, expected one label "
+            "for each text"
           )
         label = to_text(label, self._label, where)
         texts = [template(record, where) for template in self._texts]
@@ -282,18 +281,22 @@ class _Table:
       else:
         yield where, label
     if unusable:
-      more = f" (and {_rows(len(unusable) - 1)} more of {split})" if len(unusable) > 1 else ""
-      problems.append(f"{unusable[0]}{more}")
+      problem = unusable[0]
+      if len(unusable) > 1:
+        problem += f" (and {_rows(len(unusable) - 1)} more of {split})"
+      problems.append(problem)
 
   def arguments(self, scan: _Scan) -> dict[str, Any]:
     """Return the arguments of the task that are known now."""
-    found = {
+    arguments = {
       "source": self._source,
       "text": self._task["text"],
       "label_field": self._label,
       "labels": scan.labels,
     }
-    return found | ({"pair": self._task["pair"]} if self._task.get("pair") else {})
+    if self._task.get("pair"):
+      arguments["pair"] = self._task["pair"]
+    return arguments
 
 
 def _columns(source) -> list[str]:
@@ -320,15 +323,17 @@ def _number(label: str) -> float | None:
   return value if math.isfinite(value) else None
 
 
-def _sorted(labels: list[str]) -> list[str]:
-  if all(_WHOLE.fullmatch(label) for label in labels):
+def _sort_labels(labels: list[str]) -> list[str]:
+  if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
     return sorted(labels, key=lambda label: (int(label), label))
   return sorted(labels)
 
 
 def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str]:
-  """Describe labels that differ in capitals, spaces, the form of accents or the spelling of a
-  number only."""
+  """Describe labels that differ only in spelling.
+
+  Capitals, spaces, the form of accents and the digits of a number are spelling.
+  """
   spellings = collections.defaultdict(list)
   for label in labels:
     number = _number(label)
@@ -337,8 +342,10 @@ def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str
   problems = []
   for alike in spellings.values():
     if len(alike) > 1:
-      shown = " and ".join(f"{label!r} ({_rows(rows[label])})" for label in alike)
-      problems.append(f"found one label in {len(alike)} spellings, {shown}, expected one spelling")
+      labels_shown = " and ".join(f"{label!r} ({_rows(rows[label])})" for label in alike)
+      problems.append(
+        f"found one label in {len(alike)} spellings, {labels_shown}, expected one spelling"
+      )
   if problems:
     problems[-1] += ", or all labels as they are in --config.task.labels='[…]'"
   return problems
@@ -346,26 +353,25 @@ def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str
 
 def _unknown_problems(places: Mapping[str, str], labels: list[str], known_as: str) -> list[str]:
   """Describe the labels, each with its first row, that are not among the known ones."""
-  known = set(labels)
-  unknown = {label: where for label, where in places.items() if label not in known}
-  names = _listed([label for label in labels if label != UNLABELLED])
-  shown = [
-    f"{where}: found the label {label!r}, expected one of {known_as}, {names}"
-    for label, where in unknown.items()
-  ]
-  more = [f"{len(shown) - _SHOWN:,} more such labels"] if len(shown) > _SHOWN else []
-  return shown[:_SHOWN] + more
+  names = _join_names([label for label in labels if label != UNLABELLED])
+  problems = []
+  for label, where in places.items():
+    if label not in labels:
+      problems.append(f"{where}: found the label {label!r}, expected one of {known_as}, {names}")
+  num_hidden = len(problems) - _MAX_SHOWN
+  if num_hidden > 0:
+    problems = [*problems[:_MAX_SHOWN], f"{num_hidden:,} more such labels"]
+  return problems
 
 
 def _number_problems(places: Mapping[str, Mapping[str, str]]) -> list[str]:
   problems = []
   for labels in places.values():
-    wrong = [
-      f"{where}: found the label {label!r}, expected a number"
-      for label, where in labels.items()
-      if _number(label) is None
-    ]
-    problems += wrong[:_SHOWN]
+    problems_of_split = []
+    for label, where in labels.items():
+      if _number(label) is None:
+        problems_of_split.append(f"{where}: found the label {label!r}, expected a number")
+    problems += problems_of_split[:_MAX_SHOWN]
   return problems
 
 
@@ -373,7 +379,6 @@ def _rows(number: int) -> str:
   return "1 row" if number == 1 else f"{number:,} rows"
 
 
-def _listed(names: list[str]) -> str:
-  return ", ".join(slots.format_value(name, "") for name in names[:_SHOWN]) + ", …" * (
-    len(names) > _SHOWN
-  )
+def _join_names(names: list[str]) -> str:
+  names_shown = ", ".join(slots.format_value(name, "") for name in names[:_MAX_SHOWN])
+  return f"{names_shown}, …" if len(names) > _MAX_SHOWN else names_shown

@@ -6,7 +6,7 @@ Worked examples on A B C . D E ., mask _:
     rotate             C . D E . A B      rotated to begin with a uniformly drawn token
     mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
     delete             A C . E .          exactly `round(rate * W)` tokens are deleted
-    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each, even empty
+    infill             A _ . D _ E .      spans of Poisson(3) tokens become a mask each, even empty
 
 Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to
 reach it exactly. The spans, in random order, go between the kept tokens at distinct, uniformly
@@ -82,7 +82,8 @@ def infill(
   """Infill text: replace spans of Poisson lengths with one mask each.
 
   Returns:
-    (int32 [B, W - noise + S], with S the most spans, 0 after the end; int32 [B], the size of each row).
+    (int32 [B, W - noise + S], with S the most spans, 0 after the end; int32 [B], the size of each
+    row).
   """
   W = tokens_BW.shape[1]
   noise = round(rate * W)

@@ -1,9 +1,9 @@
 """Beginnings of words and sentences in batches of ids, by the rules of `segmentation`.
 
-The rules apply to the text that ids stand for. A letter may be spread over several ids (bytes, byte-level BPE, byte fallback), and whether an id
-begins a word may depend on the id before (`Python` does in `我爱Python`). So the rules look at the
-ids around each. At the edges of a row, where these are missing, a letter that is cut begins
-nothing.
+The rules apply to the text that ids stand for. A letter may be spread over several ids (bytes,
+byte-level BPE, byte fallback), and whether an id begins a word may depend on the id before
+(`Python` does in `我爱Python`). So the rules look at the ids around each. At the edges of a row,
+where these are missing, a letter that is cut begins nothing.
 
 In text without spaces each id that begins with a letter begins a word, so a piece of several
 letters is one word.

@@ -1,7 +1,7 @@
 """Fill-in-the-middle: rearranged documents teach a decoder to infill.
 
-Bavarian et al. 2022, section 3. A document is cut at two random places into prefix, middle and suffix, and written in one of two
-orders:
+Bavarian et al. 2022, section 3. A document is cut at two random places into prefix, middle and
+suffix, and written in one of two orders:
 
     PSM   <PRE> prefix <SUF> suffix <MID> middle <EOS>
     SPM   <PRE> <SUF> suffix <MID> prefix middle <EOS>
@@ -13,9 +13,9 @@ middle is complete. Worked example, tokens [5, 6, 7, 8, 1] with EOS 1, cut after
 sentinels P, S and M: [P, 5, S, 8, M, 6, 7, 1], or [P, S, 8, M, 5, 6, 7, 1].
 
 Cuts between characters are uniform among the characters; a model that must continue inside a word
-needs them (section 4.3). The paper retokenises each of the three parts. Here only a token that is cut in two is
-respelled, each half by the longest pieces, so the parts always spell the document. If no pieces
-spell a half, as within a multi-byte character, the cut moves to before the token.
+needs them (section 4.3). The paper retokenises each of the three parts. Here only a token that is
+cut in two is respelled, each half by the longest pieces, so the parts always spell the document. If
+no pieces spell a half, as within a multi-byte character, the cut moves to before the token.
 """
 
 import itertools

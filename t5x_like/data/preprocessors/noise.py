@@ -3,7 +3,7 @@
 Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13,
 14, 15], noise TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
 
-    masks           inputs [50, 50, 12, 13, 50, 15]    whole original as targets    BERT-style, MASS-style
+    masks           inputs [50, 50, 12, 13, 50, 15]    targets: the whole window (BERT, MASS)
     replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
     drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
 

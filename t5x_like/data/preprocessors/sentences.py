@@ -1,11 +1,12 @@
 """Sentence boundaries in a stream of tokens, by a rule on stored ids.
 
-So a store needs no second index. The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or
-an ellipsis, possibly followed by closing quotes and brackets, if the next token begins a word (so
-not inside `3.14`), and with any other terminator (`。`, `！`, `؟`, `।`, ...), even if its bytes are
-several ids. The beginning of a document also begins a sentence. Like other simple splitters, the
-rule is wrong after abbreviations ("Dr. Smith"). Any function `(vocabulary) -> bool [size]` that
-marks the ids that may end a sentence can replace it, named `module:function`.
+So a store needs no second index. The rule is the one of `segmentation` on the text of the ids: a
+sentence ends with `.`, `!`, `?` or an ellipsis, possibly followed by closing quotes and brackets,
+if the next token begins a word (so not inside `3.14`), and with any other terminator (`。`, `！`,
+`؟`, `।`, ...), even if its bytes are several ids. The beginning of a document also begins a
+sentence. Like other simple splitters, the rule is wrong after abbreviations ("Dr. Smith"). Any
+function `(vocabulary) -> bool [size]` that marks the ids that may end a sentence can replace it,
+named `module:function`.
 """
 
 from __future__ import annotations

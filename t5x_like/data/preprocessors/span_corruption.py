@@ -45,7 +45,8 @@ def random_spans_lengths(
 ) -> tuple[int, int]:
   """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length).
 
-  The lengths of inputs and targets include EOS. 512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
+  The lengths of inputs and targets include EOS. 512 inputs at 0.15 and 3.0 need 568 raw tokens and
+  give 114 targets.
 
   Raises:
     UserError: `inputs_length` is less than 3 (a kept token, a sentinel and EOS).
@@ -72,8 +73,8 @@ def random_spans_lengths(
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
   """Divide N + 1 items into non-empty segments uniformly and return the segments' ends.
 
-  uint32 [B, N] -> int32 [B, segments]. N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random
-  composition.
+  uint32 [B, N] -> int32 [B, segments]. N + 1 items have N places to cut; a uniform choice of
+  `segments - 1` places is a uniformly random composition.
   """
   items = bits_BN.shape[1] + 1
   cuts = random.subsets(bits_BN, segments - 1) + 1
@@ -248,8 +249,9 @@ class SpanCorruption:
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
     """Assemble tokens of the window with sentinels, then EOS, then padding: int32 [B, padded].
 
-    The sentinels are at the places `sentinels` [B, N]. Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from
-    the place after its sentinel, and -1 if it applies at the sentinel already.
+    The sentinels are at the places `sentinels` [B, N]. Place j holds raw token `start + j` plus the
+    jumps so far. `start` is 0 if a jump applies from the place after its sentinel, and -1 if it
+    applies at the sentinel already.
     """
     source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     if start != 0:

@@ -80,7 +80,8 @@ class Passages:
     num_cut = int((store.lengths["passage"] > length).sum())
     if num_cut:
       print(
-        f"data: {store.path}: {num_cut:,} of {store.num_examples:,} passages cut to {length} tokens",
+        f"data: {store.path}: {num_cut:,} of {store.num_examples:,} passages cut to {length} "
+        "tokens",
         flush=True,
       )
     return cls(store, length, vocabulary)

@@ -4,8 +4,8 @@
 types 0 and 1. Published tokenizers may put more between two texts: RoBERTa's rows are <s> a
 </s></s> b </s> (Liu et al. 2019, section 2.1). `Delimited` for decoders (Radford et al. 2018,
 section 3.3): start a extract, or start a delimiter b extract. The start token is that of all
-decoders; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts [5, 6] and
-[7]:
+decoders; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts
+[5, 6] and [7]:
 
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0

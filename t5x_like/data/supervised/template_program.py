@@ -1,9 +1,10 @@
 """A program that renders untrusted chat templates.
 
-`published_template.Renderer` starts it, limits it and ends it. The first line of its input is a JSON object with `template` and `variables`, every further line one
-with `messages` and `add_generation_prompt`. It answers each line with `{"text": …, "answers":
-[[begin, end], …]}`, where `answers` are the characters inside `{% generation %}` blocks, or with
-`{"error": …}`. The template runs in jinja2's immutable sandbox with the helpers of `transformers`,
+`published_template.Renderer` starts it, limits it and ends it. The first line of its input is a
+JSON object with `template` and `variables`, every further line one with `messages` and
+`add_generation_prompt`. It answers each line with `{"text": …, "answers": [[begin, end], …]}`,
+where `answers` are the characters inside `{% generation %}` blocks, or with `{"error": …}`. The
+template runs in jinja2's immutable sandbox with the helpers of `transformers`,
 without a loader: it opens no file and imports nothing.
 """
 

@@ -41,8 +41,8 @@ def fit(
   longest = ", ".join(descriptions)
   if too_long == "refuse":
     raise UserError(
-      f"{where}: {over_N.sum():,} of {over_N.size:,} examples are too long ({longest} tokens); raise "
-      "that length, or set config.task.too_long to skip or truncate"
+      f"{where}: {over_N.sum():,} of {over_N.size:,} examples are too long ({longest} tokens); "
+      "raise that length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
     print(
@@ -56,7 +56,8 @@ def fit(
       f"{where}: all {over_N.size:,} examples are too long ({longest} tokens); raise that length"
     )
   print(
-    f"data: {where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({longest} tokens)",
+    f"data: {where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({longest} "
+    "tokens)",
     flush=True,
   )
   return used, lengths_ND[used]

@@ -1,8 +1,8 @@
 """The unsupervised objectives that T5 compares, except span corruption.
 
-Raffel et al. 2020, section 3.3 and table 3. Example i is window i of the token stream, corrupted in one of five styles. For the window [10, 11,
-12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels 999, 998, ..., and EOS 1, the inputs and
-targets are:
+Raffel et al. 2020, section 3.3 and table 3. Example i is window i of the token stream, corrupted in
+one of five styles. For the window [10, 11, 12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels
+999, 998, ..., and EOS 1, the inputs and targets are:
 
     bert_style     [50, 50, 12, 13, 731, 15, 1]   the whole window, [10, 11, 12, 13, 14, 15, 1]
     mass_style     [50, 50, 12, 13, 50, 15, 1]    the whole window

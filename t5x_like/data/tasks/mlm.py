@@ -128,8 +128,8 @@ def task(
     static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
       time.
     random_next: share of pairs whose second segment is from another document.
-    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section
-      3.1).
+    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's
+      sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
@@ -137,8 +137,8 @@ def task(
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
       a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
       `encoder_cls_positions`, where each begins (0 also where there is none).
-    text: see `TextArguments`. Offsets are dynamic for full_sentences, as chunks of documents begin with
-      these, and without static_copies, which are copies of the same rows.
+    text: see `TextArguments`. Offsets are dynamic for full_sentences, as chunks of documents begin
+      with these, and without static_copies, which are copies of the same rows.
 
   Raises:
     UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,

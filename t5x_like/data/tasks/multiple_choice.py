@@ -97,7 +97,8 @@ def task(
     records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates, another number of options or an unknown label; and as `labelled.build_task`.
+    UserError: unusable templates, another number of options or an unknown label; and as
+      `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)

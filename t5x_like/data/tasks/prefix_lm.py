@@ -3,7 +3,8 @@
 Raffel et al. 2020, section 3.2.1: the decoder-only form is their prefix LM, whose tokens of the
 prefix all see each other. The encoder-decoder form is the language modelling objective their
 encoder-decoders are trained with (section 3.2.3 and tables 2 and 4): the first part is encoded. The
-place of the cut is uniform: of W tokens, the prefix has 1..W-1. Worked example, the window [5, 6, 7, 8] cut after 2, EOS 1:
+place of the cut is uniform: of W tokens, the prefix has 1..W-1. Worked example, the window [5, 6,
+  7, 8] cut after 2, EOS 1:
 
     encoder_decoder   encoder_input_tokens 5 6 1 0   decoder_target_tokens 7 8 1 0
     decoder           decoder_target_tokens 5 6 7 8, loss on 7 8, `decoder_causal_attention` 1 1 1 0

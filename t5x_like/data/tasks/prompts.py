@@ -109,7 +109,8 @@ def task(
     records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates or lengths; fields that are longer or no JSON; and as `labelled.build_task`.
+    UserError: unusable templates or lengths; fields that are longer or no JSON; and as
+      `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)

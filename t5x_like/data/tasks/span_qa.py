@@ -71,11 +71,12 @@ def task(
     length: length of a row, its special tokens included.
     stride: context tokens from the beginning of a window to the beginning of the next.
     question_length: longer questions are truncated to this many tokens, and counted in the report.
-    records: see `LabelledSource`. The records have fields question, context and answers, a possibly empty
-      list of {text, answer_start} (or TFDS's dict of lists).
+    records: see `LabelledSource`. The records have fields question, context and answers, a possibly
+      empty list of {text, answer_start} (or TFDS's dict of lists).
 
   Raises:
-    UserError: unusable lengths or an answer that is not in its context; and as `labelled.build_task`.
+    UserError: unusable lengths or an answer that is not in its context; and as
+      `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
@@ -155,8 +156,8 @@ class _ContextWindows:
     if self._room_N.min() < stride:
       raise UserError(
         f"config.task.length: found {length} with stride {stride}, but questions of up to "
-        f"{self._question_N.max()} tokens leave {self._room_N.min()} for the context; raise length, "
-        "or lower stride or question_length"
+        f"{self._question_N.max()} tokens leave {self._room_N.min()} for the context; raise "
+        "length, or lower stride or question_length"
       )
     overhang_N = self._context_N - self._room_N
     self._windows_N = 1 + np.maximum(-(-overhang_N // stride), 0)
