@@ -91,8 +91,9 @@ def test_rows_are_full(name):
 def test_more_lengths_than_groups(monkeypatch):
   """Lengths are rounded up, and groups are dealt into several parts; no row gets too long by
   that."""
-  monkeypatch.setattr(bins, "_MOST_GROUPS", {"patterns": 300, "best_fit": 100})
-  monkeypatch.setattr(bins, "_TOGETHER", 64)
+  monkeypatch.setattr(bins, "_MAX_PATTERN_GROUPS", 300)
+  monkeypatch.setattr(bins, "_MAX_BEST_FIT_GROUPS", 100)
+  monkeypatch.setattr(bins, "_GROUPS_TOGETHER", 64)
   lengths = np.random.default_rng(2).integers(1, 40, (6000, 2))
   assert len(np.unique(lengths, axis=0)) > 1000
   plan = packing.plan(lengths, (256, 256))
