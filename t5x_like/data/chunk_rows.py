@@ -30,11 +30,11 @@ class ChunkRows(Chunks):
   Args:
     tokens: the store.
     room: positions per row.
-    beside: positions that a chunk needs beside its tokens.
+    overhead: positions that a chunk needs besides its tokens.
     spare: further positions for a chunk of at least `half` tokens; the largest chunk has `room -
-      beside - spare`.
-    most: maximum chunks per row.
-    least: see `Chunks`.
+      overhead - spare` tokens.
+    max_chunks: maximum chunks per row.
+    min_tokens: see `Chunks`.
 
   Attributes:
     num_examples: number of rows.
@@ -48,22 +48,22 @@ class ChunkRows(Chunks):
     self,
     tokens: TokenStore,
     room: int,
-    beside: int,
+    overhead: int,
     *,
     spare: int = 0,
-    most: int = 2**15,
-    least: int = 1,
+    max_chunks: int = 2**15,
+    min_tokens: int = 1,
   ):
-    length = room - beside - spare
+    length = room - overhead - spare
     documents = max(1, tokens.num_documents)
     self._room = room
-    self._beside = beside
+    self._overhead = overhead
     self._spare = spare
-    self._max_chunks = most
+    self._max_chunks = max_chunks
     self.half = length // 2
-    mean = tokens.num_tokens / documents + beside
+    mean = tokens.num_tokens / documents + overhead
     block = 2 ** int(np.ceil(np.log2(max(1, _MIN_AVERAGE_ROWS * room / mean))))
-    super().__init__(tokens, length, least, int(np.clip(block, BLOCK, _LARGEST_BLOCK)))
+    super().__init__(tokens, length, min_tokens, int(np.clip(block, BLOCK, _LARGEST_BLOCK)))
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the chunks of rows int64 [B], row by row.
@@ -98,7 +98,7 @@ class ChunkRows(Chunks):
   def _facts(self) -> dict[str, int]:
     return super()._facts() | {
       "room": self._room,
-      "beside": self._beside,
+      "beside": self._overhead,
       "most": self._max_chunks,
       "block": self._block,
     }
@@ -112,20 +112,20 @@ class ChunkRows(Chunks):
     count_NK = self._count(sizes_NK)
     _, last_size_NK = self._cut(sizes_NK, count_NK - 1)
     spare_NK = np.where(last_size_NK >= self.half, self._spare, 0)
-    need_NK = last_size_NK + self._beside + spare_NK
+    need_NK = last_size_NK + self._overhead + spare_NK
     row_NK = best_fit(np.where(count_NK > 0, need_NK, 0), self._room, self._max_chunks)
     self._rows[first : min(end, first + row_NK.size)] = row_NK.reshape(-1)[: end - first]
     packed_N = np.where(count_NK > 0, row_NK + 1, 0).max(axis=1)
     return packed_N + np.maximum(count_NK - 1, 0).sum(axis=1)
 
 
-def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
+def best_fit(need_NK: np.ndarray, room: int, max_items: int) -> np.ndarray:
   """Pack N independent lists of items into rows by best-fit decreasing.
 
   Args:
     need_NK: integers [N, K], the positions each item needs, at most `room`; 0 marks an absent item.
     room: positions per row.
-    most: maximum items per row.
+    max_items: maximum items per row.
 
   Returns:
     int64 [N, K], each item's row within its list, from 0.
@@ -136,7 +136,7 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
   used_N = np.zeros(N, np.int64)
   row_NK = np.zeros((N, K), np.int64)
   free_NR = np.full((N, 1), room, np.int32)
-  items_left_NR = np.full((N, 1), most, np.int32)
+  items_left_NR = np.full((N, 1), max_items, np.int32)
   for item_N in order_NK.T:
     need_N = need_NK[list_N, item_N]
     if not need_N.any():
@@ -145,7 +145,7 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
     if open_rows > free_NR.shape[1]:
       further_rows = ((0, 0), (0, free_NR.shape[1]))
       free_NR = np.pad(free_NR, further_rows, constant_values=room)
-      items_left_NR = np.pad(items_left_NR, further_rows, constant_values=most)
+      items_left_NR = np.pad(items_left_NR, further_rows, constant_values=max_items)
     remaining_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
     # Unused rows come last.
     best_N = np.argmin(np.where(remaining_NR >= 0, remaining_NR, room + 1), axis=1)

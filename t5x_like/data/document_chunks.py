@@ -11,7 +11,7 @@ on demand.
 
 An EOS that the store appended to every document is not part of it. Worked example, documents of 5,
 1 and 4 tokens, chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4
-and 5 are tokens 6-7 and 8-9. If a chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4,
+and 5 are tokens 6-7 and 8-9. If a chunk needs at least 2 tokens (`min_tokens`), they are 0-1, 2, 3-4,
 6-7 and 8-9. `chunk_rows.py` packs several into a row.
 """
 
@@ -45,7 +45,7 @@ class Chunks:
   Args:
     tokens: the store.
     length: maximum tokens per chunk.
-    least: minimum tokens per chunk: a shorter last chunk takes tokens from the chunk before it, and
+    min_tokens: minimum tokens per chunk; a shorter last chunk takes tokens from the chunk before it, and
       a shorter document has no chunk.
     block: documents per block.
 
@@ -57,10 +57,10 @@ class Chunks:
     UserError: the store is shorter than one chunk, or no document is long enough.
   """
 
-  def __init__(self, tokens: TokenStore, length: int, least: int = 1, block: int = BLOCK):
+  def __init__(self, tokens: TokenStore, length: int, min_tokens: int = 1, block: int = BLOCK):
     self.tokens = tokens
     self.length = length
-    self.least = least
+    self.min_tokens = min_tokens
     self._block = block
     self._eos = int(tokens.append_eos)
     if tokens.num_tokens < length:
@@ -77,7 +77,7 @@ class Chunks:
     self.num_examples = int(self._before[-1])
     if not self.num_examples:
       raise UserError(
-        f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus"
+        f"{tokens.path}: found no document of {min_tokens} tokens or more: prepare another corpus"
       )
 
   def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -146,15 +146,15 @@ class Chunks:
     """
     size_N = size_N - self._eos
     last_N = (size_N + self.length - 1) // self.length - 1
-    begin_N = np.minimum(nth_N * self.length, size_N - self.least)
-    next_N = np.minimum((nth_N + 1) * self.length, size_N - self.least)
+    begin_N = np.minimum(nth_N * self.length, size_N - self.min_tokens)
+    next_N = np.minimum((nth_N + 1) * self.length, size_N - self.min_tokens)
     end_N = np.where(nth_N < last_N, next_N, size_N)
     return begin_N, end_N - begin_N
 
   def _count(self, sizes: np.ndarray) -> np.ndarray:
     """Count the chunks of documents of these stored sizes, of any shape."""
     sizes = sizes - self._eos
-    return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
+    return np.where(sizes >= self.min_tokens, (sizes + self.length - 1) // self.length, 0)
 
   def _load_or_count(self) -> dict[str, np.ndarray]:
     """Return `_count_all()`, from the cache if possible."""
@@ -174,7 +174,7 @@ class Chunks:
 
   def _facts(self) -> dict[str, int]:
     """Return the settings on which the counts of a store depend."""
-    return {"length": self.length, "least": self.least}
+    return {"length": self.length, "least": self.min_tokens}
 
   def _count_all(self) -> dict[str, np.ndarray]:
     """Return `before`, int64 [blocks + 1]: the examples before each block, and at the end all."""

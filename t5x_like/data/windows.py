@@ -243,9 +243,9 @@ def read_wrapped(
   over_B = starts_B > num_tokens - length
   if not over_B.any():
     return read(starts_B, length)
-  inside = read(starts_B[~over_B], length)
-  out_BW = np.empty((starts_B.size, length), inside.dtype)
-  out_BW[~over_B] = inside
+  inside_bW = read(starts_B[~over_B], length)
+  out_BW = np.empty((starts_B.size, length), inside_bW.dtype)
+  out_BW[~over_B] = inside_bW
   for row in np.flatnonzero(over_B).tolist():
     filled = 0
     place = int(starts_B[row])

@@ -98,7 +98,7 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, least,
 def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
   store = stores.write(tmp_path / "train", [np.full(1, 5)] * 100)
   with pytest.raises(UserError, match="found no document of 2 tokens or more"):
-    Chunks(store, 16, least=2)
+    Chunks(store, 16, min_tokens=2)
   with pytest.raises(UserError, match="100 tokens are no example"):
     Chunks(store, 101)
 
@@ -254,7 +254,7 @@ def test_rows_are_those_of_best_fit_decreasing(
     append_eos=bool(append_eos),
     shard_tokens=9_000,
   )
-  made = chunk_rows.ChunkRows(store, room, beside, spare=spare, most=most, least=least)
+  made = chunk_rows.ChunkRows(store, room, beside, spare=spare, max_chunks=most, min_tokens=least)
   length = room - beside - spare
   expected = []
   starts = np.cumsum([0, *(size + append_eos for size in sizes)])

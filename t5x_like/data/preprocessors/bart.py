@@ -87,22 +87,22 @@ def infill(
   """
   W = tokens_BW.shape[1]
   noise = round(rate * W)
-  kept = W - noise
-  S = min(max_spans(noise, mean), kept + 1)
+  num_kept = W - noise
+  S = min(max_spans(noise, mean), num_kept + 1)
   length_BS, spans_B = _draw_span_lengths(random.row_keys(1, key_B), S, noise, mean)
   # Draw `spans` of the kept + 1 places between kept tokens uniformly; unused spans go past the end.
-  bits = tf.bitcast(random.bits(random.row_keys(2, key_B), kept + 1), tf.int32)
+  bits = tf.bitcast(random.bits(random.row_keys(2, key_B), num_kept + 1), tf.int32)
   place_BS = tf.math.top_k(bits, k=S, sorted=True).indices
   is_used_BS = tf.range(S) < spans_B[:, None]
   # Sort by place, each with its length, so the span that was cut to reach the sum may be anywhere.
-  order_BS = tf.sort(tf.where(is_used_BS, place_BS, kept + S) * S + tf.range(S), axis=1)
+  order_BS = tf.sort(tf.where(is_used_BS, place_BS, num_kept + S) * S + tf.range(S), axis=1)
   place_BS = order_BS // S
   length_BS = tf.gather(length_BS, order_BS % S, batch_dims=1)
-  L = kept + S
+  L = num_kept + S
   mask_place_BS = tf.where(is_used_BS, place_BS + tf.range(S), L)
   is_mask_BL = _scatter(mask_place_BS, tf.ones_like(mask_place_BS), L)
   source_BL = tf.cumsum(1 + _scatter(mask_place_BS, length_BS - 1, L), axis=1, exclusive=True)
-  size_B = kept + spans_B
+  size_B = num_kept + spans_B
   text_BL = tf.gather(tokens_BW, tf.minimum(source_BL, W - 1), batch_dims=1)
   text_BL = tf.where(is_mask_BL > 0, mask_id, text_BL)
   return tf.where(tf.range(L) < size_B[:, None], text_BL, 0), size_B

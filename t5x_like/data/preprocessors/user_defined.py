@@ -216,9 +216,9 @@ class _Preprocessor:
     self, name: str, value: tf.Tensor, feature: Feature, shape: list[int | None]
   ) -> None:
     if value.dtype.name != feature.dtype or not value.shape.is_compatible_with(shape):
-      found = f"{value.dtype.name} {_describe_shape(value.shape)}"
+      actual = f"{value.dtype.name} {_describe_shape(value.shape)}"
       raise UserError(
-        f"{self.label}: returned {name} as {found}, expected "
+        f"{self.label}: returned {name} as {actual}, expected "
         f"{feature.dtype} {_describe_shape(shape)}"
       )
 

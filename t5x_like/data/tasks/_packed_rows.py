@@ -29,7 +29,7 @@ class DocSentences:
   """Rows of [CLS] text [SEP] sequences, each from one document; see `mlm`."""
 
   def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids):
-    self._rows = ChunkRows(tokens, length, beside=2)
+    self._rows = ChunkRows(tokens, length, overhead=2)
     self._length = length
     self._ids = ids
     self.num_examples = self._rows.num_examples
@@ -88,10 +88,10 @@ class Pairs:
     self._rows = ChunkRows(
       tokens,
       length,
-      beside=3,
+      overhead=3,
       spare=spare_positions,
-      most=self._max_pairs - spare_chunks,
-      least=2,
+      max_chunks=self._max_pairs - spare_chunks,
+      min_tokens=2,
     )
     # The share of the chunks that are cut: n chunks become (1 + share) n pairs.
     self._cut_share = short / (2 - short)
@@ -171,9 +171,9 @@ class Pairs:
     """Return (chunk, its tokens, *`OtherDocuments.read`) of each pair, int32."""
     tokens = self._rows.tokens
     width = int(size_n.max(initial=2))
-    others = OtherDocuments(tokens, width).read(document_n, words_n5, size_n)
+    other_parts = OtherDocuments(tokens, width).read(document_n, words_n5, size_n)
     chunk_nT = tokens.read_padded(TOKENS, start_n, size_n, width)
-    return chunk_nT, size_n.astype(np.int32), *others
+    return chunk_nT, size_n.astype(np.int32), *other_parts
 
   def _layout(self, row_n, number_n, used_n, label_n, sizes) -> tuple[np.ndarray, ...]:
     """Lay the pairs out in rows.

@@ -357,15 +357,15 @@ class Pairs:
     rule: sentences.Sentences,
     **options: Any,
   ):
-    self._chunks = Chunks(tokens, length - 3, least=2)
+    self._chunks = Chunks(tokens, length - 3, min_tokens=2)
     self._length = length
     self._ids = ids
     self._options = dict(sentences=rule, **options)  # see `segments.draw_pair`
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
-    chunk_BT, *others = self._chunks.read_with_others(example_index_B, key_B)
-    *pair, label_B = segments.draw_pair(chunk_BT, *others, key_B=key_B, **self._options)
+    chunk_BT, *other_parts = self._chunks.read_with_others(example_index_B, key_B)
+    *pair, label_B = segments.draw_pair(chunk_BT, *other_parts, key_B=key_B, **self._options)
     rows = segments.segment_pair(chunk_BT, *pair, self._length, *self._ids)
     rows["label"] = label_B
     return rows
