@@ -35,12 +35,12 @@ def picture(boxes=GOOD, y=Y, x=X) -> bytes:
 
 
 def xml(boxes, y=Y, x=X) -> str:
-  objects = "".join(
-    f"<object><name>{name}</name><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox>"
-    "</object>"
-    for name, (y0, x0, y1, x1) in boxes
-  )
-  return f"<annotation><size><width>{x}</width><height>{y}</height><depth>3</depth></size>{objects}</annotation>"
+  objects = ""
+  for name, (y0, x0, y1, x1) in boxes:
+    corners = f"<xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax>"
+    objects += f"<object><name>{name}</name><bndbox>{corners}</bndbox></object>"
+  size = f"<size><width>{x}</width><height>{y}</height><depth>3</depth></size>"
+  return f"<annotation>{size}{objects}</annotation>"
 
 
 def voc(root, images: dict[str, tuple], lists: dict[str, list[str]] = {}):
