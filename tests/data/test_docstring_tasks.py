@@ -101,12 +101,12 @@ def test_functions_are_named_by_their_words_which_the_summary_does_not_give():
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY])
 def test_parameters_are_read_in_both_forms(text):
-  found = benchmark.parameters(text)
-  assert [name for name, _ in found][:2] == ["values", "axis"] and ("rest" in dict(found)) == (
+  actual = benchmark.parameters(text)
+  assert [name for name, _ in actual][:2] == ["values", "axis"] and ("rest" in dict(actual)) == (
     text is GOOGLE
   )
-  assert dict(found)["axis"] == "Along which axis the mean is taken."
-  assert dict(found)["values"].startswith("The numbers to take the mean of.")
+  assert dict(actual)["axis"] == "Along which axis the mean is taken."
+  assert dict(actual)["values"].startswith("The numbers to take the mean of.")
   assert benchmark.parameters("Nothing.\n\nReturns:\n  x: nothing") == []
 
 

@@ -145,11 +145,13 @@ def visits(made, epochs):
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
 def test_every_chunk_is_seen_once_an_epoch_and_evaluated_once(corpus, packed):
-  made = build(corpus, "doc_sentences", packed=packed)
+  built_task = build(corpus, "doc_sentences", packed=packed)
   total = corpus[1].sum()
-  for seen in visits(made, 2):
+  for seen in visits(built_task, 2):
     assert seen.tolist() == [1] * total
-  evaluated = np.concatenate([rows(batch) for batch in loader.eval_batches(made, batch_size=50)])
+  evaluated = np.concatenate(
+    [rows(batch) for batch in loader.eval_batches(built_task, batch_size=50)]
+  )
   assert np.sort(evaluated[(evaluated >= 300) & (evaluated < 60_000)]).tolist() == list(
     range(300, 300 + total)
   )
@@ -162,10 +164,10 @@ def test_every_chunk_is_seen_once_an_epoch_and_evaluated_once(corpus, packed):
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
 def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(corpus, packed):
-  made = build(corpus, "segment_pair", packed=packed)
+  built_task = build(corpus, "segment_pair", packed=packed)
   document = np.repeat(np.arange(len(corpus[1])), corpus[1])
   labels = []
-  batches = loader.train_batches(made, batch_size=made.num_examples, seed=0)
+  batches = loader.train_batches(built_task, batch_size=built_task.num_examples, seed=0)
   for _ in range(2):
     batch = next(batches)
     for row, tokens in enumerate(rows(batch)):
@@ -181,9 +183,9 @@ def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(cor
 
 
 def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
-  made = build(corpus, "segment_pair", short_pairs=0.3)
-  batch = next(loader.train_batches(made, batch_size=100, seed=1))
-  cls_id, sep_id = (special_id(made.vocabulary, name) for name in ("cls", "sep"))
+  built_task = build(corpus, "segment_pair", short_pairs=0.3)
+  batch = next(loader.train_batches(built_task, batch_size=100, seed=1))
+  cls_id, sep_id = (special_id(built_task.vocabulary, name) for name in ("cls", "sep"))
   pairs = 0
   for row, tokens in enumerate(rows(batch)):
     segments = batch["encoder_segment_ids"][row]
@@ -232,11 +234,15 @@ def test_how_full_rows_are(corpus):
     ("doc_sentences", 128),
     ("segment_pair", 256),
   ):
-    made = task.build("mlm", "train", store=corpus[0], length=length, input_format=input_format)
-    assert fill(made) > 0.95, input_format
-  made = build(corpus, "doc_sentences", packed=False)
-  assert made.num_examples == sum(len(cut(int(size), LENGTH - 2, 1)) for size in corpus[1])
-  assert fill(made) == pytest.approx((corpus[1].sum() / made.num_examples + 2) / LENGTH, abs=1e-6)
+    built_task = task.build(
+      "mlm", "train", store=corpus[0], length=length, input_format=input_format
+    )
+    assert fill(built_task) > 0.95, input_format
+  built_task = build(corpus, "doc_sentences", packed=False)
+  assert built_task.num_examples == sum(len(cut(int(size), LENGTH - 2, 1)) for size in corpus[1])
+  assert fill(built_task) == pytest.approx(
+    (corpus[1].sum() / built_task.num_examples + 2) / LENGTH, abs=1e-6
+  )
 
 
 @pytest.mark.parametrize(
@@ -276,10 +282,10 @@ def test_rows_are_those_of_best_fit_decreasing(
         packed[min(fits)[1]].append(chunk) if fits else packed.append([chunk])
       expected += [sorted(row) for row in packed] + alone
   order = generator.permutation(made.num_examples)
-  found = [[] for _ in order]
+  actual = [[] for _ in order]
   for row, *chunk in zip(*(x.tolist() for x in made.members(order)), strict=True):
-    found[row].append(tuple(chunk))
-  assert made.num_examples == len(expected) and found == [expected[i] for i in order]
+    actual[row].append(tuple(chunk))
+  assert made.num_examples == len(expected) and actual == [expected[i] for i in order]
 
 
 def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch):

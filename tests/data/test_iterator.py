@@ -183,13 +183,13 @@ def test_elements_in_order_and_their_end():
 
 
 def test_on_another_thread():
-  found = []
+  actual = []
   thread = threading.Thread(
-    target=lambda: found.extend(int(element["a"]) for element in numbers(50))
+    target=lambda: actual.extend(int(element["a"]) for element in numbers(50))
   )
   thread.start()
   thread.join(300)
-  assert found == list(range(50))
+  assert actual == list(range(50))
 
 
 def test_a_fault_of_a_disk_that_passes_is_transient_although_tensorflow_drops_its_cause():
@@ -211,11 +211,11 @@ def test_errors_are_raised_as_themselves(parallel):
     return step
 
   iterator = numbers(9, refuse, num_parallel_calls=parallel)
-  found = []
+  actual = []
   with pytest.raises(UserError, match="^store/x: found 3, expected 4: do it$"):
     for element in iterator:
-      found.append(int(element["a"]))
-  assert found == [0, 1, 2]
+      actual.append(int(element["a"]))
+  assert actual == [0, 1, 2]
 
   def fail(step):
     raise KeyError("a bug")

@@ -68,16 +68,16 @@ def test_unimax_is_equal_up_to_its_epochs():
   generator = np.random.default_rng(0)
   for epochs in (1, 5):
     sizes = generator.integers(1, 10**6, 100)
-    found = np.array(mixture.unimax_draws(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
+    actual = np.array(mixture.unimax_draws(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
     assert (
-      found.sum() == pytest.approx(int(sizes.sum() * epochs) // 3)
-      and (found <= epochs * sizes).all()
+      actual.sum() == pytest.approx(int(sizes.sum() * epochs) // 3)
+      and (actual <= epochs * sizes).all()
     )
-    free = found < epochs * sizes
+    free = actual < epochs * sizes
     assert (
       free.any()
-      and np.ptp(found[free]) < 1e-3 * found.max()
-      and found[free].min() >= found[~free].max()
+      and np.ptp(actual[free]) < 1e-3 * actual.max()
+      and actual[free].min() >= actual[~free].max()
     )
 
 
@@ -88,8 +88,10 @@ def test_counts_are_the_rounded_rates():
   for _ in range(200):
     rates = generator.random(5) + 0.05
     period = int(generator.integers(60, 5_000))
-    found = mixture.counts_per_period(dict(zip("abcde", rates)), period)
-    assert sum(found) == period and (abs(np.array(found) - rates / rates.sum() * period) < 1).all()
+    actual = mixture.counts_per_period(dict(zip("abcde", rates)), period)
+    assert (
+      sum(actual) == period and (abs(np.array(actual) - rates / rates.sum() * period) < 1).all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_impossible_rates_are_refused(rates, period, message):
 def test_the_schedule_counts_draws_without_gaps():
   schedule = mixture.Schedule([2, 1])
   for period, expected in ((0, [(0, 0), (1, 0), (0, 1)]), (5, [(0, 10), (1, 5), (0, 11)])):
-    found = schedule.locate(
+    actual = schedule.locate(
       tf.range(3, dtype=tf.int64), tf.fill([3], tf.constant(period, tf.int64))
     )
-    assert list(zip(*(part.numpy().tolist() for part in found))) == expected
+    assert list(zip(*(part.numpy().tolist() for part in actual))) == expected
   schedule = mixture.Schedule([50, 30, 7])
   periods = 20
   tasks, draws = (
@@ -191,9 +193,9 @@ def test_a_part_draws_as_it_would_alone(root):
     place = draws[row : row + 1] % part.num_examples
     example = random.shuffle(place, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
-      found = batch[name][row]
-      np.testing.assert_array_equal(found[: value.shape[1]], value[0])
-      assert not found[value.shape[1] :].any()
+      actual = batch[name][row]
+      np.testing.assert_array_equal(actual[: value.shape[1]], value[0])
+      assert not actual[value.shape[1] :].any()
 
 
 def test_more_rows_than_parts_and_fewer(three):
@@ -228,8 +230,8 @@ def test_rates_of_a_recipe(root):
     build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31),
     build(parts, rates={"a": 2, "b": 2}, period=31),
   ]
-  found = [built.fingerprint for built in others]
-  assert found[0] == found[1] == found[6] and len({alike[0].fingerprint, *found}) == 6
+  actual = [built.fingerprint for built in others]
+  assert actual[0] == actual[1] == actual[6] and len({alike[0].fingerprint, *actual}) == 6
   assert others[4].schedule.counts == (20, 10)  # 15 of each would show those of b more than once
 
 
@@ -309,8 +311,8 @@ def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_
   pairs |= {"packed": False, "targets_length": 16, "cache": str(tmp_path)}
   parts = {"unlabelled": denoising(root, "bytes", "replace_spans"), "pairs": pairs}
   shared = {"name": "text_to_text", "inputs_length": 32}
-  made = build(parts, shared=shared, rates="temperature", maximum=20, period=40)
-  batch = next(loader.train_batches(made, batch_size=40, seed=0))
+  built_task = build(parts, shared=shared, rates="temperature", maximum=20, period=40)
+  batch = next(loader.train_batches(built_task, batch_size=40, seed=0))
   yes = ByteVocabulary().encode("yes")
   assert (batch["decoder_target_tokens"][:, :3] == yes).all(1).sum() == 20
   assert batch["encoder_input_tokens"].shape == (40, 32)
@@ -364,10 +366,10 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
   assert not odd.any()  # a row holds a whole window: its first token is the least
   for epoch in windows.reshape(140, 21):
     assert sorted(epoch) == list(range(21))
-  found = [modes[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
+  actual = [modes[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
   for mode, share in (("r", 2 / 7), ("s", 1 / 7), ("x", 4 / 7)):
-    assert abs(found.count(mode) / 2940 - share) < 5 * (share * (1 - share) / 2940) ** 0.5
-  met = collections.Counter(zip(windows, found))
+    assert abs(actual.count(mode) / 2940 - share) < 5 * (share * (1 - share) / 2940) ** 0.5
+  met = collections.Counter(zip(windows, actual))
   assert len(met) == 21 * 3  # every window meets every mode
   mixed = build({"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16)
   assert mixed.schedule.counts == (6, 10)

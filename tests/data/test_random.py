@@ -108,14 +108,14 @@ def test_every_small_size_is_permuted_as_defined(first):
   for size in range(first, first + 2**9):
     epoch = size % 5
     seed = size % 7
-    found = order(size, epoch=epoch, seed=seed)
-    assert (np.bincount(found, minlength=size) == 1).all(), size
+    actual = order(size, epoch=epoch, seed=seed)
+    assert (np.bincount(actual, minlength=size) == 1).all(), size
     if size % 64 == 0:
-      places = tf.constant(found)
+      places = tf.constant(actual)
       keys = random.row_keys(seed, tf.fill(size, np.int64(epoch)))
       assert random.permute(places, keys, size, back=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
-      assert found[index] == place_of(index, epoch, seed, size), (size, index)
+      assert actual[index] == place_of(index, epoch, seed, size), (size, index)
 
 
 @pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1, 500_009, 10**6 + 3])
@@ -125,9 +125,9 @@ def test_a_whole_epoch_is_a_permutation(size):
 
 @pytest.mark.parametrize("size", more.beyond(1, LARGE[1:]))
 def test_a_million_examples_are_different(size):
-  found = order(size, 10**6, epoch=3)
-  assert len(np.unique(found)) == 10**6
-  assert 0 <= found.min() and found.max() < size
+  actual = order(size, 10**6, epoch=3)
+  assert len(np.unique(actual)) == 10**6
+  assert 0 <= actual.min() and actual.max() < size
 
 
 @pytest.mark.parametrize("size", [257, 4097, 65537, *LARGE])
@@ -137,12 +137,12 @@ def test_equals_the_definition_and_goes_back(size):
   epoch = generator.integers(-(2**63), 2**63 - 1, 50)
   index[:2] = 0, size - 1
   for seed in (0, 2**64 - 1, -3):
-    found = random.shuffle(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
+    actual = random.shuffle(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
     expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
-    assert found == expected
-    assert [index_of(*pair, seed, size) for pair in zip(found, epoch.tolist())] == index.tolist()
+    assert actual == expected
+    assert [index_of(*pair, seed, size) for pair in zip(actual, epoch.tolist())] == index.tolist()
     back = random.permute(
-      tf.constant(found), random.row_keys(seed, tf.constant(epoch)), size, back=True
+      tf.constant(actual), random.row_keys(seed, tf.constant(epoch)), size, back=True
     )
     assert back.numpy().tolist() == index.tolist()
 
@@ -213,8 +213,8 @@ def test_round_constants_are_the_stream_of_seed_0():
 def test_orders_are_frozen():
   """Runs go on with the same data only while these stay as they are: a change of them is a new
   edition of the data."""
-  found = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
-  assert found == GOLDEN
+  actual = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
+  assert actual == GOLDEN
 
 
 GOLDEN = {
@@ -296,12 +296,12 @@ def test_every_order_of_a_tiny_corpus_is_as_likely(size):
     size,
   )
   if size < 6:
-    found = collections.Counter(
+    actual = collections.Counter(
       map(tuple, over_seeds.numpy().reshape(4096, size).tolist())
     ).values()
     cells = math.factorial(size)
-    assert len(found) == cells
-    chi_square = sum((count - 4096 / cells) ** 2 for count in found) * cells / 4096
+    assert len(actual) == cells
+    chi_square = sum((count - 4096 / cells) ** 2 for count in actual) * cells / 4096
     assert abs(randomness._chi_square_score(chi_square, cells - 1)[0]) < MOST
 
 

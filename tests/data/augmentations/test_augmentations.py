@@ -63,10 +63,10 @@ CASES = {  # ours, Pillow's, how many levels apart they may be
 @pytest.mark.parametrize("name", CASES)
 def test_pixels_are_those_of_pillow(name):
   ours, theirs, levels = CASES[name]
-  found = ours(tf.constant(PHOTO, tf.float32)).numpy()
+  actual = ours(tf.constant(PHOTO, tf.float32)).numpy()
   expected = np.asarray(theirs(PILLOW)).astype(np.float32)
-  assert np.abs(found - expected).max() <= levels + 0.5
-  assert np.abs(found - PHOTO[: len(found), : found.shape[1]]).max() > 10
+  assert np.abs(actual - expected).max() <= levels + 0.5
+  assert np.abs(actual - PHOTO[: len(actual), : actual.shape[1]]).max() > 10
 
 
 def test_an_image_smaller_than_the_blur_is_reflected_again():
@@ -86,8 +86,8 @@ def test_colours_change_in_every_order():
     expected = tf.constant(PHOTO, tf.float32)
     for n in order:
       expected = steps[n](expected, factors[n])
-    found = changes(tf.constant(PHOTO, tf.float32), tf.constant([*u, (number + 0.5) / 6]))
-    np.testing.assert_allclose(found, expected, atol=1e-2)
+    actual = changes(tf.constant(PHOTO, tf.float32), tf.constant([*u, (number + 0.5) / 6]))
+    np.testing.assert_allclose(actual, expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -155,9 +155,9 @@ def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
 def test_shares_have_the_beta_distribution(alpha):
   u = (np.arange(4000) + 0.5) / 4000
-  found = _beta(alpha, tf.constant(u, tf.float32)).numpy()
+  actual = _beta(alpha, tf.constant(u, tf.float32)).numpy()
   assert (
-    scipy.stats.kstest(found, scipy.stats.beta(alpha, alpha).cdf).statistic < 0.02
+    scipy.stats.kstest(actual, scipy.stats.beta(alpha, alpha).cdf).statistic < 0.02
   )  # near 0 and 1, float32 is coarse
 
 
@@ -219,10 +219,10 @@ GREY = (124, 116, 104)
 def test_changes_of_randaugment_are_timms(name):
   theirs, levels = _INCREASING[name]
   image = tf.constant(PHOTO, tf.float32)
-  found = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[
+  actual = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[
     randaugment.NAMES.index(name)
   ]().numpy()
-  different = np.abs(found - np.asarray(theirs(PILLOW)).astype(np.float32))[1:-1, 1:-1]
+  different = np.abs(actual - np.asarray(theirs(PILLOW)).astype(np.float32))[1:-1, 1:-1]
   if name.startswith("shear"):  # the border of the image blends differently
     different = np.sort(different.reshape(-1))[: int(0.9 * different.size)]
   assert different.max() <= levels + 0.5

@@ -120,14 +120,17 @@ def test_every_form_gives_the_same_boxes(form, tmp_path):
     "coco": lambda: coco(tmp_path / "coco", GOOD),
     "tfds": lambda: tfds_source(tmp_path),
   }[form]()
-  made = built(source, tmp_path, data_dir=str(tmp_path))
-  assert [made.classes[n] for n in made.boxes.labels] == ["cell", "dot"] and not made.boxes.left_out
-  assert made.num_examples == 1 and len(made.classes) == (8 if form == "coco" else 2)
+  built_task = built(source, tmp_path, data_dir=str(tmp_path))
+  assert [built_task.classes[n] for n in built_task.boxes.labels] == [
+    "cell",
+    "dot",
+  ] and not built_task.boxes.left_out
+  assert built_task.num_examples == 1 and len(built_task.classes) == (8 if form == "coco" else 2)
   np.testing.assert_allclose(
-    made.boxes.boxes * [Y, X, Y, X], [edges for _, edges in GOOD], atol=1e-4
+    built_task.boxes.boxes * [Y, X, Y, X], [edges for _, edges in GOOD], atol=1e-4
   )
-  np.testing.assert_allclose(made.boxes.areas, [12 * 24, 18 * 48], rtol=1e-5)
-  (batch,) = loader.eval_batches(made, batch_size=1)
+  np.testing.assert_allclose(built_task.boxes.areas, [12 * 24, 18 * 48], rtol=1e-5)
+  (batch,) = loader.eval_batches(built_task, batch_size=1)
   first = [3, 7] if form == "coco" else [0, 1]  # COCO's are numbered by their ids
   assert batch["box_labels"].tolist() == [[*first, -1, -1]] and not batch["boxes"][0, 2:].any()
   assert batch["image_size"].tolist() == [[43, 64]] and not batch["image"][0, 43:].any()
@@ -156,24 +159,26 @@ def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, cap
   }
   source = voc(tmp_path / "voc", images)
   (tmp_path / "voc" / "Annotations" / "gone.xml").write_text(xml(GOOD))
-  made = built(source, tmp_path)
+  built_task = built(source, tmp_path)
   out = capsys.readouterr().out
   assert (
-    made.num_examples == 4
+    built_task.num_examples == 4
     and "not a readable image" in out
     and ("1 records skipped (no image of that") in out
   )
-  assert made.boxes.left_out == {
+  assert built_task.boxes.left_out == {
     "boxes without area": 2,
     "boxes outside of their image": 1,
     "boxes cut off at the border": 1,
   }
   assert "1 boxes outside of their image" in out
   np.testing.assert_allclose(
-    made.boxes.boxes[made.boxes.slice_of_image(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4
+    built_task.boxes.boxes[built_task.boxes.slice_of_image(0)][0] * [Y, X, Y, X],
+    [30, 50, 40, 60],
+    atol=1e-4,
   )
-  assert np.diff(made.boxes.ends, prepend=0).tolist() == [3, 0, 1, 2]
-  (batch,) = loader.eval_batches(made, batch_size=4)
+  assert np.diff(built_task.boxes.ends, prepend=0).tolist() == [3, 0, 1, 2]
+  (batch,) = loader.eval_batches(built_task, batch_size=4)
   assert batch["image_size"][2].tolist() == [64, 64] and np.isfinite(batch["image"]).all()
   np.testing.assert_allclose(
     batch["boxes"][3], batch["boxes"][0][[1, 2, 3, 3]] * [[1], [1], [0], [0]], atol=1e-5
@@ -185,9 +190,9 @@ def test_a_masked_autoencoder_learns_from_images_with_boxes(tmp_path):
   arguments = dict(
     source=source, cache=str(tmp_path / "cache"), resolution=16, patch=4, augmentations=()
   )
-  made = task.build("masked_images", "train", label_field=None, **arguments)
-  assert made.num_examples == 2 and made.labels is None and not made.classes
-  batch = next(loader.train_batches(made, batch_size=2, seed=0))
+  built_task = task.build("masked_images", "train", label_field=None, **arguments)
+  assert built_task.num_examples == 2 and built_task.labels is None and not built_task.classes
+  batch = next(loader.train_batches(built_task, batch_size=2, seed=0))
   assert batch["visible_patches"].shape == (2, 4) and batch["image"].shape == (2, 16, 16, 3)
   with pytest.raises(UserError, match="found no field 'label' among image, objects"):
     task.build("masked_images", "train", **arguments)
@@ -199,40 +204,40 @@ def test_objects_are_labelled_images_of_the_square_around_them(side, width, tmp_
   odd = [*GOOD, ("cell", (5, 5, 5, 20)), ("dot", (30, 50, 55, 70))]
   images = {"a": (picture(), xml(odd)), "broken": (b"?", xml(GOOD))}
   source = open_source("objects:" + side + voc(tmp_path / "voc", images))
-  found = list(source.records("train"))
+  actual = list(source.records("train"))
   assert (
     source.classes("label") == ("cell", "dot")
     and source.name == "voc_objects"
     and source.splits == ("train",)
   )
-  assert [one["label"] for _, one in found[:-1]] == [
+  assert [one["label"] for _, one in actual[:-1]] == [
     "cell",
     "dot",
     "dot",
-  ] and "not a readable" in found[-1][1].reason
-  for (where, one), wide, channel in zip(found, width, (0, 1)):
+  ] and "not a readable" in actual[-1][1].reason
+  for (where, one), wide, channel in zip(actual, width, (0, 1)):
     pixels = np.asarray(Image.open(io.BytesIO(one["image"])))
     assert pixels.shape == (wide, wide, 3) and where.endswith(f", object {channel}")
     lit = pixels[..., channel] > 128
     y0, x0, y1, x1 = GOOD[channel][1]
     assert abs(lit.sum() - min(wide, y1 - y0) * min(wide, x1 - x0)) <= 0.1 * lit.size
-  made = task.build(
+  built_task = task.build(
     "image_classification",
     "train",
     source="objects:" + side + voc(tmp_path / "voc", images),
     cache=str(tmp_path / "cache"),
     resolution=8,
   )
-  assert made.num_examples == 3 and made.labels.tolist() == [0, 1, 1]
+  assert built_task.num_examples == 3 and built_task.labels.tolist() == [0, 1, 1]
 
 
 def test_crowds_are_kept_but_not_learned(tmp_path):
-  made = built(coco(tmp_path / "coco", GOOD, iscrowd=1, area=7.0), tmp_path)
-  (batch,) = loader.eval_batches(made, batch_size=1)
+  built_task = built(coco(tmp_path / "coco", GOOD, iscrowd=1, area=7.0), tmp_path)
+  (batch,) = loader.eval_batches(built_task, batch_size=1)
   assert (
     (batch["box_labels"] == -1).all()
-    and made.boxes.crowds.all()
-    and made.boxes.areas.tolist() == [7.0, 7.0]
+    and built_task.boxes.crowds.all()
+    and built_task.boxes.areas.tolist() == [7.0, 7.0]
   )
 
 
@@ -278,8 +283,13 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
     (f"voc:{tmp_path}/voc", "validation"),
     (f"voc:test={tmp_path}/voc", "test"),
   ):
-    made = built(source, tmp_path, split=split)
-    assert made.num_examples == 2 and made.boxes.difficult.tolist() == [True, False, False, False]
+    built_task = built(source, tmp_path, split=split)
+    assert built_task.num_examples == 2 and built_task.boxes.difficult.tolist() == [
+      True,
+      False,
+      False,
+      False,
+    ]
   assert (built(source, tmp_path, split="test").boxes.pad_learned(9)[1] >= 0).sum(1).tolist() == [
     1,
     2,
@@ -317,11 +327,11 @@ def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
     "stored": xml(stored, X, Y),
     "without": xml(GOOD).replace("<width>60", "<width>0"),
   }
-  made = built(
+  built_task = built(
     voc(tmp_path / "voc", {name: (file.getvalue(), text) for name, text in texts.items()}), tmp_path
   )
-  assert made.boxes.pixels.tolist() == [[Y, X], [X, Y], [Y, X]]
-  whole = next(loader.eval_batches(made, batch_size=3))
+  assert built_task.boxes.pixels.tolist() == [[Y, X], [X, Y], [Y, X]]
+  whole = next(loader.eval_batches(built_task, batch_size=3))
   for n in range(3):
     for label, (y0, x0, y1, x1) in enumerate(
       whole["boxes"][n, :2] * np.tile(whole["image_size"][n], 2)
@@ -347,9 +357,9 @@ def test_boxes_from_a_table_are_those_of_voc(tmp_path):
   header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
   other = tabled(tmp_path / "two", [*shares, "a.1\tdot\t0.5\t1.01\t0.5\t1"], header, "boxes.tsv")
   (tmp_path / "two" / "pictures" / "a.png").rename(tmp_path / "two" / "pictures" / "a.1.PNG")
-  found = built(other, tmp_path).boxes
-  np.testing.assert_allclose(found.boxes, [*theirs.boxes, (0.5, 0.5, 1, 1)], atol=1e-6)
-  assert found.left_out == {"boxes cut off at the border": 1}
+  actual = built(other, tmp_path).boxes
+  np.testing.assert_allclose(actual.boxes, [*theirs.boxes, (0.5, 0.5, 1, 1)], atol=1e-6)
+  assert actual.left_out == {"boxes cut off at the border": 1}
 
 
 @pytest.mark.parametrize(
@@ -503,8 +513,8 @@ def test_boxes_move_with_their_pixels(name):
       if len(rows) == 0:
         assert (y1 - y0) < 1.01 or (x1 - x0) < 1.01
         continue
-      found = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
-      np.testing.assert_allclose([y0, x0, y1, x1], found, atol=1.01)
+      actual = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
+      np.testing.assert_allclose([y0, x0, y1, x1], actual, atol=1.01)
   assert len(shapes) > 1 or name == "flip"
   if name in ("resize", "scale_jitter"):
     assert max(max(shape) for shape in shapes) <= 48

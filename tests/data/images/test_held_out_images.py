@@ -31,16 +31,16 @@ def test_a_validation_split_is_held_out_by_content(tmp_path):
     and opened.classes("label") == ("a", "b")
     and opened.name == "pets"
   )
-  found = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
+  actual = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
   assert (
-    sorted(found["train"] + found["validation"]) == sorted(files.values())
-    and 10 < len(found["validation"]) < 32
+    sorted(actual["train"] + actual["validation"]) == sorted(files.values())
+    and 10 < len(actual["validation"]) < 32
   )
-  assert {one["image"] for _, one in other.records("validation")} == set(found["validation"])
+  assert {one["image"] for _, one in other.records("validation")} == set(actual["validation"])
   assert {label for _, one in opened.records("validation") for label in one["label"]} == {"a", "b"}
   made = {split: built(f"held_out:4@{plain}", tmp_path, split=split) for split in opened.splits}
   assert {split: one.num_examples for split, one in made.items()} == {
-    split: len(ones) for split, ones in found.items()
+    split: len(ones) for split, ones in actual.items()
   }
   with pytest.raises(
     UserError,

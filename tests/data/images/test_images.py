@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import NOISE, ODD, encode, folders
+from image_files import NOISE, ODD, encoded, folders
 from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
@@ -29,22 +29,22 @@ def built(source, folder, **arguments):
 
 def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):
   source = folders(tmp_path / "pictures", ODD)
-  made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
-  assert made.skipped == {
+  opened_store = store.open_store(source, "train", cache=str(tmp_path / "cache"))
+  assert opened_store.skipped == {
     "not a readable image": 3,
     f"more than {pictures.MAX_PIXELS:,} pixels": 1,
   }
   assert (
-    made.classes == ("a", "b")
-    and made.labels.tolist() == [0] * 4 + [1] * 4
-    and made.name == "pictures"
+    opened_store.classes == ("a", "b")
+    and opened_store.labels.tolist() == [0] * 4 + [1] * 4
+    and opened_store.name == "pictures"
   )
   names = [
     name
     for name in sorted(ODD)
     if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
   ]
-  read = dict(zip(names, made.read(np.arange(8)), strict=True))
+  read = dict(zip(names, opened_store.read(np.arange(8)), strict=True))
   kept = {name for name in names if read[name] == ODD[name]}
   assert kept == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
   for name in set(names) - kept:
@@ -53,13 +53,13 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
     assert image.format == "PNG" and image.mode == ("L" if name == "b/deep.png" else "RGB")
     expected = NOISE[..., 0] if name == "b/deep.png" else np.asarray(original.convert("RGB"))
     assert np.array_equal(np.asarray(image), expected), name
-  assert np.array_equal(made.read(np.array([7, 0]))[0], read[names[7]])
+  assert np.array_equal(opened_store.read(np.array([7, 0]))[0], read[names[7]])
   out = capsys.readouterr().out
   assert "5 converted to PNG" in out and "3 records skipped (not a readable image)" in out
   for channels in (1, 3):
-    found = next(loader.eval_batches(built(source, tmp_path, channels=channels), batch_size=8))
-    assert found["image"].shape == (8, 8, 8, channels) and np.isfinite(found["image"]).all()
-    assert np.abs(found["image"]).max() <= 1
+    actual = next(loader.eval_batches(built(source, tmp_path, channels=channels), batch_size=8))
+    assert actual["image"].shape == (8, 8, 8, channels) and np.isfinite(actual["image"]).all()
+    assert np.abs(actual["image"]).max() <= 1
 
 
 def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
@@ -75,11 +75,11 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
     "a/upright.jpg": encode(upright, "JPEG", quality=95),
     "a/wrong.jpg": encode(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
   }
-  made = store.open_store(
+  opened_store = store.open_store(
     folders(tmp_path / "photos", files), "train", cache=str(tmp_path / "cache")
   )
   assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
-  for data, file in zip(made.read(np.arange(4)), files.values(), strict=True):
+  for data, file in zip(opened_store.read(np.arange(4)), files.values(), strict=True):
     # without regard to a tag, as batches decode it
     pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)
     assert pixels.shape == (64, 96, 3) and np.abs(pixels - np.asarray(upright)).mean() < 8
@@ -103,7 +103,9 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   flat = folders(tmp_path / "flat", images | {"test/y.png": encode(NOISE)})
   assert open_source(flat).splits == ("train", "validation")  # images without classes
   # Classes may have such names: images lie right in them.
-  classes = folders(tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)})
+  classes = folders(
+    tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)}
+  )
   assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == (
     "test",
     "train",
@@ -145,8 +147,8 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
 
 def test_some_of_the_classes_keep_their_numbers(tmp_path):
   source = folders(tmp_path / "pets", {f"{name}/1.png": encode(NOISE) for name in ("cat", "owl")})
-  made = built(source, tmp_path, classes=("cat", "dog", "owl"))
-  assert made.classes == ("cat", "dog", "owl") and made.labels.tolist() == [0, 2]
+  built_task = built(source, tmp_path, classes=("cat", "dog", "owl"))
+  assert built_task.classes == ("cat", "dog", "owl") and built_task.labels.tolist() == [0, 2]
   assert built(source, tmp_path).labels.tolist() == [0, 1]
   with pytest.raises(
     UserError, match="found label 'owl' in field 'label', expected one of cat, dog"
@@ -163,8 +165,8 @@ def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
     for name, data in images.items():
       archive.writestr(name, data)
   opened = open_source(f"folders:{tmp_path}/{'pets.zip' if zipped else 'pets [new]'}")
-  found = [(where.rpartition("/")[2], one["label"]) for where, one in opened.records("train")]
-  assert found == [("1.png", "bird"), ("2.png", "cat"), ("3.png", "cat"), ("4.png", "dog")]
+  actual = [(where.rpartition("/")[2], one["label"]) for where, one in opened.records("train")]
+  assert actual == [("1.png", "bird"), ("2.png", "cat"), ("3.png", "cat"), ("4.png", "dog")]
   assert opened.classes("label") == ("bird", "cat", "dog")
 
 
@@ -246,11 +248,11 @@ def test_idx_files(tmp_path):
   idx(tmp_path / "train-images-idx3-ubyte.gz", images)
   idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
   source = f"idx:{tmp_path}/train-images-idx3-ubyte.gz"
-  made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
-  assert made.classes == tuple("0123") and made.labels.tolist() == labels.tolist()
+  opened_store = store.open_store(source, "train", cache=str(tmp_path / "cache"))
+  assert opened_store.classes == tuple("0123") and opened_store.labels.tolist() == labels.tolist()
   assert all(
     np.array_equal(np.asarray(Image.open(io.BytesIO(x))), y)
-    for x, y in zip(made.read(np.arange(6)), images)
+    for x, y in zip(opened_store.read(np.arange(6)), images)
   )
   idx(tmp_path / "train-labels-idx1-ubyte.gz", labels[:5])
   with pytest.raises(UserError, match="found 6 images but 5 labels"):
@@ -287,26 +289,30 @@ def test_tfds_images_stay_encoded(form, tmp_path):
 
     tfds.disable_progress_bar()
     Pets(data_dir=tmp_path, file_format=form).download_and_prepare()
-  made = store.open_store(
+  opened_store = store.open_store(
     "tfds:pets", "train", cache=str(tmp_path / "cache"), data_dir=str(tmp_path)
   )
-  assert sorted(made.read(np.arange(3)).tolist()) == sorted(pictures) and made.classes == (
+  assert sorted(opened_store.read(np.arange(3)).tolist()) == sorted(
+    pictures
+  ) and opened_store.classes == (
     "cat",
     "dog",
   )
 
 
 def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
-  images = {f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
+  images = {
+    f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)
+  }
   source = folders(tmp_path / "pictures", images)
   for repeats in (1, 3):
-    made = built(
+    built_task = built(
       source,
       tmp_path,
       repeats=repeats,
       augmentations=("flip", {"name": "color_jitter", "brightness": 0.0}),
     )
-    batches = loader.train_batches(made, batch_size=4 * repeats, seed=3)
+    batches = loader.train_batches(built_task, batch_size=4 * repeats, seed=3)
     shown = np.concatenate([next(batches)["image"][:, 0, 0, 0] for _ in range(6)])
     assert all(np.array_equal(shown[n::repeats], shown[::repeats]) for n in range(repeats))
     epochs = shown[::repeats].reshape(2, 12)
@@ -327,8 +333,10 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
     tmp_path / "pictures",
     {f"{'ab'[n // 6]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},
   )
-  made = built(source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,))
-  batch = next(loader.train_batches(made, batch_size=36, seed=3))
+  built_task = built(
+    source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,)
+  )
+  batch = next(loader.train_batches(built_task, batch_size=36, seed=3))
   order = random.shuffle(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
   own = np.repeat(order, 3)
   other = np.repeat(order[np.arange(12) ^ 1], 3)
@@ -342,7 +350,7 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
 
 
 def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
-  made = task.build(
+  built_task = task.build(
     "masked_images",
     "train",
     source="digits",
@@ -352,7 +360,9 @@ def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
     mask_ratio=0.7,
   )
   index = np.arange(200)
-  drawn = tf.function(lambda epoch_B: made.batch(tf.constant(index), epoch_B, 1), autograph=False)
+  drawn = tf.function(
+    lambda epoch_B: built_task.batch(tf.constant(index), epoch_B, 1), autograph=False
+  )
   batches = [drawn(tf.fill([200], tf.constant(epoch, tf.int64))) for epoch in (0, 1)]
   for batch in batches:
     both = np.concatenate([batch["visible_patches"], batch["masked_patches"]], 1)
@@ -378,10 +388,12 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   arguments = dict(
     source=folders(tmp_path / "pictures", images), resolution=12, cache=str(tmp_path), crop=1.0
   )
-  made = task.build("corrupted_images", "train", patch=2, rate=0.5, augmentations=(), **arguments)
-  found = next(loader.train_batches(made, batch_size=400, seed=1))
-  source = found["patch_sources"]
-  chosen = found["patch_weights"] == 1
+  built_task = task.build(
+    "corrupted_images", "train", patch=2, rate=0.5, augmentations=(), **arguments
+  )
+  actual = next(loader.train_batches(built_task, batch_size=400, seed=1))
+  source = actual["patch_sources"]
+  chosen = actual["patch_weights"] == 1
   places = np.tile(np.arange(36), (400, 1))
   assert np.array_equal(source[~chosen], places[~chosen]) and (chosen.sum(1) == 18).all()
   kinds = [
@@ -391,12 +403,14 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   ]
   for kind, share in zip(kinds, (0.8, 0.1, 0.1), strict=True):
     assert abs(kind.mean() - share) < 5 * (share * (1 - share) / kind.size) ** 0.5
-  pixels = (found["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4)).reshape(400, 36, 3)
+  pixels = (
+    (actual["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4)).reshape(400, 36, 3)
+  )
   # of the limits between two levels
   clear = (np.abs(pixels * 8 - np.round(pixels * 8)) > 1e-4).all(-1)
   assert clear.mean() > 0.9
   assert np.array_equal(
-    found["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear]
+    actual["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear]
   )
   with pytest.raises(UserError, match="found resolution 12, patch 2, rate 0.0"):
     task.build("corrupted_images", "train", patch=2, rate=0.0, **arguments)

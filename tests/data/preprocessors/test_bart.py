@@ -124,15 +124,17 @@ def test_sentences_are_permuted_whole_and_uniformly():
   ids=str,
 )
 def test_the_task(arguments):
-  made = task.build("bart", "train", store="builtin", length=64, **arguments)
-  whole = loader.train_batches(made, batch_size=8, seed=1)
+  built_task = task.build("bart", "train", store="builtin", length=64, **arguments)
+  whole = loader.train_batches(built_task, batch_size=8, seed=1)
   batches = [next(whole) for _ in range(20)]
-  again = next(loader.train_batches(made, batch_size=8, seed=1, start_step=19, rows=range(2, 6)))
+  again = next(
+    loader.train_batches(built_task, batch_size=8, seed=1, start_step=19, rows=range(2, 6))
+  )
   for name, value in batches[19].items():
     assert np.array_equal(value[2:6], again[name])
     assert (value.shape, value.dtype) == (
-      (8, *made.features[name].shape),
-      made.features[name].dtype,
+      (8, *built_task.features[name].shape),
+      built_task.features[name].dtype,
     )
   for batch in batches:
     targets = batch["decoder_target_tokens"]

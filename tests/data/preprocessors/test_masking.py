@@ -80,9 +80,9 @@ def test_each_row_of_berts_table_replaces_as_its_name_says(row, shares):
     Masking(VOCABULARY, 128, "tokens", 0.15, given.mask_share, given.random_share), tokens
   )
   inputs, same = (x[out["weights"] > 0] for x in (out["inputs"], out["inputs"] == tokens))
-  found = 100 * np.array([(inputs == MASK).mean(), same.mean()])
-  assert np.abs(found - shares[:2]).max() < 1.5
-  assert [bool(share) for share in found] == [bool(shares[0]), bool(shares[1] or shares[2])]
+  actual = 100 * np.array([(inputs == MASK).mean(), same.mean()])
+  assert np.abs(actual - shares[:2]).max() < 1.5
+  assert [bool(share) for share in actual] == [bool(shares[0]), bool(shares[1] or shares[2])]
 
 
 def test_eighty_ten_ten_within_two_tenths_of_a_percent():

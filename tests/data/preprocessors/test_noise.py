@@ -81,8 +81,8 @@ def test_any_noise_against_a_plain_loop(density):
   drops = noise.drop_tokens(raw, given, inputs_length=40, targets_length=64)
   for row in range(60):
     expected = plain(windows[row].tolist(), masks[row].tolist(), 1000)
-    found = [part[name][row].numpy() for part in (spans, drops) for name in ("inputs", "targets")]
-    for ids, wanted in zip(found, expected, strict=True):
+    actual = [part[name][row].numpy() for part in (spans, drops) for name in ("inputs", "targets")]
+    for ids, wanted in zip(actual, expected, strict=True):
       assert ids.tolist() == wanted + [1] + [0] * (len(ids) - len(wanted) - 1)
   empty = noise.replace_spans(
     raw[:0], given[:0], sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
@@ -231,12 +231,12 @@ def test_a_prefix_and_the_fingerprint_of_options(root):
   vocabulary = ByteVocabulary()
   with_prefix = build(prefix="[NLU]")
   index = tf.range(3, dtype=tf.int64)
-  found = with_prefix.batch(index, index, 0)["encoder_input_tokens"].numpy()
-  assert found.shape == (3, LENGTH) and (found[:, :5] == vocabulary.encode("[NLU]")).all()
+  actual = with_prefix.batch(index, index, 0)["encoder_input_tokens"].numpy()
+  assert actual.shape == (3, LENGTH) and (actual[:, :5] == vocabulary.encode("[NLU]")).all()
   plain_inputs = task.build("span_corruption", "train", store=root, inputs_length=LENGTH - 5).batch(
     index, index, 0
   )
-  np.testing.assert_array_equal(found[:, 5:], plain_inputs["encoder_input_tokens"])
+  np.testing.assert_array_equal(actual[:, 5:], plain_inputs["encoder_input_tokens"])
   assert (
     len({build().fingerprint, with_prefix.fingerprint, build(random_roll=True).fingerprint}) == 3
   )

@@ -184,11 +184,11 @@ def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of
         for length in range(1, total - 26)
       ]
     )
-    found = np.bincount(kind[np.arange(n), np.arange(n) % kind.shape[1]], minlength=len(law) + 1)[
+    actual = np.bincount(kind[np.arange(n), np.arange(n) % kind.shape[1]], minlength=len(law) + 1)[
       1:
     ]
     often = law * n >= 10
-    assert_fits([*found[often], found[~often].sum()], [*law[often], law[~often].sum()])
+    assert_fits([*actual[often], actual[~often].sum()], [*law[often], law[~often].sum()])
   noise_ends = np.cumsum(lengths, axis=1)  # counted in noise tokens
   kept_ends = np.nonzero(edges == 1)[1].reshape(n, 28) - noise_ends + lengths
   for ends, total in ((noise_ends, 85), (kept_ends, 483)):

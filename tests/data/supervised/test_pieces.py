@@ -133,8 +133,8 @@ def test_a_source_that_changed_since_is_prepared_anew(tmp_path, monkeypatch):
     build(f"jsonl:{file}", tmp_path / "cache")
   monkeypatch.undo()
   file.write_text('{"a": "one", "b": "three"}\n')
-  made = build(f"jsonl:{file}", tmp_path / "cache")
-  assert made.num_examples == 1
+  built_task = build(f"jsonl:{file}", tmp_path / "cache")
+  assert built_task.num_examples == 1
 
 
 def test_a_plan_is_made_once_and_only_used_for_what_it_was_made_of(tmp_path, monkeypatch):

@@ -174,7 +174,7 @@ def test_packed_rows_hold_every_conversation_once(tmp_path):
   expected = {
     BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))
   }
-  found = {}
+  actual = {}
   for batch in loader.eval_batches(built, batch_size=1):
     targets, segments, weights = (
       batch[f"decoder_{n}"][0] for n in ("target_tokens", "segment_ids", "loss_weights")
@@ -182,13 +182,13 @@ def test_packed_rows_hold_every_conversation_once(tmp_path):
     assert not weights[segments == 0].any() and weights[:6].sum() == 0
     for segment in range(1, segments.max() + 1):
       own = segments == segment
-      found[BYTES.decode(targets[own])] = int(weights[own].sum())
+      actual[BYTES.decode(targets[own])] = int(weights[own].sum())
       inputs = batch["decoder_input_tokens"][0][own]
       assert inputs[0] == vocabularies.start_id(BYTES) and np.array_equal(
         inputs[1:], targets[own][:-1]
       )
       assert np.array_equal(batch["decoder_positions"][0][own], np.arange(own.sum()))
-  assert found == expected
+  assert actual == expected
   first = built.examples(())[0]
   assert (first["inputs"], first["targets"]) == ("Hi!0", "Hello.0")
   assert BYTES.decode(first["ids"]) == "User: Hi!0\n\nAssistant:"

@@ -200,7 +200,7 @@ def test_answers_are_found_in_their_windows(tmp_path):
   ]
   built = build("span_qa", tmp_path, squad(*answers), form="squad", length=40, stride=10)
   rows = rows_of(built)
-  found = set()
+  actual = set()
   for tokens, types, start, end in zip(
     *(
       rows[name]
@@ -210,8 +210,8 @@ def test_answers_are_found_in_their_windows(tmp_path):
     assert tokens[0] == CLS and tokens[5] == SEP and BYTES.decode(tokens[1:5]) == "Who?"
     assert (start > 0) == (end > 0) and (types[start : end + 1] == (1 if start else 0)).all()
     if start:
-      found.add(BYTES.decode(tokens[start : end + 1]).strip())
-  assert found == {"Ada Lovelace", "1815", "program"}
+      actual.add(BYTES.decode(tokens[start : end + 1]).strip())
+  assert actual == {"Ada Lovelace", "1815", "program"}
   contexts = [
     BYTES.decode(row[6:].tolist())
     for row in rows["encoder_input_tokens"][: built.num_examples // 4]
@@ -254,8 +254,10 @@ def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
   rows = rows_of(
     build("span_qa", tmp_path, answers, form="squad", **given | {"length": 80, "stride": 40})
   )
-  found = zip(rows["encoder_input_tokens"].tolist(), rows["span_start"], rows["span_end"])
-  assert {tokenizer.decode(row[start : end + 1]).strip() for row, start, end in found if start} == {
+  actual = zip(rows["encoder_input_tokens"].tolist(), rows["span_start"], rows["span_end"])
+  assert {
+    tokenizer.decode(row[start : end + 1]).strip() for row, start, end in actual if start
+  } == {
     "Ada",
     "1815",
   }

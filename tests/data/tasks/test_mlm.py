@@ -55,12 +55,12 @@ def written(path, sizes, append_eos=False):
 def batch(store, rows, start=0, **arguments):
   """(task, features) of examples 0..rows-1, as they are in further epochs where an epoch is
   shorter."""
-  made = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
+  built_task = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
   index = np.arange(start, start + rows)
-  out = made.batch(
-    tf.constant(index % made.num_examples), tf.constant(index // made.num_examples), 0
+  out = built_task.batch(
+    tf.constant(index % built_task.num_examples), tf.constant(index // built_task.num_examples), 0
   )
-  return made, {name: x.numpy() for name, x in out.items()}
+  return built_task, {name: x.numpy() for name, x in out.items()}
 
 
 def restored(out):
@@ -196,8 +196,8 @@ def test_packed_pairs_change_places_too(store):
 
 
 def test_full_sentences_have_every_token_once(store):
-  made = task.build("mlm", "train", store=store, length=64)
-  rows = made.num_examples
+  built_task = task.build("mlm", "train", store=store, length=64)
+  rows = built_task.num_examples
   out = batch(store, rows, length=64)[1]
   tokens = restored(out)
   assert (tokens[:, 0] == CLS).all()
@@ -217,8 +217,8 @@ def test_full_sentences_have_every_token_once(store):
 
 def test_doc_sentences_are_of_one_document(store):
   tokens = restored(batch(store, 600, length=64, input_format="doc_sentences")[1])
-  found = [letters(row) for row in tokens]
-  assert all(len(f) == 1 for f in found) and len(set.union(*found)) >= DOCUMENTS - 3
+  actual = [letters(row) for row in tokens]
+  assert all(len(f) == 1 for f in actual) and len(set.union(*actual)) >= DOCUMENTS - 3
   assert ((tokens == SEP).sum(axis=1) == 1).all() and not (tokens == 1).any()
 
 

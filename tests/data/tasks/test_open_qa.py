@@ -34,15 +34,15 @@ def test_rows_have_their_answer_and_the_number_of_their_own_passage(tmp_path, ca
     "".join(json.dumps({"text": name, "spans": [[0, 3]]}) + "\n" for name in ("Ada", "Bob", "Eve"))
   )
   source = f"salient:{names}@jsonl:{tmp_path}/texts.jsonl"
-  made = build(
+  built_task = build(
     tmp_path, source=source, own="{text}", retrieved=2, passage_length=12, targets_length=4
   )
-  assert made.num_examples == 6 and made.passages.num_passages == 3
+  assert built_task.num_examples == 6 and built_task.passages.num_passages == 3
   assert "6 of 6 texts are from a passage" in capsys.readouterr().out
-  batch = next(loader.eval_batches(made, batch_size=6))
+  batch = next(loader.eval_batches(built_task, batch_size=6))
   assert batch["own_passage"].tolist() == [0, 0, 1, 1, 2, 2]
   assert batch["passage_tokens"].shape == (6, 3, 12) and not batch["passage_tokens"].any()
-  decode = lambda row: made.vocabulary.decode([int(i) for i in row if i not in (PAD, EOS)])  # noqa: E731
+  decode = lambda row: built_task.vocabulary.decode([int(i) for i in row if i not in (PAD, EOS)])  # noqa: E731
   assert [decode(row) for row in batch["decoder_target_tokens"]] == [
     "Ada",
     "Ada",
@@ -55,5 +55,5 @@ def test_rows_have_their_answer_and_the_number_of_their_own_passage(tmp_path, ca
   np.testing.assert_array_equal(
     batch["decoder_input_tokens"][:, 1:], batch["decoder_target_tokens"][:, :-1]
   )
-  cut = made.passages.rows(np.array([1]))[0]
+  cut = built_task.passages.rows(np.array([1]))[0]
   assert decode(cut) == "Bob was her" and cut[-1] == EOS

@@ -9,19 +9,19 @@ from t5x_like.data.tasks import permutation_lm
 
 
 def test_a_sixth_is_predicted_in_an_order_of_its_own():
-  made = task.build("permutation_lm", "train", store="builtin", length=64)
+  built_task = task.build("permutation_lm", "train", store="builtin", length=64)
   indices = tf.range(64, dtype=tf.int64)
   epoch = tf.zeros(64, tf.int64)
-  rows, again, later = (made.batch(indices, epoch + n, 0) for n in (0, 0, 1))
+  rows, again, later = (built_task.batch(indices, epoch + n, 0) for n in (0, 0, 1))
   order, chosen, tokens, targets = (
     rows[f"encoder_{name}"].numpy()
     for name in ("order", "loss_weights", "input_tokens", "target_tokens")
   )
-  assert set(rows) == set(made.features) and made.name.endswith("_permutation_lm")
+  assert set(rows) == set(built_task.features) and built_task.name.endswith("_permutation_lm")
   assert ((order > 0) == (chosen > 0)).all() and (targets[chosen > 0] == tokens[chosen > 0]).all()
   for row in order:
     assert sorted(row[row > 0]) == list(range(1, (row > 0).sum() + 1))
-  assert 9 <= (order > 0).sum(1).max() <= 10 and made.features[
+  assert 9 <= (order > 0).sum(1).max() <= 10 and built_task.features[
     "encoder_masked_positions"
   ].shape == (11,)
   assert np.array_equal(order, again["encoder_order"]) and not np.array_equal(

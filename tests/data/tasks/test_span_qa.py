@@ -95,8 +95,8 @@ def test_a_word_that_the_vocabulary_drops_has_no_token():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_within_a_token_is_covered(kind):
   context = "It was in 2015 in Denver"
-  found = restored(context, "01", context.index("2015") + 1, kind)
-  assert "01" in found and found in "2015"
+  actual = restored(context, "01", context.index("2015") + 1, kind)
+  assert "01" in actual and actual in "2015"
 
 
 MISPLACED = {

@@ -77,7 +77,7 @@ def epoch(built, batch_size=4, seed=1, start=0):
 
 def pairs_of(features):
   """(inputs, targets) texts of every segment of packed encoder-decoder rows."""
-  found = []
+  actual = []
   for row in range(len(features["encoder_input_tokens"])):
     for segment in range(1, features["encoder_segment_ids"][row].max() + 1):
       texts = []
@@ -88,8 +88,8 @@ def pairs_of(features):
         ids = features[tokens][row][features[f"{side}_segment_ids"][row] == segment]
         assert ids[-1] == 1 and (ids != 0).all()
         texts.append(BYTES.decode(ids))
-      found.append(tuple(texts))
-  return found
+      actual.append(tuple(texts))
+  return actual
 
 
 EXPECTED = sorted((f"say: {a}", b) for a, b in PAIRS)
@@ -173,7 +173,7 @@ def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv
     tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None
   )
   features = epoch(built)
-  found = []
+  actual = []
   for row in range(built.num_examples):
     one = {name: x[row] for name, x in features.items()}
     for segment in range(1, one["decoder_segment_ids"].max() + 1):
@@ -189,9 +189,9 @@ def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv
         at.sum() - prompt - 1
       )
       assert tokens[-1] == 1
-      found.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
+      actual.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
     assert not one["decoder_loss_weights"][one["decoder_segment_ids"] == 0].any()
-  assert sorted(found) == EXPECTED
+  assert sorted(actual) == EXPECTED
   everything = build(
     tmp_path, tsv, architecture="decoder", loss_on="all", inputs_length=128, targets_length=None
   )

@@ -28,10 +28,10 @@ def rows(made, epoch=0):
 
 def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   given = arguments(tmp_path, too_long="truncate", languages=[3, 5])
-  made = task.build(split="train", **given)
-  assert made.features == task_features.declare(given)
-  batch = rows(made)
-  later = rows(made, epoch=1)
+  built_task = task.build(split="train", **given)
+  assert built_task.features == task_features.declare(given)
+  batch = rows(built_task)
+  later = rows(built_task, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0
   tokens = np.where(hidden, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
   a = BYTES.encode("the cat sleeps")
