@@ -27,7 +27,7 @@ class Uniform:
     self.num_tokens = num_documents * SIZE
     self.append_eos = False
 
-  def padded(self, array, starts_B, sizes_B, length):
+  def read_padded(self, array, starts_B, sizes_B, length):
     tokens_BL = (starts_B[:, None] + np.arange(length)) // SIZE % 2**31
     return np.where(np.arange(length) < sizes_B[:, None], tokens_BL, 0).astype(np.int32)
 
@@ -91,8 +91,8 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, least,
     start += size + append_eos
   assert chunks.num_examples == len(expected)
   order = generator.permutation(len(expected))
-  assert list(zip(*(x.tolist() for x in chunks.places(order)))) == [expected[i] for i in order]
-  assert chunks.places(order[:0])[0].shape == (0,)
+  assert list(zip(*(x.tolist() for x in chunks.locate(order)))) == [expected[i] for i in order]
+  assert chunks.locate(order[:0])[0].shape == (0,)
 
 
 def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
@@ -295,11 +295,11 @@ def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch
   calls = []
   count_all = Chunks._count_all
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
-  monkeypatch.setattr("t5x_like.data.document_chunks._KEPT", 1)
+  monkeypatch.setattr("t5x_like.data.document_chunks._MIN_CACHED_DOCUMENTS", 1)
   monkeypatch.setattr(Chunks, "_count_all", lambda chunks: calls.append(1) or count_all(chunks))
   index = np.arange(expected.num_examples)
   for _ in range(2):
-    np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))
+    np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))
   assert len(calls) == 1
   for chunks in ((store, 51), (store, 50, 2), (other, 50)):
     Chunks(*chunks)
@@ -309,8 +309,8 @@ def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch
   np.testing.assert_array_equal(*(made.members(np.arange(made.num_examples)) for made in rows))
   for file in (tmp_path / "cache" / "chunks").iterdir():
     file.write_bytes(file.read_bytes()[:-1])
-  np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))
+  np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))
   assert len(calls) == 6
   (tmp_path / "file").write_text("")
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "file"))  # where nothing can be written
-  np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))
+  np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))
