@@ -163,29 +163,29 @@ def task(
   pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
   ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
   packed = packed and segment_ids and input_format in PACKED
+  shares = {"random_next": float(random_next), "short": 0.0}
+  if input_format == "segment_pair":
+    shares["short"] = float(short_pairs)
+  if swapped:
+    shares["swapped"] = float(swapped)
   row_facts = {"length": length, "input_format": input_format, "sentence_rule": rule.fact}
-  if packed:
-    row_facts["packed"] = True
   has_offsets = False
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, ids, rule)
     has_offsets = source.dynamic_offsets and static_copies is None
     row_facts |= windows.offset_fingerprint(has_offsets)
-  elif not has_pairs:
-    reader_class = _packed_rows.DocSentences if packed else DocSentences
-    reader = reader_class(tokens, length, ids)
-  else:
-    shares = {"random_next": float(random_next), "short": 0.0}
-    if input_format == "segment_pair":
-      shares["short"] = float(short_pairs)
-    if swapped:
-      shares["swapped"] = float(swapped)
-    if packed:
+  elif packed:
+    row_facts["packed"] = True
+    if has_pairs:
       row_facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
       reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
     else:
-      is_single = input_format == "sentence_pair"
-      reader = Pairs(tokens, length, ids, rule, single=is_single, **shares)
+      reader = _packed_rows.DocSentences(tokens, length, ids)
+  elif has_pairs:
+    is_single = input_format == "sentence_pair"
+    reader = Pairs(tokens, length, ids, rule, single=is_single, **shares)
+  else:
+    reader = DocSentences(tokens, length, ids)
   described = features(
     vocabulary,
     length=length,
