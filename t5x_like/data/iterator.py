@@ -1,5 +1,6 @@
-"""Iterators over tf.data pipelines that call back into Python, safe to drop at any moment and from
-any thread.
+"""Iterators over tf.data pipelines that call back into Python, and are safe to drop.
+
+They may be dropped at any moment and from any thread.
 
 Deleting a tf.data iterator waits, with the GIL held, for the calls it has in flight; a call that
 needs the GIL then never ends. So no iterator is deleted here before it has ended: every pipeline

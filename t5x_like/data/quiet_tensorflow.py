@@ -1,8 +1,7 @@
-"""TensorFlow and TFDS, imported at first use: `from t5x_like.data.quiet_tensorflow import tf,
-tfds`.
+"""TensorFlow and TFDS, imported at first use.
 
-So a machine without TensorFlow can import modules that use it, and read their features and
-arguments.
+Import them by `from t5x_like.data.quiet_tensorflow import tf, tfds`. A machine without TensorFlow
+can then import modules that use it, and read their features and arguments.
 
 TensorFlow starts without notices or Keras. The oneDNN notice ignores the log level; only switching
 oneDNN off avoids it. The input pipeline does not need oneDNN, and the setting is removed after the

@@ -255,8 +255,10 @@ class _Table:
   def _labels(
     self, split: str, skipped: collections.Counter, problems: list[str]
   ) -> Iterator[tuple[str, str]]:
-    """Yield (where, label) of the rows with a text and a label; count others, and add unusable ones
-    to `problems`."""
+    """Yield (where, label) of the rows with a text and a label.
+
+    Other rows are counted in `skipped`; the unusable ones are added to `problems`.
+    """
     unusable: list[str] = []
     for where, record in self._opened.records(split):
       if isinstance(record, Skip):

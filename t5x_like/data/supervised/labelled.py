@@ -41,7 +41,7 @@ class LabelledSource(Source):
   def allows_gaps(self) -> bool:
     """Whether texts may lack a field.
 
-    They may in all splits but those of training, so that every example is predicted.
+    They may in all splits but training splits, so that every example is predicted.
     """
     return not self.split.startswith("train")
 

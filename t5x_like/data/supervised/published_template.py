@@ -59,11 +59,12 @@ def find_template_text(vocabulary: Vocabulary) -> str | None:
 
 
 def build_chat(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
-  """Return the writer of conversations for a template: `published`, or one that `chat.template_of`
-  knows.
+  """Return the writer of conversations for a template.
+
+  It is `published`, or a template that `chat.find_template` knows.
 
   Raises:
-    UserError: the template is unknown or unusable, or the vocabulary lacks what it needs.
+    UserError: the template is unknown or unusable, or the vocabulary lacks its pieces.
   """
   if template == PUBLISHED:
     return PublishedChat(vocabulary)

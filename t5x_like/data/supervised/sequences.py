@@ -3,7 +3,7 @@
 `Encoded` for encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with token
 types 0 and 1. Published tokenizers may put more between two texts: RoBERTa's rows are <s> a
 </s></s> b </s> (Liu et al. 2019, section 2.1). `Delimited` for decoders (Radford et al. 2018,
-section 3.3): start a extract, or start a delimiter b extract. The start token is that of all
+section 3.3): start a extract, or start a delimiter b extract. The start token belongs to all
 decoders; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts
 [5, 6] and [7]:
 

@@ -58,8 +58,9 @@ class DocSentences:
 
 
 class Pairs:
-  """Rows of [CLS] A [SEP] B [SEP] pairs, each from one chunk, with each pair's label and first
-  position.
+  """Rows of [CLS] A [SEP] B [SEP] pairs, each from one chunk.
+
+  They have the label and the first position of each pair.
 
   A share `short` of the pairs is short: some chunks of at least half the greatest length are cut in
   two at a uniformly drawn token, and each part becomes a pair. (BERT's code cuts a tenth of the

@@ -1,6 +1,6 @@
 """Fill-in-the-middle: a language model that also learns to infill (Bavarian et al. 2022).
 
-Example i is window i of `length - 6` tokens. Each document in it, or what of it lies in the window
+Example i is window i of `length - 6` tokens. Each document in it, or its part in the window
 (the paper's context-level FIM, section 4.4), is with probability `rate` cut into prefix, middle and
 suffix and rearranged, so that the middle comes last; see `preprocessors/fill_in_the_middle.py` for
 orders, cuts and a worked example. All tokens are targets. The rest of a row is padding without

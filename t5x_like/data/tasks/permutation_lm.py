@@ -1,6 +1,6 @@
 """Permutation language modelling: the data of XLNet (Yang et al. 2019, arXiv:1906.08237).
 
-Rows are those of `mlm`. A share of their tokens, by default the last sixth of a uniformly random
+Rows are as in `mlm`. A share of their tokens, by default the last sixth of a uniformly random
 order (section 2.3, partial prediction with K = 6), is to be predicted; the others are given.
 `encoder_order` is 0 for given tokens and 1, 2, … for the chosen ones, in the order of prediction.
 Inputs keep every token: the model hides a token from its own prediction and from those before it.

@@ -293,7 +293,7 @@ class _PromptRows:
   def _read_prompts(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return prompts and 1 at their tokens, int32 [B, M] each.
 
-    The prompts of a decoder are at the end, those of an encoder at the beginning.
+    The prompts of a decoder are at the end, the prompts of an encoder at the beginning.
     """
     length_B = self._lengths_n1[index_B, 0]
     tokens_BL, valid_BL = self._store.read("prompt", self.used[index_B], length_B)
