@@ -159,7 +159,7 @@ class Chat:
   """Writes conversations in the ids of a vocabulary.
 
   Args:
-    template: see `template_of`.
+    template: see `find_template`.
     vocabulary: the vocabulary of the ids.
 
   Raises:
