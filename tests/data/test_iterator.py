@@ -40,8 +40,7 @@ def elements(steps=2**60):
   def element(step):
     return {"a": tf.ensure_shape(tf.numpy_function(work, [step], tf.int64), [64])}
   return dataset_iterator.iterate(
-    tf.data.Dataset.range(steps), lambda steps: steps.map(element,
-    num_parallel_calls=3).prefetch(2))
+    tf.data.Dataset.range(steps), lambda steps: steps.map(element, num_parallel_calls=3).prefetch(2))
 
 def take(iterator, n):
   assert [int(e["a"][0]) for e in itertools.islice(iterator, n)] == list(range(n))
@@ -56,8 +55,7 @@ def drop(times):
     time.sleep(random.random() * 0.004)
     if i % 3 == 0:
       iterator.close()
-    elif i % 3 == 1:  # left to the garbage collector, which the calls of other pipelines set off
-    too
+    elif i % 3 == 1:  # left to the garbage collector, which the calls of other pipelines set off too
       cycle = [iterator]
       cycle.append(cycle)
       del cycle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import NOISE, ODD, encoded, folders
+from image_files import NOISE, ODD, encode, folders
 from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
@@ -103,9 +103,7 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   flat = folders(tmp_path / "flat", images | {"test/y.png": encode(NOISE)})
   assert open_source(flat).splits == ("train", "validation")  # images without classes
   # Classes may have such names: images lie right in them.
-  classes = folders(
-    tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)}
-  )
+  classes = folders(tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)})
   assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == (
     "test",
     "train",
@@ -301,9 +299,7 @@ def test_tfds_images_stay_encoded(form, tmp_path):
 
 
 def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
-  images = {
-    f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)
-  }
+  images = {f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
   source = folders(tmp_path / "pictures", images)
   for repeats in (1, 3):
     built_task = built(

@@ -27,8 +27,8 @@ def lowercase(example):
 
 def drop(batch, seed, rate: float = 0.5):
   ids = batch[INPUTS]
-  keep = tf.map_fn(lambda s: tf.random.stateless_uniform([ids.shape[1]], s) >= rate, seed,
-  fn_output_signature=tf.bool) return batch | {INPUTS: tf.where(keep, ids, 2)}
+  keep = tf.map_fn(lambda s: tf.random.stateless_uniform([ids.shape[1]], s) >= rate, seed, fn_output_signature=tf.bool)
+  return batch | {INPUTS: tf.where(keep, ids, 2)}
 
 def noisy(example, seed):
   add = tf.random.stateless_uniform([], seed, maxval=50, dtype=tf.int32)
@@ -41,9 +41,9 @@ def more(example): return {**example, "extra": 1}
 def nothing(example): pass
 def raising(example): return {**example, INPUTS: example["no_such"]}
 def features(features): return features
-def chance(example): return {**example, INPUTS: example[INPUTS] + tf.random.uniform([], maxval=1000,
-dtype=tf.int32)} def mixing(batch): return {**batch, INPUTS: tf.cumsum(batch[INPUTS], axis=0,
-reverse=True)} def _python(ids):
+def chance(example): return {**example, INPUTS: example[INPUTS] + tf.random.uniform([], maxval=1000, dtype=tf.int32)}
+def mixing(batch): return {**batch, INPUTS: tf.cumsum(batch[INPUTS], axis=0, reverse=True)}
+def _python(ids):
   raise RuntimeError("a " + "fault")
 def late(example):
   return {**example, INPUTS: tf.numpy_function(_python, [example[INPUTS]], tf.int32)}
