@@ -98,7 +98,7 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """Read the manifest of a step, whose text `fetch` returns.
 
   Raises:
-    Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its
+    DamagedStep: it is missing, not a file, not JSON, of another format or step, or differs from its
       digest.
     OSError: it cannot be read.
   """

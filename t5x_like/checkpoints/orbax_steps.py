@@ -239,7 +239,7 @@ def read_tensors(
   Args:
     partial: whether the checkpoint has other tensors too.
   Raises:
-    Damaged: the description of the tensors is of another form.
+    DamagedStep: the description of the tensors is of another form.
   """
   if not template:
     return {}

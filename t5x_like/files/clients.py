@@ -2,7 +2,7 @@
 
 TensorStore serves `gs://`, `s3://` and `http(s)://`; fsspec serves every other scheme. TensorStore
 knows neither the size of an object nor patterns, and takes a refused listing of Google's for an
-empty one, so fsspec answers these questions for every scheme (`asked`).
+empty one, so fsspec answers these questions for every scheme (`open_fsspec_client`).
 
 `s3://` respects `AWS_ENDPOINT_URL` and `AWS_REGION`, so that S3 servers other than Amazon's can be
 used.
@@ -57,7 +57,7 @@ class ReadReply(NamedTuple):
 class _TensorStore:
   """The files below an address, by key.
 
-  `read` returns the future of an `Answer` with all bytes or a range; `write` writes a whole file,
+  `read` returns the future of a `ReadReply` with all bytes or a range; `write` writes a whole file,
   or deletes it if `data` is None; `create` writes a file that must not exist; `replace` writes or
   deletes a file that must still be of the version that `read_version` returned; `find` returns the
   keys that begin with a prefix, with the sizes of the files (None if unknown).
@@ -216,7 +216,7 @@ def open_client(root: str) -> Client:
 
 @functools.lru_cache(64)
 def open_fsspec_client(root: str) -> _Fsspec:
-  """Return fsspec's client, which knows sizes, patterns and buckets; see `client`."""
+  """Return fsspec's client, which knows sizes, patterns and buckets; see `open_client`."""
   return _open(root, _Fsspec)
 
 

@@ -65,7 +65,7 @@ def _slot_text(slot: ConfigDict) -> str:
 
 
 def _batch(config: ConfigDict, cost) -> str:
-  if cost.of == "images":
+  if cost.unit == "images":
     return f"batches of {config.batch_size:,} images"
   return f"batches of {config.batch_size:,} rows, {short(cost.positions)} tokens"
 

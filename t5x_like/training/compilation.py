@@ -33,13 +33,13 @@ class StepCost:
     positions: input positions of the global batch, padding included, or its images.
     flops: model FLOPs, see `step_flops`.
     peak: peak FLOP/s of all devices together, 0 if unknown.
-    of: the unit of `positions`, "tokens" or "images".
+    unit: the unit of `positions`, "tokens" or "images".
   """
 
   positions: int
   flops: float
   peak: float
-  of: str = "tokens"
+  unit: str = "tokens"
 
 
 def lower_step(
@@ -131,9 +131,9 @@ def compile_step(
 
 
 def count_positions(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, int | str]:
-  """Return the `positions` of a batch, and what they are `of`, for its `Cost`."""
+  """Return the `positions` of a batch, and their `unit`, for its `StepCost`."""
   if "image" in batch:
-    return {"positions": batch["image"].shape[0], "of": "images"}
+    return {"positions": batch["image"].shape[0], "unit": "images"}
   return {
     "positions": sum(
       math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens")

@@ -48,7 +48,7 @@ class Guard:
   def judge(
     self, watch: LossRecord, loss: jax.Array, gradient_norm: jax.Array
   ) -> tuple[jax.Array, LossRecord]:
-    """Return (whether the update is accepted, the `watch` of the next step); scalars."""
+    """Return (whether the update is accepted, the loss record of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
     # checkpoints of earlier versions may have a negative mean
     mean_size = jnp.abs(watch["mean_loss"])

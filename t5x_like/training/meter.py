@@ -92,7 +92,7 @@ class StepMeter:
     seconds = max(now - self._last - self._excluded, 1e-9)
     figures = {
       "seconds_per_step": seconds,
-      f"{cost.of}_per_second": cost.positions / seconds,
+      f"{cost.unit}_per_second": cost.positions / seconds,
       "model_flops_per_second": cost.flops / seconds,
       "data_wait_fraction": min(1.0, self._waited / seconds),
       "padding_fraction": padding,

@@ -96,7 +96,7 @@ def make_step(
       extra = {"step": state.step, "accepted": accepted}
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
       new_params = frozen | optax.apply_updates(arrays, updates)
-      if guard.skips:  # as `guard.skipping` does for the optimizer's state
+      if guard.skips:  # as `guard.skip_refused_updates` does for the optimizer's state
         new_params = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new_params, state.params)
       metrics |= {
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
