@@ -45,7 +45,7 @@ def test_goodput_after_a_start_leaves_out_waits_as_before():
     {"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5}
     for step in range(1, 5)
   ]
-  past = types.SimpleNamespace(began=time.time() - 16)
+  past = types.SimpleNamespace(start_time=time.time() - 16)
   resumed = Session.goodput(types.SimpleNamespace(metrics=lambda: rows, past=past), 4)
   assert resumed.add(0.0) == pytest.approx(0.25, rel=0.01)
 
@@ -54,7 +54,7 @@ class Cost:
   positions = 8
   flops = 1.0
   peak = 1.0
-  of = "tokens"
+  unit = "tokens"
 
 
 def test_no_utilisation_above_the_peak_or_without_one():
