@@ -18,7 +18,7 @@ class WindowedDense(Dense):
     if w >= S:
       return super().attend(q, k, v, mask, softmax)
     n = round(w * (2 - w / S))
-    bias = softmax.biases(mask.q_pos, mask.k_pos)  # whole, as cores compute it
+    bias = softmax.total_bias(mask.q_pos, mask.k_pos)  # whole, as cores compute it
     softmax = Softmax(
       None if bias is None else bias[..., :n], dropout=softmax.dropout, key=softmax.key
     )

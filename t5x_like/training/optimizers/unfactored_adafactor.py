@@ -34,11 +34,14 @@ def make(
 
 
 def _decay_schedule(schedule: Schedule, power: float) -> optax.GradientTransformationExtraArgs:
-  shares = Decay()
+  decay = Decay()
 
   def update(updates, state, params, *, step, **_):
     share = schedule(step) ** power
-    decays = shares.of(params)
-    return {n: u - share * params[n] if decays[n] else u for n, u in updates.items()}, state
+    decays = decay.mask(params)
+    decayed_updates = {}
+    for name, u in updates.items():
+      decayed_updates[name] = u - share * params[name] if decays[name] else u
+    return decayed_updates, state
 
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
