@@ -33,7 +33,7 @@ LAYERS = {
   "decoding": 0.7,
   **dict.fromkeys(("models", "objectives", "rows"), 1),
   "retrieval": 1.5,
-  "faiss_retrieval": 1.6,
+  "faiss_retrieval": 1.4,
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),

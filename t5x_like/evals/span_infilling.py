@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_like import slots
+from t5x_like.decoding import generate
 from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import NonNegativeInt, PositiveInt
@@ -31,8 +31,9 @@ class Evaluator:
     self._max_examples = max_examples
     self._samples = samples
     (length,) = context.task.features["decoder_target_tokens"].shape
-    greedy = slots.module("generate", "t5x_like.decoding").greedy
-    self._decode = context.jit(lambda model, batch: greedy(model, batch, max_length=length))
+    self._decode = context.jit(
+      lambda model, batch: generate.greedy(model, batch, max_length=length)
+    )
 
   def metric_names(self) -> tuple[str, ...]:
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
