@@ -353,8 +353,8 @@ class _QuestionSuite:
     self._options = questions.Options(
       shots=args.shots or 0, limit=args.max_examples, template=args.template
     )
-    paths = questions.files(args.questions.split(","))
-    self._files = {name: questions.read(path) for name, path in paths.items()}
+    paths = questions.find_files(args.questions.split(","))
+    self._files = {name: questions.read_questions(path) for name, path in paths.items()}
     self._asker = None
 
   def __call__(self) -> tuple[dict[str, dict], dict[str, str]]:
@@ -379,7 +379,7 @@ class _QuestionSuite:
           continue
         if process.is_first():
           workdir.write_json(self._output, f"{name}.json", record)
-      process.log(f"{_QUESTIONS}/{name}: {questions.line(record['metrics'])}")
+      process.log(f"{_QUESTIONS}/{name}: {questions.format_scores(record['metrics'])}")
       results[name] = self._score(file, record["metrics"])
     return results, missing
 
@@ -430,7 +430,7 @@ class _QuestionSuite:
 
     prefix = f"{self._options.shots}-shot/"
     named_metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
-    intervals = questions.intervals(metrics)
+    intervals = questions.confidence_intervals(metrics)
     score_name = prefix + questions.SCORES.get(file.kind, "accuracy")
     return {
       "score": named_metrics[score_name],

@@ -80,10 +80,12 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(
       "--examples: only with --shots; leave it out, or say how many stand before each question"
     )
-  files = {name: questions.read(path) for name, path in questions.files(args.input).items()}
+  files = {
+    name: questions.read_questions(path) for name, path in questions.find_files(args.input).items()
+  }
   inputs = [*(file.path for file in files.values()), args.examples]
   output = outputs.OutputFile(args.output, inputs=inputs) if args.output else None
-  examples = questions.read(args.examples) if args.examples else None
+  examples = questions.read_questions(args.examples) if args.examples else None
   options = {
     field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
   }
@@ -100,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
       failures.append(str(error))
       print(f"{file.path}: left out: {error}", flush=True)
       continue
-    print(f"{file.path}: {questions.line(metrics)}", flush=True)
+    print(f"{file.path}: {questions.format_scores(metrics)}", flush=True)
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
   if failures:

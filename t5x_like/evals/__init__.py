@@ -1,8 +1,9 @@
-"""Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
+"""Evaluators, one a file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
-An evaluator is made once, from an `EvalContext` and its arguments, and called with the parameters of any
-step. It returns a `EvalResult`, whose metrics are reported under `eval/<task>/`. Its `metric_names()` lists
-all metrics it may write, so that unknown and duplicate names are detected before the first step.
+An evaluator is made once, from an `EvalContext` and its arguments, and called with the parameters
+of any step. It returns an `EvalResult`, whose metrics are reported under `eval/<task>/`. Its
+`metric_names()` lists all metrics that it may write, so that unknown and duplicate names are
+detected before the first step.
 """
 
 import dataclasses
@@ -47,10 +48,10 @@ class EvalContext:
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of a global batch, without `example_index`."""
-    features = self.task.features.items()
-    return {
-      name: jax.ShapeDtypeStruct((self.batch_size, *one.shape), one.dtype) for name, one in features
-    }
+    batch = {}
+    for name, feature in self.task.features.items():
+      batch[name] = jax.ShapeDtypeStruct((self.batch_size, *feature.shape), feature.dtype)
+    return batch
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Yield batches as global arrays, with rows split as in training."""
@@ -60,7 +61,8 @@ class EvalContext:
     self, batches: Iterator[dict[str, np.ndarray]]
   ) -> Iterator[dict[str, jax.Array]]:
     """Turn batches of this host's rows into global arrays."""
-    rows = local_rows(sharding := self.rules.batch(), self.batch_size)
+    sharding = self.rules.batch()
+    rows = local_rows(sharding, self.batch_size)
     for batch in batches:
       yield from_local_rows(sharding, rows, batch, self.batch_size)
 
@@ -72,11 +74,11 @@ class EvalContext:
       with self.rules.activate():
         return function(params.with_arrays(self.model, arrays), batch)
 
-    def called(arrays, batch):
+    def run_with_heartbeat(arrays, batch):
       self.heartbeat()
       return run(arrays, batch)
 
-    return called
+    return run_with_heartbeat
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,7 @@ _MOVES = np.array([move for move in itertools.product((-1.0, 0.0, 1.0), repeat=4
 
 
 def mean_overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> dict[str, float]:
-  """Compute the mean IoU of the likeliest boxes, and the most that one box for all images reaches,
-  in percent.
+  """Compute the mean IoU of the likeliest boxes and of the best constant boxes, in percent.
 
   An image counts once for each class that it shows: with the object of the class that a box
   overlaps most. The box is the likeliest detection of the class (IoU 0 without one), or the class's
@@ -26,37 +25,35 @@ def mean_overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> d
   Returns:
     `OVERLAP_METRICS`; nothing if the images show no object.
   """
-  found = np.array(list(_by_class(truth, detections, len(classes))))
-  return (
-    {name: 100 * float(mean) for name, mean in zip(OVERLAP_METRICS, found.mean(axis=0))}
-    if len(found)
-    else {}
-  )
+  overlaps = np.array(list(_class_overlaps(truth, detections, len(classes))))
+  if not len(overlaps):
+    return {}
+  return {name: 100 * float(mean) for name, mean in zip(OVERLAP_METRICS, overlaps.mean(axis=0))}
 
 
-def _by_class(truth, detections: list[tuple], classes: int) -> Iterator[tuple[float, float]]:
+def _class_overlaps(truth, detections: list[tuple], classes: int) -> Iterator[tuple[float, float]]:
   """Yield the mean IoU of the likeliest and of the constant boxes for every class with objects."""
   for label in range(classes):
     objects = []
     likeliest = []
     for n, corners_Q4, class_Q, score_Q in detections:
-      own = truth.slice_of_image(n)
-      boxes_K4 = truth.boxes[own][(truth.labels[own] == label) & truth.are_learned[own]].astype(
+      rows = truth.slice_of_image(n)
+      boxes_K4 = truth.boxes[rows][(truth.labels[rows] == label) & truth.are_learned[rows]].astype(
         np.float64
       )
       if len(boxes_K4):
         score_Q = np.where(class_Q == label, score_Q, -1.0)
-        at = int(score_Q.argmax()) if score_Q.max(initial=-1.0) >= 0 else None
         objects.append(boxes_K4)
-        likeliest.append(
-          np.zeros(4) if at is None else corners_Q4[at] / np.tile(truth.pixels[n], 2)
-        )
+        if score_Q.max(initial=-1.0) < 0:
+          likeliest.append(np.zeros(4))
+        else:
+          likeliest.append(corners_Q4[score_Q.argmax()] / np.tile(truth.pixels[n], 2))
     if objects:
       best = [iou(box_4[None], boxes_K4).max() for box_4, boxes_K4 in zip(likeliest, objects)]
-      yield float(np.mean(best)), _constant(objects)
+      yield float(np.mean(best)), _constant_box_overlap(objects)
 
 
-def _constant(objects: list[np.ndarray]) -> float:
+def _constant_box_overlap(objects: list[np.ndarray]) -> float:
   """Return the most mean IoU that one box reaches with its nearest object in each image; each is
   [K, 4]."""
   boxes_K4 = np.concatenate(objects)
@@ -65,13 +62,17 @@ def _constant(objects: list[np.ndarray]) -> float:
   def means(boxes_A4):
     return np.maximum.reduceat(iou(boxes_A4, boxes_K4), starts_N, axis=1).mean(axis=1)
 
-  spread = np.linspace(0, len(boxes_K4) - 1, min(len(boxes_K4), _STARTS)).astype(int)
-  tried_A4 = np.concatenate([boxes_K4[spread], np.median(boxes_K4, axis=0)[None]])
+  start_rows = np.linspace(0, len(boxes_K4) - 1, min(len(boxes_K4), _STARTS)).astype(int)
+  tried_A4 = np.concatenate([boxes_K4[start_rows], np.median(boxes_K4, axis=0)[None]])
   mean_A = means(tried_A4)
   box_4 = tried_A4[mean_A.argmax()]
   best = mean_A.max()
   for step in _STEPS:
-    while (mean_A := means(tried_A4 := box_4 + step * _MOVES)).max() > best:
+    while True:
+      tried_A4 = box_4 + step * _MOVES
+      mean_A = means(tried_A4)
+      if not mean_A.max() > best:
+        break
       box_4 = tried_A4[mean_A.argmax()]
       best = mean_A.max()
   return float(best)
@@ -82,6 +83,8 @@ def iou(a_A4: np.ndarray, b_K4: np.ndarray) -> np.ndarray:
   without area."""
   low = np.maximum(a_A4[:, None, :2], b_K4[:, :2])
   high = np.minimum(a_A4[:, None, 2:], b_K4[:, 2:])
-  both_AK = np.prod(np.maximum(high - low, 0.0), axis=-1)
-  area_A, area_K = (np.prod(np.maximum(x[:, 2:] - x[:, :2], 0.0), axis=1) for x in (a_A4, b_K4))
-  return both_AK / np.maximum(area_A[:, None] + area_K - both_AK, 1e-12)
+  intersection_AK = np.prod(np.maximum(high - low, 0.0), axis=-1)
+  area_A = np.prod(np.maximum(a_A4[:, 2:] - a_A4[:, :2], 0.0), axis=1)
+  area_K = np.prod(np.maximum(b_K4[:, 2:] - b_K4[:, :2], 0.0), axis=1)
+  union_AK = area_A[:, None] + area_K - intersection_AK
+  return intersection_AK / np.maximum(union_AK, 1e-12)

@@ -23,25 +23,28 @@ def embed_texts(
     context.rules,
     context.batch_size,
     [tokens_CT.shape[1]] * len(tokens_CT),
-    lambda chosen, _: {"text_input_tokens": tokens_CT[chosen]},
+    lambda row_numbers, _: {"text_input_tokens": tokens_CT[row_numbers]},
   )
-  return np.stack([row for (row,) in rows])
+  return np.stack([embedding_P for (embedding_P,) in rows])
 
 
 def check_text_encoder(model, where: str) -> None:
-  """Raise UserError for a model without an encoder of texts; `where` names its user."""
+  """Raise UserError if the model has no encoder of texts; `where` begins the message."""
   if (
     "encoder_input_tokens" not in model.REQUIRED_FEATURES
     or "decoder_input_tokens" in model.REQUIRED_FEATURES
     or not hasattr(model, "encode")
   ):
-    found = type(model).__module__.rpartition(".")[2]
-    raise UserError(f"{where}: embeds texts with an encoder, such as BERT; the model is {found!r}")
+    architecture = type(model).__module__.rpartition(".")[2]
+    raise UserError(
+      f"{where}: embeds texts with an encoder, such as BERT; the model is {architecture!r}"
+    )
 
 
 def encode_text(vocabulary, text: str, longest: int) -> list[int]:
   """Encode a text between CLS and SEP, cut to `longest` ids."""
-  cls_id, sep_id = (special_id(vocabulary, name) for name in ("cls", "sep"))
+  cls_id = special_id(vocabulary, "cls")
+  sep_id = special_id(vocabulary, "sep")
   return [cls_id, *vocabulary.encode(text)[: longest - 2], sep_id]
 
 

@@ -34,7 +34,8 @@ class LabelledRows:
   def __init__(self, context: EvalContext, function: Callable, max_examples: int | None):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    self._context, self._run = context, context.jit(function)
+    self._context = context
+    self._run = context.jit(function)
     read = loader.eval_batches(context.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
     batches = [
       {name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read
@@ -60,8 +61,11 @@ class LabelledRows:
     shape = self.tokens.shape[1:]
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      found = {name: x[chosen] for name, x in self._rows.items()}
-      return {name: x[..., :length] if x.shape[1:] == shape else x for name, x in found.items()}
+      batch = {}
+      for name, x in self._rows.items():
+        rows = x[chosen]
+        batch[name] = rows[..., :length] if rows.shape[1:] == shape else rows
+      return batch
 
     context = self._context
     return run_in_batches(
@@ -80,32 +84,33 @@ def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:
 
 
 def example_outputs(
-  model, batch: dict[str, jax.Array], chosen: bool = False
+  model, batch: dict[str, jax.Array], is_choice: bool = False
 ) -> dict[str, jax.Array]:
   """Return the model's outputs for each example, however many rows it has.
 
   A decoder's `scores` replace its logits: one score per row if the rows are options to choose from
-  (`chosen`), sums over the rows if these are the orders of a pair.
+  (`is_choice`), sums over the rows if these are the orders of a pair.
   """
-  several = next(x for name, x in batch.items() if name.endswith("_input_tokens")).ndim == 3
-  found = model(flatten_rows(batch) if several else batch)
-  if "scores" not in found:
-    return found
-  scores_BRC = found["scores"].reshape(*batch["decoder_input_tokens"].shape[:2], -1)
-  return found | {"logits": scores_BRC[..., 0] if chosen else scores_BRC.sum(axis=1)}
+  tokens = next(x for name, x in batch.items() if name.endswith("_input_tokens"))
+  outputs = model(flatten_rows(batch) if tokens.ndim == 3 else batch)
+  if "scores" not in outputs:
+    return outputs
+  scores_BRC = outputs["scores"].reshape(*batch["decoder_input_tokens"].shape[:2], -1)
+  logits = scores_BRC[..., 0] if is_choice else scores_BRC.sum(axis=1)
+  return outputs | {"logits": logits}
 
 
 def check_labelled(
   context: EvalContext,
   evaluator: str,
-  wanted: dict[str, int],
+  required: dict[str, int],
   labels: int | None = None,
   key: str = "labels",
 ) -> None:
   """Check that the task has labels and the model has the outputs that an evaluator needs.
 
   Args:
-    wanted: the required outputs of the model and their numbers of axes.
+    required: the required outputs of the model and their numbers of axes.
     labels: the required length of the last axis of `logits`.
     key: the head's argument that sets this length.
 
@@ -122,32 +127,35 @@ def check_labelled(
     raise UserError(
       f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}"
     )
-  found = jax.eval_shape(
-    functools.partial(example_outputs, chosen="option_labels" in batch), context.model, batch
+  outputs = jax.eval_shape(
+    functools.partial(example_outputs, is_choice="option_labels" in batch), context.model, batch
   )
-  for name, axes in wanted.items():
-    if name not in found or found[name].ndim != axes:
-      shape = list(found[name].shape) if name in found else "none"
+  for name, axes in required.items():
+    if name not in outputs or outputs[name].ndim != axes:
+      shape = list(outputs[name].shape) if name in outputs else "none"
       raise UserError(
         f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the "
         "model lacks the head; set --config.model.head, or --config.model.scores of a decoder"
       )
-  if labels is not None and found["logits"].shape[-1] != labels:
+  if labels is not None and outputs["logits"].shape[-1] != labels:
     raise UserError(
-      f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has "
+      f"config.model.head.{key}: found {outputs['logits'].shape[-1]}, but task {task.name} has "
       f"{labels} ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
     )
 
 
 def question_scores(
-  records: Sequence[dict], fields: Sequence[str], gold: Sequence[int], given: Sequence[int | None]
+  records: Sequence[dict],
+  fields: Sequence[str],
+  gold: Sequence[int],
+  predictions: Sequence[int | None],
 ) -> dict[str, float]:
   """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None
   is wrong."""
   from t5x_like.corpora.sources import field_value
 
   groups = collections.defaultdict(lambda: ([], []))
-  for record, reference, prediction in zip(records, gold, given):
+  for record, reference, prediction in zip(records, gold, predictions):
     name = tuple(str(field_value(record, field, "")) for field in fields)
     groups[name][0].append(reference)
     groups[name][1].append(1 - reference if prediction is None else prediction)

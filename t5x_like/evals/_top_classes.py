@@ -12,14 +12,19 @@ _SAMPLES = 8
 
 def top_metric_names(classes: Sequence[str]) -> tuple[str, ...]:
   """Return the names of the metrics of `score_top_classes`."""
-  return ("top1", *(("top5",) if len(classes) > TOP_K else ()), "images")
+  if len(classes) > TOP_K:
+    return ("top1", "top5", "images")
+  return ("top1", "images")
 
 
 def score_top_classes(
   best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]
 ) -> EvalResult:
   """Score the likeliest classes of images, the best first; an image with index -1 is padding."""
-  best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))
+  is_image_N = index_N >= 0
+  best_NK = best_NK[is_image_N]
+  label_N = label_N[is_image_N]
+  index_N = index_N[is_image_N]
   right_NK = best_NK == label_N[:, None]
   scores = {"top1": 100 * float(right_NK[:, 0].mean())}
   if len(classes) > TOP_K:
@@ -28,8 +33,8 @@ def score_top_classes(
   def name(number: int) -> str:
     return classes[number] if number < len(classes) else f"class {number}"
 
-  named = [
+  predictions = [
     {"input": f"image {index}", "target": name(label), "prediction": name(best)}
     for index, label, best in zip(index_N, label_N, best_NK[:, 0])
   ]
-  return EvalResult(scores | {"images": len(named)}, named[:_SAMPLES], named)
+  return EvalResult(scores | {"images": len(predictions)}, predictions[:_SAMPLES], predictions)

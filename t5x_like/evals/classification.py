@@ -58,9 +58,12 @@ class Evaluator:
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
-    by_question = MultiRc.names if self._questions and self._classes else ()
-    labelled = any(example["label"] is not None for example in self._examples)
-    return (*((*self._metric.names, *by_question) if labelled else ()), "examples", "unlabelled")
+    names = []
+    if any(example["label"] is not None for example in self._examples):
+      names += self._metric.names
+      if self._questions and self._classes:
+        names += MultiRc.names
+    return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
@@ -68,21 +71,21 @@ class Evaluator:
     outputs = [logits for (logits,) in self._rows(arrays)]
     predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]
-    found = {}
+    scores = {}
     if scored:
       gold = [self._examples[n]["label"] for n in scored]
-      given = [predictions[n]["prediction"] for n in scored]
+      predicted = [predictions[n]["prediction"] for n in scored]
       if self._classes:
-        gold, given = ([self._classes.index(label) for label in side] for side in (gold, given))
-      found = self._metric(gold, given)
+        gold = [self._classes.index(label) for label in gold]
+        predicted = [self._classes.index(label) for label in predicted]
+      scores = self._metric(gold, predicted)
       records = [self._examples[n]["record"] for n in scored]
-      found |= (
-        _labelled.question_scores(records, self._questions, gold, given) if self._questions else {}
-      )
+      if self._questions:
+        scores |= _labelled.question_scores(records, self._questions, gold, predicted)
     counts = {"examples": len(predictions)}
     if len(scored) < len(predictions):
       counts["unlabelled"] = len(predictions) - len(scored)
-    return EvalResult(found | counts, _labelled.sample_predictions(predictions), predictions)
+    return EvalResult(scores | counts, _labelled.sample_predictions(predictions), predictions)
 
   def _prediction(self, example: dict, logits: np.ndarray) -> dict:
     row = {"input": " | ".join(example["text"]), "target": example["label"]}
@@ -91,8 +94,8 @@ class Evaluator:
         row | {"prediction": float(logits[0])}, example["record"], self._ids
       )
     p = np.exp(logits - logits.max())
-    chances = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
-    row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": chances}
+    probabilities = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
+    row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": probabilities}
     return _labelled.with_identifiers(row, example["record"], self._ids)
 
 

@@ -47,9 +47,9 @@ class Evaluator:
     self._at_most = at_most
     self._classes = task.classes
     if getattr(task, "boxes", None) is None:
-      made = ", ".join(task.features)
+      features = ", ".join(task.features)
       raise UserError(
-        f"evaluator detection: is for images with boxes, task {task.name} makes {made}"
+        f"evaluator detection: is for images with boxes, task {task.name} makes {features}"
       )
     if "image_size" not in context.model.REQUIRED_FEATURES:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
@@ -76,11 +76,10 @@ class Evaluator:
     size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
     likeliest boxes with boxes that are the same in every image, see `_best_boxes.mean_overlaps`.
     """
-    parts = [
-      [fetch(x) for x in self._run(arrays, batch)]
-      for batch in self._context.global_batches(self._most)
-    ]
-    score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
+    outputs = []
+    for batch in self._context.global_batches(self._most):
+      outputs.append([fetch(x) for x in self._run(arrays, batch)])
+    score_NQ, class_NQ, box_NQ4, index_N = map(np.concatenate, zip(*outputs, strict=True))
     order = np.argsort(index_N, kind="stable")
     order = order[index_N[order] >= 0]
     truth = self._context.task.boxes
@@ -91,27 +90,23 @@ class Evaluator:
       n = int(index_N[row])
       best = np.argsort(-score_NQ[row], kind="stable")[: self._at_most]
       corners_Q4 = to_corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
-      known = class_NQ[row, best] < len(names)
-      detections.append(
-        (n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known])
-      )
+      has_name_Q = class_NQ[row, best] < len(names)
+      best = best[has_name_Q]
+      detections.append((n, corners_Q4[has_name_Q], class_NQ[row, best], score_NQ[row, best]))
       rows.append(self._row(*detections[-1], truth))
     scores = average_precision(truth, detections, names, self._at_most)
-    other = (
-      average_precision(truth, swap_detections(truth, detections), names, self._at_most)
-      if len(rows) > 1
-      else {}
-    )
-    scores |= {SWAPPED_METRIC: other["AP"]} if "AP" in other else {}
+    if len(rows) > 1:
+      swapped = swap_detections(truth, detections)
+      swapped_scores = average_precision(truth, swapped, names, self._at_most)
+      if "AP" in swapped_scores:
+        scores[SWAPPED_METRIC] = swapped_scores["AP"]
     scores |= _best_boxes.mean_overlaps(truth, detections, names)
-    samples = [
-      {
-        "input": f"image {row['image']}",
-        "target": _words(row["objects"]),
-        "prediction": _words(row["detections"]),
-      }
-      for row in rows[:_SAMPLES]
-    ]
+    samples = []
+    for row in rows[:_SAMPLES]:
+      sample = {"input": f"image {row['image']}"}
+      sample["target"] = _describe(row["objects"])
+      sample["prediction"] = _describe(row["detections"])
+      samples.append(sample)
     return EvalResult(scores | {"images": len(rows)}, samples, rows)
 
   def _row(
@@ -119,12 +114,12 @@ class Evaluator:
   ) -> dict:
     own = truth.slice_of_image(n)
     size_4 = np.tile(truth.pixels[n], 2)
-    things = zip(truth.boxes[own], truth.labels[own])
-    objects = [
-      {"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things
-    ]
-    shown = describe_detections(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
-    return {"image": n, "objects": objects, "detections": shown}
+    objects = []
+    for box, label in zip(truth.boxes[own], truth.labels[own]):
+      objects.append({"label": self._classes[label], "box": _round(box * size_4)})
+    corners_Q4 = corners_Q4.clip(0, size_4)
+    detections = describe_detections(corners_Q4, class_Q, score_Q, self._classes)
+    return {"image": n, "objects": objects, "detections": detections}
 
 
 def average_precision(
@@ -137,75 +132,93 @@ def average_precision(
     detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax,
       xmax, classes [Q], scores [Q]).
     classes: the names of the classes.
+    at_most: the number of likeliest detections per image that count.
   """
-  from pycocotools.coco import COCO
-  from pycocotools.cocoeval import COCOeval
-
-  class Judge(COCOeval):
-    """COCO's rules, with crowds that are difficult objects: a part of one does not lie in it."""
-
-    def computeIoU(self, *place):
-      own = [thing for thing in self._gts[place] if thing["difficult"]]
-      for thing in own:
-        thing["iscrowd"] = 0
-      found = super().computeIoU(*place)
-      for thing in own:
-        thing["iscrowd"] = 1
-      return found
-
   annotations = []
   results = []
   for n, corners_Q4, class_Q, score_Q in detections:
-    own = truth.slice_of_image(n)
-    size_4 = np.tile(truth.pixels[n], 2).astype(np.float64)
-    of_each = (
-      truth.boxes[own] * size_4,
-      truth.labels[own],
-      truth.areas[own],
-      truth.are_learned[own],
-      truth.difficult[own],
-    )
-    for box, label, area, learned, difficult in zip(*of_each, strict=True):
-      about = {
-        "id": len(annotations) + 1,
-        "area": float(area),
-        "iscrowd": int(not learned),
-        "difficult": difficult,
-      }
-      annotations.append(about | {"image_id": n, "category_id": int(label), "bbox": _sides(box)})
-    results += [
-      {"image_id": n, "category_id": int(label), "bbox": _sides(box), "score": float(score)}
-      for box, label, score in zip(corners_Q4, class_Q, score_Q)
-    ]
-  if not results or not annotations:
-    return {"AP": 0.0} if annotations else {}
-  known = COCO()
-  known.dataset = {
+    annotations += _annotations(truth, n, len(annotations) + 1)
+    for box, label, score in zip(corners_Q4, class_Q, score_Q):
+      result = {"image_id": n, "category_id": int(label), "bbox": _origin_and_size(box)}
+      results.append(result | {"score": float(score)})
+  if not annotations:
+    return {}
+  if not results:
+    return {"AP": 0.0}
+  dataset = {
     "images": [{"id": n} for n, *_ in detections],
     "annotations": annotations,
     "categories": [{"id": number, "name": name} for number, name in enumerate(classes)],
   }
-  with contextlib.redirect_stdout(io.StringIO()):
-    known.createIndex()
-    judge = Judge(known, known.loadRes(results), "bbox")
-    judge.params.maxDets = [1, 10, at_most]
-    judge.evaluate()
-    judge.accumulate()
   # [thresholds of IoU, recall, class, area, at most]; -1 where there is no object
-  precision = judge.eval["precision"][..., -1]
-  recall = judge.eval["recall"]
-  places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
-  chosen = {
-    name: precision[iou, ..., area]
-    for name, (iou, area) in zip(PRECISION_METRICS, places, strict=True)
-  }
-  places = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]  # area, at most
-  chosen |= {
-    name: recall[..., area, most]
-    for name, (area, most) in zip(recall_metrics(at_most), places, strict=True)
-  }
-  chosen |= {name: precision[:, :, number, 0] for number, name in enumerate(class_metrics(classes))}
-  return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
+  precision, recall = _evaluate_coco(dataset, results, at_most)
+  precision = precision[..., -1]
+  columns = {"AP": precision[..., 0], "AP50": precision[0, ..., 0], "AP75": precision[5, ..., 0]}
+  for area, size in enumerate(_SIZES, 1):
+    columns[f"AP_{size}"] = precision[..., area]
+  area_and_limit = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]
+  for name, (area, limit) in zip(recall_metrics(at_most), area_and_limit, strict=True):
+    columns[name] = recall[..., area, limit]
+  for number, name in enumerate(class_metrics(classes)):
+    columns[name] = precision[:, :, number, 0]
+  return {name: 100 * float(x[x > -1].mean()) for name, x in columns.items() if (x > -1).any()}
+
+
+def _annotations(truth, image: int, first_id: int) -> list[dict]:
+  """Return COCO's annotations of the objects of an image."""
+  own = truth.slice_of_image(image)
+  size_4 = np.tile(truth.pixels[image], 2).astype(np.float64)
+  columns = (
+    truth.boxes[own] * size_4,
+    truth.labels[own],
+    truth.areas[own],
+    truth.are_learned[own],
+    truth.difficult[own],
+  )
+  annotations = []
+  for box, label, area, learned, difficult in zip(*columns, strict=True):
+    annotations.append(
+      {
+        "id": first_id + len(annotations),
+        "area": float(area),
+        "iscrowd": int(not learned),
+        "difficult": difficult,
+        "image_id": image,
+        "category_id": int(label),
+        "bbox": _origin_and_size(box),
+      }
+    )
+  return annotations
+
+
+def _evaluate_coco(
+  dataset: dict, results: list[dict], at_most: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return the precision and the recall of pycocotools."""
+  from pycocotools.coco import COCO
+  from pycocotools.cocoeval import COCOeval
+
+  class Evaluation(COCOeval):
+    """COCO's rules, with crowds that are difficult objects: a part of one does not lie in it."""
+
+    def computeIoU(self, *key):
+      difficult = [annotation for annotation in self._gts[key] if annotation["difficult"]]
+      for annotation in difficult:
+        annotation["iscrowd"] = 0
+      overlaps = super().computeIoU(*key)
+      for annotation in difficult:
+        annotation["iscrowd"] = 1
+      return overlaps
+
+  coco = COCO()
+  coco.dataset = dataset
+  with contextlib.redirect_stdout(io.StringIO()):
+    coco.createIndex()
+    evaluation = Evaluation(coco, coco.loadRes(results), "bbox")
+    evaluation.params.maxDets = [1, 10, at_most]
+    evaluation.evaluate()
+    evaluation.accumulate()
+  return evaluation.eval["precision"], evaluation.eval["recall"]
 
 
 def recall_metrics(at_most: int) -> tuple[str, ...]:
@@ -220,23 +233,27 @@ def recall_metrics(at_most: int) -> tuple[str, ...]:
 
 
 def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
-  """Return the names of the classes' average precisions; the number of a class tells names apart
-  that become one."""
-  words = [re.sub(r"[^\w-]+", "_", name) for name in classes]
-  return tuple(f"AP_of_{word}" + f"_{n}" * (words.count(word) > 1) for n, word in enumerate(words))
+  """Return the names of the classes' average precisions; equal names get the class's number."""
+  slugs = [re.sub(r"[^\w-]+", "_", name) for name in classes]
+  names = []
+  for number, slug in enumerate(slugs):
+    suffix = f"_{number}" if slugs.count(slug) > 1 else ""
+    names.append(f"AP_of_{slug}{suffix}")
+  return tuple(names)
 
 
 def swap_detections(truth, detections: list[tuple]) -> list[tuple]:
-  """Give every image the detections of the next one, scaled to its own size; arguments as
-  `average_precision`."""
+  """Return every image with the detections of the next one, scaled to its own size.
+
+  The arguments are those of `average_precision`.
+  """
   sizes = [np.tile(truth.pixels[n], 2).astype(np.float64) for n, *_ in detections]
-  found = zip(
-    detections, sizes, detections[1:] + detections[:1], sizes[1:] + sizes[:1], strict=True
-  )
-  return [
-    (n, boxes / theirs * own, classes, scores)
-    for (n, *_), own, (_, boxes, classes, scores), theirs in found
-  ]
+  swapped = []
+  for i, (n, *_) in enumerate(detections):
+    following = (i + 1) % len(detections)
+    _, boxes, labels, scores = detections[following]
+    swapped.append((n, boxes / sizes[following] * sizes[i], labels, scores))
+  return swapped
 
 
 def top_detections(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -259,25 +276,25 @@ def describe_detections(
   """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as
   JSON values."""
   return [
-    {"label": names[label], "score": round(float(score), 4), "box": _rounded(box)}
+    {"label": names[label], "score": round(float(score), 4), "box": _round(box)}
     for box, label, score in zip(corners_Q4, class_Q, score_Q)
   ]
 
 
-def _sides(box_4: np.ndarray) -> list[float]:
+def _origin_and_size(box_4: np.ndarray) -> list[float]:
   y0, x0, y1, x1 = (float(edge) for edge in box_4)
   return [x0, y0, x1 - x0, y1 - y0]
 
 
-def _rounded(box_4: np.ndarray) -> list[float]:
+def _round(box_4: np.ndarray) -> list[float]:
   return [round(float(edge), 2) for edge in box_4]
 
 
-def _words(found: list[dict]) -> str:
-  shown = [one for one in found if one.get("score", 1.0) >= SHOWN_SCORE]
-  return (
-    "; ".join(
-      f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown
-    )
-    or "nothing"
-  )
+def _describe(detections: list[dict]) -> str:
+  """Return the labels and boxes of detections or objects, in words."""
+  descriptions = []
+  for detection in detections:
+    if detection.get("score", 1.0) >= SHOWN_SCORE:
+      box = ", ".join(f"{edge:.0f}" for edge in detection["box"])
+      descriptions.append(f"{detection['label']} at {box}")
+  return "; ".join(descriptions) or "nothing"

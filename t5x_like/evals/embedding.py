@@ -40,19 +40,20 @@ class Evaluator:
         f"evaluator embedding: task {task.name} has no numbers to compare with, expected task "
         "classification with text, pair and no labels"
       )
-    found = [one for one in task.examples(ids) if one["label"] is not None][:max_examples]
-    if not found or len(found[0]["text"]) != 2:
+    labelled = [example for example in task.examples(ids) if example["label"] is not None]
+    examples = labelled[:max_examples]
+    if not examples or len(examples[0]["text"]) != 2:
       raise UserError(
         f"evaluator embedding: task {task.name} has single texts; set --config.task.pair"
       )
-    self._examples = found
+    self._examples = examples
     self._ids = ids
     self._context = context
     longest = task.features["encoder_input_tokens"].shape[-1]
     self._rows = [
       _embeddings.encode_text(task.vocabulary, text, longest)
-      for one in found
-      for text in one["text"]
+      for example in examples
+      for text in example["text"]
     ]
     self._lengths = _labelled.padded_lengths(
       context.model, [len(row) for row in self._rows], longest
@@ -65,32 +66,31 @@ class Evaluator:
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the correlations, in percent, and the number of `examples`."""
 
-    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      tokens, valid = np.zeros((2, len(chosen), length), np.int32)
-      for at, number in enumerate(chosen):
-        tokens[at, : len(self._rows[number])], valid[at, : len(self._rows[number])] = (
-          self._rows[number],
-          1,
-        )
-      return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}
+    rows = run_in_batches(
+      lambda batch: self._run(arrays, batch),
+      self._context.rules,
+      self._context.batch_size,
+      self._lengths,
+      self._features,
+    )
+    first_ND = np.stack([embedding_D for (embedding_D,) in rows[0::2]])
+    second_ND = np.stack([embedding_D for (embedding_D,) in rows[1::2]])
+    cosine_N = np.sum(first_ND * second_ND, axis=1)
+    predictions = []
+    for example, cosine in zip(self._examples, cosine_N, strict=True):
+      row = {"input": " | ".join(example["text"]), "target": example["label"]}
+      row["prediction"] = float(cosine)
+      predictions.append(_labelled.with_identifiers(row, example["record"], self._ids))
+    gold = [row["target"] for row in predictions]
+    scores = Correlation()(gold, [row["prediction"] for row in predictions])
+    scores["examples"] = len(predictions)
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
-    context = self._context
-    run = lambda batch: self._run(arrays, batch)  # noqa: E731
-    rows = run_in_batches(run, context.rules, context.batch_size, self._lengths, features)
-    first_ND, second_ND = (np.stack([x for (x,) in rows[side::2]]) for side in (0, 1))
-    predictions = [
-      _labelled.with_identifiers(
-        {"input": " | ".join(one["text"]), "target": one["label"], "prediction": float(cosine)},
-        one["record"],
-        self._ids,
-      )
-      for one, cosine in zip(self._examples, np.sum(first_ND * second_ND, axis=1), strict=True)
-    ]
-    scores = Correlation()(
-      [one["target"] for one in predictions], [one["prediction"] for one in predictions]
-    )
-    return EvalResult(
-      scores | {"examples": len(predictions)},
-      _labelled.sample_predictions(predictions),
-      predictions,
-    )
+  def _features(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
+    tokens = np.zeros((len(numbers), length), np.int32)
+    valid = np.zeros((len(numbers), length), np.int32)
+    for row, number in enumerate(numbers):
+      ids = self._rows[number]
+      tokens[row, : len(ids)] = ids
+      valid[row, : len(ids)] = 1
+    return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}

@@ -66,9 +66,9 @@ class Evaluator:
     classes = len(self._context.task.classes)
     scores = []
     for draw in self._draws:
-      drawn = few.where(np.isin(few.index_N, draw))
+      draw_features = few.where(np.isin(few.index_N, draw))
       guess_M = classify_by_ridge(
-        drawn.features_ND, drawn.label_N, test.features_ND, classes, self._l2
+        draw_features.features_ND, draw_features.label_N, test.features_ND, classes, self._l2
       )
       scores.append(100 * float((guess_M == test.label_N).mean()))
     values = (float(np.mean(scores)), float(np.std(scores)), len(test.label_N))
@@ -88,16 +88,16 @@ def draw_examples(labels: np.ndarray, classes: int, shots: int, seed: int, task)
   """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has
   fewer."""
   order = np.random.default_rng(seed).permutation(len(labels))
-  out = []
+  draws_of_classes = []
   for number in range(classes):
-    own = order[labels[order] == number][:shots]
-    if len(own) < shots:
+    numbers = order[labels[order] == number][:shots]
+    if len(numbers) < shots:
       raise UserError(
-        f"evaluator few_shot: class {task.classes[number]!r} has {len(own)} images in "
+        f"evaluator few_shot: class {task.classes[number]!r} has {len(numbers)} images in "
         f"{task.name}, expected {shots}; set shots to fewer"
       )
-    out.append(own)
-  return np.sort(np.concatenate(out))
+    draws_of_classes.append(numbers)
+  return np.sort(np.concatenate(draws_of_classes))
 
 
 def classify_by_ridge(

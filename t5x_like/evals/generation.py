@@ -78,17 +78,19 @@ class Evaluator:
     self._metrics = [
       slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics
     ]
-    classes = {
-      str(name) for one in metrics if isinstance(one, dict) for name in one.get("classes") or ()
-    }
+    classes: set[str] = set()
+    for metric in metrics:
+      if isinstance(metric, dict):
+        classes.update(map(str, metric.get("classes") or ()))
     self._absent = [] if _UNLABELLED in classes else [_UNLABELLED]
-    further = [field.split(".")[0] for field in (*questions, *([references] if references else ()))]
-    self._examples = task.examples((*ids, *further))[:max_examples]
-    right = [self._right(example) for example in self._examples]
-    self._scored = [n for n, one in enumerate(right) if one is not None]
-    self._gold = [right[n] for n in self._scored]
-    for place, metric in enumerate(self._metrics):
-      metric.metric.check_references([gold[place] for gold in self._gold])
+    fields = (*questions, references) if references else questions
+    record_fields = [field.split(".")[0] for field in fields]
+    self._examples = task.examples((*ids, *record_fields))[:max_examples]
+    gold_of_examples = [self._gold_of(example) for example in self._examples]
+    self._scored = [n for n, gold in enumerate(gold_of_examples) if gold is not None]
+    self._gold = [gold_of_examples[n] for n in self._scored]
+    for i, metric in enumerate(self._metrics):
+      metric.metric.check_references([gold[i] for gold in self._gold])
     self._encoder = "encoder_input_tokens" in task.features
     side = "encoder" if self._encoder else "decoder"
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
@@ -113,106 +115,120 @@ class Evaluator:
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
-    scores = dict.fromkeys(
-      name for metric in self._metrics if self._scored for name in metric.metric.names
-    )
-    by_question = MultiRc.names if self._questions and self._scored else ()
-    return (*scores, *by_question, "examples", "empty", "truncated", "unfinished", "unlabelled")
+    names: list[str] = []
+    if self._scored:
+      for metric in self._metrics:
+        names += [name for name in metric.metric.names if name not in names]
+      if self._questions:
+        names += MultiRc.names
+    return (*names, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated`
     inputs and `unfinished` predictions, which reach `max_new_tokens` without an end."""
-    rules = self._context.rules
     batch_size = self._context.batch_size
-    lengths = merge_lengths(
-      [padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size
+    lengths = [padded_length(len(prompt), self._longest) for prompt in self._prompts]
+    outputs = run_in_batches(
+      lambda batch: self._run(arrays, batch),
+      self._context.rules,
+      batch_size,
+      merge_lengths(lengths, batch_size),
+      self._rows,
     )
-    found = run_in_batches(
-      lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows
-    )
-    texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
-    ends = list({self._context.task.vocabulary.eos_id, *self._context.task.end_ids})
+    ends = self._end_ids()
+    texts = [self._text(tokens.tolist()) for (tokens,) in outputs]
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
       "truncated": self._truncated,
-      "unfinished": sum(not np.isin(tokens, ends).any() for (tokens,) in found),
+      "unfinished": sum(not np.isin(tokens, list(ends)).any() for (tokens,) in outputs),
     }
     if len(self._scored) < len(texts):
       scores["unlabelled"] = len(texts) - len(self._scored)
-    for place, metric in enumerate(self._metrics if self._scored else ()):
-      given = [metric.prediction(texts[n]) for n in self._scored]
-      gold = [one[place] for one in self._gold]
-      scores |= metric.metric(gold, given)
-      if self._questions and place == 0:
-        records = [self._examples[n]["record"] for n in self._scored]
-        scores |= _labelled.question_scores(records, self._questions, gold, given)
+    if self._scored:
+      scores |= self._score(texts)
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
-      row |= {"references": self._texts(example)} if self._references else {}
+      if self._references:
+        row["references"] = self._reference_texts(example)
       predictions.append(_labelled.with_identifiers(row, example["record"], self._ids))
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
-  def _right(self, example: dict[str, Any]) -> list[Any] | None:
+  def _score(self, texts: list[str]) -> dict[str, float]:
+    """Return the scores of the metrics on the examples that have a label."""
+    scores = {}
+    for i, metric in enumerate(self._metrics):
+      predicted = [metric.prediction(texts[n]) for n in self._scored]
+      gold = [references[i] for references in self._gold]
+      scores |= metric.metric(gold, predicted)
+      if self._questions and i == 0:
+        records = [self._examples[n]["record"] for n in self._scored]
+        scores |= _labelled.question_scores(records, self._questions, gold, predicted)
+    return scores
+
+  def _gold_of(self, example: dict[str, Any]) -> list[Any] | None:
     """Return an example's reference in the form that each metric takes; None if it has no label."""
     name = self._context.task.name
     try:
-      right = self._texts(example)
-      if example["targets"] in self._absent and right in ([], self._absent):
+      texts = self._reference_texts(example)
+      if example["targets"] in self._absent and texts in ([], self._absent):
         return None
-      if not right:
+      if not texts:
         raise ValueError(f"found no texts in field {self._references!r}")
-      found = [metric.reference(right) for metric in self._metrics]
-      return None if None in found else found
+      references = [metric.reference(texts) for metric in self._metrics]
+      return None if None in references else references
     except ValueError as error:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
 
-  def _texts(self, example: dict[str, Any]) -> list[str]:
+  def _reference_texts(self, example: dict[str, Any]) -> list[str]:
     """Return the right texts of an example."""
     from t5x_like.corpora.sources import field_value
 
+    if not self._references:
+      return reference_texts(example["targets"])
     name = self._context.task.name
-    return reference_texts(
-      field_value(example["record"], self._references, name)
-      if self._references
-      else example["targets"]
-    )
+    return reference_texts(field_value(example["record"], self._references, name))
 
   def _encode(self) -> tuple[list[list[int]], int]:
-    """Encode the prompts; return their ids and how many were too long. A task's own ids are cut at
-    the beginning."""
+    """Encode the prompts; return their ids and the number of prompts that are too long.
+
+    Ids that a task makes itself are cut at the beginning, others at the end.
+    """
     from t5x_like import vocabularies
 
     vocabulary = self._context.task.vocabulary
+    if self._encoder:
+      before = vocabularies.opening_ids(vocabulary)
+      after = [vocabulary.eos_id]
+      max_ids = self._longest - len(before) - 1
+    else:
+      before = [vocabularies.start_id(vocabulary)]
+      after = []
+      max_ids = max(self._longest - self._new, 2)
+    texts = [example["inputs"] for example in self._examples]
+    if self._context.task.has_sentinels:
+      encoded_texts = vocabularies.encode_sentinels_batch(vocabulary, texts)
+    else:
+      encoded_texts = vocabulary.encode_batch(texts)
     truncated = 0
     rows = []
-    before = (
-      vocabularies.opening_ids(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
-    )
-    after = [vocabulary.eos_id] * self._encoder
-    room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)
-    texts = [example["inputs"] for example in self._examples]
-    marked = self._context.task.has_sentinels
-    texts = (
-      vocabularies.encode_sentinels_batch(vocabulary, texts)
-      if marked
-      else vocabulary.encode_batch(texts)
-    )
-    for example, encoded in zip(self._examples, texts):
-      whole = example.get("ids", encoded)
-      truncated += len(whole) > room
-      ids = list(map(int, whole[-room:] if "ids" in example else whole[:room]))
-      rows.append([*before, *ids, *after])
+    for example, encoded in zip(self._examples, encoded_texts):
+      ids = example.get("ids", encoded)
+      truncated += len(ids) > max_ids
+      ids = ids[-max_ids:] if "ids" in example else ids[:max_ids]
+      rows.append([*before, *map(int, ids), *after])
     return rows, truncated
 
-  def _rows(self, chosen: list[int], length: int) -> dict[str, np.ndarray]:
-    pads = {"tokens": self._context.task.vocabulary.pad_id or 0, "valid": 0}
-    made = {name: np.full((len(chosen), length), pad, np.int32) for name, pad in pads.items()}
-    for row, number in enumerate(chosen):
+  def _rows(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
+    pad_id = self._context.task.vocabulary.pad_id or 0
+    tokens = np.full((len(numbers), length), pad_id, np.int32)
+    valid = np.zeros((len(numbers), length), np.int32)
+    for row, number in enumerate(numbers):
       prompt = self._prompts[number]
-      made["tokens"][row, : len(prompt)], made["valid"][row, : len(prompt)] = prompt, 1
-    return made
+      tokens[row, : len(prompt)] = prompt
+      valid[row, : len(prompt)] = 1
+    return {"tokens": tokens, "valid": valid}
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     names = self._context.task.features
@@ -224,8 +240,12 @@ class Evaluator:
       features["decoder_causal_attention"] = batch["valid"]
     return features
 
-  def _text(self, prompt: list[int], ids: list[int]) -> str:
+  def _end_ids(self) -> set[int]:
+    return {self._context.task.vocabulary.eos_id, *self._context.task.end_ids}
+
+  def _text(self, ids: list[int]) -> str:
+    """Decode the ids before the first end."""
     vocabulary = self._context.task.vocabulary
-    ends = {vocabulary.eos_id, *self._context.task.end_ids}
-    ids = ids[: next((place for place, i in enumerate(ids) if i in ends), None)]
-    return vocabulary.decode([i for i in ids if i < vocabulary.size]).strip()
+    ends = self._end_ids()
+    end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    return vocabulary.decode([token for token in ids[:end] if token < vocabulary.size]).strip()

@@ -24,16 +24,16 @@ class Evaluator:
     self._most = max_examples
     self._classes = context.task.classes
     if "image" not in context.task.features or not self._classes:
-      made = ", ".join(context.task.features)
+      features = ", ".join(context.task.features)
       raise UserError(
         "evaluator image_classification: is for labelled images, task "
-        f"{context.task.name} makes {made}"
+        f"{context.task.name} makes {features}"
       )
-    places = min(_top_classes.TOP_K, len(self._classes))
+    k = min(_top_classes.TOP_K, len(self._classes))
 
     def likeliest(model, batch):
       return (
-        jax.lax.top_k(model(batch)["logits"], places)[1],
+        jax.lax.top_k(model(batch)["logits"], k)[1],
         batch["label"],
         batch["example_index"],
       )
@@ -45,9 +45,9 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
-    found = [
+    outputs = [
       [fetch(x) for x in self._run(arrays, batch)]
       for batch in self._context.global_batches(self._most)
     ]
-    best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
     return _top_classes.score_top_classes(best_NK, label_N, index_N, self._classes)

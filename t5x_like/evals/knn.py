@@ -54,19 +54,25 @@ class Evaluator:
     Images that are also among those that vote, under any name, are not scored.
     """
     support = self._features.support
-    known = self._features(arrays, support, support.batches(self._support_most))
+    voters = self._features(arrays, support, support.batches(self._support_most))
     test = self._features(arrays, self._context, self._context.batches(self._most))
-    test = self._features.without_copies(test, known)
+    test = self._features.without_copies(test, voters)
     classes = len(self._context.task.classes)
-    options = classes, self._neighbours, self._temperature
-    guess_M = classify_by_neighbours(known.features_ND, known.label_N, test.features_ND, *options)
+    guess_M = classify_by_neighbours(
+      voters.features_ND,
+      voters.label_N,
+      test.features_ND,
+      classes,
+      self._neighbours,
+      self._temperature,
+    )
     return EvalResult(
       {"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)}
     )
 
 
 def classify_by_neighbours(
-  known_ND: np.ndarray,
+  voter_ND: np.ndarray,
   label_N: np.ndarray,
   test_MD: np.ndarray,
   classes: int,
@@ -75,17 +81,20 @@ def classify_by_neighbours(
 ) -> np.ndarray:
   """Predict the class of each test row, int [M], by the vote of the known rows that point most
   nearly its way."""
-  known_ND, test_MD = (
-    x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (known_ND, test_MD)
-  )
-  k = min(neighbours, len(known_ND))
-  found = []
-  for at in range(0, len(test_MD), _ROWS):
-    cosine_RN = test_MD[at : at + _ROWS] @ known_ND.T
+  voter_ND = _normalize(voter_ND)
+  test_MD = _normalize(test_MD)
+  k = min(neighbours, len(voter_ND))
+  predictions = []
+  for start in range(0, len(test_MD), _ROWS):
+    cosine_RN = test_MD[start : start + _ROWS] @ voter_ND.T
     near_Rk = np.argpartition(-cosine_RN, k - 1, axis=1)[:, :k]
     near_cosine_Rk = np.take_along_axis(cosine_RN, near_Rk, axis=1)
     weight_Rk = np.exp((near_cosine_Rk - near_cosine_Rk.max(axis=1, keepdims=True)) / temperature)
     votes_RV = np.zeros((len(near_Rk), classes))
     np.add.at(votes_RV, (np.arange(len(near_Rk))[:, None], label_N[near_Rk]), weight_Rk)
-    found.append(votes_RV.argmax(1))
-  return np.concatenate(found)
+    predictions.append(votes_RV.argmax(1))
+  return np.concatenate(predictions)
+
+
+def _normalize(x_ND: np.ndarray) -> np.ndarray:
+  return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)

@@ -44,8 +44,9 @@ class Evaluator:
 
     features = context.task.features
     target = features[objective.targets]
-    one_each = target.shape == features[objective.weights].shape and target.dtype.startswith("int")
-    classes = objective.likelihood and one_each
+    has_class_targets = target.shape == features[objective.weights].shape
+    has_class_targets = has_class_targets and target.dtype.startswith("int")
+    has_entropy = objective.likelihood and has_class_targets
     tokens = "tokens" in objective.targets and not getattr(context.task, "classes", ())
     self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
 
@@ -53,22 +54,23 @@ class Evaluator:
       sums = evaluate(objective, model, batch)[1] | {
         "examples": jnp.sum(batch["example_index"] >= 0)
       }
-      if not classes:
+      if not has_entropy:
         return sums
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
       counts_V = jnp.zeros(size, jnp.float32).at[batch[objective.targets]].add(counted, mode="drop")
       return sums | {"counts": counts_V}
 
-    self.sums, self._sums = sums, context.jit(sums)
+    self.sums = sums
+    self._sums = context.jit(sums)
 
   def metric_names(self) -> tuple[str, ...]:
     batch = self._context.abstract_batch()
     batch["example_index"] = jax.ShapeDtypeStruct((self._context.batch_size,), jnp.int32)
     with self._context.rules.activate():
-      found = jax.eval_shape(self.sums, self._context.model, batch)
-    classes = self._counted if "counts" in found else ()
+      shapes = jax.eval_shape(self.sums, self._context.model, batch)
+    classes = self._counted if "counts" in shapes else ()
     means = (
-      name for name in found if not name.endswith("weights") and name not in ("counts", "examples")
+      name for name in shapes if not name.endswith("weights") and name not in ("counts", "examples")
     )
     return (
       *(METRIC_NAMES.get(name, name) for name in means),

@@ -53,10 +53,13 @@ class Evaluator:
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
-    accuracy = ("accuracy",) if "accuracy" in self._scores else ()
-    answers = SquadV1.names if "answers" in self._scores else ()
-    labelled = any(example["answers"] for example in self._examples)
-    return (*((*accuracy, *answers) if labelled else ()), "examples", "unlabelled")
+    names = []
+    if any(example["answers"] for example in self._examples):
+      if "accuracy" in self._scores:
+        names.append("accuracy")
+      if "answers" in self._scores:
+        names += SquadV1.names
+    return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
@@ -64,25 +67,25 @@ class Evaluator:
     outputs = [logits_C for (logits_C,) in self._rows(arrays)]
     predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if scored and "accuracy" in self._scores:
-      right = [
-        outputs[n][: len(self._examples[n]["options"])].argmax() in self._examples[n]["right"]
-        for n in scored
-      ]
-      found["accuracy"] = 100.0 * float(np.mean(right))
+      right = []
+      for n in scored:
+        example = self._examples[n]
+        best = outputs[n][: len(example["options"])].argmax()
+        right.append(best in example["right"])
+      metrics["accuracy"] = 100.0 * float(np.mean(right))
     if scored and "answers" in self._scores:
-      found |= SquadV1()(
-        [self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored]
-      )
-    found["examples"] = len(predictions)
+      gold = [self._examples[n]["answers"] for n in scored]
+      metrics |= SquadV1()(gold, [predictions[n]["answer"] for n in scored])
+    metrics["examples"] = len(predictions)
     if len(scored) < len(predictions):
-      found["unlabelled"] = len(predictions) - len(scored)
-    return EvalResult(found, _labelled.sample_predictions(predictions), predictions)
+      metrics["unlabelled"] = len(predictions) - len(scored)
+    return EvalResult(metrics, _labelled.sample_predictions(predictions), predictions)
 
   def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
     scores = logits_C[: len(example["options"])]
-    best = int(scores.argmax())  # a place, as others may have the same text
+    best = int(scores.argmax())  # an index, as several options may have the same text
     p = np.exp(scores - scores.max())
     by_text = "answers" in self._scores
     row = {
@@ -97,4 +100,4 @@ class Evaluator:
 
 
 def _outputs(model, batch) -> tuple[jax.Array]:
-  return (_labelled.example_outputs(model, batch, chosen=True)["logits"].astype(jnp.float32),)
+  return (_labelled.example_outputs(model, batch, is_choice=True)["logits"].astype(jnp.float32),)

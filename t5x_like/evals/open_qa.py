@@ -47,14 +47,11 @@ class Evaluator:
       raise UserError(
         f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator"
       )
-    self._context, self._max_examples, self._metric = (
-      context,
-      max_examples,
-      answers(normalization=normalization),
-    )
-    self._examples = task.examples(() if references is None else (references.split(".")[0],))[
-      :max_examples
-    ]
+    self._context = context
+    self._max_examples = max_examples
+    self._metric = answers(normalization=normalization)
+    fields = () if references is None else (references.split(".")[0],)
+    self._examples = task.examples(fields)[:max_examples]
     self._gold = [self._right(example, references) for example in self._examples]
     self._k = task.features["passage_tokens"].shape[0] - 1
     if self._k:
@@ -78,35 +75,43 @@ class Evaluator:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
     passage), and the number of `examples`."""
     context = self._context
-    passages = self._context.task.passages
     predictions = []
-    found = []
     index_NP = build_index(self._search, arrays) if self._k else None
     for batch in context.global_batches(self._max_examples):
-      index_B = fetch(batch["example_index"])
-      real = index_B >= 0
-      batch = self._search.add_nearest(arrays, index_NP, batch) if self._k else batch
-      tokens_BZN, log_p_BZ = (fetch(x)[real] for x in self._run(arrays, batch))
-      number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
-      for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
-        example = self._examples[at]
-        gold = self._gold[at]
-        best, probability = most_probable_answer(context.task.vocabulary, tokens_ZN, log_p_Z)
-        read = passages.texts(number_k)
-        found.append(any(_within(answer, text) for answer in gold for text in read))
-        row = {
+      if self._k:
+        batch = self._search.add_nearest(arrays, index_NP, batch)
+      predictions += self._predictions(arrays, batch)
+    predicted = [self._metric.prediction(row["prediction"]) for row in predictions]
+    gold = [self._metric.reference(row["references"]) for row in predictions]
+    scores = self._metric.metric(gold, predicted)
+    scores["found"] = 100 * float(np.mean([_is_answer_read(row) for row in predictions]))
+    scores["examples"] = len(predictions)
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
+
+  def _predictions(self, arrays: dict[str, jax.Array], batch: dict[str, jax.Array]) -> list[dict]:
+    """Return the records of the examples of a batch, whose passages are in it."""
+    task = self._context.task
+    index_B = fetch(batch["example_index"])
+    is_example_B = index_B >= 0
+    tokens_BZN, log_p_BZ = (fetch(x)[is_example_B] for x in self._run(arrays, batch))
+    number_Bk = np.zeros((len(tokens_BZN), 0), int)
+    if self._k:
+      number_Bk = fetch(batch["passages"])[is_example_B]
+    rows = []
+    for i, index in enumerate(index_B[is_example_B]):
+      example = self._examples[index]
+      answer, probability = most_probable_answer(task.vocabulary, tokens_BZN[i], log_p_BZ[i])
+      rows.append(
+        {
           "input": example["inputs"],
           "target": example["targets"],
-          "prediction": best,
-          "passages": read,
+          "prediction": answer,
+          "passages": task.passages.texts(number_Bk[i]),
+          "references": self._gold[index],
+          "probability": probability,
         }
-        predictions.append(row | {"references": gold, "probability": probability})
-    given = [self._metric.prediction(row["prediction"]) for row in predictions]
-    scores = self._metric.metric(
-      [self._metric.reference(row["references"]) for row in predictions], given
-    )
-    scores |= {"found": 100 * float(np.mean(found)), "examples": len(predictions)}
-    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
+      )
+    return rows
 
   def _right(self, example: dict, references: str | None) -> list[str]:
     from t5x_like.corpora.sources import field_value
@@ -114,9 +119,10 @@ class Evaluator:
     name = self._context.task.name
     where = f"task {name}, input {example['inputs'][:60]!r}"
     try:
-      right = reference_texts(
-        field_value(example["record"], references, name) if references else example["targets"]
-      )
+      texts = example["targets"]
+      if references:
+        texts = field_value(example["record"], references, name)
+      right = reference_texts(texts)
     except ValueError as error:
       raise UserError(f"{where}, field {references!r}: {error}") from None
     if not right:
@@ -124,7 +130,11 @@ class Evaluator:
     return right
 
 
+def _is_answer_read(row: dict) -> bool:
+  """Return whether a right answer is in a retrieved passage."""
+  return any(_within(answer, text) for answer in row["references"] for text in row["passages"])
+
+
 def _within(answer: str, text: str) -> bool:
-  """Return whether the words of an answer stand in a text one after another, normalised as in
-  SQuAD."""
+  """Return whether the normalised words of an answer occur in a text, one after another."""
   return f" {normalize_squad(answer)} " in f" {normalize_squad(text)} "

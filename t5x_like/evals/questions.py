@@ -57,21 +57,20 @@ class Evaluator:
     max_new_tokens: PositiveInt | None = None,
     max_examples: PositiveInt | None = None,
   ):
+    # `inference` is a layer above: an import statement would break the order of the packages
     questions = slots.module("questions", "t5x_like.inference")
     for pattern in files:
       trust.check_location("evaluator questions: files", pattern)
-    found = questions.files(files)
-    self._beat, self._files = (
-      context.heartbeat,
-      {name: questions.read(path) for name, path in found.items()},
-    )
+    paths = questions.find_files(files)
+    self._heartbeat = context.heartbeat
+    self._files = {name: questions.read_questions(path) for name, path in paths.items()}
     task = context.task
     self._run = Runner(context.model, context.rules, {}, context.batch_size)
     vocabulary = context.vocabulary or task.vocabulary
-    features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
+    features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.end_ids})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
-    self._metrics = questions.METRICS
+    self._metrics = questions.METRICS_OF_KIND
     self._ask = questions.Asker(
       _Opened(context.model, vocabulary, features, ends, self._run), options
     )
@@ -89,6 +88,6 @@ class Evaluator:
     metrics = {}
     with self._run.use_arrays(arrays):
       for name, file in self._files.items():
-        self._beat()
+        self._heartbeat()
         metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}
     return EvalResult(metrics)

@@ -44,9 +44,9 @@ class Evaluator:
     self._at = at
     self._most = max_examples
     tokens_CT, image_C = context.task.captions()
-    kept = image_C < (max_examples or len(tokens_CT))
-    self._tokens_CT = tokens_CT[kept]
-    self._image_C = image_C[kept]
+    is_scored_C = image_C < (max_examples or len(tokens_CT))
+    self._tokens_CT = tokens_CT[is_scored_C]
+    self._image_C = image_C[is_scored_C]
     self._images = context.jit(
       lambda model, batch: (model.embed_images(batch)[0], batch["example_index"])
     )
@@ -58,11 +58,11 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
-    found = [
+    outputs = [
       [fetch(x) for x in self._images(arrays, batch)]
       for batch in self._context.global_batches(self._most)
     ]
-    image_NP, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    image_NP, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
     image_NP = image_NP[index_N >= 0]
     text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
     ranks = match_ranks(image_NP, text_CP, self._image_C)

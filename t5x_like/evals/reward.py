@@ -36,14 +36,15 @@ class Evaluator:
     self._max_examples = max_examples
     self._reward = reward
     (_, self._N) = task.features["decoder_log_probabilities"].shape
-    ends = self._ends = rewards.completion_ends(task)
+    self._ends = rewards.completion_ends(task)
 
     def function(model, batch):
-      rows = {
-        name: x[:, 0] for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))
-      }
-      made = rollout(model, rows, choose_likeliest, new_tokens=self._N, ends=ends)
-      return {name: made[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
+      rows = {}
+      for name, x in batch.items():
+        if name.startswith(("encoder_", "decoder_")):
+          rows[name] = x[:, 0]
+      completed = rollout(model, rows, choose_likeliest, new_tokens=self._N, ends=self._ends)
+      return {name: completed[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
     self._run = context.jit(function)
 
@@ -55,36 +56,36 @@ class Evaluator:
     completions, and `examples`."""
     context = self._context
     vocabulary = self._context.task.vocabulary
-    found = []
+    all_rewards = []
     lengths = []
     unfinished = []
     predictions = []
     for batch in context.global_batches(self._max_examples):
       real = fetch(batch["example_index"]) >= 0
-      made = {name: fetch(x)[real, -self._N :] for name, x in self._run(arrays, batch).items()}
-      tokens_RN = made["decoder_target_tokens"]
-      length_R = made["decoder_loss_weights"].sum(axis=1)
+      completions = self._run(arrays, batch)
+      tokens_RN = fetch(completions["decoder_target_tokens"])[real, -self._N :]
+      weights_RN = fetch(completions["decoder_loss_weights"])[real, -self._N :]
       texts = rewards.decode_completions(tokens_RN, vocabulary, self._ends)
       examples = rewards.unpack_fields(fetch(batch["fields"])[real])
       reward_R = rewards.reward_texts(self._reward, texts, examples)
-      found = [*found, *reward_R]
-      lengths = [*lengths, *length_R]
+      all_rewards += list(reward_R)
+      lengths += list(weights_RN.sum(axis=1))
       unfinished += list(~np.isin(tokens_RN, self._ends).any(axis=1))
       side = "encoder" if "encoder_input_tokens" in batch else "decoder"
-      asked_RS, valid_RS = (
-        fetch(batch[f"{side}_{name}"])[real, 0] for name in ("input_tokens", "segment_ids")
-      )
+      prompt_RS = fetch(batch[f"{side}_input_tokens"])[real, 0]
+      valid_RS = fetch(batch[f"{side}_segment_ids"])[real, 0]
       for row, text in enumerate(texts):
-        ids = [int(i) for i in asked_RS[row][valid_RS[row] > 0] if i < vocabulary.size]
-        predictions.append(
-          {"input": vocabulary.decode(ids[side == "decoder" :]), "prediction": text}
-        )
-        predictions[-1] |= {
-          "target": " ".join(map(str, examples[row].values())),
-          "reward": float(reward_R[row]),
-        }
-    means = {"reward": found, "completion_length": lengths, "unfinished": unfinished}
-    scores = {name: float(np.mean(values)) for name, values in means.items()} | {
-      "examples": len(found)
+        ids = [int(i) for i in prompt_RS[row][valid_RS[row] > 0] if i < vocabulary.size]
+        if side == "decoder":
+          ids = ids[1:]  # without the start token
+        prediction = {"input": vocabulary.decode(ids), "prediction": text}
+        prediction["target"] = " ".join(map(str, examples[row].values()))
+        prediction["reward"] = float(reward_R[row])
+        predictions.append(prediction)
+    scores = {
+      "reward": float(np.mean(all_rewards)),
+      "completion_length": float(np.mean(lengths)),
+      "unfinished": float(np.mean(unfinished)),
+      "examples": len(all_rewards),
     }
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)

@@ -56,19 +56,20 @@ class Evaluator:
     vocabulary = context.task.vocabulary
     if "encoder_masked_positions" in features:
       self._mask = special_id(vocabulary, "mask")
-      self._write, self._run = self._filled, context.jit(self._fill)
+      self._write = self._fill_texts
+      self._run = context.jit(self._fill)
     elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
       eos = (vocabulary.eos_id, *context.task.end_ids)
-      drawn = (Temperature(temperature),)
+      transforms = (Temperature(temperature),)
       key = jax.random.key(_SEED)
-      self._write, self._run = (
-        self._continued,
-        context.jit(
-          lambda model, batch: (
-            sample(model, self._features(batch), key, max_length=tokens, transforms=drawn, eos=eos),
-          )
-        ),
-      )
+
+      def continue_rows(model, batch):
+        features = self._features(batch)
+        ids = sample(model, features, key, max_length=tokens, transforms=transforms, eos=eos)
+        return (ids,)
+
+      self._write = self._continue_texts
+      self._run = context.jit(continue_rows)
     else:
       raise UserError(
         f"evaluator samples: task {context.task.name} gives a model nothing to continue and no "
@@ -89,16 +90,24 @@ class Evaluator:
     for batch in self._context.global_batches(self._texts):
       yield batch, np.flatnonzero(fetch(batch["example_index"]) >= 0)
 
-  def _filled(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
+  def _fill_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
     decode = self._context.task.vocabulary.decode
-    found = []
+    samples = []
     for batch, rows in self._rows():
-      texts = [fetch(x) for x in self._run(arrays, batch)]
+      masked_BS, original_BS, filled_BS = (fetch(x) for x in self._run(arrays, batch))
       for row in rows:
-        given, original, filled = (self._bare(ids[row].tolist()) for ids in texts)
-        made = {"input": decode(given), "target": decode(original), "prediction": decode(filled)}
-        found.append(made | {"original": made["target"], "filled": made["prediction"]})
-    return found
+        target = decode(self._without_special(original_BS[row].tolist()))
+        prediction = decode(self._without_special(filled_BS[row].tolist()))
+        samples.append(
+          {
+            "input": decode(self._without_special(masked_BS[row].tolist())),
+            "target": target,
+            "prediction": prediction,
+            "original": target,
+            "filled": prediction,
+          }
+        )
+    return samples
 
   def _fill(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return rows with masks, as they were, and as the model fills them, int32 [B, S] each."""
@@ -106,86 +115,96 @@ class Evaluator:
     original_BS = jnp.where(
       hidden_BS, batch["encoder_target_tokens"], batch["encoder_input_tokens"]
     )
-    given_BS = jnp.where(hidden_BS, self._mask, original_BS)
-    features = batch | {"encoder_input_tokens": given_BS}
+    masked_BS = jnp.where(hidden_BS, self._mask, original_BS)
+    features = batch | {"encoder_input_tokens": masked_BS}
     outputs = getattr(model, "generate", model.outputs)(features)  # ELECTRA's generator
-    guess_BK = jnp.argmax(outputs["logits"].dense(), axis=-1).astype(given_BS.dtype)
+    guess_BK = jnp.argmax(outputs["logits"].dense(), axis=-1).astype(masked_BS.dtype)
     put = jax.vmap(lambda row_S, places_K, ids_K: row_S.at[places_K].set(ids_K))
     # unused places are that of [CLS]
-    guess_BS = put(given_BS, batch["encoder_masked_positions"], guess_BK)
-    return given_BS, original_BS, jnp.where(hidden_BS, guess_BS, given_BS)
+    guess_BS = put(masked_BS, batch["encoder_masked_positions"], guess_BK)
+    return masked_BS, original_BS, jnp.where(hidden_BS, guess_BS, masked_BS)
 
-  def _bare(self, ids: Sequence[int]) -> list[int]:
-    """Return the ids without the padding, CLS and SEP around texts."""
+  def _without_special(self, ids: Sequence[int]) -> list[int]:
+    """Return the ids without padding, CLS and SEP."""
     vocabulary = self._context.task.vocabulary
-    around = {vocabulary.pad_id, *(special_id(vocabulary, name) for name in ("cls", "sep"))}
-    return [i for i in ids if i not in around and i < vocabulary.size]
+    removed = {vocabulary.pad_id, special_id(vocabulary, "cls"), special_id(vocabulary, "sep")}
+    return [i for i in ids if i not in removed and i < vocabulary.size]
 
-  def _continued(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
+  def _continue_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
     vocabulary = self._context.task.vocabulary
-    rules = self._context.rules
-    most, new = self._most
+    _, new = self._most
+    pairs = self._prompts_and_targets()
+    prompts = [[start_id(vocabulary), *prompt] for prompt, _ in pairs]
+    length = padded_length(max(map(len, prompts), default=1), None)
+
+    def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
+      tokens = np.zeros((len(numbers), length), np.int32)
+      valid = np.zeros((len(numbers), length), np.int32)
+      for row, number in enumerate(numbers):
+        ids = prompts[number]
+        tokens[row, : len(ids)] = ids
+        valid[row, : len(ids)] = 1
+      return {"tokens": tokens, "valid": valid}
+
+    outputs = run_in_batches(
+      lambda batch: self._run(arrays, batch),
+      self._context.rules,
+      self._context.batch_size,
+      [length] * len(prompts),
+      features,
+    )
+    ends = {vocabulary.eos_id, *self._context.task.end_ids}
+    samples = []
+    for (prompt, target_ids), (ids,) in zip(pairs, outputs):
+      ids = [i for i in ids.tolist() if i < vocabulary.size]
+      ids = ids[: next((n for n, i in enumerate(ids) if i in ends), len(ids))]
+      text = vocabulary.decode(prompt)
+      # decoded after the prompt, because alone they might lose a leading space
+      target = vocabulary.decode([*prompt, *target_ids])[len(text) :]
+      prediction = vocabulary.decode([*prompt, *ids])[len(text) :]
+      if len(ids) == new:
+        prediction = _whole_words(prediction)  # cut off, without an end
+      sample_texts = {"input": text, "target": _whole_words(target), "prediction": prediction}
+      samples.append(sample_texts | {"shows": "more"})
+    return samples
+
+  def _prompts_and_targets(self) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of each prompt, and those that follow it in the text."""
+    eos_id = self._context.task.vocabulary.eos_id
+    max_prompt, new = self._most
     pairs = []
     for batch, rows in self._rows():
-      targets, weights = (
-        fetch(batch[f"decoder_{name}"]) for name in ("target_tokens", "loss_weights")
-      )
+      targets = fetch(batch["decoder_target_tokens"])
+      weights = fetch(batch["decoder_loss_weights"])
       for row in rows:
         ids = targets[row][weights[row] > 0].tolist()
-        ids = ids[
-          : next((n for n, i in enumerate(ids) if i == vocabulary.eos_id and n >= _SHORTEST), None)
-        ]
-        cut = self._before_a_word(ids, min(most, len(ids) // 2))
+        ends = (n for n, i in enumerate(ids) if i == eos_id and n >= _SHORTEST)
+        ids = ids[: next(ends, len(ids))]
+        cut = self._before_a_word(ids, min(max_prompt, len(ids) // 2))
         pairs.append((ids[:cut], ids[cut : cut + new]))
-    prompts = [[start_id(vocabulary), *prompt] for prompt, _ in pairs]
-    lengths = [padded_length(max(map(len, prompts), default=1), None)] * len(prompts)
-
-    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      made = {name: np.zeros((len(chosen), length), np.int32) for name in ("tokens", "valid")}
-      for row, number in enumerate(chosen):
-        ids = prompts[number]
-        made["tokens"][row, : len(ids)], made["valid"][row, : len(ids)] = ids, 1
-      return made
-
-    drawn = run_in_batches(
-      lambda batch: self._run(arrays, batch), rules, self._context.batch_size, lengths, features
-    )
-    found = []
-    for (prompt, wanted), (ids,) in zip(pairs, drawn):
-      ids = [i for i in ids.tolist() if i < vocabulary.size]
-      ids = ids[
-        : next(
-          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._context.task.end_ids}),
-          None,
-        )
-      ]
-      ended = len(ids) < new
-      texts = [vocabulary.decode(part) for part in (prompt, [*prompt, *wanted], [*prompt, *ids])]
-      target, prediction = (text[len(texts[0]) :] for text in texts[1:])
-      target = _whole_words(target)
-      prediction = prediction if ended else _whole_words(prediction)
-      found.append({"input": texts[0], "target": target, "prediction": prediction, "shows": "more"})
-    return found
+    return pairs
 
   def _before_a_word(self, ids: Sequence[int], cut: int) -> int:
-    """Return the place nearest to `cut` at which a word begins, or `cut` if there is none."""
-    texts = [self._context.task.vocabulary.decode(ids[:place]) for place in range(len(ids) + 1)]
+    """Return the index nearest to `cut` at which a word begins, or `cut` if there is none."""
+    texts = [self._context.task.vocabulary.decode(ids[:n]) for n in range(len(ids) + 1)]
 
-    def begins(place: int) -> bool:
-      rest = texts[-1][len(texts[place]) :]
-      if not rest.strip():
+    def begins_word(n: int) -> bool:
+      following = texts[-1][len(texts[n]) :]
+      if not following.strip():
         return False
-      unspaced = segmentation.kind(rest[0]) == segmentation.Kind.UNSPACED
-      return unspaced or rest[0].isspace() or texts[place][-1:].isspace()
+      unspaced = segmentation.kind(following[0]) == segmentation.Kind.UNSPACED
+      return unspaced or following[0].isspace() or texts[n][-1:].isspace()
 
-    return min(
-      filter(begins, range(1, len(ids))), key=lambda place: abs(place - cut), default=max(cut, 1)
-    )
+    starts = filter(begins_word, range(1, len(ids)))
+    return min(starts, key=lambda n: abs(n - cut), default=max(cut, 1))
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     names = self._context.task.features
-    more = {"decoder_segment_ids", "decoder_causal_attention"} & names.keys()
-    return {"decoder_input_tokens": batch["tokens"]} | {name: batch["valid"] for name in more}
+    features = {"decoder_input_tokens": batch["tokens"]}
+    for name in ("decoder_segment_ids", "decoder_causal_attention"):
+      if name in names:
+        features[name] = batch["valid"]
+    return features
 
 
 def _whole_words(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_like.decoding import generate
+from t5x_like.decoding.generate import greedy
 from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import NonNegativeInt, PositiveInt
@@ -31,9 +31,7 @@ class Evaluator:
     self._max_examples = max_examples
     self._samples = samples
     (length,) = context.task.features["decoder_target_tokens"].shape
-    self._decode = context.jit(
-      lambda model, batch: generate.greedy(model, batch, max_length=length)
-    )
+    self._decode = context.jit(lambda model, batch: greedy(model, batch, max_length=length))
 
   def metric_names(self) -> tuple[str, ...]:
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
@@ -57,15 +55,18 @@ class Evaluator:
       for row in np.flatnonzero(batch["example_index"] >= 0):
         target = batch["decoder_target_tokens"][row].tolist()
         predicted = predicted_BT[row].tolist()
-        wanted, found = (spans_by_sentinel(ids, vocabulary) for ids in (target, predicted))
-        targets.update(wanted.values())
-        spans_right += sum(found.get(sentinel) == span for sentinel, span in wanted.items())
+        target_spans = spans_by_sentinel(target, vocabulary)
+        predicted_spans = spans_by_sentinel(predicted, vocabulary)
+        targets.update(target_spans.values())
+        spans_right += sum(
+          predicted_spans.get(sentinel) == span for sentinel, span in target_spans.items()
+        )
         sequences += 1
         sequences_right += _until_eos(target, vocabulary) == _until_eos(predicted, vocabulary)
         if len(samples) < self._samples:
           inputs = batch["encoder_input_tokens"][row].tolist()
           texts = {"input": inputs, "target": target, "prediction": predicted}
-          for name, spans in (("original", wanted), ("filled", found)):
+          for name, spans in (("original", target_spans), ("filled", predicted_spans)):
             texts[name] = [i for token in inputs for i in spans.get(token, (token,))]
           samples.append({name: vocabulary.decode(ids) for name, ids in texts.items()})
     spans = max(targets.total(), 1)

@@ -96,18 +96,18 @@ class Evaluator:
       about["spans"] += self._candidates(window, start_S, end_S)
     predictions = [self._prediction(**about) for about in questions.values()]
     gold = [about["window"]["answers"] for about in questions.values()]
-    given: list[Any] = [row["best_answer"] for row in predictions]
+    predicted: list[Any] = [row["best_answer"] for row in predictions]
     if self._language:
       gold = [(self._language, answers) for answers in gold]
     if self._unanswerable:
-      given = [(text, row["no_answer_probability"]) for text, row in zip(given, predictions)]
-    rows_NC = self._metric.compute_rows(gold, given)
-    found = self._metric.scores(rows_NC)
-    found = {name: score for name, score in found.items() if math.isfinite(score)}
+      predicted = [(row["best_answer"], row["no_answer_probability"]) for row in predictions]
+    rows_NC = self._metric.compute_rows(gold, predicted)
+    scores = self._metric.scores(rows_NC)
+    scores = {name: score for name, score in scores.items() if math.isfinite(score)}
     if self._unanswerable:
-      found |= self._metric.details(rows_NC, gold, given)
+      scores |= self._metric.details(rows_NC, gold, predicted)
     return EvalResult(
-      found | {"examples": len(gold)}, _labelled.sample_predictions(predictions), predictions
+      scores | {"examples": len(gold)}, _labelled.sample_predictions(predictions), predictions
     )
 
   def _candidates(

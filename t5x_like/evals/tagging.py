@@ -54,10 +54,10 @@ class Evaluator:
     predictions = []
     truncated = 0
     for example, (tags_S, first_S) in zip(self._examples, self._rows(arrays)):
-      held = [self._tags[tag] for tag in tags_S[first_S > 0]]
-      lost = len(example["tags"]) - len(held)
-      truncated += lost
-      given = held + [_OUTSIDE if _OUTSIDE in self._tags else ""] * lost
+      predicted = [self._tags[tag] for tag in tags_S[first_S > 0]]
+      missing = len(example["tags"]) - len(predicted)
+      truncated += missing
+      tags = predicted + [_OUTSIDE if _OUTSIDE in self._tags else ""] * missing
       row = {
         "input": " ".join(example["tokens"]),
         "tokens": example["tokens"],
@@ -65,15 +65,15 @@ class Evaluator:
       }
       predictions.append(
         _labelled.with_identifiers(
-          row | {"prediction": " ".join(given)}, example["record"], self._ids
+          row | {"prediction": " ".join(tags)}, example["record"], self._ids
         )
       )
-      predictions[-1]["tags"] = given
+      predictions[-1]["tags"] = tags
     gold = [example["tags"] for example in self._examples]
-    found = {"examples": len(gold), "truncated_words": truncated}
+    metrics = {"examples": len(gold), "truncated_words": truncated}
     for metric in self._metrics:
-      found |= metric(gold, [row["tags"] for row in predictions])
-    return EvalResult(found, _labelled.sample_predictions(predictions), predictions)
+      metrics |= metric(gold, [row["tags"] for row in predictions])
+    return EvalResult(metrics, _labelled.sample_predictions(predictions), predictions)
 
 
 def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:

@@ -60,8 +60,8 @@ class Evaluator:
       )
     self._context = context
     self._most = max_examples
-    self._names = task.classes if names is None else _read(names, len(task.classes))
-    self._tokens_CT = _rows(
+    self._names = task.classes if names is None else _read_names(names, len(task.classes))
+    self._tokens_CT = _encode_texts(
       [template.replace("{}", name) for name in self._names for template in templates],
       context.vocabulary or task.vocabulary,
       length or getattr(context.model.text.inputs.position, "length", 77),
@@ -79,11 +79,11 @@ class Evaluator:
     text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
-    found = [
+    outputs = [
       [fetch(x) for x in self._images(arrays, batch)]
       for batch in self._context.global_batches(self._most)
     ]
-    image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
     real_N = index_N >= 0
     best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[
       :, : _top_classes.TOP_K
@@ -91,13 +91,13 @@ class Evaluator:
     return _top_classes.score_top_classes(best_NK, label_N[real_N], index_N[real_N], self._names)
 
 
-def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
+def _encode_texts(texts: list[str], vocabulary, length: int) -> np.ndarray:
   from t5x_like.data.images import prompts
 
   return prompts.encode_rows(texts, vocabulary, length)
 
 
-def _read(path: str, classes: int) -> tuple[str, ...]:
+def _read_names(path: str, classes: int) -> tuple[str, ...]:
   trust.check_location("evaluator zero_shot: names", path)
   try:
     with as_path(path).open("r", encoding="utf-8") as file:

@@ -37,7 +37,7 @@ def check_memory(
   if available is None:
     return
   with run.rules.activate():
-    few, many = (
+    few_bytes, many_bytes = (
       jax.eval_shape(
         lambda model, batch, n=n: prepare_for_decoding(model).start_decoding(batch, n),
         run.model,
@@ -45,24 +45,24 @@ def check_memory(
       )
       for n in (_FEW, _MANY)
     )
-  few = _bytes(few)
-  many = _bytes(many)
-  slot = max((many - few) // (_MANY - _FEW), 1)
-  ways = run.rules.ways("batch")
-  together = -(-min(run.batch_size, rows) // ways)  # on one device
-  together *= jax.local_device_count() if jax.default_backend() == "cpu" else 1
-  fixed = max(few - slot * _FEW, 0)
-  batch = _COPIES * together * beams
-  longest = available // max(batch * slot, 1) - prompt - fixed // slot
-  answers = 4 * rows * beams  # bytes for every new token
-  longest = min(longest, max(available - rows * _ROW, 0) // max(answers, 1))
+  few_bytes = _bytes(few_bytes)
+  many_bytes = _bytes(many_bytes)
+  slot_bytes = max((many_bytes - few_bytes) // (_MANY - _FEW), 1)
+  shards = run.rules.ways("batch")
+  device_rows = -(-min(run.batch_size, rows) // shards)  # on one device
+  device_rows *= jax.local_device_count() if jax.default_backend() == "cpu" else 1
+  fixed_bytes = max(few_bytes - slot_bytes * _FEW, 0)
+  sequences = _COPIES * device_rows * beams
+  longest = available // max(sequences * slot_bytes, 1) - prompt - fixed_bytes // slot_bytes
+  answer_bytes = 4 * rows * beams  # bytes for every new token
+  longest = min(longest, max(available - rows * _ROW, 0) // max(answer_bytes, 1))
   if new_tokens > longest:
-    least = (
+    limits = (
       f"found room for {max(longest, 0):,} with {rows:,} rows, "
       f"--batch_size={run.batch_size}, --beams={beams} and"
     )
     raise UserError(
-      f"--max_new_tokens={new_tokens}: {least} {available / 1e9:.1f} GB of free memory; generate "
+      f"--max_new_tokens={new_tokens}: {limits} {available / 1e9:.1f} GB of free memory; generate "
       "fewer tokens, or use fewer samples or beams, a smaller --batch_size or shorter texts"
     )
 
@@ -70,9 +70,9 @@ def check_memory(
 def free_memory() -> int | None:
   """Return the free bytes of the first accelerator, or of a host without one; None if the system
   does not tell."""
-  found = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
-  if found and "bytes_limit" in found:
-    return found["bytes_limit"] - found.get("bytes_in_use", 0)
+  stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+  if stats and "bytes_limit" in stats:
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
   if jax.default_backend() != "cpu":
     return None
   free = [_available(), _within_group()]

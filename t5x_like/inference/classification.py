@@ -93,9 +93,11 @@ class TextClassification:
     arguments = slots.defaults(slots.find("config.task.name", TASK_NAME, tasks, "task")) | dict(
       task
     )
-    if others := [name for name in flags if name != "top_k"]:
+    unknown_flags = [name for name in flags if name != "top_k"]
+    if unknown_flags:
       raise UserError(
-        f"--{others[0]}={flags[others[0]]}: the model classifies texts and generates nothing; of "
+        f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model classifies texts and "
+        "generates nothing; of "
         "these flags it takes --top_k, the number of labels to give"
       )
     top_k = flags.get("top_k", _SHOWN)

@@ -47,8 +47,8 @@ class Embedding:
   def rows(self, run: Runner, ids: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the embeddings of encoded texts, float32 [N, D]."""
     padded = lambda length: padded_length(length, self.longest) if self.dense else self.longest  # noqa: E731
-    return np.stack([row for (row,) in run(self._pooled, ids, {}, padded)])
+    return np.stack([row for (row,) in run(self._pool, ids, {}, padded)])
 
-  def _pooled(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  def _pool(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
     features = {"encoder_input_tokens": batch["tokens"], "encoder_segment_ids": batch["valid"]}
     return (_embeddings.pool(model, features, self.pooling),)

@@ -19,9 +19,11 @@ from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 def check_options(flags: dict[str, Any]) -> dict[str, Any]:
   """Return the flags; raise UserError, naming a flag that mask filling does not take."""
-  if other := [name for name in flags if name != "top_k"]:
+  unknown_flags = [name for name in flags if name != "top_k"]
+  if unknown_flags:
     raise UserError(
-      f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates "
+      f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model is an encoder, which "
+      "fills masks and generates "
       "nothing; of these flags it takes --top_k, the candidates for each mask"
     )
   return flags
@@ -42,7 +44,7 @@ class MaskFilling:
   def __init__(self, model, vocabulary, features: dict[str, list[int]], *, top_k: int = 5):
     if top_k < 1:
       raise UserError(f"--top_k={top_k}: expected at least 1")
-    _masked_lm(model)
+    _find_masked_lm(model)
     self.vocabulary = vocabulary
     self.features = features
     self.mask_id = special_id(vocabulary, "mask")
@@ -85,13 +87,13 @@ class MaskFilling:
     `probability`. `filled` is the text with its masks replaced by the likeliest candidates.
     Probabilities are over all ids of the model; special ids are not candidates.
     """
-    places = [[place for place, i in enumerate(row) if i == self.mask_id] for row in ids]
-    most = 1 << (max(map(len, places)) - 1).bit_length()
-    places_nK = np.array([row + [0] * (most - len(row)) for row in places], np.int32)
-    results = run(self._candidates, ids, {"places": places_nK}, self._padded)
-    return [self._answer(*each) for each in zip(texts, ids, places, results)]
+    positions = [[position for position, i in enumerate(row) if i == self.mask_id] for row in ids]
+    max_masks = 1 << (max(map(len, positions)) - 1).bit_length()
+    places_nK = np.array([row + [0] * (max_masks - len(row)) for row in positions], np.int32)
+    results = run(self._candidates, ids, {"places": places_nK}, self._pad_length)
+    return [self._answer(*each) for each in zip(texts, ids, positions, results)]
 
-  def _padded(self, length: int) -> int:
+  def _pad_length(self, length: int) -> int:
     """Pad to few lengths, or to the trained length for sparse cores, which need a minimum length or
     that length."""
     (longest,) = self.features["encoder_input_tokens"]
@@ -103,15 +105,15 @@ class MaskFilling:
     features = {"encoder_input_tokens": tokens_BS, "encoder_masked_positions": batch["places"]}
     if "encoder_segment_ids" in self.features:
       features["encoder_segment_ids"] = batch["valid"]
-    p_BKV = jax.nn.softmax(_masked_lm(model)(features)["logits"].dense(), axis=-1)
+    p_BKV = jax.nn.softmax(_find_masked_lm(model)(features)["logits"].dense(), axis=-1)
     # A sort stays sharded by rows; a `top_k` would gather all rows on every device.
     ids_BKC = jnp.argsort(jnp.where(self.ordinary, -p_BKV, 1.0), axis=-1)[..., : self.top_k]
     return ids_BKC.astype(jnp.int32), jnp.take_along_axis(p_BKV, ids_BKC, axis=-1)
 
-  def _answer(self, text: str, ids: Sequence[int], places: list[int], found) -> dict[str, Any]:
-    ids_KC, p_KC = (x[: len(places)].tolist() for x in found)
+  def _answer(self, text: str, ids: Sequence[int], positions: list[int], outputs) -> dict[str, Any]:
+    ids_KC, p_KC = (x[: len(positions)].tolist() for x in outputs)
     filled = np.array(ids)
-    filled[places] = [candidates[0] for candidates in ids_KC]
+    filled[positions] = [candidates[0] for candidates in ids_KC]
     return {
       "input": text,
       "predictions": [
@@ -128,7 +130,7 @@ class MaskFilling:
     }
 
 
-def _masked_lm(model) -> Callable:
+def _find_masked_lm(model) -> Callable:
   """Return the function that computes logits at masked positions: the model, ELECTRA's generator,
   or XLNet's queries.
 

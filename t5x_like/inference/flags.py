@@ -55,9 +55,9 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 def build_flags(names: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
   """Return the flags of `GENERATION_FLAGS` with these names; flags of text may be repeated."""
-  told = {name: (kind, text) for name, kind, text in GENERATION_FLAGS}
+  flags_by_name = {name: (kind, text) for name, kind, text in GENERATION_FLAGS}
   actions = {str: {"action": "append"}}
   return [
     (f"--{name}", {"type": kind, "metavar": _METAVARS[kind], "help": text} | actions.get(kind, {}))
-    for name, (kind, text) in ((name, told[name]) for name in names)
+    for name, (kind, text) in ((name, flags_by_name[name]) for name in names)
   ]

@@ -95,23 +95,21 @@ class Generation:
       prompt=self.prompt_cache_slots(longest),
       new_tokens=self.new_tokens,
     )
-    numbers = np.stack(
-      np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1
-    ).reshape(-1, 2)
-    repeated = [ids[text] for text, _ in numbers]
+    text_numbers = np.repeat(np.arange(len(ids)), copies)
+    copy_numbers = np.tile(np.arange(copies), len(ids))
+    numbers = np.stack([text_numbers, copy_numbers], axis=-1).astype(np.uint32)
+    repeated = [ids[text] for text in text_numbers]
     results = run.transform(prepare_for_decoding)(
-      self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.pad_length
+      self._decode, repeated, {"numbers": numbers}, self.pad_length
     )
     answers = []
     for number, text in enumerate(texts):
-      found = results[number * copies : (number + 1) * copies]
-      pairs = [
-        (tokens, score)
-        for t, s in found
-        for tokens, score in zip(t.tolist(), s.tolist())
-        if score > -np.inf
-      ]
-      answers.append(self._answer(text, ids[number], pairs))
+      sequences = []
+      for tokens_KT, score_K in results[number * copies : (number + 1) * copies]:
+        for tokens, score in zip(tokens_KT.tolist(), score_K.tolist()):
+          if score > -np.inf:
+            sequences.append((tokens, score))
+      answers.append(self._answer(text, ids[number], sequences))
     return answers
 
   def _decode(self, model, batch: Batch):
@@ -125,37 +123,45 @@ class Generation:
 
   def add_constraints(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return transforms with the bans of `banned` before them and the tokens of `forced` behind."""
-    bans = [BannedWords(tuple(sorted(self.banned)))] if self.banned else []
-    return (
-      *bans,
-      *transforms,
-      *(make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None),
-    )
+    constrained = list(transforms)
+    if self.banned:
+      constrained.insert(0, BannedWords(tuple(sorted(self.banned))))
+    bos, eos = self.forced
+    if bos is not None:
+      constrained.append(ForcedBos(bos))
+    if eos is not None:
+      constrained.append(ForcedEos(eos))
+    return tuple(constrained)
 
   def _answer(
-    self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]
+    self, text: str, prompt: Sequence[int], sequences: list[tuple[list[int], float]]
   ) -> dict[str, Any]:
-    predictions = [
-      self.stops.cut(self.decode_answer(prompt, self._until_end(tokens))) for tokens, _ in found
-    ]
-    scores = [round(score, 4) for _, score in found]
-    filled = (
-      [fill(text, prediction) for prediction in predictions] if self.has_blanks(text) else None
-    )
-    if self.strategy.predictions == 1:
-      answer = {"input": text, "prediction": predictions[0], "score": scores[0]}
-      return answer if filled is None else answer | {"filled": filled[0]}
-    answer = {"input": text, "predictions": predictions, "scores": scores}
-    return answer if filled is None else answer | {"filled": filled}
+    predictions = []
+    for tokens, _ in sequences:
+      answer_text = self.decode_answer(prompt, self._until_end(tokens))
+      predictions.append(self.stops.cut(answer_text))
+    scores = [round(score, 4) for _, score in sequences]
+    answer: dict[str, Any] = {"input": text, "predictions": predictions, "scores": scores}
+    if self.has_blanks(text):
+      answer["filled"] = [fill(text, prediction) for prediction in predictions]
+    if self.strategy.predictions > 1:
+      return answer
+    answer = {"input": text, "prediction": predictions[0], "score": scores[0]}
+    if self.has_blanks(text):
+      answer["filled"] = fill(text, predictions[0])
+    return answer
 
   def _until_end(self, ids: list[int]) -> list[int]:
     """Return the ids before the end token, or through the one that completes a string of `stops`.
 
     Ids unknown to the vocabulary are left out: token tables may have more rows.
     """
-    ids = ids[: next((place for place, i in enumerate(ids) if i in self.ends), len(ids))]
+    end = next((n for n, i in enumerate(ids) if i in self.ends), len(ids))
+    ids = ids[:end]
     stop = self.stops.on_device(self.vocabulary)
-    return [i for i in (stop.through_stop(ids) if stop else ids) if i < self.vocabulary.size]
+    if stop:
+      ids = stop.through_stop(ids)
+    return [i for i in ids if i < self.vocabulary.size]
 
   def check_new_tokens(self, length: int, what: str) -> None:
     """Raise UserError if the model lacks positions for the new tokens after `length` tokens,
@@ -198,8 +204,8 @@ class TextToText(Generation):
       ]
       if len(ids) > longest:
         raise UserError(
-          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens, expected at most {longest}, "
-          "the length the model was trained with; shorten or split it"
+          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens, expected at most "
+          f"{longest}, the length the model was trained with; shorten or split it"
         )
       rows.append(ids)
     return rows
@@ -249,9 +255,9 @@ class Continuation(Generation):
     for number, text in enumerate(texts):
       ids = self.prepend_start(self.prompt(text))
       # The model never reads the last generated token, so it needs no position.
-      own = len(ids) - len(self.around[0])
+      text_length = len(ids) - len(self.around[0])
       self.check_new_tokens(
-        len(ids) - 1, f"{origin}: {describe_text(text, number)} has {own} tokens, "
+        len(ids) - 1, f"{origin}: {describe_text(text, number)} has {text_length} tokens, "
       )
       longest = max(longest, len(ids))
       rows.append(ids)
@@ -302,8 +308,12 @@ class Continuation(Generation):
     special = self.vocabulary.special_ids
     before, after = ([i for i in part if i not in special] for part in (prompt, ids))
     start = self.vocabulary.decode(before)
-    whole = self.vocabulary.decode(before + after)
-    return whole.removeprefix(start) if whole.startswith(start) else self.vocabulary.decode(after)
+    full_text = self.vocabulary.decode(before + after)
+    return (
+      full_text.removeprefix(start)
+      if full_text.startswith(start)
+      else self.vocabulary.decode(after)
+    )
 
   def has_blanks(self, text: str) -> bool:
     return False

@@ -42,16 +42,16 @@ class TextChoice(ImageClassification):
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
     @jax.jit
-    def embedded(arrays, batch):
+    def embed(arrays, batch):
       with run.rules.activate():
         return (params.with_arrays(run.model, arrays).embed_texts(batch)[0],)
 
     C, T = self._tokens_CT.shape
-    rows = lambda chosen, _: {"text_input_tokens": self._tokens_CT[chosen]}  # noqa: E731
-    found = run_in_batches(
-      lambda batch: embedded(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows
+    rows = lambda numbers, _: {"text_input_tokens": self._tokens_CT[numbers]}  # noqa: E731
+    outputs = run_in_batches(
+      lambda batch: embed(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows
     )
-    self._texts_CP = np.stack([text_P for (text_P,) in found])
+    self._texts_CP = np.stack([text_P for (text_P,) in outputs])
     return super().__call__(run, paths)
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:

@@ -29,17 +29,17 @@ def list_images(path: str) -> list[str]:
   """
   folder = as_path(path)
   if folder.is_dir():
-    found = [
+    files = [
       str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")
     ]
   else:
-    found = [file for file in globs.find_matches(path) if globs.file_kind(file) == "file"]
-  if not found:
+    files = [file for file in globs.find_matches(path) if globs.file_kind(file) == "file"]
+  if not files:
     raise UserError(
       f"--input={path}: found no file, expected an image, a folder of images, or a pattern such "
       "as '*.jpg'"
     )
-  return sorted(found)
+  return sorted(files)
 
 
 def summarize_skipped(answers: Sequence[dict[str, Any]], of: str = "files") -> str:
@@ -99,9 +99,8 @@ class _ImagePredictor:
         lambda batch: compute(run.arrays, batch), run.rules, run.batch_size, lengths, features
       )
     if len(skipped) == len(paths):
-      raise UserError(
-        f"--input: found no image; {summarize_skipped([{'error': reason} for reason in skipped.values()])}"
-      )
+      summary = summarize_skipped([{"error": reason} for reason in skipped.values()])
+      raise UserError(f"--input: found no image; {summary}")
     return [
       {"input": path}
       | ({"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n]))
@@ -161,14 +160,14 @@ class ImageClassification(_ImagePredictor):
   def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
     """Return `prediction`, its `probability`, and `predictions`, the likeliest classes with their
     probabilities."""
-    found = [
+    predictions = [
       {"label": self.names[n], "probability": float(f"{p:.6g}")}
       for n, p in zip(best_K.tolist(), p_K.tolist())
     ]
     return {
-      "prediction": found[0]["label"],
-      "probability": found[0]["probability"],
-      "predictions": found,
+      "prediction": predictions[0]["label"],
+      "probability": predictions[0]["probability"],
+      "predictions": predictions,
     }
 
 
@@ -211,9 +210,11 @@ class ObjectDetection(_ImagePredictor):
 def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
   """Return `--top_k`, the only flag of generation that applies to images; raise UserError for
   others."""
-  if other := [name for name in flags if name != "top_k"]:
+  unknown_flags = [name for name in flags if name != "top_k"]
+  if unknown_flags:
     raise UserError(
-      f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it "
+      f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model {does} and generates nothing; "
+      "of these flags it "
       f"takes --top_k, the number of {what} to give"
     )
   if "top_k" in flags and flags["top_k"] < 1:

@@ -99,13 +99,13 @@ class Likelihood:
     stride = min(stride or size, size)
     text = [start, *ids]
     pairs = []
-    place = 1
-    while place < len(text):
-      past = min(len(text), place + (size if place == 1 else stride))
-      first = max(0, past - size - 1)
-      pairs.append((text[min(first, place - 1) : place], text[place:past]))
-      place = past
-    return sum(one.log_probability for one in self(pairs))
+    start = 1
+    while start < len(text):
+      end = min(len(text), start + (size if start == 1 else stride))
+      context_start = max(0, end - size - 1)
+      pairs.append((text[min(context_start, start - 1) : start], text[start:end]))
+      start = end
+    return sum(score.log_probability for score in self(pairs))
 
   def _of_rows(self, pairs) -> list[ContinuationScore]:
     rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
@@ -119,11 +119,11 @@ class Likelihood:
 
     # Padding to a bucket costs little, and keeps few shapes for contexts of any length.
     ids = [row[:-1] for row in rows]
-    found = self._run(self._row, ids, extras, lambda length: padded_length(length, self.longest))
+    outputs = self._run(self._row, ids, extras, lambda length: padded_length(length, self.longest))
     cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
     return [
       ContinuationScore(float(total), bool(greedy), lost)
-      for (total, greedy), lost in zip(found, cut)
+      for (total, greedy), lost in zip(outputs, cut)
     ]
 
   def _row(self, model, batch) -> tuple[jax.Array, jax.Array]:
@@ -149,13 +149,13 @@ class Likelihood:
 
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    found = self._run(
+    outputs = self._run(
       self._target, contexts, extras, lambda length: padded_length(length, self.longest)
     )
     cut = [len(context) > self.longest for context, _ in pairs]
     return [
       ContinuationScore(float(total), bool(greedy), lost)
-      for (total, greedy), lost in zip(found, cut)
+      for (total, greedy), lost in zip(outputs, cut)
     ]
 
   def _target(self, model, batch) -> tuple[jax.Array, jax.Array]:

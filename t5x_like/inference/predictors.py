@@ -33,20 +33,24 @@ def build_predictor(
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.check_options(flags))
   new_tokens = flags.pop("max_new_tokens", None)
-  ended = as_strings(flags.pop("stop", ()))
-  banned = as_strings(flags.pop("banned_words", ()))
-  if not all(banned):
+  stop_strings = as_strings(flags.pop("stop", ()))
+  banned_texts = as_strings(flags.pop("banned_words", ()))
+  if not all(banned_texts):
     raise UserError("--banned_words: found an empty string, expected text that no prediction has")
-  given = model, vocabulary, features, strategies.choose_strategy(**flags), new_tokens
+  arguments = model, vocabulary, features, strategies.choose_strategy(**flags), new_tokens
   if "encoder_input_tokens" in features:
-    made: generation.Generation = generation.TextToText(*given)
+    predictor: generation.Generation = generation.TextToText(*arguments)
   else:
-    made = (
-      generation.Continuation(*given) if template is None else generation.Answer(*given, template)
+    predictor = (
+      generation.Continuation(*arguments)
+      if template is None
+      else generation.Answer(*arguments, template)
     )
-  made.stops = Stops(ended)
-  answers = vocabulary.for_targets() if "encoder_input_tokens" in features else vocabulary
-  made.banned = {
-    tuple(map(int, answers.encode(text))) for word in banned for text in (word, f" {word}")
+  predictor.stops = Stops(stop_strings)
+  target_vocabulary = vocabulary.for_targets() if "encoder_input_tokens" in features else vocabulary
+  predictor.banned = {
+    tuple(map(int, target_vocabulary.encode(text)))
+    for banned_text in banned_texts
+    for text in (banned_text, f" {banned_text}")
   }
-  return made
+  return predictor

@@ -43,7 +43,7 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
 }
 _SHARES = ("accuracy", "accuracy_norm", "exact_match")
 _LIKELIEST = ("accuracy", "accuracy_norm", "examples", "truncated")
-METRICS = {  # of each kind
+METRICS_OF_KIND = {  # of each kind
   **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
   "words": ("accuracy", "perplexity", "examples", "truncated"),
   "answers": ("exact_match", "examples", "truncated", "empty", "unfinished"),
@@ -77,7 +77,7 @@ class Questions:
   wheres: list[str]
 
 
-def files(patterns: Sequence[str]) -> dict[str, str]:
+def find_files(patterns: Sequence[str]) -> dict[str, str]:
   """List the files of patterns by the first part of their names; raise UserError if none match or
   names collide."""
   found: dict[str, str] = {}
@@ -95,7 +95,7 @@ def files(patterns: Sequence[str]) -> dict[str, str]:
   return found
 
 
-def read(path: str) -> Questions:
+def read_questions(path: str) -> Questions:
   """Read the questions of a file of JSON lines, plain or compressed.
 
   Raises:
@@ -142,7 +142,7 @@ def _check(where: str, row: Record, kind: str) -> None:
         f"{where}: found {len(options)} choices, expected at most {len(LETTERS)}, "
         "one for each letter"
       )
-    if not options or not all(isinstance(one, str) for one in options):
+    if not options or not all(isinstance(example, str) for example in options):
       raise UserError(f"{where}: found the choices {options!r}, expected at least one, all strings")
     right = LETTERS[: len(options)] if kind == "letters" else range(len(options))
     answer = row["answer" if kind == "letters" else "gold"]
@@ -209,7 +209,7 @@ class Options:
   template: str | None = None
 
 
-def lettered(
+def build_letter_prompts(
   questions: Questions, examples: Questions, options: Options
 ) -> list[tuple[str, list[tuple[str, str]], int]]:
   """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after
@@ -238,33 +238,41 @@ def lettered(
       f"{questions.path}: all rows are of the split dev, expected questions of another"
     )
 
-  def shown(row: Record) -> str:
-    listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
-    return f"{row['question'].strip()}{listed}\nAnswer:"
+  def format_example(row: Record) -> str:
+    choices_text = "".join(
+      f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"])
+    )
+    return f"{row['question'].strip()}{choices_text}\nAnswer:"
 
   asked = []
   for where, row in rows[: options.limit]:
     subject = row.get("subject")
-    own = _prompt(row)
-    others = (
-      [example for prompt, example in by_subject[subject] if prompt != own] if options.shots else []
+    own_prompt = _prompt(row)
+    candidates = (
+      [example for prompt, example in by_subject[subject] if prompt != own_prompt]
+      if options.shots
+      else []
     )
-    if len(others) < options.shots:
-      count = "1 example" if len(others) == 1 else f"{len(others) or 'no'} examples"
+    if len(candidates) < options.shots:
+      count = "1 example" if len(candidates) == 1 else f"{len(candidates) or 'no'} examples"
       raise UserError(
         f"{where}: found {count} of the split dev and the subject {subject!r} beside the question "
         f"in {examples.path}, expected {options.shots}; ask with fewer shots, or give a file of "
         "examples"
       )
-    about = str(subject).replace("_", " ")
+    subject_text = str(subject).replace("_", " ")
     header = (
-      f"The following are multiple choice questions (with answers) about {about}.\n\n"
+      f"The following are multiple choice questions (with answers) about {subject_text}.\n\n"
       if subject
       else ""
     )
-    before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in others[: options.shots])
+    before = "".join(
+      f"{format_example(example)} {example['answer']}\n\n"
+      for example in candidates[: options.shots]
+    )
     pairs = [
-      (header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]
+      (header + before + format_example(row), f" {letter}")
+      for letter in LETTERS[: len(row["choices"])]
     ]
     asked.append((where, pairs, LETTERS.index(row["answer"])))
   return asked
@@ -283,13 +291,13 @@ def describe_template(opened: Any, template: str | None) -> str:
   has."""
   if template is not None:
     return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
-  own = opened.chat_template()
+  own_prompt = opened.chat_template()
   return "questions: asked as plain texts" + (
-    f"; --template={own} asks by its chat template" if own else ""
+    f"; --template={own_prompt} asks by its chat template" if own_prompt else ""
   )
 
 
-def intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
+def confidence_intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
   """Return the 95 % interval of each share among the scores of a file, by its name."""
   return {
     name: resampling.wilson(scores[name], int(scores["examples"]))
@@ -298,9 +306,9 @@ def intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
   }
 
 
-def line(scores: dict[str, float]) -> str:
+def format_scores(scores: dict[str, float]) -> str:
   """Format the scores of a file, shares with their intervals."""
-  around = intervals(scores)
+  around = confidence_intervals(scores)
   parts = []
   for name, value in scores.items():
     part = f"{name} {value:,.4g}"
@@ -363,12 +371,12 @@ class Asker:
   def check(self, questions: Questions) -> None:
     """Raise UserError if a file lacks examples for its questions, before it is asked."""
     if questions.kind == "letters":
-      lettered(questions, self._examples or questions, self._options)
+      build_letter_prompts(questions, self._examples or questions, self._options)
     elif questions.kind != "texts":
-      self._asked(questions, lambda row: "")
+      self._with_examples(questions, lambda row: "")
 
-  def _asked(
-    self, questions: Questions, shown: Callable[[Record], str]
+  def _with_examples(
+    self, questions: Questions, format_example: Callable[[Record], str]
   ) -> list[tuple[str, Record, str]]:
     """Return for each question its place, its row, and its prefix of `shots` other rows with
     answers.
@@ -379,25 +387,33 @@ class Asker:
     options = self._options
     examples = self._examples or questions
     pool = [(_prompt(row), row) for row in examples.rows]
-    out = []
+    rows_with_examples = []
     for number, row in enumerate(questions.rows[: options.limit]):
       rng = random.Random(options.seed * 1_000_003 + number)
-      own = _prompt(row)
-      others = [example for prompt, example in pool if prompt != own] if options.shots else []
-      if len(others) < options.shots:
+      own_prompt = _prompt(row)
+      candidates = (
+        [example for prompt, example in pool if prompt != own_prompt] if options.shots else []
+      )
+      if len(candidates) < options.shots:
         raise UserError(
-          f"{questions.wheres[number]}: found {len(others)} other questions in {examples.path}, "
-          f"expected {options.shots} for the examples before it; ask with fewer shots, or give a "
-          "file of examples"
+          f"{questions.wheres[number]}: found {len(candidates)} other questions in "
+          f"{examples.path}, expected {options.shots} for the examples before it; ask with "
+          "fewer shots, or give a file of examples"
         )
-      chosen = rng.sample(others, options.shots)
-      out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
-    return out
+      chosen = rng.sample(candidates, options.shots)
+      rows_with_examples.append(
+        (
+          questions.wheres[number],
+          row,
+          "".join(f"{format_example(example)}\n\n" for example in chosen),
+        )
+      )
+    return rows_with_examples
 
   def _choices(self, questions: Questions) -> dict[str, float]:
     join = lambda query, choice: query + ("" if query[-1:].isspace() else " ") + choice  # noqa: E731
     asked = []
-    for where, row, before in self._asked(
+    for where, row, before in self._with_examples(
       questions, lambda row: join(row["query"], row["choices"][row["gold"]])
     ):
       query = row["query"] if row["query"].endswith("\n") else row["query"].rstrip(" ")
@@ -405,13 +421,13 @@ class Asker:
       asked.append(
         (where, [(before + query, f"{space}{choice}") for choice in row["choices"]], row["gold"])
       )
-    return self._likeliest(asked)
+    return self._score_choices(asked)
 
   def _schema(self, questions: Questions) -> dict[str, float]:
-    asked = self._asked(
+    asked = self._with_examples(
       questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}"
     )
-    return self._likeliest(
+    return self._score_choices(
       (
         where,
         [(before + option, f" {row['continuation']}") for option in row["context_options"]],
@@ -421,7 +437,9 @@ class Asker:
     )
 
   def _letters(self, questions: Questions) -> dict[str, float]:
-    return self._likeliest(lettered(questions, self._examples or questions, self._options))
+    return self._score_choices(
+      build_letter_prompts(questions, self._examples or questions, self._options)
+    )
 
   def _likelihoods(
     self, asked: Iterable[tuple[str, list[tuple[str, str]]]]
@@ -429,47 +447,47 @@ class Asker:
     """Score the (context, continuation) pairs of each question, which has a place."""
     pairs = []
     counts = []
-    most = self._prompts.likelihood.longest_answer
+    max_length = self._prompts.likelihood.longest_answer
     for where, texts in asked:
       counts.append(len(texts))
       pairs += [self._prompts.encode_pair(*text) for text in texts]
       longest = max(len(answer) for _, answer in pairs[-len(texts) :])
-      if most is not None and longest > most:
+      if max_length is not None and longest > max_length:
         raise UserError(
-          f"{where}: an answer has {longest} tokens, expected at most {most}, as many as the "
+          f"{where}: an answer has {longest} tokens, expected at most {max_length}, as many as the "
           "model reads; leave the row out or ask a model that reads more"
         )
-    found = iter(self._prompts.likelihood(pairs))
-    return [list(itertools.islice(found, count)) for count in counts]
+    scores = iter(self._prompts.likelihood(pairs))
+    return [list(itertools.islice(scores, count)) for count in counts]
 
-  def _likeliest(
+  def _score_choices(
     self, questions: Iterable[tuple[str, list[tuple[str, str]], int]]
   ) -> dict[str, float]:
     """Score choices by likelihood; a question has a place, pairs and the index of the right one."""
     asked = list(questions)
-    found = self._likelihoods((where, pairs) for where, pairs, _ in asked)
+    scores_of_questions = self._likelihoods((where, pairs) for where, pairs, _ in asked)
     hits = hits_norm = truncated = 0
-    for (_, pairs, gold), part in zip(asked, found):
-      scores = [one.log_probability for one in part]
+    for (_, pairs, gold), part in zip(asked, scores_of_questions):
+      scores = [choice.log_probability for choice in part]
       norms = [score / max(len(text.lstrip(" ")), 1) for score, (_, text) in zip(scores, pairs)]
       hits += scores.index(max(scores)) == gold
       hits_norm += norms.index(max(norms)) == gold
-      truncated += any(one.truncated for one in part)
+      truncated += any(choice.truncated for choice in part)
     share = 100.0 / len(asked)
     counts = {"examples": len(asked), "truncated": truncated}
     return {"accuracy": hits * share, "accuracy_norm": hits_norm * share} | counts
 
   def _words(self, questions: Questions) -> dict[str, float]:
-    asked = self._asked(questions, lambda row: f"{row['context']} {row['continuation']}")
+    asked = self._with_examples(questions, lambda row: f"{row['context']} {row['continuation']}")
     pairs = (
       (where, [(before + row["context"].rstrip(), f" {row['continuation'].strip()}")])
       for where, row, before in asked
     )
-    found = [one for (one,) in self._likelihoods(pairs)]
-    mean = -sum(one.log_probability for one in found) / len(found)
-    share = 100.0 * sum(one.greedy for one in found) / len(found)
-    scores = {"accuracy": share, "perplexity": math.exp(min(mean, 700.0)), "examples": len(found)}
-    return scores | {"truncated": sum(one.truncated for one in found)}
+    words = [word for (word,) in self._likelihoods(pairs)]
+    mean = -sum(word.log_probability for word in words) / len(words)
+    share = 100.0 * sum(word.greedy for word in words) / len(words)
+    scores = {"accuracy": share, "perplexity": math.exp(min(mean, 700.0)), "examples": len(words)}
+    return scores | {"truncated": sum(word.truncated for word in words)}
 
   def _answers(self, questions: Questions) -> dict[str, float]:
     """Generate answers; judge texts up to the end of the line, numbers up to the end of the
@@ -483,7 +501,7 @@ class Asker:
     answers = [right_texts(where, row) for where, row in zip(questions.wheres[:limit], rows)]
     numbers = [_right_numbers(row, texts) for row, texts in zip(rows, answers)]
 
-    def shown(row: Record) -> str:
+    def format_example(row: Record) -> str:
       answer = reference_texts(row["answer"])[0]
       if "chain_of_thought" in row and _right_numbers(row, [answer]):
         answer = f"{row['chain_of_thought']} #### {answer}"
@@ -491,7 +509,7 @@ class Asker:
 
     contexts = [
       self._prompts.encode(before + row["context"])
-      for _, row, before in self._asked(questions, shown)
+      for _, row, before in self._with_examples(questions, format_example)
     ]
     texts, truncated, unfinished = self._prompts.generate(contexts, self._new_tokens(rows))
     right = cut = 0

@@ -47,7 +47,7 @@ class Retrieved:
     self._k = self._shapes["passage_tokens"][0] - 1
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
     self._answered = functools.partial(answer_from_passages, new_tokens=new)
-    self._made: tuple | None = None
+    self._functions: tuple | None = None
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
     """Encode each question, up to EOS; raise UserError for one that is empty or longer than in
@@ -57,8 +57,8 @@ class Retrieved:
       ids = [*map(int, self.vocabulary.encode(text)), self.vocabulary.eos_id]
       if not 1 < len(ids) <= longest:
         raise UserError(
-          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens with its end, expected 2 to "
-          f"{longest}, the length the model was trained with; shorten it"
+          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens with its end, "
+          f"expected 2 to {longest}, the length the model was trained with; shorten it"
         )
       rows.append(ids)
     return rows
@@ -66,20 +66,20 @@ class Retrieved:
   def __call__(self, run: Runner, ids: Rows, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return an answer for each text: `input`, `prediction`, `probability` and `passages`, the
     nearest first."""
-    fill, answer = self._made or self._opened(run)
-    self._made = fill, answer
+    fill, answer = self._functions or self._prepare(run)
+    self._functions = fill, answer
     (Q,), passages = self._shapes["encoder_input_tokens"], self._task.passages
 
-    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      shapes = {name: (len(chosen), *shape) for name, shape in self._shapes.items()}
-      made = {
+    def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
+      shapes = {name: (len(numbers), *shape) for name, shape in self._shapes.items()}
+      batch = {
         name: np.full(shape, self.vocabulary.pad_id, np.int32) for name, shape in shapes.items()
       }
-      for row, number in enumerate(chosen):
-        made["encoder_input_tokens"][row, : len(ids[number])] = ids[number]
-      return made | {"own_passage": np.full(len(chosen), -1, np.int32)}
+      for row, number in enumerate(numbers):
+        batch["encoder_input_tokens"][row, : len(ids[number])] = ids[number]
+      return batch | {"own_passage": np.full(len(numbers), -1, np.int32)}
 
-    def found(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    def answer_batch(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
       batch = fill(batch)
       return *answer({name: batch[name] for name in self._shapes}), *(
         [batch["passages"]] if self._k else []
@@ -87,16 +87,21 @@ class Retrieved:
 
     answers = []
     for text, (tokens_ZN, log_p_Z, *numbers) in zip(
-      texts, run_in_batches(found, run.rules, run.batch_size, [Q] * len(ids), features)
+      texts, run_in_batches(answer_batch, run.rules, run.batch_size, [Q] * len(ids), features)
     ):
-      best, probability = most_probable_answer(self.vocabulary, tokens_ZN, log_p_Z)
-      read = passages.texts(numbers[0]) if numbers else []
+      prediction, probability = most_probable_answer(self.vocabulary, tokens_ZN, log_p_Z)
+      passage_texts = passages.texts(numbers[0]) if numbers else []
       answers.append(
-        {"input": text, "prediction": best, "probability": round(probability, 4), "passages": read}
+        {
+          "input": text,
+          "prediction": prediction,
+          "probability": round(probability, 4),
+          "passages": passage_texts,
+        }
       )
     return answers
 
-  def _opened(self, run: Runner) -> tuple:
+  def _prepare(self, run: Runner) -> tuple:
     """Return (batch -> batch with its passages, batch -> answers from each), with an index of all
     passages."""
 
@@ -107,7 +112,8 @@ class Retrieved:
 
     fill = lambda batch: batch  # noqa: E731
     if self._k:
-      given = run.model, run.rules, self._task.passages, run.batch_size * (1 + self._k)
-      held = open_search(self._search, *given)
-      fill = functools.partial(held.add_nearest, run.arrays, build_index(held, run.arrays))
+      passages = self._task.passages
+      embed_batch = run.batch_size * (1 + self._k)
+      search = open_search(self._search, run.model, run.rules, passages, embed_batch)
+      fill = functools.partial(search.add_nearest, run.arrays, build_index(search, run.arrays))
     return fill, functools.partial(answer, run.arrays)

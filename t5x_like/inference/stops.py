@@ -26,19 +26,21 @@ class Stops:
   def cut(self, text: str) -> str:
     """Return the text before the string that is complete first; if several are complete at once,
     before the longest."""
-    found = [(at + len(one), at) for one in self.strings if (at := text.find(one)) >= 0]
+    found = [
+      (start + len(string), start) for string in self.strings if (start := text.find(string)) >= 0
+    ]
     return text[: min(found)[1]] if found else text
 
   def stable_prefix(self, text: str) -> str:
     """Return the part of a growing text, without a string so far, that `cut` keeps whatever
     follows."""
-    begun = (
+    prefix_lengths = (
       n
-      for one in self.strings
-      for n in range(min(len(one) - 1, len(text)), 0, -1)
-      if text.endswith(one[:n])
+      for string in self.strings
+      for n in range(min(len(string) - 1, len(text)), 0, -1)
+      if text.endswith(string[:n])
     )
-    return text[: len(text) - max(begun, default=0)]
+    return text[: len(text) - max(prefix_lengths, default=0)]
 
   def on_device(self, vocabulary: Vocabulary) -> StopStrings | None:
     """Return the test that ends rows at these strings; None if there are none."""
@@ -50,7 +52,7 @@ NO_STOPS = Stops()
 
 @functools.lru_cache(8)
 def _on_device(strings: tuple[str, ...], vocabulary: Vocabulary) -> StopStrings:
-  return StopStrings([one.encode() for one in strings], token_bytes(vocabulary))
+  return StopStrings([string.encode() for string in strings], token_bytes(vocabulary))
 
 
 @functools.lru_cache(2)
@@ -78,9 +80,11 @@ def _raw(piece: str, text: str) -> bytes:
   GPT-2's."""
   if byte := _BYTE.fullmatch(piece):
     return bytes([int(byte[1], 16)])
-  known = _byte_level()
+  byte_of = _byte_level()
   return (
-    bytes(known[char] for char in piece) if all(char in known for char in piece) else text.encode()
+    bytes(byte_of[char] for char in piece)
+    if all(char in byte_of for char in piece)
+    else text.encode()
   )
 
 
@@ -89,10 +93,12 @@ def _byte_level() -> dict[str, int]:
   """Return the byte of each character of GPT-2's pieces (Radford et al. 2019): printable ones stand
   for themselves."""
   plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  others = [byte for byte in range(256) if byte not in plain]
-  return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+  remaining = [byte for byte in range(256) if byte not in plain]
+  return {chr(byte): byte for byte in plain} | {
+    chr(256 + n): byte for n, byte in enumerate(remaining)
+  }
 
 
-def as_strings(given: str | Sequence[str]) -> tuple[str, ...]:
+def as_strings(value: str | Sequence[str]) -> tuple[str, ...]:
   """Return the strings of an option, one or several."""
-  return (given,) if isinstance(given, str) else tuple(given)
+  return (value,) if isinstance(value, str) else tuple(value)

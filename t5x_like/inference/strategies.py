@@ -98,14 +98,14 @@ def choose_strategy(
   length_penalty: float | None = None,
   length_power: float | None = None,
   early_stopping: bool | Literal["never"] | None = None,
-  **given: float,
+  **values: float,
 ) -> Strategy:
   """Return the strategy selected by the command line's flags.
 
   Args:
     early_stopping: of published models, whose beams stop as in `transformers`; None stops them as
       in T5X.
-    given: values by the names of `decoding.named`; any filter selects sampling.
+    values: values by the names of `decoding.named`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.
   """
@@ -114,8 +114,8 @@ def choose_strategy(
       raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  chosen = build_transforms(given)
-  filters = [name for name in FILTERS if name in given]
+  chosen = build_transforms(values)
+  filters = [name for name in FILTERS if name in values]
   ranked = {"length_penalty": length_penalty, "length_power": length_power}
   ranked = {name: value for name, value in ranked.items() if value is not None}
   if beams > 1:

@@ -65,15 +65,15 @@ class Stream:
       )
     tokens, valid = np.zeros((2, self._rows, self.context), np.int32)
     tokens[0, : len(ids)], valid[0, : len(ids)] = ids, 1
-    batch = {"tokens": self._placed(tokens), "valid": self._placed(valid)}
+    batch = {"tokens": self._to_device(tokens), "valid": self._to_device(valid)}
     key = jax.random.fold_in(self._key, self._answers)
     self._answers = self._answers + 1
     start, last_B1 = self._read(self._run.arrays, batch)
-    made: list[int] = []
+    ids_made: list[int] = []
     # on the device only where a transform reads it
     all_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)
     stops = self._predict.stops
-    told = ""
+    yielded = ""
     text = ""
     for index in range(self._predict.new_tokens):
       options = jnp.int32(index), key, jnp.float32(temperature)
@@ -82,23 +82,27 @@ class Stream:
       if token in self._predict.ends:
         break
       if token < self._predict.vocabulary.size:  # token tables may have more rows
-        made.append(token)
-      text = self._predict.decode_answer(ids, made)
+        ids_made.append(token)
+      text = self._predict.decode_answer(ids, ids_made)
       if stops.cut(text) != text:
         break
       settled = stops.stable_prefix(text)
-      if not text.endswith(_UNFINISHED) and settled.startswith(told) and len(settled) > len(told):
-        yield settled[len(told) :]
-        told = settled
-    rest = stops.cut(text)
-    if len(rest) > len(told) and rest.startswith(told):
-      yield rest[len(told) :]
+      if (
+        not text.endswith(_UNFINISHED)
+        and settled.startswith(yielded)
+        and len(settled) > len(yielded)
+      ):
+        yield settled[len(yielded) :]
+        yielded = settled
+    remaining = stops.cut(text)
+    if len(remaining) > len(yielded) and remaining.startswith(yielded):
+      yield remaining[len(yielded) :]
 
   def _first(self, arrays, batch) -> tuple[PrefilledModel, jax.Array]:
     with self._run.rules.activate():
       model = params.with_arrays(self._run.model, arrays)
-      made = self._predict.model_features(batch)
-      start = prefill(model, made, self._predict.new_tokens, self._predict.ends)
+      features = self._predict.model_features(batch)
+      start = prefill(model, features, self._predict.new_tokens, self._predict.ends)
       return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
 
   def _next(
@@ -116,7 +120,7 @@ class Stream:
       token_B = jnp.where(temperature > 0, drawn_B, row_maximum(scores_BV)[1])
       return dataclasses.replace(start, state=state), token_B.astype(jnp.int32)[:, None]
 
-  def _placed(self, x: np.ndarray) -> jax.Array:
+  def _to_device(self, x: np.ndarray) -> jax.Array:
     sharding = self._run.rules.batch()
     rows = local_rows(sharding, len(x))
     return from_local_rows(sharding, rows, x[rows], len(x))

@@ -66,10 +66,11 @@ class Talk:
       (answer,) = self._predict(self._run, self._predict.encode([text], _ORIGIN), [text])
       yield answer["filled"]
       for number, candidates in enumerate(answer["predictions"], 1):
-        shown = ", ".join(
-          f"{one['text']!r} {one['probability']:.1%}" for one in candidates[:_CANDIDATES]
+        candidate_texts = ", ".join(
+          f"{candidate['text']!r} {candidate['probability']:.1%}"
+          for candidate in candidates[:_CANDIDATES]
         )
-        yield f"\n  {number}: {shown}"
+        yield f"\n  {number}: {candidate_texts}"
     elif isinstance(self._predict, Answer):
       yield from self._stream(self._conversation(messages), temperature)
     elif self._predict.has_blanks(text):
@@ -81,7 +82,7 @@ class Talk:
 
   def _conversation(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids of the newest turns that fit, with the system's message if there is one."""
-    system = [one for one in messages[:1] if one.role == "system"]
+    system = [message for message in messages[:1] if message.role == "system"]
     turns = list(messages[len(system) :])
     while (
       len(ids := self._predict.conversation_ids([*system, *turns])) > self._stream.context

@@ -13,42 +13,42 @@ from t5x_like.terminal_text import escape_controls
 COMMANDS = "/reset, /temperature X, /system TEXT, /quit"
 
 
-def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: TextIO) -> None:
+def run(talk: Talk, temperature: float, system: str | None, source: TextIO, out: TextIO) -> None:
   """Read messages and print answers until the input ends or says /quit."""
   with contextlib.suppress(ImportError):
     import readline  # noqa: F401 -- gives `input` a history
-  person = given.isatty()
+  person = source.isatty()
   if person:
     _show(f"{talk.description} ({COMMANDS}; ^C stops an answer)", out)
   else:
     print(talk.description, file=sys.stderr, flush=True)  # the output has answers alone
-  history = _begun(system)
-  while (line := _line(given, person)) is not None:
-    word, _, rest = line.partition(" ")
-    if word == "/quit":
+  history = _new_history(system)
+  while (line := _line(source, person)) is not None:
+    command, _, argument = line.partition(" ")
+    if command == "/quit":
       return
-    if word == "/reset":
-      history = _begun(system)
-    elif word == "/system":
-      system = rest or None
-      history = _begun(system)
-    elif word == "/temperature":
-      temperature = _temperature(rest, temperature, out)
-    elif word.startswith("/") and word[1:].isalpha():
-      _show(f"{word}: no such command; there are {COMMANDS}", out)
+    if command == "/reset":
+      history = _new_history(system)
+    elif command == "/system":
+      system = argument or None
+      history = _new_history(system)
+    elif command == "/temperature":
+      temperature = _temperature(argument, temperature, out)
+    elif command.startswith("/") and command[1:].isalpha():
+      _show(f"{command}: no such command; there are {COMMANDS}", out)
     elif line.strip():
-      history = _answered(talk, [*history, Message("user", line)], temperature, out)
+      history = _answer(talk, [*history, Message("user", line)], temperature, out)
 
 
-def _answered(
+def _answer(
   talk: Talk, messages: list[Message], temperature: float, out: TextIO
 ) -> Sequence[Message]:
   """Print the answer as it comes; return the conversation with it, or without the message if it was
   refused."""
-  said = []
+  pieces = []
   try:
     for piece in talk(messages, temperature):
-      said.append(piece)
+      pieces.append(piece)
       _show(piece, out, end="")
   except UserError as error:
     _show(f"error: {error}", out)
@@ -56,7 +56,7 @@ def _answered(
   except KeyboardInterrupt:
     _show(" …", out, end="")
   _show("", out)
-  return [*messages, Message(ASSISTANT, "".join(said))]
+  return [*messages, Message(ASSISTANT, "".join(pieces))]
 
 
 def _show(text: str, out: TextIO, end: str = "\n") -> None:
@@ -67,18 +67,18 @@ def _show(text: str, out: TextIO, end: str = "\n") -> None:
   print(printable, end=end, file=out, flush=True)
 
 
-def _line(given: TextIO, person: bool) -> str | None:
+def _line(source: TextIO, person: bool) -> str | None:
   """Return the next line without its end; None at the end of the input."""
   try:
     if person:
       return input("> ")
-    line = given.readline()
+    line = source.readline()
     return line.rstrip("\n") if line else None
   except (EOFError, KeyboardInterrupt):
     return None
 
 
-def _begun(system: str | None) -> list[Message]:
+def _new_history(system: str | None) -> list[Message]:
   return [Message("system", system)] if system else []
 
 

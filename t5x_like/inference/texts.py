@@ -74,8 +74,8 @@ def insert_blank_errors(
   inputs: Sequence[Any], answers: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
   """Put an `error` for each blank line among the answers to the other lines."""
-  rest = iter(answers)
-  return [{"input": "", "error": BLANK} if text is None else next(rest) for text in inputs]
+  remaining = iter(answers)
+  return [{"input": "", "error": BLANK} if text is None else next(remaining) for text in inputs]
 
 
 def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _text(line: str, field: str | None, where: str) -> str | Conversation:
   if isinstance(record.get(field), list) and record[field]:
     return [message._asdict() for message in read_messages(record, field, where)]
   if not isinstance(record.get(field), str):
-    found = (
+    description = (
       f"{record[field]!r:.40} under the key {field!r}" if field in record else (f"no key {field!r}")
     )
     near = "" if field in record else did_you_mean(field, record)
     raise UserError(
-      f"{where}: found {found}{near}, expected a string or a list of messages; name its key with "
-      "--text_field"
+      f"{where}: found {description}{near}, expected a string or a list of messages; name "
+      "its key with --text_field"
     )
   return record[field]
 

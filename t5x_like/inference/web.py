@@ -145,8 +145,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Return whether the request names this server and comes from its page, or from no page; refuse
     it otherwise."""
     origin = self.headers.get("Origin")
-    own = self.headers.get("Host") in self.server.names
-    if own and (origin is None or origin.removeprefix("http://") in self.server.names):
+    names_server = self.headers.get("Host") in self.server.names
+    if names_server and (origin is None or origin.removeprefix("http://") in self.server.names):
       return True
     self._refuse(403, "this page is for this machine only")
     return False
@@ -185,17 +185,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def _read(content: bytes) -> tuple[list[Message], float]:
   """Return the messages and the temperature of a request; raise UserError for anything else."""
   try:
-    found = json.loads(content)
-    messages = [Message(one["role"], one["content"]) for one in found["messages"]]
-    temperature = float(found.get("temperature", 0))
+    request = json.loads(content)
+    messages = [Message(message["role"], message["content"]) for message in request["messages"]]
+    temperature = float(request.get("temperature", 0))
     for message in messages:
       message.content.encode()  # half of a surrogate pair is no text
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
     raise UserError(
       f"found no conversation ({one_line(error)[:80]}), expected messages with role and content"
     ) from None
-  good = all(one.role in _ROLES and isinstance(one.content, str) for one in messages)
-  if not messages or not good or messages[-1].role != "user" or not 0 <= temperature <= 1e3:
+  is_conversation = all(
+    message.role in _ROLES and isinstance(message.content, str) for message in messages
+  )
+  if (
+    not messages
+    or not is_conversation
+    or messages[-1].role != "user"
+    or not 0 <= temperature <= 1e3
+  ):
     raise UserError(
       "expected messages of system, user and assistant, the last the user's, and a "
       "temperature 0 to 1000"

@@ -85,20 +85,20 @@ def sample_tokens(
     logits_BTV = logits if chunks is None else logits.dense()
     return jnp.argmax(noisy(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
 
-  def chunk(best, index):
-    piece = chunks.vocabulary_chunk(logits.kernel, logits.bias, index, logits.x.dtype)
-    found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, index))
-    peak_BT, last_BT = best
-    new_BT = jnp.max(found_BTpc, axis=(-2, -1))
+  def add_chunk(best, index):
+    chunk = chunks.vocabulary_chunk(logits.kernel, logits.bias, index, logits.x.dtype)
+    noisy_BTpc = noisy(chunks.logits(logits.x, chunk), jax.random.fold_in(key, index))
+    peak_BT, sampled_BT = best
+    new_BT = jnp.max(noisy_BTpc, axis=(-2, -1))
     ids_BT = jnp.min(
-      jnp.where(found_BTpc == new_BT[..., None, None], piece.ids_pc, chunks.vocab), axis=(-2, -1)
+      jnp.where(noisy_BTpc == new_BT[..., None, None], chunk.ids_pc, chunks.vocab), axis=(-2, -1)
     )
-    return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, last_BT)
+    return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, sampled_BT)
 
   shape = logits.shape[:2]
-  return chunks.scan(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[
-    1
-  ]
+  nothing = (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32))
+  _, sampled_BT = chunks.scan(add_chunk, nothing)
+  return sampled_BT
 
 
 class VocabularyChunk(NamedTuple):
@@ -123,11 +123,12 @@ class Chunking:
 
   Attributes:
     vocab, tied, softcap: see `VocabularyLogits`.
-    parts: the number of parts of the vocabulary over the mesh; every chunk has columns of each
-      part.
+    vocab_shards: the number of parts of the vocabulary over the mesh; every chunk has columns of
+      each part.
     columns: columns of each part in a chunk; the last chunk ends with the part and masks columns of
       the previous chunk.
-    splits, rows: the number of parts of a sequence over the mesh, and of chunks in each part.
+    sequence_shards: the number of parts of a sequence over the mesh.
+    token_chunks: the number of chunks in each of these parts.
   """
 
   vocab: int
@@ -141,26 +142,26 @@ class Chunking:
   @classmethod
   def for_logits(cls, logits: VocabularyLogits) -> "Chunking":
     B, T, V = logits.shape
-    parts = max(ways("vocab"), ways("activation_vocab"))
-    splits = ways("length")
-    parts = parts if V % parts == 0 else 1
-    splits = splits if T % splits == 0 else 1
-    tokens = max(1, B * T // (ways("batch") * splits))
-    width = V // parts
-    length = T // splits
+    vocab_shards = max(ways("vocab"), ways("activation_vocab"))
+    sequence_shards = ways("length")
+    vocab_shards = vocab_shards if V % vocab_shards == 0 else 1
+    sequence_shards = sequence_shards if T % sequence_shards == 0 else 1
+    tokens = max(1, B * T // (ways("batch") * sequence_shards))
+    width = V // vocab_shards
+    length = T // sequence_shards
     # a split kernel is gathered by chunks
-    fits = tokens * width <= MAX_CHUNK_LOGITS and parts * ways("embed") == 1
-    most = (
+    fits = tokens * width <= MAX_CHUNK_LOGITS and vocab_shards * ways("embed") == 1
+    max_columns = (
       width if fits else min(max(MAX_CHUNK_LOGITS // tokens, MIN_CHUNK_COLUMNS), MAX_CHUNK_COLUMNS)
     )
-    even = -(-width // -(-width // most))
+    even = -(-width // -(-width // max_columns))
     columns = min(-(-even // LANES) * LANES, width)
     rows = next(
       n
       for n in range(1, length + 1)
       if length % n == 0 and tokens * columns <= n * MAX_CHUNK_LOGITS or n == length
     )
-    return cls(V, logits.tied, logits.softcap, parts, columns, splits, rows)
+    return cls(V, logits.tied, logits.softcap, vocab_shards, columns, sequence_shards, rows)
 
   @property
   def is_chunked(self) -> bool:
@@ -197,30 +198,30 @@ class Chunking:
 
   def split_tokens(self, x: jax.Array) -> jax.Array:
     """Reshape [B, T, ...] to [rows, B, T / rows, ...]; every device keeps its tokens."""
-    (B, T), rest = x.shape[:2], x.shape[2:]
+    B, T, *trailing = x.shape
     x = x.reshape(
       B,
       self.sequence_shards,
       self.token_chunks,
       T // (self.sequence_shards * self.token_chunks),
-      *rest,
+      *trailing,
     )
-    return jnp.moveaxis(x, 2, 0).reshape(self.token_chunks, B, T // self.token_chunks, *rest)
+    return jnp.moveaxis(x, 2, 0).reshape(self.token_chunks, B, T // self.token_chunks, *trailing)
 
   def merge_tokens(self, x: jax.Array) -> jax.Array:
-    rows, B, length, *rest = x.shape
-    x = x.reshape(rows, B, self.sequence_shards, length // self.sequence_shards, *rest)
-    return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
+    rows, B, length, *trailing = x.shape
+    x = x.reshape(rows, B, self.sequence_shards, length // self.sequence_shards, *trailing)
+    return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *trailing)
 
   def add_gradient(
-    self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int
+    self, total: jax.Array, chunk: jax.Array, start: jax.Array, axis: int
   ) -> jax.Array:
     """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros
     added."""
-    more = more.astype(total.dtype)
+    chunk = chunk.astype(total.dtype)
     if self.overlaps:
-      more += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
-    return jax.lax.dynamic_update_slice_in_dim(total, more, start, axis)
+      chunk += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, chunk, start, axis)
 
   def vocabulary_chunk(
     self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype
@@ -242,19 +243,19 @@ class Chunking:
     )
     return VocabularyChunk(gather(w, self.logical_axes), bias_pc, start, ids_pc)
 
-  def logits(self, x: jax.Array, piece: VocabularyChunk) -> jax.Array:
+  def logits(self, x: jax.Array, chunk: VocabularyChunk) -> jax.Array:
     """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the
     previous chunk."""
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
     with jax.named_scope(
       f"{COLUMNS_SCOPE}{self.vocab}_of_{self.vocab_shards * self.columns * self.count}"
     ):
-      logits = jnp.einsum(product, x, piece.kernel, preferred_element_type=jnp.float32)
+      logits = jnp.einsum(product, x, chunk.kernel, preferred_element_type=jnp.float32)
     logits = constrain(logits, "batch", "length", "activation_vocab", None)
-    if piece.bias_pc is not None:
-      logits = logits + piece.bias_pc
+    if chunk.bias_pc is not None:
+      logits = logits + chunk.bias_pc
     logits = logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
-    return jnp.where(piece.ids_pc < 0, -jnp.inf, logits) if self.overlaps else logits
+    return jnp.where(chunk.ids_pc < 0, -jnp.inf, logits) if self.overlaps else logits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -273,75 +274,77 @@ def _statistics(
 def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
   inputs = chunks.split_tokens(x), chunks.split_tokens(targets)
 
-  def chunk(so_far, index):
-    piece = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
+  def add_chunk(statistics_so_far, index):
+    chunk = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
-    def row(_, inputs):
+    def add_rows(_, inputs):
       (x, targets), (peak, z, target, total) = inputs
-      logits = chunks.logits(x, piece)
+      logits = chunks.logits(x, chunk)
       new_peak = jnp.maximum(peak, logits.max(-1))
       z = z * jnp.exp(peak - new_peak) + jnp.exp(logits - new_peak[..., None]).sum(-1)
-      target += jnp.where(piece.ids_pc == targets[..., None, None], logits, 0.0).sum(-1)
+      target += jnp.where(chunk.ids_pc == targets[..., None, None], logits, 0.0).sum(-1)
       if sum_up:
-        total += jnp.where(piece.ids_pc < 0, 0.0, logits).sum(-1)
+        total += jnp.where(chunk.ids_pc < 0, 0.0, logits).sum(-1)
       return None, (new_peak, z, target, total)
 
-    return jax.lax.scan(row, None, (inputs, so_far))[1]
+    return jax.lax.scan(add_rows, None, (inputs, statistics_so_far))[1]
 
   zeros = constrain(
     jnp.zeros((*inputs[1].shape, chunks.vocab_shards)), None, "batch", "length", "activation_vocab"
   )
-  peaks, z, target, total = chunks.scan(chunk, (zeros - math.inf, zeros, zeros, zeros))
+  peaks, z, target, total = chunks.scan(add_chunk, (zeros - math.inf, zeros, zeros, zeros))
   peak = peaks.max(-1)
   log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
-  found = tuple(chunks.merge_tokens(a) for a in (log_z, target.sum(-1), total.sum(-1), peak))
-  return found, (x, kernel, bias, targets, found[0])
+  rows = (log_z, target.sum(-1), total.sum(-1), peak)
+  outputs = tuple(chunks.merge_tokens(a) for a in rows)
+  return outputs, (x, kernel, bias, targets, outputs[0])
 
 
-def _backward(chunks: Chunking, sum_up: bool, kept, gradients):
-  x, kernel, bias, targets, log_z = kept
+def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
+  x, kernel, bias, targets, log_z = residuals
   inputs = [chunks.split_tokens(a) for a in (x, targets, log_z, *gradients[:3])]
   to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
   to_kernel = partial(
     jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype
   )
 
-  def chunk(so_far, index):
-    dx, d_kernel, d_bias = so_far
-    piece = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
+  def add_chunk(gradients_so_far, index):
+    dx, d_kernel, d_bias = gradients_so_far
+    chunk = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
-    def row(inputs, dx):
-      x, targets, *others = inputs
-      log_z, d_log_z, d_target, d_total = (a[..., None, None] for a in others)
-      logits = chunks.logits(x, piece)
+    def gradients_of_rows(inputs, dx):
+      x, targets, *figures = inputs
+      log_z, d_log_z, d_target, d_total = (a[..., None, None] for a in figures)
+      logits = chunks.logits(x, chunk)
       d = d_log_z * jnp.exp(logits - log_z) + jnp.where(
-        piece.ids_pc == targets[..., None, None], d_target, 0.0
+        chunk.ids_pc == targets[..., None, None], d_target, 0.0
       )
       d = d + d_total if sum_up else d
       if chunks.softcap is not None:
         d *= 1.0 - jnp.square(logits / chunks.softcap)
       if chunks.overlaps:
-        d = jnp.where(piece.ids_pc < 0, 0.0, d)
+        d = jnp.where(chunk.ids_pc < 0, 0.0, d)
       low = d.astype(x.dtype)
-      dx += jnp.einsum(to_x, low, piece.kernel, preferred_element_type=jnp.float32)
+      dx += jnp.einsum(to_x, low, chunk.kernel, preferred_element_type=jnp.float32)
       both = (low, x) if chunks.tied else (x, low)
       return dx, reduce_scatter(to_kernel, *both, chunks.logical_axes), d.sum((0, 1))
 
-    def next_row(sums, both):
-      dx, *more = row(*both)
-      return jax.tree.map(jnp.add, sums, tuple(more)), dx
+    def add_rows(sums, rows):
+      dx, *rows_sums = gradients_of_rows(*rows)
+      return jax.tree.map(jnp.add, sums, tuple(rows_sums)), dx
 
     if chunks.token_chunks == 1:
-      dx, more, more_bias = row([a[0] for a in inputs], dx[0])
+      dx, kernel_chunk, bias_chunk = gradients_of_rows([a[0] for a in inputs], dx[0])
       dx = dx[None]
     else:
-      zeros = (jnp.zeros(a.shape, jnp.float32) for a in (piece.kernel, piece.ids_pc))
-      (more, more_bias), dx = jax.lax.scan(next_row, tuple(zeros), (inputs, dx))
-    d_kernel = chunks.add_gradient(d_kernel, more, piece.start, chunks.column_axis)
+      zeros = (jnp.zeros(a.shape, jnp.float32) for a in (chunk.kernel, chunk.ids_pc))
+      sums, dx = jax.lax.scan(add_rows, tuple(zeros), (inputs, dx))
+      kernel_chunk, bias_chunk = sums
+    d_kernel = chunks.add_gradient(d_kernel, kernel_chunk, chunk.start, chunks.column_axis)
     return (
       dx,
       d_kernel,
-      None if bias is None else chunks.add_gradient(d_bias, more_bias, piece.start, 1),
+      None if bias is None else chunks.add_gradient(d_bias, bias_chunk, chunk.start, 1),
     )
 
   dx = jnp.zeros((*inputs[1].shape, chunks.vocab_shards, x.shape[-1]))
@@ -349,7 +352,7 @@ def _backward(chunks: Chunking, sum_up: bool, kept, gradients):
   layout = ["optimizer_embed" if axis == "embed" else axis for axis in chunks.logical_axes]
   d_kernel = constrain(jnp.zeros_like(chunks.split_kernel(kernel)), *layout)
   d_bias = None if bias is None else jnp.zeros_like(bias).reshape(chunks.vocab_shards, -1)
-  dx, d_kernel, d_bias = chunks.scan(chunk, (dx, d_kernel, d_bias))
+  dx, d_kernel, d_bias = chunks.scan(add_chunk, (dx, d_kernel, d_bias))
   dx = chunks.merge_tokens(dx.sum(-2)).astype(x.dtype)
   return dx, d_kernel.reshape(kernel.shape), None if bias is None else d_bias.reshape(-1), None
 

@@ -54,8 +54,8 @@ ASKED = "Find it.\nA. 0\nB. 4\nC. 2\nD. 6\nAnswer:"
 
 def asked(folder, rows: list[dict], shots: int = 0):
   (folder / "mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  file = questions.read(str(folder / "mmlu.jsonl"))
-  return questions.lettered(file, file, questions.Options(shots=shots))
+  file = questions.read_questions(str(folder / "mmlu.jsonl"))
+  return questions.build_letter_prompts(file, file, questions.Options(shots=shots))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_question_without_a_subject_has_no_header(tmp_path):
 
 def read(folder, name: str, rows: list[dict]):
   (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return questions.read(str(folder / f"{name}.jsonl"))
+  return questions.read_questions(str(folder / f"{name}.jsonl"))
 
 
 def test_examples_that_are_not_there_are_missed(tmp_path):
@@ -91,7 +91,7 @@ def test_examples_that_are_not_there_are_missed(tmp_path):
     asked(tmp_path, rows, 1)
   test = read(tmp_path, "test", rows[:1])
   dev = read(tmp_path, "dev", rows[1:])
-  ((_, pairs, _),) = questions.lettered(test, dev, questions.Options(shots=1))
+  ((_, pairs, _),) = questions.build_letter_prompts(test, dev, questions.Options(shots=1))
   assert pairs[0][0] == f"{HEADER}Is it?\nA. yes\nB. no\nAnswer: A\n\n{ASKED}"
 
 
@@ -312,9 +312,11 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
 
 def test_shares_have_intervals_and_long_files_progress(capsys, monkeypatch):
   scores = {"accuracy": 50.0, "perplexity": 3.0, "examples": 100, "truncated": 0}
-  ((low, high),) = (interval.values() for interval in questions.intervals(scores).values())
+  ((low, high),) = (
+    interval.values() for interval in questions.confidence_intervals(scores).values()
+  )
   assert (round(low, 2), round(high, 2)) == (40.38, 59.62)  # Wilson 1927
-  assert questions.line(scores) == (
+  assert questions.format_scores(scores) == (
     "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
   )
   monkeypatch.setattr(questions.Progress, "SECONDS", 0.0)

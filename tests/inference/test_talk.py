@@ -176,7 +176,7 @@ def test_predict_answers_conversations_and_continues_texts(instruct, tmp_path, c
 class Echo:
   """Stands for a model: it repeats its last message, in two pieces."""
 
-  told = "It repeats."
+  description = "It repeats."
 
   def __init__(self):
     self.heard = []
@@ -217,7 +217,9 @@ def test_a_terminal_keeps_the_conversation():
 @pytest.fixture
 def server():
   made = web.Server(
-    Echo(), 0, {"name": "<b>runs</b>", "told": "It repeats.", "temperature": 0.7, "system": None}
+    Echo(),
+    0,
+    {"name": "<b>runs</b>", "description": "It repeats.", "temperature": 0.7, "system": None},
   )
   thread = threading.Thread(target=made.serve_forever, daemon=True)
   thread.start()
@@ -236,7 +238,7 @@ def asked(server, method, path, body=None, **headers):
 def test_a_page_streams_answers_on_this_machine_alone(server):
   assert (
     asked(server, "GET", "/")[0] == 200
-    and json.loads(asked(server, "GET", "/about")[1])["told"] == "It repeats."
+    and json.loads(asked(server, "GET", "/about")[1])["description"] == "It repeats."
   )
   body = json.dumps({"messages": [{"role": "user", "content": "héllo"}], "temperature": 0.3})
   assert asked(server, "POST", "/say", body) == (200, "héllo")

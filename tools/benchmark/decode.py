@@ -161,7 +161,7 @@ def _ours(
   )
   side = "encoder" if hasattr(parts.model, "encode") else "decoder"
 
-  runner = Runner(parts.model, parts.rules, made, args.batch).changed(prepare_for_decoding)
+  runner = Runner(parts.model, parts.rules, made, args.batch).transform(prepare_for_decoding)
 
   @jax.jit
   def run(arrays, batch):

@@ -23,7 +23,7 @@ from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Mode
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
-from t5x_like.data.tasks import mlm
+from t5x_like.data.tasks import _masked_rows
 from t5x_like.data.windows import TextArguments
 from t5x_like.slots import Length
 
@@ -39,7 +39,7 @@ _UNUSED_FEATURES = (
 def features(vocabulary, /, *, length: int, **arguments) -> Features:
   """Return the features of the task with these arguments."""
   described = {}
-  for name, feature in mlm.features(vocabulary, length=length, **arguments).items():
+  for name, feature in _masked_rows.features(vocabulary, length=length, **arguments).items():
     if name not in _UNUSED_FEATURES:
       described[name] = feature
   described["encoder_order"] = Feature((length,), "int32")
@@ -77,7 +77,7 @@ def task(
     "segment_ids": segment_ids,
     "packed": packed,
   }
-  base = mlm.task(
+  base = _masked_rows.task(
     length=length,
     mask_share=0.0,
     random_share=0.0,

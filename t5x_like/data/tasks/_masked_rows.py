@@ -1,0 +1,339 @@
+"""Rows of masked language modelling, which several tasks share; see `mlm`."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from t5x_like.data import random, windows
+from t5x_like.data.document_chunks import Chunks
+from t5x_like.data.features import Feature, Features, encoder
+from t5x_like.data.preprocessors import segments, sentences
+from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.tasks import _packed_rows
+from t5x_like.data.windows import TextArguments
+from t5x_like.errors import UserError
+from t5x_like.slots import Length, Rate
+from t5x_like.store.tokens import TokenStore
+from t5x_like.vocabularies import special_id
+
+PACKED = ("segment_pair", "doc_sentences")
+_FEATURE_NAMES = {  # by the names of readers and masks
+  "inputs": "encoder_input_tokens",
+  "targets": "encoder_target_tokens",
+  "weights": "encoder_loss_weights",
+  "types": "encoder_token_types",
+  "segments": "encoder_segment_ids",
+  "positions": "encoder_positions",
+  "span_starts": "encoder_span_starts",
+  "span_ends": "encoder_span_ends",
+  "firsts": "encoder_cls_positions",
+  "label": "next_sentence_label",
+}
+
+
+def features(
+  vocabulary,
+  /,
+  *,
+  length: int,
+  input_format: str,
+  masking: str,
+  rate: float,
+  segment_ids: bool,
+  packed: bool,
+  **_,
+) -> Features:
+  """Return the features of the task with these arguments."""
+  packed = packed and segment_ids and input_format in PACKED
+  extra_names = ["target_tokens"]
+  if segment_ids:
+    extra_names.append("segment_ids")
+  if packed:
+    extra_names.append("positions")
+  if masking == "spans":
+    extra_names += ["span_starts", "span_ends"]
+  described = encoder(length, *extra_names)
+  described["encoder_loss_weights"] = Feature((length,), "float32")
+  described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
+  if input_format.endswith("_pair"):
+    described["next_sentence_label"] = Feature((), "int32")
+  if packed and input_format == "segment_pair":
+    pairs_K = Feature((_packed_rows.max_pairs(length),), "int32")
+    described["next_sentence_label"] = pairs_K
+    described["encoder_cls_positions"] = pairs_K
+  return described
+
+
+def task(
+  *,
+  length: Length = 512,
+  input_format: segments.Format = "full_sentences",
+  masking: Mode = "tokens",
+  rate: float = 0.15,
+  mask_share: float = 0.8,
+  random_share: float = 0.1,
+  static_copies: int | None = None,
+  random_next: float = 0.5,
+  swapped: Rate = 0.0,
+  short_pairs: float = 0.1,
+  sentence_rule: str = sentences.DEFAULT_RULE,
+  segment_ids: bool = True,
+  packed: bool = True,
+  **text: Unpack[TextArguments],
+) -> Task:
+  """Make the task.
+
+  Args:
+    length: length of every feature, special tokens included.
+    input_format: see above.
+    masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans`
+      (XLNet); see `preprocessors/masking.py`.
+    rate: share of the tokens that are predicted.
+    mask_share, random_share: shares of the predicted tokens that become the mask and a random
+      token.
+    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
+      time.
+    random_next: share of pairs whose second segment is from another document.
+    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's
+      sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
+    short_pairs: share of segment pairs that are cut to a random size.
+    sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
+    segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
+      without segments, such as BigBird's; the vocabulary's padding id then marks padding.
+    packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
+      a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
+      `encoder_cls_positions`, where each begins (0 also where there is none).
+    text: see `TextArguments`. Offsets are dynamic for full_sentences, as chunks of documents begin
+      with these, and without static_copies, which are copies of the same rows.
+
+  Raises:
+    UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
+      [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
+  """
+  source = TextArguments(**text)
+  tokens = source.tokens()
+  vocabulary = tokens.vocabulary
+  masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
+  has_pairs = input_format in ("segment_pair", "sentence_pair")
+  _check_arguments(
+    tokens,
+    length=length,
+    has_pairs=has_pairs,
+    random_next=random_next,
+    swapped=swapped,
+    short_pairs=short_pairs,
+    static_copies=static_copies,
+    segment_ids=segment_ids,
+  )
+  rule = sentences.Sentences(vocabulary, sentence_rule)
+  pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
+  ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
+  packed = packed and segment_ids and input_format in PACKED
+  shares = {"random_next": float(random_next), "short": 0.0}
+  if input_format == "segment_pair":
+    shares["short"] = float(short_pairs)
+  if swapped:
+    shares["swapped"] = float(swapped)
+  row_facts = {"length": length, "input_format": input_format, "sentence_rule": rule.fact}
+  has_offsets = False
+  if input_format == "full_sentences":
+    reader = FullSentences(tokens, length, ids, rule)
+    has_offsets = source.dynamic_offsets and static_copies is None
+    row_facts |= windows.offset_fingerprint(has_offsets)
+  elif packed:
+    row_facts["packed"] = True
+    if has_pairs:
+      row_facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
+      reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
+    else:
+      reader = _packed_rows.DocSentences(tokens, length, ids)
+  elif has_pairs:
+    is_single = input_format == "sentence_pair"
+    reader = Pairs(tokens, length, ids, rule, single=is_single, **shares)
+  else:
+    reader = DocSentences(tokens, length, ids)
+  described = features(
+    vocabulary,
+    length=length,
+    input_format=input_format,
+    masking=masking,
+    rate=rate,
+    segment_ids=segment_ids,
+    packed=packed,
+  )
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    copy_B = epoch_B if static_copies is None else epoch_B % static_copies
+    key_B = random.row_keys(seed, copy_B, example_index_B)
+    offset_B = 0
+    if has_offsets:
+      offset_B = windows.epoch_offsets(epoch_B, seed, tokens.num_tokens)
+    row = reader(example_index_B, key_B, offset_B)
+    masked = masks(row["tokens"], random.row_keys(8, key_B))
+    values = {}
+    for name, value in (row | masked).items():
+      if name in _FEATURE_NAMES:
+        values[_FEATURE_NAMES[name]] = value
+    values["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+    return {name: values[name] for name in described}
+
+  facts = row_facts | {
+    "masking": masking,
+    "rate": rate,
+    "mask_share": mask_share,
+    "random_share": random_share,
+  }
+  if has_pairs:
+    facts["random_next"] = random_next
+    facts["short_pairs"] = short_pairs
+    if swapped:
+      facts["swapped"] = swapped
+  return Task(
+    name=source.label or f"{tokens.name}_mlm",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint("mlm.v4", tokens, static_copies=static_copies, **facts),
+    num_examples=reader.num_examples,
+    numbering=fingerprint("mlm_rows", tokens, **row_facts),
+    features=described,
+    batch=batch,
+  )
+
+
+def _check_arguments(
+  tokens: TokenStore,
+  *,
+  length: int,
+  has_pairs: bool,
+  random_next: float,
+  swapped: float,
+  short_pairs: float,
+  static_copies: int | None,
+  segment_ids: bool,
+) -> None:
+  """Raise UserError for impossible arguments of `task`."""
+  if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
+    raise UserError(
+      f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1"
+    )
+  if swapped and random_next:
+    raise UserError(
+      f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0"
+    )
+  if static_copies is not None and static_copies < 1:
+    raise UserError(
+      f"static_copies: found {static_copies}, expected at least 1, or None for a "
+      "new mask every time"
+    )
+  if has_pairs and random_next and tokens.num_documents < 2:
+    raise UserError(
+      f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
+      "segments come from another one; prepare a corpus of several, or set "
+      "task.input_format=full_sentences"
+    )
+  if length < 16:
+    raise UserError(f"length: found {length}, expected at least 16")
+  if tokens.vocabulary.pad_id is None and not segment_ids:
+    raise UserError(
+      f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
+      "piece, so that only segments tell padding; leave it out"
+    )
+
+
+class FullSentences:
+  """Rows of [CLS] text [SEP] across documents; see `mlm`."""
+
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids, rule: sentences.Sentences):
+    self._tokens = tokens
+    self._rule = rule
+    self._ids = ids
+    self._length = length
+    self._search = max(1, min(4, length // 16), length // 24)
+    self._stride = length - 2 - self._search
+    self._read_length = 2 + self._stride + self._search
+    self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
+    if self.num_examples < 1:
+      raise UserError(
+        f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: "
+        f"length={length} needs {length - 2}: shorten task.length or prepare a larger corpus"
+      )
+
+  def __call__(self, example_index_B, key_B, offset_B):
+    starts_B = (example_index_B * self._stride + offset_B - 1) % self._tokens.num_tokens
+    stride = self._stride
+    search = self._search
+    R = self._read_length
+    window_BR, first_BR = tf.numpy_function(
+      self._read, [starts_B], [tf.int32, tf.bool], stateful=False
+    )
+    batch = example_index_B.shape[0]
+    window_BR = tf.ensure_shape(window_BR, [batch, R])
+    first_BR = tf.ensure_shape(first_BR, [batch, R])
+
+    begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
+
+    def find_begin(place: int) -> tf.Tensor:
+      """Return the first beginning of a sentence within `search` tokens, or `place` itself."""
+      candidates = begins_BR[:, place : place + search]
+      # argmax is 0 where no sentence begins
+      return place + tf.argmax(candidates, axis=1, output_type=tf.int32)
+
+    start_B = find_begin(1)
+    end_B = find_begin(1 + stride)
+    if self._tokens.append_eos:  # a separator stands between documents already
+      text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
+      text_BT = segments.take_tokens(text_BT, start_B, self._length - 2)
+      size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
+    else:
+      text_BT, size_B = segments.insert_separators(
+        window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2
+      )
+    return segments.single_segment(text_BT, size_B, self._length, *self._ids)
+
+  def _read(self, starts_B):
+    """Return the tokens from each place on and the beginnings of documents among them."""
+    R = self._read_length
+    T = self._tokens.num_tokens
+    window_BR = windows.read_wrapped(self._tokens.windows, starts_B, R, T)
+    first_BR = windows.read_wrapped(self._tokens.document_begins, starts_B, R, T)
+    return window_BR, first_BR
+
+
+class DocSentences:
+  """Rows of [CLS] text [SEP] from one document; see `mlm`."""
+
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids):
+    self._chunks = Chunks(tokens, length - 2)
+    self._length = length
+    self._ids = ids
+    self.num_examples = self._chunks.num_examples
+
+  def __call__(self, example_index_B, key_B, offset_B):
+    chunk_BT, size_B = self._chunks.read(example_index_B)
+    return segments.single_segment(chunk_BT, size_B, self._length, *self._ids)
+
+
+class Pairs:
+  """Rows of [CLS] A [SEP] B [SEP], labelled by the origin of B; see `mlm`."""
+
+  def __init__(
+    self,
+    tokens: TokenStore,
+    length: int,
+    ids: segments.Ids,
+    rule: sentences.Sentences,
+    **options: Any,
+  ):
+    self._chunks = Chunks(tokens, length - 3, min_tokens=2)
+    self._length = length
+    self._ids = ids
+    self._options = dict(sentences=rule, **options)  # see `segments.draw_pair`
+    self.num_examples = self._chunks.num_examples
+
+  def __call__(self, example_index_B, key_B, offset_B):
+    chunk_BT, *other_parts = self._chunks.read_with_others(example_index_B, key_B)
+    *pair, label_B = segments.draw_pair(chunk_BT, *other_parts, key_B=key_B, **self._options)
+    rows = segments.segment_pair(chunk_BT, *pair, self._length, *self._ids)
+    rows["label"] = label_B
+    return rows
