@@ -1,8 +1,8 @@
-"""Compares two tables of a suite: the differences between their runs, on the same examples.
+"""Compare two results of one suite: the differences between scores on the same examples.
 
-Of each task the run with the median score counts (with an even number of seeds, the lower of the
-two in the middle), by its saved predictions. The interval of a difference is by paired bootstrap
-over examples, its p-value by approximate randomisation (`metrics/resampling.py`).
+A task is compared by the saved predictions of its run with the median score (of an even number of
+seeds, the lower of the two middle runs). Intervals of differences come from the paired bootstrap over
+examples, p-values from approximate randomisation (`metrics/resampling.py`).
 """
 
 import json
@@ -32,15 +32,15 @@ def read_results(directory: str) -> dict[str, Any]:
 
 
 def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-  """Compare the scores that two results of one suite both have.
+  """Compare the scores that two results of one suite have in common.
 
   Returns:
-    `names` of the two and `rows`, each with task, metric, first, second (scores), and difference,
-    low, high, p_value: the last three are None where the evaluator's predictions do not tell (SQuAD
-    2.0, MLQA, MultiRC).
+    `names`: the names of the two results; `rows`: for each score its task, metric, first and second
+    (the scores), difference, low, high and p_value. The last three are None where they cannot be
+    computed from the evaluator's predictions (SQuAD 2.0, MLQA, MultiRC).
 
   Raises:
-    UserError: the two are of other suites, or were evaluated on other examples.
+    UserError: the two are results of different suites, or were evaluated on different examples.
   """
   if first["suite"] != second["suite"]:
     raise UserError(
@@ -56,7 +56,7 @@ def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, 
 
 def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
   """Return a row for each counted score of a task."""
-  tests: dict[str, dict[str, Any]] = {}  # by evaluation
+  tests: dict[str, dict[str, Any]] = {}  # by the label of the evaluation
   rows = []
   for name in second["counted"]:
     label, score = name.split("/", 1)
@@ -88,7 +88,7 @@ def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> l
 
 
 def markdown(comparison: dict[str, Any]) -> str:
-  """Write the table: scores in percent, differences with their 95 % intervals."""
+  """Write a comparison as a Markdown table: scores in percent, differences with 95 % intervals."""
   first, second = comparison["names"]
   lines = [
     f"| task | metric | {first} | {second} | difference (95 % interval) |",
@@ -113,7 +113,7 @@ def _format(number: float | None, format_spec: str) -> str:
 
 
 def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-  """Name the two results: by their start, where they differ in nothing else."""
+  """Name two results: by workdir, or by initial weights where only these differ."""
   results = (first, second)
   if first["workdir"] == second["workdir"] and first["from_scratch"] != second["from_scratch"]:
     return ["from scratch" if result["from_scratch"] else "pretrained" for result in results]
@@ -124,14 +124,25 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 
 def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
-  """Return the `paired_test` of an evaluation's scores in two runs."""
+  """Apply `paired_test` to the scores of one evaluation in two runs.
+
+  Args:
+    first: the workdir of the first run.
+    second: the workdir of the second run.
+    label: the label of the evaluation.
+  Returns:
+    Intervals and p-value by score.
+  """
   identity = workdirs.read_identity(second)
   evaluator = identity["evals"][label]
   task = identity["task"]
-  first_rows, second_rows = (
-    predictions.rows_with_labels(predictions.read_predictions(run, label), evaluator, task)
-    for run in (first, second)
-  )
+
+  def read_rows(workdir: str) -> list[dict[str, Any]]:
+    rows = predictions.read_predictions(workdir, label)
+    return predictions.rows_with_labels(rows, evaluator, task)
+
+  first_rows = read_rows(first)
+  second_rows = read_rows(second)
   if [row["input"] for row in first_rows] != [row["input"] for row in second_rows]:
     raise UserError(
       f"--compare: {first} and {second} predicted other examples in {label}.jsonl, "
@@ -140,11 +151,10 @@ def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
   differences = {}
   for metric, reference, prediction in predictions.metrics_with_readers(evaluator, task):
     references = [reference(row) for row in second_rows]
-    rows_2NC = []
-    for rows in (first_rows, second_rows):
-      rows_2NC.append(
-        np.asarray(metric.compute_rows(references, [prediction(row) for row in rows]))
-      )
-    test = paired_test(metric, *rows_2NC, samples=_SAMPLES, seed=0)
+    first_predictions = [prediction(row) for row in first_rows]
+    second_predictions = [prediction(row) for row in second_rows]
+    first_NC = np.asarray(metric.compute_rows(references, first_predictions))
+    second_NC = np.asarray(metric.compute_rows(references, second_predictions))
+    test = paired_test(metric, first_NC, second_NC, samples=_SAMPLES, seed=0)
     differences |= test["differences"]
   return differences

@@ -13,15 +13,15 @@ class Source:
   """The records of a task and the directory of its prepared examples.
 
   Attributes:
-    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]`
-      is the first 200.
+    source: where the records are read from; see `corpora/sources/__init__.py`.
+    split: the split of the source, or a part of one: `validation[:200]` is its first 200 records.
     cache: the local directory of prepared examples.
-    data_dir: where TensorFlow datasets are prepared.
-    label: the name in metrics; by default `<corpus>_<task>`.
-    verify: the checks on opening the prepared examples, see `TokenStore.open`.
+    data_dir: the directory in which TensorFlow datasets are prepared.
+    label: the name of the task in metrics; by default `<corpus>_<task>`.
+    verify: how thoroughly prepared examples are checked when opened; see `TokenStore.open`.
 
   Raises:
-    UserError: the cache is an address.
+    UserError: the cache is not a local directory.
   """
 
   source: str

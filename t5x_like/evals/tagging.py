@@ -1,4 +1,4 @@
-"""Tags of words: accuracy and, for entities, precision, recall and F1."""
+"""Evaluate the tags of words: accuracy and, for entities, precision, recall and F1."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ _OUTSIDE = "O"
 
 
 class Evaluator:
-  """An evaluator of every word's likeliest tag, predicted at its first token.
+  """Compare the likeliest tag of every word, read at the word's first token, with its label.
 
-  Words beyond the length of a row, which the model does not see, count as tagged O or, without such
-  a tag, as wrong; `truncated_words` is their number.
+  The model does not see words beyond the length of a row. They count as tagged O or, if there is no
+  tag O, as wrong; `truncated_words` is their number.
 
   Args:
-    ids: fields to copy to the predictions.
-    max_examples: the number of sentences, from the first; None means all.
+    ids: fields of the records to copy to the predictions.
+    max_examples: evaluate only this many sentences, from the start; None means all.
 
   Raises:
     UserError: the model lacks the head, its head has another number of tags, or a field is unknown.
@@ -42,40 +42,42 @@ class Evaluator:
     self._examples = context.task.examples(ids)[: len(self._rows.tokens)]
 
   def metric_names(self) -> tuple[str, ...]:
-    return (
-      *(name for metric in self._metrics for name in metric.names),
-      "examples",
-      "truncated_words",
-    )
+    names: list[str] = []
+    for metric in self._metrics:
+      names += metric.names
+    return (*names, "examples", "truncated_words")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in
-    percent."""
+    """Compute `accuracy` and, for tags such as B-PER, the `precision`, `recall` and `f1` of entities.
+
+    All are in percent.
+    """
+    fill_tag = _OUTSIDE if _OUTSIDE in self._tags else ""
     predictions = []
-    truncated = 0
+    truncated_words = 0
     for example, (tags_S, first_S) in zip(self._examples, self._rows(arrays)):
-      predicted = [self._tags[tag] for tag in tags_S[first_S > 0]]
-      missing = len(example["tags"]) - len(predicted)
-      truncated += missing
-      tags = predicted + [_OUTSIDE if _OUTSIDE in self._tags else ""] * missing
+      predicted_tags = [self._tags[tag] for tag in tags_S[first_S > 0]]
+      num_missing = len(example["tags"]) - len(predicted_tags)
+      predicted_tags += [fill_tag] * num_missing
+      truncated_words += num_missing
       row = {
         "input": " ".join(example["tokens"]),
         "tokens": example["tokens"],
         "target": " ".join(example["tags"]),
+        "prediction": " ".join(predicted_tags),
       }
-      predictions.append(
-        _labelled.with_identifiers(
-          row | {"prediction": " ".join(tags)}, example["record"], self._ids
-        )
-      )
-      predictions[-1]["tags"] = tags
+      prediction = _labelled.with_identifiers(row, example["record"], self._ids)
+      prediction["tags"] = predicted_tags
+      predictions.append(prediction)
     gold = [example["tags"] for example in self._examples]
-    metrics = {"examples": len(gold), "truncated_words": truncated}
+    predicted = [prediction["tags"] for prediction in predictions]
+    metrics = {"examples": len(gold), "truncated_words": truncated_words}
     for metric in self._metrics:
-      metrics |= metric(gold, [row["tags"] for row in predictions])
+      metrics |= metric(gold, predicted)
     return EvalResult(metrics, _labelled.sample_predictions(predictions), predictions)
 
 
 def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:
+  """Return the likeliest tag at every token, and 1 at the first token of a word, else 0."""
   tags_BS = jnp.argmax(model(batch)["logits"], axis=-1)
   return tags_BS.astype(jnp.int32), batch["encoder_loss_weights"].astype(np.int32)

@@ -1,5 +1,4 @@
-"""T5: the encoder-decoder of Raffel et al. 2020 (https://arxiv.org/abs/1910.10683) and its
-descendants.
+"""T5, the encoder-decoder of Raffel et al. 2020 (arXiv:1910.10683), and its descendants.
 
 All are pre-norm with RMSNorm, without biases, with learned relative position buckets and no
 1/sqrt(H) in attention (the query initialisation absorbs it). T5 1.0 has a ReLU feed-forward layer

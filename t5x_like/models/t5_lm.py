@@ -1,10 +1,9 @@
-"""The decoder-only models of Raffel et al. 2020, section 3.2 (https://arxiv.org/abs/1910.10683): a
-stack of T5's blocks, in T5's sizes.
+"""The decoder-only models of Raffel et al. 2020 (arXiv:1910.10683), section 3.2.
 
-The plain sizes are the "language model". Those named `prefix-` are the "prefix LM", for batches
-that mark their inputs in `decoder_causal_attention` (1 where attention is bidirectional): half of
-their position buckets serve keys after the query, as in an encoder. The language model uses all
-buckets for keys before it.
+They are stacks of T5's blocks, in T5's sizes. Variants named by size alone are the paper's "language
+model"; all of its position buckets are for keys before the query. Variants named `prefix-…` are its
+"prefix LM", for batches that mark the prefix in `decoder_causal_attention` (1 where attention is
+bidirectional); as in an encoder, half of its position buckets are for keys after the query.
 """
 
 from dataclasses import replace
@@ -13,11 +12,12 @@ from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
 
+# tiny … 11b and v1_1-micro … v1_1-xxl
 _CAUSAL = {
   name.removeprefix("t5-"): Variant(variant.dims, variant.design, variant.vocab_size)
   for name, variant in t5.VARIANTS.items()
   if name.startswith("t5-") and not variant.shared
-}  # tiny … 11b and v1_1-tiny … v1_1-xxl
+}
 _PREFIX = {"name": "relative_bias", "bidirectional": True}
 
 VARIANTS = _CAUSAL | {

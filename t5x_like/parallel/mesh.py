@@ -1,6 +1,5 @@
 """The device mesh: devices arranged along named axes."""
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -17,13 +16,13 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   """Build a mesh over all devices.
 
   Args:
-    sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes the
+    sizes: the length of each axis of `AXES`, by default 1; one axis may be -1, which takes the
       remaining devices. `replica` spans TPU slices, over the data-centre network; all other axes
       lie within a slice. GPU nodes count as slices if `replica` is a multiple of their number;
       otherwise the first axes span nodes.
-    devices: all devices of the job when None.
+    devices: the devices to use; None means all devices of the job.
   Returns:
-    A mesh with every axis of `AXES` (most of length 1), of type Auto.
+    A mesh with every axis of `AXES` (most of length 1), all of them Auto.
   Raises:
     UserError: an axis is unknown, or the sizes do not multiply to the number of devices.
   """
@@ -59,7 +58,7 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
 
 
 def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
-  """Arrange devices so that physical neighbours are neighbours, with slices along `replica`."""
+  """Arrange devices so that neighbours in the mesh are close, with slices along `replica`."""
   from jax.experimental import mesh_utils
 
   slices = len({getattr(d, "slice_index", 0) for d in devices})
@@ -69,10 +68,10 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
         f"mesh.replica={shape[0]}: found {slices} slices, expected a multiple of {slices}: only "
         f"replica spans slices; set mesh.replica={slices}"
       )
-    inner = [shape[0] // slices, *shape[1:]]
-    across = [slices] + [1] * (len(shape) - 1)
+    shape_within_slice = [shape[0] // slices, *shape[1:]]
+    shape_across_slices = [slices] + [1] * (len(shape) - 1)
     return mesh_utils.create_hybrid_device_mesh(
-      inner, across, devices, allow_split_physical_axes=True
+      shape_within_slice, shape_across_slices, devices, allow_split_physical_axes=True
     )
   return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
 
@@ -80,13 +79,15 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
 def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   """Return the stages of a reduce-scatter over a mesh axis, each as `axis_index_groups`.
 
-  An axis that runs through several dimensions of a TPU's torus has one stage for each, the slowest
-  first. In a single stage, the TPU compiler would all-reduce, which moves twice as much. Elsewhere:
-  [None], all indices at once.
+  A mesh axis may run through several dimensions of a TPU's torus. It then has one stage for each
+  dimension, the slowest first: in a single stage, the TPU compiler would use an all-reduce, which
+  moves twice as much. Any other axis has one stage over all its indices, [None].
   """
   axis_first = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
   devices_on_axis = axis_first.reshape(mesh.shape[axis], -1)[:, 0]
   coords = [getattr(device, "coords", None) for device in devices_on_axis]
+  # The length of the axis in each dimension of the torus. Find the fastest dimension first: how many
+  # devices follow one another before a second coordinate changes. Then take every such device.
   lengths = []
   step = 1
   while step < len(devices_on_axis) and None not in coords:
@@ -101,7 +102,7 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
       return [None]
     lengths.insert(0, length)
     step *= length
-  lengths = functools.reduce(_without_odd, lengths, [])
+  lengths = _join_odd_lengths(lengths)
   if len(lengths) < 2:
     return [None]
   indices = np.arange(len(devices_on_axis)).reshape(lengths)
@@ -117,8 +118,12 @@ def _changed_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[int
   return {dim for dim, (coord, other_coord) in enumerate(pairs) if coord != other_coord}
 
 
-def _without_odd(lengths: list[int], length: int) -> list[int]:
-  """Append a length, joined with the last one if either is odd."""
-  if lengths and (length % 2 or lengths[-1] % 2):
-    return [*lengths[:-1], lengths[-1] * length]
-  return [*lengths, length]
+def _join_odd_lengths(lengths: list[int]) -> list[int]:
+  """Multiply every length by the one before it if either is odd."""
+  joined: list[int] = []
+  for length in lengths:
+    if joined and (length % 2 or joined[-1] % 2):
+      joined[-1] *= length
+    else:
+      joined.append(length)
+  return joined

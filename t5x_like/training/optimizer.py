@@ -6,14 +6,14 @@ A stack keeps the parameters of its layers in one array with a leading axis. Sta
 Adafactor's must not mix layers, so the optimizer is mapped over that axis, once for every depth of
 stack.
 
-Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own
-updates. So a schedule can be changed, an update skipped, or an optimizer started afresh, without a
-change of the rate at a step.
+The learning rate depends on the step of the run, an argument of `update`, and not on the optimizer's
+own count of updates. Changing a schedule, skipping an update or restarting an optimizer therefore
+does not shift the rate of later steps.
 
-A tensor of a state is named by its content, the statistic's owner, the statistic and the parameter
+A tensor of an optimizer state is named by the statistic's owner, the statistic and the parameter
 (`to_named`): `adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers
-and wrappers leave no trace. A count for all parameters together (`adam/count`) is one scalar,
-however many groups keep a copy.
+and wrappers do not appear in names. A count for all parameters together (`adam/count`) is one
+scalar, however many groups keep a copy.
 """
 
 import dataclasses
@@ -33,12 +33,13 @@ from t5x_like.training.adafactor import adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
-# of first moments; second ones, whose changes are smaller, stay float32
+# The dtype of first moments. Second moments change by smaller amounts and stay float32.
 Moments = Literal["float32", "bfloat16"]
+# Owners that the name of a state's class does not tell (`_owner_name`).
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
-# experts' biases are matrices
 _TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
-_BIAS = re.compile("bias$")
+_BIAS = re.compile("bias$")  # found by name, because the biases of experts are matrices
+# Fields in which a wrapper keeps the state of the optimizer inside.
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 
@@ -47,9 +48,10 @@ class Decay:
   """Weight decay, of matrices only by default.
 
   Attributes:
-    weight_decay: share of a parameter that a step takes away, times the rate.
-    undecayed: "vectors", among them biases of experts; "tables", which are vectors and positions,
-      class tokens and embeddings; "embeddings", which are these tables alone; or "nothing".
+    weight_decay: the share of a parameter that a step subtracts, multiplied by the learning rate.
+    undecayed: the parameters that do not decay: "vectors" (biases of experts are among them);
+      "embeddings" (tables of tokens and positions, and class tokens); "tables", which means vectors
+      and embeddings; or "nothing".
   """
 
   weight_decay: slots.NonNegativeFloat = 0.01
@@ -79,8 +81,10 @@ def adamw(
   mu_dtype: Moments = "float32",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """AdamW (Loshchilov & Hutter 2019). By default it decays matrices only: not norm scales, biases
-  or other vectors."""
+  """Build AdamW (Loshchilov & Hutter 2019).
+
+  By default, only matrices decay: norm scales, biases and other vectors do not.
+  """
   return optax.chain(
     optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
     Decay(**decay).transformation(),
@@ -89,19 +93,24 @@ def adamw(
 
 
 class _Optimizers(Mapping):
-  """The optimizers here, and one for each file of `training/optimizers/`, by name."""
+  """The optimizers by name: those built in, and one for each file of `training/optimizers/`."""
 
-  _here = {"adafactor": adafactor, "adamw": adamw}
-  _others = "t5x_like.training.optimizers"
+  _builtin = {"adafactor": adafactor, "adamw": adamw}
+  _package = "t5x_like.training.optimizers"
 
   def __getitem__(self, name: str) -> Callable[..., optax.GradientTransformation]:
-    return self._here.get(name) or slots.find("config.optimizer.name", name, self._others, "make")
+    if name in self._builtin:
+      return self._builtin[name]
+    return slots.find("config.optimizer.name", name, self._package, "make")
 
   def __iter__(self) -> Iterator[str]:
-    return iter(sorted({*self._here, *slots.names(self._others)}))
+    return iter(self._names())
 
   def __len__(self) -> int:
-    return len(list(iter(self)))
+    return len(self._names())
+
+  def _names(self) -> list[str]:
+    return sorted({*self._builtin, *slots.names(self._package)})
 
 
 OPTIMIZERS = _Optimizers()
@@ -111,18 +120,22 @@ def with_upper_bounds(
   optimizer: optax.GradientTransformation, upper_bounds: dict[str, float]
 ) -> optax.GradientTransformation:
   """Return an optimizer whose updates take no parameter beyond its upper bound."""
+  if not upper_bounds:
+    return optimizer
 
   def update(updates, state, params, **_):
-    return updates | {
-      n: jnp.minimum(updates[n], upper_bounds[n] - params[n]) for n in upper_bounds if n in updates
-    }, state
+    bounded = dict(updates)
+    for name, upper_bound in upper_bounds.items():
+      if name in updates:
+        bounded[name] = jnp.minimum(updates[name], upper_bound - params[name])
+    return bounded, state
 
   bound = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
-  return optax.chain(optimizer, bound) if upper_bounds else optimizer
+  return optax.chain(optimizer, bound)
 
 
 def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
-  """Turn directions into updates, of the size that the schedule has at `step`."""
+  """Turn directions into updates by the learning rate of the schedule at `step`."""
 
   def update(updates, state, params=None, *, step, **_):
     rate = -schedule(step)
@@ -159,13 +172,13 @@ def update_layerwise(
     return state
 
   def update(grads: Named, state, params: Named, *, step, **_):
-    params_of = groups(params)
+    params_by_group = groups(params)
     updates = {}
     new_state = {}
     update_group = functools.partial(optimizer.update, step=step)
     for group, group_grads in groups(grads).items():
       apply = update_group if group == "whole" else functools.partial(_each_layer, update_group)
-      group_updates, new_state[group] = apply(group_grads, state[group], params_of[group])
+      group_updates, new_state[group] = apply(group_grads, state[group], params_by_group[group])
       updates.update(group_updates)
     return {name: updates[name] for name in grads}, new_state
 
@@ -175,8 +188,8 @@ def update_layerwise(
 def _each_layer(update, grads: Named, state, params: Named):
   """Map `update` over the leading axis of its arguments, except counts, which all layers share.
 
-  A count of each layer would make an array of factors for each, which the partitioner moves between
-  devices.
+  If each layer had its own count, the factors computed from counts would be arrays over layers, which
+  the partitioner would move between devices.
   """
   counts = jax.tree.map(lambda x: x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.integer), state)
   axes = jax.tree.map(lambda is_count: None if is_count else 0, counts)
@@ -188,10 +201,10 @@ def _each_layer(update, grads: Named, state, params: Named):
 def state_axes(opt_state, params: dict) -> object:
   """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
-  An array with the name and shape of a parameter is split like it, and so is a square one of a
-  matrix's side (SOAP). Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col`
-  the second largest (the last of equals). optax chooses them so; their other axes are split like
-  the parameter's. Everything else is replicated.
+  An array with the name and shape of a parameter is split like the parameter, and so is a square
+  matrix over one side of a parameter (SOAP). Adafactor's factored statistics lack one axis, chosen
+  as in optax: `v_row` the largest, `v_col` the second largest (of equal axes, the last). Their other
+  axes are split like the parameter's. Everything else is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.
@@ -201,20 +214,26 @@ def state_axes(opt_state, params: dict) -> object:
   def axes_of(path, leaf):
     keys = [getattr(entry, "key", getattr(entry, "name", None)) for entry in path]
     name = next((k for k in reversed(keys) if k in params), None)
-    none = (None,) * leaf.ndim
+    replicated = (None,) * leaf.ndim
     if name is None:
-      return none
+      return replicated
     shape = params[name].shape
     axes = params[name].axes
     if leaf.shape == shape or (leaf.ndim == len(shape) > 1 and min(leaf.shape[-2:]) > 1):
       return axes
     if leaf.ndim != len(shape) - 1:
-      return none
+      return replicated
     first = 1 if axes[:1] == ("layers",) else 0
-    order = first + np.argsort(shape[first:])
-    dropped = next((order[i] for key, i in (("v_row", -1), ("v_col", -2)) if key in keys), None)
-    fits = dropped is not None and leaf.shape == tuple(np.delete(shape, dropped))
-    return tuple(a for i, a in enumerate(axes) if i != dropped) if fits else none
+    axes_by_size = first + np.argsort(shape[first:])
+    if "v_row" in keys:
+      dropped = axes_by_size[-1]
+    elif "v_col" in keys:
+      dropped = axes_by_size[-2]
+    else:
+      return replicated
+    if leaf.shape != tuple(np.delete(shape, dropped)):
+      return replicated
+    return tuple(axis for i, axis in enumerate(axes) if i != dropped)
 
   return jax.tree_util.tree_map_with_path(axes_of, opt_state)
 
@@ -223,7 +242,7 @@ def to_named(opt_state) -> dict[str, Any]:
   """Return the tensors of a state, abstract or not, by name.
 
   Raises:
-    TypeError: two have the same name.
+    TypeError: two tensors of parameters have the same name.
   """
   named: dict[str, Any] = {}
   for name, per_parameter, leaf in _walk(opt_state):
@@ -231,15 +250,20 @@ def to_named(opt_state) -> dict[str, Any]:
       raise TypeError(f"two tensors of the optimizer would be named {name}")
     if name not in named or not leaf.ndim:
       named[name] = leaf
-  return {name: x if name.count("/") > 1 else _first_copy(x) for name, x in named.items()}
+  for name, array in named.items():
+    if not _belongs_to_parameter(name):
+      named[name] = _first_copy(array)
+  return named
 
 
 def from_named(named: dict[str, Any], like):
   """Invert `to_named`; `like` is an abstract state."""
-  leaves = [
-    named[name] if per_parameter or not leaf.ndim else _repeat_scalar(named[name], leaf)
-    for name, per_parameter, leaf in _walk(like)
-  ]
+  leaves = []
+  for name, per_parameter, leaf in _walk(like):
+    array = named[name]
+    if not per_parameter and leaf.ndim:
+      array = _repeat_scalar(array, leaf)
+    leaves.append(array)
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -256,16 +280,20 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
     for key in sorted(node):
       yield from _walk(node[key], f"{name}/{key}" if name else "")
   elif node is not None:
-    yield name, name.count("/") > 1, node
+    yield name, _belongs_to_parameter(name), node
+
+
+def _belongs_to_parameter(name: str) -> bool:
+  """Return whether a tensor's name has a part for the parameter: `owner/statistic/parameter`."""
+  return name.count("/") > 1
 
 
 def _owner_name(state: str) -> str:
   """Name a state's owner: `ScaleByAdamState` -> `adam`."""
   if state in _OWNERS:
     return _OWNERS[state]
-  return re.sub(
-    r"(?<=[a-z0-9])(?=[A-Z])", "_", state.removeprefix("ScaleBy").removesuffix("State")
-  ).lower()
+  stem = state.removeprefix("ScaleBy").removesuffix("State")
+  return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
 
 
 def _first_copy(copies):
@@ -281,5 +309,6 @@ def _first_copy(copies):
 
 
 def _repeat_scalar(scalar: jax.Array, like) -> jax.Array:
+  """Fill an array of the shape and sharding of `like` with a scalar."""
   copies = np.full(like.shape, scalar.addressable_data(0))
   return jax.make_array_from_callback(like.shape, like.sharding, lambda index: copies[index])

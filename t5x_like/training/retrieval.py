@@ -1,9 +1,9 @@
-"""Train a model that retrieves passages: build its index when due, and find passages for batches.
+"""Train a model that retrieves passages: refresh its index, and find the passages of batches.
 
-The index is made every `objective.refresh_every` steps, from the retriever's parameters, of which
-the state then keeps a copy, `reference/retriever/…`. So it is a function of the state, and a run
-that is stopped between two refreshes makes the same index again when it goes on. The queries, and
-p(z|x), are of the current parameters.
+The index is built every `objective.refresh_every` steps from the retriever's parameters. At a
+refresh these are copied to `reference/retriever/…` in the state, so that a run which stops between
+two refreshes builds the same index again when it resumes. Queries and p(z|x) use the current
+parameters.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ _RETRIEVER = operator.attrgetter("reference.retriever")
 
 
 class RetrievalStep:
-  """The steps of a phase: `(state, batch) -> (state, metrics)`, which donates the state.
+  """The training step: `(state, batch) -> (state, metrics)`; the state is donated.
 
   Attributes:
-    cost: of the update; embedding and search are not counted.
+    cost: the cost of an update, without embedding passages and searching.
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, task):
@@ -64,84 +64,96 @@ class RetrievalStep:
     reference_shardings = {name: x.sharding for name, x in references.items()}
     self._copy_references = jax.jit(copy_references, out_shardings=reference_shardings)
     self._step, self.cost = compile_step(config, parts, batch)
-    self._index: tuple[int, Any] | None = None  # (the step that it is for, the index)
-    # (the step that it is for, the index, the number of its parts that are built)
-    self._next_index: tuple[int, Any, int] = (0, None, 0)
-    # (the last state returned, its step)
-    self._last: tuple[weakref.ref, int] = (lambda: None, 0)
+    # The index in use and the refresh, as a step, that it belongs to.
+    self._index = None
+    self._index_step: int | None = None
+    # The index for the next refresh, and how many of its parts are built.
+    self._next_index = None
+    self._next_index_step = 0
+    self._num_built_parts = 0
+    # The last state returned and its step, which spares a transfer of the step to the host.
+    self._last_state: weakref.ref | None = None
+    self._last_step = 0
 
   def __call__(
     self, state: TrainState, batch: dict[str, jax.Array]
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Find the passages of a batch and update the model."""
-    last_state, step = self._last
-    if last_state() is not state:
-      step = int(fetch(state.step))  # waits for it: only at a start
+    step = self._last_step
+    if self._last_state is None or self._last_state() is not state:
+      step = int(fetch(state.step))  # waits for the device, but only when a run starts
     if self._search:
       state = self._refresh(state, step)
-      batch = self._search.add_nearest(state.params, self._index[1], batch)
+      batch = self._search.add_nearest(state.params, self._index, batch)
       del batch["passages"]
     state, metrics = self._step(state, batch)
-    self._last = weakref.ref(state), step + 1
+    self._last_state = weakref.ref(state)
+    self._last_step = step + 1
     return state, metrics
 
   def _refresh(self, state: TrainState, step: int) -> TrainState:
-    """Return the state, with the retriever's parameters copied if the index is due.
+    """Build the index of a step if it is missing, and return the state.
 
-    Build the index if there is none for the step.
+    At a refresh, the state has the retriever's parameters copied to the reference.
     """
-    due = step - step % self._every
-    if step == due:
+    refresh_step = step - step % self._every
+    if step == refresh_step:
       references = self._copy_references(state.params)
       state = dataclasses.replace(state, params=state.params | references)
-    if self._index is None or self._index[0] != due:
-      self._index = None  # its memory, before there is another
-      next_step, built, num_parts = self._next_index
-      if next_step != due or num_parts != self._search.parts:
-        built = build_index(self._search, self._index_params(state.params), _RETRIEVER)
-      self._index = due, built
+    if self._index_step != refresh_step:
+      self._index = None  # frees its memory before another is built
+      is_next_complete = self._num_built_parts == self._search.parts
+      if self._next_index_step == refresh_step and is_next_complete:
+        self._index = self._next_index
+      else:
+        self._index = build_index(self._search, self._index_params(state.params), _RETRIEVER)
+      self._index_step = refresh_step
     if self._indexes_beside:
-      parts_due = min(1 + step - due, self._search.parts)
-      self._advance(state.params, due + self._every, parts_due)
+      num_due_parts = min(1 + step - refresh_step, self._search.parts)
+      self._build_next_parts(state.params, refresh_step + self._every, num_due_parts)
     return state
 
   def _index_params(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return parameters whose reference is the retriever that makes the index in use."""
-    before = {}
+    """Return parameters whose reference is the retriever that builds the index in use.
+
+    With `objective.refresh` "beside", it is the reference before the last refresh, which the state
+    keeps under a doubled prefix.
+    """
+    retriever = {}
     for name, x in arrays.items():
       if name.startswith(2 * REFERENCE):
-        before[name.removeprefix(REFERENCE)] = x
-    return arrays | before
+        retriever[name.removeprefix(REFERENCE)] = x
+    return arrays | retriever
 
-  def _advance(self, arrays: dict[str, jax.Array], due: int, parts_due: int) -> None:
-    """Build the parts of the index for step `due` that are due by now; at a start, several."""
-    index_step, built, num_parts = self._next_index
-    if index_step != due:
-      built = self._search.empty_index()
-      num_parts = 0
-    for number in range(num_parts, parts_due):
-      built = self._search.embed_part(_RETRIEVER, arrays, built, number)
-    self._next_index = due, built, max(num_parts, parts_due)
+  def _build_next_parts(
+    self, arrays: dict[str, jax.Array], refresh_step: int, num_due_parts: int
+  ) -> None:
+    """Build the next index up to a number of parts: one at most steps, several when a run starts."""
+    if self._next_index_step != refresh_step:
+      self._next_index = self._search.empty_index()
+      self._next_index_step = refresh_step
+      self._num_built_parts = 0
+    for part in range(self._num_built_parts, num_due_parts):
+      self._next_index = self._search.embed_part(_RETRIEVER, arrays, self._next_index, part)
+    self._num_built_parts = max(self._num_built_parts, num_due_parts)
 
 
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RetrievalStep, StepCost]:
-  """Return the steps for batches of texts, and the cost of an update.
+  """Return the training step for batches of texts, and the cost of an update.
 
   Raises:
-    UserError: the recipe evaluates the loss of given rows, splits a batch, or mixes tasks of
-      several shelves.
+    UserError: the recipe has an evaluator of the loss, or its task has no passages of its own.
   """
   for name, values in config.evals.items():
     if values.name == "loss":
       raise UserError(
         f"config.evals.{name}: the loss is of rows with their passages, which only a step finds; "
-        "name the evaluator"
-        ' `open_qa` instead: config.evals = {"open_qa": {}}'
+        'name the evaluator `open_qa` instead: config.evals = {"open_qa": {}}'
       )
   if getattr(task, "passages", None) is None:
     raise UserError(
       f"config.task.name: found {config.task.name}, expected open_qa, by itself: passages are of "
       "one task"
     )
-  steps = RetrievalStep(config, parts, task)
-  return steps, steps.cost
+  step = RetrievalStep(config, parts, task)
+  return step, step.cost

@@ -1,23 +1,24 @@
-"""Prefix language modelling: the first part of a window is given, and the second is predicted.
+"""Prefix language modelling: predict the second part of a window from the first, the prefix.
 
-Raffel et al. 2020, section 3.2.1: the decoder-only form is their prefix LM, whose tokens of the
-prefix all see each other. The encoder-decoder form is the language modelling objective their
-encoder-decoders are trained with (section 3.2.3 and tables 2 and 4): the first part is encoded. The
-place of the cut is uniform: of W tokens, the prefix has 1..W-1. Worked example, the window [5, 6,
-  7, 8] cut after 2, EOS 1:
+The decoder-only form is the prefix LM of Raffel et al. 2020, section 3.2.1: all tokens of the prefix
+attend to each other. The encoder-decoder form is the language modelling objective with which they
+train encoder-decoders (section 3.2.3 and tables 2 and 4): the encoder reads the prefix. The length
+of the prefix is uniform over 1..W-1 for a window of W tokens.
+
+Example: the window 5 6 7 8 with a prefix of 2 tokens, where EOS is 1:
 
     encoder_decoder   encoder_input_tokens 5 6 1 0   decoder_target_tokens 7 8 1 0
     decoder           decoder_target_tokens 5 6 7 8, loss on 7 8, `decoder_causal_attention` 1 1 1 0
 
-The decoder-only form reads windows of `length` tokens; the encoder-decoder form windows of `length
-- 1`, so that any part and its EOS fit `length` inputs and `length` targets.
+The decoder-only form reads windows of `length` tokens. The encoder-decoder form reads one token
+less, so that either part and its EOS fit in `length` inputs or targets.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from t5x_like.data import features as layouts
+from t5x_like.data import features as feature_layouts
 from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
@@ -31,10 +32,10 @@ from t5x_like.vocabularies import padding_id, start_id
 
 
 def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
-  """Return the features of the task with these arguments."""
+  """Return the features of a task's batches, from its arguments."""
   if architecture == "decoder":
-    return layouts.decoder(length, "causal_attention")
-  return layouts.encoder_decoder(length, length, vocabulary)
+    return feature_layouts.decoder(length, "causal_attention")
+  return feature_layouts.encoder_decoder(length, length, vocabulary)
 
 
 def task(
@@ -44,18 +45,18 @@ def task(
   documents_end: DocumentsEnd | None = None,
   **text: Unpack[TextArguments],
 ) -> Task:
-  """Make the task.
+  """Build the task.
 
   Args:
-    length: length of every feature; the window follows from it.
-    architecture: the kind of model that the features feed.
-    documents_end: the end of each document in the store: `eos`, `nothing` or `any`; by default
+    length: the length of every feature, from which the length of windows follows.
+    architecture: the kind of model to make features for.
+    documents_end: how each document in the store must end: `eos`, `nothing` or `any`; by default
       `eos` for decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
     text: see `TextArguments`.
 
   Raises:
-    UserError: a length that cannot be cut; the store cannot be used, is shorter than one window, or
-      its documents do not end as they should.
+    UserError: the length leaves no window to cut; or the store cannot be used, is shorter than one
+      window, or has documents that do not end as required.
   """
   is_decoder = architecture == "decoder"
   window = length if is_decoder else length - 1
@@ -91,19 +92,25 @@ def cut_windows(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Cut windows into inputs and targets, each ended by EOS.
 
-  int32 [B, W] and int32 [B] in 0..W -> two int32 [B, W + 1].
+  Args:
+    tokens_BW: the windows, int32.
+    prefix_B: the number of tokens in each prefix, int32 in 0..W.
+    eos_id: the id that ends inputs and targets.
+    pad_id: the id that fills the rest.
+  Returns:
+    Inputs and targets, int32 [B, W + 1].
   """
   batch = tf.shape(tokens_BW)[0]
   length = tokens_BW.shape[1]
-  place_T = tf.range(length + 1)
+  position_T = tf.range(length + 1)
   prefix_B1 = prefix_B[:, None]
-  closed_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
-  inputs_BT = tf.where(
-    place_T < prefix_B1, closed_BT, tf.where(place_T == prefix_B1, eos_id, pad_id)
-  )
-  # The rest, moved to the front: place j holds token prefix + j; past the EOS there is nothing.
-  source_BT = tf.range(batch)[:, None] * (length + 1) + tf.minimum(place_T + prefix_B1, length)
-  moved_BT = tf.reshape(
-    tf.gather(tf.reshape(closed_BT, [-1]), tf.reshape(source_BT, [-1])), [-1, length + 1]
-  )
-  return inputs_BT, tf.where(place_T + prefix_B1 <= length, moved_BT, pad_id)
+  with_eos_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
+  eos_or_padding_BT = tf.where(position_T == prefix_B1, eos_id, pad_id)
+  inputs_BT = tf.where(position_T < prefix_B1, with_eos_BT, eos_or_padding_BT)
+  # Targets are the tokens after the prefix, moved to the front: position j holds token prefix + j of
+  # the window. Indices are into the flattened batch, and limited to the row's EOS.
+  row_start_B1 = tf.range(batch)[:, None] * (length + 1)
+  index_BT = row_start_B1 + tf.minimum(position_T + prefix_B1, length)
+  flat_targets = tf.gather(tf.reshape(with_eos_BT, [-1]), tf.reshape(index_BT, [-1]))
+  targets_BT = tf.reshape(flat_targets, [-1, length + 1])
+  return inputs_BT, tf.where(position_T + prefix_B1 <= length, targets_BT, pad_id)

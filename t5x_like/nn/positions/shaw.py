@@ -14,7 +14,12 @@ class ShawPosition(Position):
   """Learned vectors for each clipped distance, added to keys and to values.
 
   They follow Shaw et al. 2018, equations 3 and 4. The vectors are shared by the heads of a layer,
-  as in the paper (section 3.3); every layer has its own.
+  as in the paper (section 3.3); every layer has its own. In array names, X is the dimension of
+  clipped distances.
+
+  Args:
+    clip: the largest distance with a vector of its own, in tokens; farther keys share its vector.
+    values: whether vectors are added to the values too (equation 3), not only to the keys.
   """
 
   query_dependent = True
@@ -27,23 +32,27 @@ class ShawPosition(Position):
     self.clip = clip
 
   def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    # One product with the vectors of all distances, then a lookup: [T, S, H] is never made.
-    by_distance = jnp.einsum("BTNH,XH->BTNX", q_BTNH, self.keys[...].astype(q_BTNH.dtype))
+    # Multiply queries by the vector of every distance, then look distances up: an array of shape
+    # [T, S, H] is never built.
+    logits_BTNX = jnp.einsum("BTNH,XH->BTNX", q_BTNH, self.keys[...].astype(q_BTNH.dtype))
     onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, jnp.float32)
     onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (q_BTNH.shape[0], *onehot_BTSX.shape[1:]))
-    return jnp.einsum("BTNX,BTSX->BNTS", by_distance.astype(jnp.float32), onehot_BTSX)
+    return jnp.einsum("BTNX,BTSX->BNTS", logits_BTNX.astype(jnp.float32), onehot_BTSX)
 
   def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     if self.value_table is None:
       return jnp.zeros((), probs_BNTS.dtype)
     onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, probs_BNTS.dtype)
     onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (probs_BNTS.shape[0], *onehot_BTSX.shape[1:]))
-    by_distance = jnp.einsum("BNTS,BTSX->BTNX", probs_BNTS, onehot_BTSX)
-    return jnp.einsum("BTNX,XH->BTNH", by_distance, self.value_table[...].astype(probs_BNTS.dtype))
+    probs_BTNX = jnp.einsum("BNTS,BTSX->BTNX", probs_BNTS, onehot_BTSX)
+    value_table_XH = self.value_table[...].astype(probs_BNTS.dtype)
+    return jnp.einsum("BTNX,XH->BTNH", probs_BTNX, value_table_XH)
 
   def _onehot(self, q_pos_BT, k_pos_BS, dtype) -> jax.Array:
-    relative_BTS = jnp.clip(k_pos_BS[:, None, :] - q_pos_BT[:, :, None], -self.clip, self.clip)
-    return jax.nn.one_hot(relative_BTS + self.clip, 2 * self.clip + 1, dtype=dtype)
+    """Return the clipped distance from each query to each key, one-hot [B, T, S, X]."""
+    distance_BTS = k_pos_BS[:, None, :] - q_pos_BT[:, :, None]
+    clipped_BTS = jnp.clip(distance_BTS, -self.clip, self.clip)
+    return jax.nn.one_hot(clipped_BTS + self.clip, 2 * self.clip + 1, dtype=dtype)
 
 
 make = ShawPosition
