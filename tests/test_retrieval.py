@@ -129,16 +129,26 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
 
   steps = object.__new__(steps_of_retrieval.RetrievalStep)
 
-  def copied(arrays):
+  def copy_references(arrays):
     return {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}
 
   vars(steps).update(
-    _every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _search=Counted()
+    _every=3,
+    _indexes_beside=True,
+    _copy_references=copy_references,
+    _search=Counted(),
+    _index=None,
+    _index_step=None,
+    _next_index=None,
+    _next_index_step=0,
+    _num_built_parts=0,
   )
   for step in range(begin, 12):
     steps._search.made = []
     steps._refresh(state(step), step)
-    assert steps._index == (step - step % 3, [max(0, step - step % 3 - 3)] * 2), step
+    refresh_step = step - step % 3
+    assert steps._index_step == refresh_step, step
+    assert steps._index == [max(0, refresh_step - 3)] * 2, step
     assert len(steps._search.made) <= (4 if step == begin else 1), "no step waits but the first"
 
 

@@ -1,8 +1,8 @@
 """Compare two results of one suite: the differences between scores on the same examples.
 
 A task is compared by the saved predictions of its run with the median score (of an even number of
-seeds, the lower of the two middle runs). Intervals of differences come from the paired bootstrap over
-examples, p-values from approximate randomisation (`metrics/resampling.py`).
+seeds, the lower of the two middle runs). Intervals of differences come from the paired bootstrap
+over examples, p-values from approximate randomisation (`metrics/resampling.py`).
 """
 
 import json

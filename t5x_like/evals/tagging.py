@@ -48,7 +48,7 @@ class Evaluator:
     return (*names, "examples", "truncated_words")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Compute `accuracy` and, for tags such as B-PER, the `precision`, `recall` and `f1` of entities.
+    """Compute `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities.
 
     All are in percent.
     """

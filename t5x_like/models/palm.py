@@ -1,10 +1,10 @@
 """PaLM (Chowdhery et al. 2022, arXiv:2204.02311).
 
-The attention and the feed-forward layer of a block read the same normalised input, and their outputs
-are added (section 2). PaLM has multi-query attention, SwiGLU, rotary positions, and no biases in
-LayerNorm and projections. The output projection shares the token table, and its input is scaled by
-1/sqrt(D). The table is initialised from N(0, 1), kernels from N(0, 1/fan_in) (section 5). With the
-vocabulary of 256,000 tokens, parameter counts match table 1.
+The attention and the feed-forward layer of a block read the same normalised input, and their
+outputs are added (section 2). PaLM has multi-query attention, SwiGLU, rotary positions, and no
+biases in LayerNorm and projections. The output projection shares the token table, and its input is
+scaled by 1/sqrt(D). The table is initialised from N(0, 1), kernels from N(0, 1/fan_in) (section 5).
+With the vocabulary of 256,000 tokens, parameter counts match table 1.
 """
 
 from t5x_like.architectures.decoder import Decoder

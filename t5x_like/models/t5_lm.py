@@ -1,9 +1,10 @@
 """The decoder-only models of Raffel et al. 2020 (arXiv:1910.10683), section 3.2.
 
-They are stacks of T5's blocks, in T5's sizes. Variants named by size alone are the paper's "language
-model"; all of its position buckets are for keys before the query. Variants named `prefix-…` are its
-"prefix LM", for batches that mark the prefix in `decoder_causal_attention` (1 where attention is
-bidirectional); as in an encoder, half of its position buckets are for keys after the query.
+They are stacks of T5's blocks, in T5's sizes. Variants named by size alone are the paper's
+"language model"; all of its position buckets are for keys before the query. Variants named
+`prefix-…` are its "prefix LM", for batches that mark the prefix in `decoder_causal_attention` (1
+where attention is bidirectional); as in an encoder, half of its position buckets are for keys after
+the query.
 """
 
 from dataclasses import replace

@@ -86,8 +86,8 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   axis_first = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
   devices_on_axis = axis_first.reshape(mesh.shape[axis], -1)[:, 0]
   coords = [getattr(device, "coords", None) for device in devices_on_axis]
-  # The length of the axis in each dimension of the torus. Find the fastest dimension first: how many
-  # devices follow one another before a second coordinate changes. Then take every such device.
+  # The length of the axis in each dimension of the torus. Find the fastest dimension first: count
+  # the devices before a second coordinate changes. Then continue with one device of each such run.
   lengths = []
   step = 1
   while step < len(devices_on_axis) and None not in coords:

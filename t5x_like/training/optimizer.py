@@ -6,9 +6,9 @@ A stack keeps the parameters of its layers in one array with a leading axis. Sta
 Adafactor's must not mix layers, so the optimizer is mapped over that axis, once for every depth of
 stack.
 
-The learning rate depends on the step of the run, an argument of `update`, and not on the optimizer's
-own count of updates. Changing a schedule, skipping an update or restarting an optimizer therefore
-does not shift the rate of later steps.
+The learning rate depends on the step of the run, an argument of `update`, and not on the
+optimizer's own count of updates. Skipping an update, or restarting an optimizer, therefore does not
+shift the rates of later steps.
 
 A tensor of an optimizer state is named by the statistic's owner, the statistic and the parameter
 (`to_named`): `adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers
@@ -188,8 +188,8 @@ def update_layerwise(
 def _each_layer(update, grads: Named, state, params: Named):
   """Map `update` over the leading axis of its arguments, except counts, which all layers share.
 
-  If each layer had its own count, the factors computed from counts would be arrays over layers, which
-  the partitioner would move between devices.
+  If each layer had its own count, the factors computed from counts would be arrays over layers,
+  which the partitioner would move between devices.
   """
   counts = jax.tree.map(lambda x: x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.integer), state)
   axes = jax.tree.map(lambda is_count: None if is_count else 0, counts)
@@ -203,8 +203,8 @@ def state_axes(opt_state, params: dict) -> object:
 
   An array with the name and shape of a parameter is split like the parameter, and so is a square
   matrix over one side of a parameter (SOAP). Adafactor's factored statistics lack one axis, chosen
-  as in optax: `v_row` the largest, `v_col` the second largest (of equal axes, the last). Their other
-  axes are split like the parameter's. Everything else is replicated.
+  as in optax: `v_row` the largest, `v_col` the second largest (of equal axes, the last). Their
+  other axes are split like the parameter's. Everything else is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.

@@ -9,7 +9,6 @@ parameters.
 import dataclasses
 import operator
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +127,7 @@ class RetrievalStep:
   def _build_next_parts(
     self, arrays: dict[str, jax.Array], refresh_step: int, num_due_parts: int
   ) -> None:
-    """Build the next index up to a number of parts: one at most steps, several when a run starts."""
+    """Build the next index up to a number of parts: one per step, several when a run starts."""
     if self._next_index_step != refresh_step:
       self._next_index = self._search.empty_index()
       self._next_index_step = refresh_step

@@ -1,7 +1,7 @@
 """`idx:train=train-images-idx3-ubyte.gz,…`: read files in MNIST's format, IDX.
 
-Records have the fields `image`, a PNG, and `label`, the label's number as text. Labels are read from
-the file beside the images, whose name has `labels` in place of `images` and `idx1` in place of
+Records have the fields `image`, a PNG, and `label`, the label's number as text. Labels are read
+from the file beside the images whose name has `labels` in place of `images` and `idx1` in place of
 `idx3`. Files may be compressed.
 """
 
@@ -107,7 +107,10 @@ def _read_array(path: str, allowed_ndims: tuple[int, ...]) -> np.ndarray:
 
 
 def _read_shape(path: str, file: BinaryIO, allowed_ndims: tuple[int, ...]) -> tuple[int, ...]:
-  """Read the header of an IDX file: two zeros, the type (8 is uint8), the number of axes, lengths."""
+  """Read the shape from the header of an IDX file.
+
+  The header has two zeros, the type (8 is uint8), the number of axes and the length of each.
+  """
   magic = file.read(4)
   if len(magic) == 4 and magic[:3] == b"\0\0\x08" and magic[3] in allowed_ndims:
     lengths = file.read(4 * magic[3])

@@ -1,9 +1,9 @@
 """Prefix language modelling: predict the second part of a window from the first, the prefix.
 
-The decoder-only form is the prefix LM of Raffel et al. 2020, section 3.2.1: all tokens of the prefix
-attend to each other. The encoder-decoder form is the language modelling objective with which they
-train encoder-decoders (section 3.2.3 and tables 2 and 4): the encoder reads the prefix. The length
-of the prefix is uniform over 1..W-1 for a window of W tokens.
+The decoder-only form is the prefix LM of Raffel et al. 2020, section 3.2.1: all tokens of the
+prefix attend to each other. The encoder-decoder form is the language modelling objective with which
+they train encoder-decoders (section 3.2.3 and tables 2 and 4): the encoder reads the prefix. The
+length of the prefix is uniform over 1..W-1 for a window of W tokens.
 
 Example: the window 5 6 7 8 with a prefix of 2 tokens, where EOS is 1:
 
@@ -107,8 +107,8 @@ def cut_windows(
   with_eos_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
   eos_or_padding_BT = tf.where(position_T == prefix_B1, eos_id, pad_id)
   inputs_BT = tf.where(position_T < prefix_B1, with_eos_BT, eos_or_padding_BT)
-  # Targets are the tokens after the prefix, moved to the front: position j holds token prefix + j of
-  # the window. Indices are into the flattened batch, and limited to the row's EOS.
+  # Targets are the tokens after the prefix, moved to the front: position j holds token prefix + j
+  # of the window. Indices are into the flattened batch, and limited to the row's EOS.
   row_start_B1 = tf.range(batch)[:, None] * (length + 1)
   index_BT = row_start_B1 + tf.minimum(position_T + prefix_B1, length)
   flat_targets = tf.gather(tf.reshape(with_eos_BT, [-1]), tf.reshape(index_BT, [-1]))
