@@ -20,7 +20,7 @@ from t5x_like.parallel.rules import Rules, fetch
 
 
 class FaissSearch:
-  """The passages of a task in their store; arguments and methods are those of `retrieval.DeviceSearch`.
+  """The passages of a task in their store, with the interface of `retrieval.DeviceSearch`.
 
   Raises:
     UserError: faiss is not installed, or there are several processes.

@@ -12,7 +12,8 @@ Unicode character database (in the sense of UAX #14 and #29), not on lists of la
   next word, because they occur within words (`3.14`); `。`, `！`, `？`, `؟`, `।` and `።` always end
   one.
 
-Worked example: `我爱Python。真的` has the words 我, 爱, Python。, 真, 的 and the sentences 我爱Python。 and 真的.
+Worked example: `我爱Python。真的` has the words 我, 爱, Python。, 真, 的 and the sentences
+我爱Python。 and 真的.
 """
 
 import enum

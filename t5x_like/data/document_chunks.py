@@ -11,8 +11,8 @@ on demand.
 
 An EOS that the store appended to every document is not part of it. Worked example, documents of 5,
 1 and 4 tokens, chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4
-and 5 are tokens 6-7 and 8-9. If a chunk needs at least 2 tokens (`min_tokens`), they are 0-1, 2, 3-4,
-6-7 and 8-9. `chunk_rows.py` packs several into a row.
+and 5 are tokens 6-7 and 8-9. If a chunk needs at least 2 tokens (`min_tokens`), they are 0-1, 2,
+3-4, 6-7 and 8-9. `chunk_rows.py` packs several into a row.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Chunks:
   Args:
     tokens: the store.
     length: maximum tokens per chunk.
-    min_tokens: minimum tokens per chunk; a shorter last chunk takes tokens from the chunk before it, and
-      a shorter document has no chunk.
+    min_tokens: minimum tokens per chunk; a shorter last chunk takes tokens from the chunk before it,
+      and a shorter document has no chunk.
     block: documents per block.
 
   Attributes:

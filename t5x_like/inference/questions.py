@@ -319,7 +319,7 @@ def format_scores(scores: dict[str, float]) -> str:
 
 
 class Progress:
-  """Says on stderr how many rows of a file are done, at most every `SECONDS`; see `rows.report_progress`.
+  """Reports on stderr how many rows of a file are done, at most every `SECONDS`.
 
   Args:
     name: the name of the file.

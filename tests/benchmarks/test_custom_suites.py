@@ -221,7 +221,10 @@ def test_a_test_set_is_counted_beside_the_dev_set_or_not(tmp_path):
 
 
 def test_records_need_no_numbers(tmp_path):
-  table = '[who]\nform = "classification"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
+  table = (
+    '[who]\nform = "classification"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\n'
+    'labels = ["a", "b"]\n'
+  )
   table += 'label_field = "kind"\n'
   (tmp_path / "mine.toml").write_text(table)
   task = custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks["who"]

@@ -256,9 +256,7 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
 
 
 @pytest.mark.parametrize("name", more.beyond(1, ["learned_1d", "learned_2d"]))
-def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_ones_followed_by_zeros(
-  name,
-):
+def test_positions_of_every_layer_repeat_the_shared_ones(name):
   def logits(at, arrays):
     chosen = case(position={"name": name, "at": at})
     return np.asarray(

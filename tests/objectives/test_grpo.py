@@ -72,8 +72,10 @@ def by_hand(objective, own, base, batch):
     group = batch["rewards"][b]
     places = range(int(batch["decoder_loss_weights"][b, k].sum()))
     if isinstance(objective, rloo.Objective):
-      lowered = [group[j] - objective.beta * sum((old - r)[b, j][batch["decoder_loss_weights"][b, j][PROMPT:] > 0])
-                 for j in range(K)]  # fmt: skip
+      lowered = []
+      for j in range(K):
+        is_counted = batch["decoder_loss_weights"][b, j][PROMPT:] > 0
+        lowered.append(group[j] - objective.beta * sum((old - r)[b, j][is_counted]))
       A = lowered[k] - np.mean([lowered[j] for j in range(K) if j != k])
       loss += -A * sum(p[b, k, n] for n in places)
     else:
