@@ -45,7 +45,7 @@ class Chunks:
   Args:
     tokens: the store.
     length: maximum tokens per chunk.
-    min_tokens: minimum tokens per chunk; a shorter last chunk takes tokens from the chunk before it,
+    min_tokens: minimum tokens per chunk; a shorter last chunk takes tokens from the previous chunk,
       and a shorter document has no chunk.
     block: documents per block.
 

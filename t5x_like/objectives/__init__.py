@@ -20,6 +20,16 @@ from t5x_like.errors import UserError
 
 # Names of sums whose means are reported under another name.
 METRIC_NAMES = {"correct": "accuracy"}
+# The declarations of version 0.1 and their names now.
+_RENAMED_DECLARATIONS = {
+  "beside": "model_inputs",
+  "also": "extra_features",
+  "gives": "reported_sums",
+  "several": "multi_row",
+  "reference": "needs_reference",
+  "steps": "step_module",
+  "among_rows": "uses_batch_negatives",
+}
 
 
 def denominator(name: str, sums: Collection[str]) -> str:
@@ -46,6 +56,12 @@ def check_declarations(name: str, objective: Any) -> None:
     raise UserError(
       f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base"
     )
+  arguments = getattr(objective, "__dataclass_fields__", {})
+  for old_name, new_name in _RENAMED_DECLARATIONS.items():
+    if old_name in vars(type(objective)) and old_name not in arguments:
+      raise UserError(
+        f"config.objective.name: {name} declares {old_name!r}, which is now {new_name!r}; rename it"
+      )
   for attribute in ("model_inputs", "targets", "weights"):
     if not hasattr(objective, attribute):
       raise UserError(

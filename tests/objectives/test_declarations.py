@@ -96,3 +96,14 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
     evaluate(lambda model, batch, key: {}["decoder_target_tokens"], None, batch)
   with pytest.raises(UserError, match=r"returned float, expected \(loss sum, sums\)"):
     evaluate(lambda model, batch, key: 1.0, None, {})
+
+
+def test_declaration_of_version_0_1_is_refused_with_its_new_name():
+  class Hinge(objectives.Base):
+    model_inputs = ("encoder_input_tokens",)
+    targets = "label"
+    weights = "label"
+    also = ("margin",)
+
+  with pytest.raises(UserError, match="my:Hinge declares 'also', which is now 'extra_features'"):
+    check_declarations("my:Hinge", Hinge())
