@@ -209,7 +209,7 @@ class TextClassification:
     orders = [names, names[::-1]] if self._both_orders else [names]
     make_rows = rows_class(self._architecture)
     rows = [make_rows(store, order, self._length) for order in orders]
-    used_N, lengths_ND = rows[0].fitted("truncate")
+    used_N, lengths_ND = rows[0].fit("truncate")
     by_order = [
       row(used_N, lengths_ND[:, :: 1 if turn == 0 else -1]) for turn, row in enumerate(rows)
     ]
