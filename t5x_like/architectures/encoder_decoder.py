@@ -51,7 +51,7 @@ class EncoderDecoder(Architecture):
     q_segments = batch.get("decoder_segment_ids")
     valid = None
     if q_segments is None:
-      valid = _after_start(tokens_BT, self.variant.tokens.pad)
+      valid = _find_valid(tokens_BT, self.variant.tokens.pad)
     mask = Mask(
       q_pos,
       q_pos,
@@ -94,11 +94,14 @@ class EncoderDecoder(Architecture):
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
       return start_B1, jnp.ones((B, 1), bool)
-    forced_BP = batch["decoder_prefix_tokens"]
-    tokens_BP = jnp.concatenate([start_B1, forced_BP], axis=1)
+    prefix_BP = batch["decoder_prefix_tokens"]
+    tokens_BT = jnp.concatenate([start_B1, prefix_BP], axis=1)
     pad = self.variant.tokens.pad
-    real_BP = jnp.ones(forced_BP.shape, bool) if pad is None else forced_BP != pad
-    return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
+    if pad is None:
+      valid_BP = jnp.ones(prefix_BP.shape, bool)
+    else:
+      valid_BP = prefix_BP != pad
+    return tokens_BT, jnp.concatenate([jnp.ones((B, 1), bool), valid_BP], axis=1)
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
     """Encode `encoder_input_tokens` and make an empty cache for `slots` tokens."""
@@ -109,8 +112,12 @@ class EncoderDecoder(Architecture):
     return DecodeState.empty(cache, B, slots, memory_pos=k_pos, memory_valid=k_valid)
 
   def decode(self, tokens_BT: jax.Array, state, valid_BT=None, prefix_BT=None):
-    """Feed the next tokens through the cache, see `DecodeState.advance`.
+    """Compute the logits of the next tokens, and add them to the cache.
 
+    Args:
+      tokens_BT: the next tokens.
+      state: the `DecodeState` after the tokens before.
+      valid_BT, prefix_BT: see `DecodeState.advance`.
     Returns:
       (logits [B, T, V], state)
     """
@@ -124,10 +131,10 @@ class EncoderDecoder(Architecture):
     return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
 
 
-def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
-  """Return bool [B, T], False for padding.
+def _find_valid(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
+  """Return bool [B, T], False for padding; None without a padding id.
 
-  The first token always counts: T5's start token is the padding id.
+  The first token always counts, because T5's start token is the padding id.
   """
   if pad is None:
     return None

@@ -1,4 +1,4 @@
-"""Compare the pooling of a sentence-transformers directory with ours."""
+"""Compare the pooling of a sentence-transformers directory with the pooling of `--embed`."""
 
 import json
 from typing import Any
@@ -6,24 +6,26 @@ from typing import Any
 from t5x_like.files.file_names import is_name
 from t5x_like.files.paths import as_path
 
-# the library's mode -> our pooling; embeddings have length one, so both means are equal
+# sentence-transformers' mode -> our pooling. The two means differ by a factor, which disappears when
+# embeddings are normalised to length one.
 _POOLINGS = {
   "cls_token": "cls",
   "mean_tokens": "mean",
   "mean_sqrt_len_tokens": "mean",
 }
-# modules whose effect our embeddings have
+# modules that our embeddings reproduce
 _SUPPORTED = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_mismatch(directory: str | None, pooling: str) -> str | None:
   """Describe the difference between a directory's embeddings and ours with a pooling.
 
-  `modules.json` lists the modules that a sentence encoder applies after its model; their configs
-  lie in its folders.
+  `modules.json` lists the modules that a sentence encoder applies after its model, each with the
+  folder of its config.
 
   Returns:
-    None if there is no difference, or if the directory does not tell.
+    A sentence for a warning; None if there is no difference, or if the directory has no readable
+    `modules.json` or pooling config.
   """
   modules = _read_json(directory, "modules.json") if directory else None
   if not isinstance(modules, list):
@@ -68,7 +70,7 @@ def _read_poolings(config: dict[str, Any]) -> list[str]:
 
 
 def _read_json(directory: str, name: str) -> Any:
-  """Return the content of a file of a directory, None if it cannot be read."""
+  """Return the content of a file of a directory, or None if it cannot be read."""
   try:
     return json.loads((as_path(directory) / name).read_bytes())
   except (OSError, ValueError, RecursionError):

@@ -1,18 +1,17 @@
-"""Read the encoder-decoders of T5X and the state of Adafactor.
+"""Read encoder-decoders and Adafactor's state from T5X checkpoints.
 
-The trees are those of `t5x/examples/t5` and `t5x/examples/scalable_t5`.
+The parameter trees are those of `t5x/examples/t5` and `t5x/examples/scalable_t5`. Kernels are
+[in, out], as in this package. The trees differ from ours in three points:
 
-Kernels have T5X's orientation here too, [in, out]. The trees differ in three points:
-
-- T5X keeps each layer by itself (`encoder/layers_0/…`) or, under `scan_layers`, all layers of a
-  stack in one array whose axis 1 counts them (`encoder/encoder/…`). Here axis 0 counts them.
-- T5X's tables of relative positions are [heads, buckets], here [buckets, heads]. `minimal` has one
+- T5X stores each layer separately (`encoder/layers_0/…`) or, with `scan_layers`, all layers of a
+  stack in one array with the layers on axis 1 (`encoder/encoder/…`). Ours are on axis 0.
+- T5X's tables of relative positions are [heads, buckets], ours [buckets, heads]. `minimal` has one
   per stack, umT5 and `scalable_t5` one per layer.
-- Attention kernels may have separate axes of heads and of their dimensions.
+- Attention kernels in T5X may have separate axes for the heads and for their dimensions.
 
-Adafactor keeps, of a factored array, a mean over rows and one over columns. T5X names them by the
-two largest axes, or under `scan_layers` by logical axes: `v_row` is the one along `embed`. Here the
-two largest axes decide.
+Adafactor stores two means of the second moments of a factored array: `v_row` and `v_col`. In T5X
+`v_row` belongs to the shorter of the two largest axes or, with `scan_layers`, to the logical axis
+`embed`. In this package the two largest axes always decide.
 """
 
 import math
@@ -29,7 +28,7 @@ from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-# T5X's `mlp_activations` -> our activation; flax's gelu is the approximation by tanh
+# T5X's `mlp_activations` -> our activation; flax's gelu is the tanh approximation
 ACTIVATIONS = {
   "relu": "relu",
   "gelu": "gelu_tanh",
@@ -51,14 +50,15 @@ _STEP = "state/step"
 
 
 def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
-  """Return sizes and design of the model in a checkpoint.
+  """Return the sizes and the design of the model in a checkpoint.
 
-  T5X stores neither the activation nor the scaling of logits. A gated feed-forward layer is taken
-  for version 1.1's (`gelu,linear`), another for version 1.0's (`relu`); logits are scaled if the
-  token table makes them.
+  T5X stores neither the activation nor the scaling of logits. By default, a gated feed-forward
+  layer has the activation of T5 1.1 (`gelu,linear`), and one without a gate that of T5 1.0
+  (`relu`). Logits are scaled if the token table is also the output kernel.
 
   Args:
-    activations: a key of `ACTIVATIONS`, if the checkpoint's is another.
+    checkpoint: the checkpoint.
+    activations: a key of `ACTIVATIONS`, for a checkpoint with another activation.
   Raises:
     UserError: an array is missing, or the shapes contradict each other or the activation.
   """
@@ -100,7 +100,10 @@ def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Vari
 
 
 def parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield (name, array) of each parameter of a model with the checkpoint's variant; float32.
+  """Read the parameters of a model that has the variant of the checkpoint.
+
+  Yields:
+    (name of the parameter in this package, float32 array).
 
   Raises:
     UserError: an array is missing, unknown or of another shape.
@@ -141,15 +144,20 @@ def has_optimizer_state(checkpoint: Checkpoint) -> bool:
 def second_moments(
   checkpoint: Checkpoint, model, shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield (name, array) of Adafactor's second moments; float32.
+  """Read Adafactor's second moments.
 
-  A matrix that T5X factors and this package does not, because a side is shorter than 128, gets the
-  product of its factors; one that only this package factors gets means.
+  Some matrices are factored only in T5X, because this package does not factor those with a side
+  shorter than 128; they get the product of their factors. Matrices that are factored only in this
+  package get the means of their moments.
 
   Args:
+    checkpoint: the checkpoint.
+    model: the model whose parameters the moments belong to.
     shapes: the shapes of our tensors, named `adafactor/v/PARAMETER`, `adafactor/v_row/…` and
       `adafactor/v_col/…`.
-    scale: our gradients in units of T5X's; moments are multiplied by its square.
+    scale: the ratio of our gradients to T5X's; moments are multiplied by its square.
+  Yields:
+    (name of the tensor in this package, float32 array).
   Raises:
     UserError: an array is missing or of another shape, or the optimizer is another or has momentum.
   """
@@ -157,8 +165,9 @@ def second_moments(
     location = _locate(checkpoint, name, parameter.shape)
     unfactored, factors = _read_moments(checkpoint, location)
     is_factored_here = shapes[f"adafactor/v/{name}"] != parameter.shape
-    kinds = ("v_row", "v_col", "v")
-    moments = {kind: np.zeros(shapes[f"adafactor/{kind}/{name}"], np.float32) for kind in kinds}
+    moments = {}
+    for kind in ("v_row", "v_col", "v"):
+      moments[kind] = np.zeros(shapes[f"adafactor/{kind}/{name}"], np.float32)
     if not is_factored_here:
       moments["v"] = _multiply_factors(factors) if unfactored is None else unfactored
     else:
@@ -179,12 +188,12 @@ def _multiply_factors(factors: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 class _Location(NamedTuple):
-  """The arrays of T5X that contain a parameter.
+  """The arrays in a T5X checkpoint that contain one of our parameters.
 
   Attributes:
-    paths: one path below `target` for each layer; one alone outside of stacks and for all layers
-      under `scan_layers`.
-    scanned: whether axis 1 counts layers.
+    paths: the paths of the arrays below `target`: one for each layer, or a single one outside of
+      stacks and with `scan_layers`.
+    scanned: whether axis 1 of the array is the layers.
     layers: the number of layers; 0 outside of stacks.
     shape: our shape of one layer.
   """
@@ -196,16 +205,17 @@ class _Location(NamedTuple):
 
   @property
   def is_bias(self) -> bool:
+    """Whether the parameter is a table of relative positions."""
     return self.paths[0].endswith("rel_embedding")
 
   @property
   def embed_first(self) -> bool:
-    """Whether the input of a kernel is the residual stream, rather than its output."""
+    """Whether `embed` is a kernel's axis 0: its input, not its output, is the residual stream."""
     return not self.paths[0].endswith(("/out/kernel", "/wo/kernel"))
 
 
 def _locate(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> _Location:
-  """Return the location of one of our parameters."""
+  """Return the location of one of our parameters, given its name and shape."""
   side, *keys = name.split("/")
   outside_stacks = {
     "embed/table": "token_embedder/embedding",
@@ -233,7 +243,14 @@ def _locate(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> _Locat
 
 
 def _read(checkpoint: Checkpoint, root: str, suffix: str, location: _Location) -> np.ndarray:
-  """Return a parameter, or an array of an optimizer with the same layout."""
+  """Return a parameter in our layout, or an optimizer's array that is laid out like one.
+
+  Args:
+    checkpoint: the checkpoint.
+    root: the folder that the location's paths are below.
+    suffix: the end of the arrays' names after these paths.
+    location: the location of the parameter.
+  """
   layers = []
   for path in location.paths:
     name = f"{root}/{path}{suffix}"
@@ -257,7 +274,7 @@ def _read(checkpoint: Checkpoint, root: str, suffix: str, location: _Location) -
 
 
 def _expected_shape(location: _Location) -> list[int]:
-  """Return the shape of a parameter in T5X."""
+  """Return the shape that a parameter should have in T5X."""
   shape = list(location.shape)
   if location.scanned:
     shape.insert(1, location.layers)
@@ -265,9 +282,9 @@ def _expected_shape(location: _Location) -> list[int]:
 
 
 def _fits(shape: tuple[int, ...], location: _Location) -> bool:
-  """Return whether an array of one layer has our shape.
+  """Return whether a T5X array of one layer has the shape of our parameter.
 
-  It may also have separate axes of heads and of their dimensions.
+  The array may have separate axes for the heads and for their dimensions.
   """
   if len(shape) == 3 and len(location.shape) == 2:
     if location.embed_first:
@@ -282,10 +299,11 @@ def _read_moments(
 ) -> tuple[np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
   """Return (second moments, None), or (None, factors) if T5X factors the parameter.
 
-  The factors are the means over axis 1 and over axis 0, by layer.
+  The factors are the means of the second moments over axis 1 and over axis 0, each [layers, size].
   """
   _check_optimizer(checkpoint, location)
   first = f"{_STATE}/{location.paths[0]}"
+  # T5X stores a placeholder of one value in `v` of a factored parameter
   if checkpoint.shape(f"{first}/v") != (1,) or math.prod(location.shape) == 1:
     moments = _read(checkpoint, _STATE, "/v", location)
     if not location.layers and len(location.shape) == 2:
@@ -318,25 +336,26 @@ def _check_optimizer(checkpoint: Checkpoint, location: _Location) -> None:
       )
     if f"{prefix}/m" in checkpoint.names and math.prod(checkpoint.shape(f"{prefix}/m")) > 1:
       raise UserError(
-        f"{checkpoint.where}: found momentum in '{prefix}/m', which Adafactor here "
-        "has not; give --fresh"
+        f"{checkpoint.where}: found momentum in '{prefix}/m', which Adafactor here does not have; "
+        "give --fresh"
       )
 
 
 def _read_factors(
   checkpoint: Checkpoint, path: str, location: _Location
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return the means over axis 1 and axis 0 of one T5X array, with a leading axis of layers."""
+  """Return the factors of one T5X array; see `_read_moments`."""
   row = checkpoint.read(f"{path}/v_row")
   column = checkpoint.read(f"{path}/v_col")
-  factors = [None, None]
   if not location.scanned and row.ndim == column.ndim == 1:
     shorter, longer = np.argsort(location.shape, kind="stable")
+    factors = [None, None]
     factors[shorter] = row[None]
     factors[longer] = column[None]
-  else:  # by logical axes: rows are `embed`
+  else:  # by logical axes: `v_row` belongs to `embed`
     if location.scanned:
-      # the axis of layers was the second, or is the first if the only one before it is gone
+      # The array is [in, layers, out], and a factor lacks `in` or `out`: layers are on axis 0 of
+      # the factor that lacks `in`, else on axis 1.
       row = np.moveaxis(row, 1 if location.embed_first else 0, 0)
       column = np.moveaxis(column, 0 if location.embed_first else 1, 0)
     else:
@@ -356,11 +375,12 @@ def _read_factors(
 
 
 def _is_scanned(checkpoint: Checkpoint, side: str) -> bool:
+  """Return whether the layers of a stack are stored in one array (`scan_layers`)."""
   return any(name.startswith(f"target/{side}/{side}/") for name in checkpoint.names)
 
 
 def _first_layer(checkpoint: Checkpoint, side: str) -> str:
-  """Return the path of the first layer, or of all layers together."""
+  """Return the path of a stack's first layer, or of all its layers with `scan_layers`."""
   return f"target/{side}/{side if _is_scanned(checkpoint, side) else 'layers_0'}"
 
 
@@ -375,7 +395,7 @@ def _count_layers(checkpoint: Checkpoint, side: str) -> int:
 
 
 def _layer_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-  """Return the shape of an array of one layer."""
+  """Return the shape of an array without the axis of layers, which `scan_layers` adds."""
   shape = checkpoint.shape(name)
   side = name.split("/")[1]
   if f"target/{side}/{side}/" in name:
@@ -388,6 +408,7 @@ def _layer_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
 
 
 def _read_shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
+  """Return the shape of an array; raise UserError if it does not have `rank` axes."""
   shape = checkpoint.shape(name)
   if len(shape) != rank:
     raise UserError(

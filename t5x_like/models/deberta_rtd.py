@@ -1,18 +1,19 @@
-"""DeBERTa v3's pretraining: an encoder that detects replaced tokens (He et al. 2021,
-https://arxiv.org/abs/2111.09543).
+"""DeBERTa v3's pretraining: replaced token detection (He et al. 2021, arXiv:2111.09543).
 
-As in ELECTRA, a generator fills in masked tokens and a discriminator tells which were replaced;
-`objectives.electra` is the loss. The generator is as wide as the discriminator and has half its
-layers. The two share token vectors by gradient-disentangled embedding sharing (section 3.3): the
-discriminator's table is E_D = stop_gradient(E_G) + E_delta. The generator's table E_G learns from
-the generator alone, and E_delta, which starts at zero, from the discriminator alone. The norm after
-the table and the vectors of distances are each network's own.
+As in ELECTRA, a generator fills in masked tokens and a discriminator predicts which tokens were
+replaced; `objectives.electra` is the loss. The generator is as wide as the discriminator and has
+half its layers. The two share token vectors by gradient-disentangled embedding sharing (section
+3.3): the discriminator's table is E_D = stop_gradient(E_G) + E_delta. The generator's table E_G
+learns from the generator alone, and E_delta, which starts at zero, from the discriminator alone.
+Each network has its own norm after the table and its own vectors of relative distances.
 
-The authors' code updates the generator first and the discriminator in a second step; here one step
-updates both. No gradient passes between them, but they share one clipping of its norm. Both heads
-are ELECTRA's. The authors' generator has DeBERTa's enhanced mask decoder (arXiv:2006.03654, section
-3.2: the last layer twice, with absolute positions in its queries), and their discriminator adds the
-state of [CLS] to every token and normalises the sums.
+Differences from the authors' code:
+
+- It updates the generator first and the discriminator in a second step. Here one step updates both.
+  No gradient passes between them, but the gradient is clipped by the norm over both networks.
+- Both heads here are ELECTRA's. The authors' generator has DeBERTa's enhanced mask decoder
+  (arXiv:2006.03654, section 3.2: the last layer twice, with absolute positions in its queries), and
+  their discriminator adds the state of [CLS] to every token and normalises the sums.
 """
 
 import copy
@@ -36,7 +37,7 @@ VARIANTS = {
 
 
 class Shifted(nnx.Module):
-  """The table `stop_gradient(base) + delta`, without adding whole tables."""
+  """The table `stop_gradient(base) + delta`; only the vectors looked up are added."""
 
   def __init__(self, base: nnx.Module, delta: nnx.Module):
     self.base = base
@@ -49,15 +50,15 @@ class Shifted(nnx.Module):
 
 
 class Model(deberta.Model):
-  """Both networks: a discriminator, whose `embed` is E_delta, and in `generator` the generator.
+  """A discriminator, whose `embed` is E_delta, with its `generator`.
 
   Args:
-    generator_layers: None for half of the discriminator's.
-    head: only the default; fine-tune the family `deberta`.
+    generator_layers: number of layers of the generator; None for half of the discriminator's.
+    head: only the default is supported; to fine-tune with another head, use the family `deberta`.
   """
 
   VARIANTS = VARIANTS
-  # the family of the discriminator by itself, which fine-tuning takes
+  # the family of the discriminator without its generator; fine-tuning builds this one
   ALONE: ClassVar[str] = "deberta"
 
   def __init__(
@@ -73,29 +74,32 @@ class Model(deberta.Model):
     V = self.variant.vocab_size
     dims = self.variant.dims
     self.embed = Embed(V, dims.embed, rngs, init=params.zeros)
-    generator = replace(
-      self.variant, dims=replace(dims, layers=generator_layers or max(1, dims.layers // 2))
-    )
-    self.generator = deberta.Model(rngs, variant=replace(generator, head="mlm"), **options)
+    generator_dims = replace(dims, layers=generator_layers or max(1, dims.layers // 2))
+    generator_variant = replace(self.variant, dims=generator_dims, head="mlm")
+    self.generator = deberta.Model(rngs, variant=generator_variant, **options)
 
   outputs = electra.Model.outputs
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
-    judging = copy.copy(self)
-    judging.embed = Shifted(self.generator.embed, self.embed)
-    return Encoder.outputs(
-      judging, {name: x for name, x in batch.items() if name not in HEAD_POSITIONS}, key
-    )
+    discriminator = copy.copy(self)
+    discriminator.embed = Shifted(self.generator.embed, self.embed)
+    features = {name: x for name, x in batch.items() if name not in HEAD_POSITIONS}
+    return Encoder.outputs(discriminator, features, key)
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Return {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at the batch's masked
-    positions."""
+    """Compute the generator's outputs.
+
+    Returns:
+      {"logits": `VocabularyLogits`} [B, S, V], or [B, K, V] if the batch lists masked positions.
+    """
     return self.generator.outputs(batch, key)
 
   def networks(self) -> tuple[deberta.Model, deberta.Model]:
-    """Return both as separate models, to fine-tune or save; the discriminator's table is E_G +
-    E_delta."""
+    """Return (generator, discriminator) as separate models, to fine-tune or save.
+
+    The discriminator's table is E_G + E_delta.
+    """
 
     def create(key):
       return deberta.Model(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)

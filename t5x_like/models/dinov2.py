@@ -1,10 +1,10 @@
-"""DINOv2: ViTs trained without labels, whose features serve as they are (Oquab et al. 2024,
-arXiv:2304.07193).
+"""DINOv2: ViTs trained without labels (Oquab et al. 2024, arXiv:2304.07193).
 
-ViT with a learned factor on every sublayer's output and patches of 14 pixels; ViT-g has SwiGLU
-instead of GELU. The models with registers (Darcet et al. 2024, arXiv:2309.16588) have four more
-tokens. Published classifiers read the class token beside the mean of the patches. The method that
-trained them is not here: begin with published weights.
+The model is a ViT with LayerScale (a learned factor on every sublayer's output) and patches of 14
+pixels; ViT-g has SwiGLU instead of GELU. The models with registers (Darcet et al. 2024,
+arXiv:2309.16588) have four more tokens. The classification head reads the class token concatenated
+with the mean of the patches, as published classifiers do. DINOv2's self-supervised training is not
+implemented: start from published weights.
 """
 
 from dataclasses import replace
@@ -14,7 +14,8 @@ from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 
 DESIGN = replace(vit.DESIGN, layer_scale=1.0)
-ANTIALIASED = {"name": "learned_1d", "antialias": True}  # positions of models with registers
+# the positions of models with registers
+ANTIALIASED = {"name": "learned_1d", "antialias": True}
 
 
 def _dinov2(

@@ -9,12 +9,15 @@ from t5x_like.objectives import Base
 from t5x_like.objectives._losses import Batch
 from t5x_like.parallel.constrain import constrain
 
-MASKED = -1e9  # finite, so that rows without weight keep finite gradients
+# the logit of a masked pair; finite, so that rows without weight keep finite gradients
+MASKED = -1e9
 
 
 class ImageTextObjective(Base):
-  """The base of objectives on pairs: image i belongs to text i. Subclasses have a field
-  `chunks`."""
+  """The base of objectives on pairs, where image i belongs to text i.
+
+  Subclasses have a field `chunks`.
+  """
 
   model_inputs = ("text_input_tokens",)
   targets = "text_input_tokens"
@@ -28,17 +31,17 @@ class ImageTextObjective(Base):
 def embed_in_chunks(
   model, batch: Batch, key: jax.Array | None, chunks: int
 ) -> dict[str, jax.Array]:
-  """Return the outputs of a model for a batch, encoded in `chunks` consecutive parts.
+  """Return the outputs of a model for a batch, encoded in `chunks` parts one after the other.
 
-  The backward pass encodes each part again, so that memory holds the activations of one part at a
-  time (Pham et al. 2021, section 4). The gradient equals the whole batch's, at the cost of a third
-  more work.
+  The backward pass encodes each part again, so memory holds the activations of only one part at a
+  time (Pham et al. 2021, section 4). The gradient equals that of the batch encoded at once, for a
+  third more computation.
   """
   if chunks == 1:
     return model.outputs(batch, key)
 
-  def encode_part(indexed):
-    index, part = indexed
+  def encode_part(indexed_part):
+    index, part = indexed_part
     return model.outputs(part, subkey(key, index))
 
   features = {name: batch[name] for name in model.REQUIRED_FEATURES}
@@ -67,8 +70,10 @@ def merge_rows(x: jax.Array) -> jax.Array:
 
 
 def map_chunks(function, chunks: int, *arrays: jax.Array) -> jax.Array:
-  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` parts, which the backward pass
-  recomputes."""
+  """Apply `function(*rows) -> arrays [b]` to the rows of arrays in `chunks` parts.
+
+  The backward pass computes each part again.
+  """
   if chunks == 1:
     return function(*arrays)
   parts = tuple(split_rows(x, chunks) for x in arrays)
@@ -82,8 +87,10 @@ def gather_rows(x: jax.Array) -> jax.Array:
 
 
 def cosines(a_bP: jax.Array, b_BP: jax.Array) -> jax.Array:
-  """Return the cosines of all pairs, float32 [b, B], at full precision because they are scaled by
-  up to 100."""
+  """Return the inner products of all pairs, float32 [b, B]; the cosines of unit vectors.
+
+  They have full precision, because losses multiply them by up to 100.
+  """
   return jnp.einsum(
     "bP,BP->bB", a_bP, b_BP, precision="highest", preferred_element_type=jnp.float32
   )

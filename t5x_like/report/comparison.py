@@ -11,15 +11,17 @@ from t5x_like.report import charts, page, readable
 from t5x_like.report.writer import FILE
 
 _MAX_CURVES = 12
-# Metrics of evaluations that are no scores.
+# Metrics of evaluations that do not measure quality, by the last part of their names.
 _COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
-# Keys that are derived from others.
+# Prefixes of config keys that follow from other keys.
 _DERIVED_KEYS = ("features.",)
 
 
 def check(workdir: str) -> pathlib.Path:
-  """Return a workdir, or a local copy of the small files at an address.
+  """Check that a workdir holds a run.
 
+  Returns:
+    The workdir or, if it is at an address, a local copy of its small files.
   Raises:
     UserError: it has neither metrics nor a config.
   """
@@ -32,12 +34,12 @@ def check(workdir: str) -> pathlib.Path:
 
 
 def write(workdirs: Sequence[str], output: str) -> None:
-  """Write the page that compares runs.
+  """Write an HTML page that compares runs.
 
   Raises:
     UserError: a workdir holds no run or is corrupt, or the page cannot be written.
   """
-  names = _names(workdirs)
+  names = _name_runs(workdirs)
   configs = {}
   metrics = {}
   verdicts = []
@@ -51,24 +53,25 @@ def write(workdirs: Sequence[str], output: str) -> None:
     pathlib.Path(__file__).with_name("comparison.html.j2"),
     names=names,
     verdicts=verdicts,
-    evals=_evals(metrics),
-    charts=_charts(metrics),
-    differences=_differences(configs),
+    evals=_tabulate_evals(metrics),
+    charts=_draw_charts(metrics),
+    differences=_compare_configs(configs),
   )
   outputs.write_output(output, html)
 
 
-def _names(workdirs: Sequence[str]) -> list[str]:
-  """Return the shortest ends of the workdirs' paths that differ from one another."""
-  for count in range(1, 10):
-    names = ["/".join(pathlib.Path(workdir).absolute().parts[-count:]) for workdir in workdirs]
+def _name_runs(workdirs: Sequence[str]) -> list[str]:
+  """Name each run by the end of its workdir's path, as short as the names stay distinct."""
+  paths = [pathlib.Path(workdir).absolute() for workdir in workdirs]
+  for num_parts in range(1, 10):
+    names = ["/".join(path.parts[-num_parts:]) for path in paths]
     if len(set(names)) == len(names):
       return names
   return [f"{number}: {workdir}" for number, workdir in enumerate(workdirs, 1)]
 
 
-def _evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
-  """Return each metric of evaluations with its last value in every run; "–" for none."""
+def _tabulate_evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
+  """Return (metric of an evaluation, its last value in every run, or "–")."""
   names = dict.fromkeys(name for rows in metrics.values() for name in charts.names(rows))
   table = []
   for name in names:
@@ -82,11 +85,12 @@ def _evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
   return table
 
 
-def _charts(metrics: dict[str, charts.Rows]) -> list[dict[str, Any]]:
-  """Draw the losses, and the other metrics of evaluations that several runs have."""
+def _draw_charts(metrics: dict[str, charts.Rows]) -> list[dict[str, Any]]:
+  """Draw the training losses, and each metric of evaluations that several runs have."""
   names = ["train/loss"]
-  for name, cells in _evals(metrics):
-    if len(cells) - cells.count("–") > 1:
+  for name, cells in _tabulate_evals(metrics):
+    num_runs = len(cells) - cells.count("–")
+    if num_runs > 1:
       names.append(f"eval/{name}")
   drawings = []
   for name in names[:_MAX_CURVES]:
@@ -96,8 +100,8 @@ def _charts(metrics: dict[str, charts.Rows]) -> list[dict[str, Any]]:
   return drawings
 
 
-def _differences(configs: dict[str, dict[str, str]]) -> list[tuple[str, list[str]]]:
-  """Return the keys whose values differ, with the value in every run."""
+def _compare_configs(configs: dict[str, dict[str, str]]) -> list[tuple[str, list[str]]]:
+  """Return (key whose values differ, its value in every run, or "–")."""
   keys = dict.fromkeys(key for config in configs.values() for key in config)
   table = []
   for key in keys:

@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
-# in the order of the sentinels that replace them, see `special_id`
+# in the order of the sentinels that stand in for them, see `special_id`
 SPECIAL_NAMES = ("mask", "cls", "sep", "bos")
 
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
@@ -24,21 +24,23 @@ class Vocabulary(Protocol):
 
   Attributes:
     size: the number of ids, sentinels included.
-    sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
+    sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies trained by
+      this package.
     extra_ids: the number of sentinels.
     pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id
       0 is a token.
     mask_id, cls_id, sep_id, bos_id: the ids of these pieces, None if the vocabulary lacks the
-      piece; `special_id` lends a sentinel instead.
+      piece; `special_id` then returns a sentinel.
     decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
     special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four
       above, and the sentinels. The unknown id stands for text, so it is not included.
     specials_in_text: whether text spelled like a special piece becomes that piece, as in
-      `transformers`; never in vocabularies made here.
-    spaces_apart: whether the space before a word is an id of its own, as in bytes.
+      `transformers`; never in vocabularies trained by this package.
+    spaces_apart: whether the space before a word is always an id by itself, as in `bytes`, instead
+      of a part of the word's first piece.
     starts_word: read-only bool [size], whether an id begins a new word in any text, by
-      `segmentation`; true of every special id. Where it depends on the ids around, as for a part of
-      a letter, `data.preprocessors.boundaries` tells.
+      `segmentation`; True for every special id. If the answer depends on neighbouring ids, as for
+      an id that is a part of a letter, use `data.preprocessors.boundaries`.
     fingerprint: SHA-256, hexadecimal, of everything that determines ids.
   """
 
@@ -65,31 +67,40 @@ class Vocabulary(Protocol):
     """Encode each text as an int32 array [length]."""
 
   def for_targets(self) -> "Vocabulary":
-    """Return the vocabulary, with the same ids, that encodes the texts of an encoder-decoder's
-    decoder: itself, unless source and target texts have models of their own (Marian)."""
+    """Return the vocabulary that encodes the target texts of an encoder-decoder.
+
+    It has the same ids. It is the vocabulary itself, unless source and target texts are split by
+    different models, as in Marian.
+    """
     return self
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask
-    as its piece.
+    """Return the text of ids.
 
-    Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the
-    vocabulary. Raises UserError for a negative id.
+    Pad, EOS, BOS, CLS and SEP are dropped. Sentinel i becomes `<extra_id_i>`, and the mask its
+    piece. Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond
+    the vocabulary.
+
+    Raises:
+      UserError: an id is negative.
     """
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     """Return the spelling of each id, special ids included, for display."""
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    """Return the UTF-8 bytes of text that each id stands for, which may be a part of a letter;
-    empty for special ids.
+    """Return the UTF-8 bytes of the text that each id stands for; empty for special ids.
 
-    They begin with a space if the id begins a word wherever it stands. The unknown id stands for
-    U+FFFD.
+    The bytes may be a part of a letter. They begin with a space if the id begins a word in any
+    text. The unknown id stands for U+FFFD.
     """
-    return [
-      b"" if i in self.special_ids else self.pieces_of([i])[0].encode() for i in map(int, ids)
-    ]
+    spellings = []
+    for i in map(int, ids):
+      if i in self.special_ids:
+        spellings.append(b"")
+      else:
+        spellings.append(self.pieces_of([i])[0].encode())
+    return spellings
 
   @functools.cached_property
   def starts_word(self) -> np.ndarray:
@@ -104,22 +115,23 @@ class Vocabulary(Protocol):
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
 
   def export_files(self) -> dict[str, bytes]:
-    """Return the files by which `transformers` opens the vocabulary, by name; may be none."""
+    """Return the files that `transformers` needs to open the vocabulary, by name; may be empty."""
     return {}
 
   def enclosing_ids(self) -> tuple[list[int], list[int]] | None:
     """Return the ids that `transformers` puts before and after a text by default.
 
     Returns:
-      None for a vocabulary made here.
+      (ids before, ids after); None for a vocabulary trained by this package.
     """
 
 
 def special_id(vocabulary: Vocabulary, name: str) -> int:
   """Return the id of a special piece: `mask`, `cls`, `sep` or `bos`.
 
-  A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives
-  that use both sentinels and these pieces need a vocabulary with the pieces.
+  In a vocabulary without the piece a sentinel stands in for it: sentinel 0 for the mask, 1 for CLS,
+  2 for SEP, 3 for BOS. Objectives that use both sentinels and these pieces need a vocabulary with
+  the pieces.
 
   Raises:
     UserError: the name is unknown, or the vocabulary has neither the piece nor enough sentinels.
@@ -143,7 +155,7 @@ def special_id(vocabulary: Vocabulary, name: str) -> int:
 def padding_id(vocabulary: Vocabulary) -> int:
   """Return the id that pads rows.
 
-  Without a padding id it is -1, which `data.padding` replaces.
+  It is -1 for a vocabulary without a padding id; `data.padding` replaces these -1s.
   """
   return -1 if vocabulary.pad_id is None else vocabulary.pad_id
 
@@ -167,8 +179,8 @@ def describe_invalid_id(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | N
 def opening_ids(vocabulary: Vocabulary) -> list[int]:
   """Return the ids that begin an encoder-decoder's sequences.
 
-  They are BOS in vocabularies published with BART, whose decoder starts with EOS and restores `<s>
-  text </s>`, and none in others.
+  This is BOS for vocabularies published with BART, whose decoder starts with EOS and restores
+  `<s> text </s>`. For others the list is empty.
   """
   starts_with_eos = vocabulary.decoder_start_id == vocabulary.eos_id
   if vocabulary.bos_id is None or not starts_with_eos:
@@ -196,7 +208,7 @@ def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
 
 def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
   """Encode many texts as `encode_sentinels` does."""
-  # the plain texts of all texts, and the sentinels of each
+  # Collect the parts between sentinels of all texts, to encode them in one batch.
   plain_texts = []
   sentinels_by_text = []
   for text in texts:

@@ -8,14 +8,16 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 
-_UTF8 = 0x800  # the flag of a name
-LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb
+_UTF8 = 0x800  # the flag of a file whose name is declared as UTF-8
+# bytes of one file: more than any image has, and few enough to stop a decompression bomb
+LONGEST = 2**28
 
 
 def split(path: str) -> tuple[str, str] | None:
-  """Divide a path into (archive, path in it); None for a path that leads into no archive.
+  """Divide a path into the archive's path and the path inside it.
 
-  The path in it is "" for the whole archive.
+  Returns:
+    (archive, inner path), where "" is the whole archive; None if the path has no archive in it.
   """
   for end in (".zip", ".ZIP"):
     head, slash, inner = f"{path}/".partition(f"{end}/")
@@ -25,14 +27,19 @@ def split(path: str) -> tuple[str, str] | None:
 
 
 def members(archive: str) -> dict[str, zipfile.ZipInfo]:
-  """Return the visible files of an archive by name; raise UserError if it is none."""
+  """Return the visible files of an archive by name.
+
+  Raises:
+    UserError: the file is not a zip archive.
+  """
   return _open(archive, as_path(archive).modified_time(), os.getpid())[1]
 
 
 def read(archive: str, name: str) -> bytes | None:
-  """Return the content of a file in an archive, None if it is too long.
+  """Return the content of a file in an archive, or None if it is longer than `LONGEST`.
 
-  Raises UserError if it cannot be read.
+  Raises:
+    UserError: the file cannot be read.
   """
   archive_file, members_by_name = _open(archive, as_path(archive).modified_time(), os.getpid())
   if members_by_name[name].file_size > LONGEST:
@@ -47,9 +54,13 @@ def read(archive: str, name: str) -> bytes | None:
 
 @functools.lru_cache(4)
 def _open(
-  archive: str, changed: int | None, process: int
+  archive: str, modified_time: int | None, process_id: int
 ) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-  """Open an archive once in each process, which have positions of their own in it."""
+  """Open an archive; return it with its visible files by name.
+
+  The modification time and the process id are only keys of the cache: a changed archive is opened
+  again, and processes do not share a file position.
+  """
   try:
     archive_file = zipfile.ZipFile(as_path(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
@@ -58,19 +69,25 @@ def _open(
     ) from error
   members_by_name = {}
   for info in archive_file.infolist():
-    name = _name(info)
+    name = _decode_name(info)
     if not info.is_dir() and not _is_hidden(name):
       members_by_name[name] = info
   return archive_file, dict(sorted(members_by_name.items()))
 
 
 def _is_hidden(name: str) -> bool:
+  """Return whether a file or a folder above it is hidden, or is macOS's folder of metadata."""
   return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
-def _name(info: zipfile.ZipInfo) -> str:
-  """Return the name of a file, which macOS writes in UTF-8 without saying so."""
+def _decode_name(info: zipfile.ZipInfo) -> str:
+  """Return the name of a file.
+
+  macOS writes names in UTF-8 without setting the flag, so `zipfile` has decoded them as cp437.
+  """
+  if info.flag_bits & _UTF8:
+    return info.filename
   try:
-    return info.filename if info.flag_bits & _UTF8 else info.filename.encode("cp437").decode()
+    return info.filename.encode("cp437").decode()
   except UnicodeError:
     return info.filename

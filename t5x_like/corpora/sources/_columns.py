@@ -9,11 +9,11 @@ from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
 
-AT_ONCE = 1024
+AT_ONCE = 1024  # the most records that a format decodes together
 
 
 class ColumnSource(FileSource):
-  """One record per row; only the columns in `fields` are read.
+  """A table with one record per row, of which only the columns in `fields` are read.
 
   A format defines `open_columns` and `damage_error`.
   """
@@ -29,7 +29,7 @@ class ColumnSource(FileSource):
 
   @abc.abstractmethod
   def damage_error(self, path: str, error: Exception) -> UserError:
-    """Return the error of a file whose content cannot be read."""
+    """Return the error to raise for a file whose content cannot be read."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     import pyarrow
@@ -37,10 +37,10 @@ class ColumnSource(FileSource):
     number = 0
     try:
       with as_path(path).open("rb") as file:
-        names, records_of = self.open_columns(file)
+        names, read_records = self.open_columns(file)
         check_fields(self.fields, names, path)
         columns = dict.fromkeys(top_level_column(field, names) for field in self.fields)
-        for records in records_of(list(columns or names)):
+        for records in read_records(list(columns or names)):
           for record in records:
             number += 1
             if _has_long_text(record):

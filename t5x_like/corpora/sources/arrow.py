@@ -48,7 +48,7 @@ class Source(ColumnSource):
   def open_columns(self, file):
     reader = _reader(file)
 
-    def records_of(columns):
+    def read_records(columns):
       converters = {}
       for name, feature in _described_features(reader.schema).items():
         if name in columns:
@@ -63,7 +63,7 @@ class Source(ColumnSource):
               record[name] = convert(record[name])
           yield records
 
-    return reader.schema.names, records_of
+    return reader.schema.names, read_records
 
   def damage_error(self, path, error):
     return UserError(

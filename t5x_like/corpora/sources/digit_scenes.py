@@ -1,9 +1,8 @@
 """`digit_scenes`: grey images with one to four digits, for trying out detection recipes.
 
-Images have 40 x 40 pixels.
-
-The digits come from scikit-learn (`digits.py`); validation scenes and training scenes use different
-digits. Fields are `image` (a PNG) and `objects`, whose boxes enclose the ink.
+Images have 40 x 40 pixels. The digits come from scikit-learn (`digits.py`); training and validation
+scenes use different digits. The fields are `image` (a PNG) and `objects`, whose boxes enclose the
+ink.
 """
 
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ import numpy as np
 from t5x_like.corpora.sources import Record, check_split, digits
 from t5x_like.corpora.sources.idx import encode_png
 
-_SIDE = 40
-_GLYPH = 8
+_SIDE = 40  # pixels of an image's side
+_GLYPH = 8  # pixels of the side of a digit in scikit-learn
 _MAX_DIGITS = 4
 _SCENES = {"train": 1000, "validation": 120}
 
@@ -31,17 +30,18 @@ class Source(digits.Source):
 
     check_split(self, split)
     dataset = load_digits()
-    digit_numbers = (
-      np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(dataset.target))
-    )
-    for n in range(*part) if part else range(_SCENES[split]):
-      yield (
-        f"digit_scenes, image {n}",
-        _scene(dataset, digit_numbers, np.random.default_rng([n, len(digit_numbers)])),
-      )
+    if split == "train":
+      digit_numbers = np.arange(digits.TRAIN)
+    else:
+      digit_numbers = np.arange(digits.TRAIN, len(dataset.target))
+    first, end = part or (0, _SCENES[split])
+    for n in range(first, end):
+      generator = np.random.default_rng([n, len(digit_numbers)])
+      yield f"digit_scenes, image {n}", _draw_scene(dataset, digit_numbers, generator)
 
 
-def _scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -> Record:
+def _draw_scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -> Record:
+  """Return an image with some of the digits at random places, and their boxes."""
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
   # grid cells keep digits from overlapping
@@ -56,6 +56,7 @@ def _scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -
     y, x = corner + generator.integers(0, cell_side - side + 1, 2)
     ink = np.kron(dataset.images[digit], np.ones((zoom, zoom)))
     patch = image[y : y + side, x : x + side]
+    # scikit-learn's grey values are 0 to 16
     patch[...] = np.maximum(patch, (ink * (255 / 16)).astype(np.uint8))
     is_dark = ink > 4
     rows = np.flatnonzero(is_dark.any(axis=1))

@@ -12,12 +12,12 @@ class Source(ColumnSource):
 
     table = pyarrow.parquet.ParquetFile(file)
 
-    def records_of(columns):
+    def read_records(columns):
       return (
         batch.to_pylist() for batch in table.iter_batches(batch_size=AT_ONCE, columns=columns)
       )
 
-    return table.schema_arrow.names, records_of
+    return table.schema_arrow.names, read_records
 
   def damage_error(self, path, error):
     return UserError(

@@ -6,18 +6,20 @@ Raffel et al. 2020, section 2.4.
                  "vocabulary": "vocabulary", "inputs": "translate English to German: {en}",
                  "targets": "{de}", "inputs_length": 512, "targets_length": 512}
 
-The first use tokenises the split into `cache` (`python -m tools.prepare_examples --config=…` does
-only that); training reads ids. See `data/supervised/` for templates, prepared examples and packing.
+The first use of a split tokenises it and stores the ids in `cache`; training reads the ids.
+`python -m tools.prepare_examples --config=…` does the first step alone. See `data/supervised/` for
+templates, prepared examples and packing.
 
-For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one
-sequence, inputs then targets + EOS, with loss on the targets only, or with `loss_on="all"` on the
-inputs too (Liu et al. 2018, section 4.2.2); with `prefix`, attention is bidirectional over the
-start token and the inputs (Raffel et al. 2020, section 3.2.1). A packed row holds several of these,
-which do not attend to each other; the loader, an epoch and an evaluation's `max_examples` then
-count rows as examples, and every epoch has every record once.
+For an encoder-decoder, a record becomes inputs + EOS and targets + EOS. For a decoder, it becomes
+one sequence, inputs + targets + EOS. A decoder has loss on the targets only or, with
+`loss_on="all"`, on the inputs too (Liu et al. 2018, section 4.2.2). With `prefix`, its attention is
+bidirectional over the start token and the inputs (Raffel et al. 2020, section 3.2.1).
 
-`Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and
-whatever its length.
+A packed row has several examples, which do not attend to each other. The loader, an epoch and an
+evaluation's `max_examples` then count rows as examples; every epoch still has every record once.
+
+`Task.examples` returns `record`, `inputs` and `targets` (texts) of every example, before packing
+and truncation.
 """
 
 from typing import Literal, Unpack
@@ -38,7 +40,9 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The token streams of an example, in the order of the axis of size 2 below.
+_STREAMS = ("inputs", "targets")
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {
   "source": "builtin",
   "vocabulary": "bytes",
@@ -48,7 +52,10 @@ BUILT_IN = {
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form; bytes need these, whatever the `length`."""
+  """Return the lengths of a small run on a laptop.
+
+  They do not depend on `length`, because examples in bytes need this many ids.
+  """
   return {"inputs_length": 128, "targets_length": 128}
 
 
@@ -65,22 +72,22 @@ def features(
 ) -> Features:
   """Return the features of the task with these arguments.
 
-  Segments mark the padding of decoders, whose start id may be any id, and of vocabularies without a
-  padding id.
+  Segments distinguish padding where ids do not: for decoders, whose start id may be any id, and for
+  vocabularies without a padding id.
   """
   if architecture == "decoder":
     extra_names = ["segment_ids", "positions"]
     if prefix:
-      extra_names.insert(0, "causal_attention")
+      extra_names = ["causal_attention", *extra_names]
     return layouts.decoder(inputs_length, *extra_names)
   if targets_length is None:
     targets_length = inputs_length
-  described = layouts.encoder_decoder(inputs_length, targets_length)
+  task_features = layouts.encoder_decoder(inputs_length, targets_length)
   if packed or vocabulary.pad_id is None:
     for side, length in (("encoder", inputs_length), ("decoder", targets_length)):
-      described[f"{side}_segment_ids"] = Feature((length,), "int32")
-      described[f"{side}_positions"] = Feature((length,), "int32")
-  return described
+      task_features[f"{side}_segment_ids"] = Feature((length,), "int32")
+      task_features[f"{side}_positions"] = Feature((length,), "int32")
+  return task_features
 
 
 def task(
@@ -98,37 +105,24 @@ def task(
   """Make the task.
 
   Args:
-    inputs, targets: templates over a record's fields. Records where one is empty are skipped and
-      counted; but only training splits, whose names begin with `train`, lack inputs where a field
-      alone is empty.
+    inputs, targets: templates over a record's fields. Records with an empty field in the targets
+      are skipped and counted. So are those with an empty field in the inputs in training splits,
+      whose names begin with `train`; other splits leave this field out of the inputs.
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
     architecture: the kind of model that the features are for.
     prefix: whether a decoder's rows have `decoder_causal_attention`.
     loss_on: the tokens that a decoder learns to predict: the targets, or all.
-    too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report)
-      or `truncate`.
+    too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (they are
+      counted) or `truncate`.
     records: see `PackedSource`.
 
   Raises:
-    UserError: unusable templates or lengths; and as `labelled.build_task`.
+    UserError: arguments that do not fit together, unusable templates or lengths, or an error of
+      `labelled.build_task`.
   """
   is_decoder = architecture == "decoder"
-  if is_decoder and targets_length is not None:
-    raise UserError(
-      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
-      "one sequence of inputs_length tokens"
-    )
-  if prefix and not is_decoder:
-    raise UserError(
-      "config.task.prefix: found True, expected architecture='decoder': encoders "
-      "see their whole input"
-    )
-  if loss_on == "all" and (prefix or not is_decoder):
-    raise UserError(
-      "config.task.loss_on: found 'all', expected architecture='decoder' and "
-      "prefix=False, or 'targets'"
-    )
+  _check_arguments(is_decoder, targets_length, prefix, loss_on)
   source = PackedSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
@@ -181,6 +175,27 @@ def task(
   )
 
 
+def _check_arguments(
+  is_decoder: bool, targets_length: int | None, prefix: bool, loss_on: str
+) -> None:
+  """Raise UserError if arguments of the task exclude each other."""
+  if is_decoder and targets_length is not None:
+    raise UserError(
+      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
+      "one sequence of inputs_length tokens"
+    )
+  if prefix and not is_decoder:
+    raise UserError(
+      "config.task.prefix: found True, expected architecture='decoder': encoders "
+      "see their whole input"
+    )
+  if loss_on == "all" and (prefix or not is_decoder):
+    raise UserError(
+      "config.task.loss_on: found 'all', expected architecture='decoder' and "
+      "prefix=False, or 'targets'"
+    )
+
+
 class _TextPairs:
   """Examples of two texts, the inputs and the targets, from records.
 
@@ -191,8 +206,8 @@ class _TextPairs:
     allows_gaps: whether the inputs may lack a field.
 
   Attributes:
-    fields: the fields of the templates.
-    has_sentinels: whether the inputs have sentinels.
+    fields: the names of the record's fields in the templates.
+    has_sentinels: whether the template of the inputs has sentinels.
   """
 
   def __init__(
@@ -217,6 +232,7 @@ class _TextPairs:
     return texts
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a record's texts, or the reason to skip it."""
     texts = self.view(record, where)
     for name, text in texts.items():
       if text is None:
@@ -241,10 +257,12 @@ class _Rows:
   Args:
     store: the prepared examples.
     limits: the length of a row in each stream of the rows.
-    used: the examples in use.
-    stored_N2: the stored tokens of all examples in inputs and targets.
-    lengths_n2: the tokens that the used examples keep of each.
-    sizes_nD: the positions that the used examples need in each stream of the rows.
+    source: the arguments of packing.
+    vocabulary: the vocabulary of the ids.
+    used: the numbers of the n used examples among all N stored ones.
+    stored_N2: the number of stored tokens of each example, in inputs and targets.
+    lengths_n2: the number of tokens of each used example after truncation, in inputs and targets.
+    sizes_nD: the number of positions of each used example, in each stream of the rows.
 
   Attributes:
     plan: the packing plan.
@@ -276,17 +294,19 @@ class _Rows:
     return truncated_share(self._stored_N2, self._used, self._lengths_n2)
 
   def _read_stream(
-    self, name: str, which_n: np.ndarray, ends_with_eos: bool
+    self, name: str, index_n: np.ndarray, ends_with_eos: bool
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens, which of them are real) of used examples.
+    """Read one stream of used examples.
 
     Args:
       name: `inputs` or `targets`.
-      which_n: the places of the examples among the used ones.
+      index_n: the indices of the examples in `used`.
       ends_with_eos: whether truncated examples end with EOS.
+    Returns:
+      (tokens int32 [n, L], validity bool [n, L]).
     """
-    length_n = self._lengths_n2[which_n, 1 if name == "targets" else 0]
-    example_n = self._used[which_n]
+    length_n = self._lengths_n2[index_n, _STREAMS.index(name)]
+    example_n = self._used[index_n]
     tokens_nL, valid_nL = self._store.read(name, example_n, length_n)
     if ends_with_eos:
       cut = np.flatnonzero(length_n < self._store.lengths[name][example_n])
@@ -295,12 +315,12 @@ class _Rows:
 
 
 def _stored_lengths(store: ExampleStore) -> np.ndarray:
-  """Return the tokens of all examples in inputs and targets, int64 [N, 2]."""
-  return np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
+  """Return the number of tokens of each example in inputs and targets, int64 [N, 2]."""
+  return np.stack([store.lengths[name] for name in _STREAMS], axis=1)
 
 
 class _EncoderDecoderPairs(_Rows):
-  """Rows of an encoder and of a decoder."""
+  """Rows for an encoder-decoder: the inputs for its encoder, the targets for its decoder."""
 
   def __init__(
     self,
@@ -326,6 +346,7 @@ class _EncoderDecoderPairs(_Rows):
     )
 
   def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the features of rows."""
     inputs, input_segments, input_positions = self._place("inputs", row_B)
     targets, target_segments, target_positions = self._place("targets", row_B)
     decoder_inputs = packing.shift_segments(
@@ -344,10 +365,10 @@ class _EncoderDecoderPairs(_Rows):
 
   def _place(self, name: str, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tokens, segments and positions of a stream in rows."""
-    stream = 1 if name == "targets" else 0
-    place_n, row_n, number_n = self.plan.members(row_B)
-    tokens_nL, valid_nL = self._read_stream(name, self.plan.examples[place_n], ends_with_eos=True)
-    offset_n = self.plan.offsets[place_n, stream]
+    stream = _STREAMS.index(name)
+    member_n, row_n, number_n = self.plan.members(row_B)
+    tokens_nL, valid_nL = self._read_stream(name, self.plan.examples[member_n], ends_with_eos=True)
+    offset_n = self.plan.offsets[member_n, stream]
     shape = (row_B.size, self._limits[stream])
     tokens, segments, positions = packing.scatter(
       tokens_nL, valid_nL, row_n, number_n, offset_n, shape
@@ -357,7 +378,7 @@ class _EncoderDecoderPairs(_Rows):
 
 
 class _Sequences(_Rows):
-  """Rows of a decoder; an example is one sequence of inputs and targets."""
+  """Rows for a decoder; an example is one sequence of inputs and targets."""
 
   def __init__(
     self,
@@ -386,22 +407,28 @@ class _Sequences(_Rows):
     )
 
   def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
-    place_n, row_n, number_n = self.plan.members(row_B)
-    which_n = self.plan.examples[place_n]
-    prompt_n1 = self._lengths_n2[which_n, :1]
-    size_n1 = self._sizes_nD[which_n]
-    tokens_nL = np.zeros((which_n.size, max(int(size_n1.max(initial=0)), 1)), np.int32)
-    places_L = np.arange(tokens_nL.shape[1])
-    valid_nL = places_L < size_n1
-    inputs_nT, valid_nT = self._read_stream("inputs", which_n, ends_with_eos=False)
-    tokens_nL[places_L < prompt_n1] = inputs_nT[valid_nT]
-    targets_nT, valid_nT = self._read_stream("targets", which_n, ends_with_eos=True)
-    tokens_nL[(places_L >= prompt_n1) & valid_nL] = targets_nT[valid_nT]
-    placed = (row_n, number_n, self.plan.offsets[place_n, 0])
+    """Return the features of rows."""
+    member_n, row_n, number_n = self.plan.members(row_B)
+    index_n = self.plan.examples[member_n]
+    inputs_length_n1 = self._lengths_n2[index_n, :1]
+    size_n1 = self._sizes_nD[index_n]
+    tokens_nL = np.zeros((index_n.size, max(int(size_n1.max(initial=0)), 1)), np.int32)
+    position_L = np.arange(tokens_nL.shape[1])
+    valid_nL = position_L < size_n1
+    is_input_nL = position_L < inputs_length_n1
+    inputs_nT, valid_nT = self._read_stream("inputs", index_n, ends_with_eos=False)
+    tokens_nL[is_input_nL] = inputs_nT[valid_nT]
+    targets_nT, valid_nT = self._read_stream("targets", index_n, ends_with_eos=True)
+    tokens_nL[~is_input_nL & valid_nL] = targets_nT[valid_nT]
+    locations = (row_n, number_n, self.plan.offsets[member_n, 0])
     shape = (row_B.size, self._limits[0])
-    start = vocabularies.start_id(self._vocabulary)
-    learned_nL = valid_nL if self._learns_inputs else places_L >= prompt_n1
-    rows = packing.decoder_rows(tokens_nL, valid_nL, learned_nL, placed, shape, start, 0)
-    prefix, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
-    rows["decoder_causal_attention"] = prefix
+    start_id = vocabularies.start_id(self._vocabulary)
+    learned_nL = valid_nL if self._learns_inputs else ~is_input_nL
+    rows = packing.decoder_rows(
+      tokens_nL, valid_nL, learned_nL, locations, shape, start_id, pad_id=0
+    )
+    # The start token and the inputs are the prefix.
+    is_prefix_nL = position_L <= inputs_length_n1
+    prefix_BT, _, _ = packing.scatter(is_prefix_nL, valid_nL, *locations, shape)
+    rows["decoder_causal_attention"] = prefix_BT
     return rows

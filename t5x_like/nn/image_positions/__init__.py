@@ -1,13 +1,15 @@
 """Position schemes for images, one file each, named after the scheme.
 
-They subclass `Position` and work as in `nn.positions`; `make` also receives the `grid`, and the
-`key_grid` where keys have a different one. The positions of a sequence are 0 to E-1 for the extra
-tokens before the patches (the class token), and E + row * columns + column for patches. A call may
-therefore get any subset of patches, as in masked autoencoders: their positions tell their cells.
+They subclass `Position` and work as in `nn.positions`. `make` also receives the `grid`, and the
+`key_grid` if keys have a different one.
 
-A learned absolute scheme adds its vectors at the `inputs`, in `every_layer` from a table of the
-layer's own, or in `every_layer_shared` from one table (Dosovitskiy et al. 2021, appendix D.4 and
-table 8).
+The E extra tokens before the patches, such as the class token, have the positions 0 to E-1. A patch
+has the position E + row * columns + column. Since a position identifies its grid cell, a call may
+get any subset of the patches, as in masked autoencoders.
+
+A learned absolute scheme adds its vectors to the `inputs` of the stack, in `every_layer` (each
+layer has its own table) or in `every_layer_shared` (all layers share one table); see Dosovitskiy et
+al. 2021, appendix D.4 and table 8.
 """
 
 import dataclasses
@@ -26,10 +28,12 @@ class Grid:
 
   @property
   def patches(self) -> int:
+    """The number of patches."""
     return self.rows * self.columns
 
   @property
   def length(self) -> int:
+    """The number of tokens: the extra ones and the patches."""
     return self.extra + self.patches
 
   def coarser(self, stride: int) -> "Grid":

@@ -1,10 +1,10 @@
-"""Marian's tokenizers (opus-mt): a SentencePiece model of source texts, one of target texts, and
-the ids of all pieces.
+"""Marian's tokenizers (opus-mt): two SentencePiece models, and one table of ids.
 
-The ids are those of `transformers`: special pieces in a text become their ids, a language code such
-as `>>fra<<` at the beginning of a text is a piece of its own, and a piece that `vocab.json` lacks
-is unknown. As there, the source's model encodes a text; `for_targets` returns the vocabulary of the
-texts that a decoder learns (`text_target` there), which has the same ids.
+One model splits source texts, the other target texts; `vocab.json` has the ids of the pieces of
+both. A text gets the same ids as in `transformers`: special pieces in it become their ids, a
+language code such as `>>fra<<` at its beginning is one piece, and a piece that `vocab.json` lacks
+is unknown. `encode` uses the source model; `for_targets` returns the vocabulary that uses the
+target model (`text_target` in `transformers`).
 """
 
 import copy
@@ -44,7 +44,7 @@ TARGET = "target.spm"
 DEFAULTS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 _WORD_START = "\u2581"
-_CODE = re.compile(r">>.*?<<", re.DOTALL)
+_LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
 
 
 class MarianVocabulary(Vocabulary):
@@ -67,14 +67,11 @@ class MarianVocabulary(Vocabulary):
     self.size = len(self._ids)
     for name, value in dataclasses.asdict(published_ids).items():
       setattr(self, name, value)
-    specials = _check_special_pieces(_settings(original_files, origin), self._ids, origin)
-    ids = [
-      *published_ids.sentinels,
-      *(
-        getattr(published_ids, f"{name}_id")
-        for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)
-      ),
-    ]
+    settings = _read_settings(original_files, origin)
+    special_pieces = _list_special_pieces(settings, self._ids, origin)
+    ids = list(published_ids.sentinels)
+    for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES):
+      ids.append(getattr(published_ids, f"{name}_id"))
     invalid = [i for i in ids if i is not None and not 0 <= i < self.size]
     if invalid:
       raise UserError(
@@ -87,17 +84,17 @@ class MarianVocabulary(Vocabulary):
       name: open_processor(original_files[name], f"{origin}/{name}") for name in (SOURCE, TARGET)
     }
     self._side = SOURCE
-    longest_first = sorted(specials, key=len, reverse=True)
-    self._splitter = (
-      re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-      if published_ids.specials_in_text
-      else None
-    )
+    self._special_pattern = None
+    if published_ids.specials_in_text:
+      longest_first = sorted(special_pieces, key=len, reverse=True)
+      alternatives = "|".join(re.escape(piece) for piece in longest_first)
+      self._special_pattern = re.compile(f"({alternatives})")
     self.extra_ids = len(self.sentinels)
-    self.special_ids = shared.special_ids(self) | {self._ids[piece] for piece in specials} - {
-      self.unk_id
-    }
-    content = json.dumps([dataclasses.asdict(published_ids), sorted(specials)], sort_keys=True)
+    special_piece_ids = {self._ids[piece] for piece in special_pieces}
+    self.special_ids = shared.special_ids(self) | (special_piece_ids - {self.unk_id})
+    content = json.dumps(
+      [dataclasses.asdict(published_ids), sorted(special_pieces)], sort_keys=True
+    )
     digest = hashlib.sha256(f"{KIND}\n{content}\n".encode())
     for name in (SOURCE, TARGET, VOCABULARY):
       digest.update(hashlib.sha256(original_files[name]).digest())
@@ -110,10 +107,13 @@ class MarianVocabulary(Vocabulary):
 
   def encode(self, text: str) -> list[int]:
     text = shared.well_formed(text)
-    parts = [text] if self._splitter is None else self._splitter.split(text)
+    if self._special_pattern is None:
+      return self._encode_plain(text) if text else []
     ids = []
-    for number, part in enumerate(parts):
-      if number % 2:  # a special piece
+    # `split` returns plain text and special pieces in turn
+    for number, part in enumerate(self._special_pattern.split(text)):
+      is_special = number % 2 == 1
+      if is_special:
         ids.append(self._ids[part])
       elif part:
         ids += self._encode_plain(part)
@@ -128,14 +128,14 @@ class MarianVocabulary(Vocabulary):
       if isinstance(part, str):
         text += f"{part} "
         continue
-      run = []
+      known_pieces = []
       for i in part:
         if i != self.unk_id and i < self.size and self._spellings[i]:
-          run.append(self._spellings[i])
+          known_pieces.append(self._spellings[i])
         else:
-          text += f"{self._join_pieces(run)}{self._spellings[self.unk_id]} "
-          run = []
-      text += self._join_pieces(run)
+          text += f"{self._join_pieces(known_pieces)}{self._spellings[self.unk_id]} "
+          known_pieces = []
+      text += self._join_pieces(known_pieces)
     return text.strip()
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
@@ -144,7 +144,7 @@ class MarianVocabulary(Vocabulary):
     ]
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
+    return [b"" if int(i) in self.special_ids else self._piece_bytes(int(i)) for i in ids]
 
   def save(self, directory) -> None:
     original_files = {
@@ -161,19 +161,20 @@ class MarianVocabulary(Vocabulary):
     return [], [self.eos_id]
 
   def with_text_only(self) -> "MarianVocabulary":
-    """Return the vocabulary to which text spelled like a special piece is text, by
-    `split_special_tokens`."""
-    config = json.loads(self.original_files.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    original_files = self.original_files | {
-      CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    }
-    return MarianVocabulary(
-      dataclasses.replace(self._published_ids, specials_in_text=False), original_files, self._origin
-    )
+    """Return the vocabulary that encodes text spelled like a special piece as plain text.
+
+    Its exported files set `split_special_tokens`, so that `transformers` does the same.
+    """
+    config = json.loads(self.original_files.get(CONFIG, b"{}"))
+    config["split_special_tokens"] = True
+    config_text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    original_files = self.original_files | {CONFIG: config_text.encode()}
+    published_ids = dataclasses.replace(self._published_ids, specials_in_text=False)
+    return MarianVocabulary(published_ids, original_files, self._origin)
 
   def _encode_plain(self, text: str) -> list[int]:
-    """Encode text without special pieces, which may begin with the code of a language."""
-    code = _CODE.match(text)
+    """Encode text without special pieces; it may begin with a language code."""
+    code = _LANGUAGE_CODE.match(text)
     pieces = []
     if code is not None:
       pieces.append(code[0])
@@ -181,7 +182,7 @@ class MarianVocabulary(Vocabulary):
     pieces += self._processors[self._side].encode(text, out_type=str)
     return [self._ids.get(piece, self.unk_id) for piece in pieces]
 
-  def _data(self, i: int) -> bytes:
+  def _piece_bytes(self, i: int) -> bytes:
     if i == self.unk_id:
       return "\ufffd".encode()
     return self._spellings[i].replace(_WORD_START, " ").encode()
@@ -191,7 +192,7 @@ class MarianVocabulary(Vocabulary):
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> MarianVocabulary:
-  """Open a directory written by `save`."""
+  """Open a directory written by `MarianVocabulary.save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files")
   published_ids = PublishedIds(
@@ -212,23 +213,24 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> MarianVocabulary:
 def read(directory: AnyPath, sentinels: str | None = None) -> MarianVocabulary:
   """Read a Hugging Face directory; see `published.read`."""
   where = str(directory)
-  original_files = {
-    name: vocabularies.read_file(directory / name)
-    for name in shared.PUBLISHED_FILES
-    if (directory / name).exists()
-  }
+  original_files = {}
+  for name in shared.PUBLISHED_FILES:
+    if (directory / name).exists():
+      original_files[name] = vocabularies.read_file(directory / name)
   ids = _read_ids(original_files, where)
-  config = _settings(original_files, where)
-  _check_special_pieces(config, ids, where)
-  named = {name: text_of(token) for name, token in _read_special_pieces(config).items()}
+  config = _read_settings(original_files, where)
+  _list_special_pieces(config, ids, where)  # raises UserError for pieces that are not supported
+  pieces_by_name = {name: text_of(token) for name, token in _named_tokens(config).items()}
   model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
-  start = {name: value for name, value in model_config.items() if name == "decoder_start_token_id"}
-  return MarianVocabulary(
-    find_published_ids(where, ids, named, start, config, sentinels), original_files, where
-  )
+  # The other special ids come from the tokenizer's files alone.
+  start_config = {}
+  if "decoder_start_token_id" in model_config:
+    start_config["decoder_start_token_id"] = model_config["decoder_start_token_id"]
+  published_ids = find_published_ids(where, ids, pieces_by_name, start_config, config, sentinels)
+  return MarianVocabulary(published_ids, original_files, where)
 
 
-def _settings(original_files: dict[str, bytes], where: str) -> dict[str, Any]:
+def _read_settings(original_files: dict[str, bytes], where: str) -> dict[str, Any]:
   """Return the settings of a tokenizer's files.
 
   Raises:
@@ -236,13 +238,12 @@ def _settings(original_files: dict[str, bytes], where: str) -> dict[str, Any]:
   """
   files = {}
   for name in (CONFIG, SPECIAL, ADDED):
-    files[name] = (
-      tokenizer_files.parse_file(original_files[name], f"{where}/{name}", name)
-      if name in original_files
-      else {}
-    )
+    if name in original_files:
+      files[name] = tokenizer_files.parse_file(original_files[name], f"{where}/{name}", name)
+    else:
+      files[name] = {}
   config = files[CONFIG]
-  if config.get("added_tokens_decoder") is None:  # older files
+  if config.get("added_tokens_decoder") is None:  # written by an older `transformers`
     added = {i: {"content": piece} for piece, i in files[ADDED].items()}
     config |= files[SPECIAL] | {"added_tokens_decoder": added}
   for name in ("separate_vocabs", "sp_model_kwargs"):
@@ -254,18 +255,21 @@ def _settings(original_files: dict[str, bytes], where: str) -> dict[str, Any]:
   return config
 
 
-def _read_special_pieces(config: dict[str, Any]) -> dict[str, Any]:
+def _named_tokens(config: dict[str, Any]) -> dict[str, Any]:
+  """Return the special tokens that the settings name (`eos_token`, …), by name."""
   tokens = {name: config.get(f"{name}_token", DEFAULTS.get(name)) for name in NAMES}
   return {name: token for name, token in tokens.items() if token}
 
 
-def _check_special_pieces(config: dict[str, Any], ids: dict[str, int], where: str) -> list[str]:
-  """Return the special and added pieces.
+def _list_special_pieces(config: dict[str, Any], ids: dict[str, int], where: str) -> list[str]:
+  """Return the special and added pieces, sorted.
 
   Raises:
     UserError: a piece is not in `vocab.json`, or has flags that change the text around it.
   """
   extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+  if isinstance(extra, dict):
+    extra = extra.values()
   added = config.get("added_tokens_decoder") or {}
   for i, token in added.items():
     if str(ids.get(token["content"])) != str(i):
@@ -273,18 +277,12 @@ def _check_special_pieces(config: dict[str, Any], ids: dict[str, int], where: st
         f"{where}: found the added piece {quote_name(token['content'])} with id {i}, expected its "
         f"id in {VOCABULARY}; add it"
       )
-  tokens = [
-    *_read_special_pieces(config).values(),
-    *(extra.values() if isinstance(extra, dict) else extra),
-    *added.values(),
-  ]
+  tokens = [*_named_tokens(config).values(), *extra, *added.values()]
   for token in tokens:
     piece = text_of(token)
-    flags = [
-      name
-      for name in ("lstrip", "rstrip", "single_word")
-      if isinstance(token, dict) and token.get(name)
-    ]
+    flags = []
+    if isinstance(token, dict):
+      flags = [name for name in ("lstrip", "rstrip", "single_word") if token.get(name)]
     if flags:
       raise UserError(
         f"{where}: found the special piece {quote_name(piece)} with {flags[0]!r}, which is not "
@@ -299,10 +297,10 @@ def _check_special_pieces(config: dict[str, Any], ids: dict[str, int], where: st
 
 
 def _read_ids(original_files: dict[str, bytes], where: str) -> dict[str, int]:
-  """Return the ids by piece.
+  """Return the id of each piece in `vocab.json`.
 
   Raises:
-    UserError: a file is missing, or the ids do not count the pieces.
+    UserError: a file is missing, or the ids are not 0 to the number of pieces - 1.
   """
   for name in (SOURCE, TARGET, VOCABULARY):
     if name not in original_files:
