@@ -1,5 +1,7 @@
-"""Check docs/reproduce.md: commands parse, recipes load, and the changes of a row fit its section's
-command."""
+"""Check docs/reproduce.md.
+
+Commands parse, recipes load, and the flags in a row of a table fit the command of its section.
+"""
 
 import pathlib
 import re
@@ -17,56 +19,55 @@ from t5x_like.training.resolve import resolve
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (REPO / "docs/reproduce.md").read_text()
 COMMAND = re.compile(r"^python -m (\S+) (.*)$", re.MULTILINE)
-SPAN = re.compile(r"`([^`]+)`")
+CODE_SPAN = re.compile(r"`([^`]+)`")
 RECIPE = re.compile(r"configs/\w+/\w+\.py(?::[\w,/]+)?")
 
 
 class Parsed(Exception):
-  """Carry the parsed flags of a command out of it."""
+  """Leave a command after parsing, with its flags."""
 
 
 def check_train(arguments: list[str]) -> None:
-  """Load and resolve the recipe of a `train` command; a run that it starts from need not be
-  there."""
+  """Load and resolve the recipe of a `train` command.
+
+  The runs that it starts from or learns from need not exist.
+  """
   args, overrides = command_line.parse(arguments, "")
-  own_overrides = [
-    argument for argument in overrides if not argument.startswith(("init.", "teacher."))
-  ]
   check_init(recipes.load(args.config, overrides))
-  config = resolve(recipes.load(args.config, own_overrides))
-  name, arguments = slots.name_and_arguments("config.task", config.task)
-  slots.fill(
-    "config.task",
-    {"split": "train", **arguments},
-    slots.find("config.task.name", name, tasks, "task"),
-  )
+  local_overrides = [key for key in overrides if not key.startswith(("init.", "teacher."))]
+  config = resolve(recipes.load(args.config, local_overrides))
+  name, task_arguments = slots.name_and_arguments("config.task", config.task)
+  task = slots.find("config.task.name", name, tasks, "task")
+  slots.fill("config.task", {"split": "train", **task_arguments}, task)
 
 
 def check_init(config) -> None:
+  """Check the keys of `config.init`."""
   slots.fill("config.init", {"workdir": "runs/other"} | config.init.to_dict(), Init)
 
 
 def check_evaluate(arguments: list[str], monkeypatch) -> None:
-  """Parse a command of `evaluate`, and load a recipe of fine-tuning that takes its keys."""
+  """Parse an `evaluate` command; check that a recipe of fine-tuning accepts its keys."""
 
-  def stop(args):
+  def leave(args):
     raise Parsed(args)
 
   with monkeypatch.context() as patched:
-    patched.setattr(evaluate, "_check_flags", stop)
+    patched.setattr(evaluate, "_check_flags", leave)
     with pytest.raises(Parsed) as parsed:
       evaluate.main.__wrapped__(arguments)
   args = parsed.value.args[0]
   evaluate._check_flags(args)
+  prefix = "--config."
   overrides = [
-    argument.removeprefix("--config.") for argument in arguments if argument.startswith("--config.")
+    argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)
   ]
-  assert any(
-    loads(recipe, overrides) for recipe in ([args.config] if args.config else RECIPES.values())
-  )
+  candidates = [args.config] if args.config else RECIPES.values()
+  assert any(accepts(recipe, overrides) for recipe in candidates)
 
 
-def loads(recipe: str, overrides: list[str]) -> bool:
+def accepts(recipe: str, overrides: list[str]) -> bool:
+  """Return whether a recipe loads with these overrides."""
   try:
     check_init(recipes.load(recipe, overrides))
   except UserError:
@@ -75,22 +76,28 @@ def loads(recipe: str, overrides: list[str]) -> bool:
 
 
 def check_tool(module: str, arguments: list[str]) -> None:
+  """Check that the source of a tool names the flags of a command."""
   source = (REPO / f"{module.replace('.', '/')}.py").read_text()
   for argument in arguments:
     assert f'"{argument.partition("=")[0]}"' in source, (module, argument)
 
 
 def replace_argument(command: list[str], arguments: str) -> list[str]:
-  """Return a command whose recipe has another argument."""
-  return [f"{w.partition(':')[0]}:{arguments}" if w.startswith("--config=") else w for w in command]
+  """Return a command whose recipe has other arguments."""
+  replaced = []
+  for flag in command:
+    if flag.startswith("--config="):
+      recipe = flag.partition(":")[0]
+      flag = f"{recipe}:{arguments}"
+    replaced.append(flag)
+  return replaced
 
 
-def merge_flags(evaluating: list[str], arguments: list[str]) -> list[str]:
-  """Return a command of `evaluate` with flags changed or added."""
-  names = [argument.partition("=")[0] for argument in arguments]
-  return [
-    argument for argument in evaluating if argument.partition("=")[0] not in names
-  ] + arguments
+def merge_flags(command: list[str], changes: list[str]) -> list[str]:
+  """Return a command with flags changed or added."""
+  changed_names = [flag.partition("=")[0] for flag in changes]
+  unchanged = [flag for flag in command if flag.partition("=")[0] not in changed_names]
+  return unchanged + changes
 
 
 SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
@@ -98,70 +105,75 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.splitlines()[0] for section in SECTIONS])
 def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypatch):
-  training = []
-  evaluating = []
-  fenced = False
+  # the first commands of the last code block, which the rows below it change
+  train_command = []
+  evaluate_command = []
+  in_code_block = False
   for line in section.splitlines():
+    command = COMMAND.match(line)
     if line.startswith("```"):
-      fenced = not fenced
-      training, evaluating = ([], []) if fenced else (training, evaluating)
-    elif match := COMMAND.match(line):
-      module = match[1]
-      arguments = shlex.split(match[2])
+      in_code_block = not in_code_block
+      if in_code_block:
+        train_command = []
+        evaluate_command = []
+    elif command:
+      module = command[1]
+      arguments = shlex.split(command[2])
       if module == "t5x_like.train":
         check_train(arguments)
-        training = training or arguments
+        train_command = train_command or arguments
       elif module == "t5x_like.evaluate":
         check_evaluate(arguments, monkeypatch)
-        evaluating = evaluating or arguments
+        evaluate_command = evaluate_command or arguments
       else:
         check_tool(module, arguments)
     else:
-      check_row(
-        [shlex.split(span) for span in SPAN.findall(line) if span[0] in ":-ce"],
-        training,
-        evaluating,
-        monkeypatch,
-      )
+      check_row(split_spans(line), train_command, evaluate_command, monkeypatch)
+
+
+def split_spans(line: str) -> list[list[str]]:
+  """Split each code span of a line that may be a recipe, its argument, flags or a command."""
+  spans = CODE_SPAN.findall(line)
+  return [shlex.split(span) for span in spans if span.startswith((":", "-", "c", "e"))]
 
 
 def check_row(
-  spans: list[list[str]], training: list[str], evaluating: list[str], monkeypatch
+  spans: list[list[str]], train_command: list[str], evaluate_command: list[str], monkeypatch
 ) -> None:
-  """Check the changes that a line of the page names."""
-  named = [span[0] for span in spans if RECIPE.fullmatch(span[0])]
-  for recipe in named:
+  """Check the recipes of a line, and its changes to the commands of the section."""
+  recipe_files = [span[0] for span in spans if RECIPE.fullmatch(span[0])]
+  for recipe in recipe_files:
     recipes.load(recipe)
-  training = [f"--config={named[0]}", "--workdir=runs/row"] if named else training
-  changes = [
-    argument
-    for span in spans
-    for argument in span
-    if span[0].startswith("--config.") and "KEY" not in argument
-  ]
-  arguments = [span[0][1:] for span in spans if span[0].startswith(":") and span[0] != ":words"]
-  for argument in arguments:
-    check_train(replace_argument(training, argument) + changes)
-  if changes and not arguments:
-    check_train(training + changes)
+  if recipe_files:
+    train_command = [f"--config={recipe_files[0]}", "--workdir=runs/row"]
+  changes = []
+  recipe_arguments = []
+  for span in spans:
+    if span[0].startswith("--config."):
+      changes += [flag for flag in span if "KEY" not in flag]
+    elif span[0].startswith(":") and span[0] != ":words":
+      recipe_arguments.append(span[0].removeprefix(":"))
+  for argument in recipe_arguments:
+    check_train(replace_argument(train_command, argument) + changes)
+  if changes and not recipe_arguments:
+    check_train(train_command + changes)
   for span in spans:
     if span[0] == "evaluate" and len(span) > 1 and span[1] != "…":
-      check_evaluate(merge_flags(evaluating, span[1:]), monkeypatch)
+      check_evaluate(merge_flags(evaluate_command, span[1:]), monkeypatch)
 
 
 def test_every_full_recipe_is_on_the_page():
   """Recipes for laptops, for a user's own text and for fine-tuning are exempt."""
-  files = {
-    path.relative_to(REPO).as_posix()
-    for path in (REPO / "configs").rglob("*.py")
-    if path.name != "__init__.py"
-  }
   exempt = re.compile(r"configs/finetune/|fashion|blood_cells|my_text|quickstart|t5/prefix_lm")
-  missing = sorted(file for file in files if file not in PAGE and not exempt.search(file))
+  missing = []
+  for path in sorted((REPO / "configs").rglob("*.py")):
+    file = path.relative_to(REPO).as_posix()
+    if path.name != "__init__.py" and file not in PAGE and not exempt.search(file):
+      missing.append(file)
   assert not missing
 
 
-def test_what_does_not_parse_is_found(monkeypatch):
+def test_the_checks_find_misspelled_flags(monkeypatch):
   with pytest.raises(UserError, match="did you mean 'total_steps'"):
     check_train(["--config=configs/t5/base.py", "--workdir=x", "--config.totl_steps=1"])
   with pytest.raises(UserError, match="config.task.style: found 'bert_stile'"):

@@ -1,4 +1,4 @@
-"""Talking with a model: streamed answers are those of `predict`, in a terminal and in a page."""
+"""Conversations with a model in a terminal and on a page; streamed answers equal `predict`'s."""
 
 import http.client
 import io
@@ -14,19 +14,19 @@ import pytest
 import published_models
 from t5x_like import chat, predict, train
 from t5x_like.data.supervised.chat import Message
+from t5x_like.errors import UserError
 from t5x_like.inference import terminal, web
 from t5x_like.library import model as saved_model
-from t5x_like.training import saved_model as saved
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
-KINDS = {"decoder": "tests/recipes/nano_decoder.py", "encoder": "tests/recipes/nano_encoder.py"}
+RECIPES = {"decoder": "tests/recipes/nano_decoder.py", "encoder": "tests/recipes/nano_encoder.py"}
 FLAGS = (
   "--config.total_steps=2",
   "--config.eval_every=2",
   "--config.checkpoint.every=2",
   "--config.evals.loss={}",
 )
-TEXT = {
+TEXTS = {
   "t5": "Returns the <extra_id_0> of the array.",
   "decoder": "Returns the sum",
   "encoder": "Returns the [MASK].",
@@ -35,66 +35,74 @@ TEXT = {
 
 @pytest.fixture(scope="module")
 def workdirs(trained, tmp_path_factory):
-  made = {"t5": trained}
-  for kind, recipe in KINDS.items():
-    made[kind] = tmp_path_factory.mktemp("talk") / kind
-    assert train.main([f"--config={recipe}", f"--workdir={made[kind]}", *FLAGS]) == 0
-  return made
+  workdirs = {"t5": trained}
+  for kind, recipe in RECIPES.items():
+    workdirs[kind] = tmp_path_factory.mktemp("talk") / kind
+    assert train.main([f"--config={recipe}", f"--workdir={workdirs[kind]}", *FLAGS]) == 0
+  return workdirs
 
 
-def opened(workdir, *flags):
-  """The `Talk` of a workdir, as the command opens it."""
-  held = []
-  real = terminal.run
-  try:
-    terminal.run = lambda talk, *rest: held.append(talk)
+def open_talk(workdir, *flags):
+  """Return the `Talk` that the `chat` command opens for a workdir."""
+  talks = []
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(terminal, "run", lambda talk, *arguments: talks.append(talk))
     assert chat.main([f"--workdir={workdir}", *flags]) == 0
-  finally:
-    terminal.run = real
-  return held[0]
+  return talks[0]
+
+
+def ask(talk, text, temperature=0.0):
+  """Return the whole answer to one message."""
+  return "".join(talk([Message("user", text)], temperature))
+
+
+def predict_line(workdir, text, folder, flags):
+  """Return the row that `predict` writes for one line of text."""
+  (folder / "in.txt").write_text(text + "\n")
+  files = [f"--input={folder}/in.txt", f"--output={folder}/out.jsonl"]
+  assert predict.main([f"--workdir={workdir}", *files, *flags]) == 0
+  return json.loads((folder / "out.jsonl").read_text())
+
+
+def length_flags(kind):
+  return [] if kind == "encoder" else ["--max_new_tokens=6"]
 
 
 @pytest.fixture(scope="module")
 def talks(workdirs):
-  new = "--max_new_tokens=6"
-  return {kind: opened(workdir, *[new] * (kind != "encoder")) for kind, workdir in workdirs.items()}
+  return {kind: open_talk(workdir, *length_flags(kind)) for kind, workdir in workdirs.items()}
 
 
-@pytest.mark.parametrize("kind", TEXT)
-def test_without_temperature_it_says_what_predict_says(kind, talks, workdirs, tmp_path):
-  (tmp_path / "in.txt").write_text(TEXT[kind] + "\n")
-  flags = [] if kind == "encoder" else ["--max_new_tokens=6"]
-  files = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
-  assert predict.main([f"--workdir={workdirs[kind]}", *files, *flags]) == 0
-  answer = json.loads((tmp_path / "out.jsonl").read_text())
-  said = "".join(talks[kind]([Message("user", TEXT[kind])], 0.0))
-  expected = answer["filled"] if kind in ("t5", "encoder") else answer["prediction"]
-  assert said.startswith(expected) if kind == "encoder" else said == expected
+@pytest.mark.parametrize("kind", TEXTS)
+def test_without_temperature_it_answers_as_predict(kind, talks, workdirs, tmp_path):
+  row = predict_line(workdirs[kind], TEXTS[kind], tmp_path, length_flags(kind))
+  answer = ask(talks[kind], TEXTS[kind])
+  if kind == "encoder":
+    assert answer.startswith(row["filled"])
+  elif kind == "t5":
+    assert answer == row["filled"]
+  else:
+    assert answer == row["prediction"]
 
 
-def test_penalties_and_strings_that_end_an_answer_are_those_of_predict(workdirs, tmp_path):
+def test_penalties_and_stop_strings_act_as_in_predict(workdirs, tmp_path):
   model = saved_model.load(str(workdirs["decoder"]))
-  text = TEXT["decoder"]
+  text = TEXTS["decoder"]
   options = {"max_new_tokens": 12, "no_repeat_ngram_size": 1, "repetition_penalty": 1.3}
-  whole = model.generate(text, **options)
-  first = whole[0]
-  stop = re.findall("[!-~]", whole)[2]
+  unstopped = model.generate(text, **options)
+  first = unstopped[0]
+  stop = re.findall("[!-~]", unstopped)[2]
   assert first not in model.generate(text, **options, banned_words=[first, "?"])
-  (tmp_path / "in.txt").write_text(text + "\n")
-  flags = [
-    *(f"--{name}={value}" for name, value in options.items()),
-    "--stop=?never?",
-    f"--stop={stop}",
-  ]
-  files = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
-  assert predict.main([f"--workdir={workdirs['decoder']}", *files, *flags]) == 0
-  ended = json.loads((tmp_path / "out.jsonl").read_text())["prediction"]
-  assert ended == whole[: whole.find(stop)] != whole
-  assert "".join(opened(workdirs["decoder"], *flags)([Message("user", text)], 0.0)) == ended
+  flags = [f"--{name}={value}" for name, value in options.items()]
+  flags += ["--stop=?never?", f"--stop={stop}"]
+  stopped = predict_line(workdirs["decoder"], text, tmp_path, flags)["prediction"]
+  assert stopped == unstopped[: unstopped.find(stop)]
+  assert stopped != unstopped
+  assert ask(open_talk(workdirs["decoder"], *flags), text) == stopped
 
 
 @pytest.mark.parametrize("kind", ["t5", "decoder"])
-def test_a_second_prompt_compiles_nothing_and_draws_anew(kind, talks, caplog):
+def test_a_second_prompt_compiles_nothing_and_has_new_randomness(kind, talks, caplog):
   talk = talks[kind]
   short = [Message("user", "The")]
   long = [Message("user", "The array of sums")]
@@ -105,14 +113,16 @@ def test_a_second_prompt_compiles_nothing_and_draws_anew(kind, talks, caplog):
   assert not [record for record in caplog.records if "Compiling" in record.getMessage()]
 
 
-def test_the_same_seed_draws_the_same(workdirs):
-  first, second = (opened(workdirs["decoder"], "--max_new_tokens=6", "--seed=3") for _ in range(2))
-  messages = [Message("user", "Returns")]
-  assert [*first(messages, 2.0)] == [*second(messages, 2.0)]
+def test_the_same_seed_samples_the_same_answer(workdirs):
+  answers = []
+  for _ in range(2):
+    talk = open_talk(workdirs["decoder"], "--max_new_tokens=6", "--seed=3")
+    answers.append(list(talk([Message("user", "Returns")], 2.0)))
+  assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
-  "flags, words",
+  "flags, expected_words",
   [
     (["--temperature=-1"], "--temperature=-1"),
     (["--top_p=2"], "--top_p=2"),
@@ -122,10 +132,10 @@ def test_the_same_seed_draws_the_same(workdirs):
     (["--template=no"], "template"),
   ],
 )
-def test_bad_flags_get_one_line(flags, words, workdirs, capsys):
+def test_bad_flags_are_errors_of_one_line(flags, expected_words, workdirs, capsys):
   assert chat.main([f"--workdir={workdirs['decoder']}", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
-  assert words in error
+  assert expected_words in error
 
 
 @pytest.fixture(scope="module")
@@ -162,30 +172,37 @@ def test_predict_answers_conversations_and_continues_texts(instruct, tmp_path, c
   flags = [f"--workdir={instruct}", f"--input={tmp_path}/in.jsonl", "--max_new_tokens=2"]
   assert predict.main([*flags, f"--output={tmp_path}/out.jsonl"]) == 0
   assert "answers by the model's own chat template" in capsys.readouterr().out
-  (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
-  assert row["input"] == [{"role": "user", "content": "Hi"}] and isinstance(row["prediction"], str)
+  lines = (tmp_path / "out.jsonl").read_text().splitlines()
+  assert len(lines) == 1
+  row = json.loads(lines[0])
+  assert row["input"] == [{"role": "user", "content": "Hi"}]
+  assert isinstance(row["prediction"], str)
   assert predict.main([*flags, f"--output={tmp_path}/out.jsonl", "--template=none"]) == 2
   assert "found a conversation, but the model has no chat template" in capsys.readouterr().err
   (tmp_path / "in.txt").write_text("user: Hi<|endoftext|>assistant:\n")
-  flags[1] = f"--input={tmp_path}/in.txt"
+  flags = [f"--workdir={instruct}", f"--input={tmp_path}/in.txt", "--max_new_tokens=2"]
   assert predict.main([*flags, f"--output={tmp_path}/raw.jsonl"]) == 0
   assert "--template=published" in capsys.readouterr().out
   assert json.loads((tmp_path / "raw.jsonl").read_text())["prediction"].strip() == row["prediction"]
 
 
 class Echo:
-  """Stands for a model: it repeats its last message, in two pieces."""
+  """A stand-in for a `Talk`, which repeats the last message in two pieces.
+
+  Attributes:
+    calls: the messages and the temperature of each call.
+  """
 
   description = "It repeats."
 
   def __init__(self):
-    self.heard = []
+    self.calls = []
 
   def __call__(self, messages, temperature):
-    self.heard.append(([*messages], temperature))
+    self.calls.append((list(messages), temperature))
     text = messages[-1].content
     if text == "long":
-      raise saved.UserError("too long")
+      raise UserError("too long")
     yield text[:1]
     yield text[1:]
 
@@ -194,41 +211,53 @@ def test_a_terminal_keeps_the_conversation():
   echo = Echo()
   out = io.StringIO()
   lines = (
-    "one\n/temperature 0.5\ntwo\nlong\n/temperature hot\n/reset\nthree\n/system Be "
-    "kind.\nfour\n/no\n\n/quit\nnever\n"
+    "one",
+    "/temperature 0.5",
+    "two",
+    "long",
+    "/temperature hot",
+    "/reset",
+    "three",
+    "/system Be kind.",
+    "four",
+    "/no",
+    "",
+    "/quit",
+    "never",
   )
-  terminal.run(echo, 0.0, None, io.StringIO(lines), out)
-  said = out.getvalue().splitlines()
-  assert (
-    said[:3] == ["one", "two", "error: too long"]
-    and said[-2] == "four"
-    and ("/no: no such command") in said[-1]
-  )
-  assert [(len(messages), temperature) for messages, temperature in echo.heard] == [
+  terminal.run(echo, 0.0, None, io.StringIO("\n".join(lines) + "\n"), out)
+  printed = out.getvalue().splitlines()
+  assert printed[:3] == ["one", "two", "error: too long"]
+  assert printed[-2] == "four"
+  assert "/no: no such command" in printed[-1]
+  assert [(len(messages), temperature) for messages, temperature in echo.calls] == [
     (1, 0.0),
     (3, 0.5),
     (5, 0.5),
     (1, 0.5),
     (2, 0.5),
   ]
-  assert echo.heard[-1][0] == [Message("system", "Be kind."), Message("user", "four")]
+  assert echo.calls[-1][0] == [Message("system", "Be kind."), Message("user", "four")]
 
 
 @pytest.fixture
 def server():
-  made = web.Server(
-    Echo(),
-    0,
-    {"name": "<b>runs</b>", "description": "It repeats.", "temperature": 0.7, "system": None},
-  )
-  thread = threading.Thread(target=made.serve_forever, daemon=True)
+  about = {
+    "name": "<b>runs</b>",
+    "description": Echo.description,
+    "temperature": 0.7,
+    "system": None,
+  }
+  web_server = web.Server(Echo(), 0, about)
+  thread = threading.Thread(target=web_server.serve_forever, daemon=True)
   thread.start()
-  yield made
-  made.shutdown()
-  made.server_close()
+  yield web_server
+  web_server.shutdown()
+  web_server.server_close()
 
 
-def asked(server, method, path, body=None, **headers):
+def request(server, method, path, body=None, **headers):
+  """Return (status, text) of the answer to a request."""
   connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
   connection.request(method, path, body, {"Content-Type": "application/json", **headers})
   response = connection.getresponse()
@@ -236,23 +265,18 @@ def asked(server, method, path, body=None, **headers):
 
 
 def test_a_page_streams_answers_on_this_machine_alone(server):
-  assert (
-    asked(server, "GET", "/")[0] == 200
-    and json.loads(asked(server, "GET", "/about")[1])["description"] == "It repeats."
-  )
+  assert request(server, "GET", "/")[0] == 200
+  _, about = request(server, "GET", "/about")
+  assert json.loads(about)["description"] == "It repeats."
   body = json.dumps({"messages": [{"role": "user", "content": "héllo"}], "temperature": 0.3})
-  assert asked(server, "POST", "/say", body) == (200, "héllo")
-  assert server.talk.heard == [([Message("user", "héllo")], 0.3)]
-  assert (
-    asked(server, "POST", "/say", json.dumps({"messages": [{"role": "user", "content": "long"}]}))[
-      1
-    ]
-    == "[too long]"
-  )
-  assert asked(server, "POST", "/say", body, Origin="http://elsewhere.example")[0] == 403
-  assert asked(server, "GET", "/", Host="elsewhere.example")[0] == 403
-  assert asked(server, "POST", "/say", body, **{"Content-Type": "text/plain"})[0] == 404
-  for bad in (
+  assert request(server, "POST", "/say", body) == (200, "héllo")
+  assert server.talk.calls == [([Message("user", "héllo")], 0.3)]
+  refused = json.dumps({"messages": [{"role": "user", "content": "long"}]})
+  assert request(server, "POST", "/say", refused)[1] == "[too long]"
+  assert request(server, "POST", "/say", body, Origin="http://elsewhere.example")[0] == 403
+  assert request(server, "GET", "/", Host="elsewhere.example")[0] == 403
+  assert request(server, "POST", "/say", body, **{"Content-Type": "text/plain"})[0] == 404
+  for invalid_body in (
     "",
     "[]",
     "{}",
@@ -260,42 +284,37 @@ def test_a_page_streams_answers_on_this_machine_alone(server):
     '{"messages": [{"role": "root", "content": ""}]}',
     "[" * 9999,
   ):
-    assert asked(server, "POST", "/say", bad)[0] == 400, bad
-  assert len(server.talk.heard) == 2
+    assert request(server, "POST", "/say", invalid_body)[0] == 400, invalid_body
+  assert len(server.talk.calls) == 2
 
 
-CHROMIUM = next(
-  filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+CHROMIUM = (
+  shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; on Debian: apt-get install chromium")
-def test_a_browser_shows_an_answer(server, tmp_path):
-  """The page itself, in a browser: a message is sent and its answer shown as text, never as
-  HTML."""
-  driver = f"http://localhost:{server.server_port}/"
+def test_a_browser_shows_messages_and_answers_as_text(server, tmp_path, monkeypatch):
+  """The page sends a message by itself; the message and its answer are never shown as HTML."""
   script = (
     "document.getElementById('text').value='<i>hi</i>';document.getElementById('send').click()"
   )
   page = web.PAGE.read_text().replace(
     "    reset();\n  });", "    reset();\n    " + script + ";\n  });"
   )
-  shown = tmp_path / "chat.html"
-  shown.write_text(page)
-  before = web.PAGE
-  web.PAGE = shown
-  try:
-    command = [
-      CHROMIUM,
-      "--headless",
-      "--no-sandbox",
-      "--disable-gpu",
-      "--virtual-time-budget=8000",
-      "--dump-dom",
-    ]
-    done = subprocess.run([*command, driver], capture_output=True, text=True, timeout=120)
-  finally:
-    web.PAGE = before
-  assert '<div class="turn user">&lt;i&gt;hi&lt;/i&gt;</div>' in done.stdout
-  assert '<div class="turn assistant">&lt;i&gt;hi&lt;/i&gt;</div>' in done.stdout
-  assert "&lt;b&gt;runs&lt;/b&gt;</b>" in done.stdout
+  scripted_page = tmp_path / "chat.html"
+  scripted_page.write_text(page)
+  monkeypatch.setattr(web, "PAGE", scripted_page)
+  command = [
+    CHROMIUM,
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--virtual-time-budget=8000",
+    "--dump-dom",
+    f"http://localhost:{server.server_port}/",
+  ]
+  dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+  assert '<div class="turn user">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
+  assert '<div class="turn assistant">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
+  assert "&lt;b&gt;runs&lt;/b&gt;</b>" in dom

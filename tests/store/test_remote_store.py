@@ -1,8 +1,6 @@
-"""Token stores over the network: a web server and a bucket, both on this machine, that fail and
-dawdle."""
+"""Token stores over the network: a local web server and a local bucket, both slow and faulty."""
 
 import concurrent.futures
-import contextlib
 import itertools
 import time
 
@@ -26,7 +24,7 @@ def running(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patched, Server(root).running() as server:
     for name, value in environment(server).items():
       patched.setenv(name, value)
-    remote.reset()  # of another test's server
+    remote.reset()  # drop connections to another test's server
     yield server
 
 
@@ -34,7 +32,10 @@ def running(tmp_path_factory):
 def server(running):
   running.requests.clear()
   yield running
-  running.unavailable = running.broken = running.delay = running.hangs = 0
+  running.unavailable = 0
+  running.broken = 0
+  running.delay = 0
+  running.hangs = 0
   running.page = 1_000
 
 
@@ -45,43 +46,43 @@ def address(request, server):
 
 @pytest.fixture(params=["cached", "larger than the cache"])
 def cache(request, monkeypatch):
-  monkeypatch.setattr(
-    remote_ranges, "_budget", remote_ranges._Budget(10**9 if request.param == "cached" else 0)
-  )
+  budget = 10**9 if request.param == "cached" else 0
+  monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(budget))
   monkeypatch.setattr(remote_ranges, "_BLOCK", 20_000)
-  return request.param == "cached"
 
 
-def tokens_of(server):
+def token_requests(server):
   return [(path, part) for path, part in server.requests if "/tokens/" in path]
 
 
-def test_what_is_read_is_what_is_there(server, address, cache):
+def test_a_remote_store_reads_as_the_local_one(server, address, cache):
   local = TokenStore.open(server.root / "train")
   store = TokenStore.open(address, verify="full")
-  assert (
-    store.fingerprint == local.fingerprint
-    and store.vocabulary.fingerprint == local.vocabulary.fingerprint
-  )
+  assert store.fingerprint == local.fingerprint
+  assert store.vocabulary.fingerprint == local.vocabulary.fingerprint
   for length in (1, 568, 20_000):
     starts = np.random.default_rng(length).integers(0, store.num_tokens - length + 1, 40)
     np.testing.assert_array_equal(store.windows(starts, length), local.windows(starts, length))
-  places = np.random.default_rng(0).integers(0, store.num_tokens, 500)
-  np.testing.assert_array_equal(store.documents_at(places), local.documents_at(places))
+  positions = np.random.default_rng(0).integers(0, store.num_tokens, 500)
+  np.testing.assert_array_equal(store.documents_at(positions), local.documents_at(positions))
   np.testing.assert_array_equal(store.document_ends(), local.document_ends())
 
 
-def test_opening_takes_a_manifest_a_table_and_one_listing(server):
+def test_opening_requests_a_manifest_a_table_and_one_listing(server):
   store = TokenStore.open("gs://bucket/train", verify="size")
-  # the listing is of two directories
-  assert len(server.requests) == 4 and store.manifest.num_shards > 3
+  # the manifest, the table and the listings of two directories; none for each shard
+  assert len(server.requests) == 4
+  assert store.manifest.num_shards > 3
   assert "every file is there" in store.verification
   store = TokenStore.open(f"{server.url}/train", verify="size")
-  assert len(server.requests) == 6 and "cannot be listed" in store.verification
+  assert len(server.requests) == 6
+  assert "cannot be listed" in store.verification
 
 
-@pytest.mark.parametrize("same", [False, True], ids=["other content", "the same content"])
-def test_a_shard_that_is_overwritten_in_a_bucket_is_found(same, server, cache, monkeypatch):
+@pytest.mark.parametrize("is_same", [False, True], ids=["other content", "the same content"])
+def test_an_overwritten_shard_is_an_error_if_its_content_differs(
+  is_same, server, cache, monkeypatch
+):
   monkeypatch.setattr(remote_ranges, "_BLOCK", 2_000)
   store = TokenStore.open("gs://bucket/train", verify="size")
   store.windows(np.array([0]), 10)
@@ -89,78 +90,81 @@ def test_a_shard_that_is_overwritten_in_a_bucket_is_found(same, server, cache, m
   content = file.read_bytes()
   monkeypatch.setitem(server.versions, "train/tokens/00000000", 7)
   try:
-    file.write_bytes(content if same else content[::-1])
-    store.check_unchanged()
+    file.write_bytes(content if is_same else content[::-1])
+    store.check_unchanged()  # nothing was read after the change
     store.windows(np.array([5_000]), 10)
-    with (
-      contextlib.nullcontext()
-      if same
-      else pytest.raises(DamageError, match="tokens/00000000: found SHA-256")
-    ):
+    if is_same:
       store.check_unchanged()
+    else:
+      with pytest.raises(DamageError, match="tokens/00000000: found SHA-256"):
+        store.check_unchanged()
   finally:
     file.write_bytes(content)
 
 
-def test_a_lost_file_is_named(server, tmp_path):
-  lost = server.root / "train" / "tokens" / "00000002"
-  lost.rename(tmp_path / "lost")
+def test_a_lost_or_truncated_file_is_named(server, tmp_path):
+  file = server.root / "train" / "tokens" / "00000002"
+  backup = tmp_path / "backup"
+  file.rename(backup)
   try:
     with pytest.raises(UserError, match="gs://bucket/train/tokens/00000002: found no such file"):
       TokenStore.open("gs://bucket/train", verify="size")
     store = TokenStore.open(f"{server.url}/train", verify="size")
     with pytest.raises(UserError, match="http://.*/train/tokens/00000002: found no such file"):
       store.windows([0], store.num_tokens)
-    lost.write_bytes((tmp_path / "lost").read_bytes()[:-40])
+    file.write_bytes(backup.read_bytes()[:-40])
     with pytest.raises(
       DamageError, match="http://.*/train/tokens/00000002: is damaged: .*copy it again"
     ):
       TokenStore.open(f"{server.url}/train", verify="full")
   finally:
-    (tmp_path / "lost").replace(lost)
+    backup.replace(file)
 
 
-def test_a_cached_store_is_fetched_once_whoever_asks(server, address, monkeypatch):
+def test_threads_fetch_each_range_of_a_cached_store_once(server, address, monkeypatch):
   monkeypatch.setattr(remote_ranges, "_BLOCK", 1_000)
   server.delay = 0.005
   store = TokenStore.open(address, verify="size")
-  starts = [
-    np.random.default_rng(seed).integers(0, store.num_tokens - 300, 100) for seed in range(16)
-  ]
+  starts = np.random.default_rng(0).integers(0, store.num_tokens - 300, (16, 100))
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(lambda starts_B: store.windows(starts_B, 300), starts))
-  asked = tokens_of(server)
-  assert len(asked) == len(set(asked)) > 40
+  requests = token_requests(server)
+  assert len(requests) == len(set(requests)) > 40
   store.windows([0], store.num_tokens)
-  before = len(server.requests)
-  store.windows(np.concatenate(starts), 300)
-  assert len(server.requests) == before
+  num_requests = len(server.requests)
+  store.windows(starts.reshape(-1), 300)
+  assert len(server.requests) == num_requests
 
 
-def test_the_cache_is_of_all_stores_and_given_back(server, monkeypatch):
+def test_stores_share_one_cache_and_free_their_part(server, monkeypatch):
   size = TokenStore.open(server.root / "train")._shards.num_bytes
   budget = remote_ranges._Budget(size)
   monkeypatch.setattr(remote_ranges, "_budget", budget)
-  first, second = (TokenStore.open(f"{server.url}/train", verify="size") for _ in range(2))
-  first.windows([0], 10), second.windows([0], 10)
-  assert first._files._blocks and not second._files._blocks and not budget.take(1)
+  first = TokenStore.open(f"{server.url}/train", verify="size")
+  second = TokenStore.open(f"{server.url}/train", verify="size")
+  first.windows([0], 10)
+  second.windows([0], 10)
+  assert first._files._blocks
+  assert not second._files._blocks
+  assert not budget.take(1)
   del first
   assert budget.take(size)
 
 
-def test_windows_of_a_large_store_are_read_as_they_are_and_at_once(server, monkeypatch):
+def test_windows_without_a_cache_are_read_exactly_and_concurrently(server, monkeypatch):
   monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(0))
   store = TokenStore.open(f"{server.url}/train", verify="size")
   server.requests.clear()
-  server.delay, begin = 0.2, time.monotonic()
+  server.delay = 0.2
+  begin = time.monotonic()
   store.windows(np.arange(0, 8_000, 200), 100)
-  assert time.monotonic() - begin < 0.2 * 40 / 4
-  assert {part for _, part in server.requests} >= {"bytes=0-199", "bytes=400-599"} and len(
-    server.requests
-  ) >= 40
+  sequential_seconds = 40 * server.delay
+  assert time.monotonic() - begin < sequential_seconds / 4
+  assert {part for _, part in server.requests} >= {"bytes=0-199", "bytes=400-599"}
+  assert len(server.requests) >= 40
 
 
-def test_failures_and_slow_answers_change_nothing(server, address, cache):
+def test_failures_and_slow_answers_do_not_change_the_tokens(server, address, cache):
   local = TokenStore.open(server.root / "train")
   server.unavailable = 0.2
   server.broken = 0.05
@@ -172,7 +176,7 @@ def test_failures_and_slow_answers_change_nothing(server, address, cache):
     np.testing.assert_array_equal(store.documents_at(starts), local.documents_at(starts))
 
 
-def test_training_batches_are_those_of_the_local_store_from_any_step(server):
+def test_training_batches_equal_those_of_the_local_store_from_any_step(server):
   local = task.build("span_corruption", "train", store=str(server.root), inputs_length=64)
   expected = list(itertools.islice(loader.train_batches(local, batch_size=16, seed=0), 6))
   server.unavailable = 0.2
@@ -185,19 +189,19 @@ def test_training_batches_are_those_of_the_local_store_from_any_step(server):
     batches = itertools.islice(
       loader.train_batches(remote, batch_size=16, seed=0, start_step=start), 6 - start
     )
-    for one, other in zip(expected[start:], batches, strict=True):
-      for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+    for expected_batch, batch in zip(expected[start:], batches, strict=True):
+      for name in expected_batch:
+        np.testing.assert_array_equal(batch[name], expected_batch[name])
 
 
-def test_a_read_that_hangs_is_asked_for_again(server, cache, monkeypatch):
+def test_a_request_that_hangs_is_repeated(server, cache, monkeypatch):
   monkeypatch.setattr(remote, "_ATTEMPT_SECONDS", 0.3)
   store = TokenStore.open(f"{server.url}/train", verify="size")
   server.hangs = 1
   assert store.windows([0], 100).shape == (1, 100)
 
 
-def test_one_that_is_gone_is_one_line(server, address, cache, monkeypatch):
+def test_an_unreachable_store_is_an_error_of_one_line(server, address, cache, monkeypatch):
   store = TokenStore.open(address, verify="size")
   monkeypatch.setattr(remote_ranges, "PATIENCE_SECONDS", 0.5)
   server.unavailable = 1.0
@@ -209,8 +213,8 @@ def test_one_that_is_gone_is_one_line(server, address, cache, monkeypatch):
   assert store.windows([0], 100).shape == (1, 100)
 
 
-def test_a_hot_store_is_read_at_over_ten_million_tokens_a_second(server):
-  """In time of the processor, which others on the machine do not take away."""
+def test_a_cached_store_reads_over_ten_million_tokens_a_second(server):
+  """The time is CPU time, which does not depend on other programs on the machine."""
   store = TokenStore.open(f"{server.url}/train", verify="size")
   starts = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128))
   store.windows([0], store.num_tokens)

@@ -1,5 +1,6 @@
-"""Attention sinks: a softmax over one more logit, whichever way it is computed."""
+"""Attention sinks: a softmax with one more logit per head, in every way of computing it."""
 
+import contextlib
 import dataclasses
 
 import core_cases as cases
@@ -15,38 +16,41 @@ from t5x_like.parallel.rules import Rules
 KINDS = [("packed_causal", "table"), ("causal_w5", "alibi_layer")]
 
 
-def make_sinks(short=2**19):
+def make_core(max_dense_logits=2**19):
+  """Make a core; it computes by blocks above this number of logits."""
   core = cases.make({"name": "sinks", "stddev": 2.0})
-  core.max_dense_logits = short
+  core.max_dense_logits = max_dense_logits
   return core
 
 
-def value_and_gradients(core, kind, bias, rules=None):
-  """(output, gradients of sinks, queries, keys and values)."""
-  mask, (stack, layer) = dataclasses.replace(cases.mask(kind), aligned=True), cases.bias(bias)
-  rows = cases.sees_a_key(mask)
+def compute_with_gradients(core, kind, bias, rules=None):
+  """Return (output, gradients of sinks, queries, keys and values); optionally sharded by rules."""
+  mask = dataclasses.replace(cases.mask(kind), aligned=True)
+  stack_position, layer_position = cases.bias(bias)
+  has_key_BT = cases.sees_a_key(mask)
 
   def loss(arrays, q, k, v):
-    out = params.with_arrays(core, arrays)(q, k, v, mask, stack, layer, scale=0.4)
-    out = jnp.where(rows[:, :, None, None], out, 0.0)
+    call = params.with_arrays(core, arrays)
+    out = call(q, k, v, mask, stack_position, layer_position, scale=0.4)
+    out = jnp.where(has_key_BT[:, :, None, None], out, 0.0)
     return jnp.sum(jnp.sin(out)), out
 
-  def run(*args):
-    if rules is None:
-      return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
-    with rules.activate():
-      return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
+  def run(*arguments):
+    context = contextlib.nullcontext() if rules is None else rules.activate()
+    with context:
+      return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arguments)
 
   (_, out), gradients = jax.jit(run)(params.arrays(core), *cases.qkv())
   return out, gradients
 
 
 def test_a_sink_is_a_logit_without_a_value():
-  core, (q, k, v), mask = make_sinks(), cases.qkv(), cases.mask("causal")
+  core = make_core()
+  q, k, v = cases.qkv()
+  mask = cases.mask("causal")
   out = core(q, k, v, mask, scale=0.4)
-  logits = np.einsum("BTKGH,BSKH->BKGTS", np.reshape(q, (2, 37, 2, 2, 8)) * 0.4, k).reshape(
-    2, 4, 37, 37
-  )
+  grouped_q = np.reshape(q, (2, 37, 2, 2, 8)) * 0.4
+  logits = np.einsum("BTKGH,BSKH->BKGTS", grouped_q, k).reshape(2, 4, 37, 37)
   weights = np.where(mask.dense(), np.exp(logits), 0.0)
   weights /= weights.sum(-1, keepdims=True) + np.exp(core.sinks[...])[:, None, None]
   expected = np.einsum("BKGTS,BSKH->BTKGH", weights.reshape(2, 2, 2, 37, 37), v).reshape(q.shape)
@@ -54,14 +58,18 @@ def test_a_sink_is_a_logit_without_a_value():
 
 
 @pytest.mark.parametrize("kind, bias", KINDS)
-def test_blocks_are_the_whole(kind, bias):
-  expected = value_and_gradients(make_sinks(), kind, bias)
-  assert np.abs(expected[1][0]["sinks"]).min() > 1e-3
-  # each device has sinks of its own heads
+def test_blocks_equal_the_dense_computation(kind, bias):
+  expected = compute_with_gradients(make_core(), kind, bias)
+  sinks_gradient = expected[1][0]["sinks"]
+  assert np.abs(sinks_gradient).min() > 1e-3
+  blocks = make_core(max_dense_logits=0)
+  # on this mesh each device has the sinks of its heads only
   rules = Rules.make(make_mesh({"data": 2, "tensor": 2, "fsdp": 2}))
   for actual in (
-    value_and_gradients(make_sinks(0), kind, bias),
-    value_and_gradients(make_sinks(0), kind, bias, rules),
+    compute_with_gradients(blocks, kind, bias),
+    compute_with_gradients(blocks, kind, bias, rules),
   ):
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-      np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
+    for array, expected_array in zip(
+      jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+    ):
+      np.testing.assert_allclose(array, expected_array, rtol=2e-4, atol=3e-5)
