@@ -45,7 +45,7 @@ def find_template_text(vocabulary: Vocabulary) -> str | None:
 
   It is in `chat_template.jinja` or tokenizer_config.json.
   """
-  files = getattr(vocabulary, "brought", {})
+  files = getattr(vocabulary, "original_files", {})
   if FILE in files:
     return files[FILE].decode("utf-8", "replace")
   template = _config(vocabulary).get("chat_template")
@@ -330,7 +330,7 @@ class PublishedChat:
 
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
-  data = getattr(vocabulary, "brought", {}).get(CONFIG, b"{}")
+  data = getattr(vocabulary, "original_files", {}).get(CONFIG, b"{}")
   return checked_json.parse_json(
     data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer"
   )
