@@ -1,4 +1,4 @@
-"""The examples of tasks on images: read, augmented, mixed and normalised by their index."""
+"""The examples of tasks on images: read images by index, augment, mix and normalise them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.data import augmentations as available
+from t5x_like.data import augmentations as augmentation_package
 from t5x_like.data import random
 from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chain, crop_to_box
 from t5x_like.data.features import BatchFunction, Features
@@ -25,7 +25,7 @@ from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt, to_plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
-# Streams of random numbers of an example.
+# The streams of an example's random numbers.
 _AUGMENTATION_STREAM = 0
 _MIXING_STREAM = 1
 FIRST_TASK_STREAM = 2  # the first stream that is free for tasks
@@ -36,21 +36,23 @@ class ImageArguments(Source):
   """The arguments that tasks on single images share.
 
   Attributes:
-    resolution: height and width of the images in a batch; one number for squares.
-    channels: 3 for RGB, 1 for grey; images of the other kind are converted.
-    augmentations: of training images, in order: modules of `data/augmentations`, names or {"name":
-      …} with arguments. An image of another size after them is resized like the images of
-      evaluations.
-    repeats: copies of each image per epoch, one after the other, each augmented independently
-      (Hoffer et al. 2020; DeiT takes 3); every batch holds them together if its size is a multiple.
-    crop: evaluations resize images to cover resolution / crop, and see the middle.
-    fit: the way of an image to the resolution in evaluations and, where augmentations leave another
-      size, in training: its middle is "cut" out; or the whole is "padded" with the mean, which
-      keeps its aspect ratio too, or "squeezed", which "squeezed_cut" does before it cuts out the
-      middle.
-    method: the interpolation of this resizing.
-    mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
-    image_field: the field of the encoded image.
+    resolution: the height and width of the images in a batch; one number for squares.
+    channels: 3 for RGB, 1 for grey; images are converted to it.
+    augmentations: the augmentations of training images, in order: names of modules of
+      `data/augmentations`, or {"name": …} with arguments. An image that they leave in another size
+      is resized like the images of evaluations.
+    repeats: the number of copies of each image in an epoch, consecutive and augmented independently
+      (Hoffer et al. 2020; DeiT takes 3); all copies are in one batch if the batch size is a
+      multiple.
+    crop: evaluations resize images to cover resolution / crop, and cut out the middle.
+    fit: how an image is fitted to the resolution in evaluations and, where augmentations leave
+      another size, in training. "cut" keeps the aspect ratio and cuts out the middle; "padded"
+      keeps the aspect ratio and fills the rest with the mean; "squeezed" changes the aspect ratio;
+      "squeezed_cut" changes it and cuts out the middle.
+    method: the interpolation by which images are fitted.
+    mean: the mean for normalising pixels from 0 to 1, one number or one per channel.
+    std: the standard deviation for it, one number or one per channel.
+    image_field: the field of the encoded image in the records.
   """
 
   resolution: Resolution = 224
@@ -69,14 +71,13 @@ class ImageArguments(Source):
 class LabelledImageArguments(ImageArguments):
   """The arguments that tasks on labelled images share.
 
-  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`, and without labels also the
-  sources of boxes.
+  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`. Without labels, the sources of
+  boxes can be used too.
 
   Attributes:
-    label_field: the field of the label; None where images have none, for tasks that learn from
-      images alone.
-    classes: the names of the classes, in the order of their numbers; by default the source's. For
-      images of some of the classes of a run.
+    label_field: the field of the label; None for tasks that learn from images without labels.
+    classes: the names of the classes, in the order of their numbers; by default the source's. Set
+      it for images that have only some of the classes of a run.
   """
 
   label_field: str | None = "label"
@@ -85,9 +86,9 @@ class LabelledImageArguments(ImageArguments):
 
 @dataclasses.dataclass(frozen=True)
 class RandomDraws:
-  """The random numbers of examples in their epochs, in independent streams.
+  """The random numbers of a batch, a function of each example's index and epoch.
 
-  Tasks use the streams from `FIRST_TASK_STREAM` on.
+  Streams are independent. Tasks use the streams from `FIRST_TASK_STREAM` on.
   """
 
   seed: int
@@ -95,7 +96,7 @@ class RandomDraws:
   index_B: tf.Tensor
 
   def bits(self, stream: int, n: int, *words: int) -> tf.Tensor:
-    """Return random words, uint32 [B, n]."""
+    """Return n random words for each example, uint32 [B, n]; `words` select a part of the stream."""
     words_B = (tf.constant(word, tf.int64) for word in (stream, *words))
     return random.bits(random.row_keys(self.seed, self.epoch_B, self.index_B, *words_B), n)
 
@@ -111,10 +112,11 @@ class Pixels:
   Args:
     store: the images.
     channels: 3 for RGB, 1 for grey.
-    mean, std: mean and deviation for normalisation, one number or one per channel.
+    mean: the mean for normalisation, one number or one per channel.
+    std: the standard deviation for normalisation, one number or one per channel.
 
   Raises:
-    UserError: another number of means or deviations.
+    UserError: the mean or the deviation has another number of values.
   """
 
   def __init__(self, store: stores.ImageStore, channels: int, mean: tuple, std: tuple):
@@ -124,41 +126,41 @@ class Pixels:
     self.std = per_channel("std", std, channels)
 
   def read(self, index_B: tf.Tensor) -> tf.Tensor:
-    """Return the encoded images of some indices, string [B]."""
-    data_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
-    return tf.ensure_shape(data_B, index_B.shape)
+    """Return the encoded images at some indices, string [B]."""
+    encoded_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
+    return tf.ensure_shape(encoded_B, index_B.shape)
 
   def decode(
-    self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None
+    self, encoded: tf.Tensor, find_box: Callable[[tf.Tensor], tf.Tensor] | None = None
   ) -> tf.Tensor:
     """Decode an image, or a box of it: float32 [Y, X, C] in 0 to 255.
 
     Args:
-      data: the encoded image.
-      box: makes the box, int32 [4] (y, x, height, width), from the image's height and width.
+      encoded: the encoded image.
+      find_box: returns the box, int32 [4] (y, x, height, width), for the image's height and width.
     """
 
     def decode_other() -> tf.Tensor:
-      image = tf.io.decode_image(data, self._channels, expand_animations=False)
-      image = tf.ensure_shape(image, [None, None, self._channels])
-      if box is None:
-        return image
-      return crop_to_box(image, box(tf.shape(image)[:2]))
+      image_YXC = tf.io.decode_image(encoded, self._channels, expand_animations=False)
+      image_YXC = tf.ensure_shape(image_YXC, [None, None, self._channels])
+      if find_box is None:
+        return image_YXC
+      return crop_to_box(image_YXC, find_box(tf.shape(image_YXC)[:2]))
 
     def decode_jpeg() -> tf.Tensor:
-      # The method is Pillow's.
+      # Pillow uses this method too.
       options = dict(channels=self._channels, dct_method="INTEGER_ACCURATE")
-      if box is None:
-        return tf.io.decode_jpeg(data, **options)
-      size_2 = tf.io.extract_jpeg_shape(data)[:2]
-      y, x, h, w = tf.unstack(box(size_2))
-      # The colours of the last column depend on the next one.
-      window = [y, x, h, tf.minimum(w + 1, size_2[1] - x)]
-      wider = tf.io.decode_and_crop_jpeg(data, window, **options)
-      return tf.ensure_shape(wider, [None, None, self._channels])[:, :w]
+      if find_box is None:
+        return tf.io.decode_jpeg(encoded, **options)
+      size_2 = tf.io.extract_jpeg_shape(encoded)[:2]
+      y, x, height, width = tf.unstack(find_box(size_2))
+      # Decode one column more, on which the colours of the last column depend.
+      window = [y, x, height, tf.minimum(width + 1, size_2[1] - x)]
+      wider_YXC = tf.io.decode_and_crop_jpeg(encoded, window, **options)
+      return tf.ensure_shape(wider_YXC, [None, None, self._channels])[:, :width]
 
-    image = tf.cond(tf.io.is_jpeg(data), decode_jpeg, decode_other)
-    return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
+    image_YXC = tf.cond(tf.io.is_jpeg(encoded), decode_jpeg, decode_other)
+    return tf.cast(tf.ensure_shape(image_YXC, [None, None, self._channels]), tf.float32)
 
   def normalize(self, image_YXC: tf.Tensor) -> tf.Tensor:
     """Subtract the mean and divide by the deviation, from pixels in 0 to 255."""
@@ -170,11 +172,16 @@ class Pixels:
 def build_task(
   images: ImageArguments, mixing: Mixing | None = None, store: stores.ImageStore | None = None
 ) -> Task:
-  """Make the task `image_classification`; `store` holds the images if they are open already.
+  """Build the task `image_classification`.
+
+  Args:
+    images: the arguments of the task.
+    mixing: how images are mixed; None for no mixing.
+    store: the images, if they are open already; by default they are opened by the arguments.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was
-      prepared.
+    UserError: the source or an argument is unusable, no image is usable, or a file has changed
+      since it was prepared.
   """
   if not 0 < images.crop <= 1:
     raise UserError(f"config.task.crop: found {images.crop}, expected above 0 and at most 1")
@@ -216,10 +223,10 @@ def build_task(
 
 
 class _ImageExamples:
-  """The batches of images of a store.
+  """Makes the batches of the images of a store.
 
   Attributes:
-    pixels: the pixels of the store.
+    pixels: the pixels of the store's images.
     features: the features of an example.
   """
 
@@ -243,22 +250,22 @@ class _ImageExamples:
     self._augment = self._build_augmentation(images)
 
   def _build_augmentation(self, images: ImageArguments) -> Augmentation:
-    """Chain the augmentations of training, and the resizing of images that have another size."""
-    steps = []
+    """Chain the augmentations of training, then fit images that have another size."""
+    augmentations = []
     for value in images.augmentations:
-      steps.append(
+      augmentations.append(
         slots.make(
           "config.task.augmentations",
           value,
-          available,
+          augmentation_package,
           "make",
           resolution=images.resolution,
           mean=self.pixels.mean,
           std=self.pixels.std,
         )
       )
-    steps.append(Augmentation(0, lambda image_YXC, _: self._fit(image_YXC, crop=1.0)))
-    return chain(steps)
+    augmentations.append(Augmentation(0, lambda image_YXC, _: self._fit(image_YXC, crop=1.0)))
+    return chain(augmentations)
 
   def batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     """Return augmented images; see `Task.batch`."""
@@ -270,10 +277,12 @@ class _ImageExamples:
     N = self._num_images
     partner_B = find_partners(index_B, epoch_B // self._repeats, seed, N)
     other_B = tf.where(self._mixing.is_mixed(u_BN), partner_B, index_B)
-    # Each image is made once, though most are in two mixtures.
-    places_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
-    place_U, row_2B = tf.unique(places_2B)
-    image_UYXC = self._read_augmented(place_U % N, RandomDraws(seed, place_U // N, place_U % N))
+    # Most images are in two mixtures, but each is read and augmented once. An image in an epoch is
+    # identified by the number epoch * N + index; U of these are distinct.
+    image_ids_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
+    image_id_U, row_2B = tf.unique(image_ids_2B)
+    index_U = image_id_U % N
+    image_UYXC = self._read_augmented(index_U, RandomDraws(seed, image_id_U // N, index_U))
     image_BYXC, share_B = tf.map_fn(
       lambda row: self._mixing(image_UYXC[row[0]], image_UYXC[row[1]], row[2]),
       (*tf.split(row_2B, 2), u_BN),
@@ -284,44 +293,53 @@ class _ImageExamples:
   def eval_batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     """Return images without augmentation; see `Task.eval_batch`."""
 
-    def read(data: tf.Tensor) -> tf.Tensor:
-      return self.pixels.normalize(self._fit(self.pixels.decode(data), crop=self._crop))
+    def decode(encoded: tf.Tensor) -> tf.Tensor:
+      return self.pixels.normalize(self._fit(self.pixels.decode(encoded), crop=self._crop))
 
-    data_B = self.pixels.read(index_B)
-    image_BYXC = tf.map_fn(read, data_B, fn_output_signature=self._image_spec)
+    encoded_B = self.pixels.read(index_B)
+    image_BYXC = tf.map_fn(decode, encoded_B, fn_output_signature=self._image_spec)
     return self._make_features(image_BYXC, index_B, index_B, tf.ones_like(index_B, tf.float32))
 
   def _read_augmented(self, index_B: tf.Tensor, draws: RandomDraws) -> tf.Tensor:
     """Return images, augmented and normalised: float32 [B, Y, X, C].
 
-    The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single
-    images would: docs/explanation/exact-resume.md, "The pipeline".
+    `tf.map_fn` decodes the images of a batch in parallel, and costs as much CPU time as a dataset of
+    single images would: docs/explanation/exact-resume.md, "The pipeline".
     """
 
-    def read(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-      data, u_N = row
-      box = None
-      if self._augment.box:
-        box = lambda size_2: self._augment.box(size_2, u_N)  # noqa: E731
-      part_YXC = self.pixels.decode(data, box)
-      return self.pixels.normalize(self._augment.apply(part_YXC, u_N))
+    def decode(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+      encoded, u_N = row
 
-    rows = self.pixels.read(index_B), draws.uniform(_AUGMENTATION_STREAM, self._augment.numbers)
-    return tf.map_fn(read, rows, fn_output_signature=self._image_spec)
+      def find_box(size_2: tf.Tensor) -> tf.Tensor:
+        return self._augment.box(size_2, u_N)
+
+      image_YXC = self.pixels.decode(encoded, find_box if self._augment.box else None)
+      return self.pixels.normalize(self._augment.apply(image_YXC, u_N))
+
+    encoded_B = self.pixels.read(index_B)
+    u_BN = draws.uniform(_AUGMENTATION_STREAM, self._augment.numbers)
+    return tf.map_fn(decode, (encoded_B, u_BN), fn_output_signature=self._image_spec)
 
   def _make_features(
     self, image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Return the features of images that are mixed with the images `other_B`."""
+    """Return the features of a batch.
+
+    Args:
+      image_BYXC: the images, mixed.
+      index_B: the index of the first image of each mixture.
+      other_B: the index of the second; equal to the first where nothing is mixed.
+      share_B: the share of the first image in its mixture.
+    """
     label_B = tf.gather(self._labels_N, index_B)
-    values = {
+    arrays = {
       "image": image_BYXC,
       "label": label_B,
       "example_weights": tf.ones_like(label_B, tf.float32),
       "other_label": tf.gather(self._labels_N, other_B),
       "label_share": share_B,
     }
-    return {name: values[name] for name in self.features}
+    return {name: arrays[name] for name in self.features}
 
 
 def extend_task(
@@ -332,23 +350,23 @@ def extend_task(
   make_extra: Callable[[dict[str, tf.Tensor], RandomDraws, bool], dict[str, tf.Tensor]],
   **facts: Any,
 ) -> Task:
-  """Return a task on images with further features.
+  """Return a task on images that adds features to another task.
 
   Args:
-    version: the task's name and version; raise the version when its examples change.
+    version: the task's name and version; increase the version when its examples change.
     images: the arguments of the task.
-    base: the task whose features it extends.
+    base: the task to extend.
     features: the features of the new task; other features of `base` are left out.
-    make_extra: (features of a batch, its random numbers, whether it is for training) -> further
-      features.
-    facts: all that the further features depend on; JSON.
+    make_extra: computes the added features from the features of a batch, its random numbers, and
+      whether it is for training.
+    facts: everything that the added features depend on, as JSON; it enters the fingerprint.
   """
 
   def extend(batch: BatchFunction, training: bool) -> BatchFunction:
     def extended_batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-      values = batch(index_B, epoch_B, seed)
-      values |= make_extra(values, RandomDraws(seed, epoch_B, index_B), training)
-      return {name: values[name] for name in features}
+      arrays = batch(index_B, epoch_B, seed)
+      arrays |= make_extra(arrays, RandomDraws(seed, epoch_B, index_B), training)
+      return {name: arrays[name] for name in features}
 
     return extended_batch
 
@@ -372,9 +390,15 @@ def fit_to_resolution(
   mean: Sequence[float],
   method: pictures.Method = "bicubic",
 ) -> tf.Tensor:
-  """Fit an image to a height and width, see `ImageArguments.fit`: float32 [*sides_2, C].
+  """Fit an image to a height and width: float32 [*sides_2, C].
 
-  `mean` fills the places that the image leaves.
+  Args:
+    image_YXC: the image.
+    sides_2: the height and width.
+    crop: see `ImageArguments.crop`.
+    fit: see `ImageArguments.fit`.
+    mean: the colour, from 0 to 1, around an image that is smaller than the sides.
+    method: the interpolation.
   """
   shape = tf.shape(image_YXC)[:2]
   size = _resized_shape(shape, sides_2, crop, fit)
@@ -384,7 +408,7 @@ def fit_to_resolution(
     visible_2 = tf.unstack(tf.minimum(size, sides_2))
   box_4 = tf.concat([tf.maximum(start, 0), visible_2], 0)
 
-  # Only the middle is resized: the whole of a long and narrow image would take gigabytes.
+  # Only the visible middle is resized: a long and narrow image, resized whole, can take gigabytes.
   def resize_middle() -> tf.Tensor:
     middle = _resize.resize_and_crop(image_YXC, visible_2, size, box_4[:2], method)
     return _pixels.clip(middle)
@@ -423,10 +447,10 @@ def per_channel(name: str, values: tuple, channels: int) -> tuple[float, ...]:
   """Return one number per channel, from one number for all channels or one for each.
 
   Raises:
-    UserError: another number of values, or values that cannot be a mean or deviation.
+    UserError: there is another number of values, or they cannot be a mean or deviation.
   """
-  is_usable = len(values) in (1, channels) and np.isfinite(values).all()
-  if not is_usable or (name == "std" and min(values) <= 0):
+  is_valid = len(values) in (1, channels) and np.isfinite(values).all()
+  if not is_valid or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of "
       f"{channels} channels"
