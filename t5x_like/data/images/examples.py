@@ -71,8 +71,8 @@ class ImageArguments(Source):
 class LabelledImageArguments(ImageArguments):
   """The arguments that tasks on labelled images share.
 
-  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`. Without labels, the sources of
-  boxes can be used too.
+  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`. Without labels, the sources
+  of boxes can be used too.
 
   Attributes:
     label_field: the field of the label; None for tasks that learn from images without labels.
@@ -96,7 +96,7 @@ class RandomDraws:
   index_B: tf.Tensor
 
   def bits(self, stream: int, n: int, *words: int) -> tf.Tensor:
-    """Return n random words for each example, uint32 [B, n]; `words` select a part of the stream."""
+    """Return n random words for each example, uint32 [B, n]; `words` select a substream."""
     words_B = (tf.constant(word, tf.int64) for word in (stream, *words))
     return random.bits(random.row_keys(self.seed, self.epoch_B, self.index_B, *words_B), n)
 
@@ -303,8 +303,8 @@ class _ImageExamples:
   def _read_augmented(self, index_B: tf.Tensor, draws: RandomDraws) -> tf.Tensor:
     """Return images, augmented and normalised: float32 [B, Y, X, C].
 
-    `tf.map_fn` decodes the images of a batch in parallel, and costs as much CPU time as a dataset of
-    single images would: docs/explanation/exact-resume.md, "The pipeline".
+    `tf.map_fn` decodes the images of a batch in parallel, and costs as much CPU time as a dataset
+    of single images would: docs/explanation/exact-resume.md, "The pipeline".
     """
 
     def decode(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
