@@ -1,4 +1,4 @@
-"""A rollback that really goes back, killed in the middle of it, and repeated: the same bits."""
+"""Kill a run in the middle of a rollback: once restarted, it ends with the same bits."""
 
 import json
 import signal
@@ -17,51 +17,55 @@ FLAGS = (
   "--config.checkpoint.keep_last=20",
   '--config.guard={"name": "rollback", "steps": 4}',
 )
-POISON = """
+# Makes the loss weights of batch 14 (step 15) NaN.
+POISON_BATCH = """
 from t5x_like.training import phases
-batches = phases.iterate_batches
-def poisoned(built, position, rows):
-  for number, batch in enumerate(batches(built, position, rows), start=position):
-    nan = number == 14
-    if nan:
+
+iterate_batches = phases.iterate_batches
+
+def iterate_poisoned_batches(run_phases, first_step, rows=None):
+  batches = iterate_batches(run_phases, first_step, rows)
+  for step, batch in enumerate(batches, start=first_step):
+    if step == 14:
       batch = batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}
     yield batch
-phases.iterate_batches = poisoned
+
+phases.iterate_batches = iterate_poisoned_batches
 """
 
 
-def poisoned(workdir, name: str = "no such name") -> list[str]:
-  """The run on data of which batch 14 (step 15) is not a number; killed when a file of that name is
-  renamed."""
-  return killed_at(train(workdir, *FLAGS), "os.rename", name, also=POISON)
+def train_on_poisoned_batch(workdir, killed_at_file: str = "no such name") -> list[str]:
+  """Return the command of a run that is killed when it renames a file of the given name."""
+  return killed_at(train(workdir, *FLAGS), "os.rename", killed_at_file, also=POISON_BATCH)
 
 
-def test_it_goes_back_and_ends_the_same_however_often_it_is_killed(tmp_path):
-  where = {"cache": tmp_path / "compiled"}
-  for name in ("whole", "again"):
-    code, said = run(poisoned(tmp_path / name), **where)
-    assert code == 0 and "back to step 9, and on with the batches of step 16" in said, said
-  for number, name in enumerate(
-    ("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")
-  ):
-    code, said = run(poisoned(tmp_path / "killed", name), **where)
-    assert code in (-signal.SIGKILL, 0), said
-    assert code or number == 2, f"not killed at {name}: {said}"
-  code, said = run(poisoned(tmp_path / "killed"), **where)
-  assert code == 0, said
-  uninterrupted = losses(tmp_path / "whole")
-  assert [step for step, _ in uninterrupted] == list(range(1, STEPS + 1)) and all(
-    loss is not None for _, loss in uninterrupted
-  )
-  rows = [
-    json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
+def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path):
+  options = {"cache": tmp_path / "compiled"}
+  for name in ("uninterrupted", "repeated"):
+    code, output = run(train_on_poisoned_batch(tmp_path / name), **options)
+    assert code == 0, output
+    assert "back to step 9, and on with the batches of step 16" in output, output
+
+  files = ("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")
+  for number, file in enumerate(files):
+    code, output = run(train_on_poisoned_batch(tmp_path / "killed", file), **options)
+    assert code in (-signal.SIGKILL, 0), output
+    # By its third start the run may have finished the rollback, which renames the file.
+    assert code or number == 2, f"not killed at {file}: {output}"
+  code, output = run(train_on_poisoned_batch(tmp_path / "killed"), **options)
+  assert code == 0, output
+
+  expected_losses = losses(tmp_path / "uninterrupted")
+  assert [step for step, _ in expected_losses] == list(range(1, STEPS + 1))
+  assert all(loss is not None for _, loss in expected_losses)
+  history = (tmp_path / "uninterrupted" / "history.jsonl").read_text().splitlines()
+  events = [json.loads(line) for line in history]
+  rollbacks = [event for event in events if "rollback" in event]
+  assert [(event["from"], event["step"], event["batches_passed"]) for event in rollbacks] == [
+    (15, 9, 6)
   ]
-  assert [
-    (row["from"], row["step"], row["batches_passed"]) for row in rows if "rollback" in row
-  ] == [(15, 9, 6)]
-  for name in ("again", "killed"):
-    assert losses(tmp_path / name) == uninterrupted
-    assert [row["step"] for row in read_metrics(tmp_path / name) if "train/loss" in row] == list(
-      range(1, STEPS + 1)
-    )
-    assert_same_bits(tmp_path / name, tmp_path / "whole", STEPS)
+  for name in ("repeated", "killed"):
+    assert losses(tmp_path / name) == expected_losses
+    steps = [row["step"] for row in read_metrics(tmp_path / name) if "train/loss" in row]
+    assert steps == list(range(1, STEPS + 1))
+    assert_same_bits(tmp_path / name, tmp_path / "uninterrupted", STEPS)

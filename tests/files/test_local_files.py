@@ -14,7 +14,7 @@ from t5x_like.errors import handle_errors
 from t5x_like.files import local
 from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
-from tests.fuzz.harness import Ground
+from tests.fuzz.harness import Sandbox
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs
@@ -107,7 +107,7 @@ def test_in_a_workdir_it_is_told_at_once(
     with contextlib.redirect_stdout(said):
       return command(folder)
 
-  outcome = Ground(tmp_path / "ground", seconds=120, kept=compiled).run(file, use)
+  outcome = Sandbox(tmp_path / "sandbox", seconds=120, kept=compiled).run(file, use)
   if expected is None:
     assert outcome.end == "refusal" and file in outcome.told, outcome
   else:
@@ -119,4 +119,4 @@ def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):
     os.mkfifo(inside / "lock")
     workdirs.lock_workdir(str(inside)).close()  # a lease does instead
 
-  assert Ground(tmp_path).run("lock", use).end == "success"
+  assert Sandbox(tmp_path).run("lock", use).end == "success"

@@ -12,7 +12,7 @@ from interop.test_golden import write
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
-from tests.fuzz.harness import Ground
+from tests.fuzz.harness import Sandbox
 from tools import convert_hf, prepare_data
 
 pytestmark = pytest.mark.runs
@@ -54,10 +54,10 @@ CONFIGS = {
 
 
 def convert(tmp_path, directory, message):
-  ground = Ground(tmp_path / "ground", seconds=20, memory=2**30)
+  sandbox = Sandbox(tmp_path / "sandbox", seconds=20, memory=2**30)
   flags = [f"--input={directory}", "--config=tests/recipes/nano.py"]
-  outcome = ground.run(message, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
-  ground.check()
+  outcome = sandbox.run(message, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
+  sandbox.check()
   assert outcome.end == "refusal" and message in outcome.told, outcome
 
 
@@ -103,12 +103,12 @@ def test_an_id_of_400_million_is_refused_at_once(tmp_path):
 
 def refused(tmp_path, message):
   (tmp_path / "a.txt").write_text("the quick fox")
-  ground = Ground(tmp_path / "ground", seconds=20, memory=2**30)
+  sandbox = Sandbox(tmp_path / "sandbox", seconds=20, memory=2**30)
   flags = [f"--source=lines:{tmp_path}/a.txt", f"--vocabulary={tmp_path}/vocabulary", "--workers=1"]
-  outcome = ground.run(
+  outcome = sandbox.run(
     message, lambda inside: prepare_data.main([*flags, f"--output={inside}/data"])
   )
-  ground.check()
+  sandbox.check()
   assert outcome.end == "refusal" and message in outcome.told, outcome
 
 

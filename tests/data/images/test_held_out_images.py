@@ -1,4 +1,4 @@
-"""A split held out of a source of images, and the names of classes on disk."""
+"""Splits held out of a source of images, and the names of classes on disk."""
 
 import json
 import unicodedata
@@ -9,44 +9,62 @@ import pytest
 from PIL import Image
 
 from image_files import encode, folders
+from t5x_like import vocabularies
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import task
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 
-def built(source, folder, **arguments):
+def build_task(source: str, folder, **arguments):
   return task.build(
     "image_classification", source=source, resolution=8, cache=str(folder / "cache"), **arguments
   )
 
 
-def test_a_validation_split_is_held_out_by_content(tmp_path):
-  pixels = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
-  files = {f"{'ab'[n % 2]}/{n}.png": encode(Image.fromarray(one)) for n, one in enumerate(pixels)}
-  plain = folders(tmp_path / "pets", files)
-  moved = folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files})
-  opened, other = (open_source(f"held_out:4@{source}") for source in (plain, moved))
-  assert (
-    opened.splits == ("train", "validation")
-    and opened.classes("label") == ("a", "b")
-    and opened.name == "pets"
-  )
-  actual = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
-  assert (
-    sorted(actual["train"] + actual["validation"]) == sorted(files.values())
-    and 10 < len(actual["validation"]) < 32
-  )
-  assert {one["image"] for _, one in other.records("validation")} == set(actual["validation"])
-  assert {label for _, one in opened.records("validation") for label in one["label"]} == {"a", "b"}
-  made = {split: built(f"held_out:4@{plain}", tmp_path, split=split) for split in opened.splits}
-  assert {split: one.num_examples for split, one in made.items()} == {
-    split: len(ones) for split, ones in actual.items()
-  }
+def read_images(source, split: str) -> list[bytes]:
+  return [record["image"] for _, record in source.records(split)]
+
+
+@pytest.fixture
+def image_files() -> dict[str, bytes]:
+  """80 different images of the classes a and b, by path."""
+  pixels_NYXC = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
+  files = {}
+  for number, image_YXC in enumerate(pixels_NYXC):
+    label = "ab"[number % 2]
+    files[f"{label}/{number}.png"] = encode(Image.fromarray(image_YXC))
+  return files
+
+
+def test_a_validation_split_is_held_out_by_content(image_files, tmp_path):
+  plain = folders(tmp_path / "pets", image_files)
+  source = open_source(f"held_out:4@{plain}")
+  assert source.splits == ("train", "validation")
+  assert source.classes("label") == ("a", "b")
+  assert source.name == "pets"
+  train = read_images(source, "train")
+  validation = read_images(source, "validation")
+  assert sorted(train + validation) == sorted(image_files.values())
+  assert 10 < len(validation) < 32
+  assert {record["label"] for _, record in source.records("validation")} == {"a", "b"}
+
+  moved_files = {f"b/z{path}": content for path, content in image_files.items()}
+  moved = open_source(f"held_out:4@{folders(tmp_path / 'x' / 'pets', moved_files)}")
+  assert set(read_images(moved, "validation")) == set(validation)
+
+  for split, images in (("train", train), ("validation", validation)):
+    split_task = build_task(f"held_out:4@{plain}", tmp_path, split=split)
+    assert split_task.num_examples == len(images)
+
+
+def test_unusable_held_out_splits_are_refused(image_files, tmp_path):
+  plain = folders(tmp_path / "pets", image_files)
   with pytest.raises(
     UserError,
     match="found no split 'validation', expected one of train; held_out:10@SOURCE takes it",
   ):
-    built(plain, tmp_path, split="validation")
+    build_task(plain, tmp_path, split="validation")
   with pytest.raises(UserError, match="has a split 'validation', so leave held_out:2@ out"):
     open_source(f"held_out:2@held_out:4@{plain}")
   with pytest.raises(UserError, match="expected held_out:N@SOURCE, N from 2"):
@@ -54,33 +72,31 @@ def test_a_validation_split_is_held_out_by_content(tmp_path):
 
 
 def test_classes_are_saved_and_read_again(tmp_path):
-  from t5x_like import vocabularies
-  from t5x_like.vocabularies.kinds.labels import LabelVocabulary
-
-  names = LabelVocabulary(("cat", "dög"))
-  names.save(tmp_path / "v")
-  again = vocabularies.load(str(tmp_path / "v"))
-  assert (again.names, again.size, again.fingerprint) == (names.names, 2, names.fingerprint)
+  saved = LabelVocabulary(("cat", "dög"))
+  saved.save(tmp_path / "v")
+  loaded = vocabularies.load(str(tmp_path / "v"))
+  assert loaded.names == saved.names
+  assert loaded.size == 2
+  assert loaded.fingerprint == saved.fingerprint
   (tmp_path / "v" / "labels.json").write_text(json.dumps(["cat"]))
   with pytest.raises(UserError, match="is damaged"):
     vocabularies.load(str(tmp_path / "v"))
 
 
-def test_classes_have_one_name_on_disks_of_macos_in_its_archives_and_elsewhere(tmp_path):
-  picture = encode(Image.new("RGB", (4, 4)))
+def test_a_class_has_one_name_whichever_unicode_form_its_folders_have(tmp_path):
+  """Disks of macOS decompose accents, and its archives have UTF-8 names without the flag for it."""
+  image = encode(Image.new("RGB", (4, 4)))
   name = "café"
-  folders(
-    tmp_path / "disk",
-    {f"{unicodedata.normalize('NFD', name)}/1.png": picture, f"{name}/2.png": picture},
-  )
-  bare = name.encode()
-  with zipfile.ZipFile(tmp_path / "mac.zip", "w") as archive:
-    archive.writestr(f"{'x' * len(bare)}/1.png", picture)
-  (tmp_path / "mac.zip").write_bytes(
-    (tmp_path / "mac.zip").read_bytes().replace(b"x" * len(bare), bare)
-  )
-  for source in (f"folders:{tmp_path}/disk", f"folders:{tmp_path}/mac.zip"):
-    opened = open_source(source)
-    assert (
-      opened.classes("label") == (name,) == (*{one["label"] for _, one in opened.records("train")},)
-    )
+  decomposed_name = unicodedata.normalize("NFD", name)
+  folders(tmp_path / "disk", {f"{decomposed_name}/1.png": image, f"{name}/2.png": image})
+  # zipfile sets the flag for names beyond ASCII, so replace an ASCII name of the same length.
+  encoded_name = name.encode()
+  placeholder = "x" * len(encoded_name)
+  archive_path = tmp_path / "mac.zip"
+  with zipfile.ZipFile(archive_path, "w") as archive:
+    archive.writestr(f"{placeholder}/1.png", image)
+  archive_path.write_bytes(archive_path.read_bytes().replace(placeholder.encode(), encoded_name))
+  for path in (tmp_path / "disk", archive_path):
+    source = open_source(f"folders:{path}")
+    assert source.classes("label") == (name,)
+    assert {record["label"] for _, record in source.records("train")} == {name}
