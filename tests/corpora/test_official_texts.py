@@ -1,5 +1,4 @@
-"""Official files of translations, summaries and entities: the records of TFDS, T5's texts, and bad
-input."""
+"""Official files of translations, summaries and entities: TFDS's records, T5's texts, bad input."""
 
 import gzip
 import hashlib
@@ -7,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 from seqeval.metrics.sequence_labeling import get_entities
-from tensorflow_datasets.summarization import cnn_dailymail as theirs
+from tensorflow_datasets.summarization import cnn_dailymail as tfds_cnn_dailymail
 from tensorflow_datasets.translate import wmt
 
 from t5x_like.benchmarks.suites import benchmarks_for
@@ -19,62 +18,72 @@ from t5x_like.errors import UserError
 SGM = '<refset setid="x">\n<doc docid="1">\n<p>\n{}</p>\n</doc>\n</refset>\n'
 
 
-def write(path, text: str) -> None:
+def write_file(path, text: str) -> None:
+  content = text.encode()
+  if path.suffix == ".gz":
+    content = gzip.compress(content)
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+  path.write_bytes(content)
 
 
-def segments(*texts: str) -> str:
-  return SGM.format(
-    "".join(f'<seg id="{number}">{text}</seg>\n' for number, text in enumerate(texts, 1))
-  )
+def sgml(*texts: str) -> str:
+  """Return a file of segments in WMT's SGML."""
+  segments = ""
+  for number, text in enumerate(texts, 1):
+    segments += f'<seg id="{number}">{text}</seg>\n'
+  return SGM.format(segments)
 
 
-def source(task: str, place):
-  return open_source(benchmarks_for("text")[task].files.source, data_dir=str(place))
+def open_task_source(task: str, folder):
+  return open_source(benchmarks_for("text")[task].files.source, data_dir=str(folder))
 
 
-def records(task: str, split: str, place) -> list:
-  return [record for _, record in source(task, place).records(split)]
+def read_records(task: str, split: str, folder) -> list:
+  return [record for _, record in open_task_source(task, folder).records(split)]
 
 
-def texts(task: str, record: dict) -> list[str]:
-  form = benchmarks_for("text")[task].text.task
-  return [Template(form[name], name, 100)(record, "here") for name in ("inputs", "targets")]
+def format_texts(task: str, record: dict) -> list[str]:
+  """Return the input and the target that a task makes of a record."""
+  arguments = benchmarks_for("text")[task].text.task
+  return [Template(arguments[name], name, 100)(record, "here") for name in ("inputs", "targets")]
 
 
 def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
-  """A training set of three corpora, one of them compressed; a test set in WMT's SGML, sides of
-  other names."""
-  for corpus, end in (
-    ("training/europarl-v7", ""),
-    ("commoncrawl", ""),
-    ("nc/news-commentary-v13", ".gz"),
-  ):
+  """Read a training set of three corpora, one compressed, and a test set in WMT's SGML."""
+  corpora = {"training/europarl-v7": "", "commoncrawl": "", "nc/news-commentary-v13": ".gz"}
+  for corpus, suffix in corpora.items():
     for code in ("en", "de"):
-      write(tmp_path / f"{corpus}.de-en.{code}{end}", f"{corpus} {code} 1\n{corpus} {code} 2\n")
+      path = tmp_path / f"{corpus}.de-en.{code}{suffix}"
+      write_file(path, f"{corpus} {code} 1\n{corpus} {code} 2\n")
+  test_paths = []
   for side, code in (("src", "en"), ("ref", "de")):
     path = tmp_path / "dev" / f"newstest2014-deen-{side}.{code}.sgm"
-    write(path, segments(f"{code} &amp; one.", f"{code} <b>two</b>."))
-  train = records("wmt/en_de", "train", tmp_path)
-  assert [row["de"] for row in train] == [
-    f"{corpus} de {n}"
-    for corpus in ("training/europarl-v7", "commoncrawl", "nc/news-commentary-v13")
-    for n in (1, 2)
-  ]
-  pair = [str(tmp_path / "dev" / f"newstest2014-deen-{end}.sgm") for end in ("src.en", "ref.de")]
-  found = [
-    {code: row[code] for code in ("en", "de")} for row in records("wmt/en_de", "test", tmp_path)
-  ]
-  assert found == [row for _, row in wmt._parse_parallel_sentences(*pair)]
-  assert texts("wmt/en_de", found[0]) == [
+    write_file(path, sgml(f"{code} &amp; one.", f"{code} <b>two</b>."))
+    test_paths.append(str(path))
+  expected_train = []
+  for corpus in corpora:
+    expected_train += [f"{corpus} de 1", f"{corpus} de 2"]
+  train = read_records("wmt/en_de", "train", tmp_path)
+  assert [record["de"] for record in train] == expected_train
+  test = []
+  for record in read_records("wmt/en_de", "test", tmp_path):
+    test.append({"en": record["en"], "de": record["de"]})
+  assert test == [record for _, record in wmt._parse_parallel_sentences(*test_paths)]
+  assert format_texts("wmt/en_de", test[0]) == [
     "translate English to German: en &amp; one.",
     "de &amp; one.",
   ]
-  assert texts("wmt/en_ro", {"en": "a", "ro": "b"}) == ["translate English to Romanian: a", "b"]
-  assert texts("wmt/en_fr", {"en": "a", "fr": "b"}) == ["translate English to French: a", "b"]
-  assert source("wmt/en_de", tmp_path).splits == ("train", "test")
-  assert len(source("wmt/en_de", tmp_path).modification_times("train")) == 6
+  assert format_texts("wmt/en_ro", {"en": "a", "ro": "b"}) == [
+    "translate English to Romanian: a",
+    "b",
+  ]
+  assert format_texts("wmt/en_fr", {"en": "a", "fr": "b"}) == [
+    "translate English to French: a",
+    "b",
+  ]
+  source = open_task_source("wmt/en_de", tmp_path)
+  assert source.splits == ("train", "test")
+  assert len(source.modification_times("train")) == 6
 
 
 ADDRESSES = [
@@ -91,20 +100,20 @@ STORIES = [
 
 @pytest.mark.parametrize("folder", ["", "url_lists"])
 def test_stories_are_what_tfds_reads_and_t5_writes(folder, tmp_path):
-  write(tmp_path / folder / "all_val.txt", "\n".join(ADDRESSES) + "\n")
-  paths = []
+  write_file(tmp_path / folder / "all_val.txt", "\n".join(ADDRESSES) + "\n")
+  tfds_records = []
   for address, story in zip(ADDRESSES, STORIES):
     publisher = "dailymail" if "dailymail" in address else "cnn"
-    paths.append(
-      tmp_path / publisher / "stories" / f"{hashlib.sha1(address.encode()).hexdigest()}.story"
-    )
-    write(paths[-1], story)
-  first, second, empty = records("cnn_dailymail/cnn_dailymail", "validation", tmp_path)
-  assert [(row["article"], row["highlights"]) for row in (first, second)] == [
-    theirs._get_art_abs(str(path)) for path in paths[:2]
-  ]
-  assert isinstance(empty, Skip) and not all(theirs._get_art_abs(str(paths[2])))
-  assert texts("cnn_dailymail/cnn_dailymail", first) == [
+    digest = hashlib.sha1(address.encode()).hexdigest()
+    path = tmp_path / publisher / "stories" / f"{digest}.story"
+    write_file(path, story)
+    tfds_records.append(tfds_cnn_dailymail._get_art_abs(str(path)))
+  first, second, empty = read_records("cnn_dailymail/cnn_dailymail", "validation", tmp_path)
+  for record, tfds_record in ((first, tfds_records[0]), (second, tfds_records[1])):
+    assert (record["article"], record["highlights"]) == tfds_record
+  assert isinstance(empty, Skip)
+  assert not all(tfds_records[2])
+  assert format_texts("cnn_dailymail/cnn_dailymail", first) == [
     "summarize: (CNN)It rains. And \u2019rains.",
     'It rains.\n"No sun"',
   ]
@@ -118,53 +127,55 @@ IOB1 = (
 
 
 def test_entities_of_conll_are_bio(tmp_path):
-  write(tmp_path / "eng.testa", IOB1)
-  rows = records("tags/conll", "validation", tmp_path)
+  write_file(tmp_path / "eng.testa", IOB1)
+  rows = read_records("tags/conll", "validation", tmp_path)
   assert [(row["tokens"], row["entities"]) for row in rows] == [
     (["EU", "German", "Dutch", "call"], ["B-ORG", "B-MISC", "B-MISC", "O"]),
     (["Jo", "Du"], ["B-PER", "I-PER"]),
   ]
 
 
-def test_every_scheme_keeps_its_entities():
-  """seqeval finds the same entities in the tags and in their BIO form, and the BIO form is its
-  own."""
+def test_conversion_to_bio_keeps_the_entities_of_every_scheme():
+  """seqeval finds the same entities in the tags and in their BIO form.
+
+  Converting the BIO form again changes nothing.
+  """
   generator = np.random.default_rng(0)
   for marks in ("BI", "I", "BIES"):
     for _ in range(200):
-      tags = [
-        f"{mark}-{kind}" if mark != "O" else "O"
-        for mark, kind in generator.choice([*marks, "O"], (6, 2))
-      ]
-      tags = [tag if tag == "O" else f"{tag[0]}-{generator.choice(['X', 'Y'])}" for tag in tags]
-      made = to_bio(tags, "here")
-      assert get_entities(made) == get_entities(tags) and to_bio(made, "here") == made
-      assert all(a[1:] == b[1:] for a, b in zip(made, tags))
+      tags = []
+      for mark in generator.choice([*marks, "O"], 6):
+        entity_class = generator.choice(["X", "Y"])
+        tags.append("O" if mark == "O" else f"{mark}-{entity_class}")
+      bio_tags = to_bio(tags, "here")
+      assert get_entities(bio_tags) == get_entities(tags)
+      assert to_bio(bio_tags, "here") == bio_tags
+      assert [tag[1:] for tag in bio_tags] == [tag[1:] for tag in tags]
 
 
-RO_EN = "newsdev2016-enro-src.en.sgm"
-RO_RO = "newsdev2016-enro-ref.ro.sgm"
-LIST = {"all_val.txt": "http://www.cnn.com/a\n"}
+ENRO_EN = "newsdev2016-enro-src.en.sgm"
+ENRO_RO = "newsdev2016-enro-ref.ro.sgm"
+STORY_LIST = {"all_val.txt": "http://www.cnn.com/a\n"}
 
 
 @pytest.mark.parametrize(
-  ("task", "files", "words"),
+  ("task", "files", "message"),
   [
-    ("wmt/en_ro", {RO_EN: "text\n", RO_RO: segments("b")}, "found no segment"),
-    ("wmt/en_ro", {RO_EN: segments("a")}, "no file of that name"),
+    ("wmt/en_ro", {ENRO_EN: "text\n", ENRO_RO: sgml("b")}, "found no segment"),
+    ("wmt/en_ro", {ENRO_EN: sgml("a")}, "no file of that name"),
     (
       "wmt/en_ro",
-      {RO_EN: segments("a"), RO_RO: segments("a", "b")},
+      {ENRO_EN: sgml("a"), ENRO_RO: sgml("a", "b")},
       "found 1 lines, expected as many as in the other",
     ),
-    ("cnn_dailymail/cnn_dailymail", LIST, "found no folder cnn/stories beside it"),
-    ("cnn_dailymail/cnn_dailymail", LIST | {"cnn/stories/x": "y"}, "found no story of http"),
+    ("cnn_dailymail/cnn_dailymail", STORY_LIST, "found no folder cnn/stories beside it"),
+    ("cnn_dailymail/cnn_dailymail", STORY_LIST | {"cnn/stories/x": "y"}, "found no story of http"),
     ("tags/conll", {"eng.testa": "EU NNP ORG\n"}, "found the tag 'ORG', expected O, or B-"),
   ],
 )
-def test_bad_input_is_one_line(task, files, words, tmp_path):
+def test_bad_input_is_refused_in_one_line(task, files, message, tmp_path):
   for name, text in files.items():
-    write(tmp_path / name, text)
+    write_file(tmp_path / name, text)
   with pytest.raises(UserError) as error:
-    records(task, "validation", tmp_path)
-  assert words in str(error.value) and "\n" not in str(error.value)
+    read_records(task, "validation", tmp_path)
+  assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,5 +1,7 @@
-"""Every answer of an object store, at every operation, through every client: one class and one
-line."""
+"""Every error of an object store becomes one class of exception with a message of one line.
+
+The tests cover every answer of a store, at every operation, through every client.
+"""
 
 import asyncio
 import errno
@@ -20,58 +22,55 @@ pytest.importorskip("gcsfs")
 DENIED = (UserError, "permission denied")
 EXPIRED = (UserError, "the credentials have expired")
 GONE = (UserError, ": bucket {} does not exist; create it")
-# the time for retries differs
 DAMAGED = (DamageError, "damaged")
-LATER = (TransientError, "")
+TRANSIENT = (TransientError, "")  # clients retry for different times, which the message names
 CONTENT = bytes(range(64))
-QUICK = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "2ms"}
+QUICK_RETRIES = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "2ms"}
+NOT_APPLICABLE = object()  # stands for an answer that an operation never gets
 
 
-def expected(answer: str, operation: str, client: str):
-  """The class of error and its words, or the value that is returned; `...` for an answer that an
-  operation has not."""
+def expected_outcome(answer: str, operation: str, client: str):
+  """Return the class of the error and words of its message, or the value that is returned."""
   if answer == "no object":
-    return {"read": None, "range": None, "exists": False, "delete": None}.get(operation, ...)
+    outcomes = {"read": None, "range": None, "exists": False, "delete": None}
+    return outcomes.get(operation, NOT_APPLICABLE)
   if answer in ("exists", "conflict"):
-    return False if operation == "create" else ...
+    return False if operation == "create" else NOT_APPLICABLE
   if answer == "range":
-    return {"range": DAMAGED, "exists": True}.get(operation, ...)
+    return {"range": DAMAGED, "exists": True}.get(operation, NOT_APPLICABLE)
   if answer == "no bucket":
     if "http" in client:
-      return ...
-    return None if operation == "delete" else GONE  # what is gone counts as deleted
-  return {
-    "forbidden": DENIED,
-    "unauthenticated": DENIED,
-    # it does not pass the server's words on
-    "expired": DENIED if client == "fsspec on http" else EXPIRED,
-    **dict.fromkeys(
-      ("timeout", "too early", "throttled", "internal", "unavailable", "gateway"), LATER
-    ),
-    **{
-      name: (UserError, "the store refuses" if "http" in client else ANSWERS[name].told)
-      for name in ("bad request", "bad method", "unimplemented")
-    },
-  }[answer]
+      return NOT_APPLICABLE
+    return None if operation == "delete" else GONE  # a file in no bucket counts as deleted
+  if answer in ("forbidden", "unauthenticated"):
+    return DENIED
+  if answer == "expired":
+    # This client does not pass on the server's message.
+    return DENIED if client == "fsspec on http" else EXPIRED
+  if answer in ("bad request", "bad method", "unimplemented"):
+    return UserError, "the store refuses" if "http" in client else ANSWERS[answer].told
+  assert answer in ("timeout", "too early", "throttled", "internal", "unavailable", "gateway")
+  return TRANSIENT
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
   server = object_server.Server(tmp_path_factory.mktemp("bucket"))
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
-    monkeypatch.setattr(
-      clients, "_CONTEXT", {f"{d}_request_retries": QUICK for d in clients._DRIVERS}
-    )
+    context = {f"{driver}_request_retries": QUICK_RETRIES for driver in clients._DRIVERS}
+    monkeypatch.setattr(clients, "_CONTEXT", context)
     monkeypatch.setattr(remote, "_LOOK_SECONDS", 0)
-    quick = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
-    monkeypatch.setattr("gcsfs.retry.asyncio", quick)  # its waits between attempts
-    retry = {"T5X_LIKE_RETRY_SECONDS": "0.01"}
-    for name, value in (object_server.environment(server) | retry).items():
+    # gcsfs waits between attempts by asyncio.sleep.
+    quick_asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
+    monkeypatch.setattr("gcsfs.retry.asyncio", quick_asyncio)
+    monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.01")
+    for name, value in object_server.environment(server).items():
       monkeypatch.setenv(name, value)
     yield server
 
 
-def calls(url):
+def operations(url):
+  """Return a function for each operation on a directory, by name."""
   file = as_path(url) / "file"
   new = as_path(url) / "new"
   return {
@@ -86,6 +85,7 @@ def calls(url):
 
 
 READING = ("read", "range", "exists")
+# The URL of a directory, and the operations of the client; None means all.
 CLIENTS = {
   "TensorStore on Google": ("gs://bucket/run", None),
   "TensorStore on S3": ("s3://bucket/run", None),
@@ -94,15 +94,17 @@ CLIENTS = {
   "fsspec on S3": ("s3://bucket/run", None),
   "fsspec on http": ("{}/run", READING),
 }
-INSTALLED = [
-  pytest.param(name, marks=[pytest.mark.services] * (name == "fsspec on S3")) for name in CLIENTS
-]
+CLIENT_PARAMS = []
+for client_name in CLIENTS:
+  needs_s3fs = client_name == "fsspec on S3"
+  CLIENT_PARAMS.append(
+    pytest.param(client_name, marks=[pytest.mark.services] if needs_s3fs else [])
+  )
 
 
 @pytest.fixture
-def served(client, monkeypatch):
-  """Lets fsspec serve all schemes where it is to stand for the ones that it serves, all of whose
-  clients are alike."""
+def select_client(client, monkeypatch):
+  """Open all schemes by fsspec if the client under test is one of fsspec's, else by default."""
   if "fsspec" in client:
     monkeypatch.setattr(clients, "TENSORSTORE", ())
   remote.reset()
@@ -110,105 +112,108 @@ def served(client, monkeypatch):
   remote.reset()
 
 
-def reset(server):
+def reset_objects(server):
+  """Leave one object on the server, `run/file`."""
   for name in server.names():
     (server.root / name).unlink()
   (server.root / "run").mkdir(exist_ok=True)
   (server.root / "run" / "file").write_bytes(CONTENT)
 
 
-def outcome(call):
+def call_or_error(operation):
+  """Return the value of an operation, or the error that it raises."""
   try:
-    return call()
+    return operation()
   except (UserError, DamageError, TransientError) as error:
     return error
 
 
-@pytest.mark.usefixtures("served")
+def is_expected(outcome, expected, url: str) -> bool:
+  if not isinstance(expected, tuple):
+    return outcome == expected
+  error_class, words = expected
+  message = str(outcome)
+  is_one_line = message.startswith(url) and "\n" not in message and len(message) < 500
+  return type(outcome) is error_class and is_one_line and words.format(url[:11]) in message
+
+
+@pytest.mark.usefixtures("select_client")
 @pytest.mark.parametrize(
   "answer", sorted(ANSWERS.keys() - {"cut short", "empty", "expired in 400"})
 )
-@pytest.mark.parametrize("client", INSTALLED)
-def test_class_and_line(client, answer, server):
-  url, able = CLIENTS[client]
+@pytest.mark.parametrize("client", CLIENT_PARAMS)
+def test_an_answer_becomes_one_class_of_error_and_one_line(client, answer, server):
+  url, supported = CLIENTS[client]
   url = url.format(server.url)
-  wrong = []
-  for operation, call in calls(url).items():
-    want = expected(answer, operation, client)
-    if want is ... or able and operation not in able:
+  failures = []
+  for name, operation in operations(url).items():
+    expected = expected_outcome(answer, name, client)
+    if expected is NOT_APPLICABLE or (supported and name not in supported):
       continue
-    asked = {"exists": "range"}.get(operation, operation)
-    reset(server)
-    # Where there is no bucket, no request finds one.
-    server.fault = lambda at, _, asked=asked: (
-      answer if at == asked or answer == "no bucket" else None
-    )
-    found = outcome(call)
-    if isinstance(want, tuple):
-      kind, said = want
-      good = (
-        type(found) is kind
-        and str(found).startswith(url)
-        and "\n" not in str(found)
-        and len(str(found)) < 500
-      )
-      good = good and said.format(url[:11]) in str(found)
-    else:
-      good = found == want
-    if not good:
-      wrong.append(f"{operation}: found {found!r}, expected {want!r}")
-  assert not wrong, "\n".join(wrong)
+    faulty_request = "range" if name == "exists" else name
+
+    def answer_request(request, _, faulty_request=faulty_request):
+      # A missing bucket is missing for all requests.
+      return answer if request == faulty_request or answer == "no bucket" else None
+
+    reset_objects(server)
+    server.fault = answer_request
+    outcome = call_or_error(operation)
+    if not is_expected(outcome, expected, url):
+      failures.append(f"{name}: found {outcome!r}, expected {expected!r}")
+  assert not failures, "\n".join(failures)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("select_client")
 @pytest.mark.parametrize("answer", ["cut short", "empty"])
-@pytest.mark.parametrize("client", INSTALLED)
+@pytest.mark.parametrize("client", CLIENT_PARAMS)
 def test_an_object_that_is_cut_short_is_damaged(client, answer, server):
-  asked = calls(CLIENTS[client][0].format(server.url))
-  reset(server)
-  server.fault = lambda at, _: answer
-  # whole, as far as anyone can say
-  assert outcome(asked["read"]) == CONTENT[: ANSWERS[answer].bytes]
-  assert asked["exists"]() is True
-  found = outcome(asked["range"])
-  assert type(found) is DamageError and "/run/file: " in str(found) and "damaged" in str(found)
+  url, _ = CLIENTS[client]
+  by_name = operations(url.format(server.url))
+  reset_objects(server)
+  server.fault = lambda request, _: answer
+  # A read of the whole object does not know its size, so it cannot see that bytes are missing.
+  assert call_or_error(by_name["read"]) == CONTENT[: ANSWERS[answer].bytes]
+  assert by_name["exists"]() is True
+  error = call_or_error(by_name["range"])
+  assert type(error) is DamageError
+  assert "/run/file: " in str(error) and "damaged" in str(error)
 
 
-def test_a_token_that_expired_is_told_though_s3_says_400(server):
-  server.fault = lambda at, _: "expired in 400"
+def test_s3s_status_400_for_an_expired_token_is_reported_as_expired(server):
+  server.fault = lambda request, _: "expired in 400"
   with pytest.raises(
     UserError, match="s3://bucket/run/file: cannot be read: the credentials have expired"
   ):
     as_path("s3://bucket/run/file").read()
 
 
-def s3(code, status, told="told by the server"):
-  """What botocore raises, as s3fs passes it on: around it an error whose number can be any."""
-  error = ClientError(f"An error occurred ({code}) when calling the operation: {told}")
+def s3_error(code: str, status: int) -> OSError:
+  """Return an error of botocore as s3fs raises it: inside an OSError, whose errno means nothing."""
+  message = "the server's message"
+  error = ClientError(f"An error occurred ({code}) when calling the operation: {message}")
   error.response = {
-    "Error": {"Code": code, "Message": told},
+    "Error": {"Code": code, "Message": message},
     "ResponseMetadata": {"HTTPStatusCode": status},
   }
-  outer = OSError(errno.EIO, told)
+  outer = OSError(errno.EIO, message)
   outer.__cause__ = error
   return outer
 
 
-def cut():
-  """What aiohttp raises for an answer that the connection lost: its parser's number looks like a
-  status."""
+def lost_connection_error() -> aiohttp.ClientPayloadError:
+  """Return the error of aiohttp for an incomplete answer, whose cause has a code like a status."""
   error = aiohttp.ClientPayloadError("Response payload is not completed")
   error.__cause__ = aiohttp.http_exceptions.ContentLengthError("Not enough data (70 of 141 bytes).")
   return error
 
 
 class ClientError(Exception):
-  """Stands for botocore's, which is not installed here; `make test-services` has the real one, in
-  s3fs."""
+  """Stands for the class of botocore, which only `make test-services` installs, with s3fs."""
 
 
 class RefreshError(Exception):
-  """Stands for google.auth's."""
+  """Stands for the class of google.auth."""
 
   retryable = False
 
@@ -216,28 +221,28 @@ class RefreshError(Exception):
 @pytest.mark.parametrize(
   "error, kind",
   [
-    (s3("InvalidRange", 416), ErrorKind.DAMAGED),
-    (s3("BadDigest", 400), ErrorKind.DAMAGED),
-    (s3("AccessDenied", 403), ErrorKind.REFUSED),
-    (s3("403", 403), ErrorKind.REFUSED),  # of a HEAD, which has no body
-    (s3("ExpiredToken", 400), ErrorKind.EXPIRED),
-    (s3("RequestTimeTooSkewed", 403), ErrorKind.REFUSED),
-    (s3("NoSuchBucket", 404), ErrorKind.NO_BUCKET),
-    (s3("NoSuchKey", 404), ErrorKind.ABSENT),
-    (s3("404", 404), ErrorKind.ABSENT),
-    (s3("PreconditionFailed", 412), ErrorKind.EXISTS),
-    (s3("ConditionalRequestConflict", 409), ErrorKind.EXISTS),
-    (s3("OperationAborted", 409), ErrorKind.TRANSIENT),
-    (s3("SlowDown", 503), ErrorKind.TRANSIENT),
-    (s3("RequestTimeout", 400), ErrorKind.TRANSIENT),
-    (s3("InternalError", 500), ErrorKind.TRANSIENT),
-    (s3("InvalidBucketName", 400), ErrorKind.OTHER),
-    (s3("MethodNotAllowed", 405), ErrorKind.OTHER),
+    (s3_error("InvalidRange", 416), ErrorKind.DAMAGED),
+    (s3_error("BadDigest", 400), ErrorKind.DAMAGED),
+    (s3_error("AccessDenied", 403), ErrorKind.REFUSED),
+    (s3_error("403", 403), ErrorKind.REFUSED),  # of a HEAD, which has no body
+    (s3_error("ExpiredToken", 400), ErrorKind.EXPIRED),
+    (s3_error("RequestTimeTooSkewed", 403), ErrorKind.REFUSED),
+    (s3_error("NoSuchBucket", 404), ErrorKind.NO_BUCKET),
+    (s3_error("NoSuchKey", 404), ErrorKind.ABSENT),
+    (s3_error("404", 404), ErrorKind.ABSENT),
+    (s3_error("PreconditionFailed", 412), ErrorKind.EXISTS),
+    (s3_error("ConditionalRequestConflict", 409), ErrorKind.EXISTS),
+    (s3_error("OperationAborted", 409), ErrorKind.TRANSIENT),
+    (s3_error("SlowDown", 503), ErrorKind.TRANSIENT),
+    (s3_error("RequestTimeout", 400), ErrorKind.TRANSIENT),
+    (s3_error("InternalError", 500), ErrorKind.TRANSIENT),
+    (s3_error("InvalidBucketName", 400), ErrorKind.OTHER),
+    (s3_error("MethodNotAllowed", 405), ErrorKind.OTHER),
     (RefreshError("Reauthentication is needed"), ErrorKind.EXPIRED),
     (PermissionError(errno.EACCES, "Permission denied"), ErrorKind.REFUSED),
     (OSError(errno.EROFS, "Read-only file system"), None),
     (OSError(errno.ENOSPC, "No space left on device"), None),
-    (cut(), ErrorKind.TRANSIENT),
+    (lost_connection_error(), ErrorKind.TRANSIENT),
     (ConnectionResetError(), ErrorKind.TRANSIENT),
     (TimeoutError(), ErrorKind.TRANSIENT),
     (ValueError("NOT_FOUND: no such file"), ErrorKind.ABSENT),
@@ -246,28 +251,28 @@ class RefreshError(Exception):
   ],
   ids=lambda value: repr(value)[:60],
 )
-def test_kinds(error, kind):
+def test_error_kind(error, kind):
   assert store_errors.error_kind(error) is kind
   assert is_transient(error) == (kind is ErrorKind.TRANSIENT)
 
 
 def test_bugs_stay_bugs():
-  for error in (KeyError("x"), RuntimeError("x"), MemoryError(), UserError("told")):
+  for error in (KeyError("x"), RuntimeError("x"), MemoryError(), UserError("x")):
     assert translate_error(error, "gs://bucket/x", "read") is error
 
 
-def test_a_bucket_that_may_not_be_listed_counts_as_there(server):
-  reset(server)
-  server.fault = lambda at, _: "forbidden" if at in ("list", "bucket") else None
+def test_a_bucket_that_may_not_be_listed_counts_as_existing(server):
+  reset_objects(server)
+  server.fault = lambda request, _: "forbidden" if request in ("list", "bucket") else None
   remote.reset()
   for url in ("gs://bucket/none", "s3://bucket/none"):
     assert as_path(url).read() is None
 
 
-def test_what_was_being_handled_counts_only_where_nothing_else_does():
+def test_the_context_of_an_error_counts_only_where_the_error_itself_has_no_kind():
   for error, kind in (
     (FileNotFoundError("none"), ErrorKind.ABSENT),
-    (RuntimeError("a client's own"), ErrorKind.TRANSIENT),
+    (RuntimeError("an error of the client"), ErrorKind.TRANSIENT),
   ):
     error.__context__ = ConnectionResetError()
     assert store_errors.error_kind(error) is kind
