@@ -35,21 +35,22 @@ class RetrievalStep:
   def __init__(self, config: ConfigDict, parts: Parts, task):
     batch = abstract_batch(config, parts.rules, task)
     passages = task.passages
-    num_passages = batch["passage_tokens"].shape[1] - 1
+    # Each row also has the null document.
+    num_retrieved = batch["passage_tokens"].shape[1] - 1
     self._every = parts.objective.refresh_every
     self._indexes_beside = parts.objective.refresh == "beside"
     self._search = None
-    if num_passages:
+    if num_retrieved:
       self._search = open_search(
         parts.objective.search,
         parts.model,
         parts.rules,
         passages,
-        config.batch_size * (1 + num_passages),
+        config.batch_size * (1 + num_retrieved),
         self._every if self._indexes_beside else 1,
       )
       process.log(
-        f"retrieval: {num_passages} of {passages.number:,} passages for each of "
+        f"retrieval: {num_retrieved} of {passages.num_passages:,} passages for each of "
         f"{config.batch_size} rows, by an index made every {self._every:,} steps"
       )
     references = {}
