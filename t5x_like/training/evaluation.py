@@ -160,9 +160,9 @@ class Evaluation:
     """Return the names of all metrics that may be written; None if an evaluator does not say."""
     names = []
     for group, _, _, evaluator in self._instances.values():
-      if not hasattr(evaluator, "names"):
+      if not hasattr(evaluator, "metric_names"):
         return None
-      names += [f"eval/{group}/{name}" for name in (*evaluator.names(), "seconds")]
+      names += [f"eval/{group}/{name}" for name in (*evaluator.metric_names(), "seconds")]
     return names
 
   def _check_names(self) -> None:
@@ -170,9 +170,9 @@ class Evaluation:
     group_sizes = collections.Counter(group for group, *_ in self._instances.values())
     writers: dict[tuple[str, str], str] = {}
     for name, (group, _, _, evaluator) in self._instances.items():
-      if group_sizes[group] == 1 or not hasattr(evaluator, "names"):
+      if group_sizes[group] == 1 or not hasattr(evaluator, "metric_names"):
         continue
-      for metric in evaluator.names():
+      for metric in evaluator.metric_names():
         first_writer = writers.setdefault((group, metric), name)
         if first_writer != name:
           raise UserError(

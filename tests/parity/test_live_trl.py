@@ -292,11 +292,13 @@ def test_ppo(pair):
 
   arrays = pair.arrays | {"value/bias": np.zeros(1, np.float32), "value/kernel": head}
   old_arrays = arrays | {"value/kernel": old_head}
-  judged = objective.judged(with_head(old_arrays), batch)
-  np.testing.assert_allclose(judged["advantages"].reshape(R, N), advantages, rtol=1e-4, atol=1e-5)
+  batch_with_advantages = objective.estimate_advantages(with_head(old_arrays), batch)
+  np.testing.assert_allclose(
+    batch_with_advantages["advantages"].reshape(R, N), advantages, rtol=1e-4, atol=1e-5
+  )
 
   def compute_mean_loss(arrays):
-    total, sums = objective(with_head(arrays), judged)
+    total, sums = objective(with_head(arrays), batch_with_advantages)
     return total / sums["weights"]
 
   loss, gradients = jax.value_and_grad(compute_mean_loss)(arrays)

@@ -130,7 +130,7 @@ def test_a_selection_without_evaluators(capsys, tmp_path):
 def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monkeypatch):
   from t5x_like.evals import span_infilling
 
-  monkeypatch.setattr(span_infilling.Evaluator, "names", lambda self: ("loss",))
+  monkeypatch.setattr(span_infilling.Evaluator, "metric_names", lambda self: ("loss",))
   flags = (LOSS, "--config.evals.span_infilling={}")
   line = refused(capsys, tmp_path, *flags)
   assert (

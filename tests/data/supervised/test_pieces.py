@@ -63,7 +63,7 @@ def small():
 def whole(source, small, tmp_path_factory):
   cache = tmp_path_factory.mktemp("whole")
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(batches, "_ALONE", 1_000)
+    patched.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
     build(source, cache)
   return files_of(cache)
 
@@ -87,7 +87,7 @@ def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
       raise KeyboardInterrupt
     written.append(write(*arguments))
 
-  monkeypatch.setattr(batches, "_ALONE", 1_000)
+  monkeypatch.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
   with monkeypatch.context() as patched:
     patched.setattr(building, "_write_shard", stopping)
     with pytest.raises(KeyboardInterrupt):
