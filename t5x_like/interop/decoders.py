@@ -1,7 +1,7 @@
-"""Read and write the config fields that decoder-only families share.
+"""Read and write the fields of Hugging Face configs that decoder-only families share.
 
-Special tokens, rotary positions and layers with a window are here, and the refusal of designs that
-a model type cannot express.
+These are the special tokens, the rotary positions and the layers with a window. The functions
+`require_…` refuse designs that a Hugging Face model type cannot express.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ LAYER_TYPES = (LOCAL, FULL)
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
-# parameter in a config -> our argument, for each scaling
+# For each scaling: the name of a parameter in a config -> the name of our argument.
 _LLAMA3 = {
   "factor": "factor",
   "low_freq_factor": "low",
@@ -61,14 +61,16 @@ _LONG_ROPE = {
   "factor": "factor",
   "attention_factor": "attention",
 }
-_YARN_WEIGHTS = {"mscale", "mscale_all_dim"}  # of the temperature, in DeepSeek's YaRN
-_GENERAL = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-# of older programs, which the library does not read
-_UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}
+# DeepSeek's factors of the logarithm in YaRN's temperature, see `yarn_temperature`.
+_YARN_WEIGHTS = {"mscale", "mscale_all_dim"}
+# Parameters that belong to no kind of scaling.
+_COMMON_PARAMETERS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# Parameters that older programs wrote and that `transformers` ignores.
+_IGNORED_PARAMETERS = {"attn_factor", "extrapolation_factor", "finetuned"}
 
 
 def take_nullable(fields: Fields, name: str, default: Any) -> Any:
-  """Return the value of a field for which null is meaningful; the default if it is missing."""
+  """Return the value of a field, which may be null; the default only if the field is missing."""
   value = fields.take(name, None)
   return value if name in fields.values else default
 
@@ -78,7 +80,7 @@ def read_special_tokens(
 ) -> Tokens:
   """Return the special ids of a config, or a family's defaults.
 
-  A negative padding id means none. The first of several end ids counts.
+  A negative padding id means that there is none. Of several end ids, only the first is used.
   """
   pad = take_nullable(fields, "pad_token_id", pad)
   start = take_nullable(fields, "bos_token_id", start)
@@ -104,12 +106,12 @@ def read_rope(
 ) -> dict[str, Any]:
   """Return the rotary positions of a config.
 
-  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the
-  fraction next to `rope_scaling`, which takes precedence if both exist.
+  Version 5 of `transformers` writes everything to `rope_parameters`. Older files have the base and
+  the fraction beside `rope_scaling`, which takes precedence if both objects exist.
 
   Args:
     theta, fraction: defaults; a fraction of None is for families that always rotate whole heads.
-    names: the names of the base and the fraction in older files.
+    names: the names of the fields for the base and the fraction in older files.
   Raises:
     UserError: the kind of scaling or its parameters are not supported.
   """
@@ -148,9 +150,9 @@ class _RopeScaling:
   fraction: float
 
   def read(self) -> dict[str, dict[str, Any]]:
-    """Return the arguments of our scaling under its name, {} without scaling."""
+    """Return {the name of our scaling: its arguments}, or {} without scaling."""
     kind = self.parameters.get("rope_type", self.parameters.get("type", "default"))
-    names = set(self.parameters) - _GENERAL - _UNREAD
+    names = set(self.parameters) - _COMMON_PARAMETERS - _IGNORED_PARAMETERS
     if kind == "default" and not names:
       return {}
     if kind == "linear" and names == {"factor"}:
@@ -174,18 +176,18 @@ class _RopeScaling:
     return self.fields.values.get("max_position_embeddings") or 2048
 
   def _original_length(self) -> int:
-    """Return the length before an extension; a field beside the parameters takes precedence."""
+    """Return the length before the extension; a top-level field overrides the parameter."""
     length = self.fields.take(_ORIGINAL_LENGTH, None)
     return length or self.parameters.get(_ORIGINAL_LENGTH) or self._max_length()
 
-  def _translate(self, table: dict[str, str]) -> dict[str, Any]:
-    """Return the parameters that are there, under our names."""
+  def _rename_parameters(self, table: dict[str, str]) -> dict[str, Any]:
+    """Return the parameters that the config has, under the names of our arguments."""
     return {
       argument: self.parameters[name] for name, argument in table.items() if name in self.parameters
     }
 
   def _read_llama3(self) -> dict[str, Any]:
-    arguments = self._translate(_LLAMA3)
+    arguments = self._rename_parameters(_LLAMA3)
     arguments.setdefault("original_length", self._max_length())
     return arguments
 
@@ -193,7 +195,7 @@ class _RopeScaling:
     """Return the arguments of `YarnScaling`.
 
     Raises:
-      UserError: there is neither a factor nor two lengths.
+      UserError: the config has neither a factor nor the two lengths whose ratio it is.
     """
     length = self._original_length()
     factor = self.parameters.get("factor")
@@ -201,19 +203,19 @@ class _RopeScaling:
       if "max_position_embeddings" not in self.fields.values:
         raise self._refusal("a factor, or max_position_embeddings")
       factor = self.fields.values["max_position_embeddings"] / length
-    arguments = self._translate(_YARN)
+    arguments = self._rename_parameters(_YARN)
     weight = self.parameters.get("mscale")
-    weight_below = self.parameters.get("mscale_all_dim")
-    if "attention" not in arguments and weight and weight_below:
-      below = yarn_temperature(factor, weight_below)
-      arguments["attention"] = yarn_temperature(factor, weight) / below
+    divisor_weight = self.parameters.get("mscale_all_dim")
+    if "attention" not in arguments and weight and divisor_weight:
+      divisor = yarn_temperature(factor, divisor_weight)
+      arguments["attention"] = yarn_temperature(factor, weight) / divisor
     return arguments | {"factor": factor, "original_length": length}
 
   def _read_long_rope(self) -> dict[str, Any]:
     """Return the arguments of `LongScaling`.
 
     Raises:
-      UserError: there is not a factor of each pair of channels.
+      UserError: the number of factors is not the number of rotated pairs of channels.
     """
     sizes = self.fields.values
     head_dim = sizes.get("head_dim")
@@ -226,7 +228,7 @@ class _RopeScaling:
         raise self._refusal(f"{pairs} short and long factors")
     length = self._original_length()
     factor = self.parameters.get("factor") or self._max_length() / length
-    arguments = self._translate(_LONG_ROPE)
+    arguments = self._rename_parameters(_LONG_ROPE)
     return arguments | {"factor": float(factor), "original_length": length}
 
 
@@ -238,12 +240,12 @@ def yarn_temperature(factor: float, weight: float) -> float:
 def read_local_and_full_rope(
   fields: Fields, *, local: float, full: float, local_name: str = "rope_theta"
 ) -> tuple[dict, dict]:
-  """Return the rotary positions of layers with a window, and of layers without.
+  """Return (rotary positions of layers with a window, those of layers without).
 
   Args:
     local, full: default bases.
-    local_name: the name of the local base in files from before version 5, whose `rope_scaling`
-      concerns the full layers alone.
+    local_name: the field for the local base in files from before version 5, where `rope_scaling`
+      applies only to the full layers.
   Raises:
     UserError: as `read_rope` does.
   """
@@ -267,12 +269,12 @@ def read_local_and_full_rope(
 
 
 def read_local_layers(fields: Fields, is_local: Callable[[int], bool]) -> list[bool]:
-  """Return for each layer of a period whether it has a window.
+  """Return for each layer of the shortest repeating pattern whether it has a window.
 
   Args:
-    is_local: decides for a layer if the config has no list.
+    is_local: decides whether a layer has a window if the config does not list the types of layers.
   Raises:
-    UserError: the list does not fit the layers.
+    UserError: the list has another length than the layers, or names an unknown type.
   """
   layers = fields.take("num_hidden_layers")
   default = [LOCAL if is_local(layer) else FULL for layer in range(layers)]
@@ -284,7 +286,7 @@ def read_local_layers(fields: Fields, is_local: Callable[[int], bool]) -> list[b
 
 
 def _period(types: list[str]) -> int:
-  """Return the length of the shortest part whose repetition is the whole list."""
+  """Return the length of the shortest pattern that repeats to the whole list."""
   for period in range(1, len(types)):
     if len(types) % period == 0 and types == types[:period] * (len(types) // period):
       return period
@@ -292,9 +294,11 @@ def _period(types: list[str]) -> int:
 
 
 def arrange_by_kind(is_local: list[bool], local: Any, full: Any) -> Any:
-  """Return a cell of a design for a period: `local` for layers with a window, `full` for others.
+  """Return a field of a design for a pattern of layers with and without a window.
 
-  One value stands for the period if both are equal.
+  Returns:
+    A tuple with `local` for each layer with a window and `full` for the others; a single value if
+    both are equal.
   """
   if local == full:
     return local
@@ -302,12 +306,12 @@ def arrange_by_kind(is_local: list[bool], local: Any, full: Any) -> Any:
 
 
 def arrange_windows(is_local: list[bool], window: int | None) -> tuple[int | None, ...]:
-  """Return a design's windows for a period of layers."""
+  """Return a design's windows for a pattern of layers: the width, or None without a window."""
   return tuple(window if has_window else None for has_window in is_local)
 
 
 def window_width(design, default: int | None) -> int | None:
-  """Return the width of the layers with a window."""
+  """Return the width of the widest window of a design; the default if it has none."""
   return max((window for window in design.windows if window), default=default)
 
 
@@ -318,9 +322,12 @@ def write_layer_types(windows: tuple, layers: int) -> list[str]:
 
 
 def allow_one_window(design) -> dict[str, list]:
-  """Return an argument of `require_plain_decoder`: windows of one width, and layers without."""
+  """Return arguments for `require_plain_decoder` that allow windows of only one width."""
   widths = {window for window in design.windows if window is not None}
-  return {"windows": [design.windows] if len(widths) < 2 else [(None,), "one window, and None"]}
+  if len(widths) < 2:
+    return {"windows": [design.windows]}
+  # No design equals the second entry; it completes the list of allowed values in the message.
+  return {"windows": [(None,), "one window, and None"]}
 
 
 def write_rope(position: dict[str, Any], **parameters: float) -> dict[str, Any]:
@@ -334,20 +341,20 @@ def _write_rope_scaling(position: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "linear", **position["linear"]}
   if position.get("llama3"):
     defaults = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192}
-    return {"rope_type": "llama3", **_untranslate(_LLAMA3, defaults | position["llama3"])}
+    return {"rope_type": "llama3", **_to_parameters(_LLAMA3, defaults | position["llama3"])}
   if position.get("yarn"):
-    return {"rope_type": "yarn", **_untranslate(_YARN, position["yarn"])}
+    return {"rope_type": "yarn", **_to_parameters(_YARN, position["yarn"])}
   if position.get("dynamic"):
     scaling = {"rope_type": "dynamic", **position["dynamic"]}
     scaling[_ORIGINAL_LENGTH] = scaling.pop("original_length")
     return scaling
   if position.get("longrope"):
-    return {"rope_type": "longrope", **_untranslate(_LONG_ROPE, position["longrope"])}
+    return {"rope_type": "longrope", **_to_parameters(_LONG_ROPE, position["longrope"])}
   return {"rope_type": "default"}
 
 
-def _untranslate(table: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
-  """Return the arguments that are there, under the names of a config."""
+def _to_parameters(table: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+  """Return the arguments that are given, under the names of a config's parameters."""
   return {name: arguments[argument] for name, argument in table.items() if argument in arguments}
 
 
@@ -367,17 +374,18 @@ def write_rope_by_kind(model) -> dict[str, dict]:
     rope = write_rope(required)
     if parameters.setdefault(layer_type, rope) != rope:
       raise UserError(
-        f"design.position differs among the layers of {layer_type}; this type has one "
-        "scheme for each kind"
+        f"design.position differs among the layers of {layer_type}; this model type has one "
+        "scheme for each type of layer"
       )
   return parameters
 
 
 def add_older_rope_fields(parameters: dict[str, Any]) -> dict[str, Any]:
-  """Return the field `rope_parameters` and the fields that readers from before version 5 take.
+  """Return `rope_parameters` with the fields that `transformers` before version 5 reads instead.
 
-  They take the base from `rope_theta`, in layers with a window of Gemma 3 from
-  `rope_local_base_freq`, and the factor of YaRN from the ratio of the lengths.
+  It reads the base from `rope_theta` (for Gemma 3's layers with a window, from
+  `rope_local_base_freq`, which is not added here), and the factor of YaRN from the ratio of the
+  lengths.
 
   Args:
     parameters: `rope_parameters` of all layers, or by type of layer.
@@ -426,8 +434,8 @@ def require_position(
 
   Args:
     name: the required scheme.
-    arguments: the arguments that it may have.
-    position: the scheme of some layers; None for the scheme of the design.
+    arguments: the names of the arguments that it may have.
+    position: the scheme to check, where layers differ; by default the scheme of the whole design.
   Raises:
     UserError: the scheme is not `name`, or has other arguments.
   """

@@ -1,4 +1,4 @@
-"""MPT."""
+"""Read and write MPT's config and map its tensors."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def read_config(fields: Fields, tensor_names: set[str]):
   fields.require("expansion_ratio", 4)
   fields.require("logit_scale", None)
   fields.require("no_bias", True)
-  # The library never adds learned positions, whatever the config says.
+  # `transformers` never adds learned positions, whatever the config says.
   fields.ignore(
     "learned_pos_emb",
     "max_seq_len",
@@ -60,8 +60,8 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
+  design = variant.design
+  dims = variant.dims
   decoders.require_plain_decoder(
     model,
     norm="layernorm_no_bias",
@@ -69,10 +69,11 @@ def write_config(model, model_type: str | None) -> dict:
     attention_scale=[design.attention_scale],
     tied=[True, False],
   )
-  power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
-  if not power_of_two and not decoders.require_position(model, "alibi", "mpt").get("mpt"):
+  position = decoders.require_position(model, "alibi", "mpt")
+  # MPT's slopes are those of the ALiBi paper only if the number of heads is a power of two.
+  is_power_of_two = dims.heads & (dims.heads - 1) == 0
+  if not is_power_of_two and not position.get("mpt"):
     decoders.require_design(model, position=[{"name": "alibi", "mpt": True}])
-  decoders.require_position(model, "alibi", "mpt")
   return {
     "architectures": ["MptForCausalLM"],
     "model_type": "mpt",
