@@ -2,22 +2,22 @@
 
 Imported weights in the workdir fix the model and the vocabulary; the recipe decides the rest.
 
-`config.init` and `config.teacher` name the workdir of a run, a Hugging Face directory or a name of
-the Hub. The run of `init` may have another task and another head. It gives the architecture, the
-vocabulary and every parameter that both models have; the recipe keeps its head, dropout and ways of
-computing. Only heads and adapters are new, and the other run's adapters are merged. With
-`init.layers`, only the first layers of each stack are loaded. A longer table of positions repeats
-the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
-interpolated. A detector that starts from an image encoder takes it for its backbone, and keeps its
-own architecture behind it.
+`config.init` and `config.teacher` name the workdir of a run, a Hugging Face directory or a model on
+the Hub. The run of `init` may have another task and another head. It provides the architecture, the
+vocabulary and every parameter that both models have. The recipe decides the head, dropout, dtype,
+remat and similar settings (`_RECIPE_KEYS`). Only heads and adapters are new; adapters of the other
+run are merged into its weights. With `init.layers`, only the first layers of each stack are loaded.
 
-A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's
-reference does: split over the same mesh, saved, restored and never changed. A resumed run takes
-them from its own checkpoint.
+A longer table of text positions repeats the other run's (Beltagy et al. 2020, section 5), a shorter
+one is its beginning; tables of image positions are interpolated. A detector that starts from an
+image encoder uses it as its backbone and keeps its own architecture for the rest.
+
+A teacher may be of any family. Its parameters are part of the state, like DPO's reference: sharded
+over the same mesh, saved, restored and never changed. A resumed run reads them from its own
+checkpoint.
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,19 +43,21 @@ from t5x_like.training.build import REFERENCE, Parts, build_model
 from t5x_like.training.resolve_model import resolve_model
 from t5x_like.training.state import TrainState
 
-RANDOM = "random"  # a teacher without a run
+RANDOM = "random"  # `config.teacher.workdir` of a teacher with random weights
 _INIT = "config.init.workdir"
 _TEACHER = "config.teacher.workdir"
-# Keys of config.model fixed by imported weights, and keys of its design that are not.
+# Keys of config.model that imported weights fix.
 IMPORTED_KEYS = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_COMPUTING_KEYS = """
+# Keys of config.model.design that the recipe decides, even with imported weights.
+_RECIPE_DESIGN_KEYS = """
   core quantization init_stddev kernel_scales residual_init embed_init mlp_dropout shared_dropout
   no_dropout attention_dropout
 """.split()
+# Prefixes of parameters that the other run may lack, or have in another shape.
 _NEW_PREFIXES = ("head/", "scores/", "classes/", "value/")
 _BACKBONE = "backbone/"
 _BACKBONE_ENCODER = "backbone/encoder/"  # another run's image encoder
-_DROPOUT_KEYS = ("dropout", "drop_path")  # of a teacher
+_DROPOUT_KEYS = ("dropout", "drop_path")  # set to 0 in a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
 _RECIPE_KEYS = """
   head scores labels dropout drop_path drop_path_rates resolution window pretrained_windows dtype
@@ -68,7 +70,7 @@ def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> Co
 
   Args:
     model: the `config.model` of the weights.
-    where: the place of the weights, for messages.
+    where: the path of the weights, for messages.
   Raises:
     UserError: the recipe is for another family.
   """
@@ -81,7 +83,7 @@ def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> Co
       "recipe of that family"
     )
   design = completed.model.to_dict().get("design", {})
-  design = {key: value for key, value in design.items() if key in _COMPUTING_KEYS}
+  design = {key: value for key, value in design.items() if key in _RECIPE_DESIGN_KEYS}
   with completed.model.unlocked(), completed.model.ignore_type():
     completed.model = ConfigDict(completed.model.to_dict() | imported | {"design": design})
   return completed
@@ -102,13 +104,14 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
   with inherited.unlocked(), inherited.ignore_type():
     inherited.init = ConfigDict(values | {"inherit": False})
     if _becomes_backbone(saved["model"], config.model):
-      inherited.model.backbone = ConfigDict(_backbone(directory, saved, config))
+      inherited.model.backbone = ConfigDict(_make_backbone_spec(directory, saved, config))
       return inherited
     inherited.model = ConfigDict(_merge_models(saved["model"], config.model.to_dict()))
     _lengthen_positions(inherited)
     if inherited.task.get("store") is not None or "vocab_size" not in inherited.model:
-      return inherited  # the store has its own, see `assembly`; images may have other classes
-    for task in _text_tasks(inherited):
+      # A store brings its own vocabulary, which `assembly` checks; image classes may differ.
+      return inherited
+    for task in _tasks_without_store(inherited):
       if task.get("vocabulary") is None:
         task["vocabulary"] = saved_model.vocabulary_directory(directory, saved)
       else:
@@ -122,7 +125,7 @@ def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, An
 
   Args:
     saved: the other run's `config.model`.
-    recipe: this run's, of which `_RECIPE_KEYS` and changes to the design are kept.
+    recipe: this run's `config.model`; its `_RECIPE_KEYS` and changes to the design are kept.
   """
   recipe_keys = {key: value for key, value in recipe.items() if key in _RECIPE_KEYS}
   model = {key: value for key, value in saved.items() if key not in _RECIPE_KEYS}
@@ -137,16 +140,18 @@ def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, An
 
 
 def _becomes_backbone(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
-  """Return whether a run's model, of another family, becomes the backbone of a detector."""
+  """Return whether a model of another family becomes the backbone of the recipe's detector."""
   model_class = slots.find("config.model.name", recipe.get("name"), t5x_like.models, "Model")
   return saved["name"] != recipe["name"] and issubclass(model_class, Detector)
 
 
-def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
-  """Return the `backbone` of a detector that is another run's model, with the recipe's changes.
+def _make_backbone_spec(
+  directory: str, saved: dict[str, Any], config: ConfigDict
+) -> dict[str, Any]:
+  """Return `config.model.backbone` for another run's model, with the recipe's changes.
 
   Raises:
-    UserError: the other model is no image encoder.
+    UserError: the other model is not an image encoder.
   """
   _, published = saved_model.identify_model(directory, _INIT)
   if published:
@@ -168,8 +173,8 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
     }
   else:
     raise UserError(
-      f"{_INIT}: {directory} holds {saved['model']['name']!r}, which is no backbone of "
-      f"{config.model.name!r}; give a run of an image encoder, as vit, dinov2, swin, resnet or "
+      f"{_INIT}: {directory} holds {saved['model']['name']!r}, which cannot be a backbone of "
+      f"{config.model.name!r}; give a run of an image encoder: vit, dinov2, swin, resnet or "
       "convnext"
     )
   recipe_backbone = config.model.get("backbone")
@@ -179,24 +184,24 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   return spec | changes if name in (None, spec["name"]) else spec
 
 
-def _text_tasks(config: ConfigDict) -> list[ConfigDict]:
-  """Return the tasks that take the run's vocabulary.
+def _tasks_without_store(config: ConfigDict) -> list[ConfigDict]:
+  """Return the configs of tasks that use the vocabulary of the run of `config.init`.
 
-  These are the run's own task, or the keys that a mixture's parts share, and the tasks of
-  evaluations that name no store.
+  These are the run's own task (of a mixture, the keys that its parts share) and the tasks of
+  evaluators that name no store.
   """
   if "parts" in config.task and "shared" not in config.task:
     config.task.shared = {}
-  text_tasks = [config.task.get("shared", config.task)]
+  task_configs = [config.task.get("shared", config.task)]
   for evaluator in config.evals.values():
     task = evaluator.get("task") or {}
     if "name" in task and "store" not in task:
-      text_tasks.append(task)
-  return text_tasks
+      task_configs.append(task)
+  return task_configs
 
 
 def _lengthen_positions(config: ConfigDict) -> None:
-  """Lengthen a table of learned positions to the rows of the task."""
+  """Lengthen a table of learned positions to the longest row of the task."""
   if "resolution" in config.model:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
@@ -245,7 +250,7 @@ def check_sources(config: ConfigDict, vocabulary, workdir: str) -> None:
   """Refuse data that do not fit the imported weights or the other runs that a config names.
 
   Raises:
-    UserError: naming the vocabulary, the classes or the pixels that differ.
+    UserError: the vocabulary, the classes or the normalisation of pixels differ.
   """
   imported = workdirs.read_imported(workdir)
   if imported is not None and imported["vocabulary"] != vocabulary.fingerprint:
@@ -260,14 +265,14 @@ def check_sources(config: ConfigDict, vocabulary, workdir: str) -> None:
 def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init`; image classes may differ."""
   if config.init and "vocab_size" in config.model:
-    saved = saved_model.load_identity(config.init.workdir, _INIT)  # its vocabulary is needed
+    saved = saved_model.load_identity(config.init.workdir, _INIT)
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:
   """Refuse a teacher of other classes, another vocabulary or other normalised pixels.
 
-  A missing teacher passes: a resumed run has its parameters.
+  A teacher that no longer exists passes, as a resumed run reads its parameters from the checkpoint.
   """
   directory = config.teacher.get("workdir")
   if directory in (None, RANDOM):
@@ -298,7 +303,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
 
 
 def _describe_normalisation(task: Mapping[str, Any]) -> str:
-  """Describe the mean and the deviation of pixels, by one number where all channels agree."""
+  """Describe the mean and deviation of pixels, by a single number where all channels agree."""
   defaults = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
   descriptions = []
   for name in ("mean", "std"):
@@ -310,6 +315,7 @@ def _describe_normalisation(task: Mapping[str, Any]) -> str:
 
 
 def _first_names(names: Sequence[str]) -> str:
+  """Join the first four names; an ellipsis stands for the others."""
   listed = ", ".join(names[:4])
   return f"{listed}, …" if len(names) > 4 else listed
 
@@ -320,12 +326,12 @@ def load_sources(
   """Return a new run's state with the weights of other runs, and the content of `init.json`.
 
   Args:
-    config: resolved.
+    config: the resolved config of this run.
     parts: the parts of this run.
-    state: fresh.
+    state: its freshly initialised state.
   Raises:
-    UserError: no such checkpoint; a tensor outside the head is missing or has another shape; the
-      teacher's model is not `config.teacher.model`.
+    UserError: a checkpoint does not exist; a tensor outside the head is missing or has another
+      shape; the teacher's model is not `config.teacher.model`.
   """
   report = None
   if config.init.get("weights"):
@@ -339,9 +345,9 @@ class _InitialWeights:
   """Loads the weights of the run of `config.init` into a fresh state.
 
   Args:
-    config: resolved.
+    config: the resolved config of this run.
     parts: the parts of this run.
-    state: fresh.
+    state: its freshly initialised state.
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, state: TrainState):
@@ -350,11 +356,11 @@ class _InitialWeights:
     self._state = state
     self._directory = config.init.workdir
     self._layers = config.init.get("layers")  # the number of layers to load; None loads all
-    source = _restore_run(self._directory, config.init.step, parts, _INIT)
-    self._step, self._source_arrays, self._source_model = source
-    self._is_backbone = isinstance(parts.model, Detector) and not isinstance(
-      self._source_model, Detector
-    )
+    step, arrays, model = _restore_run(self._directory, config.init.step, parts, _INIT)
+    self._step = step
+    self._source_arrays = arrays
+    self._source_model = model
+    self._is_backbone = isinstance(parts.model, Detector) and not isinstance(model, Detector)
     self._axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
     self._loaded: list[str] = []
     self._resized: dict[str, str] = {}
@@ -369,7 +375,7 @@ class _InitialWeights:
     self._ignored = sorted(set(self._source_arrays) - used_names)
     for name, fresh in self._state.params.items():
       if self._config.teacher and name.startswith(REFERENCE):
-        continue  # the teacher's, loaded next
+        continue  # a parameter of the teacher, see `_load_teacher`
       array = self._load_param(name, source_names[name], fresh)
       if array is not None:
         new_params[name] = array
@@ -385,6 +391,7 @@ class _InitialWeights:
     return dataclasses.replace(self._state, params=new_params), report
 
   def _source_name(self, name: str) -> str:
+    """Return the name in the other run; DPO's reference starts from the same parameters."""
     if self._is_backbone:
       return name.removeprefix(_BACKBONE_ENCODER)
     return name.rpartition(REFERENCE)[2]
@@ -409,21 +416,24 @@ class _InitialWeights:
     if array.shape != fresh.shape:
       array = self._resize(name, source_name, array, fresh)
     if name.startswith(REFERENCE):
-      # the step gives back the memory of each array of its state once
+      # The training step donates its state, so no two entries may share a buffer.
       array = jnp.copy(array)
     return jax.device_put(array, fresh.sharding)
 
   def _resize(self, name: str, source_name: str, array: jax.Array, fresh: jax.Array) -> jax.Array:
-    sizes = zip(array.shape, fresh.shape)
-    source_rows, rows = next((pair for pair in sizes if pair[0] != pair[1]), (0, 0))
-    self._resized[name] = f"{source_rows} to {rows} rows"
+    """Resize a table of positions, and note its old and new number of rows."""
+    for source_rows, rows in zip(array.shape, fresh.shape):
+      if source_rows != rows:
+        self._resized[name] = f"{source_rows} to {rows} rows"
+        break
     model = self._parts.model
     if name.startswith(_BACKBONE_ENCODER):
       model = model.backbone.encoder
-    models = model, self._source_model
+    models = (model, self._source_model)
     return _resize_positions(source_name, array, fresh, models, self._directory)
 
   def _print(self) -> None:
+    """Print which parameters were loaded, resized, initialised or ignored."""
     total = len(self._loaded) + len(self._initialised)
     process.log(
       f"weights of {self._directory}, step {self._step}: {len(self._loaded)} of {total} tensors "
@@ -441,7 +451,11 @@ class _InitialWeights:
 
 
 def _load_teacher(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
-  """Return the state with the parameters of the teacher; raise UserError if they do not fit."""
+  """Return the state with the parameters of the teacher.
+
+  Raises:
+    UserError: there is no such run, or a parameter is missing or has another shape.
+  """
   directory = config.teacher.workdir
   if directory == RANDOM:
     process.log(
@@ -471,7 +485,8 @@ def _restore_run(
 ) -> tuple[int, dict[str, jax.Array], Any]:
   """Restore another run on the mesh of this one, with its adapters merged.
 
-  Of a generator and a discriminator, a model that is not both takes the discriminator.
+  If the other run trained a generator with a discriminator, as in ELECTRA, and this model is a
+  single network, the parameters are those of the discriminator.
 
   Returns:
     (step, parameters by name, abstract model).
@@ -487,14 +502,21 @@ def _restore_run(
 def _resize_positions(
   name: str, array: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str
 ) -> jax.Array:
-  """Return a table of positions for a model, made from another model's.
+  """Return another model's table of positions, resized for a model.
 
   Args:
     name: the name of the table in both models.
-    models: (the model, the model of the table).
+    array: the table of the other model.
+    fresh: the initial value of the table in this model, with its shape.
+    models: (this model, the other model).
+    directory: the other run's, for messages.
+  Raises:
+    UserError: the table cannot be resized to the shape of `fresh`.
   """
-  path = name.split("/")[:-1]
-  module, source_module = (functools.reduce(getattr, path, model) for model in models)
+  module, source_module = models
+  for attribute in name.split("/")[:-1]:
+    module = getattr(module, attribute)
+    source_module = getattr(source_module, attribute)
   resized = array
   if hasattr(module, "resize") and array.shape[-1] == fresh.shape[-1]:
     try:
