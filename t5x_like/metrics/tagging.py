@@ -9,7 +9,7 @@ from t5x_like.metrics.metric import Metric, percent, ratio
 
 
 class TagAccuracy(Metric):
-  """The share of tokens whose tag is right; examples are sentences, each a sequence of tags."""
+  """The share of tokens whose tag is right; an example is a sentence, given by its tags."""
 
   names = ("accuracy",)
 
@@ -28,17 +28,16 @@ class TagAccuracy(Metric):
     return {"accuracy": ratio(right, tokens)}
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    """Return the number of tokens."""
     return {"tokens": int(rows_NC[:, 1].sum())}
 
 
 class EntityF1(Metric):
   """Precision, recall and F1 of entities, micro-averaged as in conlleval.
 
-  `details` has them by type.
-
-  seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's:
-  an I- without its B- begins an entity. An entity is right if its type and both its ends are right.
-  A word without a tag is outside of all.
+  seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which equals
+  conlleval: an I- without its B- begins an entity. An entity is right if its type and both its ends
+  are right. A word without a tag is outside all entities.
   """
 
   names = ("precision", "recall", "f1")
@@ -71,8 +70,8 @@ class EntityF1(Metric):
 
     if not rows_NC[:, 1:].any():
       return {"entities": 0}
-    gold = list(map(list, references))
-    predicted = list(map(list, predictions))
+    gold = [list(tags) for tags in references]
+    predicted = [list(tags) for tags in predictions]
     report = classification_report(gold, predicted, output_dict=True, zero_division=0)
     types = {}
     for entity_type, scores in report.items():

@@ -1,7 +1,7 @@
 """Metrics of generated texts by name: `{"name": "answers", "normalization": "triviaqa"}`.
 
-Each entry of `METRICS` is a function of its options that returns a `TextMetric`: a metric and its
-readers of texts.
+Each entry of `METRICS` is a function of the metric's options that returns a `TextMetric`: a metric,
+and the conversion of texts to its references and predictions.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
 
-_ALIASES = (
+# The keys of TriviaQA's answers, in the spellings of its processed and of its original files.
+_ANSWER_KEYS = (
   "value",
   "aliases",
   "normalized_aliases",
@@ -41,8 +42,8 @@ class TextMetric:
 
   Attributes:
     metric: the metric that scores the converted texts.
-    reference: converts an example's right texts, at least one, to the metric's reference; None if
-      there is no label. It raises ValueError if it cannot.
+    reference: converts an example's right texts, at least one, to the metric's reference, which is
+      None if there is no label. Raises ValueError for texts that it cannot convert.
     prediction: converts a generated text to the metric's prediction; None counts as wrong.
   """
 
@@ -52,7 +53,7 @@ class TextMetric:
 
 
 def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",)) -> TextMetric:
-  """Score class names; any other text is wrong, as in T5 (`f1_score_with_invalid`)."""
+  """Score class names; a text that is no class is wrong, as in T5 (`f1_score_with_invalid`)."""
   index = {name: number for number, name in enumerate(classes)}
 
   def reference(texts: list[str]) -> int:
@@ -66,7 +67,7 @@ def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",))
 
 
 def number(*, invalid: float = -1.0) -> TextMetric:
-  """Correlate numbers; a text that is no number counts as `invalid`, as in T5's STS-B."""
+  """Correlate numbers; a text without a finite number counts as `invalid`, as in T5's STS-B."""
 
   def prediction(text: str) -> float:
     try:
@@ -85,29 +86,31 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
-  """Score exact match and F1, the best over the right answers.
+  """Score exact match and F1 against the right answer that agrees best.
 
-  For closed-book question answering, and for SQuAD as text.
+  Use it for closed-book question answering, and for SQuAD as text.
   """
   normalizations = {"squad": normalize_squad, "triviaqa": normalize_trivia_qa}
   return TextMetric(SquadV1(normalizations[normalization]))
 
 
 def referent() -> TextMetric:
-  """Score whether a text names WSC's referent if, and only if, that is right.
+  """Score WSC: a text is right if it names the candidate referent exactly when the label is True.
 
-  An empty text is wrong, as in T5. The right texts of an example are the referent and False, True
-  or, without a label, -1.
+  An empty text is wrong, as in T5. The right texts of an example are two: the candidate, and the
+  label (False, True, or -1 if it is unknown).
   """
 
   def reference(texts: list[str]) -> tuple[str, bool] | None:
     if len(texts) != 2 or texts[1] not in ("False", "True", "-1"):
       raise ValueError(f"found {texts}, expected a referent, and False, True or -1")
-    return None if texts[1] == "-1" else (texts[0], texts[1] == "True")
+    if texts[1] == "-1":
+      return None
+    return texts[0], texts[1] == "True"
 
   def matches(gold: tuple[str, bool], text: str) -> bool:
-    gold_text, is_referent = gold
-    return names_referent(text, gold_text) is is_referent
+    candidate, is_referent = gold
+    return names_referent(text, candidate) is is_referent
 
   return TextMetric(Accuracy(matches), reference)
 
@@ -124,8 +127,8 @@ def exact() -> TextMetric:
   return TextMetric(Accuracy(matches, "exact_match"), reference, str.strip)
 
 
-def last_number(*, invalid: str = "") -> TextMetric:
-  """Score whether the last number is right (GSM8K, SVAMP)."""
+def last_number_in_text(*, invalid: str = "") -> TextMetric:
+  """Score whether the last number in the text is right (GSM8K, SVAMP)."""
   return TextMetric(
     Accuracy(name="exact_match"),
     lambda texts: final_number(texts[0]),
@@ -145,12 +148,14 @@ def last_word() -> TextMetric:
 
 
 def bleu(*, tokenize: str = "13a", lowercase: bool = False) -> TextMetric:
+  """Score BLEU with sacrebleu's options."""
   return TextMetric(Bleu(tokenize, lowercase))
 
 
 def chrf(
   *, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False
 ) -> TextMetric:
+  """Score chrF with sacrebleu's options."""
   return TextMetric(Chrf(char_order, word_order, beta, lowercase))
 
 
@@ -160,6 +165,7 @@ def rouge(
   one_reference: bool = False,
   tokenize: Literal["ascii", "unicode"] = "ascii",
 ) -> TextMetric:
+  """Score ROUGE; see `Rouge` for the options."""
   return TextMetric(Rouge(use_stemmer, one_reference, tokenize))
 
 
@@ -188,8 +194,9 @@ def _tags_of_words(text: str, missing: str = "") -> list[str]:
   """Return the tag of each word; the last of several tags counts."""
   word = 0
   tags = {}
-  for number, piece in enumerate(_SENTINEL.split(text)):
-    if number % 2:  # the number of a sentinel
+  for part, piece in enumerate(_SENTINEL.split(text)):
+    is_sentinel = part % 2 == 1  # `split` returns the captured sentinels between the texts
+    if is_sentinel:
       word = int(piece)
       continue
     for tag in piece.split():
@@ -205,7 +212,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
   "answers": answers,
   "referent": referent,
   "exact": exact,
-  "final_number": last_number,
+  "final_number": last_number_in_text,
   "last_word": last_word,
   "bleu": bleu,
   "chrf": chrf,
@@ -218,11 +225,11 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 def reference_texts(value: Any) -> list[str]:
   """Return the right texts in a record's field.
 
-  The field is a text, a number, a list of them, or SQuAD's and TriviaQA's answers. Null is no text.
-  Of TriviaQA's answers the value and all aliases are right.
+  The field is a text, a number, a list of them, or SQuAD's or TriviaQA's answers, of which
+  TriviaQA's value and all its aliases are right. Null gives no texts.
 
   Raises:
-    ValueError: the field holds a truth value, a number that is not finite, or objects of another
+    ValueError: the field holds a Boolean, a number that is not finite, or an object of another
       form.
   """
   if value is None:
@@ -245,7 +252,7 @@ def _answer_texts(answer: dict[str, Any]) -> list[str]:
   if "text" in answer:
     return reference_texts(answer["text"])
   texts = []
-  names = [name for name in _ALIASES if name in answer]
+  names = [name for name in _ANSWER_KEYS if name in answer]
   for name in names:
     texts += reference_texts(answer[name])
   if not names:
