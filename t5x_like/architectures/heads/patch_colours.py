@@ -21,7 +21,7 @@ class ColourHead(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, variant):
     D = variant.dims.embed
-    self.extra = variant.class_tokens
+    self.num_class_tokens = variant.class_tokens
     self.mask = params.param(rngs, variant.design.table_init(), (D,), (None,))
     self.out = Linear(
       (D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True
@@ -38,10 +38,10 @@ class ColourHead(nnx.Module):
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the mean of the patches, for linear evaluations: [B, D]."""
-    return jnp.mean(x_BTD[:, self.extra :], axis=1)
+    return jnp.mean(x_BTD[:, self.num_class_tokens :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, patch_sources=None):
-    return {"logits": self.out(x_BTD[:, self.extra :]).astype(jnp.float32)}
+    return {"logits": self.out(x_BTD[:, self.num_class_tokens :]).astype(jnp.float32)}
 
 
 make = ColourHead

@@ -15,12 +15,12 @@ class ProjectionHead(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, variant, *, width: PositiveInt):
     D = variant.dims.embed
-    self.extra = variant.class_tokens
+    self.num_class_tokens = variant.class_tokens
     self.out = Linear((D, width), ("embed", None), variant.design.kernel_init(D), rngs)
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the features before their projection, [B, D]."""
-    return x_BTD[:, 0] if self.extra else x_BTD.mean(axis=1)
+    return x_BTD[:, 0] if self.num_class_tokens else x_BTD.mean(axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     return {"embeddings": self.out(self.pool(x_BTD))}

@@ -1,4 +1,4 @@
-"""The decoder of a masked autoencoder (MAE): from encoded patches to the pixels of masked ones."""
+"""The decoder of a masked autoencoder (MAE): predicts the masked patches from the visible ones."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ class ReconstructionHead(nnx.Module):
   masked one, a learned vector; positions are added to both (He et al. 2022, section 3).
 
   Args:
-    depth, embed, heads, mlp: layers, width, heads and feed-forward width of the decoder.
+    depth, embed, heads, mlp: layers, width, heads and feed-forward width of the head's stack.
   """
 
   batch_features = ("visible_patches", "masked_patches")
@@ -40,8 +40,8 @@ class ReconstructionHead(nnx.Module):
   ):
     design = variant.design
     D = variant.dims.embed
-    self.extra = variant.class_tokens
-    parts = GridStackBuilder(
+    self.num_class_tokens = variant.class_tokens
+    builder = GridStackBuilder(
       design,
       Dims(embed, heads, heads, embed // heads, mlp, depth),
       causal=False,
@@ -52,27 +52,27 @@ class ReconstructionHead(nnx.Module):
     )
     self.project = Linear((D, embed), ("embed", None), design.kernel_init(D), rngs, bias=True)
     self.mask = params.param(rngs, design.table_init(), (embed,), (None,))
-    self.inputs = parts.inputs(rngs)
-    self.decoder = parts.stack(rngs)
+    self.inputs = builder.inputs(rngs)
+    self.decoder = builder.stack(rngs)
     pixels = variant.patch**2 * variant.channels
     self.out = Linear((embed, pixels), ("embed", None), design.kernel_init(embed), rngs, bias=True)
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
-    """Return the mean of the patches, for linear evaluations: [B, D]."""
-    return jnp.mean(x_BTD[:, self.extra :], axis=1)
+    """Return the mean of the encoded patches without class tokens, for linear probes: [B, D]."""
+    return jnp.mean(x_BTD[:, self.num_class_tokens :], axis=1)
 
   def __call__(
     self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches
   ):
     x_BTD = self.project(x_BTD)
     B = len(x_BTD)
-    E = self.extra
+    E = self.num_class_tokens
     M = masked_patches.shape[1]
-    masked = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
-    # The order of a sequence does not matter: every patch has its position.
-    first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
-    pos_BT = jnp.concatenate([first, visible_patches + E, masked_patches + E], axis=1)
-    x_BTD = self.inputs(jnp.concatenate([x_BTD, masked], axis=1), pos_BT, None, subkey(key, 0))
+    mask_BMD = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
+    # Masked patches may follow the visible ones, as each carries its position in the image.
+    class_pos_BE = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
+    pos_BT = jnp.concatenate([class_pos_BE, visible_patches + E, masked_patches + E], axis=1)
+    x_BTD = self.inputs(jnp.concatenate([x_BTD, mask_BMD], axis=1), pos_BT, None, subkey(key, 0))
     x_BTD, aux = run_padded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
     return {"logits": self.out(x_BTD[:, -M:]).astype(jnp.float32)} | aux
 
