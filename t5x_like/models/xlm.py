@@ -1,10 +1,12 @@
 """XLM: BERT with a vector for the language of each token (Lample and Conneau 2019,
 https://arxiv.org/abs/1901.07291).
 
-Languages are the token types. A model of many languages needs none (`types=0`, Conneau et al.
-2020). The data of translation language modelling is `tasks.translation_lm`. Sentences begin with
-<s>, as in `transformers`, where the authors' code has another </s>. Initial values are BERT's,
-where it has N(0, 1/D) in tables and PyTorch's own elsewhere.
+Languages are given as token types; models of many languages have none (`types=0`, Conneau et al.
+2020). The task `translation_lm` reads data for translation language modelling.
+
+Two details differ from the authors' code. Sentences begin with <s>, as in `transformers`; their
+code begins them with </s>. Parameters are initialised as in BERT; their code draws embedding tables
+from N(0, 1/D) and leaves the others at PyTorch's defaults.
 """
 
 from t5x_like.architectures.design import Tokens, Variant
@@ -25,7 +27,7 @@ VARIANTS = {
   "xlm-tiny":   _xlm( 128,  2,  2,  30_145,  2),  # for debugging
   "xlm-ende":   _xlm(1024,  8,  6,  64_699,  2),  # xlm-mlm-ende-1024
   "xlm-xnli15": _xlm(1024,  8, 12,  95_000, 15),  # xlm-mlm-tlm-xnli15-1024
-  # xlm-mlm-17-1280 and, of this size too, xlm-mlm-100-1280
+  # xlm-mlm-17-1280; xlm-mlm-100-1280 has the same size
   "xlm-17":     _xlm(1280, 16, 16, 200_000,  0),
 }  # fmt: skip
 

@@ -1,7 +1,4 @@
-"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012).
-
-There is one record per pair of spans.
-"""
+"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012)."""
 
 from collections.abc import Iterator
 
@@ -10,13 +7,13 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """One record per pair of spans.
+  """Reads one record per pair of spans.
 
-  The fields are text, span1_text, span2_text, their indices among the words of the text, label
-  (true, false, or null in a test set) and idx.
+  The fields are text, span1_text, span2_text, span1_index, span2_index (numbers of the first word
+  in the text), label (true, false, or null in a test set) and idx.
 
-  Spans are spelled as in the text, as in TFDS's `super_glue/wsc.fixed`: some differ in case, spaces
-  or a full stop.
+  Some spans of the files differ from the text in case, spaces or a full stop. The records have them
+  as the text does, like TFDS's `super_glue/wsc.fixed`.
   """
 
   expected = "text, and target with span1_text, span1_index, span2_text and span2_index"

@@ -12,7 +12,7 @@ the text of the ids, in any script, by `boundaries`. The modes choose, within th
 - `tokens`: a uniformly random subset of exactly that size.
 - `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word
   masking; as in its code, long words are therefore chosen slightly less often). The budget is never
-  exceeded, and is not used up only if no remaining word fits. In a row of which no word fits, words
+  exceeded, and is not used up only if no remaining word fits. In a row where no word fits, words
   are cut between letters.
 - `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2,
   at most 10, so 3.8 on average) that start at uniformly random words, until the budget is spent. A
@@ -48,7 +48,7 @@ from t5x_like.vocabularies import Vocabulary, special_id
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
 GEOMETRIC_P = 0.2
 MAX_SPAN_WORDS = 10
-# By mode: the shares of spans of 1, 2, … words, or tokens.
+# By mode: the shares of spans of 1, 2, … words (in `token_spans`, tokens).
 LENGTH_SHARES = {
   "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
   "ngrams": 1.0 / np.arange(1, 4),
@@ -58,12 +58,12 @@ LENGTH_SHARES = {
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """A masking of positions to predict.
+  """Chooses the positions to predict, and replaces their tokens.
 
   Attributes:
-    vocabulary: vocabulary of the ids.
-    length: length of every row.
-    mode: see above.
+    vocabulary: the vocabulary of the ids.
+    length: the length of every row.
+    mode: the unit of choice; the module's docstring describes each mode.
     rate: fraction of the ordinary tokens to choose.
     mask_share: fraction of the chosen tokens that become the mask.
     random_share: fraction of the chosen tokens that become a random token; the others stay.
@@ -116,15 +116,15 @@ class Masking:
 
     Returns:
       `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B,
-      length]; in mode `spans` also `span_starts` and `span_ends` int32 [B, length], the places of
-      the tokens just before and after the span of each chosen token.
+      length]; in mode `spans` also `span_starts` and `span_ends` int32 [B, length], the
+      positions of the tokens just before and after the span of each chosen token.
     """
     maskable_BL = tf.gather(tf.constant(self._maskable), tokens_BL)
     count_B = tf.reduce_sum(tf.cast(maskable_BL, tf.int32), axis=1)
     budget_B = tf.gather(tf.constant(self._budgets), count_B)
     span_features = {}
-    # The random word of each token decides whether it is masked, replaced or kept.
-    word_BL = tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
+    # These random bits decide whether a token is masked, replaced or kept.
+    fate_BL = tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
     if self.mode == "tokens":
       chosen_BL = self._choose_tokens(maskable_BL, budget_B, key_B)
     elif self.mode == "words":
@@ -137,8 +137,8 @@ class Masking:
       chosen_BL, before_BL, after_BL = self._choose_spans(starts_BL, maskable_BL, budget_B, key_B)
       if self.mode == "spans":
         span_features = {"span_starts": before_BL, "span_ends": after_BL}
-        word_BL = tf.gather(word_BL, before_BL, batch_dims=1)  # one for the whole span
-    corrupted_BL = self._corrupt(tokens_BL, word_BL, key_B)
+        fate_BL = tf.gather(fate_BL, before_BL, batch_dims=1)  # one draw for the whole span
+    corrupted_BL = self._corrupt(tokens_BL, fate_BL, key_B)
     return {
       "inputs": tf.where(chosen_BL, corrupted_BL, tokens_BL),
       "targets": tf.where(chosen_BL, tokens_BL, 0),
@@ -146,21 +146,23 @@ class Masking:
       **span_features,
     }
 
-  def _corrupt(self, tokens_BL: tf.Tensor, word_BL: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
-    """Replace tokens with the mask or a random token, or keep them, by their random words."""
+  def _corrupt(self, tokens_BL: tf.Tensor, fate_BL: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
+    """Replace tokens with the mask or a random token, or keep them.
+
+    Args:
+      fate_BL: 32 random bits of each token; the lowest numbers mean the mask, the next ones a
+        random token, the others none.
+    """
     random_bits = random.bits(random.row_keys(2, key_B), self.length)
-    which_BL = random.integers(random_bits, len(self._ordinary))
-    random_BL = tf.gather(tf.constant(self._ordinary), which_BL)
-    mask_below = round(self.mask_share * 2**32)
-    random_below = mask_below + round(self.random_share * 2**32)
-    unmasked_BL = tf.where(word_BL < random_below, random_BL, tokens_BL)
-    return tf.where(word_BL < mask_below, self._mask_id, unmasked_BL)
+    ordinary_index_BL = random.integers(random_bits, len(self._ordinary))
+    random_BL = tf.gather(tf.constant(self._ordinary), ordinary_index_BL)
+    mask_limit = round(self.mask_share * 2**32)
+    random_limit = mask_limit + round(self.random_share * 2**32)
+    unmasked_BL = tf.where(fate_BL < random_limit, random_BL, tokens_BL)
+    return tf.where(fate_BL < mask_limit, self._mask_id, unmasked_BL)
 
   def _choose_tokens(self, maskable_BL, budget_B, key_B):
-    """Choose the `budget` maskable places of highest random score.
-
-    The place in the low bits makes scores distinct.
-    """
+    """Choose the `budget` maskable positions of highest random score."""
     score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
     best_BK = tf.math.top_k(score_BL, k=max(1, self.max_chosen), sorted=True).values
     lowest_B = tf.gather(best_BK, tf.maximum(budget_B - 1, 0), batch_dims=1)
@@ -171,17 +173,19 @@ class Masking:
 
     They are distinct because their low bits are the items' numbers.
     """
-    low = max(1, (self.length - 1).bit_length())
+    number_bits = max(1, (self.length - 1).bit_length())
     bits_BL = tf.cast(
       tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32
     )
-    return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
+    return (
+      tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, number_bits), number_bits) + number_BL
+    )
 
   def _word_starts(self, tokens_BL, maskable_BL, budget_B):
-    """Mark the beginnings of words: by the text, at special tokens, and after them.
+    """Mark the tokens that begin a word, and the special tokens.
 
-    In a row of which no word fits the budget, such as a long address, words are cut between
-    letters, so that something is predicted.
+    In a row where no word fits the budget, such as a long address, words are cut between letters,
+    so that something is predicted.
     """
     after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     starts_BL = self._boundaries.word_starts(tokens_BL) | ~maskable_BL | after_special
@@ -221,43 +225,44 @@ class Masking:
     """Choose spans until the budget is spent.
 
     Returns:
-      (bool [B, L], the chosen tokens; int32 [B, L], the places just before and just after the span
-      of each chosen token, else 0).
+      (chosen tokens, bool [B, L]; the position before the span of each chosen token, int32 [B, L];
+      the position after it, int32 [B, L]); positions are 0 for other tokens.
     """
     L = self.length
     spans = self.max_chosen
     tries = 4 * spans + 32
-    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
-    # Words up to the last token that may be chosen.
-    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)
-    # Special tokens before each place.
-    special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)
-    # Places of special tokens.
-    end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
-    # Where words begin; the row's end after the last word.
+    # The number of words that begin up to each position.
+    word_count_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)
+    # The number of words up to the last token that may be chosen.
+    words_B = tf.reduce_max(tf.where(maskable_BL, word_count_BL, 0), axis=1)
+    # The number of special tokens before each position.
+    special_count_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)
+    # The positions of the special tokens, each of which ends a text.
+    end_BS = L - scatter(special_count_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
+    # The positions where words begin; after the last word, the end of the row.
     begin_BW = tf.where(starts_BL, tf.range(L), L)
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     start_word_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = draw_lengths(
       random.bits(random.row_keys(4, key_B), tries), LENGTH_SHARES[self.mode]
     )
-    gap = 1 if self.mode == "spans" else 0  # places between two spans
+    gap = 1 if self.mode == "spans" else 0  # positions between two spans
 
-    def pick(values_BN: tf.Tensor, place_B: tf.Tensor) -> tf.Tensor:
-      return tf.gather(values_BN, place_B, batch_dims=1)
+    def pick(values_BN: tf.Tensor, index_B: tf.Tensor) -> tf.Tensor:
+      return tf.gather(values_BN, index_B, batch_dims=1)
 
     def has_budget(t, budget_left_B, *_):
       return (t < tries) & tf.reduce_any(budget_left_B > 0)
 
     def step(t, budget_left_B, spans_B, a_BS, b_BS):
-      """Draw once per row: a span [a, b), kept if it is free."""
+      """Draw a span [a, b) in each row; add it to the spans a_BS, b_BS if it is free."""
       scaled_B = start_word_BT[:, t] * tf.cast(words_B, tf.int64)
       first_B = tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
       a_B = pick(begin_BW, first_B)
-      end_B = pick(end_BS, pick(special_BL, a_B))  # the end of the text that holds the word
+      end_B = pick(end_BS, pick(special_count_BL, a_B))  # the end of the text around the word
       last_B = tf.minimum(tf.minimum(a_B + budget_left_B, end_B), L - 1)
-      # Words that fit the budget and the text.
-      fitting_B = tf.maximum(pick(word_BL, last_B) - 1 - first_B, 0)
+      # The number of words that fit the budget and the text.
+      fitting_B = tf.maximum(pick(word_count_BL, last_B) - 1 - first_B, 0)
       b_B = pick(begin_BW, first_B + tf.minimum(pick(length_BT, spans_B), fitting_B))
       touches_BS = (a_B[:, None] < b_BS + gap) & (a_BS < b_B[:, None] + gap)
       free_B = (a_B > 0) & (b_B > a_B) & (b_B < L) & ~tf.reduce_any(touches_BS, axis=1)
@@ -270,7 +275,7 @@ class Masking:
         tf.where(is_new_BS, b_B[:, None], b_BS),
       )
 
-    # Unused spans begin past the row and end before they begin.
+    # Unused entries begin past the row and end before they begin, so they touch no span.
     unused_BS = tf.fill([tf.shape(budget_B)[0], spans], L + 1)
     zero_B = tf.zeros_like(budget_B)
     _, _, spans_B, a_BS, b_BS = tf.while_loop(
@@ -281,7 +286,7 @@ class Masking:
     b_BS = tf.where(real_BS, b_BS, 0)
 
     def spread(value_BS: tf.Tensor) -> tf.Tensor:
-      """Return the value of the span around each place, else 0."""
+      """Return the value of the span around each position, 0 outside all spans."""
       return tf.cumsum(scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1)
 
     chosen_BL = spread(tf.cast(real_BS, tf.int32)) > 0
@@ -291,7 +296,7 @@ class Masking:
 def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
   """Return the predicted positions in order, int32 [B, max_chosen].
 
-  Unused places are 0, the position of [CLS].
+  Unused entries are 0, the position of [CLS].
   """
   chosen_BL = weights_BL > 0
   row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
@@ -305,7 +310,7 @@ def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   """Return the ids of text, ascending, int32 [N].
 
-  They are no special ids, and no sentinels lent for special pieces.
+  Special ids are left out, and so are sentinels that serve as special pieces.
   """
   ordinary = np.ones(vocabulary.size, bool)
   ordinary[list(vocabulary.special_ids)] = False
@@ -315,8 +320,12 @@ def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
 def draw_lengths(bits_BN: tf.Tensor, shares: np.ndarray) -> tf.Tensor:
   """Draw lengths 1, 2, … with probabilities proportional to the shares.
 
-  Random words uint32 [B, N] -> int32 [B, N].
+  Args:
+    bits_BN: random bits, uint32 [B, N].
+
+  Returns:
+    int32 [B, N].
   """
-  below = np.round(np.cumsum(shares / shares.sum())[:-1] * 2**32).astype(np.int64)
-  is_longer = tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below)
+  limits = np.round(np.cumsum(shares / shares.sum())[:-1] * 2**32).astype(np.int64)
+  is_longer = tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(limits)
   return 1 + tf.reduce_sum(tf.cast(is_longer, tf.int32), axis=-1)

@@ -1,11 +1,11 @@
-"""Writes conversations as tokens and marks the assistant's words; a chat template is data.
+"""Encode conversations in a chat template, and mark the tokens of the assistant.
 
 A turn is the template's text before the content, the content, and the template's text after it.
-Loss is on the assistant's contents and on the end piece after each, which a model writes when it
-has finished. Pieces such as `<|im_start|>` are single ids of the vocabulary; EOS is the
+The loss is on the assistant's contents and on the end piece after each, which a model writes when
+it has finished. Pieces such as `<|im_start|>` are single ids of the vocabulary; EOS is the
 vocabulary's end of text. Texts between pieces are encoded separately, so that a content has the
-same ids in every context. The decoder's start token is not included, nor is a first piece of the
-template that is this token: models such as SmolLM2 begin a turn with it.
+same ids in every context. The decoder's start token is left out, even where the template's first
+piece is this token: models such as SmolLM2 begin a turn with it.
 """
 
 import dataclasses
@@ -28,21 +28,22 @@ _WHERE = "config.task.template"
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-  """The format of turns, one of `TEMPLATES` or given by a recipe.
+  """The format of turns.
 
-  A recipe gives it as `config.task.template = {"turns": …, "ends": …}`.
+  A recipe names one of `TEMPLATES` or gives the fields:
+  `config.task.template = {"turns": …, "ends": …}`.
 
   Attributes:
-    turns: the text before and after the content, by role; `{role}` in it is the role's name.
-    ends: the piece that ends an answer, at the beginning of the text after it.
-    pieces: spellings that are single ids of the vocabulary; `EOS` is the vocabulary's.
-    lead: text before every content, encoded together with it; tokenizers that keep spaces have most
-      words with a space.
+    turns: (the text before the content, the text after it) by role.
+    ends: the piece that ends an answer: the text after the assistant's content begins with it.
+    pieces: the spellings of the template's special pieces; `EOS` stands for the vocabulary's end.
+    lead: text before every content, encoded together with it: a space for tokenizers whose words
+      usually include the space before them.
     stripped: whether white space around contents is dropped.
 
   Raises:
-    UserError: `turns` lacks the user or the assistant, or `ends` is no piece that the text after an
-      answer begins with.
+    UserError: `turns` lacks the user or the assistant, or `ends` is not one of `pieces` with which
+      the text after an answer begins.
   """
 
   turns: dict[str, tuple[str, str]]
@@ -52,7 +53,8 @@ class ChatTemplate:
   stripped: bool = False
 
   def __post_init__(self):
-    for role, turn in ({"user": None, ASSISTANT: None} | self.turns).items():
+    for role in dict.fromkeys(["user", ASSISTANT, *self.turns]):
+      turn = self.turns.get(role)
       if not isinstance(turn, list | tuple) or [type(text) for text in turn] != [str, str]:
         raise UserError(
           f"{_WHERE}.turns: found {str(turn)[:60]} for {role!r}, expected the text before a "
@@ -69,12 +71,12 @@ class ChatTemplate:
 def _same_turns(
   before: str, after: str, roles: Sequence[str] = ("system", "user", ASSISTANT, "tool")
 ) -> dict[str, tuple[str, str]]:
-  """Return the same turn for several roles, with the role's name for `{role}`."""
+  """Return `turns` that differ only in the role's name, which replaces `{role}`."""
   return {role: (before.replace("{role}", role), after) for role in roles}
 
 
 TEMPLATES = {
-  # No special pieces: any vocabulary will do.
+  # Without special pieces, for any vocabulary.
   "plain": ChatTemplate(
     {
       "system": ("System:", "\n\n"),
@@ -114,7 +116,7 @@ TEMPLATES = {
     EOS,
     (EOS, "<｜User｜>", "<｜Assistant｜>"),
   ),
-  # Tülu's and OLMo 2's, whose marks of turns are text.
+  # Tülu's and OLMo 2's, which mark turns by ordinary text.
   "tulu": ChatTemplate(
     _same_turns("<|{role}|>\n", "\n", ("system", "user"))
     | {ASSISTANT: ("<|assistant|>\n", f"{EOS}\n")},
@@ -140,7 +142,8 @@ def find_template(value: str | dict[str, Any]) -> ChatTemplate:
 def render_messages(template: ChatTemplate, messages: Sequence["Message"], eos: str) -> str:
   """Return the text of a conversation up to the beginning of its next answer.
 
-  `eos` spells the end of text.
+  Args:
+    eos: the spelling of the vocabulary's end of text, which replaces `EOS`.
   """
   text = ""
   for message in messages:
@@ -151,19 +154,21 @@ def render_messages(template: ChatTemplate, messages: Sequence["Message"], eos: 
 
 
 class Message(NamedTuple):
+  """A message of a conversation, with one of the roles of the template."""
+
   role: str
   content: str
 
 
 class Chat:
-  """Writes conversations in the ids of a vocabulary.
+  """Encodes conversations in the ids of a vocabulary.
 
   Args:
     template: see `find_template`.
     vocabulary: the vocabulary of the ids.
 
   Raises:
-    UserError: an unusable template, or the vocabulary lacks one of its pieces.
+    UserError: the template is unusable, or the vocabulary lacks one of its pieces.
   """
 
   def __init__(self, template: str | dict[str, Any], vocabulary: Vocabulary):
@@ -181,7 +186,7 @@ class Chat:
           "vocabulary that has it"
         )
       self._pieces[piece] = ids[piece]
-    self._spelled = vocabulary.pieces_of(list(self._pieces.values()))
+    self._special_spellings = vocabulary.pieces_of(list(self._pieces.values()))
     self._start = start_id(vocabulary)
     pieces = "|".join(re.escape(piece) for piece in self._template.pieces)
     self._piece_pattern = re.compile(f"({pieces})")
@@ -192,9 +197,9 @@ class Chat:
     return self._pieces[self._template.ends]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable for learning, if it is.
+    """Return why a conversation cannot be learned from, or None.
 
-    It has no answer, or `check_prompt` refuses it.
+    It cannot if it has no answer, or if `check_prompt` refuses it.
     """
     skip = self.check_prompt(messages, where)
     if skip is None and not any(message.role == ASSISTANT for message in messages):
@@ -202,12 +207,12 @@ class Chat:
     return skip
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is.
+    """Return why a conversation cannot be encoded, or None.
 
-    It has an empty answer, or a content that spells a piece.
+    It cannot if it has an empty answer, or a content that spells a special piece.
 
     Raises:
-      UserError: a role that the template does not have.
+      UserError: a message has a role that is not in the template.
     """
     for number, message in enumerate(messages):
       if message.role not in self._template.turns:
@@ -217,7 +222,7 @@ class Chat:
         )
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")
-      has_piece = any(piece in message.content for piece in self._spelled)
+      has_piece = any(piece in message.content for piece in self._special_spellings)
       if has_piece and self._vocabulary.specials_in_text:
         return Skip("special piece in a message")
     return None
@@ -226,7 +231,7 @@ class Chat:
     """Return the ids of a conversation up to the end of its last answer.
 
     Returns:
-      (ids int32 [n], int8 [n], 1 at the assistant's words).
+      (ids int32 [n], int8 [n]: 1 where the loss counts, on the answers and their ends).
     """
     ids: list[int] = []
     is_learned: list[bool] = []
@@ -250,9 +255,10 @@ class Chat:
 
   @property
   def facts(self) -> dict[str, Any]:
-    """All that determines the ids besides the template's name or fields and the vocabulary; JSON.
+    """What enters a store's fingerprint besides the template and the vocabulary, as JSON.
 
-    Rows of templates whose turns begin with the start token had it twice before.
+    Older versions repeated the start token in templates whose turns begin with it. This entry
+    keeps their stores from being taken for current ones.
     """
     for before, _ in self._template.turns.values():
       if self._encode_template(before)[:1] == [self._start]:
@@ -262,13 +268,14 @@ class Chat:
   def prompt(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids from which an answer to these messages is generated.
 
-    Raises as `check_prompt`.
+    Raises:
+      UserError: as `check_prompt`.
     """
     ids = self.prompt_with_start(messages)
     return ids[1:] if ids[:1] == [self._start] else ids
 
   def prompt_with_start(self, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of `prompt`, behind the start token if the first turn begins with it."""
+    """Return the ids of `prompt`, after the start token if the first turn begins with it."""
     self.check_prompt(messages, "the conversation")
     ids: list[int] = []
     for message in messages:
@@ -320,10 +327,10 @@ def _parse_message(message: Any, where: str) -> Message:
   for key in Message._fields:
     if not isinstance(message.get(key), str):
       if key in message:
-        fault = f"{json_type_name(message[key])} in {key!r}"
+        mismatch = f"{json_type_name(message[key])} in {key!r}"
       else:
-        fault = f"no {key!r} among {', '.join(message) or 'none'}"
-      raise UserError(f"{where}: found {one_line(fault)}, expected text in 'role' and 'content'")
+        mismatch = f"no {key!r} among {', '.join(message) or 'none'}"
+      raise UserError(f"{where}: found {one_line(mismatch)}, expected text in 'role' and 'content'")
   for key in ("tool_calls", "function_call"):
     if message.get(key):
       raise UserError(
@@ -336,4 +343,4 @@ def _parse_message(message: Any, where: str) -> Message:
 @functools.lru_cache(4)
 def _ids_by_piece(vocabulary: Vocabulary) -> dict[str, int]:
   """Return the id of every piece by its spelling."""
-  return {piece: i for i, piece in enumerate(vocabulary.pieces_of(range(vocabulary.size)))}
+  return {piece: id_ for id_, piece in enumerate(vocabulary.pieces_of(range(vocabulary.size)))}

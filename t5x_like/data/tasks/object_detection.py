@@ -4,11 +4,16 @@
                  "coco:train=annotations/instances_train2017.json,validation=…", "resolution": 1333,
                  "shortest": 800, "augmentations": ["flip", "crop", "resize"]}
 
-Features: `image` float32 [R, R, C], normalised, padded below and on the right; `image_size` int32
-  [2], height and width without padding; `boxes` float32 [M, 4], ymin, xmin, ymax, xmax as shares of
-  that size; `box_labels` int32 [M], their classes, -1 for no box; `example_weights`. Training
-  augments an image and its boxes anew in every epoch (`data/box_augmentations`), as a function of
-  the image, the epoch and the seed.
+The features of an example:
+
+- `image`, float32 [R, R, C]: normalised, padded below and on the right.
+- `image_size`, int32 [2]: height and width without padding.
+- `boxes`, float32 [M, 4]: ymin, xmin, ymax, xmax as fractions of that size.
+- `box_labels`, int32 [M]: the classes of the boxes, -1 for no box.
+- `example_weights`, float32 []: 1 for an image.
+
+Training augments an image and its boxes anew in every epoch (`data/box_augmentations`), as a
+function of the image, the epoch and the seed.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Literal, Unpack
 
 from t5x_like import slots
 from t5x_like.corpora.sources import check_split, open_source, parse_split
-from t5x_like.data import box_augmentations as available
+from t5x_like.data import box_augmentations
 from t5x_like.data.augmentations import Augmentation, chain
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.features import Feature, Features
@@ -64,22 +69,24 @@ def task(
   """Make the task.
 
   Args:
-    resolution: height and width of the batch; larger images are resized to fit.
-    shortest: the shorter side of an image in evaluations, or less so that the longer side fits.
+    resolution: height and width of the padded images; larger images are resized to fit.
+    shortest: the shorter side of an image in evaluations; it is reduced where the longer side would
+      exceed `resolution`.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
-    boxes: places for boxes; an image with more is refused.
-    augmentations: of training images, in order: modules of `data/box_augmentations`, names or
-      {"name": …} with arguments. Images that are too large afterwards are resized to fit.
+    boxes: the maximum number of boxes in an image; an image with more is refused.
+    augmentations: the augmentations of training images, in order: modules of
+      `data/box_augmentations`, by name or as {"name": …} with arguments. Images that are too large
+      afterwards are resized to fit.
     classes: the names of the classes, in the order of their numbers; by default the source's.
-    buckets: the most heights, and the most widths, to which the padding of training batches is cut,
-      see `training/buckets.py`; 1 leaves it.
+    buckets: the maximum number of heights, and of widths, to which training batches are cut, see
+      `training/buckets.py`; 1 means no cutting.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
-    image_field, objects_field: fields of the source.
+    image_field, objects_field: the fields of a record that hold the image and its objects.
     images: see `Source`; the source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, more boxes than places, a file
-      changed since it was prepared.
+    UserError: an unusable source or argument, no usable image, an image with more than `boxes`
+      boxes, a file that changed since it was prepared.
   """
   source = Source(**images)
   records = open_source(
@@ -96,11 +103,13 @@ def task(
   steps = []
   for value in augmentations:
     steps.append(
-      slots.make("config.task.augmentations", value, available, "make", resolution=resolution)
+      slots.make(
+        "config.task.augmentations", value, box_augmentations, "make", resolution=resolution
+      )
     )
-  described = features(None, resolution=resolution, channels=channels, boxes=boxes)
+  example_features = features(None, resolution=resolution, channels=channels, boxes=boxes)
   detection = _DetectionExamples(
-    pixels, stored_boxes, described, boxes, resolution, shortest, chain(steps)
+    pixels, stored_boxes, example_features, boxes, resolution, shortest, chain(steps)
   )
   return Task(
     name=source.label or f"{store.name}_object_detection",
@@ -117,7 +126,7 @@ def task(
       std=pixels.std,
     ),
     num_examples=store.num_images,
-    features=described,
+    features=example_features,
     batch=detection.batch,
     numbering=store.fingerprint,
     classes=classes,
@@ -128,16 +137,16 @@ def task(
 
 
 class _DetectionExamples:
-  """The batches of images with boxes.
+  """Makes batches of images with boxes.
 
   Args:
     pixels: the pixels of the store.
-    stored_boxes: its boxes.
+    stored_boxes: the boxes of the store.
     features: the features of an example.
-    num_boxes: places for boxes.
-    resolution: height and width of the batch.
+    num_boxes: the number of boxes to which each image's are padded.
+    resolution: height and width of the padded images.
     shortest: the shorter side of an image in evaluations.
-    augmentation: the augmentation of training.
+    augmentation: the augmentation of training images.
   """
 
   def __init__(
@@ -180,21 +189,26 @@ class _DetectionExamples:
     return self._map_images(index_B, resize)
 
   def _map_images(
-    self, index_B: tf.Tensor, change: Callable[..., Boxed], *numbers_B: tf.Tensor
+    self, index_B: tf.Tensor, transform: Callable[..., Boxed], *draws_B: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Read images, change each with its boxes by its random numbers, and pad them."""
+    """Read images, transform each with its boxes, and pad them.
+
+    Args:
+      transform: a function `(boxed, *draws)` of an image, with its boxes and random draws.
+      draws_B: the random draws for each image, if `transform` takes any.
+    """
 
     def read(row: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
-      data, boxes_M4, labels_M, *numbers = row
+      data, boxes_M4, labels_M, *draws = row
       boxed = (self._pixels.decode(data), boxes_M4, labels_M >= 0)
-      return self._pad(change(boxed, *numbers), labels_M)
+      return self._pad(transform(boxed, *draws), labels_M)
 
-    free_places = self._num_boxes - self._labels_NM.shape[1]
+    missing_boxes = self._num_boxes - self._labels_NM.shape[1]
     boxes_BM4 = tf.gather(self._boxes_NM4, index_B)
-    boxes_BM4 = tf.pad(boxes_BM4, [[0, 0], [0, free_places], [0, 0]])
+    boxes_BM4 = tf.pad(boxes_BM4, [[0, 0], [0, missing_boxes], [0, 0]])
     labels_BM = tf.gather(self._labels_NM, index_B)
-    labels_BM = tf.pad(labels_BM, [[0, 0], [0, free_places]], constant_values=-1)
-    rows = (self._pixels.read(index_B), boxes_BM4, labels_BM, *numbers_B)
+    labels_BM = tf.pad(labels_BM, [[0, 0], [0, missing_boxes]], constant_values=-1)
+    rows = (self._pixels.read(index_B), boxes_BM4, labels_BM, *draws_B)
     features = tf.map_fn(read, rows, fn_output_signature=self._specs)
     features["example_weights"] = tf.ones_like(index_B, tf.float32)
     return features

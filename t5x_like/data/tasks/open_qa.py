@@ -1,15 +1,18 @@
-"""Texts to complete and questions to answer with retrieved passages (Guu et al. 2020, REALM).
+"""Questions to answer, or texts to complete, with retrieved passages (REALM, Guu et al. 2020).
 
   config.task = {"name": "open_qa", "source": "jsonl:train=nq/train.jsonl,validation=nq/dev.jsonl",
                  "inputs": "{question}", "targets": "{answer}", "passages":
                  "jsonl:wikipedia/*.jsonl.gz", "passage": "{title} {text}", "retrieved": 8,
                  "vocabulary": "vocabulary"}
 
-The source `salient:` gives texts with salient spans. A row has `encoder_input_tokens`, the text up
-to EOS; `decoder_input_tokens`, `decoder_target_tokens` and `decoder_loss_weights`, its answer; and
-places for the passages, `passage_tokens` int32 [1 + retrieved, passage_length]: first the null
-document, a row of padding, then the passages that `training/retrieval.py` finds. `own_passage` is
-the number of the passage that the text is from, which is not to be found, or -1.
+The source `salient:` gives texts with salient spans. The features of a row:
+
+- `encoder_input_tokens`: the text up to EOS.
+- `decoder_input_tokens`, `decoder_target_tokens`, `decoder_loss_weights`: its answer.
+- `passage_tokens`, int32 [1 + retrieved, passage_length]: padding, which `training/retrieval.py`
+  replaces by the retrieved passages, except in the first row, which is the null document.
+- `own_passage`: the number of the passage that contains the text, which must not be retrieved for
+  it; -1 if there is none.
 
 `Task.examples` gives `record`, `inputs` and `targets`.
 """
@@ -52,7 +55,7 @@ BUILT_IN = {
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form."""
+  """Return the lengths for the laptop form of a recipe."""
   return {"inputs_length": 2 * length, "targets_length": 16, "passage_length": length}
 
 
@@ -67,10 +70,10 @@ def features(
   **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
-  described = layouts.encoder_decoder(inputs_length, targets_length)
-  described["passage_tokens"] = Feature((1 + retrieved, passage_length), "int32")
-  described["own_passage"] = Feature((), "int32")
-  return described
+  task_features = layouts.encoder_decoder(inputs_length, targets_length)
+  task_features["passage_tokens"] = Feature((1 + retrieved, passage_length), "int32")
+  task_features["own_passage"] = Feature((), "int32")
+  return task_features
 
 
 def task(
@@ -93,12 +96,13 @@ def task(
   Args:
     inputs, targets: templates of a text and its answer over a record's fields.
     passages, passages_split: the source of the passages and its split.
-    passage: the template of a passage; longer ones are cut.
-    retrieved: k, the passages found for each text; 0 reads none but the null document.
-    own: the template of the passage that a text is from, which is not to be retrieved for it, as it
-      holds the answer itself (Guu et al. 2020, section 3.4): `{text}` of the source `salient:`.
-    inputs_length, targets_length, passage_length: the most tokens of each, with EOS.
-    too_long: treatment of examples longer than these.
+    passage: the template of a passage; passages longer than `passage_length` are cut.
+    retrieved: the number of passages retrieved for each text, besides the null document.
+    own: the template of the passage that contains the text, such as `{text}` with the source
+      `salient:`. This passage is never retrieved, as it holds the answer (Guu et al. 2020, section
+      3.4).
+    inputs_length, targets_length, passage_length: the maximum number of tokens of each, with EOS.
+    too_long: treatment of examples whose text or answer is longer.
     records: see `LabelledSource`.
 
   Raises:
@@ -125,11 +129,11 @@ def task(
       f"{opened_passages.num_passages} passages"
     )
 
-  def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
+  def render_templates(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
     return {name: template(record, where) for name, template in templates.items()}
 
   def make_example(record: Record, where: str) -> Example | Skip:
-    record_texts = view(record, where)
+    record_texts = render_templates(record, where)
     for name, text in record_texts.items():
       if not text:
         return Skip(f"empty {name}")
@@ -151,7 +155,7 @@ def task(
     if own:
       own_N = _find_own_passages(store, opened_passages)
     rows = _QuestionRows(store, vocabulary, own_N, too_long, **sizes)
-    return ExampleRows(rows.used.size, rows.read, rows.used, view)
+    return ExampleRows(rows.used.size, rows.read, rows.used, render_templates)
 
   fields = [field for template in templates.values() for field in template.fields]
   row_facts = sizes | {
@@ -175,7 +179,7 @@ def task(
 
 
 def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:
-  """Return the number of the passage that each text is from, int64 [N]; -1 for none."""
+  """Return the number of the passage that contains each text, int64 [N]; -1 for none."""
   own_N = passages.find_digests(np.asarray(store.arrays["own"]))
   print(
     f"data: {store.path}: {(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage, which "
@@ -186,10 +190,10 @@ def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:
 
 
 class _QuestionRows:
-  """The rows of texts and their answers, with places for passages.
+  """Reads rows of texts and answers, with padding for the passages that are retrieved later.
 
   Attributes:
-    used: the examples in use.
+    used: the numbers of the examples in use, int [n]; the others are too long.
   """
 
   def __init__(

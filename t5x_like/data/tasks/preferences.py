@@ -1,17 +1,20 @@
 """Pairs of answers to the same prompt, one of them preferred, for decoders.
 
-Rafailov et al. 2023, section 4.
+See Rafailov et al. 2023, section 4.
 
   config.task = {"name": "preferences", "source":
                  "jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl", "vocabulary":
                  "vocabulary", "template": "chatml", "length": 1024}
 
-A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in
-`prompt`, or two conversations. One that begins with the assistant follows the prompt; others are
-whole, and need none. A chat template writes them as tokens, see `data/supervised/chat.py`. Every
-feature is [2, length]: the row of the chosen answer, and the row of the rejected one.
-`decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids` is 0 on padding.
-With `margin`, the feature `margin`, float32 [], says by how much the chosen answer is better.
+A record has `chosen` and `rejected`, each a text or a conversation. A text answers the text or the
+conversation in `prompt`, and a conversation that begins with the assistant continues it. Any other
+conversation is complete and needs no `prompt`. A chat template encodes them, see
+`data/supervised/chat.py`.
+
+The features of a decoder have the shape [2, length]: the row of the chosen answer, and the row of
+the rejected one. `decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids`
+is 0 on padding. With `margin`, the feature `margin`, float32 [], says by how much the chosen answer
+is better.
 """
 
 import math
@@ -42,18 +45,18 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the length of its laptop form; shorter rows have no room for an answer."""
+  """Return the length for the laptop form of a recipe; shorter rows are too short for an answer."""
   return {"length": 128}
 
 
 def features(vocabulary, /, *, length: int, margin: str | None = None, **_) -> Features:
   """Return the features of the task with these arguments."""
-  described = {}
+  pair_features = {}
   for name, feature in decoder(length, "segment_ids").items():
-    described[name] = Feature((2, *feature.shape), feature.dtype)
+    pair_features[name] = Feature((2, *feature.shape), feature.dtype)
   if margin is not None:
-    described["margin"] = Feature((), "float32")
-  return described
+    pair_features["margin"] = Feature((), "float32")
+  return pair_features
 
 
 def task(
@@ -69,27 +72,28 @@ def task(
 ) -> Task:
   """Make the task.
 
-  Pairs whose conversations part at another message than an answer are left out and counted.
+  Pairs whose conversations first differ in a message that is not an answer are left out and
+  counted.
 
   Args:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
       template in the files of a published tokenizer.
-    prompt, chosen, rejected: the fields; None where the answers are whole conversations.
-    margin: the field of a number, the least difference that the objective `reward` asks for, such
-      as one by rating.
+    prompt, chosen, rejected: the names of the fields; a prompt of None means that the answers are
+      complete conversations.
+    margin: the field of a number, such as a difference of ratings: the least difference of scores
+      that the objective `reward` asks for.
     length: length of each row.
-    too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose
-      an answer.
+    too_long: treatment of pairs with a longer row; truncation cuts the ends of rows, and leaves out
+      pairs that would lose an answer.
     records: see `LabelledSource`.
 
   Raises:
     UserError: unusable template or length; a message without role or content, or of an unknown
-      role; a margin that is no number; and as `labelled.build_task`.
+      role; a margin that is not a finite number; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   chat = build_chat(template, vocabulary)
-
   pairs = _Pairs(chat, prompt, chosen, rejected, margin)
 
   def make_rows(store: ExampleStore) -> ExampleRows:
@@ -114,7 +118,7 @@ def task(
 
 
 class _Pairs:
-  """Pairs of conversations from records; for the fields see `task`."""
+  """Makes examples, pairs of conversations, from records; for the fields see `task`."""
 
   def __init__(
     self,
@@ -137,15 +141,15 @@ class _Pairs:
       skip = self._check(messages, where)
       if skip:
         return skip
-    if _asks_differently(conversations["chosen"], conversations["rejected"]):
+    if _have_different_prompts(conversations["chosen"], conversations["rejected"]):
       return Skip("answers to different prompts")
     example = {}
     for side, messages in conversations.items():
-      tokens, answer = self._chat(messages)
+      tokens, is_answer = self._chat(messages)
       example[side] = tokens
-      # The first token of the last answer.
-      first = np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]
-      example[f"{side}_first"] = np.int32(first)
+      # Where the loss begins: at the last answer.
+      answer_starts = np.flatnonzero(np.diff(is_answer, prepend=0) == 1)
+      example[f"{side}_first"] = np.int32(answer_starts[-1])
     if np.array_equal(example["chosen"], example["rejected"]):
       return Skip("the same answer twice")
     if self._margin_field is not None:
@@ -193,19 +197,21 @@ class _Pairs:
     return np.float32(margin)
 
 
-def _asks_differently(first: list[Message], second: list[Message]) -> bool:
-  """Return whether two conversations part at a message that is no answer."""
-  for one_message, other_message in zip(first, second):
-    same_text = one_message.content.strip() == other_message.content.strip()
-    if not same_text or one_message.role != other_message.role:
-      return not (one_message.role == other_message.role == ASSISTANT)
+def _have_different_prompts(chosen: list[Message], rejected: list[Message]) -> bool:
+  """Return whether two conversations first differ in a message that is not an answer."""
+  for chosen_message, rejected_message in zip(chosen, rejected):
+    same_text = chosen_message.content.strip() == rejected_message.content.strip()
+    same_role = chosen_message.role == rejected_message.role
+    if not (same_text and same_role):
+      both_answer = same_role and chosen_message.role == ASSISTANT
+      return not both_answer
   return False
 
 
 def _pair_rows(
   store: ExampleStore, vocabulary: Vocabulary, length: int, too_long: TooLong, has_margin: bool
 ) -> ExampleRows:
-  """Return the rows of pairs, one for each answer."""
+  """Return the rows of pairs: for each pair the row of its chosen and of its rejected answer."""
   lengths_N2 = np.stack([store.lengths[side] for side in SIDES], axis=1)
   first_N2 = np.stack([store.arrays[f"{side}_first"] for side in SIDES], axis=1)
   used, lengths_n2 = fit(lengths_N2, (length, length), too_long, store.path, SIDES)
