@@ -1,4 +1,4 @@
-"""Salient spans: an example for each span of each sentence, in the texts of the published code."""
+"""`salient:` makes an example of each salient span of a sentence, as the published code does."""
 
 import json
 
@@ -11,14 +11,15 @@ from t5x_like.data import task
 from t5x_like.errors import UserError
 
 
-def records(spelled: str, split: str = "train") -> list[dict]:
+def records(source: str) -> list[dict]:
+  """Return the inputs and targets of a source's records for training."""
   return [
     {key: record[key] for key in ("inputs", "targets")}
-    for _, record in open_source(spelled).records(split)
+    for _, record in open_source(source).records("train")
   ]
 
 
-def write(path, rows: list[dict]) -> str:
+def write_jsonl(path, rows: list[dict]) -> str:
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   return str(path)
 
@@ -33,25 +34,24 @@ TAGGED = [
 ]
 
 
-def test_each_span_of_a_tagged_sentence_is_an_example_and_others_are_none(tmp_path):
-  assert records(f"salient:jsonl:{write(tmp_path / 'tagged.jsonl', TAGGED)}") == [
+def test_each_tagged_span_is_an_example_and_sentences_without_spans_give_none(tmp_path):
+  assert records(f"salient:jsonl:{write_jsonl(tmp_path / 'tagged.jsonl', TAGGED)}") == [
     {"inputs": "nem: Fred was sent to _X_ in 1889.", "targets": "Bedlam"},
     {"inputs": "nem: Fred was sent to Bedlam in _X_.", "targets": "1889"},
     {"inputs": "nem: _X_. Or Bob.", "targets": "Ada"},
   ]
 
 
-def test_spans_of_wikipedia_are_bytes(tmp_path):
-  row = {"text": "Émile met Zoé.", "spans": {"start": [0, 11], "limit": [6, 15]}, "title": "x"}
-  row["spans"] |= {"type": ["PER", "PER"]}
-  found = records(f"salient:jsonl:{write(tmp_path / 'tagged.jsonl', [row])}")
-  assert [(one["inputs"], one["targets"]) for one in found] == [
-    ("nem: _X_ met Zoé.", "Émile"),
-    ("nem: Émile met _X_.", "Zoé"),
+def test_spans_with_a_limit_count_bytes_as_in_the_published_wikipedia_data(tmp_path):
+  spans = {"start": [0, 11], "limit": [6, 15], "type": ["PER", "PER"]}
+  row = {"text": "Émile met Zoé.", "spans": spans, "title": "x"}
+  assert records(f"salient:jsonl:{write_jsonl(tmp_path / 'tagged.jsonl', [row])}") == [
+    {"inputs": "nem: _X_ met Zoé.", "targets": "Émile"},
+    {"inputs": "nem: Émile met _X_.", "targets": "Zoé"},
   ]
 
 
-def test_texts_are_cut_into_sentences_with_the_spans_of_the_expression(tmp_path):
+def test_texts_without_spans_are_cut_into_sentences_and_searched_by_rules(tmp_path):
   text = 'Then Mr. Darcy met Ann Lee at 4.5 miles. Nobody saw it!\nIt was 1889 "then." So what?'
   assert sentences(text) == [
     "Then Mr. Darcy met Ann Lee at 4.5 miles.",
@@ -60,16 +60,15 @@ def test_texts_are_cut_into_sentences_with_the_spans_of_the_expression(tmp_path)
     "So what?",
   ]
   assert sentences("J. R. Hartley left. Why?") == ["J. R. Hartley left.", "Why?"]
-  found = records(f"salient:jsonl:{write(tmp_path / 'texts.jsonl', [{'text': text}])}")
-  assert [row["targets"] for row in found] == ["Mr. Darcy", "Ann Lee", "4.5", "1889"]
-  assert found[-1]["inputs"] == 'nem: It was _X_ "then."'
+  examples = records(f"salient:jsonl:{write_jsonl(tmp_path / 'texts.jsonl', [{'text': text}])}")
+  assert [example["targets"] for example in examples] == ["Mr. Darcy", "Ann Lee", "4.5", "1889"]
+  assert examples[-1]["inputs"] == 'nem: It was _X_ "then."'
 
 
 def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
-  texts = (
-    f"jsonl:{write(tmp_path / 'texts.jsonl', [{'text': 'They asked who. Ada of York knew who.'}])}"
-  )
-  names = write(tmp_path / "names.jsonl", [{"text": "Ada of York", "spans": [[0, 11]]}])
+  rows = [{"text": "They asked who. Ada of York knew who."}]
+  texts = f"jsonl:{write_jsonl(tmp_path / 'texts.jsonl', rows)}"
+  names = write_jsonl(tmp_path / "names.jsonl", [{"text": "Ada of York", "spans": [[0, 11]]}])
   assert records(f"salient:{names}@{texts}") == [
     {"inputs": "nem: _X_ knew who.", "targets": "Ada of York"}
   ]
@@ -77,36 +76,35 @@ def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
     "def find(text):\n  return [(text.index('who'), text.index('who') + 3)]\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
-  name = "salient_finder:find"
+  source = f"salient:salient_finder:find@{texts}"
   with pytest.raises(UserError, match="which this command does not name"):
-    records(f"salient:{name}@{texts}")
-  trust.begin_command([f"salient:{name}@{texts}"])
-  assert [row["inputs"] for row in records(f"salient:{name}@{texts}")] == [
+    records(source)
+  trust.begin_command([source])
+  assert [example["inputs"] for example in records(source)] == [
     "nem: They asked _X_.",
     "nem: Ada of York knew _X_.",
   ]
 
 
 def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
-  rows = f"salient:jsonl:train={write(tmp_path / 'tagged.jsonl', TAGGED)}"
-  templates = {
-    "inputs": "{inputs}",
-    "targets": "{targets}",
-    "inputs_length": 64,
-    "targets_length": 16,
-  }
-  made = task.build(
-    "text_to_text", "train", source=rows, cache=str(tmp_path / "cache"), packed=False, **templates
+  built_task = task.build(
+    "text_to_text",
+    "train",
+    source=f"salient:jsonl:train={write_jsonl(tmp_path / 'tagged.jsonl', TAGGED)}",
+    cache=str(tmp_path / "cache"),
+    packed=False,
+    inputs="{inputs}",
+    targets="{targets}",
+    inputs_length=64,
+    targets_length=16,
   )
-  assert made.num_examples == 3 and [one["targets"] for one in made.examples(())] == [
-    "Bedlam",
-    "1889",
-    "Ada",
-  ]
+  assert built_task.num_examples == 3
+  targets = [example["targets"] for example in built_task.examples(())]
+  assert targets == ["Bedlam", "1889", "Ada"]
 
 
 @pytest.mark.parametrize(
-  ("source", "words"),
+  ("source", "message"),
   [
     ("salient:", "expected salient:SOURCE or salient:FINDER@SOURCE"),
     ("salient:jsonl:{}/odd.jsonl", "odd.jsonl:1: found keys words, expected 'text'"),
@@ -117,70 +115,88 @@ def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
     ("salient:{}/none.jsonl@jsonl:{}/odd.jsonl", "none.jsonl"),
   ],
 )
-def test_what_has_no_spans_is_one_line(source, words, tmp_path):
-  write(tmp_path / "odd.jsonl", [{"words": 1}])
-  write(tmp_path / "past.jsonl", [{"text": "a", "spans": [[0, 9]]}])
+def test_an_unusable_source_is_refused_in_one_line(source, message, tmp_path):
+  write_jsonl(tmp_path / "odd.jsonl", [{"words": 1}])
+  write_jsonl(tmp_path / "past.jsonl", [{"text": "a", "spans": [[0, 9]]}])
   with pytest.raises(UserError) as error:
     records(source.replace("{}", str(tmp_path)))
-  assert words in str(error.value) and "\n" not in str(error.value)
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)
 
 
-def test_dates_numbers_and_names():
+def salient_texts(text: str) -> list[str]:
+  return [text[start:end] for start, end in dates_numbers_and_names(text)]
+
+
+def test_the_rules_find_dates_numbers_and_names():
   text = (
     "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, say the "
     "U.S. since 2020-01-02."
   )
-  found = [text[a:b] for a, b in dates_numbers_and_names(text)]
-  assert found == ["Paris", "Gustave Eiffel", "May 6, 1889", "330.5", "U.S.", "2020-01-02"]
-
-
-def test_capitals_of_all_alphabets_begin_names_and_small_letters_none():
-  text = "They met Élodie Dupont and Ωmega in an école near ñandú, then 中村."
-  assert [text[begin:end] for begin, end in dates_numbers_and_names(text)] == [
-    "Élodie Dupont",
-    "Ωmega",
+  assert salient_texts(text) == [
+    "Paris",
+    "Gustave Eiffel",
+    "May 6, 1889",
+    "330.5",
+    "U.S.",
+    "2020-01-02",
   ]
 
 
-def test_titles_and_spaces_before_punctuation():
+def test_names_begin_with_a_capital_of_any_alphabet():
+  text = "They met Élodie Dupont and Ωmega in an école near ñandú, then 中村."
+  assert salient_texts(text) == ["Élodie Dupont", "Ωmega"]
+
+
+def test_the_rules_know_titles_and_spaces_before_punctuation():
   text = (
     "Then Mr. Darcy met Mrs . Bennet . Tea at 4 on May 6 , 1889 was I think for Lady Anne I met."
   )
-  found = [text[a:b] for a, b in dates_numbers_and_names(text)]
-  assert found == ["Mr. Darcy", "Mrs . Bennet", "4", "May 6 , 1889", "Lady Anne"]
+  assert salient_texts(text) == ["Mr. Darcy", "Mrs . Bennet", "4", "May 6 , 1889", "Lady Anne"]
 
 
-def test_a_finder_from_a_file_of_names(tmp_path):
-  """Spans as pairs and as objects; whole words only, the longest name first, as WordPiece spaces
-  them."""
-  file = tmp_path / "names.jsonl"
-  lines = [
-    {"text": "J. R. Hartley of York", "spans": [[0, 13], [17, 21]]},
-    {"text": "New York", "entities": [{"start": 0, "end": 8, "label": "GPE"}]},
-    {"text": "nobody", "ents": []},
-  ]
-  file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  find, facts = _named_spans.load_finder("config.task.finder", str(file))
+# Spans as pairs and as objects, under each of the keys.
+NAMES = [
+  {"text": "J. R. Hartley of York", "spans": [[0, 13], [17, 21]]},
+  {"text": "New York", "entities": [{"start": 0, "end": 8, "label": "GPE"}]},
+  {"text": "nobody", "ents": []},
+]
+
+
+def test_names_of_a_file_match_whole_words_longest_first_with_any_spaces(tmp_path):
+  file = write_jsonl(tmp_path / "names.jsonl", NAMES)
+  find, _ = _named_spans.load_finder("config.task.finder", file)
   text = "York's yorkers saw J . R . Hartley in New  York."
   assert [text[start:end] for start, end in find(text)] == ["York", "J . R . Hartley", "New  York"]
-  file.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
-  assert _named_spans.load_finder("", str(file))[1] == facts
-  opened = lambda: open_source(f"salient:{file}@builtin").split_facts("train")  # noqa: E731
-  before = opened()
-  file.write_text(json.dumps(lines[0]) + "\n")
-  assert before == before | {"form": "salient"} and opened() != before
-  for line, message in (
+
+
+def test_the_fingerprint_depends_on_the_names_but_not_on_their_order(tmp_path):
+  file = write_jsonl(tmp_path / "names.jsonl", NAMES)
+  _, facts = _named_spans.load_finder("config.task.finder", file)
+  source = f"salient:{file}@builtin"
+  source_facts = open_source(source).split_facts("train")
+  assert source_facts["form"] == "salient"
+  write_jsonl(tmp_path / "names.jsonl", NAMES[::-1])
+  assert _named_spans.load_finder("config.task.finder", file)[1] == facts
+  write_jsonl(tmp_path / "names.jsonl", NAMES[:1])
+  assert open_source(source).split_facts("train") != source_facts
+
+
+@pytest.mark.parametrize(
+  ("row", "message"),
+  [
     (
-      '{"text": "a"}',
+      {"text": "a"},
       "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents",
     ),
     (
-      '{"text": "a", "spans": [[0, 2]]}',
-      r"names.jsonl:1: found the span \[0, 2\], .* in a text "
-      r"of 1 characters",
+      {"text": "a", "spans": [[0, 2]]},
+      r"names.jsonl:1: found the span \[0, 2\], .* in a text of 1 characters",
     ),
-    ('{"text": "a", "spans": []}', "found no spans"),
-  ):
-    file.write_text(line + "\n")
-    with pytest.raises(UserError, match=message):
-      _named_spans.load_finder("config.task.finder", str(file))
+    ({"text": "a", "spans": []}, "found no spans"),
+  ],
+)
+def test_an_unusable_file_of_names_is_refused(row, message, tmp_path):
+  file = write_jsonl(tmp_path / "names.jsonl", [row])
+  with pytest.raises(UserError, match=message):
+    _named_spans.load_finder("config.task.finder", file)

@@ -1,5 +1,4 @@
-"""Images that records name by paths: only regular files of the directories that the user named, in
-known formats."""
+"""Records may name images only in directories that the user named, as files of known formats."""
 
 import json
 import os
@@ -20,9 +19,12 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 
 
 @pytest.fixture
-def records(tmp_path, monkeypatch):
-  """A function from image names to the store of records that have them, in `data/`, with an image
-  beside them."""
+def store_of_image(tmp_path, monkeypatch):
+  """A function that opens a store of two records, the second with an image of a given name.
+
+  The records lie in `data/`, beside the image of the first one. The current directory is `here/`.
+  Requests fail the test.
+  """
   trust.begin_command(())
   (tmp_path / "here").mkdir()
   (tmp_path / "data" / "images").mkdir(parents=True)
@@ -30,12 +32,12 @@ def records(tmp_path, monkeypatch):
   (tmp_path / "elsewhere.png").write_bytes(encode(Image.fromarray(PIXELS)))
   monkeypatch.chdir(tmp_path / "here")
 
-  def sent(*arguments, **options):
-    raise AssertionError("a request")
+  def refuse_connection(*arguments, **options):
+    raise AssertionError("opened a connection")
 
-  monkeypatch.setattr(socket.socket, "connect", sent)
+  monkeypatch.setattr(socket.socket, "connect", refuse_connection)
 
-  def opened(name, **options):
+  def open_store(name, **options):
     rows = [
       {"image": str(tmp_path / "data" / "images" / "1.png"), "label": "a"},
       {"image": name, "label": "a"},
@@ -46,7 +48,7 @@ def records(tmp_path, monkeypatch):
       source, "train", cache=str(tmp_path / "cache"), classes=("a",), **options
     )
 
-  return opened
+  return open_store
 
 
 @pytest.mark.parametrize(
@@ -65,49 +67,45 @@ def records(tmp_path, monkeypatch):
     "reference://x::/etc/passwd",
   ],
 )
-def test_a_record_names_no_file_elsewhere(records, tmp_path, name):
+def test_a_record_may_not_name_a_file_elsewhere(store_of_image, tmp_path, name):
   name = name.format(root=tmp_path)
-  with pytest.raises(
-    UserError,
-    match=r"rows.jsonl:2: found .* in field 'image', expected a path "
-    r"below",
-  ):
-    records(name)
-  with pytest.raises(
-    UserError,
-    match=r"rows.jsonl:[12]: found .*, expected a path below "
-    rf"{tmp_path}/here; name its",
-  ):
-    records(name, folder=f"{tmp_path}/here")
+  message = r"rows.jsonl:2: found .* in field 'image', expected a path below"
+  with pytest.raises(UserError, match=message):
+    store_of_image(name)
+  message = rf"rows.jsonl:[12]: found .*, expected a path below {tmp_path}/here; name its"
+  with pytest.raises(UserError, match=message):
+    store_of_image(name, folder=f"{tmp_path}/here")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_device_in_place_of_an_image_is_skipped(records, tmp_path, kind):
+def test_a_pipe_or_device_in_place_of_an_image_is_skipped(store_of_image, tmp_path, kind):
   path = tmp_path / "here" / "2.png"
   if kind == "pipe":
     os.mkfifo(path)
   else:
     path.symlink_to("/dev/zero")
-  made = records("2.png")
-  assert made.num_images == 1 and made.skipped == {f"a {kind} instead of an image": 1}
+  image_store = store_of_image("2.png")
+  assert image_store.num_images == 1
+  assert image_store.skipped == {f"a {kind} instead of an image": 1}
 
 
-def test_files_below_the_named_directories_are_read(records, tmp_path):
-  assert records(str(tmp_path / "data" / "images" / "1.png")).num_images == 2
-  assert records("../data/images/1.png".removeprefix("../"), folder=str(tmp_path)).num_images == 2
-  assert records(str(tmp_path / "elsewhere.png"), folder=str(tmp_path)).num_images == 2
+def test_files_below_the_named_directories_are_read(store_of_image, tmp_path):
+  elsewhere = str(tmp_path / "elsewhere.png")
+  assert store_of_image(str(tmp_path / "data" / "images" / "1.png")).num_images == 2
+  assert store_of_image("data/images/1.png", folder=str(tmp_path)).num_images == 2
+  assert store_of_image(elsewhere, folder=str(tmp_path)).num_images == 2
   trust.begin_command((), everything=True)
-  assert records(str(tmp_path / "elsewhere.png")).num_images == 2
+  assert store_of_image(elsewhere).num_images == 2
 
 
 @pytest.mark.parametrize(
-  "read", [lambda data: pictures.read_pixels(data, 3), lambda data: store.check_image(data)]
+  "read", [lambda data: pictures.read_pixels(data, 3), store.check_image], ids=["read", "check"]
 )
-def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
-  def started(*arguments, **options):
-    raise AssertionError("a program")
+def test_postscript_in_an_image_file_starts_no_program(read, monkeypatch):
+  def refuse_program(*arguments, **options):
+    raise AssertionError("started a program")
 
-  monkeypatch.setattr(subprocess, "Popen", started)
+  monkeypatch.setattr(subprocess, "Popen", refuse_program)
   try:
     outcome = read(EPS)
   except pictures.UnusableImage as error:
@@ -115,6 +113,7 @@ def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
   assert "not a readable image" in str(outcome)
 
 
-def test_every_named_format_is_read():
-  for name in pictures.FORMATS:
-    assert pictures.read_pixels(encode(Image.fromarray(PIXELS), name), 3).shape == (4, 4, 3), name
+@pytest.mark.parametrize("image_format", pictures.FORMATS)
+def test_every_listed_format_is_read(image_format):
+  data = encode(Image.fromarray(PIXELS), image_format)
+  assert pictures.read_pixels(data, 3).shape == (4, 4, 3)

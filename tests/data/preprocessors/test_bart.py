@@ -1,4 +1,4 @@
-"""BART's noise: nothing but noise is lost, and lengths, places and orders are those asked for."""
+"""BART's noise loses only the noise tokens, and draws from the distributions of the paper."""
 
 import math
 import re
@@ -16,102 +16,110 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
 MASK = 383
+FIRST = 1000  # the first token of `numbered_rows`, larger than MASK
 
 
 def keys(n):
   return random.row_keys(0, tf.range(n, dtype=tf.int64))
 
 
+def numbered_rows(rows: int, W: int) -> np.ndarray:
+  """Return equal rows of tokens whose ids tell their positions: FIRST, FIRST + 1, …"""
+  return np.tile(np.arange(FIRST, FIRST + W, dtype=np.int32), (rows, 1))
+
+
 POISSON = np.array([math.exp(-3) * 3**k / math.factorial(k) for k in range(30)])
 
 
-def test_spans_of_infilling():
+def merge_tail(counts, cells: int) -> list[float]:
+  """Return the first counts, and the sum of all others as the last."""
+  return [*counts[:cells], counts[cells:].sum()]
+
+
+def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
   rows = 10_000
   W = 100
   noise = 30
-  tokens = np.tile(np.arange(1000, 1000 + W, dtype=np.int32), (rows, 1))
-  out, size = (x.numpy() for x in bart.infill(tf.constant(tokens), 0.3, 3.0, MASK, keys(rows)))
-  places = np.zeros(W - noise + 1)
-  lengths = np.zeros(31)
+  infilled = bart.infill(tf.constant(numbered_rows(rows, W)), 0.3, 3.0, MASK, keys(rows))
+  out = infilled[0].numpy()
+  size = infilled[1].numpy()
+  span_positions = np.zeros(W - noise + 1)
+  span_lengths = np.zeros(31)
   outermost = np.zeros((rows, 2))
   missing = np.ones((rows, W), bool)
   for row in range(rows):
     text = out[row, : size[row]]
     assert not out[row, size[row] :].any()
-    kept = text[text != MASK] - 1000
-    assert (np.diff(kept) > 0).all() and len(kept) == W - noise
+    kept = text[text != MASK] - FIRST
+    assert (np.diff(kept) > 0).all()
+    assert len(kept) == W - noise
     assert not ((text[1:] == MASK) & (text[:-1] == MASK)).any()
-    padded = np.concatenate([[999], text, [1000 + W]])
-    at = np.flatnonzero(padded == MASK)
-    spans = padded[at + 1] - padded[at - 1] - 1
+    padded = np.concatenate([[FIRST - 1], text, [FIRST + W]])
+    masks = np.flatnonzero(padded == MASK)
+    spans = padded[masks + 1] - padded[masks - 1] - 1  # the lengths of this row's spans
     assert spans.sum() == noise
     missing[row, kept] = False
     outermost[row] = spans[[0, -1]]
-    lengths += np.bincount(spans, minlength=31)
-    places += np.bincount(
-      np.searchsorted(kept, padded[at - 1] - 1000, side="right"), minlength=len(places)
-    )
-  assert_fits(places)
+    span_lengths += np.bincount(spans, minlength=len(span_lengths))
+    kept_before = np.searchsorted(kept, padded[masks - 1] - FIRST, side="right")
+    span_positions += np.bincount(kept_before, minlength=len(span_positions))
+  assert_fits(span_positions)
   expected = expected_spans(POISSON / POISSON.sum(), noise)
-  cells = lambda x: [*x[:9], x[9:].sum()]  # noqa: E731
-  assert_fits(cells(lengths), cells(expected))
-  assert lengths.sum() / rows == pytest.approx(expected.sum(), rel=0.01)
-  # The one cut to reach the sum is not always the last: both ends are alike, within four standard
-  # deviations.
-  ends = [
-    (missing[:, :reach].sum(axis=1), missing[:, -reach:].sum(axis=1)) for reach in (5, 20, 50)
-  ]
-  for left, right in [outermost.T, *ends]:
+  assert_fits(merge_tail(span_lengths, 9), merge_tail(expected, 9))
+  assert span_lengths.sum() / rows == pytest.approx(expected.sum(), rel=0.01)
+  # The last span drawn is cut so that the lengths sum to `noise`. It is not always the last of the
+  # row: both ends of a row are alike, within four standard deviations.
+  ends = [outermost.T]
+  for reach in (5, 20, 50):
+    ends.append((missing[:, :reach].sum(axis=1), missing[:, -reach:].sum(axis=1)))
+  for left, right in ends:
     assert abs((left - right).mean()) < 4 * (left - right).std() / math.sqrt(rows)
 
 
-def test_poisson():
+def test_poisson_draws_fit_the_poisson_distribution():
   drawn = bart.poisson(random.bits(keys(2000), 200), 3.0).numpy().ravel()
   counts = np.bincount(drawn, minlength=30)
-  assert_fits([*counts[:11], counts[11:].sum()], [*POISSON[:11], POISSON[11:].sum()])
+  assert_fits(merge_tail(counts, 11), merge_tail(POISSON, 11))
 
 
 @pytest.mark.parametrize(
   "W, rate, mean", [(3, 0.4, 3.0), (10, 0.3, 1.0), (100, 0.3, 1.0), (100, 0.9, 1.5)]
 )
 def test_infilling_never_makes_the_text_longer(W, rate, mean):
-  tokens = np.tile(np.arange(1000, 1000 + W, dtype=np.int32), (500, 1))
-  out, size = (x.numpy() for x in bart.infill(tf.constant(tokens), rate, mean, MASK, keys(500)))
-  assert size.max() <= W and ((out >= 1000).sum(axis=1) == W - round(rate * W)).all()
+  out, size = bart.infill(tf.constant(numbered_rows(500, W)), rate, mean, MASK, keys(500))
+  assert size.numpy().max() <= W
+  assert ((out.numpy() >= FIRST).sum(axis=1) == W - round(rate * W)).all()
 
 
-def test_masking_deletion_and_rotation():
+def test_masking_deletion_and_rotation_choose_uniformly():
   rows = 4000
   W = 100
-  tokens = np.tile(np.arange(1000, 1000 + W, dtype=np.int32), (rows, 1))
+  tokens = numbered_rows(rows, W)
   masked = bart.mask(tf.constant(tokens), 0.15, MASK, keys(rows)).numpy()
-  assert ((masked == MASK).sum(axis=1) == 15).all() and (
-    (masked == MASK) | (masked == tokens)
-  ).all()
+  is_masked = masked == MASK
+  assert (is_masked.sum(axis=1) == 15).all()
+  assert (is_masked | (masked == tokens)).all()
+  assert_fits(is_masked.sum(axis=0), drawn=0.15)
   deleted = bart.delete(tf.constant(tokens), 0.15, keys(rows)).numpy()
-  assert deleted.shape == (rows, 85) and (np.diff(deleted, axis=1) > 0).all()
-  for counts in (
-    (masked == MASK).sum(axis=0),
-    rows - np.bincount(deleted.ravel() - 1000, minlength=W),
-  ):
-    assert_fits(counts, drawn=0.15)
-  rotated = bart.rotate(tf.constant(np.tile(tokens, (5, 1))), keys(5 * rows)).numpy()
-  assert (np.diff(rotated - 1000, axis=1) % W == 1).all()
-  assert_fits(np.bincount(rotated[:, 0] - 1000, minlength=W))
+  assert deleted.shape == (rows, 85)
+  assert (np.diff(deleted, axis=1) > 0).all()
+  assert_fits(rows - np.bincount(deleted.ravel() - FIRST, minlength=W), drawn=0.15)
+  rotated = bart.rotate(tf.constant(numbered_rows(5 * rows, W)), keys(5 * rows)).numpy()
+  assert (np.diff(rotated - FIRST, axis=1) % W == 1).all()
+  assert_fits(np.bincount(rotated[:, 0] - FIRST, minlength=W))
 
 
 def test_sentences_are_permuted_whole_and_uniformly():
   text = "One two. Three! Four five six? 3.14 seven."
   tokens = np.tile(np.array(VOCABULARY.encode(text), np.int32), (6000, 1))
   out = bart.permute_sentences(tf.constant(tokens), Sentences(VOCABULARY), keys(6000)).numpy()
-  found, counts = np.unique(out, axis=0, return_counts=True)
-  pieces = ["One two.", " Three!", " Four five six?", " 3.14 seven."]
-  assert len(found) == 24
+  orders, counts = np.unique(out, axis=0, return_counts=True)
+  sentences = ["One two.", " Three!", " Four five six?", " 3.14 seven."]
+  assert len(orders) == math.factorial(len(sentences))
   assert_fits(counts)
-  for row in found:
-    assert sorted(re.findall(r" ?[^.!?]*(?:\.14)?[^.!?]*[.!?]", VOCABULARY.decode(row))) == sorted(
-      pieces
-    )
+  for order in orders:
+    permuted = re.findall(r" ?[^.!?]*(?:\.14)?[^.!?]*[.!?]", VOCABULARY.decode(order))
+    assert sorted(permuted) == sorted(sentences)
 
 
 @pytest.mark.parametrize(
@@ -123,27 +131,28 @@ def test_sentences_are_permuted_whole_and_uniformly():
   ],
   ids=str,
 )
-def test_the_task(arguments):
+def test_the_task_makes_reproducible_batches_with_its_features(arguments):
   built_task = task.build("bart", "train", store="builtin", length=64, **arguments)
-  whole = loader.train_batches(built_task, batch_size=8, seed=1)
-  batches = [next(whole) for _ in range(20)]
-  again = next(
-    loader.train_batches(built_task, batch_size=8, seed=1, start_step=19, rows=range(2, 6))
+  all_batches = loader.train_batches(built_task, batch_size=8, seed=1)
+  batches = [next(all_batches) for _ in range(20)]
+  some_rows = loader.train_batches(
+    built_task, batch_size=8, seed=1, start_step=19, rows=range(2, 6)
   )
-  for name, value in batches[19].items():
-    assert np.array_equal(value[2:6], again[name])
-    assert (value.shape, value.dtype) == (
-      (8, *built_task.features[name].shape),
-      built_task.features[name].dtype,
-    )
+  rows_of_last = next(some_rows)
+  for name, array in batches[19].items():
+    feature = built_task.features[name]
+    assert np.array_equal(array[2:6], rows_of_last[name])
+    assert array.shape == (8, *feature.shape)
+    assert array.dtype == feature.dtype
   for batch in batches:
     targets = batch["decoder_target_tokens"]
     inputs = batch["encoder_input_tokens"]
-    assert (targets[:, -1] == 1).all() and (targets[:, :-1] > 1).all()
-    assert ((inputs == 1).sum(axis=1) == 1).all()
+    assert (targets[:, -1] == VOCABULARY.eos_id).all()
+    assert (targets[:, :-1] > VOCABULARY.eos_id).all()
+    assert ((inputs == VOCABULARY.eos_id).sum(axis=1) == 1).all()
     assert (batch["encoder_segment_ids"] == (inputs != 0)).all()
 
 
-def test_bart_refuses_two_noises():
+def test_the_task_refuses_infilling_together_with_masking():
   with pytest.raises(UserError, match="infill=0.3, mask=0.1"):
     task.build("bart", "train", store="builtin", mask=0.1)
