@@ -229,19 +229,20 @@ class Masking:
       the position after it, int32 [B, L]); positions are 0 for other tokens.
     """
     L = self.length
-    spans = self.max_chosen
-    tries = 4 * spans + 32
+    max_spans = self.max_chosen
+    tries = 4 * max_spans + 32
     # The number of words that begin up to each position.
     word_count_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)
     # The number of words up to the last token that may be chosen.
-    words_B = tf.reduce_max(tf.where(maskable_BL, word_count_BL, 0), axis=1)
+    num_words_B = tf.reduce_max(tf.where(maskable_BL, word_count_BL, 0), axis=1)
     # The number of special tokens before each position.
     special_count_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)
     # The positions of the special tokens, each of which ends a text.
-    end_BS = L - scatter(special_count_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
+    text_end_BS = L - scatter(special_count_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
     # The positions where words begin; after the last word, the end of the row.
-    begin_BW = tf.where(starts_BL, tf.range(L), L)
-    begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
+    word_start_BW = tf.where(starts_BL, tf.range(L), L)
+    paddings = [[0, 0], [0, MAX_SPAN_WORDS]]
+    word_start_BW = tf.sort(tf.pad(word_start_BW, paddings, constant_values=L), axis=1)
     start_word_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = draw_lengths(
       random.bits(random.row_keys(4, key_B), tries), LENGTH_SHARES[self.mode]
@@ -254,43 +255,45 @@ class Masking:
     def has_budget(t, budget_left_B, *_):
       return (t < tries) & tf.reduce_any(budget_left_B > 0)
 
-    def step(t, budget_left_B, spans_B, a_BS, b_BS):
-      """Draw a span [a, b) in each row; add it to the spans a_BS, b_BS if it is free."""
-      scaled_B = start_word_BT[:, t] * tf.cast(words_B, tf.int64)
-      first_B = tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
-      a_B = pick(begin_BW, first_B)
-      end_B = pick(end_BS, pick(special_count_BL, a_B))  # the end of the text around the word
-      last_B = tf.minimum(tf.minimum(a_B + budget_left_B, end_B), L - 1)
+    def step(t, budget_left_B, num_spans_B, start_BS, stop_BS):
+      """Draw a span in each row, and add it to the spans so far if it is free."""
+      scaled_B = start_word_BT[:, t] * tf.cast(num_words_B, tf.int64)
+      first_word_B = tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
+      start_B = pick(word_start_BW, first_word_B)
+      text_end_B = pick(text_end_BS, pick(special_count_BL, start_B))
+      last_position_B = tf.minimum(tf.minimum(start_B + budget_left_B, text_end_B), L - 1)
       # The number of words that fit the budget and the text.
-      fitting_B = tf.maximum(pick(word_count_BL, last_B) - 1 - first_B, 0)
-      b_B = pick(begin_BW, first_B + tf.minimum(pick(length_BT, spans_B), fitting_B))
-      touches_BS = (a_B[:, None] < b_BS + gap) & (a_BS < b_B[:, None] + gap)
-      free_B = (a_B > 0) & (b_B > a_B) & (b_B < L) & ~tf.reduce_any(touches_BS, axis=1)
-      is_new_BS = (tf.range(spans) == spans_B[:, None]) & free_B[:, None]
+      num_fitting_B = tf.maximum(pick(word_count_BL, last_position_B) - 1 - first_word_B, 0)
+      num_words_of_span_B = tf.minimum(pick(length_BT, num_spans_B), num_fitting_B)
+      stop_B = pick(word_start_BW, first_word_B + num_words_of_span_B)
+      touches_BS = (start_B[:, None] < stop_BS + gap) & (start_BS < stop_B[:, None] + gap)
+      is_inside_B = (start_B > 0) & (stop_B > start_B) & (stop_B < L)
+      is_free_B = is_inside_B & ~tf.reduce_any(touches_BS, axis=1)
+      is_new_BS = (tf.range(max_spans) == num_spans_B[:, None]) & is_free_B[:, None]
       return (
         t + 1,
-        budget_left_B - tf.where(free_B, b_B - a_B, 0),
-        spans_B + tf.cast(free_B, tf.int32),
-        tf.where(is_new_BS, a_B[:, None], a_BS),
-        tf.where(is_new_BS, b_B[:, None], b_BS),
+        budget_left_B - tf.where(is_free_B, stop_B - start_B, 0),
+        num_spans_B + tf.cast(is_free_B, tf.int32),
+        tf.where(is_new_BS, start_B[:, None], start_BS),
+        tf.where(is_new_BS, stop_B[:, None], stop_BS),
       )
 
     # Unused entries begin past the row and end before they begin, so they touch no span.
-    unused_BS = tf.fill([tf.shape(budget_B)[0], spans], L + 1)
+    unused_BS = tf.fill([tf.shape(budget_B)[0], max_spans], L + 1)
     zero_B = tf.zeros_like(budget_B)
-    _, _, spans_B, a_BS, b_BS = tf.while_loop(
+    _, _, num_spans_B, start_BS, stop_BS = tf.while_loop(
       has_budget, step, (tf.constant(0), budget_B, zero_B, unused_BS, unused_BS - L - 3)
     )
-    real_BS = tf.range(spans) < spans_B[:, None]
-    a_BS = tf.where(real_BS, a_BS, 0)
-    b_BS = tf.where(real_BS, b_BS, 0)
+    is_used_BS = tf.range(max_spans) < num_spans_B[:, None]
+    start_BS = tf.where(is_used_BS, start_BS, 0)
+    stop_BS = tf.where(is_used_BS, stop_BS, 0)
 
     def spread(value_BS: tf.Tensor) -> tf.Tensor:
       """Return the value of the span around each position, 0 outside all spans."""
-      return tf.cumsum(scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1)
+      return tf.cumsum(scatter(start_BS, value_BS, L) - scatter(stop_BS, value_BS, L), axis=1)
 
-    chosen_BL = spread(tf.cast(real_BS, tf.int32)) > 0
-    return chosen_BL, spread(tf.where(real_BS, a_BS - 1, 0)), spread(b_BS)
+    chosen_BL = spread(tf.cast(is_used_BS, tf.int32)) > 0
+    return chosen_BL, spread(tf.where(is_used_BS, start_BS - 1, 0)), spread(stop_BS)
 
 
 def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
