@@ -51,9 +51,7 @@ def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
 
 def test_options_that_libtpu_does_not_know_are_left_out():
   device = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
-  program, options = compilation.compile_lowered_step(
-    Lowered({VMEM, "more"}), device, more=True
-  )
+  program, options = compilation.compile_lowered_step(Lowered({VMEM, "more"}), device, more=True)
   assert options == {VMEM: "98304"} and program == options | {"more": True}
   with pytest.raises(jax.errors.JaxRuntimeError, match="'more'"):
     compilation.compile_lowered_step(Lowered({VMEM}), device, more=True)
