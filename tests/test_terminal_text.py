@@ -50,7 +50,7 @@ def test_what_is_said_and_warned_of_is_printed_without_them(capsys):
 
 
 class Talk:
-  told = EVIL
+  description = EVIL
 
   def __call__(self, messages, temperature):
     yield f"– {EVIL}"

@@ -6,8 +6,8 @@ from typing import Any
 from t5x_like.files.file_names import is_name
 from t5x_like.files.paths import as_path
 
-# sentence-transformers' mode -> our pooling. The two means differ by a factor, which disappears when
-# embeddings are normalised to length one.
+# The pooling modes of sentence-transformers and ours. The two means differ by a factor, which
+# disappears when embeddings are normalised to length one.
 _POOLINGS = {
   "cls_token": "cls",
   "mean_tokens": "mean",

@@ -17,7 +17,7 @@ def setting(split: str, numbering: str, support_numbering: str = "b 1"):
   other = SimpleNamespace(task=SimpleNamespace(numbering=support_numbering))
   model = SimpleNamespace(features=lambda batch: batch["image"].mean((1, 2)))
   return SimpleNamespace(
-    model=model, task=task, split=split, on=lambda _: other, jit=lambda function: function
+    model=model, task=task, split=split, for_split=lambda _: other, jit=lambda function: function
   )
 
 

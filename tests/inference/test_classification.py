@@ -38,7 +38,7 @@ class Run:
   def __init__(self, *logits):
     self.logits = logits
 
-  def of_features(self, function, features, lengths, longest):
+  def run_on_features(self, function, features, lengths, longest):
     return [(np.asarray(self.logits, np.float32),) for _ in lengths]
 
 

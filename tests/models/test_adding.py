@@ -51,7 +51,7 @@ from t5x_like.nn.positions import Position
 
 
 class Toy(Position):
-  place = "inputs"
+  owner = "inputs"
 
   def __init__(self, rngs, width, init, *, step: float = 1.0):
     self.way = params.param(rngs, init, (width,), ("embed",))

@@ -225,4 +225,4 @@ def test_every_evaluator_tells_the_names_that_it_writes(trained):
   from t5x_like import evals, slots
 
   for name in slots.names(evals):
-    assert callable(slots.find("x", name, evals, "Evaluator").names), name
+    assert callable(slots.find("x", name, evals, "Evaluator").metric_names), name

@@ -174,6 +174,4 @@ def test_the_signature_of_attention_is_in_one_place():
     if isinstance(n, ast.FunctionDef)
   ]
   arguments = [(stem, {a.arg for a in (*n.args.args, *n.args.kwonlyargs)}) for stem, n in functions]
-  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout"}] == [
-    "__init__"
-  ]
+  assert [stem for stem, names in arguments if names & {"scale", "softcap"}] == ["__init__"]
