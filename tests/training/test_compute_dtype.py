@@ -15,7 +15,13 @@ from t5x_like.training.build import abstract_batch, build_parts
 
 # Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a
 # matching of boxes.
-WIDE = ("RelativeBias.bias", "RelativeBias.by_distance", "float32_product", "cosines", "assign_queries")
+WIDE = (
+  "RelativeBias.bias",
+  "RelativeBias.by_distance",
+  "float32_product",
+  "cosines",
+  "assign_queries",
+)
 ONE_OF_EACH = [
   "configs/bert/base.py",
   "configs/bigbird/base.py",
