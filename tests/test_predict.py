@@ -441,6 +441,6 @@ def test_families_with_ways_of_their_own(recipe, length):
   run.model = model
   run.batch_size = 8
   # generation makes that change itself where it was not made before
-  run.changed = lambda change: run
+  run.transform = lambda change: run
   (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)

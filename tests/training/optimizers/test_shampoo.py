@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
-from tests.training.optimizers.test_soap import RATE, gradients_of, updates
+from tests.training.optimizers.test_soap import RATE, compute_updates, draw_gradients
 
 
 def powers(x, power):
@@ -18,10 +18,10 @@ def powers(x, power):
 @pytest.mark.parametrize("widest", [9, 5], ids=["both", "one"])
 def test_the_update_is_that_of_the_formula(widest):
   """Roots of the second step on are those of the last even one."""
-  gradients = gradients_of((6, 4))[:4]
+  gradients = draw_gradients((6, 4))[:4]
   b1 = 0.9
   b2 = 0.99
-  found = updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
+  found = compute_updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
   left = np.zeros((6, 6))
   right = np.zeros((4, 4))
   mu = 0.0
@@ -45,17 +45,19 @@ def test_the_update_is_that_of_the_formula(widest):
 
 
 def test_without_preconditioned_sides_it_is_adam():
-  gradients = gradients_of((6, 4))
-  for want, found in zip(updates(gradients, "adamw"), updates(gradients, "shampoo", widest=1)):
+  gradients = draw_gradients((6, 4))
+  for want, found in zip(
+    compute_updates(gradients, "adamw"), compute_updates(gradients, "shampoo", widest=1)
+  ):
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
 
 
 def test_gradients_of_zero_give_updates_of_zero():
-  assert not np.any(updates([jnp.zeros((3, 2))] * 2, "shampoo"))
+  assert not np.any(compute_updates([jnp.zeros((3, 2))] * 2, "shampoo"))
 
 
 def test_every_layer_of_a_stack_has_its_own_roots():
-  gradients = gradients_of((2, 6, 4))
+  gradients = draw_gradients((2, 6, 4))
   optimizer = update_layerwise(
     OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
   )
@@ -65,5 +67,5 @@ def test_every_layer_of_a_stack_has_its_own_roots():
   for step, gradient in enumerate(gradients):
     made, state = update({"w": gradient}, state, params, step=step)
   for layer in range(2):
-    alone = updates([g[layer] for g in gradients], "shampoo", every=3)[-1]
+    alone = compute_updates([g[layer] for g in gradients], "shampoo", every=3)[-1]
     np.testing.assert_allclose(made["w"][layer], alone, rtol=5e-3, atol=5e-4)
