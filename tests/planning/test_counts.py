@@ -1,5 +1,4 @@
-"""The work that programs do is counted right, and flagship recipes do no more of it than is
-stored."""
+"""A program's work is counted exactly, and flagship recipes do no more work than `lowered.json`."""
 
 import json
 import pathlib
@@ -34,10 +33,10 @@ ENTRY %main (x: bf16[8,4], w: f32[4,6]) -> f32[8,6] {
 """.replace("CYCLES", 'backend_config={"estimated_cycles":"500"}')
 
 
-def test_counts_of_a_program():
+def test_counts_of_a_small_program_are_exact():
   program = Program(TEXT)
-  found = counts.counts(program, collectives(program, {"data": 2}))
-  exact = {
+  counted = counts.counts(program, collectives(program, {"data": 2}))
+  expected = {
     "flops": 2 * 8 * 6 * 4 + 2 * 4 * 4 * 8,
     "float32_flops": 2 * 8 * 6 * 4,
     "copied": 2 * 4 * 24,  # read and written; a copy within a fusion moves nothing
@@ -45,14 +44,13 @@ def test_counts_of_a_program():
     "largest": 4 * 48,
     "waited": 4 * 48,
   }
-  assert {name: found[name] for name in exact} == pytest.approx(
-    {name: n / 1e9 for name, n in exact.items()}, rel=1e-3
-  )
-  (one,) = counts.dearest(program, clock=1000.0)
-  assert one == {"seconds": 0.5, "times": 1, "name": "dear", "type": "f32[4,6]"}
+  for name, amount in expected.items():
+    assert counted[name] == pytest.approx(amount / 1e9, rel=1e-3), name
+  (dearest,) = counts.dearest(program, clock=1000.0)
+  assert dearest == {"seconds": 0.5, "times": 1, "name": "dear", "type": "f32[4,6]"}
 
 
-def test_what_has_grown():
+def test_counts_that_grew_are_listed_and_small_changes_are_not():
   before = {"flops": 100.0, "copied": 0.0, "waited": 5.0}
   assert counts.grown(before, {"flops": 100.9, "copied": 0.0009, "waited": 4.0, "moved": 9.0}) == []
   assert counts.grown(before, {"flops": 102.0, "copied": 0.1, "waited": 5.0}) == [
@@ -63,7 +61,7 @@ def test_what_has_grown():
 
 @pytest.mark.parametrize("recipe", json.loads(STORED.read_text()))
 def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
-  """The programs as they are before compilation; `make plans` compares the compiled ones."""
+  """Programs are compared before compilation; `make plans` compares the compiled ones."""
   options = (
     "model.dtype=bfloat16",
     "model.layers=scan",
@@ -74,7 +72,9 @@ def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
   config, task = steps.resolve(recipes.load(f"{recipe}:debug", options), "cpu", None)
   lowered = steps.make("train", config, build_parts(config), task).lower()
   program = Program(lowered.compiler_ir("hlo").get_hlo_module().to_string())
-  # MFLOP and MB: they are small
-  found = {name: 1e3 * value for name, value in counts.counts(program, []).items()}
+  # Counts are in GFLOP and GB; the file holds MFLOP and MB, because the programs are small.
+  counted = {name: 1e3 * value for name, value in counts.counts(program, []).items()}
   stored = json.loads(STORED.read_text())[recipe]
-  assert not counts.grown(stored, found), f"if that is wanted, store {found} in {STORED}"
+  assert not counts.grown(stored, counted), (
+    f"if this growth is intended, store {counted} in {STORED}"
+  )

@@ -1,4 +1,4 @@
-"""Compiled programs are parsed: iterations of loops, devices of collectives, repeated text."""
+"""Compiled programs are parsed: trip counts of loops, devices and bytes of collectives, FLOPs."""
 # ruff: noqa: E501 -- lines of HLO are as the compiler prints them
 
 import pathlib
@@ -45,7 +45,7 @@ ENTRY %main (x.1: f32[8]) -> f32[8] {
 """
 
 
-def looping(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", trips=""):
+def loop_program(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", trips=""):
   text = "HloModule jit_f, is_scheduled=true\n" + CONDITION + BODY + ENTRY
   values = {
     "START": start,
@@ -76,21 +76,26 @@ def looping(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", trips
   ],
 )
 def test_loops_are_multiplied_by_their_iterations(changes, trips):
-  program = Program(looping(**changes))
+  program = Program(loop_program(**changes))
   assert program.executions["body"] == trips and not program.unknown
-  found = collectives(program, {"data": 4})
-  assert [(row.count, row.bytes, row.ring_bytes) for row in found] == [
-    (trips, trips * 32, trips * 48)
-  ] * bool(trips)
+  rows = collectives(program, {"data": 4})
+  if trips == 0:
+    assert not rows
+  else:
+    (row,) = rows
+    array_bytes = 8 * 4  # f32[8]
+    assert row.count == trips
+    assert row.bytes == trips * array_bytes
+    assert row.ring_bytes == trips * array_bytes * 2 * 3 / 4  # all-reduce around 4 devices
 
 
-def test_a_loop_whose_bound_is_data_counts_once_and_is_told():
-  text = looping().replace("constant(10)", "get-tuple-element(%p), index=0")
+def test_a_loop_of_unknown_length_counts_once_and_is_listed():
+  text = loop_program().replace("constant(10)", "get-tuple-element(%p), index=0")
   program = Program(text)
   assert program.executions["body"] == 1 and program.unknown == ["loop"]
 
 
-def test_loops_in_loops_and_conditions_in_fusions():
+def test_trip_counts_of_nested_loops_multiply():
   inner = CONDITION + BODY.replace("STEP", "1").replace("START", "0")
   inner = inner.replace("BOUND", "5").replace("SIDES", "%i, %bound").replace("DIRECTION", "LT")
   text = (
@@ -133,7 +138,7 @@ ENTRY %main (x.5: f32[8]) -> (s32[], f32[8]) {
   assert (program.executions["outer_body"], program.executions["body"]) == (3, 15)
 
 
-def entry(*lines):
+def entry_program(*lines):
   return (
     "HloModule m\n\nENTRY %main (x: bf16[16,4]) -> bf16[16,4] {\n  " + "\n  ".join(lines) + "\n}\n"
   )
@@ -160,8 +165,8 @@ MESH = {"data": 2, "fsdp": 4, "tensor": 2}
     ("{{0,2},{4,6},{1,3},{5,7},{8,10},{12,14},{9,11},{13,15}}", "part of fsdp", 2),
   ],
 )
-def test_the_mesh_axes_of_a_collective(groups, axes, size):
-  text = entry(
+def test_replica_groups_are_mapped_to_mesh_axes(groups, axes, size):
+  text = entry_program(
     "%x = bf16[16,4]{1,0} parameter(0)",
     f"ROOT %y = bf16[64,4]{{1,0}} all-gather(%x), replica_groups={groups}, dimensions={{0}}",
   )
@@ -170,9 +175,9 @@ def test_the_mesh_axes_of_a_collective(groups, axes, size):
   assert row.bytes == 64 * 4 * 2 and row.ring_bytes == pytest.approx(512 * (size - 1) / size)
 
 
-def test_ring_bytes_of_every_kind():
+def test_ring_bytes_of_every_kind_of_collective():
   groups = "replica_groups=[4,4]<=[16], "
-  text = entry(
+  text = entry_program(
     "%x = bf16[16,4]{1,0} parameter(0)",
     f"%a = bf16[64,4]{{1,0}} all-gather(%x), {groups}dimensions={{0}}",
     f"%b = (bf16[16,4]{{1,0}}, f32[8]{{0}}) all-reduce(%x, %f), {groups}to_apply=%add",
@@ -184,12 +189,10 @@ def test_ring_bytes_of_every_kind():
     "%h = bf16[64,4]{1,0} all-gather-done(%g)",
     "%f = f32[8]{0} parameter(1)",
   )
-  rows = {
-    (row.kind, row.asynchronous): row
-    for row in collectives(Program(text), {"fsdp": 4, "tensor": 4})
-  }
-  sent = {key: row.ring_bytes for key, row in rows.items()}
-  assert sent == {
+  rows = {}
+  for row in collectives(Program(text), {"fsdp": 4, "tensor": 4}):
+    rows[row.kind, row.asynchronous] = row
+  assert {key: row.ring_bytes for key, row in rows.items()} == {
     ("all-gather", False): 512 * 3 / 4,
     ("all-gather", True): 512 * 3 / 4,
     ("all-reduce", False): 2 * (128 + 32) * 3 / 4,
@@ -209,10 +212,8 @@ def test_a_tpu_program_counts_what_is_sent_once():
   assert rows["all-gather"].asynchronous and rows["all-gather"].count == 1
   assert rows["all-gather"].ring_bytes == 256 * 64 * 2 * 15 / 16
   assert rows["reduce-scatter"].ring_bytes == 64 * 4 * 4 * 15 / 16
-  assert (
-    rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16
-    and rows["all-reduce"].where == "jit(step)/sum"
-  )
+  assert rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16
+  assert rows["all-reduce"].where == "jit(step)/sum"
 
 
 def test_a_collective_on_the_sparse_cores_counts_in_every_iteration():
@@ -232,14 +233,16 @@ def test_a_collective_on_the_sparse_cores_counts_in_every_iteration():
   %u = ((bf16[256,64]{1,0}), bf16[4096,64]{1,0}) async-update(%s, %x), calls=%async
   %d = bf16[4096,64]{1,0} async-done(%u)
   %next = s32[] add"""
-  text = looping(bound=8).replace("\n%body", sparse + "\n%body").replace("%next = s32[] add", start)
+  text = (
+    loop_program(bound=8).replace("\n%body", sparse + "\n%body").replace("%next = s32[] add", start)
+  )
   gathers = [row for row in collectives(Program(text), {"fsdp": 16}) if row.kind == "all-gather"]
   assert [(row.asynchronous, row.count, row.ring_bytes) for row in gathers] == [
     (True, 8, 8 * 4096 * 64 * 2 * 15 / 16)
   ]
 
 
-def test_types():
+def test_types_are_split_and_measured():
   printed = "(bf16[2,4]{1,0:T(8,128)(2,1)S(1)}, u32[], (s4[8], pred[3]))"
   assert arrays(printed) == [("bf16", (2, 4)), ("u32", ()), ("s4", (8,)), ("pred", (3,))]
   assert elements(printed) == ["bf16[2,4]{1,0:T(8,128)(2,1)S(1)}", "u32[]", "(s4[8], pred[3])"]
@@ -255,7 +258,7 @@ def test_types():
   ],
 )
 def test_flops_of_products(line, flops):
-  text = entry(
+  text = entry_program(
     "%a = f32[8,4]{1,0} parameter(0)",
     "%b = f32[4,6]{1,0} parameter(1)",
     f"ROOT %y = f32[8,6]{{1,0}} {line}",
@@ -271,18 +274,16 @@ def test_products_of_a_fast_dtype_take_half_the_time():
     "%y = s32[8,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     "ROOT %z = f32[8,6]{1,0} convolution(%a, %c), dim_labels=bf_io->bf",
   ]
-  program = Program(entry(*lines))
-  one = 2 * 8 * 6 * 4
-  assert [products.flops(program, fast) for fast in ("", "f8", "s8")] == [
-    2 * one,
-    2 * one,
-    1.5 * one,
-  ]
-  assert roofline.seconds(program, 1.0, 1e12, "s8") == 1.5 * one
+  program = Program(entry_program(*lines))
+  one_product = 2 * 8 * 6 * 4
+  assert products.flops(program, "") == 2 * one_product
+  assert products.flops(program, "f8") == 2 * one_product
+  assert products.flops(program, "s8") == 1.5 * one_product
+  assert roofline.seconds(program, 1.0, 1e12, "s8") == 1.5 * one_product
 
 
 def test_flops_leave_out_padding_and_dilation():
-  text = entry(
+  text = entry_program(
     "%a = f32[1,5,3]{2,1,0} parameter(0)",
     "%b = f32[3,3,7]{2,1,0} parameter(1)",
     "%same = f32[1,5,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1}, "
@@ -294,17 +295,17 @@ def test_flops_leave_out_padding_and_dilation():
   assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)
 
 
-def test_kernels_count_with_the_flops_that_they_or_their_scopes_tell():
+def test_a_kernels_flops_are_read_from_its_cost_estimate_or_its_scope():
   kernel = (
     'custom-call(%x), custom_call_target="tpu_custom_call", '
-    'TOLDbackend_config={"custom_call_config":{"body":"TUz"}}'
+    'ATTRIBUTESbackend_config={"custom_call_config":{"body":"TUz"}}'
   )
-  text = looping(bound=7).replace(
+  text = loop_program(bound=7).replace(
     "%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add"
   )
   assert products.kernels(Program(text)) == (0, 7) and products.flops(Program(text)) == 0
-  told = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
-  assert products.kernels(Program(told)) == (210, 0)
+  with_estimate = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
+  assert products.kernels(Program(with_estimate)) == (210, 0)
   # As the TPU compiler prints it: JSON over several lines before the name.
   scope = (
     'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{}"\n}}, '
@@ -315,7 +316,7 @@ def test_kernels_count_with_the_flops_that_they_or_their_scopes_tell():
     ("splash_mha_dq", 315),
     ("splash_mha_dkv", 420),
   ):
-    assert products.kernels(Program(text.replace("TOLD", scope.replace("NAME", name)))) == (
+    assert products.kernels(Program(text.replace("ATTRIBUTES", scope.replace("NAME", name)))) == (
       flops,
       0,
     )
@@ -377,7 +378,7 @@ ENTRY %main (x: f32[100,64], at: s32[]) -> f32[100,64] {
 """
   row = 4 * 64
   assert roofline.seconds(Program(text), peak=1e12, bandwidth=1.0) == 2 * row + row + row
-  product = entry(
+  product = entry_program(
     "%x = bf16[16,4]{1,0} parameter(0)",
     "%w = bf16[4,4]{1,0} parameter(1)",
     "ROOT %y = bf16[16,4]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
@@ -386,24 +387,26 @@ ENTRY %main (x: f32[100,64], at: s32[]) -> f32[100,64] {
   assert roofline.seconds(Program(product), peak=1e12, bandwidth=2.0) == (128 + 32 + 128) / 2
 
 
-def test_a_gather_around_one_ring_is_told():
-  text = entry(
+def test_a_gather_around_one_ring_is_recognised():
+  text = entry_program(
     "%x = bf16[16,4]{1,0} parameter(0)",
     "ROOT %y = bf16[64,4]{1,0} all-gather(%x), replica_groups={}, dimensions={0},"
     ' backend_config={"collective_algorithm_config":{"emitter":"1DAllGatherNonMajorDim"}}',
   )
-  for told, ring in ((text, True), (text.replace("1DAll", "2DAll"), False)):
-    (row,) = collectives(Program(told), MESH)
-    assert row.ring == ring
+  (row,) = collectives(Program(text), MESH)
+  assert row.ring
+  (row,) = collectives(Program(text.replace("1DAll", "2DAll")), MESH)
+  assert not row.ring
 
 
 @pytest.mark.parametrize(
-  "kind, ring", [("ALL_REDUCE", 3 / 2), ("ALL_GATHER", 3), ("ALL_TO_ALL", 3 / 4), ("ONE_TO_ONE", 1)]
+  "kind, times_sent",
+  [("ALL_REDUCE", 3 / 2), ("ALL_GATHER", 3), ("ALL_TO_ALL", 3 / 4), ("ONE_TO_ONE", 1)],
 )
-def test_what_is_sent_between_slices_counts(kind, ring):
+def test_transfers_between_slices_are_counted(kind, times_sent):
   """Four slices of four devices: the compiler prints what each device hands to its host."""
   attributes = f'_xla_megascale_target="{{1,2,3,4}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"'
-  told = entry(
+  text = entry_program(
     "%x = bf16[16,4]{1,0} parameter(0)",
     "%t = token[] after-all()",
     "%s = (bf16[16,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%x, %t), channel_id=4, "
@@ -411,23 +414,17 @@ def test_what_is_sent_between_slices_counts(kind, ring):
     f' frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}',
     "ROOT %w = bf16[16,4] copy(%x)",
   )
-  (row,) = collectives(Program(told), {"replica": 4, "fsdp": 2, "tensor": 2})
-  assert (row.axes, row.devices, row.asynchronous, row.ring_bytes) == (
-    "replica",
-    4,
-    True,
-    ring * 128,
-  )
-  assert row.kind in ("collective-permute", kind.lower().replace("_", "-")) and row.group == [
-    0,
-    4,
-    8,
-    12,
-  ]
+  (row,) = collectives(Program(text), {"replica": 4, "fsdp": 2, "tensor": 2})
+  assert row.axes == "replica"
+  assert row.devices == 4
+  assert row.asynchronous
+  assert row.ring_bytes == times_sent * 16 * 4 * 2  # bf16[16,4]
+  assert row.kind in ("collective-permute", kind.lower().replace("_", "-"))
+  assert row.group == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("sent, into", [(100, 125), (125, 100)], ids=["there", "back"])
-def test_a_ragged_all_to_all_sends_no_array_twice(sent, into):
+@pytest.mark.parametrize("sent, into", [(100, 125), (125, 100)], ids=["dispatch", "combine"])
+def test_a_ragged_all_to_all_counts_its_output_operand_as_not_sent(sent, into):
   """The array that rows are written into is an operand, but stays where it is."""
   text = f"""HloModule m
 
