@@ -1,5 +1,4 @@
-"""What the tests of generation share: random models, inputs and prompts, and the model run again at
-every step."""
+"""Random models, inputs and prompts for the tests of generation, and generation without a cache."""
 
 import functools
 
@@ -16,10 +15,10 @@ from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-V = 12
-S = 6
-P = 5
-L = 7
+V = 12  # size of the vocabulary
+S = 6  # length of encoder inputs
+P = 5  # length of prompts
+L = 7  # most tokens that are generated
 EOS = 1
 
 
@@ -31,14 +30,15 @@ def model(kind, position, vocab=V, eos=EOS, **design):
   )
   variant = Variant(dims, t5.V1_1, vocab, tokens=Tokens(eos=eos))
   design = {"position": dict(position) if isinstance(position, tuple) else position, **design}
-  made = jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design=design))(
+  transformer = jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design=design))(
     jax.random.key(5)
   )
-  made = tiny.add_noise(made)
-  arrays = params.arrays(made)
-  # More of the context and less of the last token in what comes next, and far from uniform.
+  transformer = tiny.add_noise(transformer)
+  arrays = params.arrays(transformer)
+  # Smaller embeddings make the next token depend on the context more than on the last token; a
+  # larger head takes the distribution away from uniform.
   arrays |= {"embed/table": arrays["embed/table"] * 0.2, "head/kernel": arrays["head/kernel"] * 4}
-  return params.with_arrays(made, arrays)
+  return params.with_arrays(transformer, arrays)
 
 
 def decoder(position="rope", **options):
@@ -60,10 +60,9 @@ def prompts(rows=4, side="right", seed=0, vocab=V):
   generator = np.random.default_rng(seed)
   tokens = np.zeros((rows, P), np.int32)
   for row in range(rows):
-    n = P - row % (P - 1)
-    tokens[row, slice(0, n) if side == "right" else slice(P - n, P)] = generator.integers(
-      2, vocab, n
-    )
+    length = P - row % (P - 1)
+    start = 0 if side == "right" else P - length
+    tokens[row, start : start + length] = generator.integers(2, vocab, length)
   return {"decoder_input_tokens": tokens}
 
 
@@ -73,11 +72,13 @@ def logits(model, batch):
 
 
 def run(function, model, batch, **options):
-  return jax.tree.map(np.asarray, program(function, tuple(options.items()))(model, batch))
+  """Return the NumPy arrays of `function(model, batch, **options)`, compiled once for its options."""
+  compiled = compile_once(function, tuple(options.items()))
+  return jax.tree.map(np.asarray, compiled(model, batch))
 
 
 @functools.cache
-def program(function, options):
+def compile_once(function, options):
   return jax.jit(functools.partial(function, **dict(options)))
 
 
@@ -86,26 +87,32 @@ def draw(m, batch, seed=3, **options):
 
 
 def rerun_greedily(m, batch, length, prompt_BP, prefix_BP=None, eos=(EOS,)):
-  """The whole model on prompt and tokens so far, at every step, row by row padded right."""
+  """Return greedy tokens by the whole model on prompt and tokens so far, at every step.
+
+  Args:
+    prompt_BP: ids; negative ones are padding.
+    prefix_BP: 1 where attention is bidirectional.
+  """
   rows = [[id for id in row if id >= 0] for row in prompt_BP]
   starts = [len(row) for row in rows]
-  ends = [not row for row in rows]
+  has_ended = [not row for row in rows]
   if "encoder_input_tokens" in batch:
-    ends = (batch["encoder_input_tokens"] == 0).all(1).tolist()
+    has_ended = (batch["encoder_input_tokens"] == 0).all(1).tolist()
   out = np.zeros((len(rows), length), np.int32)
-  fed = np.zeros((len(rows), prompt_BP.shape[1] + length), np.int32)
+  tokens = np.zeros((len(rows), prompt_BP.shape[1] + length), np.int32)
   for t in range(length):
-    segments = np.zeros_like(fed)
+    segments = np.zeros_like(tokens)
     for i, row in enumerate(rows):
-      fed[i, : len(row)], segments[i, : len(row)] = row, 1
-    features = {**batch, "decoder_input_tokens": fed}
+      tokens[i, : len(row)] = row
+      segments[i, : len(row)] = 1
+    features = {**batch, "decoder_input_tokens": tokens}
     if "encoder_input_tokens" not in batch:
       features["decoder_segment_ids"] = segments
     if prefix_BP is not None:
       features["decoder_causal_attention"] = np.pad(prefix_BP, ((0, 0), (0, length)))
-    best = np.asarray(logits(m, features))
+    scores = np.asarray(logits(m, features))
     for i, row in enumerate(rows):
-      out[i, t] = 0 if ends[i] else best[i, starts[i] + t - 1].argmax()
-      ends[i] |= out[i, t] in eos
+      out[i, t] = 0 if has_ended[i] else scores[i, starts[i] + t - 1].argmax()
+      has_ended[i] |= out[i, t] in eos
       row.append(out[i, t])
   return out

@@ -1,4 +1,4 @@
-"""Layers as decoding on a CPU runs them."""
+"""Layers prepared for decoding on a CPU compute what the trained layers compute."""
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,28 @@ from t5x_like.parallel.constrain import use_platform
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_held_for_decoding_compute_the_same(dtype):
-  made = Mlp(6, 10, nnx.Rngs(0), activation=ACTIVATIONS["silu"][0], gated=True, bias=True)
-  for number, linear in enumerate((made.wi, made.gate, made.wo)):
+def test_layers_prepared_for_a_loop_compute_the_same(dtype):
+  """On a CPU, float32 fuses `wi` and `gate`; elsewhere only the dtype changes."""
+  mlp = Mlp(6, 10, nnx.Rngs(0), activation=ACTIVATIONS["silu"][0], gated=True, bias=True)
+  for number, linear in enumerate((mlp.wi, mlp.gate, mlp.wo)):
     linear.bias[...] = jax.random.normal(jax.random.key(number), linear.bias.shape)
   x = jax.random.normal(jax.random.key(1), (2, 1, 6), dtype)
-  held = prepare_for_loop(made, jnp.dtype(dtype))
-  alone = dict(linears(held))
-  assert alone.keys() == ({"wo"} if dtype == "float32" else {"wi", "gate", "wo"})
-  assert all(
-    type(linear) is KernelFirst and linear.kernel[...].dtype == dtype for linear in alone.values()
-  )
-  assert isinstance(held.wi, FusedLinear) == (dtype == "float32")
-  (got, *_), (expected, *_) = held(x, None, None, None), made(x, None, None, None)
+  prepared = prepare_for_loop(mlp, jnp.dtype(dtype))
+  unfused = dict(linears(prepared))
+  assert unfused.keys() == ({"wo"} if dtype == "float32" else {"wi", "gate", "wo"})
+  for linear in unfused.values():
+    assert type(linear) is KernelFirst
+    assert linear.kernel[...].dtype == dtype
+  assert isinstance(prepared.wi, FusedLinear) == (dtype == "float32")
+  output = prepared(x, None, None, None)[0]
+  expected = mlp(x, None, None, None)[0]
   tolerance = 1e-6 if dtype == "float32" else 1e-2
   np.testing.assert_allclose(
-    got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
+    output.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
   )
-  assert got.dtype == dtype
+  assert output.dtype == dtype
   with use_platform("tpu"):
-    elsewhere = [linear for _, linear in linears(prepare_for_loop(made, jnp.dtype(dtype)))]
-  assert all(type(linear) is Linear and linear.kernel[...].dtype == dtype for linear in elsewhere)
+    tpu_linears = [linear for _, linear in linears(prepare_for_loop(mlp, jnp.dtype(dtype)))]
+  for linear in tpu_linears:
+    assert type(linear) is Linear
+    assert linear.kernel[...].dtype == dtype

@@ -1,5 +1,4 @@
-"""Generation with models whose heads and norms are their family's own, against the forward pass of
-all tokens."""
+"""Greedy tokens of published models with heads and norms of their own are the forward pass's."""
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_forward_pass(name, tmp_path):
   model = hf.load(str(tmp_path / "model"))
   prompt = np.array([[5, 9, 17, 4]], np.int32)
   tokens = generate.greedy(model, {"decoder_input_tokens": prompt}, max_length=5, eos=(0,))
-  whole = np.concatenate([prompt, tokens], axis=1)
-  likeliest = np.asarray(model({"decoder_input_tokens": whole})["logits"]).argmax(-1)
-  assert tokens.shape == (1, 5) and np.array_equal(likeliest[:, 3:-1], tokens)
+  prompt_and_tokens = np.concatenate([prompt, tokens], axis=1)
+  likeliest = np.asarray(model({"decoder_input_tokens": prompt_and_tokens})["logits"]).argmax(-1)
+  assert tokens.shape == (1, 5)
+  np.testing.assert_array_equal(likeliest[:, 3:-1], tokens)

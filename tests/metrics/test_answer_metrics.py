@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0, MLQA, T5's normalisation and final numbers, on examples worked by hand."""
+"""Metrics of answers (SQuAD, MLQA, TriviaQA, final numbers) give the values worked out by hand."""
 
 import math
 
@@ -17,23 +17,24 @@ from t5x_like.metrics.texts import METRICS
 
 
 @pytest.mark.parametrize(
-  "text, squad, trivia_qa",
+  "text, squad_text, trivia_qa_text",
   [
-    ("The  Dog's a-b", "dogs ab", "dog s b"),  # TriviaQA's a is a word of its own
+    # TriviaQA splits at punctuation, which makes the `a` an article
+    ("The  Dog's a-b", "dogs ab", "dog s b"),
     ("an apple, A pear; the theme", "apple pear theme", "apple pear theme"),
     ("U.S. Army", "us army", "u s army"),
     ("under_score", "underscore", "under score"),
     ("‘quoted’ `this´", "‘quoted’ this´", "quoted this"),
-    # dashes of Unicode are no ASCII punctuation, its spaces are spaces
+    # punctuation is ASCII alone (the dash stays), white space is any of Unicode
     ("Été\u00a0—\u2003ÄÖ", "été — äö", "été — äö"),
     ("the", "", ""),
     ("...", "", ""),
     ("$1,000.50", "100050", "1 000 50"),
   ],
 )
-def test_t5_and_official_normalisation(text, squad, trivia_qa):
-  assert normalize_squad(text) == squad
-  assert normalize_trivia_qa(text) == trivia_qa
+def test_answers_are_normalised_as_squad_and_trivia_qa_do(text, squad_text, trivia_qa_text):
+  assert normalize_squad(text) == squad_text
+  assert normalize_trivia_qa(text) == trivia_qa_text
 
 
 @pytest.mark.parametrize(
@@ -46,69 +47,75 @@ def test_t5_and_official_normalisation(text, squad, trivia_qa):
     ("ar", "الكتاب", "كتاب"),
     ("hi", "एक किताब।", "एक किताब"),
     ("zh", "北京 2008年，NBA 球队", "北 京 2008 年 nba 球 队"),
-    ("ru", "«Москва» — a город", "москва a город"),  # not in MLQA: no articles
+    ("ru", "«Москва» — a город", "москва a город"),  # a language outside MLQA has no articles
   ],
 )
-def test_mlqa_normalisation(language, text, expected):
+def test_mlqa_removes_the_articles_of_the_language(language, text, expected):
   assert normalize_mlqa(text, language) == expected
 
 
-def test_f1_is_of_multisets():
+def test_f1_counts_a_token_as_often_as_both_texts_have_it():
   assert token_f1("a a b", "a b b") == pytest.approx(2 / 3)
-  assert token_f1("x", "y") == 0 and token_f1("", "") == 0
+  assert token_f1("x", "y") == 0
+  assert token_f1("", "") == 0
 
 
 def test_squad_takes_the_best_answer_for_each_score():
   golds = [["Denver Broncos", "the Broncos", "Carolina"], ["1 2 3 4", "5"]]
-  assert SquadV1()(golds, ["broncos!", "1 2 5"]) == {
-    "exact_match": 50.0,
-    "f1": pytest.approx(100 * (1 + 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4)) / 2),
-  }
+  precision = 2 / 3  # "1 2 5" against "1 2 3 4"
+  recall = 2 / 4
+  second_f1 = 2 * precision * recall / (precision + recall)
+  scores = SquadV1()(golds, ["broncos!", "1 2 5"])
+  assert scores == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + second_f1) / 2)}
 
 
-def test_unanswered_and_empty_score_nothing():
+def test_missing_and_empty_predictions_score_zero():
   assert SquadV1()([["x"], ["x"]], [None, ""]) == {"exact_match": 0.0, "f1": 0.0}
-  # as in evaluate-v1.1.py, nothing equals an answer that normalises to nothing, but shares no word
-  # with it
+  # As in evaluate-v1.1.py, an empty prediction equals an answer that normalises to nothing but
+  # shares no word with it.
   assert SquadV1()([["The"]], [""]) == {"exact_match": 100.0, "f1": 0.0}
   assert SquadV1()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
 
 
-def test_languages_in_one_set():
+def test_each_reference_is_normalised_in_its_language():
   metric = MultilingualSquad(normalize_mlqa)
-  assert metric([("de", ["der Hund"]), ("en", ["der Hund"])], ["Hund", "Hund"]) == {
-    "exact_match": 50.0,
-    "f1": pytest.approx(100 * (1 + 2 / 3) / 2),
-  }
+  scores = metric([("de", ["der Hund"]), ("en", ["der Hund"])], ["Hund", "Hund"])
+  # English keeps "der": precision 1, recall 1/2
+  assert scores == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)}
 
 
 GOLDS = [["Paris", "the city of Paris"], ["Rome"], [], [], ["a"]]
 
 
-def test_squad_2():
-  given = [("paris", 0.1), ("", 0.9), ("", 0.8), ("Berlin", 0.3), ("", 0.2)]
-  found = SquadV2()(GOLDS, given)
-  # ["a"] normalises to nothing, so that an empty prediction is right
-  assert found["exact"] == found["f1"] == pytest.approx(100 * 3 / 5)
-  assert found["HasAns_exact"] == pytest.approx(100 * 2 / 3) and found["NoAns_f1"] == 50.0
+def test_squad_2_scores_questions_with_and_without_answers():
+  predictions = [("paris", 0.1), ("", 0.9), ("", 0.8), ("Berlin", 0.3), ("", 0.2)]
+  scores = SquadV2()(GOLDS, predictions)
+  # The answer "a" normalises to nothing: an empty prediction is right.
+  assert scores["exact"] == scores["f1"] == pytest.approx(100 * 3 / 5)
+  assert scores["HasAns_exact"] == pytest.approx(100 * 2 / 3)
+  assert scores["NoAns_f1"] == 50.0
 
 
-def test_squad_2_threshold():
-  given = [("paris", 0.1), ("rome", 0.9), ("", 0.8), ("Berlin", 0.4), ("x", 0.2)]
-  found = SquadV2(threshold=0.3)(GOLDS, given)
-  assert found["HasAns_exact"] == pytest.approx(100 / 3)  # Rome falls
-  assert found["NoAns_exact"] == 100.0  # Berlin too
+def test_squad_2_answers_nothing_above_the_threshold():
+  predictions = [("paris", 0.1), ("rome", 0.9), ("", 0.8), ("Berlin", 0.4), ("x", 0.2)]
+  scores = SquadV2(threshold=0.3)(GOLDS, predictions)
+  assert scores["HasAns_exact"] == pytest.approx(100 / 3)  # "rome" (0.9) is dropped
+  assert scores["NoAns_exact"] == 100.0  # "Berlin" (0.4) is dropped too
   metric = SquadV2()
-  details = metric.details(metric.rows(GOLDS, given), GOLDS, given)
-  # from 2 (nothing answered): +1 paris, 0 x, -1 Berlin, 0 (empty), +1 rome: the first best is 3, at
-  # 0.1
-  assert details["best_exact"] == pytest.approx(60.0) and details["best_exact_thresh"] == 0.1
-  assert (details["total"], details["HasAns_total"], details["NoAns_total"]) == (5, 3, 2)
+  details = metric.details(metric.rows(GOLDS, predictions), GOLDS, predictions)
+  # Right answers as the threshold rises: 2 (all empty), 3 (paris), 3 (x), 2 (Berlin), 2 (empty),
+  # 3 (rome). The first maximum is 3 of 5, at paris's 0.1.
+  assert details["best_exact"] == pytest.approx(60.0)
+  assert details["best_exact_thresh"] == 0.1
+  assert details["total"] == 5
+  assert details["HasAns_total"] == 3
+  assert details["NoAns_total"] == 2
 
 
-def test_squad_2_leaves_out_what_has_no_prediction():
-  found = SquadV2()(GOLDS, [("paris", 0.0), None, None, None, None])
-  assert found["exact"] == 100.0 and math.isnan(found["NoAns_exact"])
+def test_squad_2_leaves_out_questions_without_prediction():
+  scores = SquadV2()(GOLDS, [("paris", 0.0), None, None, None, None])
+  assert scores["exact"] == 100.0
+  assert math.isnan(scores["NoAns_exact"])
 
 
 @pytest.mark.parametrize(
@@ -165,24 +172,28 @@ def test_squad_2_leaves_out_what_has_no_prediction():
     ("\\$18", "18"),
   ],
 )
-def test_final_number(text, number):
+def test_final_number_is_the_last_or_the_one_after_four_hashes(text, number):
   assert final_number(text) == number
 
 
-def test_a_text_that_is_a_number():
-  numbers = ("18", "$18.0", "1 000", "50 %", "−5", "2/5", "18.")
-  assert all(map(is_number, numbers)) and not any(
-    map(is_number, ("18 apples", "", "x", "1 2", "####"))
-  )
+@pytest.mark.parametrize("text", ["18", "$18.0", "1 000", "50 %", "−5", "2/5", "18."])
+def test_a_number_with_its_sign_and_unit_is_a_number(text):
+  assert is_number(text)
 
 
-def test_long_texts_of_digits_take_no_time():
+@pytest.mark.parametrize("text", ["18 apples", "", "x", "1 2", "####"])
+def test_other_texts_are_no_numbers(text):
+  assert not is_number(text)
+
+
+def test_final_number_of_a_long_text_takes_linear_time():
+  """A pattern that backtracks would not return."""
   for part in ("1", "1,", "1 ", ",12", "1 111", "-", " / ", "= - ", "####"):
     final_number(part * 20_000)
 
 
 @pytest.mark.parametrize(
-  ("text", "referent", "named"),
+  ("text", "referent", "is_named"),
   [
     ("potato", "turnip", False),
     ("turnip", "turnip", True),
@@ -196,24 +207,22 @@ def test_long_texts_of_digits_take_no_time():
     ("a this", "cat", None),
   ],
 )
-def test_a_referent_is_named_as_t5_judges(text, referent, named):
-  """An empty text is wrong whether the referent is right or not."""
-  made = METRICS["referent"]()
+def test_a_text_names_a_referent_by_t5s_rule(text, referent, is_named):
+  """`is_named` None: the text holds no word and is wrong under either label."""
+  referent_metric = METRICS["referent"]()
 
   def score(label):
-    return made.metric([made.reference([referent, label])], [made.prediction(text)])["accuracy"]
+    return referent_metric.metric(
+      [referent_metric.reference([referent, label])], [referent_metric.prediction(text)]
+    )["accuracy"]
 
-  assert (score("True"), score("False")) == {True: (100, 0), False: (0, 100), None: (0, 0)}[named]
-  assert made.reference([referent, "-1"]) is None
+  assert score("True") == (100 if is_named is True else 0)
+  assert score("False") == (100 if is_named is False else 0)
+  assert referent_metric.reference([referent, "-1"]) is None
 
 
-def test_similarity_that_is_no_number_counts_as_minus_one():
-  read = METRICS["number"]().prediction
-  assert [read(text) for text in ("10", "10.", "asdf", "", "nan", "inf")] == [
-    10.0,
-    10.0,
-    -1.0,
-    -1.0,
-    -1.0,
-    -1.0,
-  ]
+@pytest.mark.parametrize("text", ["asdf", "", "nan", "inf"])
+def test_a_similarity_that_is_no_number_counts_as_minus_one(text):
+  read_prediction = METRICS["number"]().prediction
+  assert read_prediction("10") == read_prediction("10.") == 10.0
+  assert read_prediction(text) == -1.0

@@ -1,6 +1,6 @@
-"""Scores of labels and tags equal the values that scikit-learn, scipy and seqeval document, and
-their own answers."""
+"""Scores of labels and tags equal those of scikit-learn, scipy and seqeval."""
 
+import itertools
 import math
 
 import numpy as np
@@ -14,112 +14,124 @@ from t5x_like.metrics.classification import SCORES, Accuracy, Classification, Co
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 
 
-def test_documented_values():
-  # of +1 and -1 there
+def test_classification_equals_scikit_learns_documented_examples():
+  # scikit-learn's example has the labels +1 and -1 here called 1 and 0
   matthews = Classification(2, ("matthews_correlation",))([1, 1, 1, 0], [1, 0, 1, 1])
   assert matthews["matthews_correlation"] == pytest.approx(-100 / 3)
   assert Classification(4)([0, 1, 2, 3], [0, 2, 1, 3]) == {"accuracy": 50.0}
   macro = Classification(3, ("macro_f1",))([0, 1, 2, 0, 1, 2], [0, 2, 1, 0, 0, 1])
   assert macro["macro_f1"] == pytest.approx(26.6666, abs=1e-3)
-  assert Correlation()([1, 2, 3, 4, 5], [5, 6, 7, 8, 7])["spearman"] == pytest.approx(
-    82.07826816681233
-  )
-  assert Correlation()(list(range(1, 8)), [10, 9, 2.5, 6, 4, 3, 2])["pearson"] == pytest.approx(
-    -82.85038835884279
-  )
+
+
+def test_correlation_equals_scipys_documented_examples():
+  spearman = Correlation()([1, 2, 3, 4, 5], [5, 6, 7, 8, 7])["spearman"]
+  assert spearman == pytest.approx(82.07826816681233)
+  pearson = Correlation()([1, 2, 3, 4, 5, 6, 7], [10, 9, 2.5, 6, 4, 3, 2])["pearson"]
+  assert pearson == pytest.approx(-82.85038835884279)
+
+
+def test_entity_f1_equals_seqevals_documented_example():
   gold = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
-  given = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
-  assert EntityF1()(gold, given) == {"precision": 50.0, "recall": 50.0, "f1": 50.0}
-  types = EntityF1().details(EntityF1().rows(gold, given), gold, given)["types"]
+  predictions = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+  assert EntityF1()(gold, predictions) == {"precision": 50.0, "recall": 50.0, "f1": 50.0}
+  types = EntityF1().details(EntityF1().rows(gold, predictions), gold, predictions)["types"]
   assert types["PER"] == {"precision": 100.0, "recall": 100.0, "f1": 100.0, "entities": 1}
   assert types["MISC"]["f1"] == 0.0
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_scores_of_counted_pairs_equal_those_of_all_examples(classes):
+def test_classification_equals_scikit_learn_on_random_labels(classes):
   rng = np.random.default_rng(classes)
   gold = rng.integers(classes, size=300).tolist()
-  given = [g if rng.random() < 0.6 else int(rng.integers(classes)) for g in gold]
-  found = Classification(classes, tuple(SCORES))(gold, given)
-  assert found["accuracy"] == pytest.approx(100 * sklearn.metrics.accuracy_score(gold, given))
-  assert found["matthews_correlation"] == pytest.approx(
-    100 * sklearn.metrics.matthews_corrcoef(gold, given)
-  )
-  assert found["macro_f1"] == pytest.approx(
-    100 * sklearn.metrics.f1_score(gold, given, average="macro")
-  )
+  predictions = []
+  for label in gold:
+    is_right = rng.random() < 0.6
+    predictions.append(label if is_right else int(rng.integers(classes)))
+  expected = {
+    "accuracy": sklearn.metrics.accuracy_score(gold, predictions),
+    "matthews_correlation": sklearn.metrics.matthews_corrcoef(gold, predictions),
+    "macro_f1": sklearn.metrics.f1_score(gold, predictions, average="macro"),
+  }
   if classes == 2:
-    assert found["f1"] == pytest.approx(100 * sklearn.metrics.f1_score(gold, given))
+    expected["f1"] = sklearn.metrics.f1_score(gold, predictions)
+  scores = Classification(classes, tuple(SCORES))(gold, predictions)
+  for name, share in expected.items():
+    assert scores[name] == pytest.approx(100 * share)
 
 
 def test_macro_f1_counts_a_class_that_does_not_occur():
   assert Classification(3, ("macro_f1",))([0, 1], [0, 1])["macro_f1"] == pytest.approx(200 / 3)
 
 
-def test_no_label_is_wrong():
-  both = Classification(2, ("accuracy", "f1"))
-  # T5's f1_score_with_invalid
-  assert both([1, 0, 1], [1, None, None]) == both([1, 0, 1], [1, 1, 0])
-  three = Classification(3, ("accuracy", "macro_f1"))([0, 1, 2, 2], [0, 1, 2, None])
-  assert three == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 1 + 2 / 3) / 3)}
-  # T5 passes -1 for no label to scikit-learn
+def test_a_prediction_without_label_is_wrong():
+  binary = Classification(2, ("accuracy", "f1"))
+  # as T5's f1_score_with_invalid: None counts as the wrong label
+  assert binary([1, 0, 1], [1, None, None]) == binary([1, 0, 1], [1, 1, 0])
+  scores = Classification(3, ("accuracy", "macro_f1"))([0, 1, 2, 2], [0, 1, 2, None])
+  assert scores == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 1 + 2 / 3) / 3)}
+
+
+def test_matthews_correlation_counts_no_label_as_a_third_class():
+  """T5 passes -1 for no label to scikit-learn."""
   gold = [1, 1, 0, 0, 1]
-  given = [1, None, 0, None, 0]
-  matthews = sklearn.metrics.matthews_corrcoef(gold, [1, -1, 0, -1, 0])
-  assert Classification(2, ("matthews_correlation",))(gold, given)[
-    "matthews_correlation"
-  ] == pytest.approx(100 * matthews)
+  expected = sklearn.metrics.matthews_corrcoef(gold, [1, -1, 0, -1, 0])
+  metric = Classification(2, ("matthews_correlation",))
+  scores = metric(gold, [1, None, 0, None, 0])
+  assert scores["matthews_correlation"] == pytest.approx(100 * expected)
 
 
-def test_correlation_of_what_does_not_vary_is_not_defined():
-  for gold, given in (([1, 2, 3], [2, 2, 2]), ([2, 2, 2], [1, 2, 3]), ([1], [1])):
-    assert all(math.isnan(score) for score in Correlation()(gold, given).values())
+@pytest.mark.parametrize(
+  "gold, predictions", [([1, 2, 3], [2, 2, 2]), ([2, 2, 2], [1, 2, 3]), ([1], [1])]
+)
+def test_the_correlation_of_a_constant_is_not_defined(gold, predictions):
+  for score in Correlation()(gold, predictions).values():
+    assert math.isnan(score)
 
 
 def test_correlations_equal_scipy_with_ties():
   rng = np.random.default_rng(0)
-  gold, given = rng.integers(6, size=(2, 100)).astype(float)
-  found = Correlation()(gold.tolist(), given.tolist())
-  assert found["pearson"] == pytest.approx(100 * scipy.stats.pearsonr(gold, given)[0])
-  assert found["spearman"] == pytest.approx(100 * scipy.stats.spearmanr(gold, given)[0])
+  gold = rng.integers(6, size=100).astype(float)
+  predictions = rng.integers(6, size=100).astype(float)
+  scores = Correlation()(gold.tolist(), predictions.tolist())
+  assert scores["pearson"] == pytest.approx(100 * scipy.stats.pearsonr(gold, predictions)[0])
+  assert scores["spearman"] == pytest.approx(100 * scipy.stats.spearmanr(gold, predictions)[0])
 
 
 def test_entities_equal_seqeval_on_random_tags():
   rng = np.random.default_rng(1)
   tags = ["O", "B-A", "I-A", "B-B", "I-B", "O"]
-  lengths = rng.integers(1, 12, size=200)
-  gold = [[tags[i] for i in rng.integers(6, size=n)] for n in lengths]
-  given = [
-    [tag if rng.random() < 0.7 else tags[rng.integers(6)] for tag in sentence] for sentence in gold
-  ]
-  found = EntityF1()(gold, given)
-  for name, score in (
-    ("f1", "f1_score"),
-    ("precision", "precision_score"),
-    ("recall", "recall_score"),
-  ):
-    assert found[name] == pytest.approx(100 * getattr(seqeval.metrics, score)(gold, given))
-  assert TagAccuracy()(gold, given)["accuracy"] == pytest.approx(
-    100 * seqeval.metrics.accuracy_score(gold, given)
-  )
+  gold = []
+  predictions = []
+  for length in rng.integers(1, 12, size=200):
+    sentence = [tags[i] for i in rng.integers(6, size=length)]
+    gold.append(sentence)
+    predictions.append([tag if rng.random() < 0.7 else tags[rng.integers(6)] for tag in sentence])
+  scores = EntityF1()(gold, predictions)
+  assert scores["f1"] == pytest.approx(100 * seqeval.metrics.f1_score(gold, predictions))
+  precision = seqeval.metrics.precision_score(gold, predictions)
+  assert scores["precision"] == pytest.approx(100 * precision)
+  assert scores["recall"] == pytest.approx(100 * seqeval.metrics.recall_score(gold, predictions))
+  accuracy = seqeval.metrics.accuracy_score(gold, predictions)
+  assert TagAccuracy()(gold, predictions)["accuracy"] == pytest.approx(100 * accuracy)
 
 
-def test_no_entities_anywhere_scores_zero():
+def test_sentences_without_a_right_entity_score_zero():
   assert EntityF1()([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
-  # a word beyond the row, of tags without O
+  # a row that ends before its last word has an empty tag there
   assert EntityF1()([["B-X", "I-X"]], [["B-X", ""]])["f1"] == 0.0
 
 
 def test_multirc_equals_sklearn_over_all_answers():
   gold = [[1, 0, 1], [0, 0], [1, 1, 0, 0]]
-  given = [[1, 0, 1], [0, 1], [1, 0, 0, 0]]
-  found = MultiRc()(gold, given)
-  flat = sklearn.metrics.f1_score(sum(gold, []), sum(given, []))
-  assert found == {"f1a": pytest.approx(100 * flat), "exact_match": pytest.approx(100 / 3)}
+  predictions = [[1, 0, 1], [0, 1], [1, 0, 0, 0]]
+  scores = MultiRc()(gold, predictions)
+  all_gold = list(itertools.chain(*gold))
+  f1 = sklearn.metrics.f1_score(all_gold, list(itertools.chain(*predictions)))
+  assert scores == {"f1a": pytest.approx(100 * f1), "exact_match": pytest.approx(100 / 3)}
   assert MultiRc()([[0]], [[0]]) == {"f1a": 0.0, "exact_match": 100.0}
 
 
-def test_lengths_and_zero_examples_are_refused():
+def test_unequal_lengths_and_zero_examples_are_refused():
   with pytest.raises(UserError, match="2 predictions for 1 references"):
     Accuracy()(["a"], ["a", "b"])
   with pytest.raises(UserError, match="zero examples"):

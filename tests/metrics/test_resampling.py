@@ -1,5 +1,4 @@
-"""Intervals and paired tests: seeded, of the right size against theory, and alike for every
-metric."""
+"""Bootstrap intervals and paired tests have the sizes that theory gives and a seed."""
 
 import numpy as np
 import pytest
@@ -12,33 +11,37 @@ from t5x_like.metrics.tagging import EntityF1
 from t5x_like.metrics.translation import Bleu, Chrf
 
 
-def test_interval_of_a_share_is_the_binomials():
+def test_the_interval_of_an_accuracy_is_the_binomials():
   rows_NC = np.repeat([[True], [False]], [360, 40], axis=0)
-  found = bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
-  interval = found["intervals"]["accuracy"]
+  record = bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
+  interval = record["intervals"]["accuracy"]
   error = 100 * (0.9 * 0.1 / 400) ** 0.5
   assert interval["standard_error"] == pytest.approx(error, rel=0.06)
   assert interval["low"] == pytest.approx(90 - 1.96 * error, abs=0.4)
   assert interval["high"] == pytest.approx(90 + 1.96 * error, abs=0.4)
-  assert found == bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
-  assert found != bootstrap(Accuracy(), rows_NC, samples=2000, seed=1)
+  assert record == bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
+  assert record != bootstrap(Accuracy(), rows_NC, samples=2000, seed=1)
 
 
-def test_p_value_is_the_sign_tests():
-  """Systems that differ on 12 examples, 10 for one and 2 for the other: the two-sided sign test's p
-  is 0.0386."""
+def test_the_p_value_is_the_sign_tests():
+  """The systems differ on 12 examples, of which the second wins 10: the two-sided sign test's p is
+  0.0386."""
   first = np.array([[True]] * 2 + [[False]] * 10 + [[True]] * 50)
   second = np.array([[False]] * 2 + [[True]] * 10 + [[True]] * 50)
-  found = paired_test(Accuracy(), first, second, samples=4000, seed=0)["differences"]["accuracy"]
-  assert found["difference"] == pytest.approx(100 * 8 / 62)
-  assert found["p_value"] == pytest.approx(0.0386, abs=0.01)
-  assert found["low"] > 0
+  difference = paired_test(Accuracy(), first, second, samples=4000, seed=0)["differences"][
+    "accuracy"
+  ]
+  assert difference["difference"] == pytest.approx(100 * 8 / 62)
+  assert difference["p_value"] == pytest.approx(0.0386, abs=0.01)
+  assert difference["low"] > 0
 
 
 def test_a_system_does_not_differ_from_itself():
   rows_NC = np.array([[True], [False], [True]])
-  found = paired_test(Accuracy(), rows_NC, rows_NC, samples=50, seed=0)["differences"]["accuracy"]
-  assert found == {"difference": 0.0, "p_value": 1.0, "low": 0.0, "high": 0.0}
+  difference = paired_test(Accuracy(), rows_NC, rows_NC, samples=50, seed=0)["differences"][
+    "accuracy"
+  ]
+  assert difference == {"difference": 0.0, "p_value": 1.0, "low": 0.0, "high": 0.0}
 
 
 METRICS = [
@@ -52,22 +55,26 @@ METRICS = [
 ]
 
 
-@pytest.mark.parametrize("metric, gold, given", METRICS, ids=lambda value: type(value).__name__)
-def test_every_metric_can_be_resampled(metric, gold, given):
-  rows_NC = metric.rows(gold, given)
+@pytest.mark.parametrize(
+  "metric, gold, predictions", METRICS, ids=lambda value: type(value).__name__
+)
+def test_every_metric_can_be_resampled(metric, gold, predictions):
+  rows_NC = metric.rows(gold, predictions)
   scores = metric.scores(rows_NC)
   intervals = bootstrap(metric, rows_NC, samples=50, seed=0)["intervals"]
   for name, score in scores.items():
-    assert intervals[name]["low"] <= score + 1e-9 and score - 1e-9 <= intervals[name]["high"]
-  better_NC = metric.rows(
-    gold, [g[0] if isinstance(g, list) and not isinstance(given[0], list) else g for g in gold]
-  )
-  found = paired_test(metric, rows_NC, better_NC, samples=50, seed=0)["differences"]
-  assert all(found[name]["difference"] > 0 for name in scores)
+    assert intervals[name]["low"] - 1e-9 <= score <= intervals[name]["high"] + 1e-9
+  has_several_references = isinstance(gold[0], list) and not isinstance(predictions[0], list)
+  perfect = [references[0] for references in gold] if has_several_references else gold
+  perfect_NC = metric.rows(gold, perfect)
+  differences = paired_test(metric, rows_NC, perfect_NC, samples=50, seed=0)["differences"]
+  for name in scores:
+    assert differences[name]["difference"] > 0
 
 
-def test_samples_without_the_score_are_counted():
-  found = bootstrap(Correlation(), np.array([[0.0, 1.0], [1.0, 0.0]]), samples=200, seed=0)
-  assert 50 < found["undefined"]["pearson"] < 150 and found["intervals"]["pearson"][
-    "high"
-  ] == pytest.approx(-100)
+def test_samples_whose_score_is_undefined_are_counted():
+  """Half of the samples of two rows draw the same row twice: no correlation."""
+  rows_NC = np.array([[0.0, 1.0], [1.0, 0.0]])
+  record = bootstrap(Correlation(), rows_NC, samples=200, seed=0)
+  assert 50 < record["undefined"]["pearson"] < 150
+  assert record["intervals"]["pearson"]["high"] == pytest.approx(-100)

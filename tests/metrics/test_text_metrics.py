@@ -1,4 +1,4 @@
-"""BLEU, chrF and ROUGE equal what sacrebleu and rouge-score document and answer themselves."""
+"""BLEU, chrF and ROUGE equal the scores of sacrebleu and rouge-score."""
 
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
@@ -15,10 +15,10 @@ STREAMS = [
   ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
 ]
 SYSTEM = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
-REFERENCES = [list(several) for several in zip(*STREAMS)]
+REFERENCES = [list(sentences) for sentences in zip(*STREAMS)]
 
 
-def test_documented_bleu_and_chrf():
+def test_bleu_and_chrf_equal_sacrebleus_documented_scores():
   assert Bleu()(REFERENCES, SYSTEM)["bleu"] == pytest.approx(48.530827009929865)
   assert Chrf()(REFERENCES, SYSTEM)["chrf"] == pytest.approx(59.73, abs=0.005)
 
@@ -30,16 +30,18 @@ def test_bleu_equals_sacrebleu(options):
   score = BLEU(**options).corpus_score(SYSTEM, STREAMS)
   assert metric.scores(rows)["bleu"] == pytest.approx(score.score)
   details = metric.details(rows, REFERENCES, SYSTEM)
-  assert details["signature"].startswith("nrefs:2|case:") and "|tok:" in details["signature"]
-  assert (details["brevity_penalty"], details["reference_length"]) == (score.bp, score.ref_len)
+  assert details["signature"].startswith("nrefs:2|case:")
+  assert "|tok:" in details["signature"]
+  assert details["brevity_penalty"] == score.bp
+  assert details["reference_length"] == score.ref_len
 
 
 def test_chrf_plus_plus_equals_sacrebleu():
   metric = Chrf(word_order=2)
-  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(
-    CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score
-  )
-  assert "nw:2" in metric.details(metric.rows(REFERENCES, SYSTEM), REFERENCES, SYSTEM)["signature"]
+  expected = CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score
+  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(expected)
+  details = metric.details(metric.rows(REFERENCES, SYSTEM), REFERENCES, SYSTEM)
+  assert "nw:2" in details["signature"]
 
 
 def test_sentences_may_have_different_numbers_of_references():
@@ -49,45 +51,49 @@ def test_sentences_may_have_different_numbers_of_references():
     assert metric()(uneven, SYSTEM) == metric()(padded, SYSTEM)
 
 
-def test_documented_rouge():
-  found = Rouge()(
-    [["The quick brown fox jumps over the lazy dog"]], ["The quick brown dog jumps on the log."]
-  )
-  assert found["rouge1"] == pytest.approx(70.588, abs=1e-3) and found["rougeL"] == pytest.approx(
-    58.823, abs=1e-3
-  )
+def test_rouge_equals_rouge_scores_documented_example():
+  reference = "The quick brown fox jumps over the lazy dog"
+  scores = Rouge()([[reference]], ["The quick brown dog jumps on the log."])
+  assert scores["rouge1"] == pytest.approx(70.588, abs=1e-3)
+  assert scores["rougeL"] == pytest.approx(58.823, abs=1e-3)
 
 
 def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
   references = [["a b c d", "a c"], ["x y . z"]]
   predictions = ["a b x c", "z . x y"]
   scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"])
-  found = Rouge(use_stemmer=False)(references, predictions)
+  scores = Rouge(use_stemmer=False)(references, predictions)
   for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
-    first = max(scorer.score(one, predictions[0])[name].fmeasure for one in references[0])
+    first = max(scorer.score(text, predictions[0])[name].fmeasure for text in references[0])
     second = scorer.score("x y .\nz", "z .\nx y")[name].fmeasure
-    assert found[name] == pytest.approx(50 * (first + second))
-  assert found["rougeLsum"] > found["rougeL"]  # sentences in another order cost nothing
+    assert scores[name] == pytest.approx(50 * (first + second))
+  assert scores["rougeLsum"] > scores["rougeL"]  # the order of sentences does not count
 
 
-def test_one_reference_is_that_of_the_highest_rouge_1():
-  # one has the words, the other a pair of them
+def test_rouge_of_one_reference_takes_that_of_the_highest_rouge_1():
+  # The first shares all four words with the prediction, the second a pair of neighbours.
   references = ["c a b x", "x b d e f g"]
   prediction = "x b a c"
-  scores = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"]).score(references[0], prediction)
-  one, each = (
-    Rouge(use_stemmer=False, one_reference=flag)([references], [prediction])
-    for flag in (True, False)
+  expected = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"]).score(
+    references[0], prediction
   )
-  assert one == {name: pytest.approx(100 * score.fmeasure) for name, score in scores.items()}
-  assert one["rouge1"] == each["rouge1"] == 100 and one["rouge2"] < each["rouge2"]
+  scores = Rouge(use_stemmer=False, one_reference=True)([references], [prediction])
+  best_scores = Rouge(use_stemmer=False, one_reference=False)([references], [prediction])
+  for name, score in scores.items():
+    assert score == pytest.approx(100 * expected[name].fmeasure)
+  assert scores.keys() == expected.keys()
+  assert scores["rouge1"] == best_scores["rouge1"] == 100
+  assert scores["rouge2"] < best_scores["rouge2"]
 
 
-def test_stemming_and_sentences():
-  assert Rouge()([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100.0)
-  assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])[
-    "rouge1"
-  ] == pytest.approx(100 / 3)
+def test_rouge_stems_words_unless_told_not_to():
+  stemmed = Rouge()([["the dogs jumped"]], ["the dog jumps"])
+  assert stemmed["rouge1"] == pytest.approx(100.0)
+  unstemmed = Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])
+  assert unstemmed["rouge1"] == pytest.approx(100 / 3)
+
+
+def test_sentences_are_split_at_full_stops():
   assert split_sentences("One . Two . ") == "One .\nTwo .\n"
 
 
@@ -96,31 +102,32 @@ def test_stemming_and_sentences():
   [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})],
 )
 def test_tags_in_a_text_are_those_of_its_words(name, expected):
-  """A word without a tag is wrong; a tag without a word is one that was found."""
-  scored = METRICS[name]()
-  gold = [scored.reference([text]) for text in ("B-x I-x O", "O B-y")]
+  """A word without a tag is wrong; a tag beyond the words counts as a predicted entity."""
+  tag_metric = METRICS[name]()
+  gold = [tag_metric.reference([text]) for text in ("B-x I-x O", "O B-y")]
   assert (
-    scored.metric(gold, [scored.prediction(text) for text in (" B-x  I-x O B-y", "")]) == expected
+    tag_metric.metric(gold, [tag_metric.prediction(text) for text in (" B-x  I-x O B-y", "")])
+    == expected
   )
 
 
 def test_a_tag_behind_a_sentinel_is_that_of_its_word():
-  """Whatever is missing or said twice; without sentinels, tags count from the first word."""
+  """Tags may be missing or given twice; without sentinels they count from the first word."""
   gold = "<extra_id_0> B-x <extra_id_1> O <extra_id_2> B-y"
-  for name, found, expected in (
+  for name, prediction, expected in (
     ("tags", "<extra_id_2> B-y <extra_id_0> B-x", 200 / 3),
     ("tags", "B-x O B-y", 100.0),
     ("tags", "<extra_id_1> O B-y <extra_id_0> B-z B-z", 100 / 3),
     ("entities", "<extra_id_2> B-y", 50.0),
   ):
-    scored = METRICS[name]()
-    result = scored.metric([scored.reference([gold])], [scored.prediction(found)])
-    assert result["recall" if name == "entities" else "accuracy"] == pytest.approx(expected)
+    tag_metric = METRICS[name]()
+    scores = tag_metric.metric([tag_metric.reference([gold])], [tag_metric.prediction(prediction)])
+    assert scores["recall" if name == "entities" else "accuracy"] == pytest.approx(expected)
   assert METRICS["tags"]().prediction("<extra_id_99999999> O") == ["<extra_id_99999999>", "O"]
 
 
 RUSSIAN = "Быстрая лиса прыгает через ленивую собаку"
-SCRIPTS = [
+TEXTS_IN_OTHER_SCRIPTS = [
   RUSSIAN,
   "η γρήγορη αλεπού πηδά",
   "敏捷的狐狸跳过懒狗。",
@@ -130,27 +137,28 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize("text", SCRIPTS)
-def test_rouge_of_other_scripts(text):
+@pytest.mark.parametrize("text", TEXTS_IN_OTHER_SCRIPTS)
+def test_rouge_of_other_scripts_needs_unicode_tokens(text):
   with pytest.raises(UserError, match="tokenize=unicode"):
     Rouge()([[text]], [text])
-  words = text.split() if " " in text else [text[: len(text) // 2], text[len(text) // 2 :]]
-  scores = Rouge(tokenize="unicode")([[text], [text]], [text, words[0]])
-  assert 50 < scores["rouge1"] < 100 and scores["rougeL"] == scores["rouge1"]
+  beginning = text.split()[0] if " " in text else text[: len(text) // 2]
+  scores = Rouge(tokenize="unicode")([[text], [text]], [text, beginning])
+  assert 50 < scores["rouge1"] < 100
+  assert scores["rougeL"] == scores["rouge1"]
 
 
-def test_rouge_of_one_row_in_another_script():
+def test_a_row_in_another_script_counts_zero_and_is_reported():
   gold = [["a small dog"], ["über große Hunde"], [RUSSIAN]]
-  given = ["a small dog", "über große Hunde", RUSSIAN]
-  rows_NC = Rouge().compute_rows(gold, given)
-  assert Rouge().details(rows_NC, gold, given) == {"other_scripts": 1}
+  predictions = ["a small dog", "über große Hunde", RUSSIAN]
+  rows_NC = Rouge().compute_rows(gold, predictions)
+  assert Rouge().details(rows_NC, gold, predictions) == {"other_scripts": 1}
   assert Rouge().scores(rows_NC)["rouge1"] == pytest.approx(200 / 3)
 
 
-def test_a_tokenizer_of_bleu_that_cannot_be_made(monkeypatch):
-  def absent(*_, **__):
+def test_a_tokenizer_of_bleu_that_is_not_installed_is_one_line(monkeypatch):
+  def raise_missing(*_, **__):
     raise RuntimeError("needs\nmecab")
 
-  monkeypatch.setattr("sacrebleu.metrics.BLEU.__init__", absent)
+  monkeypatch.setattr("sacrebleu.metrics.BLEU.__init__", raise_missing)
   with pytest.raises(UserError, match="tokenize=ja-mecab: not available .needs mecab."):
     Bleu("ja-mecab")

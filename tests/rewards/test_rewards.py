@@ -1,4 +1,4 @@
-"""Rewards of texts, and the record that travels with a row."""
+"""Rewards score texts by the record that travels with a row, and report faults in one line."""
 
 import sys
 
@@ -12,18 +12,25 @@ from t5x_like.library.judge import Judge
 from t5x_like.rewards import exact, model, number
 
 
-def test_built_in_rewards():
+def test_exact_compares_the_stripped_text_with_every_field():
   examples = [{"sum": "42", "other": "x"}] * 3
   assert exact.reward([" 42\n", "042", "x"], examples) == [1.0, 0.0, 1.0]
-  texts = ["so it is 1,042.", "#### 42 apples, not 41", "none", "-42"]
-  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [
-    1.0,
-    1.0,
-    0.0,
-    0.0,
-  ]
-  texts = ["it is 45-3", "a loss: -$1,003.50", "a loss of 3"]  # a minus between numbers is no sign
-  assert number.reward(texts, [{"answer": one} for one in (3, -1003.5, -3)]) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "expected"),
+  [
+    ("so it is 1,042.", "2 + 1040 = 1042", 1.0),
+    ("#### 42 apples, not 41", 42, 1.0),
+    ("none", 42, 0.0),
+    ("-42", 42, 0.0),
+    ("it is 45-3", 3, 1.0),  # a minus between numbers is no sign
+    ("a loss: -$1,003.50", -1003.5, 1.0),
+    ("a loss of 3", -3, 0.0),
+  ],
+)
+def test_number_compares_final_numbers(text, answer, expected):
+  assert number.reward([text], [{"answer": answer}]) == [expected]
 
 
 def test_a_record_travels_as_bytes():
@@ -36,10 +43,12 @@ def test_a_record_travels_as_bytes():
     rewards.pack_fields(record, 8, "here")
 
 
-def test_texts_end_before_their_ends():
+def test_completions_are_decoded_up_to_the_first_end():
   vocabulary = vocabularies.load("bytes")
-  ids = [*vocabulary.encode("ab"), vocabulary.eos_id, *vocabulary.encode("c")]
-  assert rewards.decode_completions(np.array([ids]), vocabulary, (vocabulary.eos_id,)) == ["ab"]
+  completion = [*vocabulary.encode("ab"), vocabulary.eos_id, *vocabulary.encode("c")]
+  assert rewards.decode_completions(np.array([completion]), vocabulary, (vocabulary.eos_id,)) == [
+    "ab"
+  ]
 
 
 def test_a_function_elsewhere_must_be_named_in_the_command():
@@ -65,10 +74,9 @@ def test_arguments_of_a_reward_are_checked(value, words):
     rewards.find_reward(value)
 
 
-def test_processes_score_together_by_a_reward_model_alone():
-  assert rewards.needs_all_processes(
-    {"name": "model", "workdir": "runs/reward"}
-  ) and not rewards.needs_all_processes("exact")
+def test_only_a_reward_model_needs_all_processes():
+  assert rewards.needs_all_processes({"name": "model", "workdir": "runs/reward"})
+  assert not rewards.needs_all_processes("exact")
 
 
 @pytest.mark.parametrize(("example", "names"), [({"sum": "1"}, "sum"), ({}, "none")])
@@ -78,94 +86,124 @@ def test_a_reward_model_needs_the_prompt(example, names):
     rewards.reward_texts({"name": "model", "workdir": "none"}, ["a"], [example])
 
 
+REWARD_MODEL = {"name": "model", "workdir": "runs/reward"}
+
+
 @pytest.fixture
 def judge(monkeypatch):
-  """A reward model of all texts alike, `judge.asked` by its name, which notes its rows in
-  `judge.seen`."""
+  """A reward model that scores every text 1 and notes the rows it reads in `judge.rows`."""
   judge = object.__new__(Judge)
-  seen = []
-  vars(judge).update(
-    _workdir="runs/reward", _chat=Chat("plain", vocabularies.load("bytes")), _start=0, _longest=99
-  )
-  vars(judge).update(_run=lambda function, rows, *_: seen.extend(rows) or [(1.0,)] * len(rows))
-  vars(judge).update(seen=seen, asked={"name": "model", "workdir": "runs/reward"})
+  judge.rows = []
+
+  def score_rows(function, rows, *_):
+    judge.rows.extend(rows)
+    return [(1.0,)] * len(rows)
+
+  judge._workdir = "runs/reward"
+  judge._chat = Chat("plain", vocabularies.load("bytes"))
+  judge._start = 0
+  judge._longest = 99
+  judge._run = score_rows
   monkeypatch.setattr(model, "_judge", lambda workdir, step: judge)
   return judge
 
 
 def test_a_reward_model_reads_a_prompt_that_is_a_conversation(judge):
-  prompts = ["Hi!", [{"role": "user", "content": "Hi!"}], [{"role": "usr", "content": "Hi!"}]]
-  assert rewards.reward_texts(
-    judge.asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]
-  ).tolist() == [1.0, 1.0]
-  assert judge.seen[0] == judge.seen[1]
+  conversation = [{"role": "user", "content": "Hi!"}]
+  examples = [{"prompt": "Hi!"}, {"prompt": conversation}]
+  assert rewards.reward_texts(REWARD_MODEL, ["a", "a"], examples).tolist() == [1.0, 1.0]
+  assert judge.rows[0] == judge.rows[1]
+
+
+def test_a_conversation_of_an_unknown_role_is_refused(judge):
+  conversation = [{"role": "usr", "content": "Hi!"}]
   with pytest.raises(UserError, match="found role 'usr' in message 0"):
-    rewards.reward_texts(judge.asked, ["a"], [{"prompt": prompts[2]}])
+    rewards.reward_texts(REWARD_MODEL, ["a"], [{"prompt": conversation}])
 
 
 def test_a_row_longer_than_a_reward_model_reads_loses_its_beginning(judge, capsys):
-  assert rewards.reward_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [
-    1.0,
-    1.0,
-  ]
-  whole = list(judge.seen)
+  def score_text():
+    rewards.reward_texts(REWARD_MODEL, ["a" * 9], [{"prompt": "Hi!"}])
+    return judge.rows[-1]
+
+  full_row = score_text()
   judge._longest = 5
-  rewards.reward_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
-  assert judge.seen[2:] == [[0, *whole[0][-4:]]]
-  rewards.reward_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
-  assert (
-    capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning")
-    == 1
-  )
+  assert score_text() == [0, *full_row[-4:]]
+  score_text()
+  warning = "runs/reward reads 5 tokens; longer rows lose their beginning"
+  assert capsys.readouterr().out.count(warning) == 1
+
+
+def fail(*_):
+  raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
-  ("found", "words"),
-  [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed"), ("exit", "failed")],
+  ("reward", "words"),
+  [
+    (lambda *_: [1.0], "found shape"),
+    (lambda *_: [1.0, np.nan], "not finite"),
+    (fail, "failed"),
+    (lambda *_: sys.exit(0), "failed"),
+  ],
 )
-def test_a_bad_reward_is_one_line(found, words, monkeypatch):
-  monkeypatch.setattr(
-    exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0
-  )
+def test_a_bad_reward_is_one_line(reward, words, monkeypatch):
+  monkeypatch.setattr(exact, "reward", reward)
   with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
     rewards.reward_texts("exact", ["a", "b"], [{}, {}])
 
 
-def test_rewards_of_answers_that_are_no_text():
-  """Several right answers, and TriviaQA's, are each right; null and empty texts are never."""
-  trivia = {"value": "Onion", "aliases": ["Allium cepa"], "type": "WikipediaEntity"}
-  for answer, text in (
+TRIVIA = {"value": "Onion", "aliases": ["Allium cepa"], "type": "WikipediaEntity"}
+
+
+@pytest.mark.parametrize(
+  ("answer", "text"),
+  [
     (["a", "b"], "b"),
-    (trivia, "Allium cepa"),
-    (trivia, "Onion"),
+    (TRIVIA, "Allium cepa"),
+    (TRIVIA, "Onion"),
     (18.0, "18"),
     (18.0, "18.0"),
     (True, "true"),
-  ):
-    assert exact.reward([text, str(answer) + "!", ""], [{"answer": answer, "input": ""}] * 3) == [
-      1.0,
-      0.0,
-      0.0,
-    ]
+  ],
+)
+def test_exact_takes_any_of_several_answers_and_never_an_empty_text(answer, text):
+  examples = [{"answer": answer, "input": ""}] * 3
+  assert exact.reward([text, str(answer) + "!", ""], examples) == [1.0, 0.0, 0.0]
+
+
+def test_a_null_answer_is_never_right():
   assert exact.reward(["None", ""], [{"answer": None, "id": "x"}] * 2) == [0.0, 0.0]
-  assert number.reward(
-    ["18", "2"], [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]
-  ) == [
-    1,
-    1,
-  ]
-  with pytest.raises(
-    UserError, match="exact failed: .*found no text or number in the fields answer"
-  ):
+
+
+def test_number_takes_any_of_several_answers():
+  examples = [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]
+  assert number.reward(["18", "2"], examples) == [1.0, 1.0]
+
+
+def test_a_record_without_text_or_number_is_refused():
+  words = "exact failed: .*found no text or number in the fields answer"
+  with pytest.raises(UserError, match=words):
     rewards.reward_texts("exact", ["None"], [{"answer": None}])
-  assert rewards.reward_texts("exact", [""], [{}]).tolist() == [
-    0.0
-  ]  # a row that only fills a batch
 
 
-def test_rewards_of_numbers_as_people_write_them():
-  texts = [".5", "$.25", "−5", "1 000", "1\u202f000,5", "2/5", "1.5e3", "0,5"]
-  answers = ["5", "25", "5", "0", "5", "5", "3", "5"]
-  assert number.reward(texts, [{"answer": answer} for answer in answers]) == [0.0] * 8
-  answers = [0.5, "0.25", -5, "1,000", 1000.5, "0.4", "1500", "0.5"]
-  assert number.reward(texts, [{"answer": answer} for answer in answers]) == [1.0] * 8
+def test_a_row_that_only_fills_a_batch_scores_zero():
+  assert rewards.reward_texts("exact", [""], [{}]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "wrong_answer"),
+  [
+    (".5", 0.5, "5"),
+    ("$.25", "0.25", "25"),
+    ("−5", -5, "5"),
+    ("1 000", "1,000", "0"),
+    ("1\u202f000,5", 1000.5, "5"),
+    ("2/5", "0.4", "5"),
+    ("1.5e3", "1500", "3"),
+    ("0,5", "0.5", "5"),
+  ],
+)
+def test_number_reads_numbers_as_people_write_them(text, answer, wrong_answer):
+  assert number.reward([text], [{"answer": answer}]) == [1.0]
+  assert number.reward([text], [{"answer": wrong_answer}]) == [0.0]
