@@ -103,7 +103,7 @@ class Recipe:
   phases: dict = _slot()
   init: dict = _slot()  # an `Init`: another run to start from
   teacher: dict = _slot()  # a `Teacher`, for distillation
-  tuning: dict = _slot(name="all")  # the parameters to train; a module of training/tunings/
+  tuning: dict = _slot(name="all")  # the parameters to train; a module of tunings/
   selection: dict = _slot()  # a `Selection`: the metric that stops training and picks a checkpoint
   train_split: str = "train"
   eval_split: str = "validation"

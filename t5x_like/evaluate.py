@@ -147,11 +147,11 @@ def main(argv: list[str]) -> None:
 def _evaluate(args, overrides: list[str]) -> None:
   """Run the evaluators of the config on a checkpoint, print the metrics and write the files."""
   from t5x_like import data
+  from t5x_like.abstract_model import build_objective
   from t5x_like.files.paths import check_writable
   from t5x_like.report import run_report
   from t5x_like.runtime import process
   from t5x_like.training import open_with_recipe
-  from t5x_like.training.build import build_objective
   from t5x_like.training.evaluation import Evaluation
 
   if hub.is_hub_name(args.workdir):

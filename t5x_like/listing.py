@@ -16,12 +16,11 @@ from typing import Any
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import evals, recipes, slots
+from t5x_like import evals, recipes, slots, tunings
 from t5x_like.architectures.design import Design
 from t5x_like.checkpoints.emergency import EmergencyOptions
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES

@@ -11,6 +11,7 @@ import pytest
 
 import more
 from t5x_like import evals, evaluate, predict, slots, train, vocabularies
+from t5x_like.abstract_model import build_objective
 from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
@@ -18,7 +19,6 @@ from t5x_like.evals import EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import open_with_recipe
-from t5x_like.training.build import build_objective
 from tests.runs import NANO
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]

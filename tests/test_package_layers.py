@@ -32,6 +32,8 @@ LAYERS = {
   "architectures": 0.5,
   "decoding": 0.7,
   **dict.fromkeys(("models", "objectives", "rows"), 1),
+  "tunings": 1.1,
+  "abstract_model": 1.2,
   "retrieval": 1.5,
   "faiss_retrieval": 1.4,
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),

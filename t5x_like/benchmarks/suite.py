@@ -23,6 +23,7 @@ from typing import Any
 
 from t5x_like import config as config_lib
 from t5x_like import recipes
+from t5x_like.abstract_model import build_objective
 from t5x_like.benchmarks import comparison, custom_suites, data, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
@@ -35,7 +36,6 @@ from t5x_like.runtime import process
 from t5x_like.training import open_with_recipe, saved_model, selection
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import assemble
-from t5x_like.training.build import build_objective
 from t5x_like.training.evaluation import Evaluation, GroupResults
 from t5x_like.training.loop import train
 from t5x_like.training.open_run import open_training_run

@@ -165,6 +165,14 @@ class Rules:
       self._check_divides(name, p, self.optimizer_axes(p.axes))
     return {name: self.sharding(p.axes) for name, p in params.items()}
 
+  def abstract_params(self, params: dict) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes, dtypes and shardings of named parameters; raise as `param_shardings`."""
+    shardings = self.param_shardings(params)
+    abstract = {}
+    for name, p in params.items():
+      abstract[name] = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=shardings[name])
+    return abstract
+
   def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
     for axis, size, unit, part in zip(axes, p.shape, p.unit, self.spec(axes)):
       mesh_axes = _as_tuple(part)

@@ -8,14 +8,12 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-import t5x_like.models
-import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import slots, tunings
+from t5x_like.abstract_model import build_model, build_objective, build_tuning
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import tunings
 from t5x_like.training.ema import with_average
 from t5x_like.training.guard import GUARDS, Guard, skip_refused_updates
 from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise, with_upper_bounds
@@ -23,7 +21,6 @@ from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
 
 REFERENCE = "reference/"  # begins the names of a reference model's parameters
-_ADAPTERS = 1  # folded into the key of the model's parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,39 +90,6 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
   return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
 
 
-def build_objective(config: ConfigDict) -> Callable:
-  """Return the objective; raise UserError if it lacks a declaration."""
-  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
-  t5x_like.objectives.check_declarations(config.objective.name, objective)
-  return objective
-
-
-def build_model(config: ConfigDict):
-  """Return (the abstract model, `key -> model`), with adapters and a reference where asked for."""
-  from t5x_like.training.tunings import lora
-
-  tuning = _build_tuning(config)
-  objective = build_objective(config)
-
-  def make_bare_model(key, slot="model", values=config.model):
-    return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
-
-  def make_model(key):
-    adapter_key = jax.random.fold_in(key, _ADAPTERS)
-    model = tuning.adapt(make_bare_model(key), adapter_key, config.model)
-    if objective.teacher:
-      model.reference = make_bare_model(key, "teacher.model", config.teacher.model)
-    elif objective.needs_reference and not lora.trains_adapters_only(model, tuning):
-      model.reference = make_bare_model(key)
-    return objective.extend_model(model, key)
-
-  return jax.eval_shape(make_model, jax.random.key(0)), make_model
-
-
-def _build_tuning(config: ConfigDict) -> tunings.Tuning:
-  return slots.make("config.tuning", config.tuning, tunings, "make")
-
-
 def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   """Return (the optimizer of the trained parameters, their names or None for all).
 
@@ -141,7 +105,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   optimizer = update_layerwise(optimizer, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  tuning = _build_tuning(config)
+  tuning = build_tuning(config)
   upper_bounds = {name: p.most for name, p in named.items() if hasattr(p, "most")}
   optimizer = with_upper_bounds(tuning.scale_rates(optimizer, named), upper_bounds)
   fixed_steps = {name: p.step for name, p in named.items() if hasattr(p, "step")}

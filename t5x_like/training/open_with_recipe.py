@@ -9,11 +9,12 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import vocabularies
+from t5x_like.abstract_model import build_model
 from t5x_like.data import open_values, task_features
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
-from t5x_like.training import build, class_count, imported_weights, warm_start
+from t5x_like.training import class_count, imported_weights, warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopt_imported_model, resolve
 from t5x_like.training.saved_model import SavedModel, identify_model, vocabulary_directory
@@ -53,7 +54,7 @@ def open_with_recipe(
   config = resolve(config)
   rules = Rules.from_config(config)
   rules.check_batch(config.batch_size, config.accumulation_steps)
-  model, _ = build.build_model(config)
+  model, _ = build_model(config)
   run = SavedModel(workdir, config, identity, model, rules, published)
   check_saved_model(run)
   if published is not None:

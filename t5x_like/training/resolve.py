@@ -11,16 +11,15 @@ from ml_collections import ConfigDict
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import evals, slots, trust, vocabularies
+from t5x_like import evals, slots, trust, tunings, vocabularies
+from t5x_like.abstract_model import build_tuning, resolve_model
 from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.paths import as_path
 from t5x_like.slots import Slot
-from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
-from t5x_like.training.resolve_model import resolve_model
 from t5x_like.training.schedule import SCHEDULES
 
 # schedules that end with the run by default
@@ -94,7 +93,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       for name, entry in config[key].items()
     }
     resolved[key] = ConfigDict(slots.to_json(entries))
-  return slots.make("config.tuning", resolved.tuning, tunings, "make").resolve(resolved)
+  return build_tuning(resolved).resolve(resolved)
 
 
 def adopt_imported_model(

@@ -8,15 +8,16 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import trust
+from t5x_like.abstract_model import build_model
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.errors import UserError
+from t5x_like.nn import params
 from t5x_like.nn.linear import without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import build, ema
+from t5x_like.training import ema
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.state import abstract_params
 
 # Keys that a published model's identity has and no run writes; `interop/published.py` explains
 # them.
@@ -60,7 +61,7 @@ class SavedModel:
     if self.published is not None:
       return 0, self.published.arrays(self.rules)
     directory = f"{self.workdir}/{folder}"
-    abstract = abstract_params(self.model, self.rules)
+    abstract = self.rules.abstract_params(params.named_params(self.model))
     with Checkpoints(directory) as checkpoints:
       if folder == "checkpoints" and self._keeps_mean():
         restored = checkpoints.restore(
@@ -101,7 +102,7 @@ def open_saved_model(
     rules = rules or Rules.make(make_mesh({"data": -1}))
     return SavedModel(workdir, ConfigDict(identity), identity, published.model, rules, published)
   config = config_lib.restore(identity, [], f"{workdir}/{workdirs.IDENTITY_FILE}")
-  model, _ = build.build_model(config)
+  model, _ = build_model(config)
   return SavedModel(workdir, config, identity, model, rules or Rules.from_config(config))
 
 

@@ -32,25 +32,16 @@ class TrainState:
 jax.tree_util.register_dataclass(TrainState)
 
 
-def abstract_params(model, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
-  """Return shapes, dtypes and shardings of the parameters of an abstract model, by name."""
-  named = params.named_params(model)
-  arrays = params.arrays(model)
-  shardings = rules.param_shardings(named)
-  return {
-    n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()
-  }
-
-
 def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules) -> TrainState:
   """Return shapes, dtypes and shardings of a run's state, without allocating anything.
 
   Args:
     model: the abstract model (`jax.eval_shape` of its constructor).
   """
-  arrays = abstract_params(model, rules)
+  named = params.named_params(model)
+  arrays = rules.abstract_params(named)
   opt_state = jax.eval_shape(optimizer.init, arrays)
-  opt_axes = state_axes(opt_state, params.named_params(model))
+  opt_axes = state_axes(opt_state, named)
 
   def split(leaf, axes):
     rule_axes = zip(rules.optimizer_axes(axes), leaf.shape)

@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
+from t5x_like.abstract_model import build_model, resolve_model
 from t5x_like.architectures.conv_encoder import ConvEncoder
 from t5x_like.architectures.detector import Detector
 from t5x_like.architectures.image_encoder import ImageEncoder
@@ -39,8 +40,7 @@ from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
 from t5x_like.training import saved_model
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import REFERENCE, Parts, build_model
-from t5x_like.training.resolve_model import resolve_model
+from t5x_like.training.build import REFERENCE, Parts
 from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # `config.teacher.workdir` of a teacher with random weights

@@ -20,7 +20,7 @@ from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
-from t5x_like.training.tunings import head
+from t5x_like.tunings import head
 from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]

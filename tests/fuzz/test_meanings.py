@@ -15,6 +15,7 @@ import pytest
 import published
 from interop.test_golden import write as write_model
 from t5x_like import trust, vocabularies
+from t5x_like.abstract_model import build_objective
 from t5x_like.benchmarks import custom_suites
 from t5x_like.corpora.sources import open_source
 from t5x_like.data.images import store as image_store
@@ -24,7 +25,6 @@ from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
 from t5x_like.training import open_with_recipe, warm_start
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import build_objective
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary

@@ -14,7 +14,7 @@ from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, Linear, without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.tunings import lora as tunings_lora
+from t5x_like.tunings import lora as tunings_lora
 from tests.models.families import Case as Family
 from tests.models.families import apart, shrunk
 

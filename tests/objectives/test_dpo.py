@@ -10,13 +10,13 @@ import pytest
 
 import more
 from t5x_like import evaluate, train, vocabularies
+from t5x_like.abstract_model import build_model
 from t5x_like.data import loader, task, task_features
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
 from t5x_like.objectives.dpo import Objective
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import build as build_lib
 from tests.models.families import Case, model, shrunk
 from tests.recipes import nano_decoder  # with the variant that the runs are of
 from tests.runs import assert_same_bits, load_tensors
@@ -264,7 +264,7 @@ def test_the_reference_has_weights_of_its_own_where_more_than_adapters_is_traine
   config.model = config.model.to_dict() | {"vocab_size": 384}
   config.objective = {"name": "dpo"}
   config.tuning = {"name": "lora", "also": also}
-  named = params.named_params(build_lib.build_model(config)[0])
+  named = params.named_params(build_model(config)[0])
   assert any(name.startswith("reference/") for name in named) == copied
 
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import recipes, slots
+from t5x_like import abstract_model, recipes, slots, tunings
 from t5x_like.nn import params
-from t5x_like.training import build, tunings
 from t5x_like.training.optimizer import adamw
 from t5x_like.training.resolve import resolve
 
@@ -103,7 +102,7 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   flags = [f"model.variant={variant}", f"model.vocab_size={VOCAB}", "optimizer.name=adamw"]
   flags += ["tuning.name=mup", f"tuning.base={BASE}"]
   config = resolve(recipes.load("configs/gpt/gpt2_124m.py:debug", flags), "cpu")
-  named = params.named_params(build.build_model(config)[0])
+  named = params.named_params(abstract_model.build_model(config)[0])
   assert config.model.design.logits_scale == pytest.approx(factor)
   for name, deviation in deviations.items():
     assert named[name].stddev == pytest.approx(deviation, rel=0.02), name

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import evaluate, train
+from t5x_like import evaluate, train, tunings
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.library.model import load
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import ema, guard, restoring, tunings
+from t5x_like.training import ema, guard, restoring
 from t5x_like.training.optimizer import OPTIMIZERS, to_named
 from t5x_like.training.state import TrainState, from_tree, to_tree
 from tests.runs import assert_same_bits, load_tensors

@@ -10,10 +10,10 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from t5x_like import train
+from t5x_like import train, tunings
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
-from t5x_like.training import ema, guard, tunings
+from t5x_like.training import ema, guard
 from t5x_like.training.optimizer import OPTIMIZERS, to_named, update_layerwise
 from t5x_like.training.state import TrainState
 from tests.runs import NANO, assert_same_bits, load_tensors

@@ -10,11 +10,11 @@ import pytest
 
 import more
 import tiny
+from t5x_like import tunings
 from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import tunings
 from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState, abstract_state, shardings

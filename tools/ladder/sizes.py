@@ -9,11 +9,10 @@ import re
 from ml_collections import ConfigDict
 
 import t5x_like.models
-from t5x_like import slots
+from t5x_like import abstract_model, slots
 from t5x_like.architectures.widths import resize_variant, stack_dims
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.training import build
 
 HELP = (
   "64 (a width; heads and feed-forward width in proportion), 64x6 (with 6 layers), or the "
@@ -74,6 +73,6 @@ def parse_list(text: str, flag: str, entry_type: type, min_count: int) -> list:
 
 def parameters(config: ConfigDict) -> int:
   """Count a model's parameters outside token tables and outputs (Kaplan et al. 2020, N)."""
-  model, _ = build.build_model(config)
+  model, _ = abstract_model.build_model(config)
   shapes = [p.shape for p in params.named_params(model).values() if "vocab" not in p.axes]
   return sum(math.prod(shape) for shape in shapes)

@@ -5,8 +5,8 @@ import re
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.training.tunings import Tuning
-from t5x_like.training.tunings._scaled import scale_updates
+from t5x_like.tunings import Tuning
+from t5x_like.tunings._scaled import scale_updates
 
 _HEADS = {"head", "scores", "projection"}
 _INPUTS = {

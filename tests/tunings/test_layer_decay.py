@@ -17,7 +17,7 @@ from t5x_like.nn import params
 from t5x_like.training.build import build_parts
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.resolve import resolve
-from t5x_like.training.tunings import layer_decay
+from t5x_like.tunings import layer_decay
 
 GOLDEN = json.loads(timm_groups.GOLDEN.read_text())
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}

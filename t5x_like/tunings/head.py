@@ -1,7 +1,7 @@
 """The head alone."""
 
 from t5x_like.errors import UserError
-from t5x_like.training.tunings import Tuning
+from t5x_like.tunings import Tuning
 
 _HEADS = ("head/", "scores/")
 

@@ -16,7 +16,7 @@ from t5x_like.architectures.widths import resize_variant, stack_dims
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.slots import PositiveInt
-from t5x_like.training.tunings import Named, Tuning
+from t5x_like.tunings import Named, Tuning
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model

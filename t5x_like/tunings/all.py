@@ -1,6 +1,6 @@
 """Train all parameters, at the schedule's rate."""
 
-from t5x_like.training.tunings import Tuning
+from t5x_like.tunings import Tuning
 
 
 def make() -> Tuning:

@@ -3,8 +3,8 @@
 import fnmatch
 
 from t5x_like.errors import UserError
-from t5x_like.training.tunings import Tuning
-from t5x_like.training.tunings._scaled import scale_updates
+from t5x_like.tunings import Tuning
+from t5x_like.tunings._scaled import scale_updates
 
 
 def make(*, rates: dict = {}) -> Tuning:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t5x_like.training.tunings import Named
+from t5x_like.tunings import Named
 
 
 def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:

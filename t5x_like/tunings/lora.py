@@ -7,7 +7,7 @@ from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS, has_adapters
 from t5x_like.nn.lora import add_adapters
 from t5x_like.slots import PositiveInt
-from t5x_like.training.tunings import Tuning
+from t5x_like.tunings import Tuning
 
 
 def make(

@@ -1,0 +1,85 @@
+"""Build the abstract model and the objective of a config: shapes and axes, without arrays."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+import t5x_like.models
+import t5x_like.objectives
+from t5x_like import slots, tunings
+from t5x_like.tunings import lora
+
+_ADAPTERS = 1  # folded into the key of the model's parameters
+
+
+def resolve_model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
+  """Return a `config.model`, checked, with all defaults.
+
+  Args:
+    slot: its key in the config, `model` or `teacher.model`.
+    platform: the platform that dtype and layers are chosen for; None is this process's.
+  Raises:
+    UserError: naming the key, the value and the expectation.
+  """
+  model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
+  name, arguments = slots.name_and_arguments(f"config.{slot}", values)
+  resolved = ConfigDict(
+    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, supplied=("rngs",))
+  )
+  with resolved.ignore_type():
+    for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
+      resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
+    if "variant" in resolved:
+      resolved.variant = values.variant  # as given: all of its fields may be
+      variant = slots.resolve_variant(model_class, values)
+      if "design" in resolved:
+        slots.replace_fields("config.model.design", variant.design, resolved.design)
+        resolved.design = ConfigDict(slots.to_json(resolved.design))
+      if "vocab_size" in resolved and resolved.vocab_size is None:
+        resolved.vocab_size = variant.vocab_size
+  on_cpu = (platform or jax.default_backend()) == "cpu"
+  suited = {"dtype": "bfloat16", "layers": "scan"}
+  if on_cpu:
+    suited = {"dtype": "float32", "layers": "loop"}
+  for key, value in suited.items():
+    if key in resolved and values.get(key, "auto") == "auto":
+      resolved[key] = value
+  return resolved
+
+
+def build_model(config: ConfigDict) -> tuple[nnx.Module, Callable[[jax.Array], nnx.Module]]:
+  """Return the abstract model of a resolved config, and the function that makes it from a key.
+
+  It has adapters, a reference and further heads where the tuning and the objective need them.
+  """
+  tuning = build_tuning(config)
+  objective = build_objective(config)
+
+  def make_bare_model(key, slot="model", values=config.model):
+    return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
+
+  def make_model(key):
+    adapter_key = jax.random.fold_in(key, _ADAPTERS)
+    model = tuning.adapt(make_bare_model(key), adapter_key, config.model)
+    if objective.teacher:
+      model.reference = make_bare_model(key, "teacher.model", config.teacher.model)
+    elif objective.needs_reference and not lora.trains_adapters_only(model, tuning):
+      model.reference = make_bare_model(key)
+    return objective.extend_model(model, key)
+
+  return jax.eval_shape(make_model, jax.random.key(0)), make_model
+
+
+def build_objective(config: ConfigDict) -> Callable:
+  """Return the objective; raise UserError if it lacks a declaration."""
+  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
+  t5x_like.objectives.check_declarations(config.objective.name, objective)
+  return objective
+
+
+def build_tuning(config: ConfigDict) -> tunings.Tuning:
+  """Return the tuning, which selects the trained parameters and may add adapters."""
+  return slots.make("config.tuning", config.tuning, tunings, "make")
