@@ -1,8 +1,7 @@
-"""Tiny random models of `transformers`, one for each thing a family can be: names, configs and
-inputs, no torch here.
+"""Describe tiny random models of `transformers` and their inputs, without importing torch.
 
-Every tensor's values follow from its name and shape, so a golden file needs to keep only names,
-shapes and logits.
+There is one case for each variation of a family that the converters know. The values of a tensor
+follow from its name and shape, so a golden file stores only names, shapes and outputs.
 """
 
 import dataclasses
@@ -17,19 +16,18 @@ VOCAB = 64
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One model.
+  """A random model, and the shape of the batch that it is compared on.
 
   Attributes:
     model, config: classes of `transformers`.
     values: arguments of the config.
     kind: "encoder_decoder", "decoder", "encoder", "image", "image_text" or "detection", which
       decides the inputs.
-    untied: the output has a matrix of its own although the library ties it unless a file says
-      otherwise.
-    length: of the inputs.
-    rows: of the inputs.
-    outputs: theirs -> ours, besides logits.
-    logits: their name of them; empty where they have none.
+    untied: whether the output has its own matrix although the library ties it by default.
+    length: tokens of a row of the inputs.
+    rows: rows of the inputs.
+    outputs: the library's name of an output -> our name, besides logits.
+    logits: the library's name of the logits; empty if the model has none.
     size: height and width of padded images.
     predicted: number of tokens that a query stream predicts in a random order.
   """
@@ -121,9 +119,8 @@ def _encoder(task: str, prefix: str = "Bert", values: dict = BERT, **options) ->
     values |= dict(type_vocab_size=1, layer_norm_eps=1e-5)
   if "Classification" in task:
     values |= dict(num_labels=3)
-  return Case(
-    f"{prefix}{task}", config, values, "encoder", rows=4 if "Choice" in task else 3, **options
-  )
+  rows = 4 if "Choice" in task else 3
+  return Case(f"{prefix}{task}", config, values, "encoder", rows=rows, **options)
 
 
 CASES = {
@@ -423,86 +420,107 @@ CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.i
 
 
 def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """The float32 values of a tensor: scales of norms near one, everything else around zero."""
-  noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
-  words = name.lower()
+  """Return the float32 values of a tensor: scales of norms near one, the others around zero."""
+  generator = np.random.default_rng(zlib.crc32(name.encode()))
+  noise = generator.standard_normal(shape).astype(np.float32)
   if name.endswith("running_var"):
     return 1 + np.abs(noise)
-  # of a ResNet
-  if len(shape) == 4 and (
-    name.startswith("model.input_projection") or "convolution.weight" in name
-  ):
+  is_convolution = name.startswith("model.input_projection") or "convolution.weight" in name
+  if len(shape) == 4 and is_convolution:  # He's deviation keeps a ResNet's activations near one
     return np.float32((2 / np.prod(shape[1:])) ** 0.5) * noise
-  norm = (
-    len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
-  )
-  return np.asarray(
-    1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32
-  )
+  if name.endswith("weight") and (len(shape) == 1 or "norm" in name.lower()):
+    return np.asarray(1 + 0.2 * noise, np.float32)
+  if len(shape) > 1:
+    return np.asarray(0.3 * noise, np.float32)
+  return np.asarray(0.1 * noise, np.float32)
 
 
 def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
-  """Batch features: int32, three rows or more, two of them padded at the end; or float32 images."""
+  """Return batch features: int32 rows of tokens, two of them padded at the end, or images."""
   generator = np.random.default_rng(7)
+  if case.kind == "detection":
+    return _padded_images(case, generator)
+  if case.kind in ("image", "image_text"):
+    return _square_images(case, generator)
   B = case.rows
   T = case.length
-  if case.kind == "detection":  # the second and third image are padded, each on another side
-    (Y, X), channels = case.size, case.values.get("num_channels", 3)
-    size_B2 = np.array([[Y, X], [Y * 2 // 3, X], [Y // 2 + 1, X * 3 // 4]], np.int32)
-    image = generator.standard_normal((3, Y, X, channels)).astype(np.float32)
-    for row, (y, x) in enumerate(size_B2):
-      image[row, y:] = image[row, :, x:] = 0
-    return {"image": image, "image_size": size_B2}
-  if case.kind in ("image", "image_text"):
-    values = case.values.get("vision_config", case.values)
-    side = values["image_size"]
-    channels = values.get("num_channels", 3)
-    batch = {"image": generator.standard_normal((B, side, side, channels)).astype(np.float32)}
-    if "mask_ratio" in case.values:
-      patches = (side // case.values["patch_size"]) ** 2
-      order = generator.permuted(np.tile(np.arange(patches, dtype=np.int32), (B, 1)), axis=1)
-      seen = int(patches * (1 - case.values["mask_ratio"]))
-      batch |= {"visible_patches": order[:, :seen], "masked_patches": order[:, seen:]}
-    if case.kind == "image_text":
-      eos = case.values["text_config"]["eos_token_id"]
-      tokens = generator.integers(3, VOCAB - 1, (B, T)).astype(np.int32)
-      for row in range(B):  # what follows EOS does not matter
-        tokens[row, T - 1 - row :] = VOCAB - 1 if eos == 2 else eos
-      batch["text_input_tokens"] = tokens
-    return batch
-
-  def rows():
-    tokens = generator.integers(3, VOCAB, (B, T)).astype(np.int32)
-    tokens[1, T - 3 :] = pad
-    tokens[2, T // 2 :] = pad
-    return tokens
-
+  tokens_BT = generator.integers(3, VOCAB, (B, T)).astype(np.int32)
+  tokens_BT[1, T - 3 :] = pad
+  tokens_BT[2, T // 2 :] = pad
   if case.kind == "decoder":
-    return {"decoder_input_tokens": rows()}
-  batch = {"encoder_input_tokens": rows()}
+    return {"decoder_input_tokens": tokens_BT}
+  batch = {"encoder_input_tokens": tokens_BT}
   if case.kind == "encoder_decoder":
     decoder = generator.integers(3, VOCAB, (B, T - 2)).astype(np.int32)
     decoder[:, 0] = start
     return batch | {"decoder_input_tokens": decoder}
-  # XLM's languages are types
-  types = dict(ModernBertConfig=0, XLMConfig=case.values.get("n_langs", 0))
-  if types.get(case.config, case.values.get("type_vocab_size", 2)) > 1:
-    batch["encoder_token_types"] = (
-      np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
-    )
+  if _token_types(case) > 1:
+    types_T = (np.arange(T) > T // 3).astype(np.int32)
+    batch["encoder_token_types"] = np.tile(types_T, (B, 1))
   if case.predicted:
-    order = np.zeros((B, T), np.int32)
-    for row, real in enumerate(batch["encoder_input_tokens"] != pad):
-      order[row, generator.permutation(np.flatnonzero(real))[: case.predicted]] = 1 + np.arange(
-        case.predicted
-      )
-    places = np.stack([np.flatnonzero(row) for row in order]).astype(np.int32)
-    batch |= {"encoder_order": order, "encoder_masked_positions": places}
+    batch |= _permutation(tokens_BT != pad, case.predicted, generator)
   return batch
 
 
-def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
-  """Bool: the positions whose logits mean something."""
+def _padded_images(case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
+  """Return three images: the second is padded below, the third below and on the right."""
+  Y, X = case.size
+  channels = case.values.get("num_channels", 3)
+  size_B2 = np.array([[Y, X], [Y * 2 // 3, X], [Y // 2 + 1, X * 3 // 4]], np.int32)
+  image = generator.standard_normal((3, Y, X, channels)).astype(np.float32)
+  for row, (y, x) in enumerate(size_B2):
+    image[row, y:] = 0
+    image[row, :, x:] = 0
+  return {"image": image, "image_size": size_B2}
+
+
+def _square_images(case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
+  """Return images, with the patches that are masked or the texts that belong to them."""
+  B = case.rows
+  T = case.length
+  values = case.values.get("vision_config", case.values)
+  side = values["image_size"]
+  channels = values.get("num_channels", 3)
+  batch = {"image": generator.standard_normal((B, side, side, channels)).astype(np.float32)}
+  if "mask_ratio" in case.values:
+    patches = (side // case.values["patch_size"]) ** 2
+    order = generator.permuted(np.tile(np.arange(patches, dtype=np.int32), (B, 1)), axis=1)
+    visible = int(patches * (1 - case.values["mask_ratio"]))
+    batch |= {"visible_patches": order[:, :visible], "masked_patches": order[:, visible:]}
+  if case.kind == "image_text":
+    eos = case.values["text_config"]["eos_token_id"]
+    if eos == 2:  # as published configs have it; the EOS of rows is the highest id
+      eos = VOCAB - 1
+    tokens = generator.integers(3, VOCAB - 1, (B, T)).astype(np.int32)
+    for row in range(B):  # tokens after the first EOS have no influence
+      tokens[row, T - 1 - row :] = eos
+    batch["text_input_tokens"] = tokens
+  return batch
+
+
+def _token_types(case: Case) -> int:
+  """Return the number of token types of an encoder; XLM's languages are passed as types."""
+  if case.config == "ModernBertConfig":
+    return 0
+  if case.config == "XLMConfig":
+    return case.values.get("n_langs", 0)
+  return case.values.get("type_vocab_size", 2)
+
+
+def _permutation(
+  is_token_BT: np.ndarray, predicted: int, generator: np.random.Generator
+) -> dict[str, np.ndarray]:
+  """Return a random order, from 1, of `predicted` tokens of each row, and their positions."""
+  order = np.zeros(is_token_BT.shape, np.int32)
+  for row, is_token_T in enumerate(is_token_BT):
+    chosen = generator.permutation(np.flatnonzero(is_token_T))[:predicted]
+    order[row, chosen] = 1 + np.arange(predicted)
+  positions = np.stack([np.flatnonzero(row) for row in order]).astype(np.int32)
+  return {"encoder_order": order, "encoder_masked_positions": positions}
+
+
+def valid_positions(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
+  """Return a Boolean mask of the positions whose outputs are compared: all but padding."""
   if case.kind == "encoder_decoder":
     return np.ones(batch["decoder_input_tokens"].shape, bool)
   if case.kind in ("image", "image_text", "detection"):
@@ -510,6 +528,8 @@ def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
   return batch[f"{case.kind}_input_tokens"] != pad
 
 
-def compared(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """The values to compare: those of valid tokens, or all where there is one answer for a row."""
-  return logits[mask] if logits.shape[: mask.ndim] == mask.shape else logits
+def select_valid(output: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """Return an output at the positions of `mask`, or whole where a row has a single value."""
+  if output.shape[: mask.ndim] == mask.shape:
+    return output[mask]
+  return output

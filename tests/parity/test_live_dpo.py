@@ -1,5 +1,4 @@
-"""DPO against PyTorch on the same model: loss, margins and the gradient of every tensor (`make
-parity`)."""
+"""DPO has PyTorch's loss, margins and gradients of every tensor on the same model."""
 
 import jax
 import numpy as np
@@ -23,9 +22,9 @@ def test_loss_and_gradients_are_those_of_pytorch(name, tmp_path):
   import torch
 
   case = cases.CASES[name]
-  theirs = reference.make(case, tmp_path / "theirs")
-  model = hf.load(str(tmp_path / "theirs"))
-  arrays = {n: x * 1.2 for n, x in params.arrays(model).items()}
+  torch_reference = reference.make(case, tmp_path / "reference")
+  model = hf.load(str(tmp_path / "reference"))
+  arrays = {name: array * 1.2 for name, array in params.arrays(model).items()}
   hf.save(params.with_arrays(model, arrays), str(tmp_path / "policy"))
   policy = reference.read(case, tmp_path / "policy")
 
@@ -41,14 +40,14 @@ def test_loss_and_gradients_are_those_of_pytorch(name, tmp_path):
     "decoder_loss_weights": weights,
   }
 
-  def log_probabilities(one):
+  def log_probabilities(torch_model):
     rows = torch.tensor(tokens).reshape(B * 2, T + 1)
-    log_p = one(input_ids=rows[:, :-1]).logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0]
+    log_p_vocab = torch_model(input_ids=rows[:, :-1]).logits.log_softmax(-1)
+    log_p = log_p_vocab.gather(-1, rows[:, 1:, None])[..., 0]
     return (log_p * torch.tensor(weights).reshape(B * 2, T)).sum(1).reshape(B, 2)
 
-  policy.eval(), theirs.eval()
   with torch.no_grad():
-    base = log_probabilities(theirs)
+    base = log_probabilities(torch_reference)
   ratio = log_probabilities(policy) - base
   margin = BETA * (ratio[:, 0] - ratio[:, 1])
   log_sigmoid = torch.nn.functional.logsigmoid
@@ -56,19 +55,20 @@ def test_loss_and_gradients_are_those_of_pytorch(name, tmp_path):
   loss.backward()
 
   @jax.jit
-  def ours(arrays):
-    changed = params.with_arrays(model, arrays)
-    changed.reference = model
-    return Objective(beta=BETA, label_smoothing=SMOOTHING)(changed, batch)
+  def jax_loss(arrays):
+    jax_policy = params.with_arrays(model, arrays)
+    jax_policy.reference = model
+    return Objective(beta=BETA, label_smoothing=SMOOTHING)(jax_policy, batch)
 
-  (found, sums), gradients = jax.value_and_grad(ours, has_aux=True)(arrays)
-  np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
+  (loss_sum, sums), gradients = jax.value_and_grad(jax_loss, has_aux=True)(arrays)
+  np.testing.assert_allclose(loss_sum, loss.item(), rtol=1e-5)
   np.testing.assert_allclose(sums["margin"], margin.sum().item(), rtol=1e-5)
   hf.save(params.with_arrays(model, gradients), str(tmp_path / "gradients"))
-  read = load_file(tmp_path / "gradients" / "model.safetensors")
-  expected = {n: p.grad.numpy() for n, p in policy.named_parameters()}
-  assert expected.keys() <= read.keys()
-  for n, g in expected.items():
-    distance = np.abs(read[n] - g).max()
-    print(f"{name} {n}: {distance:.1e} of {np.abs(g).max():.2g}")
-    assert distance <= 1e-5 * max(1.0, np.abs(g).max()), n
+  # Saved as a model, our gradients have PyTorch's names and layout.
+  exported_gradients = load_file(tmp_path / "gradients" / "model.safetensors")
+  for tensor, parameter in policy.named_parameters():
+    gradient = parameter.grad.numpy()
+    largest = np.abs(gradient).max()
+    distance = np.abs(exported_gradients[tensor] - gradient).max()
+    print(f"{name} {tensor}: {distance:.1e} of {largest:.2g}")
+    assert distance <= 1e-5 * max(1.0, largest), tensor

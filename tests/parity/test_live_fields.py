@@ -1,4 +1,4 @@
-"""Fields that a `config.json` leaves out have the library's defaults (`make parity`)."""
+"""A field that `config.json` lacks has the default of `transformers`, or its lack is refused."""
 
 import json
 
@@ -11,7 +11,7 @@ from t5x_like.interop.config_fields import Fields
 
 pytestmark = pytest.mark.parity
 
-NEEDED = {  # of types whose classes have no default that we read
+REQUIRED_FIELDS = {  # of types whose classes have no default that we read
   "clip": dict(architectures=["CLIPModel"]),
   "deberta-v2": dict(
     relative_attention=True,
@@ -27,40 +27,39 @@ NEEDED = {  # of types whose classes have no default that we read
   "switch_transformers": dict(num_sparse_encoder_layers=6, num_sparse_decoder_layers=6),
   "vit_mae": dict(architectures=["ViTMAEForPreTraining"]),
 }
-TYPES = [
-  name for name in sorted(hf.model_types()) if not name.startswith("timm/") and name != "detr"
-]
+TYPES = sorted(name for name in hf.model_types() if not name.startswith("timm/") and name != "detr")
 
 
-def variant(values):
-  """The variant of a config, or the refusal of one that lacks a field."""
+def variant_or_refusal(values):
+  """Return the variant that a config describes, or the message that refuses the config."""
   family = hf._find_family(hf.model_type_of(values), "config.json")
   fields = Fields(values, "config.json")
   try:
-    made = family.read_config(fields, set())[1]["variant"]
+    variant = family.read_config(fields, set())[1]["variant"]
     fields.refuse_unused()
   except UserError as error:
     return str(error)
-  return made
+  return variant
 
 
-def shortened(values):
-  """Yield (name, the config without this field), of the config itself and of its sections."""
+def without_each_field(values):
+  """Yield (name, the config without this field), for the config and for its sections."""
   for name, value in values.items():
-    if name == "model_type" or name in NEEDED.get(values["model_type"], {}):
+    if name == "model_type" or name in REQUIRED_FIELDS.get(values["model_type"], {}):
       continue
     if not (name.endswith("_token_id") and value is None):  # ours are then the published models'
       yield name, {key: value for key, value in values.items() if key != name}
     if name in ("text_config", "vision_config"):
-      yield from ((f"{name}.{inner}", values | {name: rest}) for inner, rest in shortened(value))
+      for inner_name, section in without_each_field(value):
+        yield f"{name}.{inner_name}", values | {name: section}
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_a_field_left_out_is_the_librarys_default_or_missed(model_type):
-  config = AutoConfig.for_model(model_type, **NEEDED.get(model_type, {}))
-  values = json.loads(config.to_json_string(use_diff=False)) | NEEDED.get(model_type, {})
-  whole = variant(values)
-  assert not isinstance(whole, str), whole
-  for name, fewer in shortened(values):
-    found = variant(fewer)
-    assert found == whole or isinstance(found, str), name
+def test_a_missing_field_has_the_librarys_default_or_is_refused(model_type):
+  config = AutoConfig.for_model(model_type, **REQUIRED_FIELDS.get(model_type, {}))
+  values = json.loads(config.to_json_string(use_diff=False)) | REQUIRED_FIELDS.get(model_type, {})
+  full_variant = variant_or_refusal(values)
+  assert not isinstance(full_variant, str), full_variant
+  for name, shorter_values in without_each_field(values):
+    variant = variant_or_refusal(shorter_values)
+    assert variant == full_variant or isinstance(variant, str), name

@@ -1,4 +1,4 @@
-"""Models of images against timm, and against `transformers` at another resolution than a file's."""
+"""Image models have timm's outputs, and those of `transformers` at other resolutions."""
 
 import dataclasses
 import json
@@ -35,17 +35,14 @@ TIMM = {  # architecture, arguments, side of the images
 }
 
 
-def made(architecture: str, arguments: dict, directory):
-  """Save a model of timm with the values of `cases.tensor`; return it as loaded from there."""
+def save_random_model(architecture: str, arguments: dict, directory):
+  """Save a model of timm with the values of `cases.tensor` and return it as loaded from there."""
   from timm.models import save_for_hf
 
   save_for_hf(timm.create_model(architecture, **arguments), directory, safe_serialization=True)
   path = directory / "model.safetensors"
-  save_file(
-    {n: cases.tensor(n, x.shape) for n, x in load_file(path).items()},
-    path,
-    metadata={"format": "pt"},
-  )
+  tensors = {name: cases.tensor(name, array.shape) for name, array in load_file(path).items()}
+  save_file(tensors, path, metadata={"format": "pt"})
   return read(directory)
 
 
@@ -61,78 +58,85 @@ def run(model, image_BYXC: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", TIMM)
 def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   architecture, arguments, side = TIMM[name]
-  if "img_size" not in arguments:  # of a network for any
+  if "img_size" not in arguments:  # a convolutional network takes images of any size
     arguments = arguments | dict(pretrained_cfg_overlay=dict(input_size=(3, side, side)))
-  theirs = made(architecture, arguments, tmp_path / "theirs")
+  original = tmp_path / "original"
+  exported = tmp_path / "exported"
+  timm_model = save_random_model(architecture, arguments, original)
   shape = (3, side, side, arguments.get("in_chans", 3))
   image = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
-  model = hf.load(str(tmp_path / "theirs"))
-  expected = run(theirs, image)
-  output = "logits" if arguments["num_classes"] else "pooled"
-  got = np.asarray(jax.jit(lambda model, image: model({"image": image}))(model, image)[output])
-  distance = np.abs(got - expected).max()
-  print(f"{name}: {distance:.2e} of {np.abs(expected).max():.3g}")
-  assert got.shape == expected.shape and distance <= 1e-4 * max(1, np.abs(expected).max())
+  model = hf.load(str(original))
+  expected = run(timm_model, image)
+  outputs = jax.jit(lambda model, image: model({"image": image}))(model, image)
+  values = np.asarray(outputs["logits" if arguments["num_classes"] else "pooled"])
+  largest = np.abs(expected).max()
+  distance = np.abs(values - expected).max()
+  print(f"{name}: {distance:.2e} of {largest:.3g}")
+  assert values.shape == expected.shape
+  assert distance <= 1e-4 * max(1, largest)
 
-  hf.save(model, str(tmp_path / "back"))
-  before, after = (
-    load_file(tmp_path / place / "model.safetensors") for place in ("theirs", "back")
-  )
-  same = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
-  assert same.keys() == after.keys() and all(np.array_equal(same[n], after[n]) for n in after)
-  assert np.array_equal(run(read(tmp_path / "back"), image), expected)
-  model.origin = dataclasses.replace(
-    model.origin, config=json.dumps({"architecture": architecture})
-  )
-  hf.save(model, str(tmp_path / "anew"))  # from the design alone
-  assert np.array_equal(run(read(tmp_path / "anew"), image), expected)
+  hf.save(model, str(exported))
+  before = load_file(original / "model.safetensors")
+  after = load_file(exported / "model.safetensors")
+  for tensor in list(before):
+    if tensor.endswith("num_batches_tracked"):  # no model reads it, so it is not written
+      del before[tensor]
+  assert before.keys() == after.keys()
+  for tensor, array in before.items():
+    assert np.array_equal(array, after[tensor]), tensor
+  assert np.array_equal(run(read(exported), image), expected)
+  architecture_only = json.dumps({"architecture": architecture})
+  model.origin = dataclasses.replace(model.origin, config=architecture_only)
+  hf.save(model, str(tmp_path / "exported_from_design"))
+  assert np.array_equal(run(read(tmp_path / "exported_from_design"), image), expected)
 
 
-def test_a_detector_with_a_dilated_backbone(tmp_path):
-  own = dict(use_timm_backbone=True, backbone_config=None, backbone="resnet18", dilation=True)
-  case = dataclasses.replace(
-    cases.CASES["detr"], values=cases.DETR | own | dict(use_pretrained_backbone=False)
+def test_a_detector_with_a_dilated_backbone_is_the_librarys(tmp_path):
+  values = cases.DETR | dict(
+    use_timm_backbone=True,
+    use_pretrained_backbone=False,
+    backbone_config=None,
+    backbone="resnet18",
+    dilation=True,
   )
-  theirs = reference.make(case, tmp_path / "theirs")
+  case = dataclasses.replace(cases.CASES["detr"], values=values)
+  hf_model = reference.make(case, tmp_path / "original")
   batch = cases.inputs(case, 0, 0)
-  model = hf.load(str(tmp_path / "theirs"))
+  model = hf.load(str(tmp_path / "original"))
   assert model.backbone.stages[-1][1].units[0].conv.dilation == 2
-  expected = reference.run(case, theirs, batch)
+  expected = reference.run(case, hf_model, batch)
+  image_BCYX = torch.tensor(batch["image"]).permute(0, 3, 1, 2)
   with torch.no_grad():
-    features = theirs.model.backbone.model(torch.tensor(batch["image"]).permute(0, 3, 1, 2))[
-      -1
-    ].permute(0, 2, 3, 1)
-  # Of the backbone alone: its values are so large here that attention makes much of their last
-  # digits.
-  assert (
-    np.abs(model.backbone(batch["image"]) - features.numpy()).max()
-    <= 1e-5 * np.abs(features.numpy()).max()
-  )
-  hf.save(model, str(tmp_path / "back"))
+    features_BCYX = hf_model.model.backbone.model(image_BCYX)[-1]
+  features = features_BCYX.permute(0, 2, 3, 1).numpy()
+  # Only the backbone is compared: its values are so large here that attention amplifies the
+  # differences of their last digits.
+  distance = np.abs(model.backbone(batch["image"]) - features).max()
+  assert distance <= 1e-5 * np.abs(features).max()
+  hf.save(model, str(tmp_path / "exported"))
   del model.origin
-  hf.save(model, str(tmp_path / "anew"))
-  for place in ("back", "anew"):
-    again = reference.run(case, reference.read(case, tmp_path / place), batch)
-    assert all(np.array_equal(again[output], values) for output, values in expected.items())
+  hf.save(model, str(tmp_path / "exported_from_design"))
+  for directory in ("exported", "exported_from_design"):
+    outputs = reference.run(case, reference.read(case, tmp_path / directory), batch)
+    for output, hf_values in expected.items():
+      assert np.array_equal(outputs[output], hf_values), (directory, output)
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov2-registers"])
 @pytest.mark.parametrize("sides", [(9, 9), (21, 21), (12, 27)])
-def test_dinov2_at_another_resolution(name, sides, tmp_path):
+def test_dinov2_at_another_resolution_resizes_positions_as_the_library_does(name, sides, tmp_path):
   case = cases.CASES[name]
-  theirs = reference.make(case, tmp_path / "theirs")
-  model = hf.load(str(tmp_path / "theirs"))
+  hf_model = reference.make(case, tmp_path / "original")
+  model = hf.load(str(tmp_path / "original"))
   image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
-  expected = reference.run(case, theirs, {"image": image})["logits"]
-  other = type(model)(
-    nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=sides)
-  )
+  expected = reference.run(case, hf_model, {"image": image})["logits"]
+  variant = dataclasses.replace(model.variant, resolution=sides)
+  resized = type(model)(nnx.Rngs(params=0), variant=variant)
   arrays = params.arrays(model)
-  name = "inputs/position/table"
-  arrays[name] = other.inputs.position.resize(arrays[name], model.inputs.position)
-  assert (
-    np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
-  )
+  table = "inputs/position/table"
+  arrays[table] = resized.inputs.position.resize(arrays[table], model.inputs.position)
+  logits = params.with_arrays(resized, arrays)({"image": image})["logits"]
+  assert np.abs(logits - expected).max() <= 1e-4
 
 
 OBLONG = {
@@ -145,22 +149,21 @@ OBLONG = {
 
 
 @pytest.mark.parametrize("name", OBLONG)
-def test_images_that_are_not_square(name, tmp_path):
+def test_images_that_are_not_square_have_the_librarys_logits(name, tmp_path):
   case = cases.CASES[name]
   sides = OBLONG[name]
-  # the networks take any
-  takes = {"image_size": list(sides)} if name not in ("convnext", "resnet") else {}
-  theirs = reference.make(
-    dataclasses.replace(case, values=case.values | takes), tmp_path / "theirs"
-  )
-  path = tmp_path / "theirs" / "config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | {"image_size": list(sides)}))
+  image_size = {"image_size": list(sides)}
+  if name not in ("convnext", "resnet"):  # convolutional networks take images of any size
+    case = dataclasses.replace(case, values=case.values | image_size)
+  hf_model = reference.make(case, tmp_path / "original")
+  path = tmp_path / "original" / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | image_size))
   image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
-  model = hf.load(str(tmp_path / "theirs"))
-  expected = reference.run(case, theirs, {"image": image})["logits"]
-  assert np.abs(model({"image": image})["logits"] - expected).max() <= 1e-4 * max(
-    1, np.abs(expected).max()
-  )
+  model = hf.load(str(tmp_path / "original"))
+  expected = reference.run(case, hf_model, {"image": image})["logits"]
+  distance = np.abs(model({"image": image})["logits"] - expected).max()
+  assert distance <= 1e-4 * max(1, np.abs(expected).max())
   del model.origin
-  hf.save(model, str(tmp_path / "anew"))
-  assert json.loads((tmp_path / "anew" / "config.json").read_text())["image_size"] == list(sides)
+  hf.save(model, str(tmp_path / "exported"))
+  config = json.loads((tmp_path / "exported" / "config.json").read_text())
+  assert config["image_size"] == list(sides)
