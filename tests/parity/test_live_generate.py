@@ -1,4 +1,4 @@
-"""Greedy and beam search against `transformers.generate`, token for token (`make parity`)."""
+"""Greedy and beam search write the tokens of `transformers.generate`."""
 
 import functools
 
@@ -72,48 +72,52 @@ SEARCHES = [
 
 
 @functools.cache
-def pair(name, directory):
+def make_model_pair(name, directory):
+  """Return (model of `transformers`, our model) with the same random parameters."""
   case = FAMILIES[name]
-  theirs = reference.make(case, directory)
-  theirs.generation_config.forced_eos_token_id = None  # BART's; it is asked for where it is tested
-  return theirs, hf.load(str(directory))
+  hf_model = reference.make(case, directory)
+  hf_model.generation_config.forced_eos_token_id = None  # BART's; its own test sets it
+  return hf_model, hf.load(str(directory))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def both(request, tmp_path_factory):
-  """(their model, ours, the inputs of generate, our batch): prompts of unequal length, padded left
-  for decoders."""
+def models_and_inputs(request, tmp_path_factory):
+  """Return (model of `transformers`, our model, inputs of its generate, our batch).
+
+  Prompts have unequal lengths; those of decoders are padded on the left.
+  """
   name = request.param
   if name not in hf.model_types() and name != "t5-v1_1":
     pytest.skip(f"{name} is not read from Hugging Face directories")
-  theirs, ours = pair(name, tmp_path_factory.mktemp(name))
-  pad = reference.ids(theirs)[0]
+  hf_model, model = make_model_pair(name, tmp_path_factory.mktemp(name))
+  pad = reference.ids(hf_model)[0]
   generator = np.random.default_rng(1)
   tokens = np.full((ROWS, LENGTH), pad, np.int32)
   mask = np.zeros((ROWS, LENGTH), np.int32)
   decoder = FAMILIES[name].kind == "decoder"
   for row in range(ROWS):
     n = LENGTH - 2 * row
-    at = slice(LENGTH - n, LENGTH) if decoder else slice(0, n)
-    tokens[row, at], mask[row, at] = generator.integers(3, cases.VOCAB, n), 1
+    positions = slice(LENGTH - n, LENGTH) if decoder else slice(0, n)
+    tokens[row, positions] = generator.integers(3, cases.VOCAB, n)
+    mask[row, positions] = 1
   inputs = {
     "input_ids": torch.tensor(tokens, dtype=torch.long),
     "attention_mask": torch.tensor(mask, dtype=torch.long),
   }
   if decoder:
-    return theirs, ours, inputs, {"decoder_input_tokens": tokens, "decoder_segment_ids": mask}
-  return theirs, ours, inputs, {"encoder_input_tokens": tokens}
+    return hf_model, model, inputs, {"decoder_input_tokens": tokens, "decoder_segment_ids": mask}
+  return hf_model, model, inputs, {"encoder_input_tokens": tokens}
 
 
-def compare(both, eos, options, transforms=(), **forced):
-  """Both generate; tokens must be equal and scores close. Returns the tokens, [B, beams, NEW]."""
-  theirs, ours, inputs, batch = both
+def compare(models_and_inputs, eos, options, transforms=(), **hf_options):
+  """Generate with both models, compare tokens and scores, return the tokens [B, beams, NEW]."""
+  hf_model, model, inputs, batch = models_and_inputs
   K = options["num_beams"]
-  fill = 0 if ours.variant.tokens.pad is None else ours.variant.tokens.pad
-  out = theirs.generate(
+  fill = 0 if model.variant.tokens.pad is None else model.variant.tokens.pad
+  out = hf_model.generate(
     **inputs,
     **options,
-    **forced,
+    **hf_options,
     max_new_tokens=NEW,
     num_return_sequences=K,
     do_sample=False,
@@ -123,71 +127,81 @@ def compare(both, eos, options, transforms=(), **forced):
     output_scores=True,
   )
   prompt = inputs["input_ids"].shape[1] if "decoder_input_tokens" in batch else 1
-  expected = out.sequences[:, prompt:].numpy()
-  expected = np.pad(expected, ((0, 0), (0, NEW - expected.shape[1])), constant_values=fill).reshape(
-    ROWS, K, NEW
-  )
-  after = np.cumsum(np.isin(expected, eos), axis=-1) - np.isin(expected, eos) > 0
-  expected[after] = fill  # theirs fills with the end of sequence where padding is 0
+  sequences = out.sequences[:, prompt:].numpy()
+  padding = ((0, 0), (0, NEW - sequences.shape[1]))
+  expected = np.pad(sequences, padding, constant_values=fill).reshape(ROWS, K, NEW)
+  is_eos = np.isin(expected, eos)
+  after_eos = np.cumsum(is_eos, axis=-1) - is_eos > 0
+  expected[after_eos] = fill  # the library fills with EOS where padding is 0
   common = dict(max_length=NEW, transforms=transforms, eos=eos)
   if K == 1:
-    got = jax.jit(functools.partial(greedy, **common))(ours, batch)[:, None]
+    tokens = jax.jit(functools.partial(greedy, **common))(model, batch)[:, None]
   else:
     penalty = PowerPenalty(options["length_penalty"])
     rule = TransformersRule(options["early_stopping"])
     search = functools.partial(beam_search, **common, beams=K, length_penalty=penalty, rule=rule)
-    got, scores = jax.jit(search)(ours, batch)
+    tokens, scores = jax.jit(search)(model, batch)
     np.testing.assert_allclose(
       scores.reshape(-1), out.sequences_scores.numpy(), rtol=1e-4, atol=1e-4
     )
-  np.testing.assert_array_equal(got, expected)
+  np.testing.assert_array_equal(tokens, expected)
   return expected
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=lambda o: "-".join(map(str, o.values())))
-def test_tokens_are_those_of_transformers(both, options):
-  """With ids that end rows early, and with one that hardly comes."""
-  free = compare(both, (2,), options)
-  # ids that do come, in the third place of some row
-  often = [int(id) for id in free[:, 0, 2] if id > 2][:2] or [5]
-  ended = compare(both, tuple(often), options)
-  assert np.isin(ended, often).any()
+def test_tokens_are_those_of_transformers(models_and_inputs, options):
+  """EOS is an id that is hardly ever generated, then ids that end some rows early."""
+  tokens = compare(models_and_inputs, (2,), options)
+  frequent_ids = [int(id) for id in tokens[:, 0, 2] if id > 2][:2] or [5]
+  shorter = compare(models_and_inputs, tuple(frequent_ids), options)
+  assert np.isin(shorter, frequent_ids).any()
 
 
 @pytest.mark.parametrize("options", [SEARCHES[0], SEARCHES[1]], ids=["greedy", "beams"])
-def test_forced_tokens_and_the_least_length(both, options):
+def test_forced_tokens_and_a_minimum_length_are_those_of_transformers(models_and_inputs, options):
   transforms = (ForcedEos(5), MinLength(4))
-  compare(both, (5,), options, transforms, forced_eos_token_id=5, min_new_tokens=4)
-  if "encoder_input_tokens" in both[3]:
-    got = compare(both, (5,), options, (ForcedBos(9),), forced_bos_token_id=9)
-    assert (got[:, :, 0] == 9).all()
+  compare(models_and_inputs, (5,), options, transforms, forced_eos_token_id=5, min_new_tokens=4)
+  *_, batch = models_and_inputs
+  if "encoder_input_tokens" in batch:
+    tokens = compare(models_and_inputs, (5,), options, (ForcedBos(9),), forced_bos_token_id=9)
+    assert (tokens[:, :, 0] == 9).all()
 
 
 @pytest.mark.parametrize(
   "options", [SEARCHES[0], SEARCHES[1], SEARCHES[5]], ids=["greedy", "beams", "early"]
 )
-def test_penalties_of_repetitions_and_banned_words(both, options):
-  """The history is the prompt and the new tokens, of a T5 and a BART the start token and the new
-  tokens."""
-  pad = reference.ids(both[0])[0]
-  free = compare(both, (2,), options)[:, 0]
-  words = [[pad], free[0, :1].tolist(), free[1, :2].tolist(), [2]]
-  words = [word for n, word in enumerate(words) if word not in words[:n]]
-  transforms = RepetitionPenalty(1.4), NoRepeatNgrams(2), BannedWords(tuple(map(tuple, words)))
-  theirs = dict(repetition_penalty=1.4, no_repeat_ngram_size=2, bad_words_ids=words)
-  for number, (name, value) in enumerate(theirs.items()):
-    compare(
-      both,
-      (2,),
-      options,
-      (*transforms[number : number + 1], BannedWords(((pad,),))),
-      **{
-        "bad_words_ids": [[pad]],
-        name: [*value, [pad]] if name == "bad_words_ids" and [pad] not in value else value,
-      },
-    )
-  got = compare(both, (2,), options, transforms, **theirs)
-  assert (got[:, 0] != free).any()
+def test_penalties_of_repetitions_and_banned_words_are_those_of_transformers(
+  models_and_inputs, options
+):
+  """A decoder's history is the prompt and the new tokens; a T5's or BART's begins at its start."""
+  eos = (2,)
+  pad = reference.ids(models_and_inputs[0])[0]
+  unconstrained = compare(models_and_inputs, eos, options)[:, 0]
+  words = [[pad]]  # always banned, because the library never generates it either
+  for word in (unconstrained[0, :1].tolist(), unconstrained[1, :2].tolist(), [2]):
+    if word not in words:
+      words.append(word)
+  no_padding = BannedWords(((pad,),))
+  repetition = RepetitionPenalty(1.4)
+  no_bigrams = NoRepeatNgrams(2)
+  banned = BannedWords(tuple(map(tuple, words)))
+
+  def check(*transforms, bad_words_ids, **hf_options):
+    hf_options["bad_words_ids"] = bad_words_ids
+    return compare(models_and_inputs, eos, options, transforms, **hf_options)
+
+  check(repetition, no_padding, bad_words_ids=[[pad]], repetition_penalty=1.4)
+  check(no_bigrams, no_padding, bad_words_ids=[[pad]], no_repeat_ngram_size=2)
+  check(banned, bad_words_ids=words)
+  tokens = check(
+    repetition,
+    no_bigrams,
+    banned,
+    bad_words_ids=words,
+    repetition_penalty=1.4,
+    no_repeat_ngram_size=2,
+  )
+  assert (tokens[:, 0] != unconstrained).any()
 
 
 PROCESSORS = [
@@ -210,8 +224,8 @@ PROCESSORS = [
 ]
 
 
-@pytest.mark.parametrize("ours, theirs", PROCESSORS, ids=lambda one: type(one).__name__)
-def test_a_transform_is_a_processor(ours, theirs):
+@pytest.mark.parametrize("transform, processor", PROCESSORS, ids=lambda case: type(case).__name__)
+def test_a_transform_changes_logits_as_the_librarys_processor_does(transform, processor):
   generator = np.random.default_rng(2)
   tokens = generator.integers(0, 7, (50, 10)).astype(np.int32)  # 4 of the prompt, 6 new
   scores = (3 * generator.normal(size=(50, 9))).astype(np.float32)
@@ -222,12 +236,12 @@ def test_a_transform_is_a_processor(ours, theirs):
     jnp.asarray(tokens[:, :4]),
     jnp.asarray(np.pad(tokens[:, 4:], ((0, 0), (0, 2)))),
   )
-  expected = theirs(torch.tensor(tokens, dtype=torch.long), torch.tensor(scores)).numpy()
-  np.testing.assert_allclose(ours(jnp.asarray(scores), step), expected, rtol=1e-6)
+  expected = processor(torch.tensor(tokens, dtype=torch.long), torch.tensor(scores)).numpy()
+  np.testing.assert_allclose(transform(jnp.asarray(scores), step), expected, rtol=1e-6)
 
 
 def test_strings_end_rows_where_the_criterion_of_transformers_does(tmp_path):
-  """Without a prompt, which belongs to their text and not to ours."""
+  """There is no prompt: the library looks for strings in it too, and we do not."""
   tokenizer = transformers.PreTrainedTokenizerFast(
     tokenizer_object=published.byte_level(["<|endoftext|>"]), eos_token="<|endoftext|>"
   )
@@ -235,17 +249,30 @@ def test_strings_end_rows_where_the_criterion_of_transformers_does(tmp_path):
   texts = token_bytes(vocabularies.load(str(tmp_path)))
   strings = ["he", " t", "\n\n", "é", "the quick"]
   generator = np.random.default_rng(3)
-  near = [i for i, text in enumerate(texts) if text and text in "the quick\n\n é h".encode()]
-  whole = tokenizer("the quick fox: so é", add_special_tokens=False)["input_ids"]
-  tokens = generator.choice(near, (200, 9)).astype(np.int32)
-  tokens[0, : len(whole[:9])] = whole[:9]
-  for some in (strings[:1], strings[2:4], strings):
-    criterion = stopping_criteria.StopStringCriteria(tokenizer, some)
-    stop = jax.jit(StopStrings([*map(str.encode, some)], texts))
-    found = [
-      criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy() for n in range(9)
-    ]
-    ours = [np.asarray(stop(tokens, jnp.int32(n))) for n in range(9)]
-    first = [np.argmax(np.vstack([one, np.ones((1, 200), bool)]), axis=0) for one in (found, ours)]
-    np.testing.assert_array_equal(*first)
-    assert (first[0] < 9).any()
+  pieces_of_the_strings = [
+    i for i, text in enumerate(texts) if text and text in "the quick\n\n é h".encode()
+  ]
+  rows = 200
+  length = 9
+  sentence = tokenizer("the quick fox: so é", add_special_tokens=False)["input_ids"][:length]
+  tokens = generator.choice(pieces_of_the_strings, (rows, length)).astype(np.int32)
+  tokens[0, : len(sentence)] = sentence
+
+  def first_stops(stops_at):
+    """Return the first position at which each row stops, `length` for a row that never stops."""
+    stopped = [stops_at(n) for n in range(length)]
+    return np.argmax(np.vstack([*stopped, np.ones((1, rows), bool)]), axis=0)
+
+  for stop_strings in (strings[:1], strings[2:4], strings):
+    criterion = stopping_criteria.StopStringCriteria(tokenizer, stop_strings)
+    stop = jax.jit(StopStrings([text.encode() for text in stop_strings], texts))
+
+    def criterion_stops_at(n, criterion=criterion):
+      return criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy()
+
+    def stops_at(n, stop=stop):
+      return np.asarray(stop(tokens, jnp.int32(n)))
+
+    expected = first_stops(criterion_stops_at)
+    np.testing.assert_array_equal(first_stops(stops_at), expected)
+    assert (expected < length).any()

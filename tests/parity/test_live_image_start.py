@@ -1,5 +1,4 @@
-"""Models of images that `transformers` made, through the doors without a conversion: predicted
-with, and fine-tuned."""
+"""Image models of `transformers` predict, and start runs, from their directories unconverted."""
 
 import json
 from types import SimpleNamespace
@@ -49,7 +48,7 @@ def logits(model, image_YX: np.ndarray) -> np.ndarray:
     )
 
 
-def test_predictions_of_a_directory_are_those_of_the_library(published, tmp_path):
+def test_predictions_from_a_directory_are_the_librarys(published, tmp_path):
   directory, model = published
   image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
@@ -60,12 +59,14 @@ def test_predictions_of_a_directory_are_those_of_the_library(published, tmp_path
     )
     == 0
   )
-  found = {one["label"]: one["probability"] for one in json.loads(out.read_text())["predictions"]}
+  predictions = json.loads(out.read_text())["predictions"]
+  probabilities = {row["label"]: row["probability"] for row in predictions}
   expected = torch.softmax(torch.tensor(logits(model, image)), 0).numpy()
-  np.testing.assert_allclose([found[f"digit {n}"] for n in range(10)], expected, atol=1e-4)
+  by_digit = [probabilities[f"digit {n}"] for n in range(10)]
+  np.testing.assert_allclose(by_digit, expected, atol=1e-4)
 
 
-def test_a_run_starts_from_a_directory_and_goes_back(published, tmp_path):
+def test_a_run_starts_from_a_directory_and_is_exported_again(published, tmp_path):
   """After a step too small to move a weight, the library finds the same logits."""
   directory, model = published
   flags = [
@@ -102,10 +103,12 @@ def detector(tmp_path):
     encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4
   )
   widths = dict(d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, num_queries=7)
-  own = dict(use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone)
+  backbone_options = dict(
+    use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone
+  )
   names = {n: f"digit {n}" for n in range(10)}
   model = transformers.DetrForObjectDetection(
-    transformers.DetrConfig(**own, **layers, **widths, id2label=names)
+    transformers.DetrConfig(**backbone_options, **layers, **widths, id2label=names)
   ).eval()
   for parameter in model.parameters():
     if parameter.ndim == 2:  # so that queries differ
@@ -117,22 +120,23 @@ def detector(tmp_path):
   return tmp_path / "theirs", model
 
 
-def found_by(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def detect(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Return (probabilities [Q, classes], boxes [Q, 4] as (ymin, xmin, ymax, xmax) in pixels) of the
   library."""
-  (Y, X, _), side = image_YXC.shape, SIDES[1]
-  whole = np.zeros((side, side, 3), np.float32)
+  Y, X, _ = image_YXC.shape
+  side = SIDES[1]
+  padded_image = np.zeros((side, side, 3), np.float32)
   mask = np.zeros((1, side, side), np.int64)
-  whole[:Y, :X] = (image_YXC / 255 - [0.4, 0.5, 0.6]) / [0.3, 0.2, 0.3]
+  padded_image[:Y, :X] = (image_YXC / 255 - [0.4, 0.5, 0.6]) / [0.3, 0.2, 0.3]
   mask[:, :Y, :X] = 1
   with torch.no_grad():
-    out = model(torch.tensor(whole).permute(2, 0, 1)[None], torch.tensor(mask))
+    out = model(torch.tensor(padded_image).permute(2, 0, 1)[None], torch.tensor(mask))
   x, y, w, h = np.moveaxis(out.pred_boxes[0].numpy(), -1, 0)
   boxes = np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1).clip(0, 1) * [Y, X, Y, X]
   return torch.softmax(out.logits[0], -1)[:, :-1].numpy(), boxes
 
 
-def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_goes_back(
+def test_a_detector_has_the_librarys_detections_starts_a_run_and_is_exported_again(
   detector, tmp_path
 ):
   directory, model = detector
@@ -145,13 +149,15 @@ def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_go
     )
     == 0
   )
-  found = json.loads(out.read_text())["detections"]
-  p_QV, boxes_Q4 = found_by(model, image)
+  detections = json.loads(out.read_text())["detections"]
+  p_QV, boxes_Q4 = detect(model, image)
   order = np.argsort(-p_QV.max(-1))
   assert np.ptp(p_QV.max(-1)) > 0.05
-  assert [one["label"] for one in found] == [f"digit {p_QV[q].argmax()}" for q in order]
-  np.testing.assert_allclose([one["score"] for one in found], p_QV.max(-1)[order], atol=1e-4)
-  np.testing.assert_allclose([one["box"] for one in found], boxes_Q4[order], atol=2e-2)
+  assert [row["label"] for row in detections] == [f"digit {p_QV[q].argmax()}" for q in order]
+  scores = [row["score"] for row in detections]
+  boxes = [row["box"] for row in detections]
+  np.testing.assert_allclose(scores, p_QV.max(-1)[order], atol=1e-4)
+  np.testing.assert_allclose(boxes, boxes_Q4[order], atol=2e-2)
 
   flags = (
     "--config.total_steps=1",
@@ -174,31 +180,33 @@ def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_go
   assert not report["initialised"] and not report["ignored"]
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/back"]) == 0
   back = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "back").eval()
-  for one, other in zip(found_by(back, image), (p_QV, boxes_Q4), strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-4)
+  exported_p_QV, exported_boxes_Q4 = detect(back, image)
+  np.testing.assert_allclose(exported_p_QV, p_QV, atol=1e-4)
+  np.testing.assert_allclose(exported_boxes_Q4, boxes_Q4, atol=1e-4)
 
 
-def seen(
+def prepare_images(
   model_type: str, directory, task: dict, image: Image.Image
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return an image as the library's processor in a directory prepares it and as a task does, [Y,
-  X, C]."""
+  """Return (the image that the library's processor prepares, the image that a task prepares).
+
+  Both are [Y, X, C]; the processor's file is in `directory`.
+  """
   (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
-  theirs = transformers.AutoImageProcessor.from_pretrained(directory)(image, return_tensors="np")[
-    "pixel_values"
-  ][0]
+  processor = transformers.AutoImageProcessor.from_pretrained(directory)
+  hf_image_CYX = processor(image, return_tensors="np")["pixel_values"][0]
   pixels = np.asarray(image, np.float32)
-  asked = layout.fill_defaults(task)
-  if "shortest" in asked:
-    ours = pictures.resize_sides(pixels, asked["shortest"], asked["resolution"])
+  options = layout.fill_defaults(task)
+  if "shortest" in options:
+    resized = pictures.resize_sides(pixels, options["shortest"], options["resolution"])
   else:
-    way = {name: asked[name] for name in ("crop", "fit", "method")}
-    ours = pictures.fit_to_resolution(pixels, height_and_width(asked["resolution"]), **way)
-  ours = (ours / 255 - np.array(asked["mean"])) / np.array(asked["std"])
-  return theirs.transpose(1, 2, 0), ours
+    fit = {name: options[name] for name in ("crop", "fit", "method")}
+    resized = pictures.fit_to_resolution(pixels, height_and_width(options["resolution"]), **fit)
+  normalized = (resized / 255 - np.array(options["mean"])) / np.array(options["std"])
+  return hf_image_CYX.transpose(1, 2, 0), normalized
 
 
-def smooth(*sides_2: int) -> Image.Image:
+def smooth_image(*sides_2: int) -> Image.Image:
   noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)
   return Image.fromarray(noise).resize(sides_2, Image.Resampling.BICUBIC)
 
@@ -220,8 +228,8 @@ def test_the_library_prepares_images_as_evaluations_do(changes, tmp_path):
   task = {"name": "image_classification", "resolution": 28} | changes
   (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor_config(task)))
   for sides_2 in SIZES:
-    theirs, ours = seen("resnet", tmp_path, task, smooth(*sides_2))
-    np.testing.assert_allclose(theirs, ours, atol=0.03)  # theirs are rounded to 8 bits
+    hf_image, our_image = prepare_images("resnet", tmp_path, task, smooth_image(*sides_2))
+    np.testing.assert_allclose(hf_image, our_image, atol=0.03)  # the library rounds to 8 bits
 
 
 MEAN = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
@@ -229,7 +237,7 @@ CUT = {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
 
 
 @pytest.mark.parametrize(
-  "model_type, own",
+  "model_type, fields",
   [
     ("vit", {"size": 28}),  # bilinear, as of old
     ("vit", {"size": {"height": 28, "width": 28}, "do_normalize": False}),
@@ -249,20 +257,22 @@ CUT = {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
     ("detr", {"size": {"shortest_edge": 40, "longest_edge": 61}}),
   ],
 )
-def test_images_are_prepared_as_the_library_does_by_a_file(model_type, own, tmp_path):
-  (tmp_path / published_images.FILE).write_text(json.dumps(MEAN | own))
-  size = (
-    {"queries": 3} if model_type == "detr" else {"resolution": 28 if model_type != "dinov2" else 70}
-  )
-  task = published_images.image_task(
-    SimpleNamespace(channels=3, **size), {"model_type": model_type}, str(tmp_path), "--workdir"
-  )
+def test_images_are_prepared_as_the_library_does_by_a_processors_file(model_type, fields, tmp_path):
+  (tmp_path / published_images.FILE).write_text(json.dumps(MEAN | fields))
+  variant = SimpleNamespace(channels=3, resolution=28)
+  if model_type == "detr":
+    variant = SimpleNamespace(channels=3, queries=3)
+  elif model_type == "dinov2":
+    variant.resolution = 70  # positions for larger images than the processor makes
+  config = {"model_type": model_type}
+  task = published_images.image_task(variant, config, str(tmp_path), "--workdir")
   for sides_2 in SIZES:
-    theirs, ours = seen(model_type, tmp_path, task, smooth(*sides_2))
-    np.testing.assert_allclose(theirs, ours, atol=2.01 / 255 / min(task["std"]))
+    hf_image, our_image = prepare_images(model_type, tmp_path, task, smooth_image(*sides_2))
+    # The library rounds to 8 bits after each of two steps.
+    np.testing.assert_allclose(hf_image, our_image, atol=2.01 / 255 / min(task["std"]))
 
 
-def test_a_dinov2_sees_images_of_its_processors_size(tmp_path):
+def test_a_dinov2_predicts_at_its_processors_size(tmp_path):
   """Published classifiers have positions for larger images than their processors make."""
   torch.manual_seed(0)
   sizes = dict(
@@ -285,7 +295,7 @@ def test_a_dinov2_sees_images_of_its_processors_size(tmp_path):
   }
   processor = transformers.BitImageProcessor(**size, image_mean=[0.4] * 3, image_std=[0.3] * 3)
   processor.save_pretrained(tmp_path / "theirs")
-  smooth(32, 32).save(tmp_path / "one.png")
+  smooth_image(32, 32).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
   flags = [
     f"--workdir={tmp_path}/theirs",
@@ -294,7 +304,10 @@ def test_a_dinov2_sees_images_of_its_processors_size(tmp_path):
     "--top_k=6",
   ]
   assert predict.main(flags) == 0
-  found = {one["label"]: one["probability"] for one in json.loads(out.read_text())["predictions"]}
+  predictions = json.loads(out.read_text())["predictions"]
+  probabilities = {row["label"]: row["probability"] for row in predictions}
+  inputs = processor(smooth_image(32, 32), return_tensors="pt")
   with torch.no_grad():
-    expected = model(**processor(smooth(32, 32), return_tensors="pt")).logits.softmax(-1)[0].numpy()
-  np.testing.assert_allclose([found[f"kind {n}"] for n in range(6)], expected, atol=1e-4)
+    expected = model(**inputs).logits.softmax(-1)[0].numpy()
+  by_kind = [probabilities[f"kind {n}"] for n in range(6)]
+  np.testing.assert_allclose(by_kind, expected, atol=1e-4)

@@ -1,5 +1,4 @@
-"""EleutherAI's lm_eval through our adapter and through its own Hugging Face backend, answer by
-answer."""
+"""lm_eval gets the same answers from our adapter and from its Hugging Face backend."""
 
 import json
 
@@ -97,8 +96,8 @@ metric_list: [{metric: exact_match}]
 }
 
 
-def model(name, directory):
-  """A Hugging Face directory with a random model and a tokenizer trained here."""
+def write_model(name, directory):
+  """Write a Hugging Face directory with a random model and a tokenizer trained here."""
   import transformers
   from tokenizers import processors
 
@@ -108,67 +107,68 @@ def model(name, directory):
   if template is not None:
     ids = [(piece, tokenizer.token_to_id(piece)) for piece in special]
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
-  named = (
-    {"bos_token": special[0]}
-    if name != "t5"
-    else {"pad_token": special[0], "unk_token": special[2]}
-  )
-  named["eos_token"] = special[0 if name == "gpt2" else 1]
-  transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(
-    str(directory)
-  )
+  special_tokens = {
+    "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+    "llama": {"bos_token": "<s>", "eos_token": "</s>"},
+    "t5": {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
+  }[name]
+  fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+  fast.save_pretrained(str(directory))
   return str(directory)
 
 
-def tasks(folder):
+def write_tasks(folder):
+  """Write the tasks and their documents; return lm_eval's manager of them."""
   from lm_eval.tasks import TaskManager
 
-  for name, described in TASKS.items():
+  for name, description in TASKS.items():
     rows = folder / f"{name}.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in DOCUMENTS[name]))
     data = f'{{data_files: {{validation: "{rows}"}}, cache_dir: "{folder}/cache"}}'
     head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {data}\nvalidation_split: validation"
-    (folder / f"{name}.yaml").write_text(head + described)
+    (folder / f"{name}.yaml").write_text(head + description)
   return TaskManager(include_path=str(folder), include_defaults=False)
 
 
-def answers(driven, manager):
-  """What a backend says to each request, by task, and the scores made of it."""
-  found = harness.simple_evaluate(
-    model=driven, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0, log_samples=True
+def evaluate(backend, manager):
+  """Return (a backend's flat list of answers by task, its scores by task)."""
+  evaluation = harness.simple_evaluate(
+    model=backend, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0, log_samples=True
   )
-  said = {
-    name: [one["resps"] for one in sorted(rows, key=lambda one: one["doc_id"])]
-    for name, rows in found["samples"].items()
-  }
-  return said, found["results"]
+  answers = {}
+  for task, samples in evaluation["samples"].items():
+    samples = sorted(samples, key=lambda sample: sample["doc_id"])
+    answers[task] = flatten([sample["resps"] for sample in samples])
+  return answers, evaluation["results"]
 
 
-def flat(values):
-  return (
-    [one for value in values for one in flat(value)]
-    if isinstance(values, list | tuple)
-    else [values]
-  )
+def flatten(values):
+  """Return the leaves of nested lists and tuples in order."""
+  if not isinstance(values, list | tuple):
+    return [values]
+  leaves = []
+  for value in values:
+    leaves += flatten(value)
+  return leaves
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_likelihoods_and_generations_are_those_of_its_hugging_face_backend(name, tmp_path):
   from lm_eval.models.huggingface import HFLM
 
-  path = model(name, tmp_path / "model")
-  manager = tasks(tmp_path)
-  ours, our_scores = answers(adapter.Model(path, batch_size=4), manager)
+  path = write_model(name, tmp_path / "model")
+  manager = write_tasks(tmp_path)
+  answers, scores = evaluate(adapter.Model(path, batch_size=4), manager)
   backend = HFLM(pretrained=path, device="cpu", dtype="float32", batch_size=1)
-  theirs, their_scores = answers(backend, manager)
+  hf_answers, hf_scores = evaluate(backend, manager)
   for task in TASKS:
-    got = flat(ours[task])
-    expected = flat(theirs[task])
-    assert len(got) == len(expected) >= len(DOCUMENTS[task])
-    assert got == [
-      pytest.approx(one, abs=1e-3) if isinstance(one, float) else one for one in expected
-    ], task
-    for metric, value in their_scores[task].items():
+    assert len(answers[task]) >= len(DOCUMENTS[task])
+    for answer, hf_answer in zip(answers[task], hf_answers[task], strict=True):
+      if isinstance(hf_answer, float):
+        assert answer == pytest.approx(hf_answer, abs=1e-3), task
+      else:
+        assert answer == hf_answer, task
+    for metric, value in hf_scores[task].items():
       if isinstance(value, float):
-        assert our_scores[task][metric] == pytest.approx(value, rel=1e-3), (task, metric)
-  assert any(flat(ours["write"]))
+        assert scores[task][metric] == pytest.approx(value, rel=1e-3), (task, metric)
+  assert any(answers["write"])

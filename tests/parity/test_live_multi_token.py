@@ -1,4 +1,4 @@
-"""DeepSeek-V3's block of the second token against `transformers`' (`make parity`)."""
+"""DeepSeek-V3's block of the second token has the logits of `transformers`."""
 
 import jax
 import numpy as np
@@ -13,87 +13,96 @@ LAYERS = 3
 EXPERTS = 6
 
 
-def extended(path):
-  """Adds the tensors of the block to a file, as published ones have them; returns them by their
-  last names."""
+def add_block(path):
+  """Add the block's tensors to a file, as published files have them; return them by short names.
+
+  The block is a layer like the last one, with two norms and a projection of its inputs and a norm
+  of its output; its embeddings and head are copies of the model's.
+  """
   tensors = load_file(path)
-  shapes = {
-    n.split(".", 3)[3]: x.shape
-    for n, x in tensors.items()
-    if n.startswith(f"model.layers.{LAYERS - 1}.")
-  }
   D = tensors["model.norm.weight"].size
-  shapes |= dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (D,)) | {
-    "eh_proj.weight": (D, 2 * D)
+  shapes = {
+    "enorm.weight": (D,),
+    "hnorm.weight": (D,),
+    "shared_head.norm.weight": (D,),
+    "eh_proj.weight": (D, 2 * D),
   }
-  block = {n: cases.tensor(f"model.layers.{LAYERS}.{n}", shape) for n, shape in shapes.items()}
-  shared = {
-    "embed_tokens.weight": "model.embed_tokens.weight",
-    "shared_head.head.weight": "lm_head.weight",
-  }
-  more = block | {n: tensors[of] for n, of in shared.items()}
-  save_file(
-    tensors | {f"model.layers.{LAYERS}.{n}": x for n, x in more.items()},
-    path,
-    metadata={"format": "pt"},
-  )
+  last_layer = f"model.layers.{LAYERS - 1}."
+  for name, array in tensors.items():
+    if name.startswith(last_layer):
+      shapes[name.removeprefix(last_layer)] = array.shape
+  prefix = f"model.layers.{LAYERS}"
+  block = {name: cases.tensor(f"{prefix}.{name}", shape) for name, shape in shapes.items()}
+  tensors |= {f"{prefix}.{name}": array for name, array in block.items()}
+  tensors[f"{prefix}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+  tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"]
+  save_file(tensors, path, metadata={"format": "pt"})
   return block
 
 
-def theirs_of(block, config):
-  """Their module with these tensors."""
+def make_torch_block(block, config):
+  """Return the library's module with the tensors of `block`."""
   import torch
   from transformers.modeling_layers import MtpLayer
   from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
-  made = MtpLayer(config, v3.DeepseekV3DecoderLayer, v3.DeepseekV3RMSNorm, LAYERS - 1).eval()
-  own = ("enorm", "hnorm", "eh_proj")
-  state = {
-    n if n.split(".")[0] in own else f"mtp_block.{n}": x
-    for n, x in block.items()
-    if ".experts." not in n
-  }
+  module = MtpLayer(config, v3.DeepseekV3DecoderLayer, v3.DeepseekV3RMSNorm, LAYERS - 1).eval()
+  state = {}
+  for name, array in block.items():
+    if name.split(".")[0] in ("enorm", "hnorm", "eh_proj"):
+      state[name] = array
+    elif ".experts." not in name:
+      state[f"mtp_block.{name}"] = array
   state["post_norm.weight"] = state.pop("mtp_block.shared_head.norm.weight")
-  gate, up, down = (
-    [block[f"mlp.experts.{e}.{name}_proj.weight"] for e in range(EXPERTS)]
-    for name in ("gate", "up", "down")
-  )
-  state["mtp_block.mlp.experts.gate_up_proj"] = np.stack(
-    [np.concatenate(both) for both in zip(gate, up, strict=True)]
-  )
+  gate_up = []
+  down = []
+  for e in range(EXPERTS):
+    gate = block[f"mlp.experts.{e}.gate_proj.weight"]
+    up = block[f"mlp.experts.{e}.up_proj.weight"]
+    gate_up.append(np.concatenate([gate, up]))
+    down.append(block[f"mlp.experts.{e}.down_proj.weight"])
+  state["mtp_block.mlp.experts.gate_up_proj"] = np.stack(gate_up)
   state["mtp_block.mlp.experts.down_proj"] = np.stack(down)
-  made.load_state_dict({n: torch.tensor(x) for n, x in state.items()})
-  return made
+  module.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
+  return module
 
 
 def test_same_logits_of_the_second_token_and_the_same_file_back(tmp_path):
   import torch
 
   case = cases.CASES["deepseek-v3"]
-  model = reference.make(case, tmp_path / "theirs")
-  block = extended(tmp_path / "theirs" / "model.safetensors")
-  tokens = np.random.default_rng(0).integers(2, 64, (2, 11)).astype(np.int32)
-  layer = theirs_of(block, model.config)
+  original = tmp_path / "original"
+  exported = tmp_path / "exported"
+  hf_model = reference.make(case, original)
+  block = add_block(original / "model.safetensors")
+  B = 2
+  T = 10
+  tokens = np.random.default_rng(0).integers(2, 64, (B, T + 1)).astype(np.int32)
+  hf_tokens = torch.tensor(tokens.astype(np.int64))
+  layer = make_torch_block(block, hf_model.config)
   with torch.no_grad():
-    states = model.model(torch.tensor(tokens.astype(np.int64))).last_hidden_state[:, :-1]
-    vectors = model.model.embed_tokens(torch.tensor(tokens[:, 1:].astype(np.int64)))
-    places = torch.arange(1, 11)[None]
-    angles = model.model.rotary_emb(vectors, places)
-    hidden = torch.full((10, 10), float("-inf")).triu(1)[None, None].expand(2, 1, 10, 10)
-    out = layer(vectors, states, angles, hidden, places, None)
-    expected = model.lm_head(out[0] if isinstance(out, tuple) else out).numpy()
+    states = hf_model.model(hf_tokens).last_hidden_state[:, :-1]
+    vectors = hf_model.model.embed_tokens(hf_tokens[:, 1:])
+    positions = torch.arange(1, T + 1)[None]
+    angles = hf_model.model.rotary_emb(vectors, positions)
+    causal_bias = torch.full((T, T), float("-inf")).triu(1)[None, None].expand(B, 1, T, T)
+    out = layer(vectors, states, angles, causal_bias, positions, None)
+    expected = hf_model.lm_head(out[0] if isinstance(out, tuple) else out).numpy()
 
-  ours = hf.load(str(tmp_path / "theirs"))
-  assert ours.mtp_depth == 1
-  got = jax.jit(lambda m, b: m(b)["next_logits"])(ours, {"decoder_input_tokens": tokens})[:, :-1]
-  print(f"next_logits: {np.abs(got - expected).max():.2e} of {np.abs(expected).max():.3g}")
-  assert np.abs(got - expected).max() <= 1e-4
+  model = hf.load(str(original))
+  assert model.mtp_depth == 1
+  run = jax.jit(lambda model, batch: model(batch)["next_logits"])
+  logits = run(model, {"decoder_input_tokens": tokens})[:, :-1]
+  distance = np.abs(logits - expected).max()
+  print(f"next_logits: {distance:.2e} of {np.abs(expected).max():.3g}")
+  assert distance <= 1e-4
 
-  hf.save(ours, str(tmp_path / "back"))
-  before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
-  copies = {
-    f"model.layers.{LAYERS}.{name}" for name in ("embed_tokens.weight", "shared_head.head.weight")
-  }
-  assert before.keys() - copies == after.keys() and all(
-    np.array_equal(before[n], after[n]) for n in after
-  )
+  hf.save(model, str(exported))
+  before = load_file(original / "model.safetensors")
+  after = load_file(exported / "model.safetensors")
+  # The copies of the embeddings and of the head are not written.
+  del before[f"model.layers.{LAYERS}.embed_tokens.weight"]
+  del before[f"model.layers.{LAYERS}.shared_head.head.weight"]
+  assert before.keys() == after.keys()
+  for name, array in before.items():
+    assert np.array_equal(array, after[name]), name

@@ -1,7 +1,6 @@
-"""muP against the authors' package: initial deviations, factors of logits, rates and decay (`make
-parity`).
+"""muP has the initial deviations, logit factor, rates and decay of its authors' package.
 
-The package is not among this project's: `pip install --no-deps mup`.
+The project does not install the package: `pip install --no-deps mup`.
 """
 
 import json
@@ -37,23 +36,25 @@ NAMES = {  # the package's model -> ours
 }
 
 
-def theirs(width, tied):
-  """Build the parts of a Transformer that muP tells apart, as the package's README asks."""
+def build_torch_parts(width, tied):
+  """Build the parts of a Transformer that muP treats differently, as the package's README asks."""
   import mup
   from torch import nn
 
   class Parts(nn.Module):
     def __init__(self):
       super().__init__()
-      self.tokens, self.positions = nn.Embedding(VOCAB, width), nn.Embedding(LENGTH, width)
-      self.norm, self.query = nn.LayerNorm(width), nn.Linear(width, width, bias=False)
-      self.out, self.wi = nn.Linear(width, width), nn.Linear(width, 4 * width, bias=False)
+      self.tokens = nn.Embedding(VOCAB, width)
+      self.positions = nn.Embedding(LENGTH, width)
+      self.norm = nn.LayerNorm(width)
+      self.query = nn.Linear(width, width, bias=False)
+      self.out = nn.Linear(width, width)
+      self.wi = nn.Linear(width, 4 * width, bias=False)
       self.wo = nn.Linear(4 * width, width, bias=False)
-      self.head = (
-        mup.MuSharedReadout(self.tokens.weight, bias=False)
-        if tied
-        else mup.MuReadout(width, VOCAB, bias=False)
-      )
+      if tied:
+        self.head = mup.MuSharedReadout(self.tokens.weight, bias=False)
+      else:
+        self.head = mup.MuReadout(width, VOCAB, bias=False)
 
   return Parts()
 
@@ -64,36 +65,29 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   import torch
 
   torch.manual_seed(0)
-  model = theirs(WIDTH, tied)
-  mup.set_base_shapes(model, theirs(BASE, tied), delta=theirs(2 * BASE, tied))
-  for one in (
-    model.tokens,
-    model.positions,
-    model.query,
-    model.out,
-    model.wi,
-    model.wo,
-    model.head,
-  ):
-    mup.init.normal_(one.weight, std=DEVIATION)
-  own = dict(model.named_parameters())
-  found = {f"{name}.weight": own.get(f"{name}.weight") for name in NAMES if name != "out_bias"}
-  found = {NAMES[name.removesuffix(".weight")]: x for name, x in found.items()} | {
-    NAMES["out_bias"]: own["out.bias"]
-  }
+  model = build_torch_parts(WIDTH, tied)
+  base_model = build_torch_parts(BASE, tied)
+  mup.set_base_shapes(model, base_model, delta=build_torch_parts(2 * BASE, tied))
+  for name in ("tokens", "positions", "query", "out", "wi", "wo", "head"):
+    mup.init.normal_(getattr(model, name).weight, std=DEVIATION)
+  torch_parameters = dict(model.named_parameters())
+  parameters = {NAMES["out_bias"]: torch_parameters["out.bias"]}
+  for part, name in NAMES.items():
+    if part != "out_bias":
+      parameters[name] = torch_parameters[f"{part}.weight"]
   if not tied:
-    found["head/kernel"] = model.head.weight
-  deviations = {name: float(x.detach().std()) for name, x in found.items() if x.ndim == 2}
+    parameters["head/kernel"] = model.head.weight
+  deviations = {name: float(x.detach().std()) for name, x in parameters.items() if x.ndim == 2}
   with torch.no_grad():
     hidden = torch.ones(1, WIDTH)
     factor = float((model.head(hidden) / (hidden @ model.head.weight.T)).mean())
-    for x in found.values():
-      x.fill_(1.0)
+    for parameter in parameters.values():
+      parameter.fill_(1.0)
   optimizer = mup.MuAdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-  for x in model.parameters():
-    x.grad = torch.full_like(x, 0.5)
+  for parameter in model.parameters():
+    parameter.grad = torch.full_like(parameter, 0.5)
   optimizer.step()
-  moved = {name: float(x.detach().mean()) - 1.0 for name, x in found.items()}
+  torch_updates = {name: float(x.detach().mean()) - 1.0 for name, x in parameters.items()}
 
   dims = dict(embed=WIDTH, heads=16, kv_heads=16, head_dim=HEAD, mlp=4 * WIDTH, layers=1)
   design = dict(norm="layernorm", biases=["out"], init_stddev=DEVIATION, tied=tied)
@@ -107,11 +101,12 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   for name, deviation in deviations.items():
     assert named[name].stddev == pytest.approx(deviation, rel=0.02), name
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  ours = tune.scale_rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
-  arrays = {name: jnp.ones((2, 2)) for name in found}
-  updates, _ = ours.update(
-    {n: jnp.full((2, 2), 0.5) for n in found}, ours.init(arrays), arrays, step=0
-  )
+  our_optimizer = tune.scale_rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
+  arrays = {name: jnp.ones((2, 2)) for name in parameters}
+  gradients = {name: jnp.full((2, 2), 0.5) for name in parameters}
+  updates, _ = our_optimizer.update(gradients, our_optimizer.init(arrays), arrays, step=0)
   for name, update in updates.items():
-    undecayed = RATE * DECAY * name.endswith("bias")  # ours leaves biases out
-    np.testing.assert_allclose(update, moved[name] + undecayed, rtol=2e-4, err_msg=name)
+    expected = torch_updates[name]
+    if name.endswith("bias"):  # our AdamW does not decay biases
+      expected += RATE * DECAY
+    np.testing.assert_allclose(update, expected, rtol=2e-4, err_msg=name)

@@ -1,5 +1,4 @@
-"""The recipe for a text of one's own, exported: `transformers` opens the directory with the same
-logits."""
+"""A model trained with the tutorial's recipe has the same logits in `transformers`."""
 
 import numpy as np
 import pytest
@@ -24,16 +23,16 @@ SHORT = (
 )
 
 
-def test_the_recipe_of_the_tutorial_exports(tmp_path):
+def test_the_tutorials_model_is_exported_with_its_logits(tmp_path):
   recipe = "--config=configs/gpt/my_text.py"
   workdir = tmp_path / "text"
   exported = tmp_path / "exported"
   train(recipe, f"--workdir={workdir}", *(f"--config.{value}" for value in SHORT))
   assert convert_hf.main([f"--input={workdir}", f"--output={exported}"]) == 0
-  opened = library.load(str(workdir))
-  ours = params.with_arrays(opened.model, opened.run.arrays)
-  ids = np.array([opened.vocabulary.encode(TEXT)])
-  logits = np.asarray(ours({"decoder_input_tokens": ids})["logits"])
-  theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
+  saved = library.load(str(workdir))
+  model = params.with_arrays(saved.model, saved.run.arrays)
+  ids = np.array([saved.vocabulary.encode(TEXT)])
+  logits = np.asarray(model({"decoder_input_tokens": ids})["logits"])
+  hf_model = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
   with torch.no_grad():
-    np.testing.assert_allclose(logits, theirs(torch.tensor(ids)).logits.numpy(), atol=1e-4)
+    np.testing.assert_allclose(logits, hf_model(torch.tensor(ids)).logits.numpy(), atol=1e-4)

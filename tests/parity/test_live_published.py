@@ -1,4 +1,4 @@
-"""`generate` of a Hugging Face directory against `transformers`, text for text (`make parity`)."""
+"""`generate` of a Hugging Face directory writes the texts of `transformers`."""
 
 import json
 
@@ -75,71 +75,70 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_those_of_transformers(name, tmp_path):
-  """With what its tokenizer puts around a text, and the ends, forced tokens, penalties and beams of
-  its settings."""
+  """The tokenizer's template and the directory's generation settings are followed."""
   case, special, template, settings = FAMILIES[name]
-  theirs = reference.make(case, tmp_path)
+  hf_model = reference.make(case, tmp_path)
   tokenizer = published.byte_level(special)
   ids = [(piece, tokenizer.token_to_id(piece)) for piece in special]
   tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
-  named = {"eos_token": "</s>" if "</s>" in special else special[0]}
-  named |= {
-    f"{kind}_token": f"<{short}>"
-    for kind, short in (("bos", "s"), ("pad", "pad"))
-    if f"<{short}>" in special
-  }
+  special_tokens = {"eos_token": "</s>" if "</s>" in special else special[0]}
+  if "<s>" in special:
+    special_tokens["bos_token"] = "<s>"
+  if "<pad>" in special:
+    special_tokens["pad_token"] = "<pad>"
   tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, additional_special_tokens=special[4:], **named
+    tokenizer_object=tokenizer, additional_special_tokens=special[4:], **special_tokens
   )
   tokenizer.save_pretrained(tmp_path)
 
-  def generated(text):
-    given = {
-      k: v
-      for k, v in tokenizer(text, return_tensors="pt").items()
-      if k in ("input_ids", "attention_mask")
-    }
+  def generate(text):
+    encoding = tokenizer(text, return_tensors="pt")
+    inputs = {name: encoding[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-      out = theirs.generate(**given, max_new_tokens=NEW, do_sample=False)[0]
-    return out if case.kind == "encoder_decoder" else out[given["input_ids"].shape[1] :]
+      out = hf_model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0]
+    if case.kind == "encoder_decoder":
+      return out
+    return out[inputs["input_ids"].shape[1] :]
 
-  theirs.generation_config = transformers.GenerationConfig(
+  hf_model.generation_config = transformers.GenerationConfig(
     eos_token_id=tokenizer.eos_token_id,
     pad_token_id=tokenizer.pad_token_id or 0,
-    decoder_start_token_id=theirs.generation_config.decoder_start_token_id,
+    decoder_start_token_id=hf_model.generation_config.decoder_start_token_id,
     **settings,
   )
-  often = int(generated(TEXTS[0])[3])
-  theirs.generation_config.eos_token_id = [tokenizer.eos_token_id, often]
-  theirs.generation_config.save_pretrained(tmp_path)
-  assert often in json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
-  found = t5x.load(str(tmp_path)).generate(TEXTS, max_new_tokens=NEW)
-  for text, answer in zip(TEXTS, found, strict=True):
-    expected = [i for i in generated(text).tolist() if i not in (often, *tokenizer.all_special_ids)]
-    assert answer == tokenizer.decode(expected)
+  frequent_id = int(generate(TEXTS[0])[3])
+  hf_model.generation_config.eos_token_id = [tokenizer.eos_token_id, frequent_id]
+  hf_model.generation_config.save_pretrained(tmp_path)
+  assert (
+    frequent_id in json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
+  )
+  answers = t5x.load(str(tmp_path)).generate(TEXTS, max_new_tokens=NEW)
+  hidden_ids = {frequent_id, *tokenizer.all_special_ids}
+  for text, answer in zip(TEXTS, answers, strict=True):
+    expected_ids = [i for i in generate(text).tolist() if i not in hidden_ids]
+    assert answer == tokenizer.decode(expected_ids)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_strings_end_texts_where_they_do_in_transformers(beams, tmp_path):
-  """Theirs keep the string, and ours do not."""
+  """The library's texts include the string, and model do not."""
   case, special, *_ = FAMILIES["gpt2"]
-  theirs = reference.make(case, tmp_path)
+  hf_model = reference.make(case, tmp_path)
   tokenizer = transformers.PreTrainedTokenizerFast(
     tokenizer_object=published.byte_level(special), eos_token=special[0], pad_token=special[0]
   )
   tokenizer.save_pretrained(tmp_path)
-  ours = t5x.load(str(tmp_path))
+  model = t5x.load(str(tmp_path))
   search = {} if beams == 1 else {"beams": beams, "length_power": 1.0}
   for text in TEXTS:
-    (whole,) = ours.generate([text], max_new_tokens=NEW, **search)
-    stop = whole[2:5]
-    given = tokenizer(text, return_tensors="pt")
+    (full_answer,) = model.generate([text], max_new_tokens=NEW, **search)
+    stop = full_answer[2:5]
+    inputs = tokenizer(text, return_tensors="pt")
     options = dict(
       num_beams=beams, early_stopping="never", do_sample=False, max_new_tokens=NEW, pad_token_id=0
     )
     with torch.no_grad():
-      out = theirs.generate(**given, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
-    expected = tokenizer.decode(out[given["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert (
-      ours.generate(text, max_new_tokens=NEW, stop=stop, **search) == expected.partition(stop)[0]
-    )
+      out = hf_model.generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
+    expected = tokenizer.decode(out[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    answer = model.generate(text, max_new_tokens=NEW, stop=stop, **search)
+    assert answer == expected.partition(stop)[0]

@@ -1,5 +1,4 @@
-"""Ids of published tokenizers against `transformers`, on hostile text, from every form of their
-files."""
+"""Tokenizers read from every form of their files give the ids of `transformers`."""
 
 import json
 import random
@@ -39,75 +38,86 @@ LETTERS += [
 ]
 
 
-def texts() -> list[str]:
+def hostile_and_plain_texts() -> list[str]:
   draw = random.Random(0)
   mixed = ["".join(draw.choices(LETTERS, k=draw.randrange(1, 40))) for _ in range(300)]
   return [*published.HOSTILE, *published.LINES[:20], *mixed]
 
 
-def check(path) -> None:
-  theirs = AutoTokenizer.from_pretrained(str(path))
-  ours = vocabularies.load(str(path))
-  for text in texts():
-    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
+def check_ids(path) -> None:
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(path))
+  vocabulary = vocabularies.load(str(path))
+  for text in hostile_and_plain_texts():
+    assert vocabulary.encode(text) == hf_tokenizer(text, add_special_tokens=False).input_ids, repr(
+      text
+    )
   for name in NAMES:
-    i = getattr(theirs, f"{name}_token_id")
-    if i is not None and name not in ("eos", "unk"):  # these have stand-ins where there are none
-      assert getattr(ours, f"{name}_id") == i
+    special_id = getattr(hf_tokenizer, f"{name}_token_id")
+    if special_id is not None and name not in (
+      "eos",
+      "unk",
+    ):  # these have stand-ins where there are none
+      assert getattr(vocabulary, f"{name}_id") == special_id
 
 
-def saved(path, kind: str, **options):
-  """The directory that the library's own class saves, made from our pieces and merges."""
+def save_tokenizer(path, kind: str, **options):
+  """Save the library's tokenizer of this kind with our pieces and merges; return its directory."""
   model = json.loads(vocabularies.load(str(published.write(path / "files", kind))).model)["model"]
   vocab = [tuple(pair) for pair in model["vocab"]] if kind == "t5" else model["vocab"]
   merges = {"merges": [tuple(pair) for pair in model["merges"]]} if "merges" in model else {}
   tokenizer = getattr(transformers, CLASSES[kind])(vocab=vocab, **merges, **options)
-  tokenizer.save_pretrained(str(path / "saved"))
-  (path / "saved" / "config.json").write_bytes((path / "files" / "config.json").read_bytes())
-  return path / "saved"
+  tokenizer.save_pretrained(str(path / "save_tokenizer"))
+  (path / "save_tokenizer" / "config.json").write_bytes(
+    (path / "files" / "config.json").read_bytes()
+  )
+  return path / "save_tokenizer"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
-def test_the_files_of_the_first_models(tmp_path, kind):
-  check(published.write(tmp_path, kind))
+def test_ids_from_the_files_of_the_first_models_are_the_librarys(tmp_path, kind):
+  check_ids(published.write(tmp_path, kind))
 
 
-def check_marian(path) -> None:
-  theirs = AutoTokenizer.from_pretrained(str(path))
-  ours = vocabularies.load(str(path))
+def check_marian_ids(path) -> None:
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(path))
+  vocabulary = vocabularies.load(str(path))
   for text in [
-    *texts(),
-    *(f">>fra<<{text}" for text in texts()),
+    *hostile_and_plain_texts(),
+    *(f">>fra<<{text}" for text in hostile_and_plain_texts()),
     ">>xyz<< fox",
     "a >>deu<< fox",
     ">> fox",
   ]:
-    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
-    ids = theirs(text_target=text, add_special_tokens=False).input_ids
-    assert ours.for_targets().encode(text) == ids, repr(text)
-    ids = [i for i in ids if i not in (ours.pad_id, ours.eos_id)]
-    assert ours.decode(ids) == theirs.decode(ids), repr(text)
-  assert ours.enclosing_ids() == ([], theirs("").input_ids)
-  assert (ours.pad_id, ours.eos_id, ours.unk_id) == (
-    theirs.pad_token_id,
-    theirs.eos_token_id,
-    theirs.unk_token_id,
-  )
+    assert vocabulary.encode(text) == hf_tokenizer(text, add_special_tokens=False).input_ids, repr(
+      text
+    )
+    ids = hf_tokenizer(text_target=text, add_special_tokens=False).input_ids
+    assert vocabulary.for_targets().encode(text) == ids, repr(text)
+    ids = [
+      special_id for special_id in ids if special_id not in (vocabulary.pad_id, vocabulary.eos_id)
+    ]
+    assert vocabulary.decode(ids) == hf_tokenizer.decode(ids), repr(text)
+  assert vocabulary.enclosing_ids() == ([], hf_tokenizer("").input_ids)
+  assert vocabulary.pad_id == hf_tokenizer.pad_token_id
+  assert vocabulary.eos_id == hf_tokenizer.eos_token_id
+  assert vocabulary.unk_id == hf_tokenizer.unk_token_id
 
 
 @pytest.mark.parametrize("options", [{}, {"split_special_tokens": True}])
-def test_marian_with_its_two_models(tmp_path, options):
-  check_marian(published.marian(tmp_path / "files", **options))
-  AutoTokenizer.from_pretrained(str(tmp_path / "files")).save_pretrained(str(tmp_path / "saved"))
-  (tmp_path / "saved" / "config.json").write_bytes(
+def test_ids_from_marians_two_models_are_the_librarys(tmp_path, options):
+  check_marian_ids(published.marian(tmp_path / "files", **options))
+  AutoTokenizer.from_pretrained(str(tmp_path / "files")).save_pretrained(
+    str(tmp_path / "save_tokenizer")
+  )
+  (tmp_path / "save_tokenizer" / "config.json").write_bytes(
     (tmp_path / "files" / "config.json").read_bytes()
   )
-  check_marian(tmp_path / "saved")
+  check_marian_ids(tmp_path / "save_tokenizer")
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_what_the_library_saves(tmp_path, kind):
-  check(saved(tmp_path, kind))
+def test_ids_from_files_that_the_library_saved_are_the_librarys(tmp_path, kind):
+  check_ids(save_tokenizer(tmp_path, kind))
 
 
 @pytest.mark.parametrize(
@@ -123,37 +133,36 @@ def test_what_the_library_saves(tmp_path, kind):
     ("bert", {"tokenize_chinese_chars": False, "strip_accents": True}),
   ],
 )
-def test_options_of_the_classes(tmp_path, kind, options):
-  check(saved(tmp_path, kind, **options))
+def test_options_of_the_librarys_classes_are_followed(tmp_path, kind, options):
+  check_ids(save_tokenizer(tmp_path, kind, **options))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_a_tokenizer_of_the_users_own(tmp_path, kind):
-  made = published.byte_level(["<|endoftext|>"]) if kind == "gpt2" else published.word_piece()
-  named = (
-    {"eos_token": "<|endoftext|>"}
-    if kind == "gpt2"
-    else {"sep_token": "[SEP]", "mask_token": "[MASK]"}
-  )
-  transformers.PreTrainedTokenizerFast(tokenizer_object=made, **named).save_pretrained(
-    str(tmp_path)
-  )
+def test_ids_from_a_users_tokenizer_are_the_librarys(tmp_path, kind):
+  if kind == "gpt2":
+    tokenizer = published.byte_level(["<|endoftext|>"])
+    special_tokens = {"eos_token": "<|endoftext|>"}
+  else:
+    tokenizer = published.word_piece()
+    special_tokens = {"sep_token": "[SEP]", "mask_token": "[MASK]"}
+  fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+  fast.save_pretrained(str(tmp_path))
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-  check(tmp_path)
+  check_ids(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_pieces_added_later(tmp_path, kind):
-  path = saved(tmp_path, kind)
+def test_pieces_added_later_are_read(tmp_path, kind):
+  path = save_tokenizer(tmp_path, kind)
   tokenizer = AutoTokenizer.from_pretrained(str(path))
   tokenizer.add_tokens(["fox", "wiz ard"])
   tokenizer.add_special_tokens({"additional_special_tokens": ["<note>"]})
   tokenizer.save_pretrained(str(path))
-  check(path)
+  check_ids(path)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece", "bytelevel_bpe"])
-def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
+def test_our_vocabularies_open_in_the_library(tmp_path, kind):
   """The files that `convert_hf` writes beside a model."""
   lines = [line.encode() for line in published.LINES]
   if kind == "unigram":
@@ -164,20 +173,21 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
     from tools import train_tokenizer
 
     vocabulary = train_tokenizer.train(lines, size=300, kind=kind, with_mask=True)
-  for name, data in tokenizer_export.tokenizer_files(
-    vocabulary, {"decoder_target_tokens": [8]}
-  ).items():
+  files = tokenizer_export.tokenizer_files(vocabulary, {"decoder_target_tokens": [8]})
+  for name, data in files.items():
     (tmp_path / name).write_bytes(data)
-  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
   for text in published.LINES[:40]:
-    assert theirs(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
-    assert theirs(text).input_ids == [1, *vocabulary.encode(text)]
-  assert (theirs.pad_token_id, theirs.eos_token_id) == (0, 1)
+    assert hf_tokenizer(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
+    assert hf_tokenizer(text).input_ids == [1, *vocabulary.encode(text)]
+  assert (hf_tokenizer.pad_token_id, hf_tokenizer.eos_token_id) == (0, 1)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "t5", "bert"])
 @pytest.mark.parametrize("kind", hostile_texts.KINDS)
-def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
+def test_the_library_encodes_texts_of_twenty_scripts_as_our_vocabularies_do(
+  tmp_path, kind, model_type
+):
   vocabulary = hostile_texts.vocabulary(kind)
   features = {"gpt2": ["decoder_target_tokens"], "bert": ["encoder_input_tokens"]}
   names = features.get(model_type, ["encoder_input_tokens", "decoder_target_tokens"])
@@ -186,10 +196,10 @@ def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
   (tmp_path / "config.json").write_text(
     json.dumps({"model_type": model_type, "vocab_size": vocabulary.size})
   )
-  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-  texts = hostile_texts.texts(10_000)
-  expected = [ids.tolist() for ids in vocabulary.encode_batch(texts)]
-  assert theirs(texts, add_special_tokens=False).input_ids == expected
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+  scripts = hostile_texts.texts(10_000)
+  expected = [ids.tolist() for ids in vocabulary.encode_batch(scripts)]
+  assert hf_tokenizer(scripts, add_special_tokens=False).input_ids == expected
 
 
 @pytest.mark.parametrize("template", ["chatml", "llama3", "gemma", "deepseek"])
@@ -207,11 +217,12 @@ def test_conversations_are_written_as_in_training(tmp_path, template):
     Message("assistant", "jumps."),
     Message("user", "over"),
   ]
-  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-  found = theirs.apply_chat_template(
-    [one._asdict() for one in messages], add_generation_prompt=True, return_dict=False
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+  conversation = [message._asdict() for message in messages]
+  prompt = hf_tokenizer.apply_chat_template(
+    conversation, add_generation_prompt=True, return_dict=False
   )
-  assert found == [0, *Chat(template, vocabulary).prompt(messages)]
+  assert prompt == [0, *Chat(template, vocabulary).prompt(messages)]
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", None])
@@ -219,21 +230,21 @@ def test_conversations_are_written_as_in_training(tmp_path, template):
   "model_type",
   ["gpt2", "opt", "llama", "mistral", "olmo2", "olmo3", "qwen2", "falcon", "modernbert"],
 )
-def test_a_class_that_the_library_overrides_or_not(tmp_path, model_type, name):
-  """A file that cuts numbers into digits, which GPT-2's class does not."""
-  described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
+def test_a_file_is_read_or_overridden_by_its_class_as_in_the_library(tmp_path, model_type, name):
+  """The file cuts numbers into digits, and GPT-2's class does not."""
+  tokenizer_json = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
   digits = {"type": "Digits", "individual_digits": True}
-  described["pre_tokenizer"] = {
+  tokenizer_json["pre_tokenizer"] = {
     "type": "Sequence",
-    "pretokenizers": [digits, described["pre_tokenizer"]],
+    "pretokenizers": [digits, tokenizer_json["pre_tokenizer"]],
   }
-  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-  named = {"tokenizer_class": name} if name else {}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
+  special_tokens = {"tokenizer_class": name} if name else {}
   (tmp_path / "tokenizer_config.json").write_text(
-    json.dumps({"eos_token": "<|endoftext|>"} | named)
+    json.dumps({"eos_token": "<|endoftext|>"} | special_tokens)
   )
   (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-  ours = vocabularies.load(str(tmp_path))
+  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+  vocabulary = vocabularies.load(str(tmp_path))
   text = "the 17 foxes of 123"
-  assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
+  assert vocabulary.encode(text) == hf_tokenizer(text, add_special_tokens=False).input_ids

@@ -1,5 +1,4 @@
-"""`tools.torch_beside` sees a run's batches, in order, and scores as the run does (`make
-parity`)."""
+"""`tools.torch_beside` trains on a run's batches in order and scores as the run does."""
 
 import json
 import sys
@@ -15,7 +14,7 @@ from tools import convert_hf, torch_beside
 pytestmark = pytest.mark.parity
 
 
-def test_without_dropout_and_at_no_rate_the_losses_and_scores_are_the_runs(tmp_path):
+def test_losses_and_scores_are_the_runs_without_dropout_at_a_rate_of_nearly_zero(tmp_path):
   rows = [{"text": f"number {n}" * (1 + n % 3), "label": n % 2} for n in range(40)]
   (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   task = {
@@ -42,27 +41,25 @@ def test_without_dropout_and_at_no_rate_the_losses_and_scores_are_the_runs(tmp_p
     "log_every": 1,
   }
   recipe = ["--config=tests/recipes/nano_encoder.py", f"--workdir={tmp_path}/run"]
-  given = [
-    f"--config.{key}={value if isinstance(value, str) else json.dumps(value)}"
-    for key, value in flags.items()
-  ]
-  code, said = run([sys.executable, "-m", "t5x_like.train", *recipe, *given], devices=8)
-  assert code == 0, said
+  overrides = []
+  for key, value in flags.items():
+    text = value if isinstance(value, str) else json.dumps(value)
+    overrides.append(f"--config.{key}={text}")
+  code, output = run([sys.executable, "-m", "t5x_like.train", *recipe, *overrides], devices=8)
+  assert code == 0, output
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/exported"]) == 0
   assert not torch_beside.main([f"--workdir={tmp_path}/run", f"--model={tmp_path}/exported"])
 
-  found = json.loads((tmp_path / "run" / torch_beside.RESULT).read_text())["scores"]
-  lines = [
-    json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-  ]
-  losses = [line["train/loss"] for line in lines if "train/loss" in line]
-  assert [one["step"] for one in found] == [4, 7]
-  np.testing.assert_allclose(
-    [one["loss"] for one in found], [np.mean(losses[:4]), np.mean(losses[4:])], rtol=1e-5
-  )
-  assert found[-1]["accuracy"] == pytest.approx(lines[-1]["eval/dev/accuracy"])
+  scores = json.loads((tmp_path / "run" / torch_beside.RESULT).read_text())["scores"]
+  text = (tmp_path / "run" / "metrics.jsonl").read_text()
+  metrics = [json.loads(line) for line in text.splitlines()]
+  losses = [row["train/loss"] for row in metrics if "train/loss" in row]
+  assert [row["step"] for row in scores] == [4, 7]
+  mean_losses = [np.mean(losses[:4]), np.mean(losses[4:])]
+  np.testing.assert_allclose([row["loss"] for row in scores], mean_losses, rtol=1e-5)
+  assert scores[-1]["accuracy"] == pytest.approx(metrics[-1]["eval/dev/accuracy"])
 
 
-def test_a_run_of_another_kind_is_refused_in_one_line(tmp_path, capsys):
+def test_a_directory_without_a_run_is_refused_in_one_line(tmp_path, capsys):
   assert torch_beside.main([f"--workdir={tmp_path}", "--model=."]) == 2
   assert "holds no run" in capsys.readouterr().err

@@ -1,5 +1,4 @@
-"""Families on images that no converter reads, against timm and torchvision with the same
-weights."""
+"""Image families that no converter reads have the logits of timm and torchvision."""
 
 import functools
 
@@ -20,107 +19,120 @@ pytestmark = pytest.mark.parity
 HEAD = {"name": "image_classification", "labels": 5}
 
 
-def drawn(theirs) -> dict[str, np.ndarray]:
+def randomize(torch_model) -> dict[str, np.ndarray]:
   """Give every tensor of a module random values and return them all; scales of norms are near 1."""
   torch.manual_seed(0)
   with torch.no_grad():
-    for name, tensor in theirs.named_parameters():
-      tensor.copy_(
-        torch.randn_like(tensor) * (0.1 if tensor.ndim < 2 else tensor[0].numel() ** -0.5)
-      )
+    for name, tensor in torch_model.named_parameters():
+      stddev = 0.1 if tensor.ndim < 2 else tensor[0].numel() ** -0.5
+      tensor.copy_(torch.randn_like(tensor) * stddev)
       if tensor.ndim == 1 and "norm" in name and name.endswith("weight"):
         tensor.add_(1)
-  return {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+  return {name: tensor.numpy() for name, tensor in torch_model.state_dict().items()}
 
 
-def agrees(ours, arrays: dict[str, np.ndarray], theirs, image: np.ndarray) -> None:
+def check_logits(build, arrays: dict[str, np.ndarray], torch_model, image: np.ndarray) -> None:
   """Check that the models give the same logits of images [B, Y, X, C] to 1e-4, and that the logits
   differ by image."""
   import jax
   import jax.numpy as jnp
   from flax import nnx
 
-  shapes = jax.eval_shape(lambda key: ours(nnx.Rngs(params=key)), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: build(nnx.Rngs(params=key)), jax.random.key(0))
   named = params.named_params(shapes)
   assert {n: p.shape for n, p in named.items()} == {n: x.shape for n, x in arrays.items()}
   model = params.with_arrays(shapes, {n: jnp.asarray(x) for n, x in arrays.items()})
-  found = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(model, image))
+  logits = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(model, image))
   with torch.no_grad():
-    expected = theirs(torch.tensor(image).permute(0, 3, 1, 2)).numpy()
+    expected = torch_model(torch.tensor(image).permute(0, 3, 1, 2)).numpy()
   assert np.abs(expected[0] - expected[1]).max() > 1e-2
-  assert np.abs(found - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+  assert np.abs(logits - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
 
 
-def dense(p: dict, theirs: str, ours: str) -> dict[str, np.ndarray]:
-  """Return a linear layer's arrays."""
-  kernel = p[f"{theirs}.weight"]
-  found = {f"{ours}/kernel": kernel.reshape(len(kernel), -1).T}
-  return found | ({f"{ours}/bias": p[f"{theirs}.bias"]} if f"{theirs}.bias" in p else {})
+def dense(p: dict, torch_name: str, our_name: str) -> dict[str, np.ndarray]:
+  """Return the arrays of a linear layer or a convolution by its pixels, under our names."""
+  kernel = p[f"{torch_name}.weight"]
+  arrays = {f"{our_name}/kernel": kernel.reshape(len(kernel), -1).T}
+  if f"{torch_name}.bias" in p:
+    arrays[f"{our_name}/bias"] = p[f"{torch_name}.bias"]
+  return arrays
 
 
-def norm(p: dict, theirs: str, ours: str) -> dict[str, np.ndarray]:
-  return {f"{ours}/scale": p[f"{theirs}.weight"], f"{ours}/bias": p[f"{theirs}.bias"]}
+def norm(p: dict, torch_name: str, our_name: str) -> dict[str, np.ndarray]:
+  """Return the arrays of a layer norm or group norm, under our names."""
+  return {
+    f"{our_name}/scale": p[f"{torch_name}.weight"],
+    f"{our_name}/bias": p[f"{torch_name}.bias"],
+  }
 
 
-def block(p: dict, at: str) -> dict[str, np.ndarray]:
-  """Return a block of timm's ViT."""
-  found = dense(p, f"{at}.attn.proj", "self_attention/layer/out")
+def attention_inputs(p: dict, torch_name: str) -> dict[str, np.ndarray]:
+  """Return the query, key and value projections that torch stores as one layer, `torch_name`."""
+  arrays = {}
   for n, part in enumerate(("query", "key", "value")):
-    weight, bias = (np.split(p[f"{at}.attn.qkv.{kind}"], 3)[n] for kind in ("weight", "bias"))
-    found |= {
-      f"self_attention/layer/{part}/kernel": weight.T,
-      f"self_attention/layer/{part}/bias": bias,
-    }
-  for theirs, ours in ("norm1", "self_attention"), ("norm2", "mlp"):
-    found |= norm(p, f"{at}.{theirs}", f"{ours}/in_norm")
-  return (
-    found | dense(p, f"{at}.mlp.fc1", "mlp/layer/wi") | dense(p, f"{at}.mlp.fc2", "mlp/layer/wo")
-  )
+    weight = np.split(p[f"{torch_name}.weight"], 3)[n]
+    arrays[f"self_attention/layer/{part}/kernel"] = weight.T
+    arrays[f"self_attention/layer/{part}/bias"] = np.split(p[f"{torch_name}.bias"], 3)[n]
+  return arrays
 
 
-def test_a_hybrid_is_timms():
+def block(p: dict, torch_name: str) -> dict[str, np.ndarray]:
+  """Return the arrays of a block of timm's ViT, under our names."""
+  arrays = attention_inputs(p, f"{torch_name}.attn.qkv")
+  arrays |= dense(p, f"{torch_name}.attn.proj", "self_attention/layer/out")
+  arrays |= norm(p, f"{torch_name}.norm1", "self_attention/in_norm")
+  arrays |= norm(p, f"{torch_name}.norm2", "mlp/in_norm")
+  arrays |= dense(p, f"{torch_name}.mlp.fc1", "mlp/layer/wi")
+  return arrays | dense(p, f"{torch_name}.mlp.fc2", "mlp/layer/wo")
+
+
+def random_images(side: int) -> np.ndarray:
+  generator = np.random.default_rng(0)
+  return generator.standard_normal((2, side, side, 3)).astype(np.float32)
+
+
+def test_a_hybrid_has_timms_logits():
   depths = (2, 1)
   side = 56
   layers = 2
   backbone = hybrid._resnetv2(layers=depths)
   embed = functools.partial(hybrid.HybridEmbed, backbone=backbone)
   sizes = dict(embed_dim=16, depth=layers, num_heads=4, mlp_ratio=2, num_classes=5)
-  theirs = VisionTransformer(img_size=side, patch_size=1, embed_layer=embed, **sizes)
-  p = drawn(theirs)
+  timm_model = VisionTransformer(img_size=side, patch_size=1, embed_layer=embed, **sizes).eval()
+  p = randomize(timm_model)
 
-  def unit(theirs: str, number: str, ours: str) -> dict[str, np.ndarray]:
-    kernel = p[f"{theirs}.conv{number}.weight"].transpose(2, 3, 1, 0)
-    return {f"backbone/{ours}/conv/kernel": kernel} | norm(
-      p, f"{theirs}.norm{number}", f"backbone/{ours}/norm"
-    )
+  def unit(timm_name: str, number: str, our_name: str) -> dict[str, np.ndarray]:
+    kernel = p[f"{timm_name}.conv{number}.weight"].transpose(2, 3, 1, 0)
+    arrays = norm(p, f"{timm_name}.norm{number}", f"backbone/{our_name}/norm")
+    return arrays | {f"backbone/{our_name}/conv/kernel": kernel}
 
   arrays = unit("patch_embed.backbone.stem", "", "stem")
   for stage, depth in enumerate(depths):
-    for at in range(depth):
-      name = f"patch_embed.backbone.stages.{stage}.blocks.{at}"
-      ours = f"stages/{stage}/{at}"
+    for i in range(depth):
+      timm_name = f"patch_embed.backbone.stages.{stage}.blocks.{i}"
+      our_name = f"stages/{stage}/{i}"
       for number in range(3):
-        arrays |= unit(name, str(number + 1), f"{ours}/units/{number}")
-      arrays |= unit(f"{name}.downsample", "", f"{ours}/shortcut") if at == 0 else {}
-  blocks = [block(p, f"blocks.{at}") for at in range(layers)]
-  arrays |= {
-    f"encoder/blocks/{name}": np.stack([each[name] for each in blocks]) for name in blocks[0]
-  }
+        arrays |= unit(timm_name, str(number + 1), f"{our_name}/units/{number}")
+      if i == 0:
+        arrays |= unit(f"{timm_name}.downsample", "", f"{our_name}/shortcut")
+  blocks = [block(p, f"blocks.{i}") for i in range(layers)]
+  for name in blocks[0]:
+    arrays[f"encoder/blocks/{name}"] = np.stack(
+      [arrays_of_block[name] for arrays_of_block in blocks]
+    )
   arrays |= {"tokens": p["cls_token"][0], "inputs/position/table": p["pos_embed"][0]}
-  arrays |= (
-    dense(p, "patch_embed.proj", "patches")
-    | dense(p, "head", "head/out")
-    | norm(p, "norm", "encoder/final_norm")
-  )
+  arrays |= dense(p, "patch_embed.proj", "patches")
+  arrays |= dense(p, "head", "head/out")
+  arrays |= norm(p, "norm", "encoder/final_norm")
   stem = {"name": "bit", "widths": (256, 512), "depths": depths}
   variant = ImageVariant(
     Dims(16, 4, 4, 4, 32, layers), vit.DESIGN, 8, side, head=HEAD, backbone=stem
   )
-  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
-  agrees(functools.partial(vit.Model, variant=variant), arrays, theirs.eval(), image)
+  build = functools.partial(vit.Model, variant=variant)
+  check_logits(build, arrays, timm_model, random_images(side))
 
 
-def test_the_first_mvit_is_torchvisions_over_one_frame():
+def test_the_first_mvit_has_torchvisions_logits_of_one_frame():
   """Blocks of torchvision's MViT for videos, with kernels of one frame."""
   mvit = pytest.importorskip("torchvision.models.video.mvit")
   from t5x_like.models import mvit_v1
@@ -133,11 +145,11 @@ def test_the_first_mvit_is_torchvisions_over_one_frame():
   settings = []
   order = []
   for stage, depth in enumerate(depths):
-    for at in range(depth):
+    for i in range(depth):
       D = embed << stage
-      last = at == depth - 1 and stage < len(depths) - 1
-      pooled = stage > 0 and at == 0
-      order.append((stage, at))
+      last = i == depth - 1 and stage < len(depths) - 1
+      pooled = stage > 0 and i == 0
+      order.append((stage, i))
       settings.append(
         mvit.MSBlockConfig(
           num_heads=heads[stage],
@@ -155,8 +167,8 @@ def test_the_first_mvit_is_torchvisions_over_one_frame():
   v1 = dict(
     residual_pool=False, residual_with_cls_embed=False, rel_pos_embed=False, proj_after_attn=False
   )
-  theirs = mvit.MViT((side, side), 1, settings, num_classes=5, **v1, **patch)
-  p = drawn(theirs.eval())
+  torch_model = mvit.MViT((side, side), 1, settings, num_classes=5, **v1, **patch).eval()
+  p = randomize(torch_model)
   arrays = {
     "patches/kernel": p["conv_proj.weight"][:, :, 0].transpose(2, 3, 1, 0),
     "patches/bias": p["conv_proj.bias"],
@@ -165,44 +177,53 @@ def test_the_first_mvit_is_torchvisions_over_one_frame():
   arrays["patches/tokens"] = p["pos_encoding.class_token"][None]
   cells = p["pos_encoding.spatial_pos"] + p["pos_encoding.temporal_pos"]
   arrays["inputs/position/table"] = np.concatenate([p["pos_encoding.class_pos"][None], cells])
-  for number, (stage, at) in enumerate(order):
-    t = f"blocks.{number}"
-    found = norm(p, f"{t}.norm1", "self_attention/in_norm") | norm(p, f"{t}.norm2", "mlp/in_norm")
-    for n, part in enumerate(("query", "key", "value")):
-      weight, bias = (np.split(p[f"{t}.attn.qkv.{kind}"], 3)[n] for kind in ("weight", "bias"))
-      found |= {
-        f"self_attention/layer/{part}/kernel": weight.T,
-        f"self_attention/layer/{part}/bias": bias,
-      }
-      pool = f"{t}.attn.pool_{part[0]}"
-      if f"{pool}.pool.weight" in p:
-        found[f"self_attention/layer/pool_{part}/kernel"] = p[f"{pool}.pool.weight"][
-          :, 0, 0
-        ].transpose(1, 2, 0)
-        found |= norm(p, f"{pool}.norm_act.0", f"self_attention/layer/pool_{part}/norm")
-    found |= dense(p, f"{t}.attn.project.0", "self_attention/layer/out")
-    found |= dense(p, f"{t}.mlp.0", "mlp/layer/wi") | dense(p, f"{t}.mlp.3", "mlp/layer/wo")
-    found |= dense(p, f"{t}.project", "mlp/shortcut") if f"{t}.project.weight" in p else {}
-    inside = (
-      "entry" if stage and not at else "last" if f"{t}.project.weight" in p else "stack/blocks"
-    )
-    name = f"stage_{stage + 1}/{inside}/"
-    if inside == "stack/blocks":
-      for key, x in found.items():
-        stacks.setdefault(name + key, []).append(x)
+  for number, (stage, i) in enumerate(order):
+    torch_name = f"blocks.{number}"
+    block_arrays = first_mvit_block(p, torch_name)
+    if stage > 0 and i == 0:
+      prefix = f"stage_{stage + 1}/entry"
+    elif f"{torch_name}.project.weight" in p:
+      prefix = f"stage_{stage + 1}/last"
     else:
-      arrays |= {name + key: x for key, x in found.items()}
-  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+      for name, array in block_arrays.items():
+        stacks.setdefault(f"stage_{stage + 1}/stack/blocks/{name}", []).append(array)
+      continue
+    for name, array in block_arrays.items():
+      arrays[f"{prefix}/{name}"] = array
+  arrays |= {name: np.stack(layers) for name, layers in stacks.items()}
   arrays |= norm(p, "norm", "final_norm") | dense(p, "head.1", "head/out")
   variant = mvit_v1.FirstPoolingVariant(
     embed, depths, heads, mvit_v1.DESIGN, resolution=side, kv_stride=kv_stride, head=HEAD
   )
-  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
-  whole = lambda x: theirs(x[:, :, None])  # noqa: E731
-  agrees(functools.partial(mvit_v1.Model, variant=variant), arrays, whole, image)
+
+  def run_one_frame(image_BCYX):
+    return torch_model(image_BCYX[:, :, None])
+
+  build = functools.partial(mvit_v1.Model, variant=variant)
+  check_logits(build, arrays, run_one_frame, random_images(side))
 
 
-def test_the_second_mvit_is_timms():
+def first_mvit_block(p: dict, torch_name: str) -> dict[str, np.ndarray]:
+  """Return the arrays of a block of torchvision's MViT, under our names."""
+  arrays = attention_inputs(p, f"{torch_name}.attn.qkv")
+  for part in ("query", "key", "value"):
+    torch_pool = f"{torch_name}.attn.pool_{part[0]}"
+    our_pool = f"self_attention/layer/pool_{part}"
+    if f"{torch_pool}.pool.weight" in p:
+      kernel_DYX = p[f"{torch_pool}.pool.weight"][:, 0, 0]
+      arrays[f"{our_pool}/kernel"] = kernel_DYX.transpose(1, 2, 0)
+      arrays |= norm(p, f"{torch_pool}.norm_act.0", f"{our_pool}/norm")
+  arrays |= norm(p, f"{torch_name}.norm1", "self_attention/in_norm")
+  arrays |= norm(p, f"{torch_name}.norm2", "mlp/in_norm")
+  arrays |= dense(p, f"{torch_name}.attn.project.0", "self_attention/layer/out")
+  arrays |= dense(p, f"{torch_name}.mlp.0", "mlp/layer/wi")
+  arrays |= dense(p, f"{torch_name}.mlp.3", "mlp/layer/wo")
+  if f"{torch_name}.project.weight" in p:
+    arrays |= dense(p, f"{torch_name}.project", "mlp/shortcut")
+  return arrays
+
+
+def test_the_second_mvit_has_timms_logits():
   mvitv2 = pytest.importorskip("timm.models.mvitv2")
   from t5x_like.architectures.pooling_encoder import PoolingVariant
   from t5x_like.models import mvit
@@ -214,38 +235,69 @@ def test_the_second_mvit_is_timms():
   kv_stride = 2
   strides = dict(stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(kv_stride, kv_stride))
   sizes = mvitv2.MultiScaleVitCfg(depths=depths, embed_dim=embed, num_heads=heads[0], **strides)
-  theirs = mvitv2.MultiScaleVit(sizes, img_size=(side, side), num_classes=5).eval()
-  p = drawn(theirs)
+  timm_model = mvitv2.MultiScaleVit(sizes, img_size=(side, side), num_classes=5).eval()
+  p = randomize(timm_model)
   arrays = {"patches/kernel": p["patch_embed.proj.weight"].transpose(2, 3, 1, 0)}
   arrays["patches/bias"] = p["patch_embed.proj.bias"]
   stacks = {}
   for stage, depth in enumerate(depths):
-    for at in range(depth):
-      t = f"stages.{stage}.blocks.{at}"
-      found = block(p, t)
+    for i in range(depth):
+      t = f"stages.{stage}.blocks.{i}"
+      block_arrays = block(p, t)
       for part in ("query", "key", "value"):
         pool = f"self_attention/layer/pool_{part}"
-        found[f"{pool}/kernel"] = p[f"{t}.attn.pool_{part[0]}.weight"][:, 0].transpose(1, 2, 0)
-        found |= norm(p, f"{t}.attn.norm_{part[0]}", f"{pool}/norm")
-      for theirs_, ours in ("rel_pos_h", "rows"), ("rel_pos_w", "columns"):
-        found[f"self_attention/layer/position/{ours}"] = p[f"{t}.attn.{theirs_}"]
-      if stage and not at:
-        found |= dense(p, f"{t}.shortcut_proj_attn", "self_attention/shortcut")
-        arrays |= {f"stage_{stage + 1}/entry/{name}": x for name, x in found.items()}
+        kernel_DYX = p[f"{t}.attn.pool_{part[0]}.weight"][:, 0]
+        block_arrays[f"{pool}/kernel"] = kernel_DYX.transpose(1, 2, 0)
+        block_arrays |= norm(p, f"{t}.attn.norm_{part[0]}", f"{pool}/norm")
+      block_arrays["self_attention/layer/position/rows"] = p[f"{t}.attn.rel_pos_h"]
+      block_arrays["self_attention/layer/position/columns"] = p[f"{t}.attn.rel_pos_w"]
+      if stage > 0 and i == 0:
+        block_arrays |= dense(p, f"{t}.shortcut_proj_attn", "self_attention/shortcut")
+        for name, array in block_arrays.items():
+          arrays[f"stage_{stage + 1}/entry/{name}"] = array
         continue
-      for name, x in found.items():
-        stacks.setdefault(f"stage_{stage + 1}/stack/blocks/{name}", []).append(x)
-  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+      for name, array in block_arrays.items():
+        stacks.setdefault(f"stage_{stage + 1}/stack/blocks/{name}", []).append(array)
+  arrays |= {name: np.stack(layers) for name, layers in stacks.items()}
   arrays |= norm(p, "norm", "final_norm") | dense(p, "head.fc", "head/out")
   variant = PoolingVariant(
     embed, depths, heads, mvit.DESIGN, resolution=side, kv_stride=kv_stride, head=HEAD
   )
-  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
-  agrees(functools.partial(mvit.Model, variant=variant), arrays, theirs, image)
+  build = functools.partial(mvit.Model, variant=variant)
+  check_logits(build, arrays, timm_model, random_images(side))
 
 
-def test_a_coatnet_is_timms_with_layer_norm():
-  """timm's blocks with the paper's strides and pools, and the norms that are ours."""
+def coatnet_attention_inputs(p: dict, timm_name: str) -> dict[str, np.ndarray]:
+  """Return the projections that timm stores as one layer, ordered by head, then by part."""
+  head_dim = 4
+  arrays = {}
+  for n, part in enumerate(("query", "key", "value")):
+    for kind in ("weight", "bias"):
+      joint = p[f"{timm_name}.attn.qkv.{kind}"]
+      columns = joint[0].size
+      split = joint.reshape(-1, 3, head_dim, columns)[:, n].reshape(-1, columns)
+      if kind == "weight":
+        arrays[f"self_attention/layer/{part}/kernel"] = split.T
+      else:
+        arrays[f"self_attention/layer/{part}/bias"] = split[:, 0]
+  return arrays
+
+
+def coatnet_convolution(p: dict, timm_name: str) -> dict[str, np.ndarray]:
+  """Return the arrays of an inverted bottleneck with squeeze and excitation, under our names."""
+  arrays = norm(p, f"{timm_name}.pre_norm", "in_norm")
+  arrays |= norm(p, f"{timm_name}.norm1", "expand_norm")
+  arrays |= norm(p, f"{timm_name}.norm2", "depthwise_norm")
+  arrays |= dense(p, f"{timm_name}.conv1_1x1", "expand")
+  arrays |= dense(p, f"{timm_name}.se.fc1", "gate/down")
+  arrays |= dense(p, f"{timm_name}.se.fc2", "gate/up")
+  arrays |= dense(p, f"{timm_name}.conv3_1x1", "shrink")
+  arrays["depthwise/kernel"] = p[f"{timm_name}.conv2_kxk.weight"][:, 0].transpose(1, 2, 0)
+  return arrays
+
+
+def test_a_coatnet_has_the_logits_of_timm_with_layer_norm():
+  """timm's blocks take the paper's strides and pools, and our norms."""
   maxxvit = pytest.importorskip("timm.models.maxxvit")
   from t5x_like.architectures.hybrid_encoder import HybridVariant
   from t5x_like.models import coatnet
@@ -264,64 +316,48 @@ def test_a_coatnet_is_timms_with_layer_norm():
   sizes = maxxvit.MaxxVitCfg(widths, depths, stem_width=4, stem_bias=True)
   sizes.conv_cfg = convolutions
   sizes.transformer_cfg = attention
-  theirs = maxxvit.MaxxVit(sizes, img_size=side, num_classes=5).eval()
-  p = drawn(theirs)
+  timm_model = maxxvit.MaxxVit(sizes, img_size=side, num_classes=5).eval()
+  p = randomize(timm_model)
   arrays = {}
   stacks = {}
   number = 0
-  for theirs_, ours in ("conv1", "first"), ("conv2", "second"):
-    arrays[f"{ours}/kernel"] = p[f"stem.{theirs_}.weight"].transpose(2, 3, 1, 0)
-    arrays[f"{ours}/bias"] = p[f"stem.{theirs_}.bias"]
-  arrays |= (
-    norm(p, "stem.norm1", "first_norm") | norm(p, "norm", "norm") | dense(p, "head.fc", "head/out")
-  )
+  for timm_name, our_name in ("conv1", "first"), ("conv2", "second"):
+    arrays[f"{our_name}/kernel"] = p[f"stem.{timm_name}.weight"].transpose(2, 3, 1, 0)
+    arrays[f"{our_name}/bias"] = p[f"stem.{timm_name}.bias"]
+  arrays |= norm(p, "stem.norm1", "first_norm")
+  arrays |= norm(p, "norm", "norm")
+  arrays |= dense(p, "head.fc", "head/out")
   for stage, depth in enumerate(depths):
-    for at in range(depth):
-      t = f"stages.{stage}.blocks.{at}"
+    for i in range(depth):
+      t = f"stages.{stage}.blocks.{i}"
       project = f"{t}.shortcut.expand"
       if stage < 2:
-        o = f"convolutions/{number}"
-        names = {"pre_norm": "in_norm", "norm1": "expand_norm", "norm2": "depthwise_norm"}
-        for theirs_, ours in names.items():
-          arrays |= norm(p, f"{t}.{theirs_}", f"{o}/{ours}")
-        names = {
-          "conv1_1x1": "expand",
-          "se.fc1": "gate/down",
-          "se.fc2": "gate/up",
-          "conv3_1x1": "shrink",
-        }
-        for theirs_, ours in names.items():
-          arrays |= dense(p, f"{t}.{theirs_}", f"{o}/{ours}")
-        arrays[f"{o}/depthwise/kernel"] = p[f"{t}.conv2_kxk.weight"][:, 0].transpose(1, 2, 0)
-        arrays |= dense(p, project, f"{o}/project") if at == 0 else {}
+        for name, array in coatnet_convolution(p, t).items():
+          arrays[f"convolutions/{number}/{name}"] = array
+        if i == 0:
+          arrays |= dense(p, project, f"convolutions/{number}/project")
         number += 1
         continue
+      block_arrays = coatnet_attention_inputs(p, t)
       table = p[f"{t}.attn.rel_pos.relative_position_bias_table"]
-      found = {"self_attention/layer/position/table": table} | dense(
-        p, f"{t}.attn.proj", "self_attention/layer/out"
-      )
-      for n, part in enumerate(("query", "key", "value")):
-        # by head, then by part
-        weight, bias = (p[f"{t}.attn.qkv.{kind}"] for kind in ("weight", "bias"))
-        weight, bias = (
-          x.reshape(-1, 3, 4, x[0].size)[:, n].reshape(-1, x[0].size) for x in (weight, bias)
-        )
-        name = f"self_attention/layer/{part}"
-        found |= {f"{name}/kernel": weight.T, f"{name}/bias": bias[:, 0]}
-      found |= norm(p, f"{t}.norm1.norm" if at == 0 else f"{t}.norm1", "self_attention/in_norm")
-      found |= norm(p, f"{t}.norm2", "mlp/in_norm")
-      found |= dense(p, f"{t}.mlp.fc1", "mlp/layer/wi") | dense(p, f"{t}.mlp.fc2", "mlp/layer/wo")
-      o = "third" if stage == 2 else "fourth"
-      if at == 0:
-        entry = {"self_attention/layer": "attention", "self_attention/in_norm": "norm"}
-        for name, x in found.items():
-          start = next((start for start in entry if name.startswith(start)), None)
-          arrays[f"{o}/{name if start is None else entry[start] + name.removeprefix(start)}"] = x
-        arrays |= dense(p, project, f"{o}/project")
+      block_arrays["self_attention/layer/position/table"] = table
+      block_arrays |= dense(p, f"{t}.attn.proj", "self_attention/layer/out")
+      timm_norm = f"{t}.norm1.norm" if i == 0 else f"{t}.norm1"
+      block_arrays |= norm(p, timm_norm, "self_attention/in_norm")
+      block_arrays |= norm(p, f"{t}.norm2", "mlp/in_norm")
+      block_arrays |= dense(p, f"{t}.mlp.fc1", "mlp/layer/wi")
+      block_arrays |= dense(p, f"{t}.mlp.fc2", "mlp/layer/wo")
+      our_stage = "third" if stage == 2 else "fourth"
+      if i == 0:  # the first block has its own module with shorter names
+        for name, array in block_arrays.items():
+          name = name.replace("self_attention/layer", "attention")
+          name = name.replace("self_attention/in_norm", "norm")
+          arrays[f"{our_stage}/{name}"] = array
+        arrays |= dense(p, project, f"{our_stage}/project")
         continue
-      for name, x in found.items():
-        stacks.setdefault(f"{o}/stack/blocks/{name}", []).append(x)
-  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+      for name, array in block_arrays.items():
+        stacks.setdefault(f"{our_stage}/stack/blocks/{name}", []).append(array)
+  arrays |= {name: np.stack(layers) for name, layers in stacks.items()}
   variant = HybridVariant(4, widths, depths, coatnet.DESIGN, 4, resolution=side, head=HEAD)
-  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
-  agrees(functools.partial(coatnet.Model, variant=variant), arrays, theirs, image)
+  build = functools.partial(coatnet.Model, variant=variant)
+  check_logits(build, arrays, timm_model, random_images(side))

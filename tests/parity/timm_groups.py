@@ -33,28 +33,29 @@ def groups(name: str, blocks: list | None) -> dict[str, tuple[float, bool]]:
     stem = model.group_matcher()["stem"]
     model.group_matcher = lambda coarse=False: {"stem": stem, "blocks": blocks}
   undecayed = getattr(model, "no_weight_decay", tuple)()  # convolutional models name none
-  found = timm.optim.param_groups_layer_decay(
+  parameter_groups = timm.optim.param_groups_layer_decay(
     model, weight_decay=1.0, no_weight_decay_list=undecayed, layer_decay=DECAY
   )
-  names = {id(p): n for n, p in model.named_parameters()}
-  return {
-    names[id(p)]: (round(g["lr_scale"], 6), bool(g["weight_decay"]))
-    for g in found
-    for p in g["params"]
-  }
+  names = {id(parameter): name for name, parameter in model.named_parameters()}
+  settings = {}
+  for group in parameter_groups:
+    for parameter in group["params"]:
+      rate_share = round(group["lr_scale"], 6)
+      settings[names[id(parameter)]] = (rate_share, bool(group["weight_decay"]))
+  return settings
 
 
 def golden() -> dict[str, dict[str, tuple[float, bool]]]:
+  """Return the groups of every model, by timm's name."""
   return {timm_name: groups(timm_name, blocks) for timm_name, blocks in MODELS.values()}
 
 
-def text(found: dict[str, dict[str, tuple[float, bool]]]) -> str:
+def text(groups_by_model: dict[str, dict[str, tuple[float, bool]]]) -> str:
   """Return JSON with one parameter a line."""
-  rows = {
-    name: [f"{json.dumps(n)}: {json.dumps(v)}" for n, v in sorted(one.items())]
-    for name, one in found.items()
-  }
-  models = [f"{json.dumps(name)}: {{\n" + ",\n".join(its) + "\n}" for name, its in rows.items()]
+  models = []
+  for model, settings in groups_by_model.items():
+    lines = [f"{json.dumps(name)}: {json.dumps(pair)}" for name, pair in sorted(settings.items())]
+    models.append(f"{json.dumps(model)}: {{\n" + ",\n".join(lines) + "\n}")
   return "{" + ",\n".join(models) + "}\n"
 
 

@@ -1,7 +1,8 @@
-"""Writes `tests/golden/*.npz` from `transformers`: PYTHONPATH=tests:. python -m parity.write_golden
-[CASE …]
+"""Write `tests/golden/*.npz` from `transformers`.
 
-A file holds config.json, the names and shapes of the tensors, the inputs and the logits; values of
+    PYTHONPATH=tests:. python -m parity.write_golden [CASE …]
+
+A file holds config.json, the names and shapes of the tensors, the inputs and the outputs; values of
 tensors follow from their names (`cases.tensor`).
 """
 
@@ -29,9 +30,8 @@ def main(names: list[str]) -> None:
       outputs = reference.run(case, model, batch)
       shapes = {n: x.shape for n, x in load_file(directory / "model.safetensors").items()}
       config = (directory / "config.json").read_text()
-    arrays = {f"batch/{n}": x for n, x in batch.items()} | {
-      f"outputs/{n}": x for n, x in outputs.items()
-    }
+    arrays = {f"batch/{n}": x for n, x in batch.items()}
+    arrays |= {f"outputs/{n}": x for n, x in outputs.items()}
     np.savez_compressed(
       GOLDEN / f"{name}.npz",
       config=config,
