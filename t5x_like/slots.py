@@ -5,6 +5,10 @@ modules of a package, each defining the requested member, or the keys of a table
 only some recipes need is given by its dotted name and imported when a recipe names something in it.
 The arguments and their types come from the signature. Neither is listed a second time.
 
+The topics of `t5x_like/contrib` extend these packages: a folder of a topic that is named like the
+last part of a package adds its public modules, so `contrib/retrieval/tasks/open_qa.py` is the task
+`open_qa` beside those of `t5x_like.data.tasks`.
+
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
   slots.make(
     "config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True
@@ -62,6 +66,8 @@ Seconds = Annotated[
 PositiveFloat = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
 Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
 
+_PACKAGE = __name__.partition(".")[0]
+_CONTRIB = pathlib.Path(__file__).parent / "contrib"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _MAX_NAME_LENGTH = 64
 _NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates
@@ -89,11 +95,24 @@ def names(registry: Registry) -> list[str]:
   """Return the sorted names in a registry, without modules that begin with an underscore."""
   if isinstance(registry, Mapping):
     return sorted(registry)
+  return sorted(_module_paths(registry))
+
+
+def _module_paths(registry: types.ModuleType | str) -> dict[str, str]:
+  """Return the dotted paths of a registry package's public modules, by name, topics' included."""
   package = importlib.import_module(registry) if isinstance(registry, str) else registry
-  modules = []
-  for folder in package.__path__:
-    modules += [file.stem for file in pathlib.Path(folder).glob("[!_]*.py")]
-  return sorted(modules)
+  packages = {package.__name__: package.__path__}
+  root, _, folder_name = package.__name__.rpartition(".")
+  if root.split(".")[0] == _PACKAGE:
+    for folder in _CONTRIB.glob(f"*/{folder_name}"):
+      topic = folder.parent.name
+      packages[f"{_PACKAGE}.contrib.{topic}.{folder_name}"] = [str(folder)]
+  paths = {}
+  for package_name, folders in packages.items():
+    for folder in folders:
+      for file in pathlib.Path(folder).glob("[!_]*.py"):
+        paths[file.stem] = f"{package_name}.{file.stem}"
+  return paths
 
 
 def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
@@ -139,8 +158,7 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
     )
   if isinstance(registry, Mapping):
     return registry[name]
-  package = registry if isinstance(registry, str) else registry.__name__
-  return getattr(importlib.import_module(f"{package}.{name}"), member)
+  return getattr(importlib.import_module(_module_paths(registry)[name]), member)
 
 
 def module(name: str | None, package: types.ModuleType | str) -> types.ModuleType:
@@ -149,11 +167,12 @@ def module(name: str | None, package: types.ModuleType | str) -> types.ModuleTyp
   Raises:
     LookupError: the package has no such public module. Look a user's name up by `names` or `find`.
   """
-  modules = names(package)
-  root = package if isinstance(package, str) else package.__name__
-  if name not in modules:
-    raise LookupError(f"{root} has no module {name!r}{did_you_mean(str(name), modules)}")
-  return importlib.import_module(f"{root}.{name}")
+  paths = _module_paths(package)
+  if name not in paths:
+    root = package if isinstance(package, str) else package.__name__
+    hint = did_you_mean(str(name), sorted(paths))
+    raise LookupError(f"{root} has no module {name!r}{hint}")
+  return importlib.import_module(paths[name])
 
 
 def fill(

@@ -19,6 +19,7 @@ from t5x_like.evals import EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import open_with_recipe
+from tests import topics
 from tests.runs import NANO
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -62,8 +63,9 @@ LABELLED = {
 # and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and
 # evals/test_detection_scores.py
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
-# inference/test_embedding.py, evals/ and test_retrieval.py
-ELSEWHERE = {"embedding", "samples", "questions", "reward", "open_qa"}
+# inference/test_embedding.py, evals/ and contrib/
+ELSEWHERE = {"embedding", "samples", "questions", "reward"}
+ELSEWHERE |= topics.cases("EVALUATORS_TESTED_ELSEWHERE").keys()
 
 
 @pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - ELSEWHERE))

@@ -34,11 +34,10 @@ LAYERS = {
   **dict.fromkeys(("models", "objectives", "rows"), 1),
   "tunings": 1.1,
   "abstract_model": 1.2,
-  "retrieval": 1.5,
-  "faiss_retrieval": 1.4,
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),
+  "contrib": 3.1,
   "benchmarks": 3.2,
   **dict.fromkeys(("library", "listing"), 3.4),
   "planning": 3.5,
@@ -46,6 +45,7 @@ LAYERS = {
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
   **dict.fromkeys(("runs", "__main__"), 5),
 }
+CONTRIB = REPO / PACKAGE / "contrib"
 INTERDEPENDENT = {"corpora", "data"}  # not separated yet
 ROOTS = (PACKAGE, "tools", "launch", "configs")
 SOURCES = {
@@ -55,6 +55,14 @@ SOURCES = {
 }
 PACKAGE_SOURCES = {
   path: tree for path, tree in SOURCES.items() if path.is_relative_to(REPO / PACKAGE)
+}
+
+
+# The packages that topics extend, by the name of the folder that extends them, such as "tasks".
+LAYER_OF_FOLDER = {
+  path.parent.name: path.relative_to(REPO / PACKAGE).parts[0]
+  for path in PACKAGE_SOURCES
+  if path.name == "__init__.py" and not path.is_relative_to(CONTRIB)
 }
 
 
@@ -68,6 +76,23 @@ def imports(path, tree):
       base = ".".join(parts[: -node.level]) if node.level else ""
       module = ".".join(filter(None, (base, node.module)))
       yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def layer_of(path):
+  """Return the name in `LAYERS` that bounds the imports of a file.
+
+  A file in a folder of a topic is bound as the package that the folder extends.
+  """
+  parts = path.relative_to(REPO / PACKAGE).with_suffix("").parts
+  if parts[0] == "contrib" and len(parts) > 3:
+    return LAYER_OF_FOLDER[parts[2]]
+  return parts[0]
+
+
+def topic_of(module):
+  """Return the topic that a dotted module belongs to, or None."""
+  parts = module.split(".")
+  return parts[2] if parts[:2] == [PACKAGE, "contrib"] and len(parts) > 2 else None
 
 
 def subpackage(module):
@@ -103,13 +128,24 @@ def may_import(importer, module):
 def test_imports_go_only_to_lower_layers():
   violations = []
   for path, tree in PACKAGE_SOURCES.items():
-    importer = path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py")
+    importer = layer_of(path)
     if importer == "__init__":
       continue
     for line, module in imports(path, tree):
-      if subpackage(module) in (None, importer, "__version__"):
+      if subpackage(module) in (None, importer, "contrib", "__version__"):
         continue
       if not may_import(importer, module):
+        violations.append(f"{location(path, line)} imports {module}")
+  assert not violations, "\n".join(violations)
+
+
+def test_a_topic_is_imported_by_itself_alone():
+  violations = []
+  for path, tree in SOURCES.items():
+    dotted_path = ".".join(path.relative_to(REPO).with_suffix("").parts)
+    for line, module in imports(path, tree):
+      imported = topic_of(module)
+      if imported and imported != topic_of(dotted_path):
         violations.append(f"{location(path, line)} imports {module}")
   assert not violations, "\n".join(violations)
 
@@ -119,7 +155,7 @@ def test_plug_ins_import_no_siblings():
   violations = []
   for path, tree in PACKAGE_SOURCES.items():
     folder = path.relative_to(REPO / PACKAGE).parent.as_posix()
-    if folder in ("data/tasks", "objectives", "evals") and not path.stem.startswith("_"):
+    if path.parent.name in ("tasks", "objectives", "evals") and not path.stem.startswith("_"):
       siblings = {p.stem for p in path.parent.glob("[!_]*.py")} - {path.stem}
       prefix = f"{PACKAGE}.{folder.replace('/', '.')}."
       for line, module in imports(path, tree):
@@ -232,7 +268,7 @@ def test_models_and_the_step_import_without_the_data_system(blocked):
   modules = [
     ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE_SOURCES
-    if path.relative_to(REPO / PACKAGE).parts[0] in packages
+    if layer_of(path) in packages
   ]
   modules += [f"{PACKAGE}.training.{name}" for name in ("step", "state", "optimizer", "schedule")]
   program = BLOCKED.format(blocked=set(blocked), modules=modules)

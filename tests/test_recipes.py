@@ -17,6 +17,7 @@ from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
+from tests import topics
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -164,7 +165,6 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
     ("bert/spanbert.py", "after_warmup"),
     ("albert/base.py", "from_start"),
     ("bigbird/base.py", "from_start"),
-    ("realm/base.py", "from_start"),
     ("electra/small.py", "from_start_times_warmup"),
     ("finetune/decoder.py", "from_start_times_warmup"),
     ("finetune/encoder.py", "from_start"),
@@ -173,6 +173,7 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
     ("roberta/base.py", "after_warmup"),
     ("roberta/input_formats.py", "after_warmup"),
     ("xlnet/base.py", "after_warmup"),
+    *topics.cases("RATE_DECAYS").items(),
   ],
 )
 def test_rates_decay_as_in_the_code_of_the_authors(recipe, decay):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from t5x_like import recipes, slots
+from tests import topics
 from tests.drills.moments import seeded
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
@@ -47,8 +48,6 @@ RECIPES = {
   "configs/mt5/base.py": (),
   "configs/qwen/distil.py": (),
   "configs/qwen/distil.py:cached": (),
-  "configs/realm/base.py": ("--config.objective.refresh_every=5",),
-  "configs/realm/base.py:cloze": (),
   "configs/roberta/base.py": (),
   "configs/switch/base.py": (),
   "configs/t_dmca/base.py:moe_128": (),
@@ -69,7 +68,7 @@ RECIPES = {
   "configs/xlnet/base.py": (),
   "configs/clip/base.py": ("--config.objective.chunks=2",),
   "configs/siglip/base.py": (),
-}
+} | topics.cases("RESUMED_RECIPES")
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
 
 

@@ -17,5 +17,4 @@ each line imports only from the lines above it:
   window_encoder pooling_encoder first_pooling_encoder hybrid_encoder    image encoders in stages
   backbones/ conv_encoder  networks that make a map of an image, found by name, and a head on one
   dual_encoder detector    encoders of images and texts, and detectors
-  retriever_reader         an encoder of queries and passages, and a model that reads both
 """

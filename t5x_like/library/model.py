@@ -28,7 +28,6 @@ from t5x_like.inference.embedding import Embedding
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.inference.generation import Generation
 from t5x_like.inference.prompts import Prompts
-from t5x_like.inference.retrieved import Retrieved
 from t5x_like.inference.streaming import Stream
 from t5x_like.inference.talk import Talk
 from t5x_like.interop import generation_settings, sentence_pooling
@@ -415,7 +414,7 @@ class Model:
       if name in options and name != "temperature":  # every answer has its own temperature
         values[name] = options.pop(name)
     predict = self._predictor(self.chat_template(template) or "none", **options)
-    if isinstance(predict, Retrieved):
+    if self._has_own_predictor:
       raise UserError(
         f"--workdir={self.path}: the model answers single questions; ask it by python -m "
         "t5x_like.predict"
@@ -429,6 +428,11 @@ class Model:
   @property
   def _decoder(self) -> bool:
     return "encoder_input_tokens" not in self.features
+
+  @property
+  def _has_own_predictor(self) -> bool:
+    """Whether the family predicts in a way of its own, such as from passages that it retrieves."""
+    return hasattr(self.model, "open_predictor")
 
   def _embedding(self, pooling: str) -> Embedding:
     if pooling not in get_args(Pooling):
@@ -450,8 +454,8 @@ class Model:
     return self._predictors[key]
 
   def _make_predictor(self, flags: dict[str, Any], template: str | dict | None):
-    if "passage_tokens" in self.features:
-      return self._passage_predictor(flags)
+    if self._has_own_predictor:
+      return self.model.open_predictor(self._source.config, flags)
     predict = predictors.build_predictor(
       self.model, self.vocabulary, self.features, flags, template
     )
@@ -464,13 +468,6 @@ class Model:
       if self.is_published and template == published_template.PUBLISHED:
         predict.around = [], []  # the template writes all
     return predict
-
-  def _passage_predictor(self, flags: dict[str, Any]) -> Retrieved:
-    """Return the predictor of a model that retrieves the passages of its task."""
-    config = self._source.config
-    arguments = config.task.to_dict()
-    task = process.build_task("task", arguments.pop("name"), config.eval_split, arguments)
-    return Retrieved(self.model, task, config.objective.get("search", "device"), **flags)
 
   def __repr__(self) -> str:
     return f"<{type(self).__name__} {self.path}: {params.count(self.model):,} parameters>"

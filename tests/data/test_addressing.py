@@ -11,6 +11,7 @@ import more
 from corpora import assert_same
 from t5x_like import slots
 from t5x_like.data import loader, task, tasks
+from tests import topics
 
 pytestmark = pytest.mark.runs
 
@@ -130,11 +131,6 @@ CASES = {
       "new_tokens": 8,
     }
   ],
-  "open_qa": [
-    {"file": "jsonl", "inputs": "{prompt}", "targets": "{chosen}", "retrieved": 2}
-    | {"passages": "facts:30", "passages_split": "passages"}
-  ],
-  "passage_pairs": [{"file": "jsonl", "inputs": "{prompt}", "passage": "{chosen}"}],
   "multiple_choice": [
     {"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}
   ],
@@ -144,7 +140,7 @@ CASES = {
   "corrupted_images": [{"images": "digits", "resolution": 12, "patch": 3}],
   "object_detection": [{"images": "digit_scenes", "resolution": 40, "shortest": 32, "boxes": 4}],
   "image_text": [{"images": "digits", "resolution": 12, "caption_field": "label", "length": 8}],
-}
+} | topics.cases("TASKS")
 
 
 # A task that is not listed is tried with its defaults on the built-in corpus.

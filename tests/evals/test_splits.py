@@ -31,6 +31,7 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import saved_model
+from tests import topics
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER = "tests/recipes/nano_encoder.py"
@@ -47,9 +48,8 @@ SPLITS = {
   + [("dark", "b"), ("bright", "b"), ("bright", "a"), ("bright", "a")],
   "held": [("dark", "a")] * 2 + [("dark", "b"), ("bright", "b"), ("bright", "a")],
 }
-# `samples` has no score, `questions` reads files instead of a split, and tests/test_retrieval.py
-# tests `open_qa`.
-UNTESTED = ("samples", "questions", "open_qa")
+# `samples` has no score, `questions` reads files instead of a split, and topics test theirs.
+UNTESTED = ("samples", "questions", *topics.cases("EVALUATORS_TESTED_ELSEWHERE"))
 SIZES = {split: len(rows) for split, rows in SPLITS.items()}
 SCORED_SPLITS = ("validation", "held")  # by the instances <evaluator>_own and <evaluator>_held
 

@@ -13,9 +13,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+import t5x_like.models
 import tiny
 from interop.published_decoders import PUBLISHED, SCALED
 from interop.test_golden import write
+from t5x_like import slots
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.inference.likelihood import position_count
@@ -40,7 +42,7 @@ def built(values: dict):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_our_sizes(name):
   family, size = name.split(":")
-  expected = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
+  expected = slots.module(family, t5x_like.models).VARIANTS[size]
   published = built(PUBLISHED[name])
   assert (published.dims, published.vocab_size) == (expected.dims, expected.vocab_size)
   plain = dict(init_stddev=None, residual_init=False)  # a file does not say how its weights started
@@ -51,7 +53,7 @@ def test_published_configs_are_our_sizes(name):
 
 def abstract(family: str, variant):
   """A model of a family with only its variant."""
-  model = object.__new__(importlib.import_module(f"t5x_like.models.{family}").Model)
+  model = object.__new__(slots.module(family, t5x_like.models).Model)
   vars(model).update(variant=variant, mtp_depth=0)
   return model
 
@@ -103,7 +105,7 @@ NAMED = (
 @pytest.mark.parametrize("name", [*NAMED.split(), "deepseek:v3", "neox:pythia-1b", "falcon:7b"])
 def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
   family, size = name.split(":")
-  variant = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
+  variant = slots.module(family, t5x_like.models).VARIANTS[size]
   if family in ("qwen", "deepseek"):  # as their cards say for long contexts
     yarn = {"factor": 4.0, "original_length": 32768}
     design = dataclasses.replace(variant.design, position={**variant.design.position, "yarn": yarn})

@@ -7,9 +7,7 @@ images are apart, in test_image_families.py.
 
 import dataclasses
 import functools
-import importlib
 import math
-import pkgutil
 import zlib
 
 import jax
@@ -18,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 import t5x_like.models
+from t5x_like import slots
 from t5x_like.architectures.architecture import Architecture
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Design, Variant
@@ -61,7 +60,7 @@ class Case:
 
   @property
   def model_class(self) -> type[Architecture]:
-    return importlib.import_module(f"t5x_like.models.{self.family}").Model
+    return slots.module(self.family, t5x_like.models).Model
 
   @property
   def sides(self) -> tuple[str, ...]:
@@ -81,8 +80,8 @@ class Case:
 
 
 def families() -> list[str]:
-  names = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
-  modules = {name: importlib.import_module(f"t5x_like.models.{name}") for name in names}
+  names = slots.names(t5x_like.models)
+  modules = {name: slots.module(name, t5x_like.models) for name in names}
   return [
     n for n, m in modules.items() if hasattr(m, "VARIANTS") and issubclass(m.Model, Architecture)
   ]
@@ -93,7 +92,7 @@ def representatives() -> list[Case]:
   cases = []
   for family in families():
     designs: dict = {}
-    for name, variant in importlib.import_module(f"t5x_like.models.{family}").VARIANTS.items():
+    for name, variant in slots.module(family, t5x_like.models).VARIANTS.items():
       small = shrunk(variant)
       designs.setdefault(repr(small), Case(f"{family}:{name}", family, small))
     cases += list(designs.values())[:REPRESENTATIVES]
@@ -422,6 +421,6 @@ def rules(case: Case) -> Rules:
 
 def design_case(family: str, name: str, design: Design, **options) -> Case:
   """A case of a family's architecture with any design."""
-  variants = importlib.import_module(f"t5x_like.models.{family}").VARIANTS
+  variants = slots.module(family, t5x_like.models).VARIANTS
   base = dataclasses.replace(next(iter(variants.values())), design=design, **options)
   return Case(f"{family}:{name}", family, shrunk(base))

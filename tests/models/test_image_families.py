@@ -2,8 +2,6 @@
 same model."""
 
 import dataclasses
-import importlib
-import pkgutil
 
 import families
 import jax
@@ -32,22 +30,18 @@ SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
 STAGED = dict(embed=8, depths=(2, 1), heads=(2, 4), mlp_ratio=2.0, patch=2, resolution=11)
 # a class token reads nothing of the queries that the last block pools
 OWN = {"mvit_v1": {"depths": (1, 2)}}
-FOUND = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
-FAMILIES = [
-  n
-  for n in FOUND
-  if issubclass(importlib.import_module(f"t5x_like.models.{n}").Model, ImageEncoder)
-]
+FOUND = slots.names(t5x_like.models)
+FAMILIES = [n for n in FOUND if issubclass(slots.module(n, t5x_like.models).Model, ImageEncoder)]
 POSITIONS = slots.names(image_positions)
 
 
 def case(family="vit", position=None, **changes) -> families.Case:
   """The first variant of a family, shrunk."""
-  first = next(iter(importlib.import_module(f"t5x_like.models.{family}").VARIANTS.values()))
+  first = next(iter(slots.module(family, t5x_like.models).VARIANTS.values()))
   design = (
     first.design if position is None else dataclasses.replace(first.design, position=position)
   )
-  kind = importlib.import_module(f"t5x_like.models.{family}").Model
+  kind = slots.module(family, t5x_like.models).Model
   small = (
     STAGED | ({"window": 3} if issubclass(kind, WindowEncoder) else {})
     if issubclass(kind, StagedEncoder)

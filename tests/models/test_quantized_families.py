@@ -1,7 +1,6 @@
 """Every family with products of 8-bit factors."""
 
 import dataclasses
-import importlib
 import pathlib
 
 import families
@@ -11,6 +10,8 @@ import optax
 import pytest
 from flax import nnx
 
+import t5x_like.models
+from t5x_like import slots
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.models import llama, t5
@@ -61,7 +62,7 @@ def test_every_family_has_them_with_the_same_parameters(family):
 
 @pytest.mark.parametrize("family", WITHOUT)
 def test_families_without_such_products_refuse_them(family):
-  module = importlib.import_module(f"t5x_like.models.{family}")
+  module = slots.module(family, t5x_like.models)
 
   def make():
     return module.Model(

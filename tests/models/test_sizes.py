@@ -5,7 +5,6 @@ A tolerance of 0 is a count published to the last digit, or that of the publishe
 otherwise it is half of the last digit stated, as a fraction.
 """
 
-import importlib
 import math
 
 import jax
@@ -13,6 +12,8 @@ import pytest
 from flax import nnx
 
 import more
+import t5x_like.models
+from t5x_like import slots
 from t5x_like.nn import params
 
 M = 10**6
@@ -192,7 +193,7 @@ def first_of_each(rows):
   ids=[f"{s[0]}:{s[1]}" for s in SIZES],
 )
 def test_published_count(family, variant, expected, tolerance):
-  model_class = importlib.import_module(f"t5x_like.models.{family}").Model
+  model_class = slots.module(family, t5x_like.models).Model
   model = jax.eval_shape(
     lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0)
   )
@@ -400,9 +401,7 @@ IDS = [
 def test_published_count_of_an_encoder(row):
   family, variant, expected, _, *rest = row
   arguments = dict(*rest)
-  network = getattr(
-    importlib.import_module(f"t5x_like.models.{family}"), arguments.pop("network", "Model")
-  )
+  network = getattr(slots.module(family, t5x_like.models), arguments.pop("network", "Model"))
   made = jax.eval_shape(
     lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
   )

@@ -13,6 +13,7 @@ from t5x_like.data import task as tasks
 from t5x_like.nn import params
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
+from tests import topics
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 
 pytestmark = pytest.mark.runs
@@ -32,7 +33,7 @@ USUAL = {
 
 BY_ARGUMENT = {name: f"configs/finetune/grpo.py:{name},debug" for name in ("rloo", "ppo")}
 BY_ARGUMENT["cached_distillation"] = "configs/qwen/distil.py:cached,debug"
-BY_ARGUMENT["inverse_cloze"] = "configs/realm/base.py:cloze,debug"
+BY_ARGUMENT |= topics.cases("OBJECTIVE_RECIPES")
 
 
 def answered(batch):

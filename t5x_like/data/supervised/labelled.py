@@ -70,11 +70,9 @@ class LabelledTask(Task):
 
   Attributes:
     truncated: the share of its examples that are shortened to fit a row, from 0 to 1.
-    passages: the `data.supervised.passages.Passages` of tasks whose models retrieve.
   """
 
   truncated: float = 0.0
-  passages: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

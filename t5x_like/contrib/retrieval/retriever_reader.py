@@ -1,7 +1,7 @@
 """A retriever of passages and a reader that answers from them, as one model (REALM)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,13 @@ from t5x_like.nn.dims import subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.parallel.constrain import constrain
+from t5x_like.runtime import process
 from t5x_like.slots import PositiveInt, Rate
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+
+  from t5x_like.contrib.retrieval.predictor import PassagePredictor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +140,21 @@ class RetrieverReader(nnx.Module):
     self.retriever = Retriever(rngs, retriever, variant.width, **options)
     self.reader = EncoderDecoder(rngs, variant=reader, **options)
     self.reference = FrozenRetriever(self.retriever)
+
+  def open_predictor(self, config: "ConfigDict", flags: dict[str, Any]) -> "PassagePredictor":
+    """Return a predictor of answers from the passages of the run's task, which it opens.
+
+    Args:
+      config: the resolved config of the run.
+      flags: the arguments of `PassagePredictor`.
+    Raises:
+      UserError: as `PassagePredictor` and `data.task.build_at`.
+    """
+    from t5x_like.contrib.retrieval.predictor import PassagePredictor  # opens data
+
+    arguments = config.task.to_dict()
+    task = process.build_task("task", arguments.pop("name"), config.eval_split, arguments)
+    return PassagePredictor(self, task, config.objective.get("search", "device"), **flags)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return `outputs` with float32 logits."""

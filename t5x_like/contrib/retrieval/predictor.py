@@ -7,23 +7,28 @@ from typing import Any
 import jax
 import numpy as np
 
+from t5x_like.contrib.retrieval.search import (
+  answer_from_passages,
+  build_index,
+  most_probable_answer,
+  open_search,
+)
 from t5x_like.errors import UserError
 from t5x_like.inference.texts import describe_text
 from t5x_like.nn import params
-from t5x_like.retrieval import answer_from_passages, build_index, most_probable_answer, open_search
 from t5x_like.rows import Runner, run_in_batches
 
 Rows = Sequence[Sequence[int]]
 
 
-class Retrieved:
+class PassagePredictor:
   """A predictor that answers greedily from each of a question's nearest passages, and chooses the
   likeliest answer.
 
   Args:
-    model: the abstract `architectures.retriever_reader.RetrieverReader`.
+    model: the abstract `retriever_reader.RetrieverReader`.
     task: the run's, with its passages.
-    search: see `retrieval.open_search`.
+    search: see `search.open_search`.
     max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
   Raises:
     UserError: the task has no passages, or other flags are given.

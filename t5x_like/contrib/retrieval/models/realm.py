@@ -8,7 +8,7 @@ BERT too, with one head for masked tokens and another for spans. Here a T5 write
 and one objective serve both (as in Lewis et al. 2020, RAG-Sequence).
 """
 
-from t5x_like.architectures.retriever_reader import RetrievalVariant, RetrieverReader
+from t5x_like.contrib.retrieval.retriever_reader import RetrievalVariant, RetrieverReader
 from t5x_like.models import bert, t5
 
 VARIANTS = {

@@ -3,7 +3,7 @@ devices lack the memory.
 
 Passages stay in their store, their embeddings lie in faiss's `IndexFlatIP`, 4 P bytes for each in P
 dimensions, and devices hold as many as are embedded at once. The passages found are those of
-`retrieval.DeviceSearch`, but for equal products.
+`search.DeviceSearch`, but for equal products.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from t5x_like.parallel.rules import Rules, fetch
 
 
 class FaissSearch:
-  """The passages of a task in their store, with the interface of `retrieval.DeviceSearch`.
+  """The passages of a task in their store, with the interface of `search.DeviceSearch`.
 
   Raises:
     UserError: faiss is not installed, or there are several processes.
@@ -31,7 +31,7 @@ class FaissSearch:
       import faiss
     except ImportError:
       raise UserError(
-        "config.objective.search: faiss is not installed; pip install 't5x-like[faiss]'"
+        "config.objective.search: faiss is not installed; pip install 't5x-like[retrieval]'"
       ) from None
     if jax.process_count() > 1:
       raise UserError(

@@ -16,17 +16,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import log_softmax, logsumexp
 
 import more
-import tests.recipes.nano_realm as nano
-from t5x_like import evaluate, predict, retrieval, train
+import tests.contrib.retrieval.nano_realm as nano
+from t5x_like import evaluate, predict, train
+from t5x_like.contrib.retrieval import search as searches
+from t5x_like.contrib.retrieval.models import realm
+from t5x_like.contrib.retrieval.objectives import inverse_cloze, marginal_likelihood
+from t5x_like.contrib.retrieval.search import find_nearest
+from t5x_like.contrib.retrieval.training import retrieval as steps_of_retrieval
 from t5x_like.errors import UserError
-from t5x_like.models import realm
 from t5x_like.nn import params
-from t5x_like.objectives import inverse_cloze, marginal_likelihood
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from t5x_like.retrieval import find_nearest
-from t5x_like.training import retrieval as steps_of_retrieval
 from t5x_like.training.state import TrainState
 from tests.runs import assert_same_bits, hide_other_devices, load_tensors
 from tests.tiny import add_noise
@@ -90,8 +91,8 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   arrays = params.arrays(model)
   found = {}
   for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
-    searcher = retrieval.open_search(search, model, rules, held, 4, parts)
-    index = retrieval.build_index(searcher, arrays)
+    searcher = searches.open_search(search, model, rules, held, 4, parts)
+    index = searches.build_index(searcher, arrays)
     found[search, parts] = jax.device_get(searcher.add_nearest(arrays, index, asked))
     passages = found[search, parts]["passages"]
     assert searcher.parts == parts and 0 not in passages[1] and 10 not in passages[2]
@@ -157,7 +158,7 @@ def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
   with pytest.raises(
     UserError, match="config.objective.search: faiss is not installed; pip install 't5x-like"
   ):
-    retrieval.open_search("faiss", None, None, None, 4)
+    searches.open_search("faiss", None, None, None, 4)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def flags(folder, workdir, **changes):
   for key, value in (steps | changes).items():
     text = value if isinstance(value, str) else json.dumps(value)
     flags.append(f"--config.{key}={text}")
-  return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *flags]
+  return ["--config=tests/contrib/retrieval/nano_realm.py", f"--workdir={workdir}", *flags]
 
 
 @pytest.mark.more

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from t5x_like.contrib.retrieval.search import build_index, open_search
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import build_index, open_search
 from t5x_like.runtime import process
 from t5x_like.training.build import REFERENCE, Parts, abstract_batch
 from t5x_like.training.compilation import StepCost, compile_step

@@ -6,12 +6,17 @@ from typing import Literal
 import jax
 import numpy as np
 
+from t5x_like.contrib.retrieval.search import (
+  answer_from_passages,
+  build_index,
+  most_probable_answer,
+  open_search,
+)
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, reference_texts
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import answer_from_passages, build_index, most_probable_answer, open_search
 from t5x_like.slots import Length, PositiveInt
 
 

@@ -2,7 +2,7 @@
 
 Passages and their embeddings, the index, lie on the devices, each of which holds and searches a
 part: 4 (L + P) bytes a passage of L tokens in P dimensions, divided by the number of devices. The
-nearest of each part are compared again, so the result is that of one device. `faiss_retrieval.py`
+nearest of each part are compared again, so the result is that of one device. `faiss_search.py`
 searches in the host's memory instead.
 """
 
@@ -26,9 +26,9 @@ class DeviceSearch:
   """A search of a task's passages, which lie on the devices.
 
   Args:
-    model: an abstract `architectures.retriever_reader.RetrieverReader`.
+    model: an abstract `retriever_reader.RetrieverReader`.
     rules: mesh and sharding rules.
-    passages: a `data.supervised.passages.Passages`.
+    passages: a `passages.Passages`.
     embed_batch: the number of passages embedded at once, rounded up to a multiple of the devices.
     parts: the most parts in which an index is made.
 
@@ -131,9 +131,9 @@ def open_search(backend: str, *arguments) -> Any:
   """Return the search of a backend, `device` or `faiss`, with the arguments of `DeviceSearch`."""
   if backend == "device":
     return DeviceSearch(*arguments)
-  from t5x_like import faiss_retrieval  # faiss is optional
+  from t5x_like.contrib.retrieval.faiss_search import FaissSearch  # faiss is optional
 
-  return faiss_retrieval.FaissSearch(*arguments)
+  return FaissSearch(*arguments)
 
 
 def build_index(

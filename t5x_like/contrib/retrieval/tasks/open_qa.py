@@ -17,29 +17,41 @@ The source `salient:` gives texts with salient spans. The features of a row:
 `Task.examples` gives `record`, `inputs` and `targets`.
 """
 
+import dataclasses
 from typing import Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Record, Skip
-from t5x_like.data import features as layouts
-from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.passages import (
+from t5x_like.contrib.retrieval.passages import (
   Passages,
   check_padding,
   encode,
   read_padded,
   text_digest,
 )
+from t5x_like.corpora.sources import Record, Skip
+from t5x_like.data import features as layouts
+from t5x_like.data.features import Feature, Features
+from t5x_like.data.supervised.example_store import Example, ExampleStore
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, LabelledTask, build_task
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, NonNegativeInt
 from t5x_like.vocabularies import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassageTask(LabelledTask):
+  """A task of labelled records, for models that retrieve passages.
+
+  Attributes:
+    passages: the passages to retrieve.
+  """
+
+  passages: Passages
+
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -90,7 +102,7 @@ def task(
   passage_length: Length = 288,
   too_long: TooLong = "refuse",
   **records: Unpack[LabelledSource],
-) -> Task:
+) -> PassageTask:
   """Make the task.
 
   Args:
@@ -163,7 +175,7 @@ def task(
     "passages": opened_passages.store.fingerprint,
     "vocabulary": vocabulary.fingerprint,
   }
-  return build_task(
+  labelled_task = build_task(
     "open_qa.v1",
     source,
     vocabulary,
@@ -174,8 +186,8 @@ def task(
     make_rows=make_rows,
     features=features(vocabulary, **sizes),
     row_facts=row_facts,
-    passages=opened_passages,
   )
+  return PassageTask(passages=opened_passages, **vars(labelled_task))
 
 
 def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:

@@ -17,11 +17,11 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
+from t5x_like.contrib.retrieval.passages import check_padding, encode, read_padded
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.passages import check_padding, encode, read_padded
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.task import Task
 from t5x_like.slots import Length

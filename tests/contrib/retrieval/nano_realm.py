@@ -3,8 +3,9 @@
 from configs.realm import facts
 from t5x_like import laptop
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.retriever_reader import RetrievalVariant
-from t5x_like.models import bert, realm, t5
+from t5x_like.contrib.retrieval.models import realm
+from t5x_like.contrib.retrieval.retriever_reader import RetrievalVariant
+from t5x_like.models import bert, t5
 from t5x_like.nn.dims import Dims
 
 DIMS = Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=1)
