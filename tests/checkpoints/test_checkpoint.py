@@ -297,14 +297,14 @@ def test_damage_is_skipped_loudly_moved_aside_and_never_deleted(tmp_path, caplog
     Checkpoints(tmp_path).restore(abstract, step=3)
   with caplog.at_level(logging.WARNING), Checkpoints(tmp_path) as checkpoints:
     step, state, metadata = checkpoints.restore(abstract)
-    assert (step, metadata["config"]["seed"]) == (2, 2) and as_bytes(state) == as_bytes(
-      make_state(2, mesh)
-    )
+    assert (step, metadata["config"]["seed"]) == (2, 2)
+    assert as_bytes(state) == as_bytes(make_state(2, mesh))
     assert "step 3 is damaged and is skipped" in caplog.text
     assert checkpoints.steps() == [1, 2, 3], "reading alone moves nothing"
     checkpoints.save(3, make_state(3, mesh), {"config": {"seed": 3}}, finite=False)
     checkpoints.wait()
-    assert checkpoints.steps() == [1, 2, 3] and (tmp_path / "3.damaged" / "state").exists()
+    assert checkpoints.steps() == [1, 2, 3]
+    assert (tmp_path / "3.damaged" / "state").exists()
     assert as_bytes(checkpoints.restore(abstract)[1]) == as_bytes(make_state(3, mesh))
 
 
@@ -365,10 +365,8 @@ def test_what_reads_well_at_the_second_look_is_not_damaged(tmp_path, monkeypatch
     return read(*args, **kwargs)
 
   monkeypatch.setattr(orbax_steps, "read_tensors", late)
-  assert (
-    Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))[0] == 1
-    and not caplog.text
-  )
+  assert Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))[0] == 1
+  assert not caplog.text
 
 
 def test_a_flipped_bit_names_its_tensor(tmp_path):
@@ -436,10 +434,12 @@ def test_a_refusing_disk_is_one_line_and_harms_nothing(tmp_path):
       checkpoints.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+  assert str(tmp_path) in str(refused.value)
+  assert "\n" not in str(refused.value)
   checkpoints.close()
   step, state, _ = Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))
-  assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh))
+  assert step == 1
+  assert as_bytes(state) == as_bytes(make_state(1, mesh))
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="could not be written: Not a directory"):
     Checkpoints(tmp_path / "file" / "checkpoints").save(1, {"noise": noise}, {})
@@ -466,7 +466,8 @@ def test_a_full_or_read_only_file_system(tmp_path, refusal):
     step, state, _ = Checkpoints(disk / "checkpoints").restore(
       abstract_of(make_state(1, mesh), mesh)
     )
-    assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh))
+    assert step == 1
+    assert as_bytes(state) == as_bytes(make_state(1, mesh))
   finally:
     subprocess.run(["umount", "-l", disk], check=True)
 
@@ -506,7 +507,8 @@ def test_killed_at_any_moment_the_newest_committed_step_is_exact(tmp_path):
       time.sleep(random.uniform(0, 0.1))
       process.send_signal(signal.SIGKILL)
     step, state, metadata = Checkpoints(tmp_path).restore(abstract)
-    assert step >= newest + 3 and metadata == {"step": step}
+    assert step >= newest + 3
+    assert metadata == {"step": step}
     assert step == max(Checkpoints(tmp_path).steps()), "a committed step is never damaged by a kill"
     expected = np.random.default_rng(step).standard_normal((64, 1024)).astype(np.float32)
     assert np.array_equal(np.asarray(state["x"]), expected)

@@ -23,4 +23,6 @@ def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, mon
   monkeypatch.setattr(orbax_steps.LocalSteps, "manifest", overtaken)
   with Checkpoints(tmp_path / "run") as checkpoints:
     step, state, _ = checkpoints.restore(abstract_of(make_state(2, mesh), mesh))
-  assert step == 2 and as_bytes(state) == as_bytes(make_state(2, mesh)) and not caplog.records
+  assert step == 2
+  assert as_bytes(state) == as_bytes(make_state(2, mesh))
+  assert not caplog.records

@@ -62,7 +62,8 @@ def test_exact_onto_other_meshes_whatever_the_store_does(server, trouble):
     step, state, metadata = restored(mesh_of(*shape))
     assert step == (4 if server.stale is None else 2)
     server.stale = None
-    assert metadata == {"step": step} and as_bytes(state) == as_bytes(make_state(step, mesh))
+    assert metadata == {"step": step}
+    assert as_bytes(state) == as_bytes(make_state(step, mesh))
 
 
 def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, monkeypatch):
@@ -74,9 +75,8 @@ def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, mon
       server.writes_left = 1
       checkpoints.save(2, make_state(2, mesh), {"step": 2}, finite=False)
   server.writes_left = None
-  assert (
-    Checkpoints(URL).steps() == [1] and len(list((server.root / "run/checkpoints").iterdir())) == 2
-  )
+  assert Checkpoints(URL).steps() == [1]
+  assert len(list((server.root / "run/checkpoints").iterdir())) == 2
   assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
   save([3], mesh)
   assert Checkpoints(URL).steps() == [1, 3]
@@ -156,7 +156,8 @@ def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pause
   second.close()
   assert Checkpoints(url).steps() == [1, 3]
   step, state, _ = restored(mesh, url=url)
-  assert step == 3 and as_bytes(state) == as_bytes(make_state(3, mesh))
+  assert step == 3
+  assert as_bytes(state) == as_bytes(make_state(3, mesh))
 
 
 @pytest.mark.parametrize("name", ["2-00000000-1", "2-ffffffff-1"])
@@ -167,7 +168,8 @@ def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
   (intact,) = [directory for directory in as_path(url).iterdir() if directory.name.startswith("2-")]
   (as_path(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
   step, state, _ = restored(mesh, url=url)
-  assert step == 2 and as_bytes(state) == as_bytes(make_state(2, mesh))
+  assert step == 2
+  assert as_bytes(state) == as_bytes(make_state(2, mesh))
   assert ("a damaged attempt to save it is passed over" in caplog.text) == (name < intact.name)
   with Checkpoints(url) as checkpoints:
     assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 2
@@ -196,12 +198,11 @@ def test_keeps_sets_aside_and_finds_damage(server, caplog):
   content[len(content) // 2] ^= 1
   blob.write_bytes(content)
   with Checkpoints(URL) as checkpoints:
-    assert (
-      checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4
-      and ("step 6 is damaged") in caplog.text
-    )
+    assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4
+    assert ("step 6 is damaged") in caplog.text
     checkpoints.save(6, make_state(6, mesh), {"step": 6}, finite=False)
-  assert restored(mesh)[0] == 6 and len(list(server.root.glob("run/checkpoints/6-*"))) == 2
+  assert restored(mesh)[0] == 6
+  assert len(list(server.root.glob("run/checkpoints/6-*"))) == 2
   for blob in server.root.glob("run/checkpoints/*/tensors-00000.bin"):
     blob.write_bytes(blob.read_bytes()[:-9])
   with pytest.raises(DamageError, match="every checkpoint is damaged"):
@@ -236,7 +237,8 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
       path.write_bytes(damage)
     caplog.clear()
     step, state, _ = restored(mesh)
-    assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh)), damage
+    assert step == 1, damage
+    assert as_bytes(state) == as_bytes(make_state(1, mesh)), damage
     # a step without a manifest is none
     uncommitted = file == "manifest.json" and damage in (None, "no object")
     assert ("step 2 is damaged and is skipped" in caplog.text) != uncommitted, damage
@@ -336,7 +338,9 @@ def test_a_large_shard_is_written_in_parts(server, monkeypatch):
   monkeypatch.setattr("t5x_like.checkpoints.object_steps._PART_BYTES", 300)
   save([2], mesh)
   files = sorted((server.root / "run/checkpoints").glob("2-*/tensors-*.bin"))
-  assert len(files) > 3 and max(file.stat().st_size for file in files) <= 300
+  assert len(files) > 3
+  assert max(file.stat().st_size for file in files) <= 300
   for step in (1, 2):
     found, state, _ = restored(mesh_of(8, 1), step)
-    assert found == step and as_bytes(state) == as_bytes(make_state(step, mesh))
+    assert found == step
+    assert as_bytes(state) == as_bytes(make_state(step, mesh))

@@ -78,7 +78,8 @@ def launch(directory, after="pass", timeout=60):
 def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
   code, lines, err = launch(tmp_path)
   expected = {"[p0] from 0", "[p0] saved [1, 2, 3]", "[p1] from 0", "[p1] saved [1, 2, 3]"}
-  assert code == 0 and expected <= set(lines), (lines, err)
+  assert code == 0, (lines, err)
+  assert expected <= set(lines), (lines, err)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
   abstract = {
     "w": jax.ShapeDtypeStruct((64, 256), np.float32, sharding=NamedSharding(mesh, P(None, "data"))),
@@ -94,11 +95,11 @@ def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
     file.write_bytes(file.read_bytes()[:-40])
   code, lines, err = launch(tmp_path)
   assert code == 0, (lines, err)
-  assert "[p0] from 3" in lines and "[p1] from 3" in lines and "[p1] saved [4, 5, 6]" in lines
-  assert (
-    any("step 4 is damaged and is skipped" in line for line in lines)
-    and (tmp_path / "4.damaged").exists()
-  )
+  assert "[p0] from 3" in lines
+  assert "[p1] from 3" in lines
+  assert "[p1] saved [4, 5, 6]" in lines
+  assert any("step 4 is damaged and is skipped" in line for line in lines)
+  assert (tmp_path / "4.damaged").exists()
 
 
 def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms_nothing(tmp_path):
@@ -111,9 +112,9 @@ def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms
   )
   code, lines, err = launch(tmp_path, after=limit, timeout=4)
   errors = [line for line in lines if "error:" in line]
-  assert (
-    code == 2 and "process 1 failed" in err and any("File too large" in line for line in errors)
-  ), (lines, err)
+  assert code == 2, (lines, err)
+  assert "process 1 failed" in err, (lines, err)
+  assert any("File too large" in line for line in errors), (lines, err)
   assert any("not written by all processes within 4 s" in line for line in errors), lines
   assert not any("Traceback" in line for line in lines), "\n".join(lines)
   assert Checkpoints(tmp_path).steps() == [4, 5, 6]

@@ -81,10 +81,12 @@ def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
   assert copies(killed) == ["2-0", "3-0"]  # the last two
   with opened(killed) as run:
     step, found, metadata = run.restore(abstract(shardings))
-    assert (step, metadata) == (3, {"of": 3}) and same(found, state(3, shardings))
+    assert (step, metadata) == (3, {"of": 3})
+    assert same(found, state(3, shardings))
     metadata.clear()  # the caller's own
     run.wait()
-    assert run.steps() == [3] and Checkpoints.restore(run, {}, 3)[2] == {"of": 3}
+    assert run.steps() == [3]
+    assert Checkpoints.restore(run, {}, 3)[2] == {"of": 3}
     run.save_copy(4, state(4, shardings), {}, lambda: None)
   assert copies(killed) == ["3-0", "4-0"]
 
@@ -114,7 +116,8 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
       data.write_bytes(content)
   with opened(killed) as run:
     step, found, _ = run.restore(abstract(shardings))
-    assert step == expected and same(found, state(expected, shardings))
+    assert step == expected
+    assert same(found, state(expected, shardings))
   assert "differs from its checksum" in caplog.text
 
 
@@ -137,7 +140,8 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
     data.write_bytes(bytes(data.stat().st_size))
   with opened(tmp_path) as run:
     step, found, _ = run.restore(abstract(shardings))
-    assert step == expected and same(found, state(expected, shardings))
+    assert step == expected
+    assert same(found, state(expected, shardings))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -242,7 +246,9 @@ def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
   def covers(*held):
     return emergency_steps._is_covered(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
 
-  assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
+  assert covers(0, 1)
+  assert covers(0, 3)
+  assert not covers(0, 2)
 
 
 @pytest.mark.parametrize(

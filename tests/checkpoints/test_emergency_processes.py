@@ -74,6 +74,5 @@ def test_hosts_that_changed_places(tmp_path):
     "[p0] step 3: 3 of 4 processes read their emergency copies; the others receive their "
     "shards over the mesh"
   )
-  assert told in lines and {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(
-    lines
-  ), lines
+  assert told in lines, lines
+  assert {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(lines), lines

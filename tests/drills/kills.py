@@ -191,7 +191,8 @@ def assert_same_record(workdir, uninterrupted, total: int) -> None:
     [_evaluation(row) for row in rows if "train/loss" not in row]
     for rows in (actual_rows, expected_rows)
   ]
-  assert evaluations[0] == evaluations[1] and len(evaluations[0]) == -(-total // EVALUATE)
+  assert evaluations[0] == evaluations[1]
+  assert len(evaluations[0]) == -(-total // EVALUATE)
   assert [
     json.loads((pathlib.Path(folder) / "config.json").read_text())["fingerprints"]
     for folder in (workdir, uninterrupted)

@@ -50,9 +50,8 @@ def assert_whole(workdir) -> list[str]:
       Image.open(file).load()
     # these two are appended to
     elif file.suffix == ".jsonl" and name not in ("history.jsonl", "metrics.jsonl"):
-      assert [
-        json.loads(line) for line in file.read_text().splitlines()
-      ] and file.read_bytes().endswith(b"\n"), name
+      assert [json.loads(line) for line in file.read_text().splitlines()], name
+      assert file.read_bytes().endswith(b"\n"), name
     else:
       continue
     found.append(name)
@@ -109,9 +108,8 @@ def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
     ), said
     assert_whole(workdir)
   found = assert_whole(workdir)
-  assert any(name.startswith("evaluations/") for name in found) and any(
-    name.endswith(".png") for name in found
-  )
+  assert any(name.startswith("evaluations/") for name in found)
+  assert any(name.endswith(".png") for name in found)
 
 
 @contextlib.contextmanager
@@ -149,17 +147,22 @@ def test_a_disk_that_turns_read_only(where, tmp_path):
       process.send(signal.SIGCONT)
       code, said = process.end()
       told = [line for line in said.splitlines() if "error" in line]
-      assert code == 2 and len(told) == 1 and str(workdir) in told[0] and "Traceback" not in said, (
-        said
-      )
+      assert code == 2, said
+      assert len(told) == 1, said
+      assert str(workdir) in told[0], said
+      assert "Traceback" not in said, said
       assert "Read-only file system" in told[0] or "Permission denied" in told[0], told
       print(told[0])
       code, said = run(command, **where)
-      assert code == 2 and "Traceback" not in said and said.count("error") == 1, said
+      assert code == 2, said
+      assert "Traceback" not in said, said
+      assert said.count("error") == 1, said
       print(said.splitlines()[-1])
-  assert saved and set(saved) <= set(steps(workdir))
+  assert saved
+  assert set(saved) <= set(steps(workdir))
   code, said = run(command, **where)
-  assert code == 0 and "resuming" in said, said
+  assert code == 0, said
+  assert "resuming" in said, said
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 60)
 
@@ -186,16 +189,19 @@ def test_a_damaged_cache_of_programs_costs_time_alone(tmp_path):
     for entry in cache.glob("*-cache"):
       entry.write_bytes(damage(entry.read_bytes()))
     code, said = run(train(tmp_path / name, *SHORT), cache=cache)
-    assert code == 0 and "Traceback" not in said, said
+    assert code == 0, said
+    assert "Traceback" not in said, said
     assert name == "none" or "that were damaged are removed" in said, said
     found[name] = losses(tmp_path / name)
   for entry in cache.iterdir():
     entry.unlink()
   with read_only(cache):
     code, said = run(train(tmp_path / "unwritable", *SHORT), cache=cache)
-  assert code == 0 and "Traceback" not in said, said
+  assert code == 0, said
+  assert "Traceback" not in said, said
   assert all(one == found["none"] for one in [*found.values(), losses(tmp_path / "unwritable")])
   (tmp_path / "file").write_text("not a directory")
   code, said = run(train(tmp_path / "file's", *SHORT), cache=tmp_path / "file")
-  assert code == 0 and "Traceback" not in said, said
+  assert code == 0, said
+  assert "Traceback" not in said, said
   assert losses(tmp_path / "file's") == found["none"]

@@ -76,6 +76,7 @@ def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, caps
     }
     for one in ("killed", "whole")
   ]
-  assert tensors[0] == tensors[1] and tensors[0]
+  assert tensors[0] == tensors[1]
+  assert tensors[0]
   with capsys.disabled():
     print(f"{drill.told(name)}\n  {len(server.requests)} requests were answered or failed")

@@ -70,23 +70,24 @@ def test_killed_in_every_phase(tmp_path):
   assert code == 0, said
   for phase, (event, name) in PHASES.items():
     code, said = run(killed_at(command("parts"), event, name, also=NANO), **where)
-    assert code == -9 and "Traceback" not in said, f"{phase}: {said[-2000:]}"
+    assert code == -9, f"{phase}: {said[-2000:]}"
+    assert "Traceback" not in said, f"{phase}: {said[-2000:]}"
   code, said = run(killed_at(command("parts"), "never", "", also=NANO), **where)
   assert code == 0, said
   uninterrupted, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
-  assert (
-    uninterrupted.keys() == parts.keys()
-    and {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
-  )
+  assert uninterrupted.keys() == parts.keys()
+  assert {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
   for name, found in uninterrupted.items():
     assert parts[name] == found, name
   folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
-  assert losses(folders[0]) == losses(folders[1]) and len(losses(folders[0])) == 4
+  assert losses(folders[0]) == losses(folders[1])
+  assert len(losses(folders[0])) == 4
   assert fingerprints(folders[0], 4) == fingerprints(folders[1], 4)
   evaluated = [
     [without_times(row) for row in read_metrics(one) if "train/loss" not in row] for one in folders
   ]
-  assert evaluated[0] == evaluated[1] and len(evaluated[0]) == 2
+  assert evaluated[0] == evaluated[1]
+  assert len(evaluated[0]) == 2
 
 
 def contents(output: pathlib.Path) -> dict[str, object]:

@@ -98,9 +98,9 @@ def main(words):
     state, plan = (json.loads((CLOUD / name).read_text()) for name in ("state.json", "plan.json"))
     with (CLOUD / "calls.jsonl").open("a") as calls:
       calls.write(json.dumps(words) + "\n")
-    assert words[:2] == ["compute", "tpus"] and "--project=p" in words and "--zone=z" in words, (
-      words
-    )
+    assert words[:2] == ["compute", "tpus"], words
+    assert "--project=p" in words, words
+    assert "--zone=z" in words, words
     kind, action, name, *rest = words[2:]
     then = None
     try:

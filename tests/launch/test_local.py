@@ -75,12 +75,12 @@ def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
   )
   started = time.time()
   done = launch("--processes=3", program=program)
-  assert done.returncode == 128 + signal.SIGKILL and time.time() - started < 20
-  assert (
-    "process 1 failed: killed by SIGKILL" in done.stderr
-    and "(1 failures, 0 preemptions)" in done.stderr
-  )
-  assert "[p0] deaf" in done.stdout and "[p2] deaf" in done.stdout
+  assert done.returncode == 128 + signal.SIGKILL
+  assert time.time() - started < 20
+  assert "process 1 failed: killed by SIGKILL" in done.stderr
+  assert "(1 failures, 0 preemptions)" in done.stderr
+  assert "[p0] deaf" in done.stdout
+  assert "[p2] deaf" in done.stdout
 
 
 def test_restarts_after_failures_up_to_the_limit(tmp_path):
@@ -91,15 +91,15 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
     "time.sleep(1 if n < 3 else 0)\n"
   )
   done = launch("--restarts=2", program=program)
-  assert done.returncode == 0 and (tmp_path / "0").read_text() == "xxx", done.stderr
-  assert "restart 2 of 2" in done.stderr and "(2 failures before)" in done.stderr
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "0").read_text() == "xxx", done.stderr
+  assert "restart 2 of 2" in done.stderr
+  assert "(2 failures before)" in done.stderr
   (tmp_path / "0").unlink()
   done = launch("--restarts=1", program=program)
-  assert (
-    done.returncode == 7
-    and "exit code 69" in done.stderr
-    and "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
-  )
+  assert done.returncode == 7
+  assert "exit code 69" in done.stderr
+  assert "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
 
 
 def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
@@ -112,9 +112,8 @@ def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
   )
   done = launch("--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program)
   assert "slice 0 is lost; 1 of 2 slices go on" in done.stderr
-  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(
-    done.stdout.splitlines()
-  ) and done.returncode == 137
+  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(done.stdout.splitlines())
+  assert done.returncode == 137
 
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
@@ -125,7 +124,9 @@ def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
     (75, "preempted"),
   ]:
     done = launch("--restarts=5", program=ME + f"sys.exit({code})")
-    assert done.returncode == code and words in done.stderr and "restart 1" not in done.stderr
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "restart 1" not in done.stderr
 
 
 def test_the_cause_is_reported_before_its_consequence():
@@ -135,11 +136,9 @@ def test_the_cause_is_reported_before_its_consequence():
     "while True: time.sleep(0.1)\n"
   )
   done = launch("--restarts=5", program=program)
-  assert (
-    done.returncode == 3
-    and "process 1 failed: exit code 3" in done.stderr
-    and "restart 1" not in done.stderr
-  )
+  assert done.returncode == 3
+  assert "process 1 failed: exit code 3" in done.stderr
+  assert "restart 1" not in done.stderr
 
 
 def test_signals_are_passed_on_and_waited_for():
@@ -153,7 +152,9 @@ def test_signals_are_passed_on_and_waited_for():
     assert {process.stdout.readline(), process.stdout.readline()} == {"[p0] up\n", "[p1] up\n"}
     process.send_signal(number)
     out, err = process.communicate(timeout=600)
-    assert process.returncode == 75 and "[p0] saved" in out and "[p1] saved" in out, err
+    assert process.returncode == 75, err
+    assert "[p0] saved" in out, err
+    assert "[p1] saved" in out, err
 
 
 def test_a_killed_launcher_leaves_nothing_behind():
@@ -186,7 +187,8 @@ def test_mistakes_are_one_line():
     )
   assert done.stderr == expected
   done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
-  assert done.returncode == 2 and done.stderr.startswith("error: no command; give it after --")
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: no command; give it after --")
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
   assert (
     "found 3 processes, expected a multiple of 2"
@@ -195,19 +197,18 @@ def test_mistakes_are_one_line():
   done = subprocess.run(
     [*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
+  assert done.returncode == 2
+  assert "error: no-such-program: No such file or directory" in done.stdout
 
 
 def test_a_dry_run_prints_what_would_run():
   words = ("--processes=2", "--port=8476", "--dry_run")
   done = launch(*words, program="print('no')  # --api_key=hush")
   lines = done.stdout.splitlines()
-  assert (
-    done.returncode == 0
-    and len(lines) == 2
-    and "no\n" not in done.stdout
-    and "hush" not in done.stdout
-  )
+  assert done.returncode == 0
+  assert len(lines) == 2
+  assert "no\n" not in done.stdout
+  assert "hush" not in done.stdout
   assert all(
     f"JAX_PROCESS_ID={i}" in line and "127.0.0.1:8476" in line for i, line in enumerate(lines)
   )

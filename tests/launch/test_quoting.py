@@ -71,7 +71,8 @@ def run(tmp_path):
     subprocess.run(
       [shell, str(file)], cwd=tmp_path / "here", env=env, capture_output=True, timeout=60
     )
-    assert not list(tmp_path.rglob("PWNED")) and not pathlib.Path("PWNED").exists()
+    assert not list(tmp_path.rglob("PWNED"))
+    assert not pathlib.Path("PWNED").exists()
     lines = (tmp_path / "words").read_text().split("\0END\0")[:-1]
     return [one.split("\0") for one in lines]
 
@@ -147,7 +148,8 @@ def expanded(text: str) -> str:
 
 def test_a_reference_of_kubernetes_is_text():
   text = json.dumps(gke.manifest(job("gs://b/$(SECRET)'"), flags()))
-  assert "$$(SECRET)" in text and "/$(SECRET)" not in text
+  assert "$$(SECRET)" in text
+  assert "/$(SECRET)" not in text
 
 
 @pytest.mark.parametrize("value", [*HOSTILE, *BROKEN])
@@ -161,10 +163,12 @@ def test_directives_of_slurm_are_one_line_each_or_refused(value, run):
     try:
       script = slurm.script(job("/runs/a"), given, "/runs/a/slurm.log")
     except UserError as error:
-      assert str(error).startswith(f"{key}: found ") and len(str(error).splitlines()) == 1
+      assert str(error).startswith(f"{key}: found ")
+      assert len(str(error).splitlines()) == 1
       assert value in BROKEN or set(value) & set("\\'\"")
       continue
-    assert value not in BROKEN and not set(value) & set("\\'\"")
+    assert value not in BROKEN
+    assert not set(value) & set("\\'\"")
     assert sum(line.startswith("#SBATCH") for line in script.splitlines()) >= 8
     (line,) = [line for line in script.splitlines() if f"{key}=" in line]
     assert line in (f"#SBATCH {key}={value}", f"#SBATCH '{key}={value}'")
@@ -205,7 +209,9 @@ def test_no_value_of_several_lines_is_taken(route, value, capsys, monkeypatch, t
   def refused(arguments, *tell):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
-    assert len(err.splitlines()) == 1 and "one line without control characters" in err and not out
+    assert len(err.splitlines()) == 1
+    assert "one line without control characters" in err
+    assert not out
     assert all(one in err for one in tell)
 
   train = ["--", *COMMAND, f"--workdir={remote}/a"]
@@ -267,7 +273,8 @@ def test_secrets_with_quotes_are_not_printed(name, value, capsys, monkeypatch):
   assert slurm.main(["start", "--dry_run", f"--env={name}", "--", *train]) == 0
   assert local.main(["--dry_run", "--", *train]) == 0
   out, err = capsys.readouterr()
-  assert "s3cr3t" not in out + err and f"export {name}=***" in out
+  assert "s3cr3t" not in out + err
+  assert f"export {name}=***" in out
 
 
 def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, monkeypatch):
@@ -286,13 +293,12 @@ def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, m
   script.write_text("old")
   script.chmod(0o644)
   commands.Shell(False).write(script, "export TOKEN=1")
-  assert modes == [0o600] and script.stat().st_mode & 0o777 == 0o600
+  assert modes == [0o600]
+  assert script.stat().st_mode & 0o777 == 0o600
   script.unlink()
   script.symlink_to(victim)
   commands.Shell(False).write(script, "export TOKEN=1")
-  assert (
-    victim.read_text() == "precious"
-    and script.read_text() == "export TOKEN=1"
-    and not script.is_symlink()
-  )
+  assert victim.read_text() == "precious"
+  assert script.read_text() == "export TOKEN=1"
+  assert not script.is_symlink()
   assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.sh", "victim"]

@@ -69,11 +69,13 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   read = models.JobsetV1alpha2JobSet.from_dict(manifest)
   # nothing that the schema does not know, and all of the right types
   assert read.to_dict() == manifest
-  assert "delete" not in calls and "apply --filename=-" in calls
+  assert "delete" not in calls
+  assert "apply --filename=-" in calls
   (slice_,) = manifest["spec"]["replicatedJobs"]
   job = slice_["template"]["spec"]
   # 16 chips, 4 to a host
-  assert slice_["replicas"] == 2 and job["parallelism"] == job["completions"] == 4
+  assert slice_["replicas"] == 2
+  assert job["parallelism"] == job["completions"] == 4
   pod = job["template"]["spec"]
   (container,) = pod["containers"]
   assert container["resources"]["limits"] == {"google.com/tpu": 4}
@@ -81,9 +83,8 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert container["volumeMounts"] == [{"name": "host", "mountPath": "/dev/shm/t5x_like"}]
   assert pod["volumes"][0]["hostPath"]["path"] == "/dev/shm/t5x_like"
   (opens,) = pod["initContainers"]  # the image's user, not root, writes there
-  assert opens["command"][-1] == "/dev/shm/t5x_like" and opens["securityContext"] == {
-    "runAsUser": 0
-  }
+  assert opens["command"][-1] == "/dev/shm/t5x_like"
+  assert opens["securityContext"] == {"runAsUser": 0}
   bash, c, script = (
     argument.replace("$$", "$") for argument in container["command"]
   )  # as Kubernetes does
@@ -103,10 +104,8 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   ]
   assert not (tmp_path / "pwned").exists()
   assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
-  assert (
-    job["activeDeadlineSeconds"] == 168 * 3600
-    and manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
-  )
+  assert job["activeDeadlineSeconds"] == 168 * 3600
+  assert manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
   useless = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
   # or the JobSet would start again after its lifetime
   assert useless == ["PodFailurePolicy", "DeadlineExceeded"]
@@ -128,7 +127,8 @@ def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
   job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
   pod = job["template"]["spec"]
   (container,) = pod["containers"]
-  assert job["parallelism"] == 2 and container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+  assert job["parallelism"] == 2
+  assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
   assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
   env = {one["name"]: one["value"] for one in container["env"]}
   assert env == {"JAX_COORDINATOR_ADDRESS": "run-slice-0-0.run:8476", "JAX_NUM_PROCESSES": "2"}
@@ -145,15 +145,19 @@ def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program, capsys):
   condition = {"type": ended, "status": "True", "message": "jobset ended because"}
   answer = json.dumps({"status": {"conditions": [condition]}})
   calls, file = applied(tmp_path, program, answer)
-  assert calls.index("delete") < calls.index("apply") and file.exists()
+  assert calls.index("delete") < calls.index("apply")
+  assert file.exists()
   assert "jobset ended because" in capsys.readouterr().err
-  assert gke.main(["status", *COMMAND]) == 0 and "jobset ended because" in capsys.readouterr().out
+  assert gke.main(["status", *COMMAND]) == 0
+  assert "jobset ended because" in capsys.readouterr().out
 
 
 def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
   calls, file = applied(tmp_path, program, json.dumps({"status": {}}))
-  assert not file.exists() and "is running already" in capsys.readouterr().err
-  assert gke.main(["status", *COMMAND]) == 0 and "running" in capsys.readouterr().out
+  assert not file.exists()
+  assert "is running already" in capsys.readouterr().err
+  assert gke.main(["status", *COMMAND]) == 0
+  assert "running" in capsys.readouterr().out
   assert gke.main(["stop", *COMMAND]) == 0
 
 
@@ -183,11 +187,14 @@ def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(
   monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
   program(name, "sleep 600 & wait")
   begin = time.monotonic()
-  assert main(["status", *COMMAND]) == 69 and time.monotonic() - begin < 20
-  assert "no answer within 0.3 s" in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+  assert main(["status", *COMMAND]) == 69
+  assert time.monotonic() - begin < 20
+  assert "no answer within 0.3 s" in (err := capsys.readouterr().err)
+  assert len(err.splitlines()) == 1
   program(name, "echo '<html>'")
   assert main(["status", *COMMAND]) == 69
-  assert "expected JSON" in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+  assert "expected JSON" in (err := capsys.readouterr().err)
+  assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,15 +228,15 @@ def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
   monkeypatch.setenv("HF_TOKEN", "s3cr3t")
   assert gke.main(["start", "--dry_run", *GKE, *COMMAND]) == 0
   out = capsys.readouterr().out
-  assert "kubectl apply" in out and "JobSet" in out and "kubectl delete" not in out
+  assert "kubectl apply" in out
+  assert "JobSet" in out
+  assert "kubectl delete" not in out
   assert sky.main(["start", "--dry_run", "--secret=HF_TOKEN", *COMMAND]) == 0
   out = capsys.readouterr().out
-  assert (
-    "sky jobs launch" in out
-    and "launch.preflight" in out
-    and "s3cr3t" not in out
-    and "--secret HF_TOKEN" in out
-  )
+  assert "sky jobs launch" in out
+  assert "launch.preflight" in out
+  assert "s3cr3t" not in out
+  assert "--secret HF_TOKEN" in out
 
 
 def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
@@ -241,28 +248,29 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   (tmp_path / "queue").write_text("[]")
   assert sky.main(["start", "--accelerators=H100:8", "--nodes=2", *COMMAND]) == 0
   task = json.loads((tmp_path / "task").read_text())
-  assert (
-    task["name"].startswith(name) and task["num_nodes"] == 2 and "[cuda12,gcs]" in task["setup"]
-  )
+  assert task["name"].startswith(name)
+  assert task["num_nodes"] == 2
+  assert "[cuda12,gcs]" in task["setup"]
   # SkyPilot counts every other code, 2, 3 and 4 among them
   recovery = task["resources"]["job_recovery"]
-  assert (
-    recovery["recover_on_exit_codes"] == [69, 75, 130, 143]
-    and recovery["max_restarts_on_errors"] == 0
-  )
+  assert recovery["recover_on_exit_codes"] == [69, 75, 130, 143]
+  assert recovery["max_restarts_on_errors"] == 0
   script = (
     'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
   )
   said = subprocess.run(
     ["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path
   ).stdout.splitlines()
-  assert said[3:] == list(COMMAND[2:]) and not (tmp_path / "pwned").exists()
+  assert said[3:] == list(COMMAND[2:])
+  assert not (tmp_path / "pwned").exists()
   rows = [{"job_name": task["name"], "job_id": 3, "status": "RUNNING"}]
   (tmp_path / "queue").write_text(json.dumps(rows))
-  assert sky.main(["start", *COMMAND]) == 0 and calls().count("jobs launch") == 1
+  assert sky.main(["start", *COMMAND]) == 0
+  assert calls().count("jobs launch") == 1
   rows += [{"job_name": task["name"], "job_id": 4, "status": "FAILED_SETUP"}]
   (tmp_path / "queue").write_text(json.dumps(rows))
-  assert sky.main(["start", *COMMAND]) == 0 and calls().count("jobs launch") == 2
+  assert sky.main(["start", *COMMAND]) == 0
+  assert calls().count("jobs launch") == 2
 
 
 @pytest.mark.parametrize(
@@ -307,7 +315,8 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
 def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
   assert main(argv) == 2
   err = capsys.readouterr().err
-  assert words in err and len(err.splitlines()) == 1
+  assert words in err
+  assert len(err.splitlines()) == 1
 
 
 def test_the_workdir_is_the_one_that_the_command_takes():
@@ -342,9 +351,8 @@ def test_devices_links_and_disk(tmp_path):
   assert "free in" in preflight.check_disk(0.001)
   assert "written and read" in preflight.check_workdir(str(tmp_path / "run"))
   assert "written and read" in preflight.check_workdir("memory://preflight/run")
-  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find(
-    "/preflight"
-  )
+  assert not list((tmp_path / "run").iterdir())
+  assert not fsspec.filesystem("memory").find("/preflight")
 
 
 def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
@@ -357,7 +365,8 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
   ]:
     assert preflight.main(flags) == 2
     err = capsys.readouterr().err
-    assert words in err and len(err.splitlines()) == 1, err
+    assert words in err, err
+    assert len(err.splitlines()) == 1, err
 
 
 def test_a_check_that_hangs_ends():
@@ -369,11 +378,9 @@ def test_a_check_that_hangs_ends():
   done = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300
   )
-  assert (
-    done.returncode == 69
-    and "not done within 0.1 s" in done.stderr
-    and len(done.stderr.splitlines()) == 1
-  )
+  assert done.returncode == 69
+  assert "not done within 0.1 s" in done.stderr
+  assert len(done.stderr.splitlines()) == 1
 
 
 def test_two_hosts_are_checked_together(tmp_path):

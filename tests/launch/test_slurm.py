@@ -63,7 +63,8 @@ def test_exit_codes_decide_about_the_queue(code, requeued, programs):
 def test_a_host_that_fails_the_check_trains_nothing(programs):
   fake(programs / "bin", "python", "exit 69")
   assert start(programs, program=f"open({str(programs / 'trained')!r}, 'w')") == 0
-  assert (programs / "code").read_text().strip() == "69" and not (programs / "trained").exists()
+  assert (programs / "code").read_text().strip() == "69"
+  assert not (programs / "trained").exists()
   assert (programs / "scontrol").read_text() == "requeue 7\n"
 
 
@@ -76,10 +77,12 @@ def test_one_task_with_an_error_to_mend_ends_the_job(programs):
     start(programs, program="import os, sys; sys.exit((2, 137)[int(os.environ['SLURM_PROCID'])])")
     == 0
   )
-  assert (programs / "code").read_text().strip() == "2" and not (programs / "scontrol").exists()
+  assert (programs / "code").read_text().strip() == "2"
+  assert not (programs / "scontrol").exists()
   # the code of the start before counts no more
   assert start(programs, program="import sys; sys.exit(137)") == 0
-  assert (programs / "code").read_text().strip() == "137" and (programs / "scontrol").exists()
+  assert (programs / "code").read_text().strip() == "137"
+  assert (programs / "scontrol").exists()
 
 
 def test_a_task_saves_where_its_shell_alone_gets_term(programs):
@@ -90,9 +93,8 @@ def test_a_task_saves_where_its_shell_alone_gets_term(programs):
   handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
   program = f"import signal, sys, time; {handler}; open({str(up)!r}, 'w'); time.sleep(60)"
   assert start(programs, program=program) == 0
-  assert (programs / "code").read_text().strip() == "75" and (
-    programs / "scontrol"
-  ).read_text() == "requeue 7\n"
+  assert (programs / "code").read_text().strip() == "75"
+  assert (programs / "scontrol").read_text() == "requeue 7\n"
 
 
 def test_restarts_have_an_end(programs, monkeypatch):
@@ -110,7 +112,8 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
     == 0
   )
   assert json.loads((programs / "out").read_text()) == [words, "s3cr3t'; touch pwned #"]
-  assert not list(programs.rglob("pwned")) and not (REPO / "pwned").exists()
+  assert not list(programs.rglob("pwned"))
+  assert not (REPO / "pwned").exists()
   script = programs / "a run" / "slurm.sh"
   assert script.stat().st_mode & 0o077 == 0
   script.unlink()
@@ -121,17 +124,23 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
     == 0
   )
   out = "".join(capsys.readouterr())
-  assert "s3cr3t" not in out and "HF_TOKEN=***" in out and "#SBATCH --signal=TERM@120" in out
+  assert "s3cr3t" not in out
+  assert "HF_TOKEN=***" in out
+  assert "#SBATCH --signal=TERM@120" in out
   # a process for each GPU
-  assert "#SBATCH --ntasks-per-node=8\n" in out and "#SBATCH --gpus-per-node=8\n" in out
-  assert "sbatch --parsable" in out and not script.exists()
+  assert "#SBATCH --ntasks-per-node=8\n" in out
+  assert "#SBATCH --gpus-per-node=8\n" in out
+  assert "sbatch --parsable" in out
+  assert not script.exists()
 
 
 def test_a_job_in_the_queue_is_left_alone(programs, capsys):
   (programs / "queue").write_text("41 RUNNING\n")
-  assert start(programs) == 0 and not (programs / "code").exists()
+  assert start(programs) == 0
+  assert not (programs / "code").exists()
   assert "is job 41 already, running" in capsys.readouterr().err
-  assert start(programs, action="status") == 0 and "job 41, running" in capsys.readouterr().out
+  assert start(programs, action="status") == 0
+  assert "job 41, running" in capsys.readouterr().out
 
 
 def test_stop_lets_a_running_job_save_and_not_come_back(programs):
@@ -149,7 +158,8 @@ def test_stop_lets_a_running_job_save_and_not_come_back(programs):
     )
     == 0
   )
-  assert (programs / "code").read_text().strip() == "75" and not (programs / "scontrol").exists()
+  assert (programs / "code").read_text().strip() == "75"
+  assert not (programs / "scontrol").exists()
 
 
 def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
@@ -164,8 +174,11 @@ def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
   )
   assert start(programs) == 2
   lines = capsys.readouterr().err.splitlines()
-  assert "share" in lines[0] and "absolute path, as the job runs in /project" in lines[1]
-  assert len(lines) == 4 and "--sbatch" in lines[2] and "invalid partition" in lines[3]
+  assert "share" in lines[0]
+  assert "absolute path, as the job runs in /project" in lines[1]
+  assert len(lines) == 4
+  assert "--sbatch" in lines[2]
+  assert "invalid partition" in lines[3]
 
 
 real = pytest.mark.skipif(
@@ -272,7 +285,8 @@ def test_submit_cancel_resubmit_resume(tmp_path):
     launcher("stop")
     until(lambda: "not queued" in launcher("status"))
     stopped = trained()
-    assert 3 < stopped < 60 and "exit code 75: back" not in (workdir / "slurm.log").read_text()
+    assert 3 < stopped < 60
+    assert "exit code 75: back" not in (workdir / "slurm.log").read_text()
     launcher("start")
     until(lambda: said(f"from step {stopped} of 60"))
     until(lambda: trained() > stopped + 3)

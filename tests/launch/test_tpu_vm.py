@@ -93,26 +93,31 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   calls = cloud(states=[["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]])
   assert start(program="import os; print('trained', os.getcwd())") == 0
   logs = host_files(cloud, "log")
-  assert len(logs) == 2 and all(
-    "trained" in log and log.rstrip().endswith("/project") for log in logs
-  )
+  assert len(logs) == 2
+  assert all("trained" in log and log.rstrip().endswith("/project") for log in logs)
   assert all(
     file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed")
   )
   (created,) = calls("queued-resources", "create")
-  assert "--spot" in created and "--node-id=t5-base-506d7fdd" in created, created
+  assert "--spot" in created, created
+  assert "--node-id=t5-base-506d7fdd" in created, created
   err = capsys.readouterr().err
-  assert "waiting_for_resources" in err and not calls("queued-resources", "delete")
+  assert "waiting_for_resources" in err
+  assert not calls("queued-resources", "delete")
   assert "is billed until it is deleted: gcloud compute tpus queued-resources delete t5-base" in err
   assert start(program="print('more')") == 0  # the slice is there
   assert len(calls("queued-resources", "create")) == 1
   assert all("more" in log for log in host_files(cloud, "log")), host_files(cloud, "log")
-  assert start(action="status") == 0 and capsys.readouterr().out.count(": exit 0") == 2
-  assert start(action="logs") == 0 and "trained" in capsys.readouterr().out
+  assert start(action="status") == 0
+  assert capsys.readouterr().out.count(": exit 0") == 2
+  assert start(action="logs") == 0
+  assert "trained" in capsys.readouterr().out
   # without a launcher that watches
-  assert start(action="stop", keep=False) == 0 and not queued(cloud)
+  assert start(action="stop", keep=False) == 0
+  assert not queued(cloud)
   assert len(calls("queued-resources", "delete")) == 1
-  assert start(action="delete") == 0 and start(action="status") == 0
+  assert start(action="delete") == 0
+  assert start(action="status") == 0
   assert "no such slice" in capsys.readouterr().out
 
 
@@ -124,11 +129,11 @@ def test_a_slice_taken_away_is_asked_for_again(cloud, capsys):
     "and time.sleep(20)"
   )
   assert start("--restarts=0", program=program) == 0
-  assert (
-    len(calls("queued-resources", "create")) == 2 and len(calls("queued-resources", "delete")) == 1
-  )
+  assert len(calls("queued-resources", "create")) == 2
+  assert len(calls("queued-resources", "delete")) == 1
   err = capsys.readouterr().err
-  assert "preempted" in err and "has finished (0 failures, 1 preemptions before)" in err
+  assert "preempted" in err
+  assert "has finished (0 failures, 1 preemptions before)" in err
 
 
 def test_no_capacity_is_waited_for(cloud, capsys):
@@ -156,9 +161,9 @@ def test_errors_of_the_cloud_have_classes(error, code, words, cloud, capsys):
   calls = cloud(create_errors=[error])
   assert start() == code
   err = capsys.readouterr().err.strip()
-  assert (
-    words in err and len(err.splitlines()) == 1 and len(calls("queued-resources", "create")) == 1
-  )
+  assert words in err
+  assert len(err.splitlines()) == 1
+  assert len(calls("queued-resources", "create")) == 1
 
 
 def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsys):
@@ -167,10 +172,8 @@ def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsy
   first = [next(w for w in words if w.startswith("--worker=")) for words in calls("tpu-vm", "ssh")][
     :5
   ]
-  assert (
-    sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
-    and first[3:] == ["--worker=1"] * 2
-  )
+  assert sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
+  assert first[3:] == ["--worker=1"] * 2
   assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
 
 
@@ -184,10 +187,8 @@ def test_a_slice_taken_away_while_it_is_set_up_is_asked_for_again(cloud, capsys)
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], unreachable={"1": 4})
   assert start("--restarts=0") == 0
   assert len(calls("queued-resources", "create")) == 2
-  assert (
-    "worker 1 of t5-base" in (err := capsys.readouterr().err)
-    and ("(0 failures, 1 preemptions before)") in err
-  )
+  assert "worker 1 of t5-base" in (err := capsys.readouterr().err)
+  assert ("(0 failures, 1 preemptions before)") in err
 
 
 def test_a_state_that_cannot_be_asked_for_is_asked_again(cloud):
@@ -208,20 +209,20 @@ def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
 def test_a_slice_is_deleted_when_its_job_ends(code, cloud, capsys):
   calls = cloud()
   assert start(keep=False, program=f"import sys; print('worked'); sys.exit({code})") == code
-  assert len(calls("queued-resources", "delete")) == 1 and not queued(cloud)
+  assert len(calls("queued-resources", "delete")) == 1
+  assert not queued(cloud)
   assert "is deleted and no longer billed" in capsys.readouterr().err
   logs = [path.read_text() for path in (cloud.folder.parent / "logs").glob("*/*.log")]
-  assert len(logs) == 2 and all("worked" in log for log in logs)
+  assert len(logs) == 2
+  assert all("worked" in log for log in logs)
 
 
 def test_a_slice_that_cannot_be_deleted_is_no_success(cloud, capsys, monkeypatch):
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
   cloud(delete_errors=["INTERNAL: 503 try again"] * 9)
   assert start(keep=False) == 69
-  assert (
-    "cannot be deleted" in (err := capsys.readouterr().err)
-    and ("is billed until it is deleted") in err
-  )
+  assert "cannot be deleted" in (err := capsys.readouterr().err)
+  assert ("is billed until it is deleted") in err
 
 
 def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, capsys):
@@ -234,7 +235,8 @@ def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, caps
     time.sleep(0.05)
   assert start(action="delete") == 0
   thread.join(20)
-  assert codes == [75] and len(calls("queued-resources", "create")) == 1
+  assert codes == [75]
+  assert len(calls("queued-resources", "create")) == 1
   assert "another command has deleted the slice" in capsys.readouterr().err
 
 
@@ -244,7 +246,8 @@ def test_a_run_saves_and_its_slice_goes_at_the_end_of_its_lifetime(cloud, capsys
   program = f"import signal, sys, time; {handler}; time.sleep(30)"
   assert start(keep=False, program=program) == 75
   assert "168 hours are over (--max_hours)" in capsys.readouterr().err
-  assert len(calls("queued-resources", "create")) == 1 and not queued(cloud)
+  assert len(calls("queued-resources", "create")) == 1
+  assert not queued(cloud)
 
 
 @pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
@@ -271,10 +274,8 @@ def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch)
   assert start("--requests=3") == 2
   assert len(calls("queued-resources", "create")) == len(calls("queued-resources", "delete")) == 3
   err = capsys.readouterr().err
-  assert (
-    err.count("runtime version x is not supported") == 3
-    and "request 2 of 3: failed: runtime" in err
-  )
+  assert err.count("runtime version x is not supported") == 3
+  assert "request 2 of 3: failed: runtime" in err
   longest = sorted(waits)[-2:]
   assert longest[1] == pytest.approx(2 * longest[0])
 
@@ -282,7 +283,8 @@ def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch)
 def test_a_request_that_cannot_succeed_is_made_once(cloud, capsys):
   calls = cloud(states=[["FAILED"]] * 99, reason={"code": 3, "message": "no such type"})
   assert start() == 2
-  assert len(calls("queued-resources", "create")) == 1 and "no such type" in capsys.readouterr().err
+  assert len(calls("queued-resources", "create")) == 1
+  assert "no such type" in capsys.readouterr().err
   assert not queued(cloud)
 
 
@@ -293,7 +295,8 @@ def test_a_host_that_hangs_is_asked_again_and_then_given_up(cloud, capsys, monke
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], hangs={"1": 4})
   begin = time.monotonic()
   assert start("--restarts=0") == 0
-  assert time.monotonic() - begin < 30 and len(calls("queued-resources", "create")) == 2
+  assert time.monotonic() - begin < 30
+  assert len(calls("queued-resources", "create")) == 2
   assert "no answer within 1 s" in capsys.readouterr().err
 
 
@@ -327,7 +330,8 @@ def test_stop_ends_a_job_for_good(saves, cloud, capsys):
     time.sleep(0.05)
   assert start(action="stop") == 0
   thread.join(20)
-  assert codes == [75] and all(("saved" in log) == saves for log in host_files(cloud, "log"))
+  assert codes == [75]
+  assert all(("saved" in log) == saves for log in host_files(cloud, "log"))
   assert "was stopped" in capsys.readouterr().err
 
 
@@ -341,9 +345,8 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
   assert said == [[words, "s3cr3t'; touch pwned #"]] * 2
   assert not list(tmp_path.rglob("pwned"))
   out = "".join(capsys.readouterr())
-  assert "s3cr3t" not in out and all(
-    "s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh")
-  )
+  assert "s3cr3t" not in out
+  assert all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
   assert (
     tpu_vm.main(
       ["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *words]
@@ -351,7 +354,9 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
     == 0
   )
   out = "".join(capsys.readouterr())
-  assert "s3cr3t" not in out and "hush" not in out and "HF_TOKEN=***" in out
+  assert "s3cr3t" not in out
+  assert "hush" not in out
+  assert "HF_TOKEN=***" in out
   for command in (
     "queued-resources create",
     "tpu-vm scp",
@@ -379,7 +384,8 @@ def test_a_dry_run_prints_the_commands_of_every_host(kind, hosts, capsys):
   assert tpu_vm.main(["start", *flags, "--", "python", "x.py", WORKDIR]) == 0
   out, err = capsys.readouterr()
   assert f"runs on {hosts} hosts" in err
-  assert f"--worker={hosts - 1} " in out and f"--worker={hosts} " not in out
+  assert f"--worker={hosts - 1} " in out
+  assert f"--worker={hosts} " not in out
   assert "project'[tpu]'" in out
 
 
@@ -412,7 +418,8 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
     )
     assert done.returncode == 0, done.stderr
   asked = (tmp_path / "made").read_text().splitlines()
-  assert len(asked) == (1 if new else 2) and (source in asked[-1] and ("uv" in asked[-1]) != new)
+  assert len(asked) == (1 if new else 2)
+  assert source in asked[-1] and ("uv" in asked[-1]) != new
   assert (tmp_path / "installed").read_text().splitlines() == [
     "-m pip install --quiet -c pins.txt -e project[tpu,gcs]"
   ] * 2
@@ -476,4 +483,5 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
 def test_what_cannot_start_is_refused_in_one_line(argv, words, capsys):
   assert tpu_vm.main(argv) == 2
   err = capsys.readouterr().err
-  assert words in err and len(err.splitlines()) == 1
+  assert words in err
+  assert len(err.splitlines()) == 1

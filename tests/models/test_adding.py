@@ -152,9 +152,8 @@ def test_a_core_is_one_file(toys):
   attention = model.encoder.blocks.self_attention.layer
   assert (attention.core.name, attention.core.power) == ("toy", 2)
   value = np.asarray(run(model)["logits"])
-  assert np.isfinite(value).all() and not np.allclose(
-    value, run(made(design={"core": "toy"}))["logits"]
-  )
+  assert np.isfinite(value).all()
+  assert not np.allclose(value, run(made(design={"core": "toy"}))["logits"])
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.core\.power: found 0 .*expected a "
@@ -237,4 +236,5 @@ def test_every_family_takes_what_all_architectures_take(name):
   made = jax.eval_shape(
     lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"})
   )
-  assert made.variant.design.norm_epsilon == 1e-3 and (not reads or made.variant.tokens.pad == 3)
+  assert made.variant.design.norm_epsilon == 1e-3
+  assert not reads or made.variant.tokens.pad == 3

@@ -232,9 +232,8 @@ def test_every_choice_is_in_some_design():
   assert all(len(values) > 1 for values in chosen.values()), [
     n for n, v in chosen.items() if len(v) < 2
   ]
-  assert {d.norm for d in designs} == set(NORMS) and {d.activation for d in designs} == set(
-    ACTIVATIONS
-  )
+  assert {d.norm for d in designs} == set(NORMS)
+  assert {d.activation for d in designs} == set(ACTIVATIONS)
   assert {d.norm_position for d in designs} == {"pre", "post", "sandwich", "deepnorm"}
   specs = schemes(designs)
   for name in LISTED:
@@ -304,7 +303,8 @@ def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
   for name, kernel in rest.items():
     fans = (D, 4 * D) if "/mlp/" in name else (D, D)
     assert kernel.stddev == pytest.approx((2 / sum(fans)) ** 0.5), name
-  assert len(rest) == 6 + 10 and named["embed/table"].stddev == D**-0.5
+  assert len(rest) == 6 + 10
+  assert named["embed/table"].stddev == D**-0.5
 
 
 def test_tables_of_gpt_start_as_in_the_authors_code():
@@ -323,4 +323,5 @@ def test_dropout_spares_the_named_places(experts):
     rates = {name: getattr(block, name).dropout.rate for name in block.names}
     rates["inputs"] = parts.inputs(nnx.Rngs(0)).dropout.rate
     expected = {name: 0.0 if {"moe": "mlp"}.get(name, name) in spared else 0.5 for name in rates}
-    assert rates == expected and block.self_attention.dropout.rate == 0.5
+    assert rates == expected
+    assert block.self_attention.dropout.rate == 0.5

@@ -102,7 +102,8 @@ def test_losses_are_those_of_the_papers_code(plain):
   np.testing.assert_allclose(sums["logit_scale"], B * np.exp(1.5), rtol=1e-6)
   for name, gradient in gradients.items():
     trained = name != "bias" or objective is pairwise_sigmoid.Objective
-    assert np.isfinite(gradient).all() and (np.abs(gradient).max() > 0) == trained, name
+    assert np.isfinite(gradient).all(), name
+    assert (np.abs(gradient).max() > 0) == trained, name
 
 
 MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
@@ -171,7 +172,8 @@ def test_a_coatnet_reads_the_images_of_basic():
   dual_encoder = make(jax.random.key(0))
   images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
   outputs = dual_encoder({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
-  assert outputs["image_embeddings"].shape == (3, 64) and outputs["logits"].shape == (3, 3)
+  assert outputs["image_embeddings"].shape == (3, 64)
+  assert outputs["logits"].shape == (3, 3)
   assert dual_encoder.features({"image": images}).shape == (3, 64)
 
 
@@ -182,7 +184,8 @@ def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
     jax.random.key(0),
   )
   designs = dual_encoder.variant.image.design, dual_encoder.variant.text.design
-  assert [d.activation for d in designs] == ["gelu"] * 2 and [d.position for d in designs] == [
+  assert [d.activation for d in designs] == ["gelu"] * 2
+  assert [d.position for d in designs] == [
     "sinusoidal_2d",
     "rope",
   ]

@@ -78,9 +78,8 @@ def test_heads(head, shapes, drops):
   assert all(x.dtype == jnp.float32 for x in whole.values())
   for name in shapes:
     assert (one[name] == same[name]).all()
-    assert (one[name] != dropped[name]).any() == drops and (
-      other[name] != dropped[name]
-    ).any() == drops
+    assert (one[name] != dropped[name]).any() == drops
+    assert (other[name] != dropped[name]).any() == drops
     np.testing.assert_allclose(one[name], whole[name], atol=1e-6)
 
 
@@ -122,10 +121,8 @@ def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
     return jnp.asarray(drawn[: shape[0]])
 
   layer_states = states(variant, 0, 1, -1)
-  assert (
-    layer_states.shape == (B, T, 48)
-    and len({float(layer_states[..., i].sum()) for i in (0, 16, 32)}) == 3
-  )
+  assert layer_states.shape == (B, T, 48)
+  assert len({float(layer_states[..., i].sum()) for i in (0, 16, 32)}) == 3
   np.testing.assert_allclose(layer_states[..., 16:32], states(one, -1), atol=1e-5)
   np.testing.assert_allclose(layer_states[..., 32:], states(variant, -1), atol=1e-5)
   with pytest.raises(
@@ -143,14 +140,16 @@ def test_a_reader_sees_no_later_token_but_through_a_bilstm():
     run = jax.jit(lambda model, x: model({"encoder_input_tokens": x})["logits"][0])
     one = run(model, tokens)
     other = run(model, changed)
-    assert (one[4:] != other[4:]).any(axis=-1).all() and bool((one[:4] != other[:4]).any()) == sees
+    assert (one[4:] != other[4:]).any(axis=-1).all()
+    assert bool((one[:4] != other[:4]).any()) == sees
 
 
 def test_roberta_keeps_two_rows_of_positions():
   model = tiny.model(shrunk(roberta.VARIANTS["roberta-base"]), family=roberta)
   table = model.inputs.position.table
   first = model.inputs.position.embed(jnp.zeros((1, 1, 16)), jnp.zeros((1, 1), jnp.int32))
-  assert table.shape == (18, 16) and (first[0, 0] == table[...][2]).all()
+  assert table.shape == (18, 16)
+  assert (first[0, 0] == table[...][2]).all()
 
 
 @pytest.mark.parametrize(
@@ -160,13 +159,15 @@ def test_electra_networks_share_what_comes_before_the_stacks(variant):
   """Alone, each network computes what it does in the joint model; the tables are counted once."""
   model = tiny.model(variant, family=electra)
   generator, discriminator = model.networks()
-  assert generator.variant.dims.embed == 8 and generator.variant.head == "mlm"
+  assert generator.variant.dims.embed == 8
+  assert generator.variant.head == "mlm"
   joint, alone = jax.jit(lambda m, g, d, b: (m(b), (g(b), d(b))))(
     model, generator, discriminator, batch()
   )
   np.testing.assert_allclose(joint["generator_logits"], alone[0]["logits"], atol=1e-6)
   np.testing.assert_allclose(joint["logits"], alone[1]["logits"], atol=1e-6)
-  assert joint["generator_logits"].shape == (B, T, 64) and joint["logits"].shape == (B, T)
+  assert joint["generator_logits"].shape == (B, T, 64)
+  assert joint["logits"].shape == (B, T)
   shared = {
     n
     for n in params.named_params(generator)
@@ -183,10 +184,8 @@ def test_electra_networks_share_what_comes_before_the_stacks(variant):
 
 
 def test_the_generator_of_the_paper():
-  assert (
-    electra.GENERATORS["electra-small"].dims.embed == 64
-    and electra.GENERATORS["electra-small"].embed == 128
-  )
+  assert electra.GENERATORS["electra-small"].dims.embed == 64
+  assert electra.GENERATORS["electra-small"].embed == 128
   for name in ("electra-base", "electra-large"):
     dims = electra.GENERATORS[name].dims
     assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
@@ -221,7 +220,8 @@ def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators(
   np.testing.assert_allclose(joint["logits"], judged, atol=1e-5)
   generator, discriminator = model.networks()
   assert [type(network) for network in (generator, discriminator)] == [deberta.Model] * 2
-  assert generator.variant.dims.layers == 1 and discriminator.variant.head == "discriminator"
+  assert generator.variant.dims.layers == 1
+  assert discriminator.variant.head == "discriminator"
 
 
 def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():

@@ -72,7 +72,8 @@ def check_bfloat16(case):
   all but those that a router sends elsewhere within 12%."""
   low = families.forward(case)["bfloat16"]
   full = families.forward(case)["whole"]
-  assert low.dtype == np.float32 and (low != full).any()
+  assert low.dtype == np.float32
+  assert (low != full).any()
   errors = np.sqrt(np.mean((low - full).reshape(*full.shape[:2], -1) ** 2, axis=-1)) / full.std()
   assert np.median(errors) < 0.04, np.median(errors)
   assert case.variant.design.experts or errors.max() < 0.12, errors.max()
@@ -122,4 +123,5 @@ def test_every_way_of_computing_is_the_same_function(way, case):
 def test_every_parameter_is_trained(case):
   for name, gradient in families.plain(case)[1].items():
     unread = name in families.PRETRAINING.get(case.family, ())
-    assert np.isfinite(gradient).all() and (np.abs(gradient).max() == 0) == unread, name
+    assert np.isfinite(gradient).all(), name
+    assert (np.abs(gradient).max() == 0) == unread, name

@@ -97,7 +97,8 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
   plain = families.plain(chosen)
   place = CASES.index(chosen)
   for name, gradient in plain[1].items():
-    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
+    assert np.isfinite(gradient).all(), name
+    assert np.abs(gradient).max() > 0, name
   if (place + turn) % 2:
     same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
   else:
@@ -192,10 +193,8 @@ def test_patches_and_heads_start_as_in_each_authors_code():
   pool = "stage_2/stack/blocks/self_attention/layer/pool_key/kernel"
   assert deviation(mvit, "mvit-tiny", pool) == pytest.approx(27**-0.5)
   distilled = dict(design={"init_stddev": 0.02}, name="head/distilled/kernel")
-  assert (
-    deviation(vit, "vit-tiny", "head/out/kernel") is None
-    and deviation(deit, "deit-tiny", **distilled) == 0.02
-  )
+  assert deviation(vit, "vit-tiny", "head/out/kernel") is None
+  assert deviation(deit, "deit-tiny", **distilled) == 0.02
   deviations = {
     family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()
   }
@@ -234,7 +233,8 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
   batch = families.whole(plain, 2)
   fresh = params.arrays(scaled.model_class(nnx.Rngs(0), variant=scaled.variant))
   scales = [name for name in fresh if name.endswith("res_norm/scale")]
-  assert len(scales) == 2 and all((fresh[name] == np.float32(1e-4)).all() for name in scales)
+  assert len(scales) == 2
+  assert all((fresh[name] == np.float32(1e-4)).all() for name in scales)
   arrays = params.arrays(model)
   for name in scales:
     scale = arrays.pop(name)
@@ -261,7 +261,8 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   start = "encoder/blocks/position/scheme/"
   tables = {n.removeprefix(start): x for n, x in arrays.items() if n.startswith(start)}
   other_arrays = {n: x for n, x in arrays.items() if not n.startswith(start)}
-  assert tables and all(len(x) == 2 for x in tables.values())
+  assert tables
+  assert all(len(x) == 2 for x in tables.values())
   once = {n: x.at[1].set(0) for n, x in tables.items()}
   at_inputs = logits(
     "inputs", other_arrays | {f"inputs/position/{n}": x[0] for n, x in tables.items()}
@@ -328,7 +329,8 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   models = [families.abstract(case(position=position, resolution=side)) for side in (12, 24)]
   small, large = (params.named_params(model) for model in models)
   changed = [n for n in small if small[n].shape != large[n].shape]
-  assert changed and all("position" in n for n in changed)
+  assert changed
+  assert all("position" in n for n in changed)
   for n in changed:
     rows = small[n].shape[-2]
     extra = {"learned_1d": 1, "relative_2d": 3}.get(name, 0)
@@ -384,7 +386,8 @@ def test_relative_positions_depend_on_offsets_alone():
 def test_sinusoidal_positions_tell_rows_and_columns():
   table = sinusoidal_2d.sine_table(16, Grid(3, 4, 1))
   patches = table[1:].reshape(3, 4, 16)
-  assert not table[0].any() and len(np.unique(table, axis=0)) == 13
+  assert not table[0].any()
+  assert len(np.unique(table, axis=0)) == 13
   # half of the channels: the column
   np.testing.assert_array_equal(patches[0, :, :8], patches[2, :, :8])
   np.testing.assert_array_equal(patches[:, 0, 8:], patches[:, 3, 8:])

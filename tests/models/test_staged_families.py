@@ -222,7 +222,8 @@ def test_another_window_starts_from_the_interpolated_table():
   old, fresh = (params.named_params(model)[name] for model in (there, here))
   table = jnp.asarray(np.random.default_rng(0).standard_normal(old.shape), jnp.float32)
   resized = np.asarray(warm_start._resize_positions(name, table, fresh, (here, there), "elsewhere"))
-  assert resized.shape == fresh.shape == (1, 25, 2) and old.shape == (1, 9, 2)
+  assert resized.shape == fresh.shape == (1, 25, 2)
+  assert old.shape == (1, 9, 2)
   # no offset stays in the middle
   np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)
   module = here.stage_1.stack.blocks.self_attention_1.layer.position

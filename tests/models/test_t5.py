@@ -69,7 +69,8 @@ def test_causality():
   # [changed position, position]
   moved = np.abs(logits(model(), changed) - logits(model(), batch)).max(-1)
   from_then_on = np.triu(np.ones((T, T), bool))
-  assert (moved[from_then_on] > 1e-5).all() and (moved[~from_then_on] == 0).all()
+  assert (moved[from_then_on] > 1e-5).all()
+  assert (moved[~from_then_on] == 0).all()
 
 
 def test_causality_by_gradient():
@@ -93,7 +94,8 @@ def test_causality_by_gradient():
     return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
 
   got = np.asarray(reach(m.embed(batch["decoder_input_tokens"], jnp.float32)[0]))
-  assert (np.tril(got) == got).all() and (got[np.tri(T, dtype=bool)] > 0).all()
+  assert (np.tril(got) == got).all()
+  assert (got[np.tri(T, dtype=bool)] > 0).all()
 
 
 def test_encoder_padding_is_invisible():
@@ -281,7 +283,9 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
       fed[:, t + 1] = expected[:, t]
   np.testing.assert_array_equal(got, expected)
   ends = (got == eos).any(1)
-  assert ends.any() and not ends[:5].all() and (got[5] == 0).all()
+  assert ends.any()
+  assert not ends[:5].all()
+  assert (got[5] == 0).all()
 
 
 # Precision
@@ -311,7 +315,11 @@ def test_bfloat16_gradients_point_where_those_of_float32_do():
   for name, g in full.items():
     assert low[name].dtype == np.float32
     cosine = (low[name] * g).sum() / np.linalg.norm(low[name]) / np.linalg.norm(g)
-    assert cosine > 0.99 and abs(np.linalg.norm(low[name]) / np.linalg.norm(g) - 1) < 0.05, (
+    assert cosine > 0.99, (
+      name,
+      cosine,
+    )
+    assert abs(np.linalg.norm(low[name]) / np.linalg.norm(g) - 1) < 0.05, (
       name,
       cosine,
     )
@@ -330,7 +338,8 @@ def test_dropout():
   np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)
   one, again, two = (np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1))
   np.testing.assert_array_equal(one, again)
-  assert np.abs(one - two).max() > 1e-2 and np.abs(one - plain).max() > 1e-2
+  assert np.abs(one - two).max() > 1e-2
+  assert np.abs(one - plain).max() > 1e-2
 
 
 def test_every_dropout_has_a_key_of_its_own():

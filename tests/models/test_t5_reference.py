@@ -95,7 +95,8 @@ def test_logits_equal_the_numpy_reference(size):
   batch = tiny.batch(2, 27, 23)  # long enough for logarithmic buckets of both stacks
   assert (batch["encoder_input_tokens"] == 0).any()
   logits = np.asarray(jax.jit(lambda m, b: m(b)["logits"])(model, batch))
-  assert logits.dtype == np.float32 and logits.shape == (2, 23, tiny.VOCAB)
+  assert logits.dtype == np.float32
+  assert logits.shape == (2, 23, tiny.VOCAB)
   reference = t5_reference.T5(size, params.arrays(model))
   for row in range(2):
     expected = reference.logits(

@@ -45,9 +45,8 @@ def test_the_layers_of_the_paper(experts):
     "self_attention_3",
   }
   kernel = names["decoder/blocks/moe_2/layer/wi"]
-  assert kernel.shape == (1, experts, 512, 2048) and not any(
-    "moe" in name for name in names if "moe_2" not in name
-  )
+  assert kernel.shape == (1, experts, 512, 2048)
+  assert not any("moe" in name for name in names if "moe_2" not in name)
 
 
 def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():

@@ -46,7 +46,8 @@ def test_rms_norm_statistics_are_float32():
   norm = RMSNorm(4096, rngs())
   # the sum of squares in bfloat16 would be far off
   out = norm(jnp.full((1, 1, 4096), 300.0, jnp.bfloat16))
-  assert out.dtype == jnp.bfloat16 and float(jnp.abs(out - 1).max()) < 4e-3
+  assert out.dtype == jnp.bfloat16
+  assert float(jnp.abs(out - 1).max()) < 4e-3
 
 
 # Dropout
@@ -54,7 +55,8 @@ def test_rms_norm_statistics_are_float32():
 
 def test_dropout_without_a_key_or_rate_is_the_identity():
   x = jnp.asarray(normal(2, 3, 4))
-  assert Dropout(0.5)(x, None) is x and Dropout(0.0)(x, jax.random.key(0)) is x
+  assert Dropout(0.5)(x, None) is x
+  assert Dropout(0.0)(x, jax.random.key(0)) is x
   assert subkey(None, 3) is None
 
 
@@ -160,7 +162,8 @@ def test_dense_core_is_finite_without_any_visible_key():
   q, k, v = (jnp.asarray(normal(1, 3, 2, 4, seed=i)) for i in range(3))
   mask = Mask(positions(3), positions(3), k_valid=jnp.zeros((1, 3), bool))
   out, gradient = jax.value_and_grad(lambda q: dense(q, k, v, mask, None, scale=1.0).sum())(q)
-  assert np.isfinite(out) and (np.asarray(gradient) == 0).all()
+  assert np.isfinite(out)
+  assert (np.asarray(gradient) == 0).all()
 
 
 def test_dense_core_softmax_is_float32_in_bfloat16():
@@ -200,7 +203,8 @@ def test_residual_places_norms_where_its_equation_says():
 def test_block_applies_sublayers_in_order_and_adds_their_losses():
   block = Block(first=Residual(Double()), second=Residual(Double(), alpha=0.0))
   y, aux, cache = block(jnp.ones((1, 1, 1)), None, {"first": {"k": 1}, "second": None}, None)
-  assert y.item() == 6.0 and cache == {"first": {"k": 1}, "second": None}
+  assert y.item() == 6.0
+  assert cache == {"first": {"k": 1}, "second": None}
   assert {n: float(a) for n, a in aux.items()} == {"balance": 3.0}
 
 
@@ -247,7 +251,8 @@ def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
     params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
     for _ in range(2)
   )
-  assert abs(float(a.std()) - 0.5 / 8) < 1e-3 and abs(float((a * b).mean())) < 1e-4
+  assert abs(float(a.std()) - 0.5 / 8) < 1e-3
+  assert abs(float((a * b).mean())) < 1e-4
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -271,7 +276,8 @@ def test_dropout_draws_no_array_of_pairs(shape):
   ]
   assert {array.ndim for array in arrays} == {len(shape)}
   keep = draw(jax.random.key(0))
-  assert keep.shape == shape and keep.dtype == bool
+  assert keep.shape == shape
+  assert keep.dtype == bool
   if keep.size > 10_000:
     assert abs(float(keep.mean()) - 0.75) < 0.01
     halves = keep[:100], keep[100:]

@@ -26,7 +26,8 @@ def test_equals_jax_in_value_gradient_and_dtype(leading, dtype):
   for actual, expected in zip(
     outcome(lambda x, w: matmul(x, w, dtype, AXES)), outcome(lambda x, w: x @ w), strict=True
   ):
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
     np.testing.assert_allclose(
       actual.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
     )
@@ -65,4 +66,5 @@ def test_bfloat16_has_gradients_under_vmap(several_x):
     lambda x, w: matmul(x, w, jnp.bfloat16, AXES), in_axes=(0 if several_x else None, 0)
   )
   gradient = jax.jit(jax.grad(lambda w: of_all(x if several_x else x[0], w).sum()))(kernels)
-  assert gradient.shape == kernels.shape and (gradient == 16).all()
+  assert gradient.shape == kernels.shape
+  assert (gradient == 16).all()

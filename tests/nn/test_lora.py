@@ -66,7 +66,8 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
     return [model(batch)["logits"] for model in models]
 
   before, zero, moved, merged, base = logits(apart(CASES[kind]))
-  assert np.array_equal(zero, before) and np.array_equal(base, before)
+  assert np.array_equal(zero, before)
+  assert np.array_equal(base, before)
   assert np.abs(moved - before).max() > 0.01
   np.testing.assert_allclose(merged, moved, atol=1e-5 * np.abs(moved).max())
 
@@ -78,9 +79,8 @@ def test_the_defaults_adapt_queries_and_values(kind):
     jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {}))
   )
   adapters = [name.split("/")[-2] for name in parameters if name.endswith(ADAPTERS)]
-  assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (
-    3 if kind == "encoder_decoder" else 1
-  )
+  assert set(adapters) == {"query", "value"}
+  assert len(adapters) == 4 * (3 if kind == "encoder_decoder" else 1)
   assert {name for name in tuning.trained_names(parameters) if "blocks" in name} == {
     n for n in parameters if n.endswith(ADAPTERS)
   }
@@ -94,7 +94,8 @@ def test_names_axes_and_sizes(kind):
     name: p.shape for name, p in before.items()
   }
   new = after.keys() - before.keys()
-  assert new and {name.rpartition("/")[2] for name in new} == set(ADAPTERS)
+  assert new
+  assert {name.rpartition("/")[2] for name in new} == set(ADAPTERS)
   for name in new:
     kernel = before[name.rpartition("/")[0] + "/kernel"]
     p = after[name]
@@ -134,7 +135,8 @@ def test_split_over_devices_they_compute_the_same(mesh):
   adapters = [
     x for name, x in sharded.items() if name.endswith("lora_a") and "mlp/layer/wi" in name
   ]
-  assert adapters and all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
+  assert adapters
+  assert all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
 
   def gradients(arrays, batch):
     adapters = {name: x for name, x in arrays.items() if name.endswith(ADAPTERS)}

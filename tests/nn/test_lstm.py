@@ -28,7 +28,8 @@ def test_padding_changes_nothing_in_either_direction():
   actual = run(padded, valid)
   alone = lstm(x_BTD, None)
   np.testing.assert_allclose(actual[:, 3 : T + 3], alone, atol=1e-6)
-  assert alone.shape == (B, T, 2 * H) and (np.where(valid[..., None], 0, actual) == 0).all()
+  assert alone.shape == (B, T, 2 * H)
+  assert (np.where(valid[..., None], 0, actual) == 0).all()
   gradient = jax.grad(lambda x: jnp.sum(lstm(x, valid) ** 2))(padded)
   assert (np.abs(gradient).max(-1) > 0).tolist() == valid.tolist()
 

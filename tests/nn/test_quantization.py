@@ -92,11 +92,9 @@ def test_products_are_within_the_bound_of_rounding(kind):
     error = np.abs(np.asarray(rounded, np.float64) - np.asarray(reference, np.float64)).reshape(
       np.shape(limit) or rounded.shape
     )
-    assert (
-      (error <= limit).all()
-      and (error.max() > 0 or not product.rounds_kernel_gradient)
-      and rounded.dtype == reference.dtype
-    )
+    assert (error <= limit).all()
+    assert error.max() > 0 or not product.rounds_kernel_gradient
+    assert rounded.dtype == reference.dtype
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +104,8 @@ def test_no_row_depends_on_another(kind):
   run = jax.jit(lambda x, g: outcome(PRODUCTS[kind], x, kernel, g)[:2])
   row_factors = jnp.asarray([1.0, 1e6, 0.0], x.dtype)[:, None, None]
   for actual, expected in zip(run(x * row_factors, g * row_factors), run(x, g), strict=True):
-    assert (actual[0] == expected[0]).all() and (actual[2] == 0).all()
+    assert (actual[0] == expected[0]).all()
+    assert (actual[2] == 0).all()
 
 
 def test_what_is_not_finite_stays_so():
@@ -184,7 +183,8 @@ def test_equal_on_a_mesh(kind, shape):
   program = jax.jit(run).lower(*placed).compile()
   gathers = re.findall(r"= (\w+)\[[\d,]+\]\S* all-gather\(", program.as_text())
   # XLA on CPU widens floats of 8 bits
-  assert {"int8": "s8", "fp8": "f16"}[kind] in gathers and "bf16" not in gathers
+  assert {"int8": "s8", "fp8": "f16"}[kind] in gathers
+  assert "bf16" not in gathers
   for actual, expected, limit in zip(
     program(*placed), outcome(PRODUCTS[kind], x, kernel, g), (1e-2, 1e-2, 0.1), strict=True
   ):
@@ -198,11 +198,9 @@ def test_decoding_keeps_them():
   linear = Linear((8, 4), AXES, params.normal(1.0), nnx.Rngs(0))
   linear.multiply = PRODUCTS["int8"]
   prepared = prepare_for_loop(nnx.List([linear]), jnp.bfloat16)
-  assert (
-    isinstance(PRODUCTS["int8"], ScaledProduct)
-    and type(prepared[0]) is Linear
-    and prepared[0].multiply is linear.multiply
-  )
+  assert isinstance(PRODUCTS["int8"], ScaledProduct)
+  assert type(prepared[0]) is Linear
+  assert prepared[0].multiply is linear.multiply
 
 
 @pytest.mark.more

@@ -76,10 +76,8 @@ def assert_equal(found, expected, tolerance=1e-6):
 )
 def test_chunks_change_nothing(case, smoothing, small_chunks):
   logits = logits_of(**case)
-  assert (
-    _cross_entropy.Chunking.for_logits(logits).columns == 128
-    and _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
-  )
+  assert _cross_entropy.Chunking.for_logits(logits).columns == 128
+  assert _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
   found = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
   assert_equal(found, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
 

@@ -45,11 +45,13 @@ def test_only_likelihoods_have_an_entropy_and_a_perplexity(name):
 @pytest.mark.parametrize("name", ["classification", "distillation"])
 def test_classes_have_an_entropy_where_the_loss_is_a_softmax(name):
   objective = slots.find("config.objective.name", name, objectives, "Objective")
-  assert objective().likelihood and not objective(loss="sigmoid").likelihood
+  assert objective().likelihood
+  assert not objective(loss="sigmoid").likelihood
 
 
 def test_an_objective_of_ones_own_has_no_unit_of_ours():
-  assert loss_unit({"objective.name": "my.module:Objective"}) == "" and loss_unit({}) == ""
+  assert loss_unit({"objective.name": "my.module:Objective"}) == ""
+  assert loss_unit({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def test_sums_are_those_of_the_shared_arithmetic(model):
     logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3
   )
   np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
-  assert set(sums) == set(expected[1]) and sums["weights"] == 11 + 6 + 1
+  assert set(sums) == set(expected[1])
+  assert sums["weights"] == 11 + 6 + 1
   for name, value in expected[1].items():
     np.testing.assert_allclose(sums[name], value, rtol=1e-5)
 

@@ -117,7 +117,8 @@ def test_the_assignment_costs_as_little_as_scipys(shape):
   cost = generator.standard_normal((2, 3, *shape)).astype(np.float32)
   cost[0, 1, shape[0] // 2 :] = 0  # boxes that are padding
   found = np.asarray(jax.jit(detection.assign_queries)(cost))
-  assert (found.sum(-1) == 1).all() and (found.sum(-2) <= 1).all()
+  assert (found.sum(-1) == 1).all()
+  assert (found.sum(-2) <= 1).all()
   for one, chosen in zip(cost.reshape(-1, *shape), found.reshape(-1, *shape)):
     assert (one * chosen).sum() == pytest.approx(one[linear_sum_assignment(one)].sum(), abs=1e-5)
 

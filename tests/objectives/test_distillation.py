@@ -100,7 +100,8 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
     )
     assert float(sums["distillation_loss"]) == pytest.approx((weights * distilled).sum(), rel=1e-4)
     same = outputs["logits"].argmax(-1) == taught.argmax(-1)
-    assert float(sums["agreement"]) == (weights * same).sum() and set(sums) == {
+    assert float(sums["agreement"]) == (weights * same).sum()
+    assert set(sums) == {
       *Objective.reported_sums,
       "weights",
     }
@@ -220,10 +221,8 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
   found = load(str(taught / "student"), batch_size=8)
   assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
-  assert (
-    config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
-    and found.vocabulary.size == 10
-  )
+  assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
+  assert found.vocabulary.size == 10
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,8 @@ def test_a_teacher_that_cannot_be_is_one_line(flags, words, school, tmp_path, ca
   split = ["--config.eval_split=train"] * ("classes" in str(flags))
   assert run(tmp_path, school / "cache", *more, *split) == 2
   error = capsys.readouterr().err.strip()
-  assert words.format(folder=school) in error and "\n" not in error
+  assert words.format(folder=school) in error
+  assert "\n" not in error
 
 
 @pytest.mark.parametrize("source", more.beyond(0, ["hugging_face", "text"]))

@@ -58,7 +58,8 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
   first = "User: Hi!\n\nAssistant: Hello."
   asked = "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
   assert texts[0] == [first, "User: Hi!\n\nAssistant: No"]
-  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"] and texts[2] == [
+  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"]
+  assert texts[2] == [
     asked + " Good.",
     first,
   ]
@@ -68,7 +69,8 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
     for side, text in enumerate(answers):
       learned = batch["decoder_loss_weights"][row, side] > 0
       found = batch["decoder_target_tokens"][row, side][learned]
-      assert BYTES.decode(found) == text and found[-1] == BYTES.eos_id
+      assert BYTES.decode(found) == text
+      assert found[-1] == BYTES.eos_id
       assert batch["decoder_input_tokens"][row, side][0] == vocabularies.start_id(BYTES)
 
 
@@ -81,7 +83,8 @@ def test_a_margin_goes_with_its_pair(tmp_path):
     {"name": "preferences", "length": 64, "margin": "better_by"}
   )
   batch = next(loader.eval_batches(built, batch_size=2))
-  assert batch["margin"].tolist() == [0.5, 1.0] and batch["margin"].dtype == np.float32
+  assert batch["margin"].tolist() == [0.5, 1.0]
+  assert batch["margin"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,8 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
   arrays = {name: moved[name] for name in learned}
   (loss, margins), gradients = expected(arrays)
   (total, sums), ours = found(arrays)
-  assert sums["weights"] == 3 and np.abs(margins).min() > 1e-3
+  assert sums["weights"] == 3
+  assert np.abs(margins).min() > 1e-3
   np.testing.assert_allclose(
     [total, sums["loss"], sums["margin"]], [loss, loss, margins.sum()], rtol=1e-5
   )
@@ -275,20 +279,21 @@ def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
   assert train.main([*flags(tmp_path), f"--workdir={run}"]) == 0, capsys.readouterr().err
   rows = read_metrics(run)
   margins = [row["train/margin"] for row in rows if "train/margin" in row]
-  assert abs(margins[0]) < 1e-5 and margins[-1] > 0.5 and margins[-1] == max(margins)
+  assert abs(margins[0]) < 1e-5
+  assert margins[-1] > 0.5
+  assert margins[-1] == max(margins)
   evaluated = [row for row in rows if "eval/pairs_preferences/margin" in row]
   same = {
     round(row["eval/pairs_preferences/reference_chosen_log_probability"], 3) for row in evaluated
   }
-  assert (
-    len(evaluated) == 2
-    and len(same) == 1
-    and evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
-  )
+  assert len(evaluated) == 2
+  assert len(same) == 1
+  assert evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
   early = load_tensors(run, 3)
   late = load_tensors(run, 6)
   copies = [name for name in late if name.startswith("params/reference/")]
-  assert copies and all(early[name].tobytes() == late[name].tobytes() for name in copies)
+  assert copies
+  assert all(early[name].tobytes() == late[name].tobytes() for name in copies)
   own = [name.replace("reference/", "") for name in copies]
   assert any(early[name].tobytes() != late[name].tobytes() for name in own)
   assert not any("reference" in name for name in late if not name.startswith("params/"))

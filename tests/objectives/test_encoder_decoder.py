@@ -106,7 +106,8 @@ def test_large_logits_and_low_precision():
   assert np.isfinite(loss)
   low = token_losses(jnp.asarray(LOGITS, jnp.bfloat16), TARGETS, WEIGHTS, 0.0, 0.0)[0]
   rounded = losses(np.asarray(jnp.asarray(LOGITS, jnp.bfloat16), np.float32))[0]
-  assert low.dtype == jnp.float32 and abs(float(low) - rounded) < 1e-4 * rounded
+  assert low.dtype == jnp.float32
+  assert abs(float(low) - rounded) < 1e-4 * rounded
 
 
 def test_objective_runs_the_model_on_the_batch():

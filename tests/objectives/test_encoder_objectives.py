@@ -91,9 +91,8 @@ def test_mlm_with_next_sentences():
   following = -log_p[np.arange(B), label].mean()
   assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
   found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
-  assert found["loss"] == pytest.approx(masked, rel=1e-5) and found["correct"] == pytest.approx(
-    accuracy
-  )
+  assert found["loss"] == pytest.approx(masked, rel=1e-5)
+  assert found["correct"] == pytest.approx(accuracy)
   assert found["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
   assert found["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
   assert float(sums["weights"]) == count
@@ -242,7 +241,8 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
 
   gradients = jax.jit(jax.grad(judged))(arrays)
   own = [name for name in gradients if name.startswith(("generator/head", "generator/encoder"))]
-  assert own and all(not np.asarray(gradients[name]).any() for name in own)
+  assert own
+  assert all(not np.asarray(gradients[name]).any() for name in own)
   assert any(np.asarray(gradients[name]).any() for name in gradients if name.startswith("head"))
 
 
@@ -331,6 +331,5 @@ def test_means_over_an_evaluation_set_do_not_depend_on_the_batch_size(objective,
     means.append({name: total / sums[denominator(name, sums)] for name, total in sums.items()})
     shares += [float(part["weights"]) / (b - a) for part, a, b in zip(parts, cuts, cuts[1:])]
   assert max(shares) > 1.2 * min(shares)
-  assert means[1] == pytest.approx(means[0], rel=1e-5) and means[2] == pytest.approx(
-    means[0], rel=1e-5
-  )
+  assert means[1] == pytest.approx(means[0], rel=1e-5)
+  assert means[2] == pytest.approx(means[0], rel=1e-5)

@@ -94,20 +94,24 @@ def test_objective(name, tmp_path):
     return sums, gradients
 
   whole, gradients = sums_and_gradients(arrays, batch)
-  assert {"weights", *objective.reported_sums} >= {"weights", "loss"} and set(whole) >= {
+  assert {"weights", *objective.reported_sums} >= {"weights", "loss"}
+  assert set(whole) >= {
     "weights",
     "loss",
   }
-  assert whole["weights"] > 0 and np.isfinite(whole["loss"])
+  assert whole["weights"] > 0
+  assert np.isfinite(whole["loss"])
   assert whole["loss"] > 0 or objective.step_module and whole["loss"] != 0
   norms = [float(np.abs(g).max()) for g in jax.tree.leaves(gradients)]
-  assert np.isfinite(norms).all() and max(norms) > 0
+  assert np.isfinite(norms).all()
+  assert max(norms) > 0
 
   weights = {key: x for key, x in batch.items() if key.endswith("_weights")}
   empty, no_gradients = sums_and_gradients(
     arrays, batch | {key: np.zeros_like(x) for key, x in weights.items()}
   )
-  assert empty["weights"] == 0 and empty["loss"] == 0, "what has no weight counts all the same"
+  assert empty["weights"] == 0, "what has no weight counts all the same"
+  assert empty["loss"] == 0, "what has no weight counts all the same"
   assert max(float(np.abs(g).max()) for g in jax.tree.leaves(no_gradients)) == 0
 
   half = {key: np.concatenate([x[:2], np.zeros_like(x[2:])]) for key, x in weights.items()}

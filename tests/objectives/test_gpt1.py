@@ -46,7 +46,8 @@ def held(batch, example, number):
     for name in ("input_tokens", "target_tokens", "loss_weights", "segment_ids")
   )
   n = int(segments.sum())
-  assert np.array_equal(targets[: n - 1], inputs[1:n]) and inputs[n - 1] == EXTRACT
+  assert np.array_equal(targets[: n - 1], inputs[1:n])
+  assert inputs[n - 1] == EXTRACT
   assert weights.tolist() == [1.0] * (n - 2) + [0.0] * (len(weights) - n + 2)
   return inputs[:n].tolist()
 
@@ -60,9 +61,8 @@ def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
     "labels": ["no", "yes"],
     "architecture": "decoder",
   }
-  assert one.features == task_features.declare(about) and both.features == task_features.declare(
-    about | {"both_orders": True}
-  )
+  assert one.features == task_features.declare(about)
+  assert both.features == task_features.declare(about | {"both_orders": True})
   batch = next(loader.eval_batches(both, batch_size=2))
   assert held(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
   assert held(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
@@ -124,7 +124,8 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
   loss, sums = Objective(language_model=0.3)(_Fixed(scores, logits), batch)
   np.testing.assert_allclose(loss / sums["weights"], expected, rtol=1e-5)
   np.testing.assert_allclose(sums["loss"], np.sum(labels), rtol=1e-5)
-  assert sums["language_model_weights"] == real.sum() and ("correct" in sums) == (kind != "number")
+  assert sums["language_model_weights"] == real.sum()
+  assert ("correct" in sums) == (kind != "number")
 
 
 @pytest.mark.more
@@ -168,7 +169,8 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
   ]
   assert train.main([*tuned, f"--workdir={tmp_path}/tuned"]) == 0, capsys.readouterr().err
   report = json.loads((tmp_path / "tuned" / "init.json").read_text())
-  assert report["initialised"] == ["scores/out/bias", "scores/out/kernel"] and not report["ignored"]
+  assert report["initialised"] == ["scores/out/bias", "scores/out/kernel"]
+  assert not report["ignored"]
   rows = read_metrics(tmp_path / "tuned")
   assert rows[-1]["eval/dev/accuracy"] == 100.0
   losses = [row["train/language_model_loss"] for row in rows if "train/language_model_loss" in row]

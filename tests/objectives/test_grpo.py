@@ -115,8 +115,10 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
   expected, kl, clipped = by_hand(objective, own, base, batch)
   np.testing.assert_allclose([loss, sums["loss"], sums["kl"]], [expected, expected, kl], rtol=1e-4)
   by_token = getattr(objective, "form", None) == "dapo"
-  assert sums["weights"] == (17 if by_token else B * K) and sums["completion_length"] == 17
-  assert sums["reward"] == 5.5 and sums["groups_with_signal"] == K
+  assert sums["weights"] == (17 if by_token else B * K)
+  assert sums["completion_length"] == 17
+  assert sums["reward"] == 5.5
+  assert sums["groups_with_signal"] == K
   for name in (
     "reward",
     "kl",
@@ -148,11 +150,9 @@ def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
     return objective(Table(logits, Table(jnp.asarray(base))), batch)
 
   gradient, sums = jax.grad(loss, has_aux=True)(jnp.asarray(own))
-  assert (
-    np.isfinite(gradient).all()
-    and not gradient[behind].any()
-    and np.isfinite(list(sums.values())).all()
-  )
+  assert np.isfinite(gradient).all()
+  assert not gradient[behind].any()
+  assert np.isfinite(list(sums.values())).all()
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,8 @@ def test_equal_rewards_give_no_advantage():
 
 
 def test_without_beta_there_is_no_reference():
-  assert (
-    not grpo.Objective("exact", beta=0.0).needs_reference
-    and rloo.Objective("exact").needs_reference
-  )
+  assert not grpo.Objective("exact", beta=0.0).needs_reference
+  assert rloo.Objective("exact").needs_reference
 
 
 def of_experts(factor: float):

@@ -52,7 +52,8 @@ def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
     [loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5
   )
   np.testing.assert_allclose(sums["chosen_reward"], rewards[:, 0].sum(), rtol=1e-5)
-  assert sums["weights"] == 3 and sums["correct"] == (margins > 0).sum()
+  assert sums["weights"] == 3
+  assert sums["correct"] == (margins > 0).sum()
 
 
 def test_orpo_is_the_loss_of_its_paper(batch, scoring):

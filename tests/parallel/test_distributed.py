@@ -105,9 +105,10 @@ def finish(processes, seconds=600):
 
 def assert_refused(result, *words, expected=(2, "error: ")):
   code, out, err = result
-  assert code == expected[0] and out == "" and err.startswith(expected[1]) and "\n" not in err, (
-    result
-  )
+  assert code == expected[0], result
+  assert out == "", result
+  assert err.startswith(expected[1]), result
+  assert "\n" not in err, result
   assert all(word in err for word in words), err
 
 
@@ -144,11 +145,9 @@ def test_who_loses_the_first_process_ends_as_transient(waits):
   assert first[0] == 9
   code, _, err = second
   line = err.splitlines()[-1]
-  assert (
-    code == 69
-    and line.startswith("transient error: jax has ended this process")
-    and "Traceback" not in err
-  ), second
+  assert code == 69, second
+  assert line.startswith("transient error: jax has ended this process"), second
+  assert "Traceback" not in err, second
 
 
 COUNTED = """
@@ -195,12 +194,10 @@ def test_the_first_process_is_waited_for_and_its_refusal_passed_on(tmp_path):
   body = FIRST_ALONE.format(path=str(tmp_path / "made")).strip()
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
   assert first == (2, "made", "error: no such source")
-  assert second[0] == 2 and second[2].endswith(
-    "error: process 0 could not prepare the data: no such source"
-  )
-  assert second[1].startswith("waiting for process 0 to prepare the data (0 s") and second[
-    1
-  ].endswith("made")
+  assert second[0] == 2
+  assert second[2].endswith("error: process 0 could not prepare the data: no such source")
+  assert second[1].startswith("waiting for process 0 to prepare the data (0 s")
+  assert second[1].endswith("made")
 
 
 def test_a_missing_process_is_named_by_all():
@@ -334,9 +331,8 @@ def test_a_slow_talker_has_a_few_seconds(monkeypatch):
 
 def test_a_process_that_is_counted_otherwise_is_named_when_another_is_missing():
   error = gathered([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
-  assert isinstance(
-    error, distributed.UserError
-  ) and "missing: process 1; process 1 of 3 came" in str(error)
+  assert isinstance(error, distributed.UserError)
+  assert "missing: process 1; process 1 of 3 came" in str(error)
 
 
 def gathered(contents, seconds=20.0, end=b"\n"):

@@ -35,7 +35,8 @@ def refusal(do, *arguments, **named_arguments):
   with pytest.raises(UserError) as caught:
     do(*arguments, **named_arguments)
   message = str(caught.value)
-  assert "\n" not in message and len(message) < 300
+  assert "\n" not in message
+  assert len(message) < 300
   return message
 
 
@@ -44,11 +45,13 @@ def refusal(do, *arguments, **named_arguments):
 
 def test_mesh_has_every_axis_and_is_of_type_auto():
   mesh = make_mesh({"data": 2, "tensor": 2, "fsdp": -1})
-  assert mesh.axis_names == AXES and mesh.size == 8
+  assert mesh.axis_names == AXES
+  assert mesh.size == 8
   assert {a: n for a, n in mesh.shape.items() if n > 1} == {"data": 2, "fsdp": 2, "tensor": 2}
   assert all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
   assert set(mesh.devices.flat) == set(jax.devices())
-  assert make_mesh({"data": -1}).shape["data"] == 8 and make_mesh({}, jax.devices()[:1]).size == 1
+  assert make_mesh({"data": -1}).shape["data"] == 8
+  assert make_mesh({}, jax.devices()[:1]).size == 1
 
 
 @pytest.mark.parametrize(
@@ -94,9 +97,12 @@ def test_a_recipe_changes_rules():
 
 def test_unknown_names_are_refused_with_the_nearest():
   message = refusal(rules, {"embd": "fsdp"}, fsdp=8)
-  assert "rules.embd" in message and "did you mean 'embed'?" in message
+  assert "rules.embd" in message
+  assert "did you mean 'embed'?" in message
   message = refusal(rules, {"embed": "fspd"}, fsdp=8)
-  assert "rules.embed" in message and "'fspd'" in message and "did you mean 'fsdp'?" in message
+  assert "rules.embed" in message
+  assert "'fspd'" in message
+  assert "did you mean 'fsdp'?" in message
 
 
 def test_tensor_must_divide_whole_heads():
@@ -127,19 +133,20 @@ def test_tensor_must_divide_whole_heads():
 
 def test_other_axes_that_do_not_divide_are_refused_by_name():
   message = refusal(rules(fsdp=8).param_shardings, named(embed=20))
-  assert (
-    "embed" in message
-    and "20 embed" in message
-    and "embed->fsdp" in message
-    and "into 8" in message
-  )
+  assert "embed" in message
+  assert "20 embed" in message
+  assert "embed->fsdp" in message
+  assert "into 8" in message
   assert "rules.embed=None" in message
   message = refusal(rules({"embed": None}, tensor=8).param_shardings, named(heads=8, mlp=36))
-  assert "mlp" in message and "36 mlp" in message and "into 8" in message
+  assert "mlp" in message
+  assert "36 mlp" in message
+  assert "into 8" in message
   message = refusal(
     rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).param_shardings, named(embed=12)
   )
-  assert "fsdp+data" in message and "into 8" in message
+  assert "fsdp+data" in message
+  assert "into 8" in message
 
 
 def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
@@ -236,7 +243,8 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
   expected = jax.device_put(x, sharding)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   made = from_local_rows(sharding, np.arange(64), x, 64)
-  assert made.sharding == expected.sharding and (np.asarray(made) == x).all()
+  assert made.sharding == expected.sharding
+  assert (np.asarray(made) == x).all()
 
 
 # Kernels
@@ -271,7 +279,8 @@ def test_gathered_and_scattered(mesh):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
   assert found[2].sharding.is_equivalent_to(r.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
-  assert "reduce-scatter" in program and "all-gather" in program
+  assert "reduce-scatter" in program
+  assert "all-gather" in program
   # Of the kernel, gathers are along `embed` alone: neither it nor its gradient is ever whole along
   # `tensor`.
   assert (mesh.get("tensor", 1) == 1) == bool(re.search(r"f32\[16,32\]\S* all-gather", program))
@@ -371,9 +380,8 @@ def test_stages_of_a_torus():
   it would have."""
   mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
-  assert exchange_stages(mesh(jax.devices()), "data") == [None] and exchange_stages(
-    mesh(torus[:4]), "data"
-  ) == [None]
+  assert exchange_stages(mesh(jax.devices()), "data") == [None]
+  assert exchange_stages(mesh(torus[:4]), "data") == [None]
   found = exchange_stages(mesh(torus), "data")
   assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
   assert (

@@ -111,10 +111,12 @@ def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_c
     f"--devices_per_process={len(devices) // hosts}",
   ]
   code, output = run([*launcher, "--", *arranged], cache=quick_cache)
-  assert code == 0 and f"of {hosts} processes" in output, output
+  assert code == 0, output
+  assert f"of {hosts} processes" in output, output
   ours = losses(tmp_path / "slice")
   theirs = losses(tmp_path / "one")
-  assert len(ours) == 4 and np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)
+  assert len(ours) == 4, (ours, theirs)
+  assert np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)
 
 
 @pytest.fixture
@@ -152,4 +154,5 @@ def test_layouts_are_those_of_the_compiler():
 
 def test_layouts_are_read_as_written():
   written = json.loads(layouts.FILE.read_text())
-  assert set(SLICES) == set(layouts.TOPOLOGIES) and len(written) == len(SLICES)
+  assert set(SLICES) == set(layouts.TOPOLOGIES)
+  assert len(written) == len(SLICES)

@@ -85,7 +85,8 @@ def test_a_run_starts_from_a_directory_and_is_exported_again(published, tmp_path
   ]
   assert train.main([*run, *flags, "--config.task.mixing.probability=0.0"]) == 0
   report = json.loads((tmp_path / "run" / "init.json").read_text())
-  assert not report["initialised"] and not report["ignored"]
+  assert not report["initialised"]
+  assert not report["ignored"]
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/back"]) == 0
   back = transformers.ViTForImageClassification.from_pretrained(tmp_path / "back").eval()
   image = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE))
@@ -177,7 +178,8 @@ def test_a_detector_has_the_librarys_detections_starts_a_run_and_is_exported_aga
   ]
   assert train.main(["--config=configs/detr/base.py:debug", *start, *flags]) == 0
   report = json.loads((tmp_path / "run" / "init.json").read_text())
-  assert not report["initialised"] and not report["ignored"]
+  assert not report["initialised"]
+  assert not report["ignored"]
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/back"]) == 0
   back = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "back").eval()
   exported_p_QV, exported_boxes_Q4 = detect(back, image)

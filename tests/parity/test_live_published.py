@@ -121,7 +121,7 @@ def test_texts_are_those_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_strings_end_texts_where_they_do_in_transformers(beams, tmp_path):
-  """The library's texts include the string, and model do not."""
+  """The library's texts include the string, and ours do not."""
   case, special, *_ = FAMILIES["gpt2"]
   hf_model = reference.make(case, tmp_path)
   tokenizer = transformers.PreTrainedTokenizerFast(

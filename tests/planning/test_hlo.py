@@ -77,7 +77,8 @@ def loop_program(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", 
 )
 def test_loops_are_multiplied_by_their_iterations(changes, trips):
   program = Program(loop_program(**changes))
-  assert program.executions["body"] == trips and not program.unknown
+  assert program.executions["body"] == trips
+  assert not program.unknown
   rows = collectives(program, {"data": 4})
   if trips == 0:
     assert not rows
@@ -92,7 +93,8 @@ def test_loops_are_multiplied_by_their_iterations(changes, trips):
 def test_a_loop_of_unknown_length_counts_once_and_is_listed():
   text = loop_program().replace("constant(10)", "get-tuple-element(%p), index=0")
   program = Program(text)
-  assert program.executions["body"] == 1 and program.unknown == ["loop"]
+  assert program.executions["body"] == 1
+  assert program.unknown == ["loop"]
 
 
 def test_trip_counts_of_nested_loops_multiply():
@@ -172,7 +174,8 @@ def test_replica_groups_are_mapped_to_mesh_axes(groups, axes, size):
   )
   (row,) = collectives(Program(text), MESH)
   assert (row.axes, row.devices) == (axes, size)
-  assert row.bytes == 64 * 4 * 2 and row.ring_bytes == pytest.approx(512 * (size - 1) / size)
+  assert row.bytes == 64 * 4 * 2
+  assert row.ring_bytes == pytest.approx(512 * (size - 1) / size)
 
 
 def test_ring_bytes_of_every_kind_of_collective():
@@ -209,7 +212,8 @@ def test_a_tpu_program_counts_what_is_sent_once():
   reduce-scatter."""
   text = pathlib.Path(__file__).with_name("asynchronous.hlo").read_text()
   rows = {row.kind: row for row in collectives(Program(text), {"fsdp": 16})}
-  assert rows["all-gather"].asynchronous and rows["all-gather"].count == 1
+  assert rows["all-gather"].asynchronous
+  assert rows["all-gather"].count == 1
   assert rows["all-gather"].ring_bytes == 256 * 64 * 2 * 15 / 16
   assert rows["reduce-scatter"].ring_bytes == 64 * 4 * 4 * 15 / 16
   assert rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16
@@ -246,7 +250,8 @@ def test_types_are_split_and_measured():
   printed = "(bf16[2,4]{1,0:T(8,128)(2,1)S(1)}, u32[], (s4[8], pred[3]))"
   assert arrays(printed) == [("bf16", (2, 4)), ("u32", ()), ("s4", (8,)), ("pred", (3,))]
   assert elements(printed) == ["bf16[2,4]{1,0:T(8,128)(2,1)S(1)}", "u32[]", "(s4[8], pred[3])"]
-  assert type_bytes(printed) == 16 + 4 + 4 + 3 and type_bytes("f8e4m3fn[10]{0}") == 10
+  assert type_bytes(printed) == 16 + 4 + 4 + 3
+  assert type_bytes("f8e4m3fn[10]{0}") == 10
 
 
 @pytest.mark.parametrize(
@@ -303,7 +308,8 @@ def test_a_kernels_flops_are_read_from_its_cost_estimate_or_its_scope():
   text = loop_program(bound=7).replace(
     "%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add"
   )
-  assert products.kernels(Program(text)) == (0, 7) and products.flops(Program(text)) == 0
+  assert products.kernels(Program(text)) == (0, 7)
+  assert products.flops(Program(text)) == 0
   with_estimate = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
   assert products.kernels(Program(with_estimate)) == (210, 0)
   # As the TPU compiler prints it: JSON over several lines before the name.
@@ -344,7 +350,8 @@ ENTRY %main (x: bf16[4,64,16], w: bf16[4,16,32]) -> bf16[4,64,32] {{
 """
   program = Program(text)
   assert products.kernels(program) == (2 * 64 * 16 * 32, 0)
-  assert products.flops(program) == 0 and products.cycles(program) == 0
+  assert products.flops(program) == 0
+  assert products.cycles(program) == 0
   unknown = text.replace('"is_ragged_dot":true,', "")  # as it prints some asynchronous copies too
   assert products.cycles(Program(unknown)) == 0
   assert products.cycles(Program(unknown.replace(str(2**63 - 1), "500"))) == 500

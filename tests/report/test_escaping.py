@@ -112,7 +112,9 @@ def test_in_the_report_of_a_run(tmp_path, value):
   (run / "suites" / "glue").mkdir(parents=True)
   (run / "suites" / "glue" / "results.json").write_text(json.dumps({"compared": compared}))
   page = Page(write_report(run).read_text())
-  assert value in page.texts and name in page.texts and "script" not in page.elements
+  assert value in page.texts
+  assert name in page.texts
+  assert "script" not in page.elements
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -159,8 +161,10 @@ def test_in_the_results_of_a_suite(tmp_path, value):
   }
   tables.write_results(tmp_path / "out", found)
   page = Page((tmp_path / "out" / "results.html").read_text())
-  assert value in page.texts and f"{value}: targets and predictions" in page.labels
-  assert page.labels and "script" not in page.elements
+  assert value in page.texts
+  assert f"{value}: targets and predictions" in page.labels
+  assert page.labels
+  assert "script" not in page.elements
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -172,4 +176,5 @@ def test_in_a_chart_and_a_page_of_data(value):
     value, value, [inspect_data.Cell(1, value, False, False, None, None)], 0, value
   )
   page = Page(inspect_data.to_html([[shown]], value, value))
-  assert value in page.texts and "script" not in page.elements
+  assert value in page.texts
+  assert "script" not in page.elements

@@ -89,12 +89,11 @@ def test_shows_everything_in_one_self_contained_page(tmp_path):
   ):
     assert text in page, text
   assert 'Thank <span class="sentinel">&lt;extra_id_0&gt;</span> &amp; me &lt;b&gt;' in page
-  assert "an old one" not in page and "exact match" in page
-  assert (
-    "<script" not in page
-    and describe_environment()["code_version"] in page
-    and describe_environment()["jax"] in page
-  )
+  assert "an old one" not in page
+  assert "exact match" in page
+  assert "<script" not in page
+  assert describe_environment()["code_version"] in page
+  assert describe_environment()["jax"] in page
   outside = re.search(r"""(src|href)=["'](?!#)|url\((?!["']?#)|@import|<link""", page)
   assert not outside, "nothing is loaded from elsewhere"
   pictures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
@@ -116,7 +115,8 @@ def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
   assert (
     'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>'
   ) in page
-  assert "1 of 3 words as in the original" in page and "enco&lt;extra_id" not in page
+  assert "1 of 3 words as in the original" in page
+  assert "enco&lt;extra_id" not in page
 
 
 def test_masks_are_gaps_and_continuations_are_not_judged():
@@ -127,13 +127,13 @@ def test_masks_are_gaps_and_continuations_are_not_judged():
     "original": "the old name of going",
   }
   found = sample(texts | {"filled": "the old name of being"})
-  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel") and found["status"].startswith(
-    "1 of 2 words"
-  )
+  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel")
+  assert found["status"].startswith("1 of 2 words")
   found = sample(
     {"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"}
   )
-  assert found["good"] is None and found["status"] == "goes on after 2 words"
+  assert found["good"] is None
+  assert found["status"] == "goes on after 2 words"
   assert dict(found["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
 
 
@@ -176,10 +176,10 @@ def test_verdicts(losses, words):
     {"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0}
     for n, x in enumerate(losses, 1)
   ]
-  assert verdict(rows, 300).startswith("Finished all 300 steps.") and verdict(rows, 300).endswith(
-    words
-  )
-  assert verdict([], 300) == "" and "went from 2.000 to 1.000" in verdict(
+  assert verdict(rows, 300).startswith("Finished all 300 steps.")
+  assert verdict(rows, 300).endswith(words)
+  assert verdict([], 300) == ""
+  assert "went from 2.000 to 1.000" in verdict(
     [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0}], None
   )
 
@@ -207,8 +207,10 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
     "train/loss",
   ):
     assert words in page, words
-  assert "<script" not in page and "model.name" not in page
-  assert main([str(tmp_path / "a")]) == 0 and (tmp_path / "a" / "report.html").is_file()
+  assert "<script" not in page
+  assert "model.name" not in page
+  assert main([str(tmp_path / "a")]) == 0
+  assert (tmp_path / "a" / "report.html").is_file()
   assert main([str(tmp_path / "a"), str(tmp_path)]) == 2
   assert "holds no run" in capsys.readouterr().err
 
@@ -224,7 +226,8 @@ def test_an_index_of_metrics_changes_no_series():
   assert names(indexed) == names(rows) == ["step", "a", "b", "c"]
   for name in ("a", "b", "c", "none"):
     for ours, theirs in zip(series(indexed, name), series(rows, name)):
-      assert ours.tolist() == theirs.tolist() and ours.dtype == theirs.dtype
+      assert ours.tolist() == theirs.tolist()
+      assert ours.dtype == theirs.dtype
   assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
 
 
@@ -237,11 +240,9 @@ def test_is_a_pure_function_of_the_files(tmp_path):
 
 def test_an_empty_workdir_has_a_report_too(tmp_path):
   page = write_report(tmp_path).read_text()
-  assert (
-    "metrics.jsonl is missing or empty" in page
-    and "config.json is missing" in page
-    and "<svg" not in page
-  )
+  assert "metrics.jsonl is missing or empty" in page
+  assert "config.json is missing" in page
+  assert "<svg" not in page
 
 
 def test_long_texts_take_no_time_and_are_cut():
@@ -264,7 +265,8 @@ def test_words_are_marked_by_a_longest_common_subsequence():
     "filled": "a c b d",
   }
   shown = sample(texts)
-  assert shown["status"] == "1 of 2 words as in the original" and not shown["good"]
+  assert shown["status"] == "1 of 2 words as in the original"
+  assert not shown["good"]
 
 
 def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch):
@@ -279,7 +281,8 @@ def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch
   beats = []
   assert run_report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
   expected = "warning: gs://bucket/run/report.html: not written: not done within 1 s"
-  assert capsys.readouterr().out.startswith(expected) and beats
+  assert capsys.readouterr().out.startswith(expected)
+  assert beats
 
 
 def test_no_page_shows_secrets(tmp_path, capsys):
@@ -290,11 +293,9 @@ def test_no_page_shows_secrets(tmp_path, capsys):
     config["task"]["length"] = name
     (tmp_path / name / "config.json").write_text(json.dumps(config))
   page = write_report(tmp_path / "a").read_text()
-  assert (
-    "LEAK" not in page
-    and "http://***@host" in page
-    and ">image<" in page.replace(" ", "").replace("\n", "")
-  )
+  assert "LEAK" not in page
+  assert "http://***@host" in page
+  assert ">image<" in page.replace(" ", "").replace("\n", "")
   assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={tmp_path / 'both.html'}"]) == 0
   assert "LEAK" not in (tmp_path / "both.html").read_text()
 
@@ -330,13 +331,13 @@ def test_corrupt_files_are_named(tmp_path, name, content, message):
 def test_runs_at_addresses_are_compared_as_they_are_now(tmp_path, capsys):
   there = [f"memory://{tmp_path}/{name}" for name in "ab"]
   run = t5x.Run("tests/recipes/nano.py", there[0])
-  assert (
-    run.metrics() == [] and main([*there]) == 2 and "/a: holds no run" in capsys.readouterr().err
-  )
+  assert run.metrics() == []
+  assert main([*there]) == 2
+  assert "/a: holds no run" in capsys.readouterr().err
   for address, loss in zip(there, (2.0, 3.0)):
     (as_path(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
   assert run.metrics() == [{"step": 1, "train/loss": 2.0}]
-  assert (
-    main([*there, f"--output={tmp_path / 'both.html'}"]) == 0 and (tmp_path / "both.html").is_file()
-  )
-  assert main(there[:1]) == 2 and "a local copy" in capsys.readouterr().err
+  assert main([*there, f"--output={tmp_path / 'both.html'}"]) == 0
+  assert (tmp_path / "both.html").is_file()
+  assert main(there[:1]) == 2
+  assert "a local copy" in capsys.readouterr().err

@@ -85,7 +85,8 @@ def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
   service.down = True
   with following(tmp_path, service) as writer:
     writer.write(1, {"train/loss": 1.0})
-  assert [row["step"] for row in read_metrics(tmp_path)] == [1] and service.rows == []
+  assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+  assert service.rows == []
 
 
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch):
@@ -126,7 +127,8 @@ def killed_and_resumed(workdir, *flags):
       run.end()
   with runs.Process(runs.train(workdir, *flags)) as run:
     code, said = run.end()
-    assert code == 0 and "warning: config.trackers" not in said, said
+    assert code == 0, said
+    assert "warning: config.trackers" not in said, said
   steps = collections.defaultdict(list)
   for row in read_metrics(workdir):
     for name in set(row) - {"step"}:
@@ -169,7 +171,8 @@ def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
   expected = killed_and_resumed(workdir, f"--config.trackers={json.dumps(trackers)}")
   client = mlflow.MlflowClient(tracking_uri=uri)
   (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-  assert run.info.status == "FINISHED" and run.data.params["model.name"] == "t5"
+  assert run.info.status == "FINISHED"
+  assert run.data.params["model.name"] == "t5"
   for name, steps in expected.items():
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == steps
   assert list(workdir.glob("events*")), os.listdir(workdir)
@@ -182,9 +185,8 @@ def test_a_profile_opens_in_xprof(tmp_path):
     code, said = run.end()
   assert code == 0, said
   traces = [str(path) for path in tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")]
-  assert len(traces) == 1 and any(
-    name.startswith("trace_viewer") for name in convert.xspace_to_tool_names(traces)
-  )
+  assert len(traces) == 1
+  assert any(name.startswith("trace_viewer") for name in convert.xspace_to_tool_names(traces))
   content, _ = convert.xspace_to_tool_data(traces, "trace_viewer", {})
   events = json.loads(content)["traceEvents"]
   assert any(

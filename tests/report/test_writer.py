@@ -254,8 +254,10 @@ def test_lines_tell_the_time_that_is_left(tmp_path, capfd, monkeypatch):
   monkeypatch.setattr(console.time, "monotonic", lambda: next(clock) / 4 * 10)
   write(tmp_path, range(1, 11))
   lines = capfd.readouterr().err.splitlines()
-  assert lines[0] == "step 1/10  loss 1" and lines[-1] == "step 10/10  loss 0.1"
-  assert all(line.endswith((" s left", " min left")) for line in lines[1:-1]) and len(lines) == 10
+  assert lines[0] == "step 1/10  loss 1"
+  assert lines[-1] == "step 10/10  loss 0.1"
+  assert all(line.endswith((" s left", " min left")) for line in lines[1:-1])
+  assert len(lines) == 10
 
 
 def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd):
@@ -273,4 +275,5 @@ def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd
     while part := os.read(main, 1 << 16):
       screen += part
   os.close(main)
-  assert b"30/30" in screen and b"loss 0.03333" in screen
+  assert b"30/30" in screen
+  assert b"loss 0.03333" in screen

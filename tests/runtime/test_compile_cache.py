@@ -42,7 +42,8 @@ def start(workdir, devices=1, home="home"):
     text=True,
     timeout=600,
   )
-  assert done.returncode == 0 and not done.stderr, done.stderr
+  assert done.returncode == 0, done.stderr
+  assert not done.stderr, done.stderr
   said, hits, bits = done.stdout.splitlines()
   return said, int(hits), bits
 
@@ -55,24 +56,30 @@ def flipped(data: bytes, generator: random.Random) -> bytes:
 def test_kept_exact_and_mended(tmp_path):
   generator = random.Random(0)
   said, hits, bits = start(tmp_path)
-  assert "0 of 0 MB" in said and hits == 0
+  assert "0 of 0 MB" in said
+  assert hits == 0
   entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
   said, hits, again = start(tmp_path)
-  assert hits >= len(entries) > 0 and again == bits and f": {len(entries)} of" in said
+  assert hits >= len(entries) > 0
+  assert again == bits
+  assert f": {len(entries)} of" in said
   for damage in (lambda data: data[:-20], lambda data: flipped(data, generator), lambda data: b""):
     for entry in entries:
       written = entry.stat()
       entry.write_bytes(damage(entry.read_bytes()))
       os.utime(entry, ns=(written.st_atime_ns, written.st_mtime_ns))  # as when a disk loses bits
     said, hits, again = start(tmp_path)
-    assert hits == 0 and again == bits and f"{len(entries)} that were damaged are removed" in said
+    assert hits == 0
+    assert again == bits
+    assert f"{len(entries)} that were damaged are removed" in said
   assert start(tmp_path)[1] >= len(entries)
 
 
 def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
   assert start(tmp_path, home="theirs")[1] == 0
   theirs = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
-  assert theirs and start(tmp_path, home="theirs")[1] == len(theirs)
+  assert theirs
+  assert start(tmp_path, home="theirs")[1] == len(theirs)
   assert start(tmp_path, home="mine")[1] == 0
   assert len(list((tmp_path / "compiled").glob("cpu-*"))) == 2
   assert (tmp_path / "mine/.cache/t5x_like/secret").stat().st_mode & 0o777 == 0o600
@@ -81,7 +88,9 @@ def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
 def test_without_a_home_none_are_kept(tmp_path):
   (tmp_path / "home").write_text("a file")
   said, hits, _ = start(tmp_path)
-  assert "are not kept" in said and "set T5X_LIKE_CACHE" in said and hits == 0
+  assert "are not kept" in said
+  assert "set T5X_LIKE_CACHE" in said
+  assert hits == 0
   assert not (tmp_path / "compiled").exists()
 
 
@@ -101,9 +110,8 @@ def test_every_flipped_bit_is_found(monkeypatch):
 def test_several_simulated_devices_keep_none(tmp_path):
   """Read again, their collectives may deadlock."""
   said, hits, bits = start(tmp_path, devices=2)
-  assert "are not kept: on several simulated CPU devices" in said and start(
-    tmp_path, devices=2
-  ) == (said, 0, bits)
+  assert "are not kept: on several simulated CPU devices" in said
+  assert start(tmp_path, devices=2) == (said, 0, bits)
   assert not (tmp_path / "compiled").exists()
 
 
@@ -115,7 +123,8 @@ def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
     os.utime(entry, (1_000 - age, 1_000 - age))
   assert compile_cache._trim(tmp_path) == 2
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new-cache", "old-cache"]
-  assert compile_cache._trim(tmp_path) == 0 and compile_cache._trim(tmp_path / "none") == 0
+  assert compile_cache._trim(tmp_path) == 0
+  assert compile_cache._trim(tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize("mode, private", [(0o755, True), (0o775, False), (0o777, False)])

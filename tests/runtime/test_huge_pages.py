@@ -38,7 +38,8 @@ def test_a_module_run_keeps_its_process_arguments_and_input(tmp_path):
   out = subprocess.run(
     command, env=environment, input="typed", capture_output=True, text=True, timeout=600, check=True
   ).stdout.splitlines()
-  assert len(out) == 3 and out[0] == out[1], "started twice, in the same process"
+  assert len(out) == 3, "started twice, in the same process"
+  assert out[0] == out[1], "started twice, in the same process"
   pid = int(out[0].split()[1])
   assert json.loads(out[2]) == [
     pid,

@@ -44,7 +44,8 @@ def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
     "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
   )
   for text in (done.stderr, (tmp_path / "logs" / "stacks-3.txt").read_text()):
-    assert "in hangs_here" in text and "in _watch" in text
+    assert "in hangs_here" in text
+    assert "in _watch" in text
 
 
 def test_beats_keep_it_quiet_and_leaving_ends_it():
@@ -59,7 +60,8 @@ def test_beats_keep_it_quiet_and_leaving_ends_it():
 
 def test_goodput_is_the_share_of_steps_in_the_time_since_the_first_start():
   goodput = Goodput(began=time.time() - 100, spent=20)
-  assert goodput.add(5) == pytest.approx(0.25, rel=0.1) and goodput.add(1e6) == 1.0
+  assert goodput.add(5) == pytest.approx(0.25, rel=0.1)
+  assert goodput.add(1e6) == 1.0
 
 
 def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
@@ -73,7 +75,8 @@ def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
 
   made = jax.tree.map(jnp.asarray, TrainState(np.int32(6), {"w": np.ones(64, np.float32)}, {}))
   state, _ = compute_twice(step, made, None)
-  assert int(state.step) == 7 and (np.asarray(state.params["w"]) == 2).all()
+  assert int(state.step) == 7
+  assert (np.asarray(state.params["w"]) == 2).all()
   faults[:] = [True, False]
   with pytest.raises(
     TransientError,

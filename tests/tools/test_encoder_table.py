@@ -39,10 +39,14 @@ def test_the_same_command_continues_to_the_same_table(place, capsys):
   folder = place / "out" / "trial-2"
   table = (folder / "results.md").read_text()
   found = json.loads((folder / "results.json").read_text())
-  assert "| cola |" in table and "| rte | – |" in table and "47.5 MiniLM-L6xH384" in table
-  assert "of 3 CPU hours used" in table and found["tasks"]["cola"]["facts"]["steps"] == 2
+  assert "| cola |" in table
+  assert "| rte | – |" in table
+  assert "47.5 MiniLM-L6xH384" in table
+  assert "of 3 CPU hours used" in table
+  assert found["tasks"]["cola"]["facts"]["steps"] == 2
   used = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
-  assert used > 1 and (folder / "results.html").exists()
+  assert used > 1
+  assert (folder / "results.html").exists()
 
   (folder / "results.json").unlink()  # as if killed before the table was written
   capsys.readouterr()
@@ -89,7 +93,9 @@ def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
       while not asked and time.monotonic() < deadline:
         sum(range(100_000))
       time.sleep(1.5)
-    assert asked == [1] and budget.asked and budget.left <= 0
+    assert asked == [1]
+    assert budget.asked
+    assert budget.left <= 0
   finally:
     signal.signal(signal.SIGTERM, previous)
   assert json.loads((tmp_path / "spent.json").read_text())["cpu_seconds"] >= 99.5

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.runs
 def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   page = tmp_path / "page.html"
   flags = ["--config=configs/t5/base.py:debug", "--step=3", "--examples=2"]
-  assert (
-    inspect_data.main([*flags, f"--html={page}"]) == 0 and "2 examples" in capsys.readouterr().out
-  )
+  assert inspect_data.main([*flags, f"--html={page}"]) == 0
+  assert "2 examples" in capsys.readouterr().out
   config = recipes.load("configs/t5/base.py:debug")
   built = task.build(split="train", **config.task.to_dict())
   batch = next(
@@ -36,9 +35,12 @@ def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   assert shown == expected
   assert inspect_data.main([*flags, "--ids", "--config.task.inputs_length=32"]) == 0
   said = capsys.readouterr().out
-  assert "encoder_input_tokens" in said and "Example 1" in said and "<extra_id_0>:383" in said
+  assert "encoder_input_tokens" in said
+  assert "Example 1" in said
+  assert "<extra_id_0>:383" in said
   # no colour where there is no terminal
-  assert "encoder_input_tokens int32[32]" in said and "\x1b" not in said
+  assert "encoder_input_tokens int32[32]" in said
+  assert "\x1b" not in said
 
 
 def test_texts_cannot_act_and_hidden_things_are_seen():
@@ -64,12 +66,11 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
     ("\u00b7", True),
     ("c", False),
   ]
-  assert (
-    by_name["next_sentence_label"].values == "1"
-    and "48 values, 0 of them" in by_name["image"].values
-  )
+  assert by_name["next_sentence_label"].values == "1"
+  assert "48 values, 0 of them" in by_name["image"].values
   page = inspect_data.to_html([shown], "<b>", "&")
-  assert "<script>" not in page and "<b>" not in page
+  assert "<script>" not in page
+  assert "<b>" not in page
   out = io.StringIO()
   inspect_data.to_terminal(Console(file=out, width=200), [shown], ids=False)
   assert "[|r|e|d|]|<0x1B>|<0x00>|<extra_id_0>|</s>| + 2 padding" in out.getvalue()
@@ -89,4 +90,5 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
 def test_bad_flags_are_one_line(flags, said, capsys):
   assert inspect_data.main(["--config=configs/t5/base.py:debug", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
-  assert error.startswith("error:") and said in error
+  assert error.startswith("error:")
+  assert said in error

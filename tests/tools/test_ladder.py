@@ -18,7 +18,8 @@ SIZES = (3e4, 1e5, 4e5, 1.6e6)
 def test_the_fit_finds_a_law_of_sizes_and_of_tokens():
   law = fitting.Law(2.0, 60.0, 0.35)
   found = fitting.fit([fitting.Point(N, 1.0, law(N, 1.0)) for N in SIZES])
-  assert found(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4) and found.B == 0.0
+  assert found(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4)
+  assert found.B == 0.0
   law = fitting.Law(1.7, 60.0, 0.35, 300.0, 0.4)
   points = [fitting.Point(N, D, law(N, D)) for N in SIZES for D in (1e5, 1e6, 1e7)]
   assert fitting.fit(points)(1e8, 1e8) == pytest.approx(law(1e8, 1e8), rel=1e-3)
@@ -38,7 +39,8 @@ def test_the_best_rate_lies_between_and_falls_as_a_power():
   assert fitting.best_rate(rates, losses) == (pytest.approx(3e-3), True)
   assert fitting.best_rate([1.0, 2.0, 4.0], [1.0, 2.0, np.inf]) == (1.0, False)
   factor, power = fitting.rate_law([1e4, 1e6], [1e-2, 1e-3])
-  assert power == pytest.approx(-0.5) and factor * 1e8**power == pytest.approx(1e-4)
+  assert power == pytest.approx(-0.5)
+  assert factor * 1e8**power == pytest.approx(1e-4)
 
 
 def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
@@ -70,7 +72,8 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
   made = ladder.predict_size(
     type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials
   )
-  assert (made.rate, made.D) == (0.1, 1.0) and made.loss == pytest.approx(1.01, rel=1e-2)
+  assert (made.rate, made.D) == (0.1, 1.0)
+  assert made.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
     ladder.predict_size(
@@ -99,9 +102,12 @@ def test_the_page_says_how_far_off_the_prediction_was():
     "big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2
   )
   text = page.text(trials, law, made)
-  assert "off by +10.00%" in text and "0.50 times as high" in text and "diverged" in text
+  assert "off by +10.00%" in text
+  assert "0.50 times as high" in text
+  assert "diverged" in text
   html = page.html("a recipe", trials, law, made)
-  assert html.count("<svg") == 2 and "off by +10.00%" in html
+  assert html.count("<svg") == 2
+  assert "off by +10.00%" in html
 
 
 @pytest.mark.more

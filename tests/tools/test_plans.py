@@ -56,18 +56,16 @@ def test_a_compiler_that_fails_leaves_the_stored_plan(monkeypatch, tmp_path, cap
   monkeypatch.setattr(
     plans.child, "plan", lambda request, timeout: {"fits": False, "verdict": "was not done"}
   )
-  assert (
-    plans.main(["--only=deit"]) == plans.EXIT_DOES_NOT_FIT
-    and "not stored" in capsys.readouterr().out
-  )
+  assert plans.main(["--only=deit"]) == plans.EXIT_DOES_NOT_FIT
+  assert "not stored" in capsys.readouterr().out
   assert json.loads(copy.read_text()) == {name: figures}
-  assert plans.main(
-    ["--only=deit", "--accept"]
-  ) == plans.EXIT_DOES_NOT_FIT and "was not done" in plans.page(json.loads(copy.read_text()))
+  assert plans.main(["--only=deit", "--accept"]) == plans.EXIT_DOES_NOT_FIT
+  assert "was not done" in plans.page(json.loads(copy.read_text()))
 
 
 @pytest.mark.parametrize(
   "flag, words", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")]
 )
 def test_names_that_match_nothing_are_one_line(flag, words, capsys):
-  assert plans.main([flag]) == 2 and words in capsys.readouterr().err
+  assert plans.main([flag]) == 2
+  assert words in capsys.readouterr().err

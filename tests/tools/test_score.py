@@ -33,7 +33,8 @@ def test_squad_as_a_command(tmp_path):
   root = pathlib.Path(__file__).resolve().parents[2]
   done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
   found = json.loads(done.stdout.splitlines()[-1])
-  assert done.returncode == 0 and found.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
+  assert done.returncode == 0
+  assert found.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
   assert found == {
     "benchmark": "squad",
     "exact_match": 50.0,
@@ -53,12 +54,11 @@ def test_squad_v2(score, tmp_path):
     ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}),
     f"--na_probabilities={na}",
   )
-  assert (
-    found["exact"] == pytest.approx(200 / 3)
-    and found["NoAns_f1"] == 50.0
-    and found["HasAns_total"] == 1
-  )
-  assert found["best_exact"] == 100.0 and found["best_exact_thresh"] == 0.2
+  assert found["exact"] == pytest.approx(200 / 3)
+  assert found["NoAns_f1"] == 50.0
+  assert found["HasAns_total"] == 1
+  assert found["best_exact"] == 100.0
+  assert found["best_exact_thresh"] == 0.2
   flags = (f"--na_probabilities={na}", "--na_threshold=0.4")
   assert (
     score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), *flags)["exact"]
@@ -85,14 +85,11 @@ def test_languages(score, tmp_path, capsys):
   given = [write(tmp_path / f"{n}.json", {"1": text}) for n, text in enumerate(("Hund", "北京"))]
   flags = [f"--references={path}" for path in pairs] + [f"--predictions={path}" for path in given]
   code, both = run(capsys, "mlqa", *flags)
-  assert (
-    code == 0
-    and both["groups"]["de"]["exact_match"] == 100
-    and both["groups"]["zh"]["exact_match"] == 0
-  )
-  assert (
-    both["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2) and both["examples"] == 2
-  )
+  assert code == 0
+  assert both["groups"]["de"]["exact_match"] == 100
+  assert both["groups"]["zh"]["exact_match"] == 0
+  assert both["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+  assert both["examples"] == 2
 
 
 def table(header, row, labels):
@@ -141,7 +138,8 @@ SUBMITTED = {
 def test_glue(score, task):
   references, gold, wrong, _ = GLUE[task]
   right = score(f"glue/{task}", ("dev.tsv", references), ("p.tsv", submission(gold)))
-  assert right[MAIN.get(task, "accuracy")] == pytest.approx(100) and right["examples"] == len(gold)
+  assert right[MAIN.get(task, "accuracy")] == pytest.approx(100)
+  assert right["examples"] == len(gold)
   backwards = [submission(gold)[0], *reversed(submission(gold)[1:])]
   # by index
   assert score(f"glue/{task}", ("dev.tsv.gz", references), ("p.tsv.gz", backwards)) == right
@@ -186,10 +184,10 @@ def test_mnli_both(tmp_path, capsys):
     flags.append(f"--references={write(tmp_path / f'dev_{half}.tsv', GLUE[f'mnli_{half}'][0])}")
     flags.append(f"--predictions={write(tmp_path / f'{half}.tsv', submission(labels))}")
   code, found = run(capsys, "glue/mnli", *flags)
-  assert code == 0 and found["groups"]["matched"]["accuracy"] == pytest.approx(100 / 3)
-  assert found["groups"]["mismatched"]["accuracy"] == 100 and found["accuracy"] == pytest.approx(
-    200 / 3
-  )
+  assert code == 0
+  assert found["groups"]["matched"]["accuracy"] == pytest.approx(100 / 3)
+  assert found["groups"]["mismatched"]["accuracy"] == 100
+  assert found["accuracy"] == pytest.approx(200 / 3)
 
 
 def test_glue_average(tmp_path, capsys):
@@ -199,19 +197,20 @@ def test_glue_average(tmp_path, capsys):
     write(tmp_path / "ours" / f"{SUBMITTED.get(task, task.upper())}.tsv", submission(labels))
   flags = (f"--references={tmp_path / 'glue'}", f"--predictions={tmp_path / 'ours'}")
   code, found = run(capsys, "glue", *flags)
-  assert (
-    code == 0
-    and found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9)
-    and "missing" not in found
-  )
+  assert code == 0
+  assert found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9)
+  assert "missing" not in found
   assert found["tasks"]["glue/rte"]["accuracy"] == 50
   write(tmp_path / "ours" / "WNLI.tsv", submission(["banana", "0"]))
   code, said = run(capsys, "glue", *flags)
-  assert code == 2 and "WNLI.tsv:2: found the label 'banana'" in said
+  assert code == 2
+  assert "WNLI.tsv:2: found the label 'banana'" in said
   assert run(capsys, "glue", *flags, "--invalid=wrong")[1]["average"] == found["average"]
   (tmp_path / "ours" / "MNLI-mm.tsv").unlink()
   code, found = run(capsys, "glue", *flags, "--invalid=wrong")
-  assert code == 0 and found["average"] is None and found["missing"] == ["mnli"]
+  assert code == 0
+  assert found["average"] is None
+  assert found["missing"] == ["mnli"]
 
 
 WSC = {"span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1}  # of each example
@@ -260,7 +259,8 @@ def test_superglue(score, task):
     rows,
     ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))),
   )
-  assert found[main] == 100 and found["examples"] == 2
+  assert found[main] == 100
+  assert found["examples"] == 2
 
 
 def test_cb_by_hand(score):
@@ -311,7 +311,8 @@ def test_superglue_average(tmp_path, capsys):
     capsys, "superglue", f"--references={tmp_path / 'gold'}", f"--predictions={tmp_path / 'ours'}"
   )
   cb = (100 + 100 / 3) / 2  # one class of three occurs
-  assert code == 0 and found["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
+  assert code == 0
+  assert found["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
 
 
 def test_every_name_is_documented():

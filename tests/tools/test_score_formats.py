@@ -57,7 +57,8 @@ def test_choices(score, name):
   assert score(name, references, ("p.jsonl", by_id))["accuracy"] == 100
   assert score(name, references, ("p.json", wrong))["accuracy"] < 100
   found = score(name, references, ("p.txt", [str(one) for one in right]))
-  assert found["accuracy"] == 100 and found["examples"] == len(rows)
+  assert found["accuracy"] == 100
+  assert found["examples"] == len(rows)
 
 
 def test_scores_of_choices(score):
@@ -87,7 +88,8 @@ def test_mmlu_csv_and_subjects(score):
     for s, x in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
   ]
   found = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
-  assert found["accuracy"] == pytest.approx(200 / 3) and found["groups"]["law"] == {
+  assert found["accuracy"] == pytest.approx(200 / 3)
+  assert found["groups"]["law"] == {
     "accuracy": 50.0,
     "examples": 2,
   }
@@ -106,8 +108,10 @@ def test_race(tmp_path, capsys, score):
     write(tmp_path / "dev" / level / "7.txt", text)
   given = write(tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"})
   code, found = run(capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={given}")
-  assert code == 0 and found["accuracy"] == pytest.approx(200 / 3)
-  assert found["groups"]["high"]["accuracy"] == 50 and found["groups"]["middle"]["accuracy"] == 100
+  assert code == 0
+  assert found["accuracy"] == pytest.approx(200 / 3)
+  assert found["groups"]["high"]["accuracy"] == 50
+  assert found["groups"]["middle"]["accuracy"] == 100
   rows = jsonl({"example_id": "high7.txt", "answer": answer} for answer in "AC")
   assert score("race", ("dev.jsonl", rows), ("p.txt", ["A", "C"]))["accuracy"] == 100
 
@@ -152,7 +156,9 @@ CONLLU = [
 def test_entities(score):
   given = [line.replace("I-PER", "O") for line in CONLL]
   found = score("ner", ("dev.conll", CONLL), ("p.conll", given))
-  assert found["f1"] == 50 and found["entities"] == 2 and found["types"]["LOC"]["f1"] == 100
+  assert found["f1"] == 50
+  assert found["entities"] == 2
+  assert found["types"]["LOC"]["f1"] == 100
   tags = [["B-PER", "O", "O"], ["B-LOC"]]
   assert (
     score(
@@ -185,9 +191,8 @@ def test_translation(score):
   system = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
   references = [("ref0.en", streams[0]), ("ref1.en.gz", streams[1])]
   found = score("bleu", references, ("system.txt", system))
-  assert found["bleu"] == pytest.approx(48.530827009929865) and found["signature"].startswith(
-    "nrefs:2|"
-  )
+  assert found["bleu"] == pytest.approx(48.530827009929865)
+  assert found["signature"].startswith("nrefs:2|")
   rows = jsonl({"id": f"s{i}", "references": list(both)} for i, both in enumerate(zip(*streams)))
   given = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
   assert score("bleu", ("refs.jsonl", rows), ("p.json", given)) == found
@@ -195,13 +200,16 @@ def test_translation(score):
     59.73, abs=0.005
   )
   char = score("bleu", references, ("system.txt", system), "--tokenize=char", "--lowercase=true")
-  assert "tok:char" in char["signature"] and "case:lc" in char["signature"]
+  assert "tok:char" in char["signature"]
+  assert "case:lc" in char["signature"]
 
 
 def test_odd_lines_stay_what_they_are(score):
   lines = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
   found = score("chrf", ("ref.txt", lines), ("system.txt", lines))
-  assert found["chrf"] == pytest.approx(100) and found["examples"] == 5 and found["empty"] == 1
+  assert found["chrf"] == pytest.approx(100)
+  assert found["examples"] == 5
+  assert found["empty"] == 1
 
 
 def test_tables_of_long_and_quoted_texts(score):
@@ -315,7 +323,8 @@ def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
     f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
   )
   code, said = run(capsys, "gsm8k", *flags)
-  assert code == 2 and f"{keys[0]!r} and {keys[1]!r}" in said
+  assert code == 2
+  assert f"{keys[0]!r} and {keys[1]!r}" in said
 
 
 @pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
@@ -348,7 +357,8 @@ def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
     f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
   )
   code, said = run(capsys, "gsm8k", *flags)
-  assert code == 2 and "its 'index' could be an example's 'id' or its number" in said
+  assert code == 2
+  assert "its 'index' could be an example's 'id' or its number" in said
 
 
 def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
@@ -366,4 +376,5 @@ def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
     f"--predictions={write(tmp_path / 'p', damaged)}",
   )
   code, said = run(capsys, "bleu", *flags)
-  assert code == 2 and "p:3: broken JSON" in said
+  assert code == 2
+  assert "p:3: broken JSON" in said

@@ -214,7 +214,8 @@ def test_parallel_references_differ_in_length(tmp_path, capsys):
   paths = [write(tmp_path / f"r{n}.txt", ["a"] * n) for n in (2, 3)]
   flags = [f"--references={path}" for path in paths]
   code, said = run(capsys, "bleu", *flags, f"--predictions={paths[0]}")
-  assert code == 2 and "r3.txt: found 3 texts, expected 2, as in" in said
+  assert code == 2
+  assert "r3.txt: found 3 texts, expected 2, as in" in said
 
 
 def test_bootstrap_and_comparison(tmp_path, capsys):
@@ -230,9 +231,11 @@ def test_bootstrap_and_comparison(tmp_path, capsys):
     "--seed=3",
   )
   code, found = run(capsys, "glue/sst2", *flags, f"--output={out}")
-  assert code == 0 and json.loads(out.read_text()) == found
+  assert code == 0
+  assert json.loads(out.read_text()) == found
   interval = found["bootstrap"]["intervals"]["accuracy"]
-  assert interval["low"] < 80 < interval["high"] and (
+  assert interval["low"] < 80 < interval["high"]
+  assert (
     found["bootstrap"]["samples"],
     found["bootstrap"]["seed"],
   ) == (
@@ -240,10 +243,9 @@ def test_bootstrap_and_comparison(tmp_path, capsys):
     3,
   )
   compared = found["compare"]
-  assert compared["accuracy"] == 60.0 and "approximate randomisation" in compared["method"]
+  assert compared["accuracy"] == 60.0
+  assert "approximate randomisation" in compared["method"]
   difference = compared["differences"]["accuracy"]
-  assert (
-    difference["difference"] == pytest.approx(-20)
-    and difference["p_value"] < 0.01
-    and difference["high"] < 0
-  )
+  assert difference["difference"] == pytest.approx(-20)
+  assert difference["p_value"] < 0.01
+  assert difference["high"] < 0

@@ -54,7 +54,8 @@ def test_published_encoders_are_fine_tuned_and_lent_to_a_detector(name, cache, t
   more_flags = (f"--config.init.workdir={start}", f"--config.model.head={json.dumps(head)}", *SHORT)
   assert train.main([*flags, f"--workdir={tmp_path}/tuned", *more_flags]) == 0
   report = json.loads((tmp_path / "tuned" / "init.json").read_text())
-  assert report["loaded"] and all(tensor.startswith("head/") for tensor in report["initialised"])
+  assert report["loaded"]
+  assert all(tensor.startswith("head/") for tensor in report["initialised"])
   assert evaluate.main([f"--workdir={tmp_path}/tuned", "--evals=image_classification"]) == 0
 
   detector = ("--config=configs/detr/base.py:debug", "--config.model.queries=12")
@@ -67,9 +68,8 @@ def test_published_encoders_are_fine_tuned_and_lent_to_a_detector(name, cache, t
   evals = '--config.evals={"loss": {"max_examples": 4}, "detection": {"max_examples": 4}}'
   assert train.main([*detector, f"--workdir={tmp_path}/detector", evals]) == 0
   report = json.loads((tmp_path / "detector" / "init.json").read_text())
-  assert report["loaded"] and not any(
-    tensor.startswith("backbone/") for tensor in report["initialised"]
-  )
+  assert report["loaded"]
+  assert not any(tensor.startswith("backbone/") for tensor in report["initialised"])
   assert all(tensor.startswith("head/") for tensor in report["ignored"])
   (last,) = [
     row for row in read_metrics(tmp_path / "detector") if any(key.endswith("/AP") for key in row)

@@ -19,7 +19,9 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
   capsys.readouterr()
   assert train.main([f"--config={recipe}", f"--workdir={tmp_path / 'run'}", *flags]) == 2
   line = capsys.readouterr().err
-  assert line.startswith("error: ") and line.count("\n") == 1 and len(line) < 1500
+  assert line.startswith("error: ")
+  assert line.count("\n") == 1
+  assert len(line) < 1500
   assert not (tmp_path / "run" / "checkpoints").exists()
   return line
 
@@ -133,9 +135,8 @@ def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monk
   monkeypatch.setattr(span_infilling.Evaluator, "metric_names", lambda self: ("loss",))
   flags = (LOSS, "--config.evals.span_infilling={}")
   line = refused(capsys, tmp_path, *flags)
-  assert (
-    "config.evals.span_infilling: eval/" in line and "/loss is written twice, by loss too" in line
-  )
+  assert "config.evals.span_infilling: eval/" in line
+  assert "/loss is written twice, by loss too" in line
 
 
 @pytest.mark.parametrize(
@@ -182,11 +183,9 @@ def test_a_place_that_cannot_be_written_to(folder, capsys, tmp_path):
   capsys.readouterr()
   assert train.main(["--config=tests/recipes/nano.py", f"--workdir={tmp_path / 'run'}"]) == 2
   line = capsys.readouterr().err
-  assert (
-    f"run/{folder}: cannot be written to: " in line
-    and "--workdir" in line
-    and line.count("\n") == 1
-  )
+  assert f"run/{folder}: cannot be written to: " in line
+  assert "--workdir" in line
+  assert line.count("\n") == 1
 
 
 def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
@@ -211,8 +210,10 @@ def test_names_are_drawn_as_they_are():
     for step in range(1, 40)
   ]
   drawn = charts(rows)
-  assert "$\\frac$" in drawn[0]["svg"] and "a$x^$b" in drawn[0]["svg"]
-  assert "mathdefault" not in drawn[1]["svg"] and ">100<" in drawn[1]["svg"]
+  assert "$\\frac$" in drawn[0]["svg"]
+  assert "a$x^$b" in drawn[0]["svg"]
+  assert "mathdefault" not in drawn[1]["svg"]
+  assert ">100<" in drawn[1]["svg"]
   for svg in (
     curves({"$\\b$": rows}, "train/gradient_norm"),
     spread({"$\\b$": [1.0]}, "x"),

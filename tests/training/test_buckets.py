@@ -27,7 +27,8 @@ def rows(used: list[int], length: int) -> np.ndarray:
 
 def test_lengths_are_shares_of_a_row():
   assert buckets.lengths(80, 8) == [16, 24, 32, 40, 56, 64, 72, 80]
-  assert buckets.lengths(100, 4) == [32, 56, 80, 100] and buckets.lengths(100, 1) == [100]
+  assert buckets.lengths(100, 4) == [32, 56, 80, 100]
+  assert buckets.lengths(100, 1) == [100]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,8 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
   cut = go("cut", 4, "--config.task.buckets=4", *still)
   whole = go("whole", 4, *still)
   for one, other in zip(losses(cut), losses(whole), strict=True):
-    assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=1e-5)
+    assert one[0] == other[0]
+    assert one[1] == pytest.approx(other[1], rel=1e-5)
   taken = [
     row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)
   ]
@@ -99,7 +101,8 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
   unbroken = go("unbroken", 4, *noisy)
   for steps in (2, 4):
     parts = go("parts", steps, *noisy)
-  assert losses(parts) == losses(unbroken) and fingerprints(parts, 4) == fingerprints(unbroken, 4)
+  assert losses(parts) == losses(unbroken)
+  assert fingerprints(parts, 4) == fingerprints(unbroken, 4)
 
 
 def test_images_keep_every_pixel_and_lose_padding():
@@ -114,7 +117,8 @@ def test_images_keep_every_pixel_and_lose_padding():
     for row, (y, x) in enumerate(sizes):
       image[row, :y, :x] = 1.0
     found = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
-    assert kind.shape(found) == shape and found["image"].sum() == image.sum()
+    assert kind.shape(found) == shape
+    assert found["image"].sum() == image.sum()
     assert kind.cut_features(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
 
 

@@ -52,7 +52,8 @@ def test_a_run_takes_the_number_from_its_data(tmp_path):
   made = assemble(
     resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run")
   )
-  assert made.config.model.labels == 10 and made.identity["model"]["labels"] == 10
+  assert made.config.model.labels == 10
+  assert made.identity["model"]["labels"] == 10
 
 
 def test_without_classes_auto_is_refused():

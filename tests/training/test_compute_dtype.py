@@ -96,6 +96,6 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
         shape for shape in wide(equation.invars[first : first + last], 3) if shape[0] == rows
       ]
       kept += [shape for shape in wide(equation.outvars[last:], 4) if shape[1] == rows]
-  assert not products and not carried and not kept, (
-    f"products of {products}; between blocks {carried}; kept {kept}"
-  )
+  assert not products, f"products of {products}; between blocks {carried}; kept {kept}"
+  assert not carried, f"products of {products}; between blocks {carried}; kept {kept}"
+  assert not kept, f"products of {products}; between blocks {carried}; kept {kept}"

@@ -67,7 +67,8 @@ def test_scores_and_what_was_found(whole, capsys):
   rows = [
     json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()
   ]
-  assert [row["image"] for row in rows] == list(range(8)) and len(rows[0]["detections"]) == 12
+  assert [row["image"] for row in rows] == list(range(8))
+  assert len(rows[0]["detections"]) == 12
 
 
 def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
@@ -104,15 +105,15 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   config = json.loads((there / "config.json").read_text())
-  assert config["model_type"] == "detr" and config["id2label"] == {
-    str(n): str(n) for n in range(10)
-  }
+  assert config["model_type"] == "detr"
+  assert config["id2label"] == {str(n): str(n) for n in range(10)}
   flags = (f"--config.task.cache={whole}/cache", "--config.task.boxes=6", "--config.model.labels=3")
   assert (
     convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
   )
   one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
-  assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+  assert one.keys() == other.keys()
+  assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
@@ -131,4 +132,5 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
 def test_what_does_not_fit_is_one_line(flag, words, whole, tmp_path, capsys):
   assert run(tmp_path, whole / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error and "\n" not in error
+  assert words in error
+  assert "\n" not in error

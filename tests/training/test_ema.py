@@ -40,7 +40,8 @@ def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_par
       mean = 0.9 * mean + 0.1 * weights
     named = to_named(state)
     np.testing.assert_allclose(named["ema/mean/a"], mean, rtol=1e-6)
-  assert int(named["ema/count"]) == 2 and "ema/mean/b" not in named
+  assert int(named["ema/count"]) == 2
+  assert "ema/mean/b" not in named
 
 
 def test_a_warm_up_forgets_the_first_weights_as_timms_does():
@@ -82,7 +83,8 @@ def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
   parts = tmp_path / "parts"
   cache = tmp_path / "cache"
   assert run(whole, cache) == 0
-  assert run(parts, cache, "--config.total_steps=2") == 0 and run(parts, cache) == 0
+  assert run(parts, cache, "--config.total_steps=2") == 0
+  assert run(parts, cache) == 0
   assert_same_bits(parts, whole, 3)  # on two ways of sharding, with the mean among the tensors
   saved = {step: load_tensors(whole, step) for step in (1, 2, 3)}
   named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
@@ -140,11 +142,10 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
   found = from_tree(to_tree(plain), averaged_abstract, both)
   named = to_named(found.opt_state)
   before = to_named(moved)
-  assert int(named["ema/count"]) == 0 and np.array_equal(named["ema/mean/a"], arrays["a"])
-  assert (
-    all(np.array_equal(named[name], x) for name, x in before.items())
-    and np.abs(before["adam/mu/a"]).max() > 0
-  )
+  assert int(named["ema/count"]) == 0
+  assert np.array_equal(named["ema/mean/a"], arrays["a"])
+  assert all(np.array_equal(named[name], x) for name, x in before.items())
+  assert np.abs(before["adam/mu/a"]).max() > 0
   assert (
     flatten(restoring._tensors_to_restore(averaged_saved, plain_abstract, False)).keys()
     == plain_saved.keys()

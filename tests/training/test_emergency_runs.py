@@ -28,8 +28,10 @@ def test_a_run_killed_before_its_first_checkpoint(tmp_path):
   code, said = run(command, **where)
   assert code == 0, said
   first = int(re.search(r"from step (\d) of 9", said)[1])
-  assert first in (4, 6, 8) and "1 of 1 processes read their emergency copies" in said, said
-  assert [step for step, _ in losses(workdir)] == list(range(1, 10)) and set(steps(workdir)) == {
+  assert first in (4, 6, 8), said
+  assert "1 of 1 processes read their emergency copies" in said, said
+  assert [step for step, _ in losses(workdir)] == list(range(1, 10))
+  assert set(steps(workdir)) == {
     first,
     9,
   }

@@ -84,14 +84,16 @@ ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batch(tmp_path, capsys):
   noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
-  assert go(tmp_path, noted)[0] == 3 and steps(tmp_path) == [2, 4]
+  assert go(tmp_path, noted)[0] == 3
+  assert steps(tmp_path) == [2, 4]
   said = capsys.readouterr().err
   assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
   assert go(tmp_path, noted, *SKIP)[0] == 0
   assert (tmp_path / "outcomes").read_text() == "failed\nfinished\n"
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   found = dict(losses(tmp_path))
-  assert [s for s, x in found.items() if x is None] == [5] and steps(tmp_path) == [2, 4, 6, 8, 10]
+  assert [s for s, x in found.items() if x is None] == [5]
+  assert steps(tmp_path) == [2, 4, 6, 8, 10]
   assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [
     0,
     0,
@@ -109,15 +111,12 @@ def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batc
 @pytest.mark.more
 def test_it_goes_back_and_on_with_later_batches(tmp_path, capsys):
   code, drawn = go(tmp_path, *ROLLBACK)
-  assert (
-    code == 0 and "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
-  )
+  assert code == 0
+  assert "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
   assert drawn == [*range(6), *range(5, 13)]
   assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL + 1))
-  assert (
-    all(x is not None for _, x in losses(tmp_path))
-    and (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
-  )
+  assert all(x is not None for _, x in losses(tmp_path))
+  assert (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
   rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
   assert [(r["from"], r["step"], r["batches_passed"]) for r in rows if "rollback" in r] == [
     (5, 2, 3)
@@ -142,9 +141,8 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
     workdir = tmp_path / str(stop_at)
     assert go(workdir, *flags, stop_at=stop_at)[0] == 75
     assert go(workdir, *flags)[0] == 0
-    assert losses(workdir) == losses(tmp_path / "whole") and fingerprints(
-      workdir, TOTAL
-    ) == fingerprints(tmp_path / "whole", TOTAL)
+    assert losses(workdir) == losses(tmp_path / "whole")
+    assert fingerprints(workdir, TOTAL) == fingerprints(tmp_path / "whole", TOTAL)
 
 
 @pytest.mark.more
@@ -152,12 +150,14 @@ def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert go(tmp_path, *clean)[0] == 0
   before = fingerprints(tmp_path, 4)
-  assert go(tmp_path, *clean, "--from_step=3")[0] == 2 and (
-    "no checkpoint of step 3; steps here: [2, 4]"
-  ) in read(capsys)
-  assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "from step 2 of 4" in read(capsys)
-  assert fingerprints(tmp_path, 4) == before and (tmp_path / "checkpoints" / "4.set_aside").is_dir()
-  assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "is finished at step 4" in read(capsys)
+  assert go(tmp_path, *clean, "--from_step=3")[0] == 2
+  assert ("no checkpoint of step 3; steps here: [2, 4]") in read(capsys)
+  assert go(tmp_path, *clean, "--from_step=2")[0] == 0
+  assert "from step 2 of 4" in read(capsys)
+  assert fingerprints(tmp_path, 4) == before
+  assert (tmp_path / "checkpoints" / "4.set_aside").is_dir()
+  assert go(tmp_path, *clean, "--from_step=2")[0] == 0
+  assert "is finished at step 4" in read(capsys)
   rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
   assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]
 
@@ -193,7 +193,8 @@ def test_verdicts_replayed_in_plain_python(guard):
       mean += (float(loss) - mean) / min(seen, guard.window)
     else:
       refused += 1
-    assert bool(accepted) is expected and int(state["refused"]) == refused
+    assert bool(accepted) is expected
+    assert int(state["refused"]) == refused
     assert float(state["mean_loss"]) == pytest.approx(mean, rel=1e-5)
 
 
@@ -223,9 +224,11 @@ def test_a_guard_that_refuses_every_second_update_ends_the_run():
   refusals = RefusedSteps(guard, [])
   reasons = {step: refusals.add(step) for step in range(2, 400, 2)}
   first = next(step for step, reason in reasons.items() if reason)
-  assert first == 52 and reasons[first] == "26 of the last 52 updates were left out"
+  assert first == 52
+  assert reasons[first] == "26 of the last 52 updates were left out"
   resumed = RefusedSteps(guard, range(2, 50, 2))
-  assert resumed.add(50) is None and resumed.add(52) == reasons[52]
+  assert resumed.add(50) is None
+  assert resumed.add(52) == reasons[52]
   rare = RefusedSteps(guard, [])
   assert not any(rare.add(step) for step in range(0, 10_000, 5))
   in_a_row = RefusedSteps(GUARDS["skip"](at_most=60), [])

@@ -70,9 +70,8 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
   assert {"top1", "top5", "2_shot_top1", "loss", "accuracy"} <= {
     name.split("/")[-1] for name in last
   }
-  assert not any("perplexity" in name for name in last) and any(
-    "unigram_entropy" in name for name in last
-  )
+  assert not any("perplexity" in name for name in last)
+  assert any("unigram_entropy" in name for name in last)
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   found = json.loads(next((whole / "whole" / "evaluations").glob("*.json")).read_text())["metrics"]
   assert found["top1"] == last["eval/digits_image_classification/top1"]
@@ -93,9 +92,8 @@ def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_pa
     == 0
   )
   report = json.loads((tmp_path / "init.json").read_text())
-  assert (
-    report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
-  )
+  assert report["resized"] == {"inputs/position/table": "17 to 37 rows"}
+  assert not report["initialised"]
   arrays = load(str(tmp_path), batch_size=8).run.arrays
   assert np.isfinite(arrays["inputs/position/table"]).all()
 
@@ -105,7 +103,8 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   config = json.loads((there / "config.json").read_text())
-  assert config["model_type"] == "vit" and config["id2label"] == {str(n): str(n) for n in range(10)}
+  assert config["model_type"] == "vit"
+  assert config["id2label"] == {str(n): str(n) for n in range(10)}
   seen = json.loads((there / "preprocessor_config.json").read_text())
   assert (seen["size"], seen["crop_size"]) == ({"shortest_edge": 18}, {"height": 16, "width": 16})
   cache = f"--config.task.cache={whole}/cache"
@@ -124,9 +123,8 @@ def test_another_resolution_starts_from_published_weights(whole, tmp_path):
   flags = (f"--config.init.workdir={back}", "--config.total_steps=1", *LARGER)
   assert run(tmp_path / "larger", whole / "cache", *flags) == 0
   report = json.loads((tmp_path / "larger" / "init.json").read_text())
-  assert (
-    report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
-  )
+  assert report["resized"] == {"inputs/position/table": "17 to 37 rows"}
+  assert not report["initialised"]
 
 
 @pytest.mark.more
@@ -184,7 +182,8 @@ def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
   code, output = in_processes([*LAUNCHER, "--", *command, *flags])
   assert code == 0, output
   (two,) = (json.loads(path.read_text()) for path in (copy / "evaluations").glob("4_*.json"))
-  assert two["metrics"]["images"] == 297 and two == one
+  assert two["metrics"]["images"] == 297
+  assert two == one
   assert (copy / "evaluations" / "pictures" / "attention.png").is_file()
 
 
@@ -273,8 +272,10 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
   body = [
     name for name in after if name.startswith("params/") and not name.startswith("params/head/")
   ]
-  assert body and all(before[name].tobytes() == after[name].tobytes() for name in body)
-  assert np.abs(after["params/head/out/kernel"]).max() > 0 and "params/head/norm/scale" in after
+  assert body
+  assert all(before[name].tobytes() == after[name].tobytes() for name in body)
+  assert np.abs(after["params/head/out/kernel"]).max() > 0
+  assert "params/head/norm/scale" in after
   # one norm, as MAE's code fine-tunes
   assert "params/encoder/final_norm/scale" in before.keys() - after.keys()
 
@@ -300,4 +301,5 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
 def test_what_does_not_fit_is_one_line(flag, words, whole, tmp_path, capsys):
   assert run(tmp_path, whole / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error and "\n" not in error
+  assert words in error
+  assert "\n" not in error

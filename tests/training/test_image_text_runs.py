@@ -92,16 +92,16 @@ def learned(data, tmp_path_factory):
 def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_others(learned):
   rows = read_metrics(learned)
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
-  assert last["eval/zero_shot/top1"] > 50 and last["eval/zero_shot/images"] == 96  # of 12 kinds
+  assert last["eval/zero_shot/top1"] > 50
+  assert last["eval/zero_shot/images"] == 96  # of 12 kinds
   own = next(name for name in last if name.endswith("/texts")).removesuffix("texts")
   assert (last[f"{own}images"], last[f"{own}texts"]) == (12, 36)
-  assert last[f"{own}text_to_image_r1"] > 40 and last[f"{own}image_to_text_r1"] > 40
+  assert last[f"{own}text_to_image_r1"] > 40
+  assert last[f"{own}image_to_text_r1"] > 40
   scales = [row["train/logit_scale"] for row in rows if "train/logit_scale" in row]
-  assert (
-    scales[0] == pytest.approx(1 / 0.07, rel=1e-3)
-    and scales[-1] != scales[0]
-    and max(scales) <= 100 * 1.0001
-  )
+  assert scales[0] == pytest.approx(1 / 0.07, rel=1e-3)
+  assert scales[-1] != scales[0]
+  assert max(scales) <= 100 * 1.0001
   # the same on other devices, and in other batches
   other = ("--config.batch_size=40", "--config.mesh.tensor=2")
   assert evaluate.main([f"--workdir={learned}", "--evals=zero_shot,retrieval", *other]) == 0
@@ -120,10 +120,8 @@ def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_
   ask = [f"--workdir={learned}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
   assert predict.main([*ask, f"--texts={tmp_path}/texts.txt", "--top_k=12", "--batch_size=40"]) == 0
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-  assert (
-    len(rows) == 96
-    and np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
-  )
+  assert len(rows) == 96
+  assert np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
   assert all(
     sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3) for row in rows
   )
@@ -170,10 +168,8 @@ def test_a_run_goes_on_from_another_at_another_resolution(learned, data, tmp_pat
     run(tmp_path, data, f"--config.init.workdir={learned}", "--config.total_steps=1", *size) == 0
   )
   report = json.loads((tmp_path / "init.json").read_text())
-  assert (
-    report["resized"] == {"image/inputs/position/table": "17 to 37 rows"}
-    and not report["initialised"]
-  )
+  assert report["resized"] == {"image/inputs/position/table": "17 to 37 rows"}
+  assert not report["initialised"]
 
 
 @pytest.mark.more
@@ -218,7 +214,8 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
 def test_what_does_not_fit_is_one_line(flags, words, data, tmp_path, capsys):
   assert run(tmp_path, data, *flags) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error and "\n" not in error
+  assert words in error
+  assert "\n" not in error
 
 
 def test_ranks_against_brute_force():

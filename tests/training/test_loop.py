@@ -60,12 +60,12 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   monkeypatch.setattr(evaluation.Evaluation, "__call__", broken)
   with pytest.raises(RuntimeError, match="the evaluator is broken"):
     go(tmp_path)
-  assert steps(tmp_path)[-1] == failing and [row["step"] for row in evaluations(tmp_path)][-1:] != [
-    failing
-  ]
+  assert steps(tmp_path)[-1] == failing
+  assert [row["step"] for row in evaluations(tmp_path)][-1:] != [failing]
   monkeypatch.undo()
   assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
+  assert losses(tmp_path) == losses(whole)
+  assert evaluations(tmp_path) == evaluations(whole)
   assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
 
 
@@ -96,10 +96,12 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
   monkeypatch.setattr(TrainingRun, "advance", signalled)
   monkeypatch.setattr(Evaluator, "__call__", evaluating)
   assert go(tmp_path, "--config.checkpoint.every=3") == 75
-  assert steps(tmp_path)[-1] == step and step not in [row["step"] for row in evaluations(tmp_path)]
+  assert steps(tmp_path)[-1] == step
+  assert step not in [row["step"] for row in evaluations(tmp_path)]
   monkeypatch.undo()
   assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
+  assert losses(tmp_path) == losses(whole)
+  assert evaluations(tmp_path) == evaluations(whole)
   assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
 
 
@@ -115,11 +117,9 @@ def test_every_start_leaves_a_line_of_history(tmp_path):
   assert [row["step"] for row in rows] == [0, 2, 2]
   assert [row["changes"] for row in rows] == [[], [], ["total_steps: 2 -> 4"]]
   assert rows[0]["config_digest"] == rows[1]["config_digest"] != rows[2]["config_digest"]
-  assert (
-    rows[0]["config"]["total_steps"] == 2
-    and "config" not in rows[1]
-    and rows[2]["config"]["total_steps"] == 4
-  )
+  assert rows[0]["config"]["total_steps"] == 2
+  assert "config" not in rows[1]
+  assert rows[2]["config"]["total_steps"] == 4
   assert rows[2]["config"] == json.loads((tmp_path / "config.json").read_text())
   assert rows[2]["environment"] == json.loads((tmp_path / "environment.json").read_text())
   assert rows[0]["time"] <= rows[1]["time"] <= rows[2]["time"]
@@ -172,7 +172,8 @@ class Scripted:
       self.done.append(f"save {self.step}")
 
   def evaluate(self, asked) -> bool:
-    assert self.pending is None and not asked()
+    assert self.pending is None
+    assert not asked()
     self.done.append(f"evaluate {self.step}")
     return True
 
@@ -233,4 +234,5 @@ def test_a_signal_saves_the_step_or_the_one_gone_back_to(refused, saved):
   run = Scripted(refused, signalled=5)
   with pytest.raises(Preempted, match=f"saved step {saved} of 8 in here"):
     loop.train(run)
-  assert run.session.saved == saved and "finish" not in run.done
+  assert run.session.saved == saved
+  assert "finish" not in run.done

@@ -27,7 +27,8 @@ def test_parts_and_evaluations_take_the_vocabulary_of_the_run(pretrained):
   init = json.dumps({"workdir": str(pretrained)})
   found = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
   path = found.task.shared.vocabulary
-  assert path.startswith(str(pretrained)) and "vocabulary" not in found.task
+  assert path.startswith(str(pretrained))
+  assert "vocabulary" not in found.task
   assert found.model.variant == "nano"
   assert {values.task.vocabulary for values in found.evals.values()} == {path}
 
@@ -55,7 +56,8 @@ def test_every_task_of_the_pretraining_mixture_is_drawn(size):
   rates = task.rates.to_dict()
   assert rates.keys() == task.parts.to_dict().keys()
   found = dict(zip(rates, mixture.counts_per_period(rates, task.period)))
-  assert min(found.values()) > 0 and rates["rte"] == rates["superglue_rte"] == 1_245
+  assert min(found.values()) > 0
+  assert rates["rte"] == rates["superglue_rte"] == 1_245
   unlabelled = {"small": 710_000, "xxl": 133_000_000}[size]
   assert [
     found[name] / found["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")
@@ -77,8 +79,8 @@ def test_the_recipe_has_every_text_of_its_suites():
   assert len(config.task.parts) == texts  # without WNLI, with pronouns
   assert config.task.parts.dpr.source == "t5:dpr:tfds:definite_pronoun_resolution"
   assert config.task.parts.en_ro.source == "tfds:wmt16_translate/ro-en"
-  assert config.evals.en_de_dev.task.targets_length == 256 and "en_de_test" not in config.evals
+  assert config.evals.en_de_dev.task.targets_length == 256
+  assert "en_de_test" not in config.evals
   assert config.task.parts.stsb.source == "t5:stsb:tfds:glue/stsb"
-  assert (
-    config.evals.multirc_dev.questions and config.evals.mnli_matched.split == "validation_matched"
-  )
+  assert config.evals.multirc_dev.questions
+  assert config.evals.mnli_matched.split == "validation_matched"

@@ -287,7 +287,8 @@ def axes_by_statistic(optimizer, shapes, axes):
 
 def test_adafactor_statistics_keep_the_axes_they_keep():
   found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
-  assert found["table", "v_row"] == ((128,), ("embed",)) and found["table", "v_col"] == (
+  assert found["table", "v_row"] == ((128,), ("embed",))
+  assert found["table", "v_col"] == (
     (192,),
     ("vocab",),
   )
@@ -296,7 +297,8 @@ def test_adafactor_statistics_keep_the_axes_they_keep():
   assert found["deeper/mlp", "v_row"] == ((2, 128), ("layers", "embed"))
   assert found["deeper/mlp", "v_col"] == ((2, 160), ("layers", "mlp"))
   assert found["blocks/norm", "v"] == ((3, 128), ("layers", None))
-  assert found["table", "v"] == ((1,), (None,)) and found["blocks/mlp", "v"][1] == (None, None)
+  assert found["table", "v"] == ((1,), (None,))
+  assert found["blocks/mlp", "v"][1] == (None, None)
   assert found["blocks/norm", "v_row"][1] == (None, None)
 
 

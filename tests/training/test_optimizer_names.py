@@ -87,21 +87,23 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
     code = train.main([f"--config={NANO}", f"--workdir={tmp_path}", *shared, *flags])
     return code, capsys.readouterr()
 
-  assert go(2)[0] == 0 and "adafactor/count" in fingerprints(tmp_path, 2)
+  assert go(2)[0] == 0
+  assert "adafactor/count" in fingerprints(tmp_path, 2)
   other = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
   other += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
   code, said = go(4, *other)
-  assert code == 2 and "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
+  assert code == 2
+  assert "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
   fresh = (*other, "--config.checkpoint.fresh_optimizer=true")
   code, said = go(4, *fresh)
-  assert (
-    code == 0
-    and "adamw starts without a state at step 2" in said.out
-    and ("clip_norm: 0.0 -> 1.0") in said.out
-  )
+  assert code == 0
+  assert "adamw starts without a state at step 2" in said.out
+  assert ("clip_norm: 0.0 -> 1.0") in said.out
   # the same again keeps the state, without clipping too
   code, said = go(6, *fresh, "--config.clip_norm=0.0")
-  assert code == 0 and "without a state" not in said.out and "from step 4 of 6" in said.out
+  assert code == 0
+  assert "without a state" not in said.out
+  assert "from step 4 of 6" in said.out
   assert [checkpoint_count(tmp_path, step) for step in (2, 4, 6)] == [
     ("adafactor", 2),
     ("adam", 2),

@@ -32,18 +32,19 @@ def go(workdir, steps):
 def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   go(tmp_path / "whole", 4)
   said = capsys.readouterr().out
-  assert "phase short from step 0" in said and "phase main from step 2" in said
+  assert "phase short from step 0" in said
+  assert "phase main from step 2" in said
   for steps in (1, 2, 4):
     go(tmp_path / "parts", steps)
   said = capsys.readouterr().out
-  assert "phase short from step 1" in said and said.count("phase main from step 2") == 1
-  assert (
-    losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    and len(losses(tmp_path / "whole")) == 4
-  )
+  assert "phase short from step 1" in said
+  assert said.count("phase main from step 2") == 1
+  assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+  assert len(losses(tmp_path / "whole")) == 4
   assert fingerprints(tmp_path / "parts", 4) == fingerprints(tmp_path / "whole", 4)
   saved = json.loads((tmp_path / "whole" / "config.json").read_text())
-  assert saved["features"]["encoder_input_tokens"] == [64] and "data_short" in saved["fingerprints"]
+  assert saved["features"]["encoder_input_tokens"] == [64]
+  assert "data_short" in saved["fingerprints"]
   other = FLAGS[1].replace("32", "48")
   assert (
     train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
@@ -77,7 +78,8 @@ def test_batches_go_on_across_phases():
     for row in next(phases.iterate_batches(built, step))["decoder_target_tokens"]
   ]
   whole = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
-  assert rows == [next(whole)["decoder_target_tokens"].tobytes() for _ in rows] and len(rows) == 72
+  assert rows == [next(whole)["decoder_target_tokens"].tobytes() for _ in rows]
+  assert len(rows) == 72
 
 
 @pytest.mark.parametrize(

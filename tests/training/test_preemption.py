@@ -64,7 +64,8 @@ def test_one_process_stops_at_a_step_boundary(number):
   (process,) = start()
   process.send_signal(number)
   out, _ = process.communicate(timeout=600)
-  assert out.startswith("stopped at ") and process.returncode == 0
+  assert out.startswith("stopped at ")
+  assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -72,7 +73,8 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(number)
   processes = start(2)
   processes[1].send_signal(number)
   outs = [process.communicate(timeout=600)[0] for process in processes]
-  assert outs[0] == outs[1] and outs[0].startswith("stopped at ")
+  assert outs[0] == outs[1]
+  assert outs[0].startswith("stopped at ")
   assert [process.returncode for process in processes] == [0, 0]
 
 
@@ -90,7 +92,8 @@ def test_a_second_sigint_ends_the_process_at_once():
   process.send_signal(signal.SIGINT)
   started = time.time()
   process.communicate(timeout=600)
-  assert process.returncode == -signal.SIGINT and time.time() - started < 300
+  assert process.returncode == -signal.SIGINT
+  assert time.time() - started < 300
 
 
 def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():

@@ -91,7 +91,8 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   assert {"train/kl", "train/clip_fraction", "train/reward", "train/completion_length"} <= rows[
     0
   ].keys()
-  assert len(rows) == 4 and rows[0]["train/kl"] > 0, "the second update has left the reference"
+  assert len(rows) == 4, "the second update has left the reference"
+  assert rows[0]["train/kl"] > 0, "the second update has left the reference"
   (tmp_path / "in.txt").write_text("1+2=\n")
   asked = [
     f"--workdir={tmp_path}/whole",

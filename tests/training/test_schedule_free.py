@@ -78,7 +78,9 @@ def test_a_run_resumes_and_hands_out_its_mean(tmp_path):
   def run(name, steps):
     return train.main([*flags, f"--workdir={tmp_path / name}", f"--config.total_steps={steps}"])
 
-  assert run("whole", 3) == 0 and run("parts", 2) == 0 and run("parts", 3) == 0
+  assert run("whole", 3) == 0
+  assert run("parts", 2) == 0
+  assert run("parts", 3) == 0
   assert_same_bits(tmp_path / "parts", tmp_path / "whole", 3)
   saved = load_tensors(tmp_path / "whole", 3)
   arrays = jax.device_get(load(str(tmp_path / "whole"), batch_size=8).run.arrays)

@@ -40,7 +40,8 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
     assert not made.is_out_of_patience
     made.offer(step, {"eval/dev/f1": score}, {"w": jnp.full(2, float(step))}, {"config": "x"})
     rows.append({"step": step, "eval/dev/f1": score})
-  assert made.best_step == 2 and made.is_out_of_patience
+  assert made.best_step == 2
+  assert made.is_out_of_patience
   with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
     assert checkpoints.steps() == [2]
 
@@ -57,5 +58,6 @@ def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
         "params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}
       }
       at, tree, _ = checkpoints.restore(like)
-      assert checkpoints.steps() == [step] == [at] and float(tree["params"]["w"][0]) == value
+      assert checkpoints.steps() == [step] == [at]
+      assert float(tree["params"]["w"][0]) == value
   assert (tmp_path / selection.FOLDER / "3.set_aside").exists()

@@ -79,7 +79,8 @@ def test_one_step_of_plain_descent(accumulation_steps):
   after, metrics = step(state, uneven())
   sums, gradients = reference()
   weights = uneven()["decoder_loss_weights"].sum()
-  assert int(after.step) == 1 and float(metrics["target_tokens"]) == weights == sums["weights"]
+  assert int(after.step) == 1
+  assert float(metrics["target_tokens"]) == weights == sums["weights"]
   for name, g in gradients.items():
     got = (
       np.asarray(state.params[name], np.float64) - np.asarray(after.params[name], np.float64)
@@ -151,7 +152,8 @@ def test_a_batch_without_any_weight_changes_nothing_and_stays_finite():
     step, state = set_up(accumulation_steps=accumulation_steps)
     batch = {**uneven(), "decoder_loss_weights": np.zeros((ROWS, 7), np.float32)}
     after, metrics = step(state, batch)
-    assert all(np.isfinite(float(m)) for m in metrics.values()) and float(metrics["loss"]) == 0
+    assert all(np.isfinite(float(m)) for m in metrics.values())
+    assert float(metrics["loss"]) == 0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 

@@ -28,7 +28,8 @@ class Lowered:
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v5p", "TPU v6 lite"])
 def test_every_option_has_a_reason_and_a_measured_effect(kind):
   chosen = tpu_options.options_for_chip(kind, {})
-  assert chosen[VMEM] == "98304" and (len(chosen) == 1) == (kind == "TPU v5 lite")
+  assert chosen[VMEM] == "98304"
+  assert (len(chosen) == 1) == (kind == "TPU v5 lite")
   options = [option for options in tpu_options.OPTIONS.values() for option in options]
   assert all(
     option.reason and re.search(r"[\d.]+ -> [\d.]+ s", option.effect) for option in options
@@ -44,7 +45,8 @@ def test_chips_without_measurements_have_no_options():
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
   left = tpu_options.options_for_chip("TPU v6 lite", {variable: f"--one=1 --{VMEM}=65536"})
-  assert VMEM not in left and left == {
+  assert VMEM not in left
+  assert left == {
     k: v for k, v in tpu_options.options_for_chip("TPU v6 lite", {}).items() if k != VMEM
   }
 
@@ -52,7 +54,8 @@ def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
 def test_options_that_libtpu_does_not_know_are_left_out():
   device = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
   program, options = compilation.compile_lowered_step(Lowered({VMEM, "more"}), device, more=True)
-  assert options == {VMEM: "98304"} and program == options | {"more": True}
+  assert options == {VMEM: "98304"}
+  assert program == options | {"more": True}
   with pytest.raises(jax.errors.JaxRuntimeError, match="'more'"):
     compilation.compile_lowered_step(Lowered({VMEM}), device, more=True)
 
@@ -60,4 +63,5 @@ def test_options_that_libtpu_does_not_know_are_left_out():
 def test_other_platforms_have_no_options():
   lowered = jax.jit(lambda x: x + 1).lower(1.0)
   program, options = compilation.compile_lowered_step(lowered, jax.devices("cpu")[0])
-  assert program(1.0) == 2.0 and options == {}
+  assert program(1.0) == 2.0
+  assert options == {}

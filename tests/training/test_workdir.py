@@ -63,7 +63,8 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
 
   assert go(address, 2) == 0
   monkeypatch.setattr(workdirs, "lock_workdir", after_another)
-  assert go(address, 6) == 0 and not others
+  assert go(address, 6) == 0
+  assert not others
   folder = fetched(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
   assert [row["changes"] for row in workdirs.read_history(folder) if "changes" in row] == [
@@ -97,7 +98,8 @@ def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(
     assert (mine / "metrics.jsonl").read_bytes() == before
   checkpoints.rmdir() if how == "empty" else checkpoints.unlink(missing_ok=True)
   (mine / "elsewhere").rename(checkpoints)
-  assert go(mine, 6) == 0 and [step for step, _ in losses(mine)] == [1, 2, 3, 4, 5, 6]
+  assert go(mine, 6) == 0
+  assert [step for step, _ in losses(mine)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, trained, capsys):
@@ -105,12 +107,13 @@ def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, t
   shutil.rmtree(mine / "checkpoints")
   assert go(mine, 2, "--from_step=0") == 0
   (aside,) = mine.glob("metrics.*.jsonl")
-  assert aside.read_bytes() == before and [step for step, _ in losses(mine)] == [1, 2]
+  assert aside.read_bytes() == before
+  assert [step for step, _ in losses(mine)] == [1, 2]
   assert go(mine, 4, "--from_step=0") == 0, "it acts once"
-  assert (
-    "from step 2 of 4" in capsys.readouterr().out and len(list(mine.glob("metrics.*.jsonl"))) == 1
-  )
-  assert losses(mine) == losses(trained) and fingerprints(mine, 4) == fingerprints(trained, 4)
+  assert "from step 2 of 4" in capsys.readouterr().out
+  assert len(list(mine.glob("metrics.*.jsonl"))) == 1
+  assert losses(mine) == losses(trained)
+  assert fingerprints(mine, 4) == fingerprints(trained, 4)
   assert go(mine, 6, "--from_step=2") == 0
   assert sorted(path.name for path in (mine / "checkpoints").glob("*.set_aside")) == ["4.set_aside"]
   assert len(list(mine.glob("metrics.*.jsonl"))) == 2
@@ -154,11 +157,11 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
     with contextlib.suppress(KeyboardInterrupt):
       go(tmp_path)
   monkeypatch.undo()
-  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.find_saved_step(
-    workdirs.read_history(tmp_path)
-  ) is None
+  assert [step for step, _ in losses(tmp_path)] == [1, 2]
+  assert workdirs.find_saved_step(workdirs.read_history(tmp_path)) is None
   assert go(tmp_path) == 0
-  assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
+  assert capsys.readouterr().out.count("new run in") == 3
+  assert losses(tmp_path) == losses(trained)
 
 
 @pytest.mark.more
@@ -174,10 +177,8 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
 
   monkeypatch.setattr(TrainingRun, "advance", looking)
   assert go(tmp_path, 6) == 0
-  assert (
-    noted[0] in (2, 4)
-    and len([row for row in workdirs.read_history(tmp_path) if "saved" in row]) == 1
-  )
+  assert noted[0] in (2, 4)
+  assert len([row for row in workdirs.read_history(tmp_path) if "saved" in row]) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,13 +192,15 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
   workdirs.add_line(tmp_path, {"saved": 7})
   rows = workdirs.read_history(tmp_path)
-  assert [row.get("saved") for row in rows] == [None, 7] and workdirs.last_from_step(rows) == 2
+  assert [row.get("saved") for row in rows] == [None, 7]
+  assert workdirs.last_from_step(rows) == 2
   assert workdirs.find_saved_step(rows) == 7
   told = [record.getMessage() for record in caplog.records]
   assert [text.partition(": ")[0] for text in told] == [
     f"{path}:1",
     f"{path}:3",
-  ] and workdirs.first_start_time(rows)
+  ]
+  assert workdirs.first_start_time(rows)
 
 
 @pytest.mark.more
@@ -217,9 +220,12 @@ def test_a_damaged_config_is_taken_from_history(content, mine, caplog, capsys):
   before = (mine / "config.json").read_bytes()
   path.unlink() if content is None else path.write_bytes(content)
   assert evaluate.main([f"--workdir={mine}", "--config.evals.loss.max_examples=8"]) == 0
-  assert f"{path}: " in caplog.text and "its copy in history.jsonl is used" in caplog.text
-  assert go(mine, 4, "--config.seed=1") == 2 and "seed: 0 there, 1 here" in capsys.readouterr().err
-  assert go(mine, 4, "--config.evals.loss.max_examples=None") == 0 and path.read_bytes() == before
+  assert f"{path}: " in caplog.text
+  assert "its copy in history.jsonl is used" in caplog.text
+  assert go(mine, 4, "--config.seed=1") == 2
+  assert "seed: 0 there, 1 here" in capsys.readouterr().err
+  assert go(mine, 4, "--config.evals.loss.max_examples=None") == 0
+  assert path.read_bytes() == before
 
 
 def test_a_damaged_config_without_a_copy_says_how_to_mend_it(mine, capsys):
@@ -247,4 +253,5 @@ def test_metrics_that_are_gone_are_told_and_leave_a_gap(left, mine, capsys):
   assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
   assert [row["missing_from"] for row in read_metrics(mine) if "missing_from" in row] == [first]
   assert f"Steps {first} to 4 have no metrics" in (mine / "report.html").read_text()
-  assert go(mine, 6) == 0 and "have no metrics" not in capsys.readouterr().out
+  assert go(mine, 6) == 0
+  assert "have no metrics" not in capsys.readouterr().out

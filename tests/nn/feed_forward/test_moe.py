@@ -116,7 +116,8 @@ def test_outputs(kind, dispatch):
   np.testing.assert_allclose(y, reference(moe, tokens())[0], rtol=1e-4, atol=1e-4)
   names = ("importance_loss", "load_loss") if kind == "shazeer" else ("balance_loss", "z_loss")
   names += ("violation", "dropped", "violation_weights", "dropped_weights")
-  assert aux.keys() == {f"moe_{name}" for name in names} and float(aux["moe_dropped"]) == 0
+  assert aux.keys() == {f"moe_{name}" for name in names}
+  assert float(aux["moe_dropped"]) == 0
   load_E = np.bincount(reference(moe, tokens())[1].reshape(-1), minlength=E)
   np.testing.assert_allclose(aux["moe_violation"], load_E.max() / load_E.mean() - 1, rtol=1e-5)
 
@@ -273,7 +274,8 @@ def test_the_noisy_gate_starts_at_zero_and_even():
   arrays = params.arrays(moe)
   x = tokens(length=64)
   key = jax.random.key(1)
-  assert not arrays["router/kernel"].any() and not arrays["router/noise"].any()
+  assert not arrays["router/kernel"].any()
+  assert not arrays["router/noise"].any()
 
   def losses(arrays):
     y, aux, _ = params.with_arrays(moe, arrays)(
@@ -283,10 +285,8 @@ def test_the_noisy_gate_starts_at_zero_and_even():
 
   gradients, (values, sums) = jax.jit(jax.grad(losses, has_aux=True))(arrays)
   np.testing.assert_allclose(sums.load_E, x[..., 0].size * 2 / E, rtol=0.1)
-  assert (
-    float(values["moe_importance_loss"]) < 0.1 * 0.02
-    and float(values["moe_load_loss"]) < 0.1 * 0.02
-  )
+  assert float(values["moe_importance_loss"]) < 0.1 * 0.02
+  assert float(values["moe_load_loss"]) < 0.1 * 0.02
   assert all(np.abs(gradients[f"router/{name}"]).max() > 0 for name in ("kernel", "noise"))
 
 
@@ -316,16 +316,15 @@ def test_noise_only_with_a_key():
     np.exp(np.asarray(x, np.float64) @ np.asarray(moe.router.noise[...], np.float64))
   )
   z = (np.asarray(noisy) - np.asarray(clean)) / deviation
-  assert abs(z.mean()) < 4 / math.sqrt(z.size) and abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
+  assert abs(z.mean()) < 4 / math.sqrt(z.size)
+  assert abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
   jittered = layer(top_k=2, jitter=0.1).router
   plain = layer(top_k=2).router
   clean = route(plain, x, None).logits_BTE
   np.testing.assert_array_equal(route(jittered, x, None).logits_BTE, clean)
   moved = jnp.abs(route(jittered, x, jax.random.key(0)).logits_BTE - clean)
-  assert (
-    float(jnp.max(moved - 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...]))) < 1e-4
-    and float(moved.mean()) > 1e-2
-  )
+  assert float(jnp.max(moved - 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...]))) < 1e-4
+  assert float(moved.mean()) > 1e-2
   np.testing.assert_array_equal(route(plain, x, jax.random.key(0)).logits_BTE, clean)
 
 
@@ -357,9 +356,8 @@ def test_the_router_is_float32_under_bfloat16(dispatch):
   moe = layer(**dispatch)
   x = tokens().astype(jnp.bfloat16)
   y, aux = run(moe, x, context())
-  assert y.dtype == jnp.bfloat16 and {value.dtype for value in aux.values()} == {
-    jnp.dtype("float32")
-  }
+  assert y.dtype == jnp.bfloat16
+  assert {value.dtype for value in aux.values()} == {jnp.dtype("float32")}
   routing = moe.router(x, None)
   assert {a.dtype for a in (routing.logits_BTE, routing.probs_BTE, routing.gates_BTk)} == {
     jnp.dtype("float32")
@@ -448,15 +446,15 @@ def test_tokens_go_to_experts_and_kernels_stay():
   ours, control = (
     {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts
   )
-  assert texts[0].count(" all-to-all(") == 4 and not ours & kernels, ours
+  assert texts[0].count(" all-to-all(") == 4, ours
+  assert not ours & kernels, ours
   assert control & kernels
   # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
   # gradients of its own experts: nothing of all experts is on any device.
   text = compiled_on_mesh(moe, tokens(), "fsdp")[0].as_text()
   found = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
-  assert found and all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), (
-    found
-  )
+  assert found, found
+  assert all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), found
 
 
 # Cost and options

@@ -70,7 +70,8 @@ def test_buckets_of_the_past(bidirectional, first):
     bucket = d if d < small else first.get(d, bucket)
     expected.append(bucket)
   np.testing.assert_array_equal(buckets, expected)
-  assert (np.diff(buckets) >= 0).all() and (buckets[list(first)[-1] :] == buckets[-1]).all()
+  assert (np.diff(buckets) >= 0).all()
+  assert (buckets[list(first)[-1] :] == buckets[-1]).all()
   last = 15 if bidirectional else 31
   assert past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
 
@@ -95,7 +96,8 @@ def test_the_future():
     past(-distances, bidirectional=True), 16 + past(distances, bidirectional=True)
   )
   assert (past(-distances, bidirectional=False) == 0).all()
-  assert past([0], bidirectional=True) == 0 and past([0], bidirectional=False) == 0
+  assert past([0], bidirectional=True) == 0
+  assert past([0], bidirectional=False) == 0
 
 
 def test_bias_reads_the_table_at_explicit_positions():
@@ -104,7 +106,8 @@ def test_bias_reads_the_table_at_explicit_positions():
   k = np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
   bias = np.asarray(position.bias(q, k))
   table = np.asarray(position.table[...])
-  assert bias.shape == (2, 3, 3, 4) and bias.dtype == np.float32
+  assert bias.shape == (2, 3, 3, 4)
+  assert bias.dtype == np.float32
   for b, t, s in np.ndindex(2, 3, 4):
     d = int(k[b, s]) - int(q[b, t])
     row = (16 if d > 0 else 0) + exact_bucket(abs(d), 16, 128)
@@ -125,11 +128,9 @@ def test_bias_trains_the_table():
 
 def test_no_position_is_the_identity():
   x = np.ones((1, 2, 3), np.float32)
-  assert (
-    Position().embed(x, None) is x
-    and Position().rotate(x, None) is x
-    and Position().bias(None, None) is None
-  )
+  assert Position().embed(x, None) is x
+  assert Position().rotate(x, None) is x
+  assert Position().bias(None, None) is None
 
 
 def rngs():

@@ -128,14 +128,17 @@ def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
 def test_llama3_scaling_has_all_its_regions():
   frequencies = [100.0 ** (-2 * i / 16) for i in range(8)]
   factors = [round(llama3(f) / f, 6) for f in frequencies]
-  assert factors[0] == 1.0 and factors[-1] == 0.125 and any(0.125 < k < 1 for k in factors)
+  assert factors[0] == 1.0
+  assert factors[-1] == 0.125
+  assert any(0.125 < k < 1 for k in factors)
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8])
 def test_alibi(heads):
   """Press et al. 2022, section 3: a penalty of m times the distance, m = 2^(-8/n), 2^(-16/n), …"""
   bias = np.asarray(Alibi(Dims(64, heads, heads, 16, 128, 1)).bias(POS, POS[:, ::-1]))
-  assert bias.shape == (2, heads, 5, 5) and bias.dtype == np.float32
+  assert bias.shape == (2, heads, 5, 5)
+  assert bias.dtype == np.float32
   for b, n, t, s in np.ndindex(*bias.shape):
     slope = (2 ** (-8 / heads)) ** (n + 1)
     assert bias[b, n, t, s] == pytest.approx(-slope * abs(int(POS[b, t]) - int(POS[b, 4 - s])))
@@ -157,7 +160,8 @@ def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
   bias = np.asarray(
     jax.jit(Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True).bias)(POS[:1, :3], k_pos)
   )
-  assert bias.shape == (1, 16, 3, 6) and bias.dtype == np.float32
+  assert bias.shape == (1, 16, 3, 6)
+  assert bias.dtype == np.float32
   numbers = [np.asarray(x).astype(jnp.bfloat16) for x in (alibi_slopes(16), k_pos[0])]
   expected = (numbers[0][:, None] * numbers[1]).astype(np.float32) / 2
   np.testing.assert_array_equal(bias[0], np.broadcast_to(expected[:, None], (16, 3, 6)))
@@ -228,7 +232,8 @@ def test_deepnorm_blocks(causal):
   stack = StackBuilder(design, dims, causal=causal, deepnorm=(alpha, beta)).stack(rngs())
   attention = stack.blocks.self_attention
   mlp = stack.blocks.mlp
-  assert isinstance(attention, Residual) and attention.alpha == mlp.alpha == alpha
+  assert isinstance(attention, Residual)
+  assert attention.alpha == mlp.alpha == alpha
   for linear, gain in (
     (attention.layer.query, 1),
     (attention.layer.key, 1),
