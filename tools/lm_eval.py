@@ -123,7 +123,7 @@ def model_class() -> type:
       new = options["max_gen_toks"]
       stops = Stops(tuple(filter(None, options["until"])))
       return self._prompts.generate(
-        contexts, new, strategies.choose_strategy(**flags), more=True, stops=stops
+        contexts, new, strategies.choose_strategy(**flags), extend_by_context=True, stops=stops
       )[0]
 
   return Model

@@ -10,11 +10,11 @@ from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.rows import Runner
 
-_COPIES = 2  # of the cache: a step reads one and writes another
-# slots, more than any window
-_FEW = 2**16
-_MANY = 2**17
-_ROW = 512  # the least bytes of Python objects per finished prediction
+_CACHE_COPIES = 2  # a step reads one and writes another
+# Two numbers of cache slots, both more than any attention window.
+_FEW_SLOTS = 2**16
+_MANY_SLOTS = 2**17
+_PREDICTION_BYTES = 512  # the least bytes of Python objects per finished prediction
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -36,26 +36,21 @@ def check_memory(
   available = free_memory()
   if available is None:
     return
-  with run.rules.activate():
-    few_bytes, many_bytes = (
-      jax.eval_shape(
-        lambda model, batch, n=n: prepare_for_decoding(model).start_decoding(batch, n),
-        run.model,
-        features,
-      )
-      for n in (_FEW, _MANY)
-    )
-  few_bytes = _bytes(few_bytes)
-  many_bytes = _bytes(many_bytes)
-  slot_bytes = max((many_bytes - few_bytes) // (_MANY - _FEW), 1)
+  few_bytes = _decoding_bytes(run, features, _FEW_SLOTS)
+  many_bytes = _decoding_bytes(run, features, _MANY_SLOTS)
+  slot_bytes = max((many_bytes - few_bytes) // (_MANY_SLOTS - _FEW_SLOTS), 1)
+  fixed_bytes = max(few_bytes - slot_bytes * _FEW_SLOTS, 0)
+
   shards = run.rules.ways("batch")
-  device_rows = -(-min(run.batch_size, rows) // shards)  # on one device
-  device_rows *= jax.local_device_count() if jax.default_backend() == "cpu" else 1
-  fixed_bytes = max(few_bytes - slot_bytes * _FEW, 0)
-  sequences = _COPIES * device_rows * beams
+  device_rows = -(-min(run.batch_size, rows) // shards)
+  if jax.default_backend() == "cpu":  # the simulated devices share the host's memory
+    device_rows *= jax.local_device_count()
+  sequences = _CACHE_COPIES * device_rows * beams
   longest = available // max(sequences * slot_bytes, 1) - prompt - fixed_bytes // slot_bytes
-  answer_bytes = 4 * rows * beams  # bytes for every new token
-  longest = min(longest, max(available - rows * _ROW, 0) // max(answer_bytes, 1))
+
+  token_bytes = 4 * rows * beams  # of all answers, for every new token
+  free_for_answers = max(available - rows * _PREDICTION_BYTES, 0)
+  longest = min(longest, free_for_answers // max(token_bytes, 1))
   if new_tokens > longest:
     limits = (
       f"found room for {max(longest, 0):,} with {rows:,} rows, "
@@ -68,22 +63,23 @@ def check_memory(
 
 
 def free_memory() -> int | None:
-  """Return the free bytes of the first accelerator, or of a host without one; None if the system
-  does not tell."""
-  stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
-  if stats and "bytes_limit" in stats:
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+  """Return the free bytes of the first accelerator or the host, None if unknown."""
   if jax.default_backend() != "cpu":
-    return None
-  free = [_available(), _within_group()]
-  return min((one for one in free if one is not None), default=None)
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+      return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+  limits = [free for free in (_free_host_memory(), _free_cgroup_memory()) if free is not None]
+  return min(limits, default=None)
 
 
-def _available() -> int | None:
+def _free_host_memory() -> int | None:
+  """Return the bytes that the kernel reports as available, or the physical memory, or None."""
   try:
-    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-  except (OSError, ValueError, StopIteration):
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+      if line.startswith("MemAvailable:"):
+        return 1024 * int(line.split()[1])
+  except (OSError, ValueError):
     pass
   try:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -91,14 +87,23 @@ def _available() -> int | None:
     return None
 
 
-def _within_group() -> int | None:
+def _free_cgroup_memory() -> int | None:
   """Return the bytes that the container may still allocate; None without a limit."""
   try:
-    limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+    limit = int((_CGROUP / "memory.max").read_text())
+    used = int((_CGROUP / "memory.current").read_text())
   except (OSError, ValueError):  # no limit, or another version of cgroups
     return None
   return max(limit - used, 0)
 
 
-def _bytes(tree) -> int:
-  return sum(int(np.prod(x.shape, dtype=object)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def _decoding_bytes(run: Runner, features: dict, slots: int) -> int:
+  """Return the bytes of one row's decoding state with a cache of this many slots."""
+
+  def start(model, batch):
+    return prepare_for_decoding(model).start_decoding(batch, slots)
+
+  with run.rules.activate():
+    state = jax.eval_shape(start, run.model, features)
+  arrays = jax.tree.leaves(state)
+  return sum(int(np.prod(array.shape, dtype=object)) * array.dtype.itemsize for array in arrays)

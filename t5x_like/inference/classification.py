@@ -1,5 +1,6 @@
-"""Classify texts or pairs of texts: the likeliest labels with their probabilities, or the number of
-a regression.
+"""Classify texts or pairs of texts, or predict a number from them.
+
+Rows are made as in training (`data/supervised/sequences.py`), from token ids in memory.
 
 Rows are made as in training (`data/supervised/sequences.py`), from token ids in memory.
 """
@@ -24,10 +25,10 @@ from t5x_like.inference.texts import describe_text
 from t5x_like.rows import Runner
 
 TASK_NAME = "classification"
-_SHOWN = 5  # labels of an answer
-# forms whose rows are records; of JSON lines, blank ones count too
-_TABLES = ("csv", "tsv", "parquet", "arrow")
-_BETWEEN = ("\t", " | ")  # what separates the texts of a pair on one line
+_DEFAULT_TOP_K = 5  # labels of an answer
+# Formats without blank lines; JSON lines are read apart, because each blank one has an answer.
+_TABLE_FORMATS = ("csv", "tsv", "parquet", "arrow")
+
 
 Input = str | Sequence[str] | Mapping[str, Any]
 
@@ -60,24 +61,23 @@ class InMemoryTexts:
     """
     L = max(int(length_n.max(initial=1)), 1)
     tokens_nL = np.zeros((len(example_n), L), np.int32)
-    for row, (example, length, skip) in enumerate(
-      zip(example_n, length_n, np.broadcast_to(skip_n, length_n.shape))
-    ):
+    ranges = zip(example_n, length_n, np.broadcast_to(skip_n, length_n.shape))
+    for row, (example, length, skip) in enumerate(ranges):
       tokens_nL[row, :length] = self._streams[stream][example][skip : skip + length]
     return tokens_nL, np.arange(L) < length_n[:, None]
 
 
 class EncodedTexts(NamedTuple):
-  """Encoded texts: the model's features, each [N, …], and the number of tokens in each row, int64
-  [N]."""
+  """Encoded texts: features of the model [N, …], and tokens of each row, int64 [N]."""
 
   features: dict[str, np.ndarray]
   lengths: np.ndarray
 
 
 class TextClassification:
-  """A predictor of labels or, of a model of regression, numbers; texts are truncated as in
-  training.
+  """A predictor of labels or, for a regression model, of numbers.
+
+  Texts are truncated as in training.
 
   Args:
     model: the abstract model.
@@ -90,9 +90,8 @@ class TextClassification:
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    arguments = slots.defaults(slots.find("config.task.name", TASK_NAME, tasks, "task")) | dict(
-      task
-    )
+    build_task = slots.find("config.task.name", TASK_NAME, tasks, "task")
+    arguments = slots.defaults(build_task) | dict(task)
     unknown_flags = [name for name in flags if name != "top_k"]
     if unknown_flags:
       raise UserError(
@@ -100,14 +99,17 @@ class TextClassification:
         "generates nothing; of "
         "these flags it takes --top_k, the number of labels to give"
       )
-    top_k = flags.get("top_k", _SHOWN)
+    top_k = flags.get("top_k", _DEFAULT_TOP_K)
     if top_k < 1:
       raise UserError(f"--top_k={top_k}: expected at least 1")
     self.vocabulary = vocabulary
-    self.labels = arguments["labels"] and [str(name) for name in arguments["labels"]]
-    self.templates = [
-      Template(arguments[key], key) for key in ("text", "pair") if arguments.get(key)
-    ]
+    self.labels = arguments["labels"]
+    if self.labels:
+      self.labels = [str(name) for name in self.labels]
+    self.templates = []
+    for key in ("text", "pair"):
+      if arguments.get(key):
+        self.templates.append(Template(arguments[key], key))
     self._architecture = arguments["architecture"]
     self._length = arguments["length"]
     self._both_orders = arguments["both_orders"]
@@ -124,11 +126,13 @@ class TextClassification:
   @property
   def description(self) -> str:
     """Describe in a sentence the messages that it takes."""
-    takes = "two texts with ' | ' between them" if self.pairs else "your text"
+    text = "two texts with ' | ' between them" if self.pairs else "your text"
     if self.labels is None:
-      return f"It gives a number to {takes}."
-    names = ", ".join(self.labels[:8]) + ", …" * (len(self.labels) > 8)
-    return f"It labels {takes}: {names}."
+      return f"It gives a number to {text}."
+    names = ", ".join(self.labels[:8])
+    if len(self.labels) > 8:
+      names += ", …"
+    return f"It labels {text}: {names}."
 
   def read(self, path: str, field: str | None) -> list[Input | None]:
     """Return the inputs of a file, None for a blank line.
@@ -140,7 +144,7 @@ class TextClassification:
     Raises:
       UserError: as `texts.read_texts`, or a column is missing.
     """
-    form = tables.format_of(path)
+    file_format = tables.format_of(path)
     templates = self.templates
     if field is not None:
       if self.pairs:
@@ -148,40 +152,48 @@ class TextClassification:
           f"--text_field={field}: the model reads pairs of texts; name their columns as in training"
         )
       templates = [Template("{" + field + "}", "text")]
-    if form in _TABLES:
-      fields = tuple(name for template in templates for name in template.fields)
-      is_numbered = all(name.isdecimal() for name in fields)  # a table without a header
-      source = sources.open_source(f"{form}:{path}", fields=fields if is_numbered else ())
-      records = [
-        (where, record) for where, record in source.records("train") if not isinstance(record, Skip)
-      ]
-      if not records:
-        raise UserError(
-          f"--input={path}: found no row below its header, expected an input in every row"
-        )
-      return [self._of_record(record, where, templates) for where, record in records]
-    if form == "jsonl" or field is not None:
-      records = texts.read_objects(path)
-      return [
-        None
-        if record is None
-        else self._of_record(record, f"--input={path}: line {number}", templates)
-        for number, record in enumerate(records, 1)
-      ]
+    if file_format in _TABLE_FORMATS:
+      return self._read_table(path, file_format, templates)
+    if file_format == "jsonl" or field is not None:
+      return self._read_json_lines(path, templates)
     return texts.read_texts(path)
 
-  def _of_record(
+  def _read_table(
+    self, path: str, file_format: str, templates: Sequence[Template]
+  ) -> list[Input | None]:
+    fields = tuple(name for template in templates for name in template.fields)
+    has_header = not all(name.isdecimal() for name in fields)
+    source = sources.open_source(f"{file_format}:{path}", fields=() if has_header else fields)
+    inputs = []
+    for where, record in source.records("train"):
+      if not isinstance(record, Skip):
+        inputs.append(self._fill_templates(record, where, templates))
+    if not inputs:
+      raise UserError(
+        f"--input={path}: found no row below its header, expected an input in every row"
+      )
+    return inputs
+
+  def _read_json_lines(self, path: str, templates: Sequence[Template]) -> list[Input | None]:
+    inputs = []
+    for number, record in enumerate(texts.read_objects(path), 1):
+      if record is None:
+        inputs.append(None)
+      else:
+        inputs.append(self._fill_templates(record, f"--input={path}: line {number}", templates))
+    return inputs
+
+  def _fill_templates(
     self, record: Mapping[str, Any], where: str, templates: Sequence[Template]
   ) -> Input | None:
     """Return the text or texts of a record, None if they are blank."""
     try:
       parts = [template(record, where, gaps=True) for template in templates]
     except UserError as error:
-      advice = (
-        "name the columns as in training"
-        if self.pairs
-        else ("name the column of the text with --text_field")
-      )
+      if self.pairs:
+        advice = "name the columns as in training"
+      else:
+        advice = "name the column of the text with --text_field"
       raise UserError(f"{error}; {advice}") from None
     if not any(part.strip() for part in parts):
       return None
@@ -197,56 +209,48 @@ class TextClassification:
     Raises:
       UserError: an input has another number of texts.
     """
-    examples = [
-      self._parts(entry, f"{origin}: input {number}") for number, entry in enumerate(inputs, 1)
-    ]
     names = ("text", "pair")[: len(self.templates)]
-    streams = {
-      name: [list(self.vocabulary.encode(example[place])) for example in examples]
-      for place, name in enumerate(names)
-    }
+    streams: dict[str, list[list[int]]] = {name: [] for name in names}
+    for number, entry in enumerate(inputs, 1):
+      for name, text in zip(names, self._split_input(entry, f"{origin}: input {number}")):
+        streams[name].append(list(self.vocabulary.encode(text)))
     store = InMemoryTexts(origin, self.vocabulary, streams)
-    orders = [names, names[::-1]] if self._both_orders else [names]
     make_rows = rows_class(self._architecture)
-    rows = [make_rows(store, order, self._length) for order in orders]
-    used_N, lengths_ND = rows[0].fit("truncate")
-    by_order = [
-      row(used_N, lengths_ND[:, :: 1 if turn == 0 else -1]) for turn, row in enumerate(rows)
-    ]
-    if self._architecture == "encoder":
-      features = by_order[0]
-    else:
-      features = {name: np.stack([row[name] for row in by_order], axis=1) for name in by_order[0]}
-    features = {
-      name: np.asarray(x, np.float32 if "weights" in name else np.int32)
-      for name, x in features.items()
-    }
-    return EncodedTexts(features, lengths_ND.sum(axis=1) + rows[0].extra)
 
-  def _parts(self, entry: Input, where: str) -> list[str]:
+    rows = make_rows(store, names, self._length)
+    used_N, lengths_ND = rows.fit("truncate")
+    by_order = [rows(used_N, lengths_ND)]
+    if self._both_orders:
+      reversed_rows = make_rows(store, names[::-1], self._length)
+      by_order.append(reversed_rows(used_N, lengths_ND[:, ::-1]))
+
+    features = {}
+    for name, array in by_order[0].items():
+      if self._architecture != "encoder":
+        array = np.stack([row_features[name] for row_features in by_order], axis=1)
+      features[name] = np.asarray(array, np.float32 if "weights" in name else np.int32)
+    return EncodedTexts(features, lengths_ND.sum(axis=1) + rows.extra)
+
+  def _split_input(self, entry: Input, where: str) -> list[str]:
     """Return the one or two texts of an input."""
     if isinstance(entry, Mapping):
       return [template(entry, where, gaps=True) for template in self.templates]
     parts = [entry]
     if self.pairs and isinstance(entry, str):
-      separator = next((mark for mark in _BETWEEN if mark in entry), _BETWEEN[0])
-      parts = entry.split(separator)
+      parts = entry.split("\t" if "\t" in entry else " | ")
     elif self.pairs and isinstance(entry, Sequence):
       parts = list(entry)
     if len(parts) != len(self.templates) or not all(isinstance(part, str) for part in parts):
-      expected = (
-        "two texts with a tab or ' | ' between them, or an object with both"
-        if self.pairs
-        else "a text"
-      )
+      expected = "a text"
+      if self.pairs:
+        expected = "two texts with a tab or ' | ' between them, or an object with both"
       raise UserError(f"{where}: found {describe_input(entry)}, expected {expected}")
     return parts
 
   def __call__(
     self, run: Runner, ids: EncodedTexts, inputs: Sequence[Input]
   ) -> list[dict[str, Any]]:
-    """Return an answer for each input: `input` and `prediction`; of a classifier also the
-    probabilities.
+    """Return an answer for each input: `input`, `prediction` and, for a classifier, probabilities.
 
     `probability` belongs to the prediction; `predictions` has the likeliest labels, each with its
     `probability`.
@@ -279,8 +283,6 @@ class TextClassification:
 
 def describe_input(entry: Any) -> str:
   """Describe an input for a message."""
-  return (
-    describe_text(entry, 0).partition(" ")[2]
-    if isinstance(entry, str)
-    else slots.format_value(entry)
-  )
+  if isinstance(entry, str):
+    return describe_text(entry, 0).partition(" ")[2]
+  return slots.format_value(entry)

@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like.evals import _embeddings
 from t5x_like.rows import Runner, padded_length
 
-_LONGEST = 512  # tokens of a row, of models whose positions have no end
+_DEFAULT_LENGTH = 512  # tokens of a row, for models with unlimited positions
 
 
 class Embedding:
@@ -28,7 +28,9 @@ class Embedding:
     self.vocabulary = vocabulary
     self.pooling = pooling
     position = model.variant.design.position
-    self.longest = position.get("length", _LONGEST) if isinstance(position, dict) else _LONGEST
+    self.longest = _DEFAULT_LENGTH
+    if isinstance(position, dict):
+      self.longest = position.get("length", _DEFAULT_LENGTH)
     self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
@@ -39,15 +41,17 @@ class Embedding:
     self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
   ) -> list[dict[str, Any]]:
     """Return `input` and `embedding`, a list of numbers, for each text."""
-    return [
-      {"input": text, "embedding": [float(f"{x:.7g}") for x in row]}
-      for text, row in zip(texts, self.rows(run, ids))
-    ]
+    answers = []
+    for text, embedding_D in zip(texts, self.rows(run, ids)):
+      answers.append({"input": text, "embedding": [float(f"{x:.7g}") for x in embedding_D]})
+    return answers
 
   def rows(self, run: Runner, ids: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the embeddings of encoded texts, float32 [N, D]."""
-    padded = lambda length: padded_length(length, self.longest) if self.dense else self.longest  # noqa: E731
-    return np.stack([row for (row,) in run(self._pool, ids, {}, padded)])
+    return np.stack([row for (row,) in run(self._pool, ids, {}, self._pad_length)])
+
+  def _pad_length(self, length: int) -> int:
+    return padded_length(length, self.longest) if self.dense else self.longest
 
   def _pool(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
     features = {"encoder_input_tokens": batch["tokens"], "encoder_segment_ids": batch["valid"]}

@@ -1,5 +1,4 @@
-"""Fill masks with encoders: find the likeliest pieces for each mask of a text, with their
-probabilities."""
+"""Fill masks with encoders: find the likeliest pieces for each mask of a text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,9 +47,8 @@ class MaskFilling:
     self.vocabulary = vocabulary
     self.features = features
     self.mask_id = special_id(vocabulary, "mask")
-    self.spellings = tuple(
-      dict.fromkeys((*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"]))
-    )
+    spellings = (*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"])
+    self.spellings = tuple(dict.fromkeys(spellings))
     ordinary = np.arange(model.variant.vocab_size) < vocabulary.size
     ordinary[list(vocabulary.special_ids)] = False
     self.ordinary = ordinary
@@ -58,10 +56,14 @@ class MaskFilling:
     self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text between CLS and SEP; raise UserError if one has no mask, or is longer than
-    in training."""
+    """Encode each text between CLS and SEP.
+
+    Raises:
+      UserError: a text has no mask, or is longer than in training.
+    """
     (longest,) = self.features["encoder_input_tokens"]
-    cls_id, sep_id = (special_id(self.vocabulary, name) for name in ("cls", "sep"))
+    cls_id = special_id(self.vocabulary, "cls")
+    sep_id = special_id(self.vocabulary, "sep")
     rows = []
     for number, text in enumerate(texts):
       ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)
@@ -87,22 +89,31 @@ class MaskFilling:
     `probability`. `filled` is the text with its masks replaced by the likeliest candidates.
     Probabilities are over all ids of the model; special ids are not candidates.
     """
-    positions = [[position for position, i in enumerate(row) if i == self.mask_id] for row in ids]
-    max_masks = 1 << (max(map(len, positions)) - 1).bit_length()
-    places_nK = np.array([row + [0] * (max_masks - len(row)) for row in positions], np.int32)
-    results = run(self._candidates, ids, {"places": places_nK}, self._pad_length)
-    return [self._answer(*each) for each in zip(texts, ids, positions, results)]
+    mask_positions = [np.flatnonzero(np.asarray(row) == self.mask_id) for row in ids]
+    max_masks = max(map(len, mask_positions))
+    padded_masks = 1 << (max_masks - 1).bit_length()  # powers of two keep shapes few
+    positions_nK = np.zeros((len(ids), padded_masks), np.int32)
+    for row, positions in enumerate(mask_positions):
+      positions_nK[row, : len(positions)] = positions
+    outputs = run(self._candidates, ids, {"mask_positions": positions_nK}, self._pad_length)
+    answers = []
+    for text, row, positions, (ids_KC, p_KC) in zip(texts, ids, mask_positions, outputs):
+      count = len(positions)
+      answers.append(self._answer(text, row, positions, ids_KC[:count], p_KC[:count]))
+    return answers
 
   def _pad_length(self, length: int) -> int:
-    """Pad to few lengths, or to the trained length for sparse cores, which need a minimum length or
-    that length."""
+    """Return the padded length: one of few, or the trained length for sparse cores."""
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest) if self.dense else longest
 
   def _candidates(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Return (int32 ids, float32 probabilities), both [B, K, top_k], at the masks' positions."""
     tokens_BS = batch["tokens"]
-    features = {"encoder_input_tokens": tokens_BS, "encoder_masked_positions": batch["places"]}
+    features = {
+      "encoder_input_tokens": tokens_BS,
+      "encoder_masked_positions": batch["mask_positions"],
+    }
     if "encoder_segment_ids" in self.features:
       features["encoder_segment_ids"] = batch["valid"]
     p_BKV = jax.nn.softmax(_find_masked_lm(model)(features)["logits"].dense(), axis=-1)
@@ -110,19 +121,23 @@ class MaskFilling:
     ids_BKC = jnp.argsort(jnp.where(self.ordinary, -p_BKV, 1.0), axis=-1)[..., : self.top_k]
     return ids_BKC.astype(jnp.int32), jnp.take_along_axis(p_BKV, ids_BKC, axis=-1)
 
-  def _answer(self, text: str, ids: Sequence[int], positions: list[int], outputs) -> dict[str, Any]:
-    ids_KC, p_KC = (x[: len(positions)].tolist() for x in outputs)
+  def _answer(
+    self,
+    text: str,
+    ids: Sequence[int],
+    positions: np.ndarray,
+    ids_KC: np.ndarray,
+    p_KC: np.ndarray,
+  ) -> dict[str, Any]:
+    predictions = []
+    for ids_C, p_C in zip(ids_KC.tolist(), p_KC.tolist()):
+      predictions.append([self._describe_candidate(i, p) for i, p in zip(ids_C, p_C)])
     filled = np.array(ids)
-    filled[positions] = [candidates[0] for candidates in ids_KC]
-    return {
-      "input": text,
-      "predictions": [
-        [self._candidate(*pair) for pair in zip(*both)] for both in zip(ids_KC, p_KC)
-      ],
-      "filled": self.vocabulary.decode(filled[1:-1].tolist()),
-    }
+    filled[positions] = ids_KC[:, 0]
+    filled_text = self.vocabulary.decode(filled[1:-1].tolist())
+    return {"input": text, "predictions": predictions, "filled": filled_text}
 
-  def _candidate(self, i: int, p: float) -> dict[str, Any]:
+  def _describe_candidate(self, i: int, p: float) -> dict[str, Any]:
     return {
       "text": self.vocabulary.decode([i]),
       "piece": self.vocabulary.pieces_of([i])[0],
@@ -131,8 +146,9 @@ class MaskFilling:
 
 
 def _find_masked_lm(model) -> Callable:
-  """Return the function that computes logits at masked positions: the model, ELECTRA's generator,
-  or XLNet's queries.
+  """Return the function that computes logits at masked positions.
+
+  It is the model itself, ELECTRA's generator or XLNet's query stream.
 
   Raises:
     UserError: the model has no such head.

@@ -1,5 +1,7 @@
-"""The flags of generation, for the doors that generate; `library.model.Options` has the same
-names."""
+"""The flags of generation, shared by all commands that generate.
+
+`library.model.Options` has the same names.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -56,8 +58,11 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 def build_flags(names: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
   """Return the flags of `GENERATION_FLAGS` with these names; flags of text may be repeated."""
   flags_by_name = {name: (kind, text) for name, kind, text in GENERATION_FLAGS}
-  actions = {str: {"action": "append"}}
-  return [
-    (f"--{name}", {"type": kind, "metavar": _METAVARS[kind], "help": text} | actions.get(kind, {}))
-    for name, (kind, text) in ((name, flags_by_name[name]) for name in names)
-  ]
+  flags = []
+  for name in names:
+    kind, text = flags_by_name[name]
+    options: dict[str, Any] = {"type": kind, "metavar": _METAVARS[kind], "help": text}
+    if kind is str:
+      options["action"] = "append"
+    flags.append((f"--{name}", options))
+  return flags

@@ -24,7 +24,7 @@ from t5x_like.inference.texts import describe_text
 from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]
-_CONTEXT = 512  # tokens of a conversation, by default
+_DEFAULT_CONTEXT = 512  # tokens of a conversation
 
 
 class Generation:
@@ -39,8 +39,9 @@ class Generation:
 
   Attributes:
     ends: the ids that end an answer.
-    forced: the ids that an answer begins with and, where it is cut off, ends with; each or None.
-    around: the ids before and after a text, as in training here unless replaced.
+    forced: (BOS, EOS): the ids that an answer begins with and, where it is cut off, ends with;
+      each may be None.
+    enclosing_ids: the ids before and after a text, by default as in training.
     stops: strings that end an answer.
     banned: sequences of ids that no answer has.
   """
@@ -60,24 +61,25 @@ class Generation:
     self.strategy = strategy
     self.ends = (vocabulary.eos_id,)
     self.forced: tuple[int | None, int | None] = None, None
-    self.around = self.default_around()
+    self.enclosing_ids = self.default_enclosing_ids()
     self.stops: Stops = NO_STOPS
     self.banned: Collection[tuple[int, ...]] = ()
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
     self.positions = position_count(self.decoder_inputs(model))
-    for shortest in [t.length for t in strategy.transforms if isinstance(t, MinLength)]:
-      if shortest > self.new_tokens:
+    for transform in strategy.transforms:
+      if isinstance(transform, MinLength) and transform.length > self.new_tokens:
         raise UserError(
-          f"--min_new_tokens={shortest}: at most {self.new_tokens} tokens are generated; raise "
-          "--max_new_tokens"
+          f"--min_new_tokens={transform.length}: at most {self.new_tokens} tokens are generated; "
+          "raise --max_new_tokens"
         )
 
   def __call__(
     self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
   ) -> list[dict[str, Any]]:
-    """Return an answer for each text: `input`, `prediction`, `score` and, if the text has
-    sentinels, `filled`.
+    """Return an answer for each text: `input`, `prediction` and `score`.
+
+    If the text has sentinels, the answer also has `filled`.
 
     With several predictions per text, `predictions`, `scores` and `filled` are lists.
 
@@ -113,12 +115,15 @@ class Generation:
     return answers
 
   def _decode(self, model, batch: Batch):
-    strategy = dataclasses.replace(
-      self.strategy, transforms=self.add_constraints(self.strategy.transforms)
-    )
-    ends = {"eos": self.ends, "stop": self.stops.on_device(self.vocabulary)}
+    transforms = self.add_constraints(self.strategy.transforms)
+    strategy = dataclasses.replace(self.strategy, transforms=transforms)
     return strategy(
-      model, self.model_features(batch), batch["numbers"], max_length=self.new_tokens, **ends
+      model,
+      self.model_features(batch),
+      batch["numbers"],
+      max_length=self.new_tokens,
+      eos=self.ends,
+      stop=self.stops.on_device(self.vocabulary),
     )
 
   def add_constraints(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
@@ -163,13 +168,12 @@ class Generation:
       ids = stop.through_stop(ids)
     return [i for i in ids if i < self.vocabulary.size]
 
-  def check_new_tokens(self, length: int, what: str) -> None:
-    """Raise UserError if the model lacks positions for the new tokens after `length` tokens,
-    described by `what`."""
+  def check_new_tokens(self, length: int, prompt_description: str) -> None:
+    """Raise UserError if the model lacks positions for the new tokens after `length` tokens."""
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
-        f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} "
-        "tokens in all; generate fewer, or use a model with more positions"
+        f"{prompt_description}--max_new_tokens={self.new_tokens}: the model has positions for "
+        f"{self.positions} tokens in all; generate fewer, or use a model with more positions"
       )
 
 
@@ -179,7 +183,7 @@ class TextToText(Generation):
   def default_new_tokens(self) -> int:
     return self.trained_length
 
-  def default_around(self) -> tuple[list[int], list[int]]:
+  def default_enclosing_ids(self) -> tuple[list[int], list[int]]:
     return vocabularies.opening_ids(self.vocabulary), [self.vocabulary.eos_id]
 
   def decoder_inputs(self, model):
@@ -197,11 +201,12 @@ class TextToText(Generation):
     """
     self.check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
-    rows, (before, after) = [], self.around
+    before, after = self.enclosing_ids
+    rows = []
     for number, text in enumerate(texts):
-      ids = [*before, *masks.encode_pieces(self.vocabulary, text), *after] or [
-        self.vocabulary.eos_id
-      ]
+      ids = [*before, *masks.encode_pieces(self.vocabulary, text), *after]
+      if not ids:
+        ids = [self.vocabulary.eos_id]
       if len(ids) > longest:
         raise UserError(
           f"{origin}: {describe_text(text, number)} has {len(ids)} tokens, expected at most "
@@ -210,35 +215,40 @@ class TextToText(Generation):
       rows.append(ids)
     return rows
 
-  def max_prompt_length(self, wanted: int | None) -> int:
+  def max_prompt_length(self, context: int | None) -> int:
     (longest,) = self.features["encoder_input_tokens"]
-    return min(wanted or longest, longest)
+    return min(context or longest, longest)
 
   def pad_length(self, length: int) -> int:
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest)
 
   def model_features(self, batch: Batch) -> Batch:
-    segments = (
-      {"encoder_segment_ids": batch["valid"]} if "encoder_segment_ids" in self.features else {}
-    )
-    return {"encoder_input_tokens": batch["tokens"]} | segments
+    features = {"encoder_input_tokens": batch["tokens"]}
+    if "encoder_segment_ids" in self.features:
+      features["encoder_segment_ids"] = batch["valid"]
+    return features
 
   def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
-    return self.vocabulary.decode(ids[ids[:1] == [self.forced[0]] :])
+    bos, _ = self.forced
+    if ids and ids[0] == bos:
+      ids = ids[1:]
+    return self.vocabulary.decode(ids)
 
   def has_blanks(self, text: str) -> bool:
     return SENTINEL.search(text) is not None
 
 
 class Continuation(Generation):
-  """Generation with a decoder: continue the text. A prefix LM attends to the text in both
-  directions."""
+  """Generation with a decoder: continue the text.
+
+  A prefix LM attends to the text in both directions.
+  """
 
   def default_new_tokens(self) -> int:
     return min(64, max(1, self.trained_length // 2))
 
-  def default_around(self) -> tuple[list[int], list[int]]:
+  def default_enclosing_ids(self) -> tuple[list[int], list[int]]:
     return [vocabularies.start_id(self.vocabulary)], []
 
   def decoder_inputs(self, model):
@@ -248,17 +258,19 @@ class Continuation(Generation):
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text, begun as `around` says; raise UserError if the model has too few
-    positions."""
+    """Encode each text after the first of `enclosing_ids`.
+
+    Raises:
+      UserError: the model has too few positions for a text and the new tokens.
+    """
     rows = []
     longest = 0
     for number, text in enumerate(texts):
       ids = self.prepend_start(self.prompt(text))
+      text_length = len(ids) - len(self.enclosing_ids[0])
+      description = f"{origin}: {describe_text(text, number)} has {text_length} tokens, "
       # The model never reads the last generated token, so it needs no position.
-      text_length = len(ids) - len(self.around[0])
-      self.check_new_tokens(
-        len(ids) - 1, f"{origin}: {describe_text(text, number)} has {text_length} tokens, "
-      )
+      self.check_new_tokens(len(ids) - 1, description)
       longest = max(longest, len(ids))
       rows.append(ids)
     if longest > self.trained_length:
@@ -266,7 +278,7 @@ class Continuation(Generation):
         "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows "
         "may be poor",
         origin,
-        longest - len(self.around[0]),
+        longest - len(self.enclosing_ids[0]),
         self.trained_length,
       )
     return rows
@@ -276,52 +288,56 @@ class Continuation(Generation):
 
   def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a text; if there is nothing at all, the start token."""
-    return [*self.around[0], *ids] or [vocabularies.start_id(self.vocabulary)]
+    return [*self.enclosing_ids[0], *ids] or [vocabularies.start_id(self.vocabulary)]
 
-  def max_prompt_length(self, wanted: int | None) -> int:
-    """Return the length to which prompts are padded: as wanted, or the training's up to 512, where
-    positions allow."""
-    room = None if self.positions is None else self.positions - self.new_tokens + 1
-    if wanted is not None and room is not None and wanted > room:
+  def max_prompt_length(self, context: int | None) -> int:
+    """Return the length to which prompts are padded.
+
+    It is the requested length or, by default, the length of training up to 512, where positions
+    allow.
+    """
+    length = context or min(self.trained_length, _DEFAULT_CONTEXT)
+    if self.positions is None:
+      return length
+    prompt_positions = self.positions - self.new_tokens + 1
+    if context is not None and context > prompt_positions:
       raise UserError(
-        f"--context={wanted}: the model has positions for {room} beside the "
+        f"--context={context}: the model has positions for {prompt_positions} beside the "
         "answer's; lower one of them"
       )
-    wanted = wanted or min(self.trained_length, _CONTEXT)
-    return wanted if room is None else min(wanted, room)
+    return min(length, prompt_positions)
 
   def pad_length(self, length: int) -> int:
     return padded_length(length, self.positions)
 
   def model_features(self, batch: Batch) -> Batch:
     features = {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
-    prefix = (
-      {"decoder_causal_attention": batch["valid"]}
-      if "decoder_causal_attention" in self.features
-      else {}
-    )
-    return features | prefix
+    if "decoder_causal_attention" in self.features:
+      features["decoder_causal_attention"] = batch["valid"]
+    return features
 
   def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
-    """Return the new text. It is decoded after the prompt, because alone it would lose a leading
-    space."""
+    """Return the new text.
+
+    It is decoded after the prompt, because alone it would lose a leading space.
+    """
     special = self.vocabulary.special_ids
-    before, after = ([i for i in part if i not in special] for part in (prompt, ids))
-    start = self.vocabulary.decode(before)
-    full_text = self.vocabulary.decode(before + after)
-    return (
-      full_text.removeprefix(start)
-      if full_text.startswith(start)
-      else self.vocabulary.decode(after)
-    )
+    prompt_ids = [i for i in prompt if i not in special]
+    new_ids = [i for i in ids if i not in special]
+    prompt_text = self.vocabulary.decode(prompt_ids)
+    full_text = self.vocabulary.decode(prompt_ids + new_ids)
+    if full_text.startswith(prompt_text):
+      return full_text.removeprefix(prompt_text)
+    return self.vocabulary.decode(new_ids)
 
   def has_blanks(self, text: str) -> bool:
     return False
 
 
 class Answer(Continuation):
-  """Generation with a decoder trained on conversations: answer the text as a user's message, until
-  the turn ends.
+  """Generation with a decoder trained on conversations: answer the text as a user's message.
+
+  The answer ends with the turn.
 
   Instead of a text, an input may be a list of messages, each with `role` and `content`.
 
@@ -330,7 +346,7 @@ class Answer(Continuation):
 
   Attributes:
     template_description: the template's name for people.
-    others: see `Generation`.
+    For the others, see `Generation`.
   """
 
   def __init__(
@@ -345,9 +361,8 @@ class Answer(Continuation):
   def prompt(self, text: str | Sequence[dict[str, str]]) -> list[int]:
     if isinstance(text, str):
       return self._chat.prompt_with_start([Message("user", text)])
-    return self._chat.prompt_with_start(
-      [Message(message["role"], message["content"]) for message in text]
-    )
+    messages = [Message(message["role"], message["content"]) for message in text]
+    return self._chat.prompt_with_start(messages)
 
   def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a conversation, unless it begins with the start token."""
@@ -365,8 +380,10 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def fill(text: str, prediction: str) -> str:
-  """Replace each sentinel of the text with the prediction's text after it; keep sentinels that the
-  prediction lacks."""
+  """Replace each sentinel of a text with the text that follows it in the prediction.
+
+  Sentinels that the prediction lacks stay.
+  """
   parts = re.split(f"({SENTINEL.pattern})", prediction)
-  spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
-  return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)
+  spans = {sentinel: span.strip() for sentinel, span in zip(parts[1::2], parts[2::2])}
+  return SENTINEL.sub(lambda match: spans.get(match[0], match[0]), text)

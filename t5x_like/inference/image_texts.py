@@ -1,5 +1,4 @@
-"""Zero-shot classification: rank captions for an image with a model of images and texts (Radford et
-al. 2021, 3.1)."""
+"""Zero-shot classification: rank captions for an image (Radford et al. 2021, section 3.1)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,20 +36,25 @@ class TextChoice(ImageClassification):
         "choose from, a line each"
       )
     self.read_options(model.variant.image, task, flags)
-    self.names, self.top_k = list(texts), min(self.top_k, len(texts))
+    self.names = list(texts)
+    self.top_k = min(self.top_k, len(texts))
     self._tokens_CT = prompts.encode_rows(texts, vocabulary, task.get("length", 77))
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
+    C, T = self._tokens_CT.shape
+
     @jax.jit
     def embed(arrays, batch):
       with run.rules.activate():
         return (params.with_arrays(run.model, arrays).embed_texts(batch)[0],)
 
-    C, T = self._tokens_CT.shape
-    rows = lambda numbers, _: {"text_input_tokens": self._tokens_CT[numbers]}  # noqa: E731
-    outputs = run_in_batches(
-      lambda batch: embed(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows
-    )
+    def embed_batch(batch):
+      return embed(run.arrays, batch)
+
+    def read_rows(numbers, _):
+      return {"text_input_tokens": self._tokens_CT[numbers]}
+
+    outputs = run_in_batches(embed_batch, run.rules, run.batch_size, [T] * C, read_rows)
     self._texts_CP = np.stack([text_P for (text_P,) in outputs])
     return super().__call__(run, paths)
 

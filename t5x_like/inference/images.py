@@ -21,17 +21,17 @@ from t5x_like.rows import Runner, run_in_batches
 
 
 def list_images(path: str) -> list[str]:
-  """List the files under a folder, of a pattern such as `photos/*.jpg`, or a single file, sorted by
-  name.
+  """List the files of a folder, a pattern such as `photos/*.jpg`, or a single file by name.
 
   Raises:
     UserError: there is no file.
   """
   folder = as_path(path)
   if folder.is_dir():
-    files = [
-      str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")
-    ]
+    files = []
+    for name in folder.sizes():
+      if not os.path.basename(name).startswith("."):
+        files.append(str(folder / name))
   else:
     files = [file for file in globs.find_matches(path) if globs.file_kind(file) == "file"]
   if not files:
@@ -42,11 +42,13 @@ def list_images(path: str) -> list[str]:
   return sorted(files)
 
 
-def summarize_skipped(answers: Sequence[dict[str, Any]], of: str = "files") -> str:
+def summarize_skipped(answers: Sequence[dict[str, Any]], unit: str = "files") -> str:
   """Report how many files or lines were skipped, by reason; empty if none was."""
   skipped = Counter(answer["error"] for answer in answers if "error" in answer)
-  reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
-  return f"{skipped.total()} of {len(answers)} {of} skipped ({reasons})" if skipped else ""
+  if not skipped:
+    return ""
+  reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+  return f"{skipped.total()} of {len(answers)} {unit} skipped ({reasons})"
 
 
 def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
@@ -60,9 +62,9 @@ def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str,
   Raises:
     UserError: the model finds neither classes nor objects, or a flag does not apply to it.
   """
-  return (ObjectDetection if "image_size" in model.REQUIRED_FEATURES else ImageClassification)(
-    model, vocabulary, task, flags
-  )
+  if "image_size" in model.REQUIRED_FEATURES:
+    return ObjectDetection(model, vocabulary, task, flags)
+  return ImageClassification(model, vocabulary, task, flags)
 
 
 class _ImagePredictor:
@@ -73,17 +75,22 @@ class _ImagePredictor:
   """
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each file: `input`, and predictions or an `error`; raise UserError if
-    none is an image."""
+    """Return an answer for each file: `input`, and predictions or an `error`.
+
+    Raises:
+      UserError: no file is an image.
+    """
     skipped: dict[int, str] = {}
     sizes: dict[int, tuple[int, int]] = {}
     nothing = np.zeros((1, 1, self.channels), np.float32)
 
     def features(numbers: list[int], _) -> dict[str, np.ndarray]:
       rows = []
-      for n, image in zip(numbers, threads.map(self._pixels, [paths[n] for n in numbers])):
+      images = threads.map(self._read_pixels, [paths[n] for n in numbers])
+      for n, image in zip(numbers, images):
         if isinstance(image, str):
-          skipped[n], image = image, nothing
+          skipped[n] = image
+          image = nothing
         sizes[n] = image.shape[:2]
         rows.append(self.features(image))
       return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -101,13 +108,13 @@ class _ImagePredictor:
     if len(skipped) == len(paths):
       summary = summarize_skipped([{"error": reason} for reason in skipped.values()])
       raise UserError(f"--input: found no image; {summary}")
-    return [
-      {"input": path}
-      | ({"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n]))
-      for n, path in enumerate(paths)
-    ]
+    answers = []
+    for n, path in enumerate(paths):
+      answer = {"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n])
+      answers.append({"input": path, **answer})
+    return answers
 
-  def _pixels(self, path: str) -> np.ndarray | str:
+  def _read_pixels(self, path: str) -> np.ndarray | str:
     """Return a file's pixels, or why it cannot be used."""
     try:
       return pictures.read_pixels(as_path(path).read_bytes(), self.channels)
@@ -118,34 +125,37 @@ class _ImagePredictor:
 
 
 class ImageClassification(_ImagePredictor):
-  """A predictor that classifies the centre crop of each image, as in evaluation; `--top_k` is the
-  number of classes."""
+  """A predictor that classifies the centre crop of each image, as in evaluation.
+
+  `--top_k` is the number of classes.
+  """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self.read_options(model.variant, task, flags)
     image = jax.ShapeDtypeStruct((1, *self._sides, self.channels), np.float32)
-    only_images = tuple(getattr(model, "REQUIRED_FEATURES", ())) == ("image",)
-    out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
-    if "logits" not in out or out["logits"].ndim != 2:
+    outputs = {}
+    if tuple(getattr(model, "REQUIRED_FEATURES", ())) == ("image",):
+      outputs = jax.eval_shape(lambda m, x: m({"image": x}), model, image)
+    if "logits" not in outputs or outputs["logits"].ndim != 2:
       raise UserError(
         f"--workdir: the model's head ({type(getattr(model, 'head', None)).__name__}) gives "
         "images no classes; give the workdir of a classifier"
       )
-    labels = out["logits"].shape[-1]
-    self.names, self.top_k = _names(vocabulary, labels), min(self.top_k, labels)
+    labels = outputs["logits"].shape[-1]
+    self.names = _class_names(vocabulary, labels)
+    self.top_k = min(self.top_k, labels)
 
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
     task = layout.fill_defaults(task)
-    self.top_k = _most(flags, "classifies images", "classes", 5)
+    self.top_k = _read_top_k(flags, "classifies images", "classes", 5)
     self._sides = height_and_width(variant.resolution)
     self.channels = variant.channels
-    self._way = {name: task[name] for name in ("crop", "fit", "mean", "method")}
-    self._normalised = _normalisation(task)
+    self._fit_options = {name: task[name] for name in ("crop", "fit", "mean", "method")}
+    self._normalise = _normalisation(task)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    return {
-      "image": self._normalised(pictures.fit_to_resolution(image_YXC, self._sides, **self._way))
-    }
+    fitted_YXC = pictures.fit_to_resolution(image_YXC, self._sides, **self._fit_options)
+    return {"image": self._normalise(fitted_YXC)}
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
     """Return the probability of each class, float32 [B, V]."""
@@ -158,12 +168,10 @@ class ImageClassification(_ImagePredictor):
     return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
   def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
-    """Return `prediction`, its `probability`, and `predictions`, the likeliest classes with their
-    probabilities."""
-    predictions = [
-      {"label": self.names[n], "probability": float(f"{p:.6g}")}
-      for n, p in zip(best_K.tolist(), p_K.tolist())
-    ]
+    """Return `prediction`, its `probability`, and the likeliest classes as `predictions`."""
+    predictions = []
+    for n, p in zip(best_K.tolist(), p_K.tolist()):
+      predictions.append({"label": self.names[n], "probability": float(f"{p:.6g}")})
     return {
       "prediction": predictions[0]["label"],
       "probability": predictions[0]["probability"],
@@ -179,19 +187,20 @@ class ObjectDetection(_ImagePredictor):
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    self._top_k = _most(flags, "finds objects in images", "objects", 0)
+    self._top_k = _read_top_k(flags, "finds objects in images", "objects", 0)
     self.channels = model.variant.channels
     task = layout.fill_defaults(task)
     self._longest = task["resolution"]
     self._shortest = task["shortest"]
-    self._normalised = _normalisation(task)
-    self._names = _names(vocabulary, model.variant.labels)
+    self._normalise = _normalisation(task)
+    self._names = _class_names(vocabulary, model.variant.labels)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    seen_YXC = self._normalised(pictures.resize_sides(image_YXC, self._shortest, self._longest))
+    resized_YXC = self._normalise(pictures.resize_sides(image_YXC, self._shortest, self._longest))
+    height, width = resized_YXC.shape[:2]
     padded = np.zeros((self._longest, self._longest, self.channels), np.float32)
-    padded[: seen_YXC.shape[0], : seen_YXC.shape[1]] = seen_YXC
-    return {"image": padded, "image_size": np.array(seen_YXC.shape[:2], np.int32)}
+    padded[:height, :width] = resized_YXC
+    return {"image": padded, "image_size": np.array([height, width], np.int32)}
 
   def compute(self, model, batch):
     return top_detections(model.outputs(batch))
@@ -199,34 +208,38 @@ class ObjectDetection(_ImagePredictor):
   def answer(
     self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray
   ) -> dict[str, Any]:
-    """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the
-    file's pixels)."""
-    order = np.argsort(-score_Q, kind="stable")
-    chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN_SCORE]
+    """Return `detections`, each with `label`, `score` and `box`.
+
+    A box is ymin, xmin, ymax, xmax in pixels of the file.
+    """
+    chosen = np.argsort(-score_Q, kind="stable")
+    if self._top_k:
+      chosen = chosen[: self._top_k]
+    else:
+      chosen = chosen[score_Q[chosen] >= SHOWN_SCORE]
     boxes = to_corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
     return {"detections": describe_detections(boxes, class_Q[chosen], score_Q[chosen], self._names)}
 
 
-def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
-  """Return `--top_k`, the only flag of generation that applies to images; raise UserError for
-  others."""
+def _read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> int:
+  """Return `--top_k`; raise UserError for other flags, which do not apply to images."""
   unknown_flags = [name for name in flags if name != "top_k"]
   if unknown_flags:
     raise UserError(
-      f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model {does} and generates nothing; "
-      "of these flags it "
-      f"takes --top_k, the number of {what} to give"
+      f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model {action} and generates nothing; "
+      f"of these flags it takes --top_k, the number of {unit} to give"
     )
   if "top_k" in flags and flags["top_k"] < 1:
     raise UserError(f"--top_k={flags['top_k']}: expected at least 1")
   return flags.get("top_k", default)
 
 
-def _names(vocabulary, labels: int) -> list[str]:
+def _class_names(vocabulary, labels: int) -> list[str]:
   names = getattr(vocabulary, "names", ())
   return [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
 
 
 def _normalisation(task: Mapping[str, Any]):
-  mean, std = (np.asarray(task[name], np.float32) for name in ("mean", "std"))
+  mean = np.asarray(task["mean"], np.float32)
+  std = np.asarray(task["std"], np.float32)
   return lambda image_YXC: (image_YXC / 255.0 - mean) / std

@@ -1,5 +1,4 @@
-"""Log-probabilities that a model assigns to given continuations of a context, and to whole
-texts."""
+"""Compute the log-probabilities of given continuations of a context, and of whole texts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -59,14 +58,15 @@ class Likelihood:
       )
     self._run = run
     self._features = features
-    self._both = "encoder_input_tokens" in features
-    trained = features["encoder_input_tokens" if self._both else "decoder_target_tokens"][0]
-    self.longest = (
-      longest
-      or position_count(run.model.encoder_inputs if self._both else run.model.inputs)
-      or trained
-    )
-    self.longest_answer = position_count(run.model.decoder_inputs) if self._both else self.longest
+    self._is_encoder_decoder = "encoder_input_tokens" in features
+    if self._is_encoder_decoder:
+      (trained_length,) = features["encoder_input_tokens"]
+      self.longest = longest or position_count(run.model.encoder_inputs) or trained_length
+      self.longest_answer = position_count(run.model.decoder_inputs)
+    else:
+      (trained_length,) = features["decoder_target_tokens"]
+      self.longest = longest or position_count(run.model.inputs) or trained_length
+      self.longest_answer = self.longest
 
   def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[ContinuationScore]:
     """Score each (context, continuation), both ids; a decoder needs at least one token of context.
@@ -75,7 +75,7 @@ class Likelihood:
       UserError: a continuation is empty or longer than the model takes.
     """
     for context, continuation in pairs:
-      if not len(continuation) or not (len(context) or self._both):
+      if not len(continuation) or not (len(context) or self._is_encoder_decoder):
         raise UserError(
           "found an empty context or continuation, expected at least one token of each"
         )
@@ -86,11 +86,12 @@ class Likelihood:
         )
     if not pairs:
       return []
-    return self._of_targets(pairs) if self._both else self._of_rows(pairs)
+    return self._score_targets(pairs) if self._is_encoder_decoder else self._score_rows(pairs)
 
   def rolling_log_probability(self, ids: Ids, start: int, stride: int | None = None) -> float:
-    """Return the log-probability of a whole text after `start`, scoring every token once, in
-    windows.
+    """Return the log-probability of a whole text after `start`, in windows.
+
+    Every token is scored once.
 
     Each window but the first has `longest + 1 - stride` tokens of context. A stride of None is
     `longest`, which leaves one token of context.
@@ -107,40 +108,42 @@ class Likelihood:
       start = end
     return sum(score.log_probability for score in self(pairs))
 
-  def _of_rows(self, pairs) -> list[ContinuationScore]:
-    rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
-    extras = {
-      # a target only: the model does not read it
-      "last": np.array([[row[-1]] for row in rows], np.int32),
-      "counts": np.array(
-        [[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32
-      ),
-    }
+  def _score_rows(self, pairs) -> list[ContinuationScore]:
+    """Score continuations with a decoder, which reads all tokens of a row but the last."""
+    ids = []
+    last_ids = []
+    counts = []
+    is_truncated = []
+    for context, continuation in pairs:
+      row = [*context, *continuation][-self.longest - 1 :]
+      ids.append(row[:-1])
+      last_ids.append([row[-1]])
+      counts.append([len(continuation), len(row) - 1])
+      is_truncated.append(len(context) + len(continuation) > self.longest + 1)
+    extras = {"last": np.array(last_ids, np.int32), "counts": np.array(counts, np.int32)}
+    outputs = self._run(self._row_sums, ids, extras, self._pad_length)
+    return _scores(outputs, is_truncated)
 
-    # Padding to a bucket costs little, and keeps few shapes for contexts of any length.
-    ids = [row[:-1] for row in rows]
-    outputs = self._run(self._row, ids, extras, lambda length: padded_length(length, self.longest))
-    cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
-    return [
-      ContinuationScore(float(total), bool(greedy), lost)
-      for (total, greedy), lost in zip(outputs, cut)
-    ]
+  def _pad_length(self, length: int) -> int:
+    """Return the padded length, one of few, so that contexts of any length share programs."""
+    return padded_length(length, self.longest)
 
-  def _row(self, model, batch) -> tuple[jax.Array, jax.Array]:
-    tokens_BT, valid_BT, (wanted_B1, read_B1) = (
-      batch["tokens"],
-      batch["valid"],
-      jnp.split(batch["counts"], 2, 1),
-    )
-    places = jnp.arange(tokens_BT.shape[1])
+  def _row_sums(self, model, batch) -> tuple[jax.Array, jax.Array]:
+    tokens_BT = batch["tokens"]
+    valid_BT = batch["valid"]
+    scored_B1, read_B1 = jnp.split(batch["counts"], 2, 1)
+    positions_T = jnp.arange(tokens_BT.shape[1])
     features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
     if "decoder_causal_attention" in self._features:
-      features["decoder_causal_attention"] = (places <= read_B1 - wanted_B1) & (valid_BT > 0)
-    targets_BT = jnp.where(places == read_B1 - 1, batch["last"], jnp.roll(tokens_BT, -1, axis=1))
-    wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
-    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
+      is_context_BT = positions_T <= read_B1 - scored_B1
+      features["decoder_causal_attention"] = is_context_BT & (valid_BT > 0)
+    shifted_BT = jnp.roll(tokens_BT, -1, axis=1)
+    targets_BT = jnp.where(positions_T == read_B1 - 1, batch["last"], shifted_BT)
+    scored_BT = (positions_T >= read_B1 - scored_B1) & (positions_T < read_B1)
+    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, scored_BT)
 
-  def _of_targets(self, pairs) -> list[ContinuationScore]:
+  def _score_targets(self, pairs) -> list[ContinuationScore]:
+    """Score continuations as the targets of an encoder-decoder."""
     width = padded_length(max(len(continuation) for _, continuation in pairs), self.longest_answer)
     targets = np.zeros((len(pairs), width), np.int32)
     for row, (_, continuation) in enumerate(pairs):
@@ -149,29 +152,21 @@ class Likelihood:
 
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    outputs = self._run(
-      self._target, contexts, extras, lambda length: padded_length(length, self.longest)
-    )
-    cut = [len(context) > self.longest for context, _ in pairs]
-    return [
-      ContinuationScore(float(total), bool(greedy), lost)
-      for (total, greedy), lost in zip(outputs, cut)
-    ]
+    outputs = self._run(self._target_sums, contexts, extras, self._pad_length)
+    return _scores(outputs, [len(context) > self.longest for context, _ in pairs])
 
-  def _target(self, model, batch) -> tuple[jax.Array, jax.Array]:
+  def _target_sums(self, model, batch) -> tuple[jax.Array, jax.Array]:
     targets_BT = batch["targets"]
     start = jnp.full_like(targets_BT[:, :1], model.variant.tokens.start)
     features = {
       "encoder_input_tokens": batch["tokens"],
       "decoder_input_tokens": jnp.concatenate([start, targets_BT[:, :-1]], axis=1),
     }
-    wanted_BT = jnp.arange(targets_BT.shape[1]) < batch["counts"]
+    scored_BT = jnp.arange(targets_BT.shape[1]) < batch["counts"]
     if "encoder_segment_ids" in self._features:
-      features |= {
-        "encoder_segment_ids": batch["valid"],
-        "decoder_segment_ids": jnp.ones_like(targets_BT),
-      }
-    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
+      features["encoder_segment_ids"] = batch["valid"]
+      features["decoder_segment_ids"] = jnp.ones_like(targets_BT)
+    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, scored_BT)
 
 
 def position_count(inputs) -> int | None:
@@ -179,14 +174,19 @@ def position_count(inputs) -> int | None:
   return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None
 
 
+def _scores(outputs, is_truncated: Sequence[bool]) -> list[ContinuationScore]:
+  scores = []
+  for (log_probability, greedy), truncated in zip(outputs, is_truncated):
+    scores.append(ContinuationScore(float(log_probability), bool(greedy), truncated))
+  return scores
+
+
 def _sums(
-  logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array
+  logits_BTV: jax.Array, targets_BT: jax.Array, scored_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Return (log-probability, whether all are likeliest), both [B], of the wanted targets."""
-  log_p_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[
-    ..., 0
-  ]
-  right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
-  return jnp.sum(jnp.where(wanted_BT, log_p_BT, 0.0), axis=1), jnp.all(
-    right_BT | ~wanted_BT, axis=1
-  )
+  """Return (log-probability, whether all are likeliest), both [B], of the scored targets."""
+  log_p_BTV = jax.nn.log_softmax(logits_BTV)
+  log_p_BT = jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1)[..., 0]
+  is_likeliest_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
+  log_p_B = jnp.sum(jnp.where(scored_BT, log_p_BT, 0.0), axis=1)
+  return log_p_B, jnp.all(is_likeliest_BT | ~scored_BT, axis=1)

@@ -8,8 +8,7 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Encode a text with spelled-out sentinels and, if the vocabulary has a mask, mask pieces; no
-  EOS."""
+  """Encode a text with spelled-out sentinels and masks; add no EOS."""
   if vocabulary.mask_id is None:
     return vocabularies.encode_sentinels(vocabulary, text)
   return encode_masks(

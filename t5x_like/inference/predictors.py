@@ -18,8 +18,9 @@ def build_predictor(
   flags: dict[str, Any],
   template: str | dict | None = None,
 ):
-  """Make the predictor for a model: `encode(texts, origin)` returns rows of tokens, and calling it
-  answers them.
+  """Make the predictor for a model of text.
+
+  Its `encode(texts, origin)` returns rows of tokens, and calling it answers them.
 
   Args:
     model: the abstract model.
@@ -37,20 +38,20 @@ def build_predictor(
   banned_texts = as_strings(flags.pop("banned_words", ()))
   if not all(banned_texts):
     raise UserError("--banned_words: found an empty string, expected text that no prediction has")
-  arguments = model, vocabulary, features, strategies.choose_strategy(**flags), new_tokens
+  strategy = strategies.choose_strategy(**flags)
+  arguments = model, vocabulary, features, strategy, new_tokens
+  target_vocabulary = vocabulary
   if "encoder_input_tokens" in features:
     predictor: generation.Generation = generation.TextToText(*arguments)
+    target_vocabulary = vocabulary.for_targets()
+  elif template is None:
+    predictor = generation.Continuation(*arguments)
   else:
-    predictor = (
-      generation.Continuation(*arguments)
-      if template is None
-      else generation.Answer(*arguments, template)
-    )
+    predictor = generation.Answer(*arguments, template)
   predictor.stops = Stops(stop_strings)
-  target_vocabulary = vocabulary.for_targets() if "encoder_input_tokens" in features else vocabulary
-  predictor.banned = {
-    tuple(map(int, target_vocabulary.encode(text)))
-    for banned_text in banned_texts
-    for text in (banned_text, f" {banned_text}")
-  }
+  banned = set()
+  for banned_text in banned_texts:
+    for text in (banned_text, f" {banned_text}"):
+      banned.add(tuple(map(int, target_vocabulary.encode(text))))
+  predictor.banned = banned
   return predictor

@@ -1,5 +1,4 @@
-"""Prompts of a trained model: texts become ids, and a model's likelihoods and generated texts
-answer them.
+"""Turn prompts into ids, and answer them with likelihoods or generated texts.
 
 Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) both ask
 through it.
@@ -73,34 +72,40 @@ class Prompts:
       ids = self._chat.prompt_with_start([Message("user", text)])
       return ids if ids[:1] == [self.start_id] else [*self._before, *ids]
     ids = [int(i) for i in self._vocabulary.encode(text)]
-    return [*self._before, *ids, *self._after] if special else ids
+    if special:
+      ids = [*self._before, *ids, *self._after]
+    return ids
 
   def encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-    """Encode a context and its continuation; an encoder-decoder's is a target: without space
-    before, and with EOS."""
+    """Encode a context and its continuation.
+
+    For an encoder-decoder, the continuation is a target: it has no leading space and ends with EOS.
+    """
     if self.both:
       ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
       return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
     if self._chat is not None:
       return self.encode(context), self.encode(continuation.lstrip(), special=False)
-    before, whole = (self.encode(text, special=False) for text in (context, context + continuation))
-    return self.encode(context), whole[len(before) :] or whole[-1:]
+    context_ids = self.encode(context, special=False)
+    joint_ids = self.encode(context + continuation, special=False)
+    return self.encode(context), joint_ids[len(context_ids) :] or joint_ids[-1:]
 
   def generate(
     self,
     contexts: Sequence[Ids],
-    new: int,
+    new_tokens: int,
     strategy: Any = None,
-    more: bool = False,
+    extend_by_context: bool = False,
     stops: Stops = NO_STOPS,
   ) -> tuple[list[str], list[bool], list[bool]]:
-    """Continue contexts by up to `new` tokens, which are decoded by themselves, without special
-    ids.
+    """Continue contexts by up to `new_tokens` tokens, decoded alone and without special ids.
 
     Args:
-      contexts: ids; those that leave no room for the new tokens lose their beginning.
-      strategy: of decoding; None takes the likeliest token.
-      more: whether an encoder-decoder gets as many tokens more as its context has, but one.
+      contexts: ids; contexts that leave too few positions for the new tokens lose their beginning.
+      new_tokens: the most tokens to generate.
+      strategy: the decoding strategy; None takes the likeliest token.
+      extend_by_context: whether an encoder-decoder may generate one token less than its context
+        has in addition to `new_tokens`.
       stops: strings that end the new text.
 
     Returns:
@@ -110,56 +115,63 @@ class Prompts:
     Raises:
       UserError: the model does not read so many tokens.
     """
-    opened = self._opened
-    room = self.likelihood.longest - (0 if self.both else new)
-    if room < 1:
+    extend_by_context = extend_by_context and self.both
+    max_context = self.likelihood.longest
+    if not self.both:
+      max_context -= new_tokens
+    if max_context < 1:
       raise UserError(
-        f"max_new_tokens={new}: expected fewer than the {self.likelihood.longest} tokens that the "
-        "model reads"
+        f"max_new_tokens={new_tokens}: expected fewer than the {self.likelihood.longest} tokens "
+        "that the model reads"
       )
-    cut = [(ids or [self.start_id])[-room:] for ids in contexts]
-    longest = new + (max(map(len, cut)) - 1 if more and self.both else 0)
-    asked = new, more, longest, strategy or strategies.Greedy(), stops
-    predict = self._predictors.get(asked) or self._predictors.setdefault(asked, self._alone(*asked))
+    prompts = [(ids or [self.start_id])[-max_context:] for ids in contexts]
+    longest = new_tokens
+    if extend_by_context:
+      longest += max(map(len, prompts)) - 1
+    key = new_tokens, extend_by_context, longest, strategy or strategies.Greedy(), stops
+    if key not in self._predictors:
+      self._predictors[key] = self._build_predictor(*key)
+    predict = self._predictors[key]
     predict.check_new_tokens(0, "")
-    answers = predict(opened.run, cut, [""] * len(cut))
+    answers = predict(self._opened.run, prompts, [""] * len(prompts))
     texts = [answer["prediction"] for answer in answers]
-    return (
-      texts,
-      [len(ids) > room for ids in contexts],
-      [answer["is_unfinished"] for answer in answers],
-    )
+    is_truncated = [len(ids) > max_context for ids in contexts]
+    is_unfinished = [answer["is_unfinished"] for answer in answers]
+    return texts, is_truncated, is_unfinished
 
-  def _alone(
-    self, new: int, more: bool, longest: int, strategy: Any, stops: Stops
+  def _build_predictor(
+    self, new_tokens: int, extend_by_context: bool, longest: int, strategy: Any, stops: Stops
   ) -> generation.Generation:
-    """Return a predictor of new tokens by themselves."""
+    """Return a predictor that decodes the new tokens of a prompt without the prompt."""
     opened = self._opened
     vocabulary = self._vocabulary
     skipped = {*vocabulary.special_ids, vocabulary.unk_id}
 
     def limit(prompt: Sequence[int]) -> int:
-      return new + (len(prompt) - 1 if more and "encoder_input_tokens" in opened.features else 0)
+      return new_tokens + len(prompt) - 1 if extend_by_context else new_tokens
 
-    class Alone(generation.TextToText if self.both else generation.Continuation):
+    class NewTokens(generation.TextToText if self.both else generation.Continuation):
       def decode_answer(self, prompt: Sequence[int], ids: Ids) -> str:
         return vocabulary.decode([i for i in ids[: limit(prompt)] if i not in skipped])
 
       def _answer(
-        self, text: str, prompt: Sequence[int], found: list[tuple[Ids, float]]
+        self, text: str, prompt: Sequence[int], sequences: list[tuple[Ids, float]]
       ) -> dict[str, Any]:
-        answer = super()._answer(text, prompt, found)
-        ids = found[0][0][: limit(prompt)]
-        if self.forced[1] is not None and len(ids) == longest:
-          ids = ids[:-1]  # an end that is forced upon a text that is cut
-        uncut = self.decode_answer(prompt, self._until_end(ids))
-        is_ended = any(i in self.ends for i in ids) or any(stop in uncut for stop in stops.strings)
-        return answer | {"is_unfinished": not is_ended}
+        answer = super()._answer(text, prompt, sequences)
+        ids, _ = sequences[0]
+        ids = ids[: limit(prompt)]
+        _, forced_eos = self.forced
+        if forced_eos is not None and len(ids) == longest:
+          ids = ids[:-1]  # the end that is forced on a text that reaches the limit
+        new_text = self.decode_answer(prompt, self._until_end(ids))
+        has_end_token = any(i in self.ends for i in ids)
+        has_stop_string = any(stop in new_text for stop in stops.strings)
+        return answer | {"is_unfinished": not (has_end_token or has_stop_string)}
 
       def has_blanks(self, text: str) -> bool:
         return False
 
-    predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
+    predict = NewTokens(opened.model, vocabulary, opened.features, strategy, longest)
     predict.ends = opened.ends
     predict.forced = opened.forced
     predict.stops = stops

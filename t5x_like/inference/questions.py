@@ -1,5 +1,7 @@
-"""Ask a model questions without training, by likelihood or generation; `tools.few_shot` describes
-the files."""
+"""Ask a model questions without training, by likelihood or by generation.
+
+`tools.few_shot` describes the files.
+"""
 
 import collections
 import dataclasses
@@ -11,8 +13,8 @@ import random
 import string
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from t5x_like.corpora.sources import Record, Skip, json_type_name, open_source
 from t5x_like.data.supervised import published_template
@@ -25,26 +27,28 @@ from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_q
 from t5x_like.metrics.texts import reference_texts
 
 LETTERS = string.ascii_uppercase
-NEW_TOKENS = 64  # of a generated answer, by default
-WORKED_TOKENS = 256  # of a worked answer, as `max_gen_toks` of EleutherAI's harness
+NEW_TOKENS = 64  # the most of a generated answer, by default
+WORKED_TOKENS = 256  # the most of a worked answer: `max_gen_toks` of EleutherAI's harness
 TEMPLATE = "ask a decoder by a chat template; published is its own (default: none)"
-_TEXTS = (str, "a string")
-_LISTS = (list, "a list")
+_STRING = (str, "a string")
+_LIST = (list, "a list")
 _ANY = (object, "a value")
 _INDEX = (int, "an index from 0")
 # The keys of a row and their types, by kind; the most specific kind comes first.
 _KINDS: dict[str, dict[str, tuple[type, str]]] = {
-  "schema": {"context_options": _LISTS, "continuation": _TEXTS, "gold": _INDEX},
-  "letters": {"question": _TEXTS, "choices": _LISTS, "answer": _TEXTS},
-  "choices": {"query": _TEXTS, "choices": _LISTS, "gold": _INDEX},
-  "words": {"context": _TEXTS, "continuation": _TEXTS},
-  "answers": {"context": _TEXTS, "answer": _ANY},
-  "texts": {"text": _TEXTS},
+  "schema": {"context_options": _LIST, "continuation": _STRING, "gold": _INDEX},
+  "letters": {"question": _STRING, "choices": _LIST, "answer": _STRING},
+  "choices": {"query": _STRING, "choices": _LIST, "gold": _INDEX},
+  "words": {"context": _STRING, "continuation": _STRING},
+  "answers": {"context": _STRING, "answer": _ANY},
+  "texts": {"text": _STRING},
 }
-_SHARES = ("accuracy", "accuracy_norm", "exact_match")
-_LIKELIEST = ("accuracy", "accuracy_norm", "examples", "truncated")
-METRICS_OF_KIND = {  # of each kind
-  **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
+_PERCENTAGES = ("accuracy", "accuracy_norm", "exact_match")
+_CHOICE_METRICS = ("accuracy", "accuracy_norm", "examples", "truncated")
+METRICS_OF_KIND = {
+  "schema": _CHOICE_METRICS,
+  "letters": _CHOICE_METRICS,
+  "choices": _CHOICE_METRICS,
   "words": ("accuracy", "perplexity", "examples", "truncated"),
   "answers": ("exact_match", "examples", "truncated", "empty", "unfinished"),
   "texts": (
@@ -68,7 +72,7 @@ class Questions:
     path: the file.
     kind: the way to ask them, a method of `Asker`.
     rows: the records.
-    wheres: the place of each record in the file, for messages.
+    wheres: the file and line of each record, for messages.
   """
 
   path: str
@@ -77,22 +81,54 @@ class Questions:
   wheres: list[str]
 
 
+class ScoredPrompts(NamedTuple):
+  """The texts of a question that is answered by likelihood.
+
+  Attributes:
+    where: the file and line of the question, for messages.
+    pairs: (context, continuation) of each choice.
+    gold: the index of the right choice.
+  """
+
+  where: str
+  pairs: list[tuple[str, str]]
+  gold: int
+
+
+class ShotQuestion(NamedTuple):
+  """A question with answered examples.
+
+  Attributes:
+    where: the file and line of the question, for messages.
+    row: the record.
+    prefix: the text of the examples.
+  """
+
+  where: str
+  row: Record
+  prefix: str
+
+
 def find_files(patterns: Sequence[str]) -> dict[str, str]:
-  """List the files of patterns by the first part of their names; raise UserError if none match or
-  names collide."""
-  found: dict[str, str] = {}
+  """List the files of patterns by the first part of their names.
+
+  Raises:
+    UserError: a pattern matches no file, or names collide.
+  """
+  paths_by_name: dict[str, str] = {}
   for pattern in patterns:
     paths = globs.find_matches(pattern)
     if not paths:
       raise UserError(f"{pattern}: no such file of questions")
     for path in paths:
       name = pathlib.Path(path).name.split(".")[0]
-      if name in found:
+      if name in paths_by_name:
         raise UserError(
-          f"{path}: found another file of the name {name!r}, {found[name]}; rename one of them"
+          f"{path}: found another file of the name {name!r}, {paths_by_name[name]}; rename one of "
+          "them"
         )
-      found[name] = path
-  return found
+      paths_by_name[name] = path
+  return paths_by_name
 
 
 def read_questions(path: str) -> Questions:
@@ -103,53 +139,73 @@ def read_questions(path: str) -> Questions:
       missing or has the wrong type, or the answer is not among the choices.
   """
   source = open_source(f"jsonl:{path}")
-  found = [
-    (where, row) for where, row in source.records(source.splits[0]) if not isinstance(row, Skip)
-  ]
-  if not found:
+  wheres = []
+  rows = []
+  for where, row in source.records(source.splits[0]):
+    if not isinstance(row, Skip):
+      wheres.append(where)
+      rows.append(row)
+  if not rows:
     raise UserError(f"{path}: holds no questions: a score over zero examples is not defined")
-  wheres, rows = map(list, zip(*found))
-  kind = next((kind for kind, keys in _KINDS.items() if all(key in rows[0] for key in keys)), None)
+  kind = _find_kind(rows[0])
   if kind is None:
     raise UserError(
       f"{wheres[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
       "see --help"
     )
-  for where, row in found:
-    _check(where, row, kind)
+  for where, row in zip(wheres, rows):
+    _check_row(where, row, kind)
   if kind == "texts":
     _check_words(path, rows)
   return Questions(path, kind, rows, wheres)
 
 
-def _check(where: str, row: Record, kind: str) -> None:
-  for key, (wanted, words) in _KINDS[kind].items():
+def _find_kind(row: Record) -> str | None:
+  """Return the first kind whose keys are all in a row; None if there is none."""
+  for kind, keys in _KINDS.items():
+    if all(key in row for key in keys):
+      return kind
+  return None
+
+
+def _check_row(where: str, row: Record, kind: str) -> None:
+  """Raise UserError if a row lacks a key of its kind, or has a wrong value."""
+  for key, (key_type, expected) in _KINDS[kind].items():
     if key not in row:
       raise UserError(
         f"{where}: found the keys {', '.join(row)}, expected {', '.join(_KINDS[kind])} as in the "
         "first row"
       )
-    if not isinstance(row[key], wanted) or isinstance(row[key], bool) and wanted is int:
-      raise UserError(f"{where}: {key}: found a JSON {json_type_name(row[key])}, expected {words}")
-  options = row.get("context_options" if kind == "schema" else "choices")
+    is_boolean = key_type is int and isinstance(row[key], bool)
+    if not isinstance(row[key], key_type) or is_boolean:
+      raise UserError(
+        f"{where}: {key}: found a JSON {json_type_name(row[key])}, expected {expected}"
+      )
   if kind in ("words", "schema") and not row["continuation"].strip():
     raise UserError(f"{where}: continuation: found an empty text, expected words to score")
   if kind == "answers":
     right_texts(where, row)
-  if kind in ("schema", "letters", "choices"):
-    if kind == "letters" and len(options) > len(LETTERS):
-      raise UserError(
-        f"{where}: found {len(options)} choices, expected at most {len(LETTERS)}, "
-        "one for each letter"
-      )
-    if not options or not all(isinstance(example, str) for example in options):
-      raise UserError(f"{where}: found the choices {options!r}, expected at least one, all strings")
-    right = LETTERS[: len(options)] if kind == "letters" else range(len(options))
-    answer = row["answer" if kind == "letters" else "gold"]
-    if answer not in list(right):
-      raise UserError(
-        f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, right))}"
-      )
+  elif kind == "schema":
+    _check_choices(where, row["context_options"], row["gold"])
+  elif kind == "choices":
+    _check_choices(where, row["choices"], row["gold"])
+  elif kind == "letters":
+    _check_choices(where, row["choices"], row["answer"], LETTERS)
+
+
+def _check_choices(where: str, choices: list, answer: Any, letters: str | None = None) -> None:
+  """Raise UserError if choices are no strings, or the answer is not an index or letter of one."""
+  if letters is not None and len(choices) > len(letters):
+    raise UserError(
+      f"{where}: found {len(choices)} choices, expected at most {len(letters)}, one for each letter"
+    )
+  if not choices or not all(isinstance(choice, str) for choice in choices):
+    raise UserError(f"{where}: found the choices {choices!r}, expected at least one, all strings")
+  answers = list(range(len(choices))) if letters is None else list(letters[: len(choices)])
+  if answer not in answers:
+    raise UserError(
+      f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, answers))}"
+    )
 
 
 def _check_words(path: str, rows: Sequence[Record]) -> None:
@@ -161,8 +217,9 @@ def _check_words(path: str, rows: Sequence[Record]) -> None:
 
 
 def right_texts(where: str, row: Record) -> list[str]:
-  """Return the right answers of a row: those of `answer`, a text, a number or several, and of
-  `aliases`.
+  """Return the right answers of a row.
+
+  They are `answer`, a text, a number or a list of them, and `aliases`.
 
   Raises:
     UserError: there is none, or something else stands among them.
@@ -182,18 +239,19 @@ def right_texts(where: str, row: Record) -> list[str]:
 
 
 def is_worked(row: Record) -> bool:
-  """Return whether the answer of a row follows from a chain of thought, so that its final number is
-  judged."""
-  return "chain_of_thought" in row or isinstance(row["answer"], str) and "####" in row["answer"]
+  """Return whether a row has a worked answer, of which the final number is judged."""
+  if "chain_of_thought" in row:
+    return True
+  return isinstance(row["answer"], str) and "####" in row["answer"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The options of asking.
+  """The options of asking questions.
 
   Attributes:
     shots: answered examples before each question.
-    seed: the seed of their choice.
+    seed: the seed for the choice of examples.
     limit: the number of questions of a file, from the first; None means all.
     stride: the stride of windows over texts; None is their length.
     max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS`
@@ -211,109 +269,117 @@ class Options:
 
 def build_letter_prompts(
   questions: Questions, examples: Questions, options: Options
-) -> list[tuple[str, list[tuple[str, str]], int]]:
-  """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after
-  "Answer:".
+) -> list[ScoredPrompts]:
+  """Return MMLU's prompts, which score the letters of the choices (Hendrycks et al. 2021).
 
   A header names the subject, if a row has one; answered examples of the subject's split dev follow
-  it. Rows without a split in another file than the questions' are of this split too. The texts are
-  those of EleutherAI's harness, equal to the published ones but for a second space before the
-  subject in the latter.
+  it. Rows without a split belong to dev if they stand in another file than the questions. The texts
+  equal the texts of EleutherAI's harness; the published ones have a second space before the
+  subject.
 
   Returns:
-    For each question that is not of the split dev its place, the (context, letter) of each choice,
-    and the index of the right one.
+    The prompts of each question that is not of the split dev, with letters as continuations.
 
   Raises:
     UserError: all questions are of the split dev, or there are fewer examples of a subject than
       shots.
   """
-  by_subject = collections.defaultdict(list)
+  default_split = "dev" if examples is not questions else None
+  examples_by_subject = collections.defaultdict(list)
   for row in examples.rows:
-    if row.get("split", "dev" if examples is not questions else None) == "dev":
-      by_subject[row.get("subject")].append((_prompt(row), row))
-  rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
-  if not rows:
+    if row.get("split", default_split) == "dev":
+      examples_by_subject[row.get("subject")].append(row)
+  located_rows = []
+  for where, row in zip(questions.wheres, questions.rows):
+    if row.get("split") != "dev":
+      located_rows.append((where, row))
+  if not located_rows:
     raise UserError(
       f"{questions.path}: all rows are of the split dev, expected questions of another"
     )
-
-  def format_example(row: Record) -> str:
-    choices_text = "".join(
-      f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"])
-    )
-    return f"{row['question'].strip()}{choices_text}\nAnswer:"
-
-  asked = []
-  for where, row in rows[: options.limit]:
+  prompts = []
+  for where, row in located_rows[: options.limit]:
     subject = row.get("subject")
-    own_prompt = _prompt(row)
-    candidates = (
-      [example for prompt, example in by_subject[subject] if prompt != own_prompt]
-      if options.shots
-      else []
-    )
-    if len(candidates) < options.shots:
-      count = "1 example" if len(candidates) == 1 else f"{len(candidates) or 'no'} examples"
+    shots = _other_questions(examples_by_subject[subject], row) if options.shots else []
+    if len(shots) < options.shots:
+      count = "1 example" if len(shots) == 1 else f"{len(shots) or 'no'} examples"
       raise UserError(
         f"{where}: found {count} of the split dev and the subject {subject!r} beside the question "
         f"in {examples.path}, expected {options.shots}; ask with fewer shots, or give a file of "
         "examples"
       )
-    subject_text = str(subject).replace("_", " ")
-    header = (
-      f"The following are multiple choice questions (with answers) about {subject_text}.\n\n"
-      if subject
-      else ""
-    )
-    before = "".join(
-      f"{format_example(example)} {example['answer']}\n\n"
-      for example in candidates[: options.shots]
-    )
-    pairs = [
-      (header + before + format_example(row), f" {letter}")
-      for letter in LETTERS[: len(row["choices"])]
-    ]
-    asked.append((where, pairs, LETTERS.index(row["answer"])))
-  return asked
+    context = ""
+    if subject:
+      subject_text = str(subject).replace("_", " ")
+      context = (
+        f"The following are multiple choice questions (with answers) about {subject_text}.\n\n"
+      )
+    for example in shots[: options.shots]:
+      context += f"{_format_letter_question(example)} {example['answer']}\n\n"
+    context += _format_letter_question(row)
+    pairs = [(context, f" {letter}") for letter in LETTERS[: len(row["choices"])]]
+    prompts.append(ScoredPrompts(where, pairs, LETTERS.index(row["answer"])))
+  return prompts
 
 
-def _prompt(row: Record) -> str:
-  """Return what tells whether two rows ask the same: not their ids and answers, nor the order of
-  their choices."""
-  keys = [key for key in ("query", "question", "context", "context_options", "text") if key in row]
-  asked = [" ".join(str(row[key]).split()).casefold() for key in keys]
-  return json.dumps([asked, sorted(map(str, row.get("choices", ())))])
+def _format_letter_question(row: Record) -> str:
+  lines = [row["question"].strip()]
+  for letter, choice in zip(LETTERS, row["choices"]):
+    lines.append(f"{letter}. {choice}")
+  lines.append("Answer:")
+  return "\n".join(lines)
+
+
+def _other_questions(examples: Sequence[Record], row: Record) -> list[Record]:
+  """Return the examples that ask another question than a row."""
+  key = _question_key(row)
+  return [example for example in examples if _question_key(example) != key]
+
+
+def _question_key(row: Record) -> str:
+  """Return a key that is equal for rows that ask the same question.
+
+  It ignores their ids and answers, and the order of their choices.
+  """
+  texts = []
+  for key in ("query", "question", "context", "context_options", "text"):
+    if key in row:
+      texts.append(" ".join(str(row[key]).split()).casefold())
+  return json.dumps([texts, sorted(map(str, row.get("choices", ())))])
 
 
 def describe_template(opened: Any, template: str | None) -> str:
-  """Return a line on the chat template in which a `library.model.Model` is asked, or on one that it
-  has."""
+  """Describe in a line the chat template that a model is asked by, or has.
+
+  `opened` is a `library.model.Model`.
+  """
   if template is not None:
     return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
-  own_prompt = opened.chat_template()
-  return "questions: asked as plain texts" + (
-    f"; --template={own_prompt} asks by its chat template" if own_prompt else ""
-  )
+  description = "questions: asked as plain texts"
+  default_template = opened.chat_template()
+  if default_template:
+    description += f"; --template={default_template} asks by its chat template"
+  return description
 
 
 def confidence_intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
-  """Return the 95 % interval of each share among the scores of a file, by its name."""
-  return {
-    name: resampling.wilson(scores[name], int(scores["examples"]))
-    for name in _SHARES
-    if name in scores
-  }
+  """Return the 95 % interval of each percentage among the scores of a file, by its name."""
+  intervals = {}
+  for name in _PERCENTAGES:
+    if name in scores:
+      intervals[name] = resampling.wilson(scores[name], int(scores["examples"]))
+  return intervals
 
 
 def format_scores(scores: dict[str, float]) -> str:
-  """Format the scores of a file, shares with their intervals."""
-  around = confidence_intervals(scores)
+  """Format the scores of a file, percentages with their intervals."""
+  intervals = confidence_intervals(scores)
   parts = []
-  for name, value in scores.items():
-    part = f"{name} {value:,.4g}"
-    if name in around:
-      part += " ({low:.1f} to {high:.1f})".format(**around[name])
+  for name, score in scores.items():
+    part = f"{name} {score:,.4g}"
+    if name in intervals:
+      interval = intervals[name]
+      part += f" ({interval['low']:.1f} to {interval['high']:.1f})"
     parts.append(part)
   return ", ".join(parts)
 
@@ -373,125 +439,126 @@ class Asker:
     if questions.kind == "letters":
       build_letter_prompts(questions, self._examples or questions, self._options)
     elif questions.kind != "texts":
-      self._with_examples(questions, lambda row: "")
+      self._choose_examples(questions, lambda row: "")
 
-  def _with_examples(
+  def _choose_examples(
     self, questions: Questions, format_example: Callable[[Record], str]
-  ) -> list[tuple[str, Record, str]]:
-    """Return for each question its place, its row, and its prefix of `shots` other rows with
-    answers.
+  ) -> list[ShotQuestion]:
+    """Return each question with the text of `shots` answered examples.
 
     Raises:
       UserError: there are fewer rows that ask something else than shots.
     """
     options = self._options
     examples = self._examples or questions
-    pool = [(_prompt(row), row) for row in examples.rows]
-    rows_with_examples = []
+    pool = [(_question_key(row), row) for row in examples.rows]
+    shot_questions = []
     for number, row in enumerate(questions.rows[: options.limit]):
       rng = random.Random(options.seed * 1_000_003 + number)
-      own_prompt = _prompt(row)
-      candidates = (
-        [example for prompt, example in pool if prompt != own_prompt] if options.shots else []
-      )
+      candidates = []
+      if options.shots:
+        row_key = _question_key(row)
+        candidates = [example for key, example in pool if key != row_key]
       if len(candidates) < options.shots:
         raise UserError(
           f"{questions.wheres[number]}: found {len(candidates)} other questions in "
           f"{examples.path}, expected {options.shots} for the examples before it; ask with "
           "fewer shots, or give a file of examples"
         )
-      chosen = rng.sample(candidates, options.shots)
-      rows_with_examples.append(
-        (
-          questions.wheres[number],
-          row,
-          "".join(f"{format_example(example)}\n\n" for example in chosen),
-        )
-      )
-    return rows_with_examples
+      shots = rng.sample(candidates, options.shots)
+      prefix = "".join(f"{format_example(example)}\n\n" for example in shots)
+      shot_questions.append(ShotQuestion(questions.wheres[number], row, prefix))
+    return shot_questions
 
   def _choices(self, questions: Questions) -> dict[str, float]:
-    join = lambda query, choice: query + ("" if query[-1:].isspace() else " ") + choice  # noqa: E731
-    asked = []
-    for where, row, before in self._with_examples(
-      questions, lambda row: join(row["query"], row["choices"][row["gold"]])
-    ):
-      query = row["query"] if row["query"].endswith("\n") else row["query"].rstrip(" ")
-      space = "" if query.endswith("\n") else " "
-      asked.append(
-        (where, [(before + query, f"{space}{choice}") for choice in row["choices"]], row["gold"])
-      )
-    return self._score_choices(asked)
+    def format_example(row: Record) -> str:
+      query = row["query"]
+      space = "" if query[-1:].isspace() else " "
+      return query + space + row["choices"][row["gold"]]
+
+    prompts = []
+    for where, row, prefix in self._choose_examples(questions, format_example):
+      if row["query"].endswith("\n"):
+        context = prefix + row["query"]
+        pairs = [(context, choice) for choice in row["choices"]]
+      else:
+        context = prefix + row["query"].rstrip(" ")
+        pairs = [(context, f" {choice}") for choice in row["choices"]]
+      prompts.append(ScoredPrompts(where, pairs, row["gold"]))
+    return self._score_choices(prompts)
 
   def _schema(self, questions: Questions) -> dict[str, float]:
-    asked = self._with_examples(
-      questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}"
-    )
-    return self._score_choices(
-      (
-        where,
-        [(before + option, f" {row['continuation']}") for option in row["context_options"]],
-        row["gold"],
-      )
-      for where, row, before in asked
-    )
+    def format_example(row: Record) -> str:
+      return f"{row['context_options'][row['gold']]} {row['continuation']}"
+
+    prompts = []
+    for where, row, prefix in self._choose_examples(questions, format_example):
+      continuation = f" {row['continuation']}"
+      pairs = [(prefix + option, continuation) for option in row["context_options"]]
+      prompts.append(ScoredPrompts(where, pairs, row["gold"]))
+    return self._score_choices(prompts)
 
   def _letters(self, questions: Questions) -> dict[str, float]:
-    return self._score_choices(
-      build_letter_prompts(questions, self._examples or questions, self._options)
-    )
+    examples = self._examples or questions
+    return self._score_choices(build_letter_prompts(questions, examples, self._options))
 
-  def _likelihoods(
-    self, asked: Iterable[tuple[str, list[tuple[str, str]]]]
-  ) -> list[list[ContinuationScore]]:
-    """Score the (context, continuation) pairs of each question, which has a place."""
+  def _likelihoods(self, prompts: Sequence[ScoredPrompts]) -> list[list[ContinuationScore]]:
+    """Return the scores of the choices of each question."""
     pairs = []
-    counts = []
     max_length = self._prompts.likelihood.longest_answer
-    for where, texts in asked:
-      counts.append(len(texts))
-      pairs += [self._prompts.encode_pair(*text) for text in texts]
-      longest = max(len(answer) for _, answer in pairs[-len(texts) :])
-      if max_length is not None and longest > max_length:
-        raise UserError(
-          f"{where}: an answer has {longest} tokens, expected at most {max_length}, as many as the "
-          "model reads; leave the row out or ask a model that reads more"
-        )
+    for question in prompts:
+      for context, continuation in question.pairs:
+        context_ids, answer_ids = self._prompts.encode_pair(context, continuation)
+        if max_length is not None and len(answer_ids) > max_length:
+          raise UserError(
+            f"{question.where}: an answer has {len(answer_ids)} tokens, expected at most "
+            f"{max_length}, as many as the model reads; leave the row out or ask a model that "
+            "reads more"
+          )
+        pairs.append((context_ids, answer_ids))
     scores = iter(self._prompts.likelihood(pairs))
-    return [list(itertools.islice(scores, count)) for count in counts]
+    return [list(itertools.islice(scores, len(question.pairs))) for question in prompts]
 
-  def _score_choices(
-    self, questions: Iterable[tuple[str, list[tuple[str, str]], int]]
-  ) -> dict[str, float]:
-    """Score choices by likelihood; a question has a place, pairs and the index of the right one."""
-    asked = list(questions)
-    scores_of_questions = self._likelihoods((where, pairs) for where, pairs, _ in asked)
-    hits = hits_norm = truncated = 0
-    for (_, pairs, gold), part in zip(asked, scores_of_questions):
-      scores = [choice.log_probability for choice in part]
-      norms = [score / max(len(text.lstrip(" ")), 1) for score, (_, text) in zip(scores, pairs)]
-      hits += scores.index(max(scores)) == gold
-      hits_norm += norms.index(max(norms)) == gold
-      truncated += any(choice.truncated for choice in part)
-    share = 100.0 / len(asked)
-    counts = {"examples": len(asked), "truncated": truncated}
-    return {"accuracy": hits * share, "accuracy_norm": hits_norm * share} | counts
+  def _score_choices(self, prompts: Sequence[ScoredPrompts]) -> dict[str, float]:
+    """Return the accuracy of the likeliest choices, and of the likeliest for their length."""
+    num_right = 0
+    num_right_norm = 0
+    num_truncated = 0
+    for question, choices in zip(prompts, self._likelihoods(prompts)):
+      scores = [choice.log_probability for choice in choices]
+      norms = []
+      for score, (_, continuation) in zip(scores, question.pairs):
+        norms.append(score / max(len(continuation.lstrip(" ")), 1))
+      num_right += scores.index(max(scores)) == question.gold
+      num_right_norm += norms.index(max(norms)) == question.gold
+      num_truncated += any(choice.truncated for choice in choices)
+    percent = 100.0 / len(prompts)
+    return {
+      "accuracy": num_right * percent,
+      "accuracy_norm": num_right_norm * percent,
+      "examples": len(prompts),
+      "truncated": num_truncated,
+    }
 
   def _words(self, questions: Questions) -> dict[str, float]:
-    asked = self._with_examples(questions, lambda row: f"{row['context']} {row['continuation']}")
-    pairs = (
-      (where, [(before + row["context"].rstrip(), f" {row['continuation'].strip()}")])
-      for where, row, before in asked
-    )
-    words = [word for (word,) in self._likelihoods(pairs)]
-    mean = -sum(word.log_probability for word in words) / len(words)
-    share = 100.0 * sum(word.greedy for word in words) / len(words)
-    scores = {"accuracy": share, "perplexity": math.exp(min(mean, 700.0)), "examples": len(words)}
-    return scores | {"truncated": sum(word.truncated for word in words)}
+    def format_example(row: Record) -> str:
+      return f"{row['context']} {row['continuation']}"
+
+    prompts = []
+    for where, row, prefix in self._choose_examples(questions, format_example):
+      pair = (prefix + row["context"].rstrip(), f" {row['continuation'].strip()}")
+      prompts.append(ScoredPrompts(where, [pair], gold=0))
+    scores = [score for (score,) in self._likelihoods(prompts)]
+    mean_nats = -sum(score.log_probability for score in scores) / len(scores)
+    return {
+      "accuracy": 100.0 * sum(score.greedy for score in scores) / len(scores),
+      "perplexity": math.exp(min(mean_nats, 700.0)),
+      "examples": len(scores),
+      "truncated": sum(score.truncated for score in scores),
+    }
 
   def _answers(self, questions: Questions) -> dict[str, float]:
-    """Generate answers; judge texts up to the end of the line, numbers up to the end of the
-    paragraph.
+    """Generate answers; judge texts up to the end of the line, numbers up to the paragraph's.
 
     Each row is judged by its own answer: by the final number if that is a number, or ends a worked
     answer.
@@ -507,36 +574,38 @@ class Asker:
         answer = f"{row['chain_of_thought']} #### {answer}"
       return f"{row['context']} {answer}"
 
-    contexts = [
-      self._prompts.encode(before + row["context"])
-      for _, row, before in self._with_examples(questions, format_example)
-    ]
+    contexts = []
+    for _, row, prefix in self._choose_examples(questions, format_example):
+      contexts.append(self._prompts.encode(prefix + row["context"]))
     texts, truncated, unfinished = self._prompts.generate(contexts, self._new_tokens(rows))
-    right = cut = 0
+    num_right = 0
+    num_unfinished = 0
     for row_numbers, row_answers, text, is_unfinished in zip(numbers, answers, texts, unfinished):
-      text = text.strip()
       end = "\n\n" if row_numbers else "\n"
-      judged, ended, _ = text.partition(end)
-      cut += is_unfinished and not ended
+      judged_text, end_mark, _ = text.strip().partition(end)
+      num_unfinished += is_unfinished and not end_mark
       if row_numbers:
-        right += final_number(judged) in row_numbers
+        num_right += final_number(judged_text) in row_numbers
       else:
-        right += any(_same_words(judged, answer) for answer in row_answers)
-    counts = {
+        num_right += any(_same_words(judged_text, answer) for answer in row_answers)
+    return {
+      "exact_match": 100.0 * num_right / len(rows),
       "examples": len(rows),
       "truncated": sum(truncated),
       "empty": sum(not text.strip() for text in texts),
+      "unfinished": num_unfinished,
     }
-    return {"exact_match": 100.0 * right / len(rows), **counts, "unfinished": cut}
 
   def _new_tokens(self, rows: Sequence[Record]) -> int:
     """Return the most tokens of a generated answer."""
     if self._options.max_new_tokens is not None:
       return self._options.max_new_tokens
-    wanted = WORKED_TOKENS if any(map(is_worked, rows)) else NEW_TOKENS
+    new_tokens = WORKED_TOKENS if any(map(is_worked, rows)) else NEW_TOKENS
     likelihood = self._prompts.likelihood
-    limits = [likelihood.longest // 2, likelihood.longest_answer]
-    return max(1, min(wanted, *(limit for limit in limits if limit is not None)))
+    new_tokens = min(new_tokens, likelihood.longest // 2)
+    if likelihood.longest_answer is not None:
+      new_tokens = min(new_tokens, likelihood.longest_answer)
+    return max(1, new_tokens)
 
   def _texts(self, questions: Questions) -> dict[str, float]:
     """Score every token of each text once; see `Likelihood.rolling_log_probability`."""
@@ -553,30 +622,34 @@ class Asker:
       nats -= self._prompts.likelihood.rolling_log_probability(
         ids, self._prompts.start_id, self._options.stride
       )
-      counts.update(
-        tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode())
-      )
-    per = {name: math.exp(min(nats / counts[name], 700.0)) for name in ("tokens", "words")}
+      counts["tokens"] += len(ids)
+      counts["words"] += len(row["text"].split())
+      counts["bytes"] += len(row["text"].encode())
     return {
-      "perplexity_per_token": per["tokens"],
-      "perplexity_per_word": per["words"],
+      "perplexity_per_token": math.exp(min(nats / counts["tokens"], 700.0)),
+      "perplexity_per_word": math.exp(min(nats / counts["words"], 700.0)),
       "bits_per_byte": nats / math.log(2) / counts["bytes"],
-      **{name: float(count) for name, count in counts.items()},
+      "tokens": float(counts["tokens"]),
+      "words": float(counts["words"]),
+      "bytes": float(counts["bytes"]),
     }
 
 
 def _right_numbers(row: Record, answers: list[str]) -> set[str]:
-  """Return the numbers that are right if the final number of a text is judged; none if its words
-  are."""
-  if is_worked(row):
-    numbers = {final_number(answer) for answer in answers}
-  else:
-    numbers = {final_number(answer) if is_number(answer) else None for answer in answers}
-  return set() if None in numbers else numbers
+  """Return the right numbers if the final number of a text is judged, else none."""
+  numbers = set()
+  for answer in answers:
+    number = final_number(answer) if is_worked(row) or is_number(answer) else None
+    if number is None:
+      return set()
+    numbers.add(number)
+  return numbers
 
 
 def _same_words(text: str, answer: str) -> bool:
-  """Return whether a text is an answer, normalised as in TriviaQA, or as it is if the answer has no
-  words."""
+  """Return whether a text equals an answer after TriviaQA's normalisation.
+
+  Answers without words are compared as they are.
+  """
   words = normalize_trivia_qa(answer)
   return normalize_trivia_qa(text) == words if words else text.strip() == answer.strip()

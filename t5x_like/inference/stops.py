@@ -24,23 +24,31 @@ class Stops:
       raise UserError("--stop: found an empty string, expected text that ends a prediction")
 
   def cut(self, text: str) -> str:
-    """Return the text before the string that is complete first; if several are complete at once,
-    before the longest."""
-    found = [
-      (start + len(string), start) for string in self.strings if (start := text.find(string)) >= 0
-    ]
-    return text[: min(found)[1]] if found else text
+    """Return the text before the string that is complete first.
+
+    If several are complete at once, the longest counts.
+    """
+    matches = []
+    for string in self.strings:
+      start = text.find(string)
+      if start >= 0:
+        matches.append((start + len(string), start))
+    if not matches:
+      return text
+    _, start = min(matches)
+    return text[:start]
 
   def stable_prefix(self, text: str) -> str:
-    """Return the part of a growing text, without a string so far, that `cut` keeps whatever
-    follows."""
-    prefix_lengths = (
-      n
-      for string in self.strings
-      for n in range(min(len(string) - 1, len(text)), 0, -1)
-      if text.endswith(string[:n])
-    )
-    return text[: len(text) - max(prefix_lengths, default=0)]
+    """Return the part of a growing text that `cut` keeps whatever follows.
+
+    The text contains no stop string so far.
+    """
+    longest_prefix = 0  # of a stop string that may begin at the end of the text
+    for string in self.strings:
+      for n in range(1, min(len(string) - 1, len(text)) + 1):
+        if text.endswith(string[:n]):
+          longest_prefix = max(longest_prefix, n)
+    return text[: len(text) - longest_prefix]
 
   def on_device(self, vocabulary: Vocabulary) -> StopStrings | None:
     """Return the test that ends rows at these strings; None if there are none."""
@@ -57,46 +65,56 @@ def _on_device(strings: tuple[str, ...], vocabulary: Vocabulary) -> StopStrings:
 
 @functools.lru_cache(2)
 def token_bytes(vocabulary: Vocabulary) -> list[bytes]:
-  """Return the bytes that each id adds to a text, none for special ids; a word's first piece adds
-  its space too."""
-  decode = vocabulary.decode
-  special = vocabulary.special_ids
-  texts = (i for i in range(vocabulary.size) if i not in special and i != vocabulary.unk_id)
-  first = next(
-    (i for i in texts if (text := decode([i])).strip() == text != "" and _UNFINISHED not in text),
-    None,
-  )
-  before = [] if first is None else [first]  # alone, an id might lose its space
-  start = len(decode(before))
-  found = []
+  """Return the bytes that each id adds to a text, none for special ids.
+
+  The first piece of a word adds its space too.
+  """
+  prefix = _find_prefix(vocabulary)
+  start = len(vocabulary.decode(prefix))
+  silent_ids = set(vocabulary.special_ids) - set(vocabulary.sentinels)
+  bytes_of_ids = []
   for i in range(vocabulary.size):
-    text = "" if i in special and i not in vocabulary.sentinels else decode([*before, i])[start:]
-    found.append(_raw(vocabulary.pieces_of([i])[0], text) if _UNFINISHED in text else text.encode())
-  return found
+    text = "" if i in silent_ids else vocabulary.decode([*prefix, i])[start:]
+    if _UNFINISHED in text:
+      bytes_of_ids.append(_piece_bytes(vocabulary.pieces_of([i])[0], text))
+    else:
+      bytes_of_ids.append(text.encode())
+  return bytes_of_ids
 
 
-def _raw(piece: str, text: str) -> bytes:
-  """Return the bytes of a piece whose characters are not complete: `<0xE2>`, or spelled as
-  GPT-2's."""
-  if byte := _BYTE.fullmatch(piece):
+def _find_prefix(vocabulary: Vocabulary) -> list[int]:
+  """Return an id after which other ids keep their space; none if no id is a plain text."""
+  for i in range(vocabulary.size):
+    if i not in vocabulary.special_ids and i != vocabulary.unk_id:
+      text = vocabulary.decode([i])
+      if text and text == text.strip() and _UNFINISHED not in text:
+        return [i]
+  return []
+
+
+def _piece_bytes(piece: str, text: str) -> bytes:
+  """Return the bytes of a piece whose characters are incomplete: `<0xE2>`, or GPT-2's spelling."""
+  byte = _BYTE.fullmatch(piece)
+  if byte:
     return bytes([int(byte[1], 16)])
-  byte_of = _byte_level()
-  return (
-    bytes(byte_of[char] for char in piece)
-    if all(char in byte_of for char in piece)
-    else text.encode()
-  )
+  byte_of_character = _gpt2_bytes()
+  if all(character in byte_of_character for character in piece):
+    return bytes(byte_of_character[character] for character in piece)
+  return text.encode()
 
 
 @functools.cache
-def _byte_level() -> dict[str, int]:
-  """Return the byte of each character of GPT-2's pieces (Radford et al. 2019): printable ones stand
-  for themselves."""
-  plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  remaining = [byte for byte in range(256) if byte not in plain]
-  return {chr(byte): byte for byte in plain} | {
-    chr(256 + n): byte for n, byte in enumerate(remaining)
-  }
+def _gpt2_bytes() -> dict[str, int]:
+  """Return the byte of each character of GPT-2's pieces (Radford et al. 2019).
+
+  Printable characters stand for themselves.
+  """
+  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  byte_of_character = {chr(byte): byte for byte in printable}
+  unprintable = [byte for byte in range(256) if byte not in printable]
+  for n, byte in enumerate(unprintable):
+    byte_of_character[chr(256 + n)] = byte
+  return byte_of_character
 
 
 def as_strings(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from t5x_like.decoding.named import FILTERS, build_transforms
 from t5x_like.decoding.sampling import Transform
 from t5x_like.errors import UserError
 
-_STEEPEST = 10  # a larger length penalty overflows float32
+_MAX_LENGTH_PENALTY = 10  # a larger one overflows float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,39 +114,44 @@ def choose_strategy(
       raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  chosen = build_transforms(values)
+  transforms = build_transforms(values)
   filters = [name for name in FILTERS if name in values]
-  ranked = {"length_penalty": length_penalty, "length_power": length_power}
-  ranked = {name: value for name, value in ranked.items() if value is not None}
+  ranking_flags = {"length_penalty": length_penalty, "length_power": length_power}
+  ranking_flags = {name: value for name, value in ranking_flags.items() if value is not None}
   if beams > 1:
-    if sampling := [*filters, *["seed"] * (seed is not None)]:
+    sampling_flags = list(filters)
+    if seed is not None:
+      sampling_flags.append("seed")
+    if sampling_flags:
       raise UserError(
-        f"--beams={beams} --{sampling[0]}: a beam search draws nothing; leave out one of the two"
+        f"--beams={beams} --{sampling_flags[0]}: a beam search draws nothing; leave out one of "
+        "the two"
       )
     if samples > beams:
       raise UserError(
         f"--samples={samples} --beams={beams}: a search has as many sequences as "
         "beams; raise --beams"
       )
-    for name, value in ranked.items():
-      if not abs(value) <= _STEEPEST:
-        raise UserError(f"--{name}={value}: expected -{_STEEPEST} to {_STEEPEST}")
-    if len(ranked) > 1:
+    for name, value in ranking_flags.items():
+      if not abs(value) <= _MAX_LENGTH_PENALTY:
+        raise UserError(
+          f"--{name}={value}: expected -{_MAX_LENGTH_PENALTY} to {_MAX_LENGTH_PENALTY}"
+        )
+    if len(ranking_flags) > 1:
       raise UserError(
         f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two"
       )
-    penalty = (
-      GnmtPenalty(ranked.get("length_penalty", 0.6))
-      if length_power is None
-      else PowerPenalty(length_power)
-    )
+    if length_power is None:
+      penalty: Penalty = GnmtPenalty(ranking_flags.get("length_penalty", 0.6))
+    else:
+      penalty = PowerPenalty(length_power)
     rule = AttainableScore() if early_stopping is None else TransformersRule(early_stopping)
-    return Beams(beams, samples, penalty, chosen, rule)
-  for name, value in ranked.items():
+    return Beams(beams, samples, penalty, transforms, rule)
+  for name, value in ranking_flags.items():
     raise UserError(f"--{name}={value}: ranks the sequences of a beam search; give --beams=4 too")
   if filters or samples > 1:
-    return Sampling(seed or 0, samples, chosen)
+    return Sampling(seed or 0, samples, transforms)
   if seed is not None:
     names = ", ".join(f"--{name}" for name in FILTERS)
     raise UserError(f"--seed={seed}: nothing is drawn; add {names} or --samples")
-  return Greedy(chosen)
+  return Greedy(transforms)

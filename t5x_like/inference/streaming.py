@@ -1,5 +1,7 @@
-"""Generates text token by token for a reader who waits: two programs are compiled once and serve
-every prompt."""
+"""Generate text token by token for a waiting reader.
+
+Two programs are compiled once and serve every prompt.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -29,9 +31,9 @@ class Stream:
   Args:
     run: a runner of the model.
     predict: encodes prompts and decodes answers; its `new_tokens` limits an answer.
-    transforms: restrict the tokens to choose from; see `sampling` and `penalties`.
+    transforms: changes of the scores of tokens; see `decoding.sampling` and `penalties`.
     context: the most tokens of a prompt.
-    seed: of the draws; every answer has draws of its own.
+    seed: the seed of sampling; every answer draws different samples.
   """
 
   def __init__(
@@ -45,16 +47,19 @@ class Stream:
     self._run = run.transform(prepare_for_decoding)
     self._predict = predict
     self._transforms = predict.add_constraints(transforms)
-    self.context, self._key, self._answers = context, jax.random.key(seed), 0
+    self.context = context
+    self._key = jax.random.key(seed)
+    self._num_answers = 0
     self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
-    self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
+    self._read = jax.jit(self._read_prompt)
+    self._step = jax.jit(self._next_token, donate_argnums=1)
 
   def __call__(self, ids: Sequence[int], temperature: float = 0.0) -> Iterator[str]:
-    """Yield the pieces of an answer to a prompt, until the model ends it or `new_tokens` are made.
+    """Yield the pieces of an answer to a prompt, until it ends or has `new_tokens` tokens.
 
     Args:
       ids: the tokens of the prompt, at most `context`.
-      temperature: of the draws; 0 takes the likeliest token.
+      temperature: the temperature of sampling; 0 takes the likeliest token.
     Raises:
       UserError: the prompt is longer.
     """
@@ -63,49 +68,54 @@ class Stream:
         f"the prompt has {len(ids)} tokens, expected at most {self.context}; shorten it, /reset, "
         "or raise --context"
       )
-    tokens, valid = np.zeros((2, self._rows, self.context), np.int32)
-    tokens[0, : len(ids)], valid[0, : len(ids)] = ids, 1
-    batch = {"tokens": self._to_device(tokens), "valid": self._to_device(valid)}
-    key = jax.random.fold_in(self._key, self._answers)
-    self._answers = self._answers + 1
-    start, last_B1 = self._read(self._run.arrays, batch)
-    ids_made: list[int] = []
-    # on the device only where a transform reads it
-    all_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)
+    new_ids: list[int] = []
     stops = self._predict.stops
     yielded = ""
     text = ""
-    for index in range(self._predict.new_tokens):
-      options = jnp.int32(index), key, jnp.float32(temperature)
-      start, last_B1 = self._step(self._run.arrays, start, last_B1, all_BT.copy(), *options)
-      all_BT[:, index] = token = int(np.asarray(last_B1.addressable_data(0))[0, 0])
-      if token in self._predict.ends:
-        break
+    for token in self._tokens(ids, temperature):
       if token < self._predict.vocabulary.size:  # token tables may have more rows
-        ids_made.append(token)
-      text = self._predict.decode_answer(ids, ids_made)
+        new_ids.append(token)
+      text = self._predict.decode_answer(ids, new_ids)
       if stops.cut(text) != text:
         break
       settled = stops.stable_prefix(text)
-      if (
-        not text.endswith(_UNFINISHED)
-        and settled.startswith(yielded)
-        and len(settled) > len(yielded)
-      ):
+      is_longer = settled.startswith(yielded) and len(settled) > len(yielded)
+      if is_longer and not text.endswith(_UNFINISHED):
         yield settled[len(yielded) :]
         yielded = settled
-    remaining = stops.cut(text)
-    if len(remaining) > len(yielded) and remaining.startswith(yielded):
-      yield remaining[len(yielded) :]
+    answer = stops.cut(text)
+    if len(answer) > len(yielded) and answer.startswith(yielded):
+      yield answer[len(yielded) :]
 
-  def _first(self, arrays, batch) -> tuple[PrefilledModel, jax.Array]:
+  def _tokens(self, ids: Sequence[int], temperature: float) -> Iterator[int]:
+    """Yield the tokens of an answer up to the end token, at most `new_tokens`."""
+    tokens_BP = np.zeros((self._rows, self.context), np.int32)
+    valid_BP = np.zeros((self._rows, self.context), np.int32)
+    tokens_BP[0, : len(ids)] = ids
+    valid_BP[0, : len(ids)] = 1
+    batch = {"tokens": self._to_device(tokens_BP), "valid": self._to_device(valid_BP)}
+    key = jax.random.fold_in(self._key, self._num_answers)
+    self._num_answers += 1
+    start, last_B1 = self._read(self._run.arrays, batch)
+    # Kept on the host: few transforms read it on the device.
+    new_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)
+    for index in range(self._predict.new_tokens):
+      options = jnp.int32(index), key, jnp.float32(temperature)
+      start, last_B1 = self._step(self._run.arrays, start, last_B1, new_BT.copy(), *options)
+      token = int(np.asarray(last_B1.addressable_data(0))[0, 0])
+      new_BT[:, index] = token
+      if token in self._predict.ends:
+        return
+      yield token
+
+  def _read_prompt(self, arrays, batch) -> tuple[PrefilledModel, jax.Array]:
     with self._run.rules.activate():
       model = params.with_arrays(self._run.model, arrays)
       features = self._predict.model_features(batch)
       start = prefill(model, features, self._predict.new_tokens, self._predict.ends)
       return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
 
-  def _next(
+  def _next_token(
     self, arrays, start: PrefilledModel, last_B1, tokens_BT, index, key, temperature
   ) -> tuple[PrefilledModel, jax.Array]:
     with self._run.rules.activate():

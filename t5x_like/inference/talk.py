@@ -15,7 +15,7 @@ _ORIGIN = "the prompt"
 
 
 class Talk:
-  """Answers messages by the kind of the model.
+  """A callable that answers messages as the kind of the model allows.
 
   A decoder that was trained on conversations answers the whole conversation, without its oldest
   turns where it is too long. Another decoder continues the last message, an encoder-decoder answers
@@ -23,8 +23,8 @@ class Talk:
 
   Args:
     run: a runner of the model.
-    predict: of `predictors.predictor`, or a classifier.
-    stream: its stream; None for an encoder or a classifier, whose answers come at once.
+    predict: a predictor of `predictors.build_predictor`, or a classifier.
+    stream: its stream of text; None for an encoder or a classifier, which answer at once.
   """
 
   def __init__(
@@ -84,11 +84,10 @@ class Talk:
     """Return the ids of the newest turns that fit, with the system's message if there is one."""
     system = [message for message in messages[:1] if message.role == "system"]
     turns = list(messages[len(system) :])
-    while (
-      len(ids := self._predict.conversation_ids([*system, *turns])) > self._stream.context
-      and len(turns) > 2
-    ):
-      turns = turns[2:]  # a question and its answer
+    ids = self._predict.conversation_ids([*system, *turns])
+    while len(ids) > self._stream.context and len(turns) > 2:
+      turns = turns[2:]  # without the oldest question and its answer
+      ids = self._predict.conversation_ids([*system, *turns])
     if len(ids) > self._stream.context:
       raise UserError(
         f"the message has {len(ids)} tokens, expected at most {self._stream.context}; shorten it"

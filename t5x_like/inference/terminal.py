@@ -17,13 +17,13 @@ def run(talk: Talk, temperature: float, system: str | None, source: TextIO, out:
   """Read messages and print answers until the input ends or says /quit."""
   with contextlib.suppress(ImportError):
     import readline  # noqa: F401 -- gives `input` a history
-  person = source.isatty()
-  if person:
+  is_terminal = source.isatty()
+  if is_terminal:
     _show(f"{talk.description} ({COMMANDS}; ^C stops an answer)", out)
   else:
     print(talk.description, file=sys.stderr, flush=True)  # the output has answers alone
   history = _new_history(system)
-  while (line := _line(source, person)) is not None:
+  while (line := _read_line(source, is_terminal)) is not None:
     command, _, argument = line.partition(" ")
     if command == "/quit":
       return
@@ -33,7 +33,7 @@ def run(talk: Talk, temperature: float, system: str | None, source: TextIO, out:
       system = argument or None
       history = _new_history(system)
     elif command == "/temperature":
-      temperature = _temperature(argument, temperature, out)
+      temperature = _parse_temperature(argument, temperature, out)
     elif command.startswith("/") and command[1:].isalpha():
       _show(f"{command}: no such command; there are {COMMANDS}", out)
     elif line.strip():
@@ -43,8 +43,10 @@ def run(talk: Talk, temperature: float, system: str | None, source: TextIO, out:
 def _answer(
   talk: Talk, messages: list[Message], temperature: float, out: TextIO
 ) -> Sequence[Message]:
-  """Print the answer as it comes; return the conversation with it, or without the message if it was
-  refused."""
+  """Print the answer as it comes, and return the conversation with it.
+
+  If the message is refused, the conversation is returned without it.
+  """
   pieces = []
   try:
     for piece in talk(messages, temperature):
@@ -60,17 +62,16 @@ def _answer(
 
 
 def _show(text: str, out: TextIO, end: str = "\n") -> None:
-  """Print text of a model or a person: without control characters, and with ? for what the encoding
-  lacks."""
+  """Print text without control characters, and with ? for characters the encoding lacks."""
   encoding = out.encoding or "utf-8"
   printable = escape_controls(text).encode(encoding, "replace").decode(encoding)
   print(printable, end=end, file=out, flush=True)
 
 
-def _line(source: TextIO, person: bool) -> str | None:
+def _read_line(source: TextIO, is_terminal: bool) -> str | None:
   """Return the next line without its end; None at the end of the input."""
   try:
-    if person:
+    if is_terminal:
       return input("> ")
     line = source.readline()
     return line.rstrip("\n") if line else None
@@ -82,12 +83,13 @@ def _new_history(system: str | None) -> list[Message]:
   return [Message("system", system)] if system else []
 
 
-def _temperature(text: str, before: float, out: TextIO) -> float:
+def _parse_temperature(text: str, current: float, out: TextIO) -> float:
+  """Return the temperature of a command; print an error and return the current one if invalid."""
   try:
     value = float(text)
     if 0 <= value <= 1e3:
       return value
   except ValueError:
     pass
-  _show(f"/temperature {text}: expected a number from 0 to 1000; it stays {before:g}", out)
-  return before
+  _show(f"/temperature {text}: expected a number from 0 to 1000; it stays {current:g}", out)
+  return current

@@ -15,8 +15,9 @@ Conversation = list[dict[str, str]]
 
 
 def read_texts(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
-  """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a
-  key.
+  """Return the texts of a file, None for a blank line.
+
+  Texts are lines or, in JSON lines, the values of a key.
 
   A value may also be a conversation, a list of messages with `role` and `content`.
 
@@ -29,13 +30,16 @@ def read_texts(path: str, field: str | None = None, flag: str = "--input") -> li
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
   """
-  lines = _lines(path, flag)
-  plain = field is None and not path.endswith(".jsonl")
-
-  def text(number: int, line: str) -> str | Conversation:
-    return line.removesuffix("\r") if plain else _text(line, field, f"{flag}={path}: line {number}")
-
-  return [text(number, line) if line.strip() else None for number, line in enumerate(lines, 1)]
+  is_plain = field is None and not path.endswith(".jsonl")
+  texts = []
+  for number, line in enumerate(_read_lines(path, flag), 1):
+    if not line.strip():
+      texts.append(None)
+    elif is_plain:
+      texts.append(line.removesuffix("\r"))
+    else:
+      texts.append(_parse_text(line, field, f"{flag}={path}: line {number}"))
+  return texts
 
 
 def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None]:
@@ -46,15 +50,17 @@ def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object.
   """
-  lines = enumerate(_lines(path, flag), 1)
-  return [
-    _object(line, f"{flag}={path}: line {number}") if line.strip() else None
-    for number, line in lines
-  ]
+  records = []
+  for number, line in enumerate(_read_lines(path, flag), 1):
+    if line.strip():
+      records.append(_parse_object(line, f"{flag}={path}: line {number}"))
+    else:
+      records.append(None)
+  return records
 
 
-def _lines(path: str, flag: str) -> list[str]:
-  """Return the lines of a file, of which one at least has text."""
+def _read_lines(path: str, flag: str) -> list[str]:
+  """Return the lines of a file; raise UserError if none has text."""
   try:
     data = sys.stdin.buffer.read() if path == "-" else as_path(path).read_bytes()
     content = data.decode("utf-8")
@@ -78,7 +84,7 @@ def insert_blank_errors(
   return [{"input": "", "error": BLANK} if text is None else next(remaining) for text in inputs]
 
 
-def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
+def _parse_object(line: str, where: str, key: str = "") -> dict[str, Any]:
   try:
     record = json.loads(line)
   except (ValueError, RecursionError) as error:
@@ -90,22 +96,24 @@ def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
   return record
 
 
-def _text(line: str, field: str | None, where: str) -> str | Conversation:
-  """Return the text under a key of a line of JSON, by default `text` or, without it, the
-  conversation `messages`."""
-  record = _object(line, where, f" with the key {field or 'text'!r}")
+def _parse_text(line: str, field: str | None, where: str) -> str | Conversation:
+  """Return the text under a key of a line of JSON.
+
+  The default key is `text` or, in a line without it, `messages`, a conversation.
+  """
+  record = _parse_object(line, where, f" with the key {field or 'text'!r}")
   if field is None:
     is_conversation = "text" not in record and isinstance(record.get("messages"), list)
     field = "messages" if is_conversation else "text"
   if isinstance(record.get(field), list) and record[field]:
     return [message._asdict() for message in read_messages(record, field, where)]
   if not isinstance(record.get(field), str):
-    description = (
-      f"{record[field]!r:.40} under the key {field!r}" if field in record else (f"no key {field!r}")
-    )
-    near = "" if field in record else did_you_mean(field, record)
+    if field in record:
+      description = f"{record[field]!r:.40} under the key {field!r}"
+    else:
+      description = f"no key {field!r}{did_you_mean(field, record)}"
     raise UserError(
-      f"{where}: found {description}{near}, expected a string or a list of messages; name "
+      f"{where}: found {description}, expected a string or a list of messages; name "
       "its key with --text_field"
     )
   return record[field]
@@ -117,8 +125,7 @@ def to_json_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def describe_text(text: str | Conversation, number: int) -> str:
-  """Describe a text, or a conversation by its last message, for a message; `number` counts from
-  0."""
+  """Describe a text, or a conversation by its last message; `number` counts from 0."""
   if not isinstance(text, str):
     text = text[-1]["content"]
   return f"text {number + 1} ({text[:40]!r}{'…' if len(text) > 40 else ''})"

@@ -1,5 +1,7 @@
-"""A page on this machine to talk with a model: no build step, no other program, nothing from the
-network."""
+"""Serve a page on this machine to talk with a model.
+
+The page needs no build step, no other program and nothing from the network.
+"""
 
 import http.server
 import json
@@ -15,24 +17,29 @@ from t5x_like.inference.talk import Talk
 
 PAGE = pathlib.Path(__file__).with_name("chat.html")
 _ROLES = ("system", "user", "assistant")
-_LARGEST = 2**20  # bytes of a request
+_MAX_REQUEST_BYTES = 2**20
 _READ_SECONDS = 10.0  # for a whole request
 _WRITE_SECONDS = 10.0  # for a part of an answer that the reader does not take
-_MOST_CONNECTIONS = 512
+_MAX_CONNECTIONS = 512
 _POLICY = (
   "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 )
 
 
 def serve(talk: Talk, port: int, name: str, temperature: float, system: str | None) -> None:
-  """Serve the page until interrupted; port 0 takes a free one. Raise UserError if the port is in
-  use."""
+  """Serve the page until interrupted; port 0 takes a free one.
+
+  Raises:
+    UserError: the port is in use.
+  """
+  about = {
+    "name": name,
+    "description": talk.description,
+    "temperature": temperature,
+    "system": system,
+  }
   try:
-    server = Server(
-      talk,
-      port,
-      {"name": name, "description": talk.description, "temperature": temperature, "system": system},
-    )
+    server = Server(talk, port, about)
   except OSError as error:
     raise UserError(
       f"--web={port}: the port cannot be used: {error.strerror}; give another"
@@ -47,8 +54,9 @@ def serve(talk: Talk, port: int, name: str, temperature: float, system: str | No
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `/` (the page), `/about` (facts as JSON) and `/say` (a conversation as JSON; the answer
-  as a text stream).
+  """Serves `/` (the page), `/about` (facts as JSON) and `/say` (the answer to a conversation).
+
+  `/say` takes the conversation as JSON and streams the answer as text.
 
   It listens on the loopback address only, and answers only requests that name it, from pages of its
   own: another site that is open in the browser can neither read nor use it. One answer is made at a
@@ -59,14 +67,15 @@ class Server(http.server.ThreadingHTTPServer):
 
   def __init__(self, talk: Talk, port: int, about: dict[str, Any]):
     super().__init__(("127.0.0.1", port), _Handler)
-    self.talk, self.about, self.lock = talk, about, threading.Lock()
+    self.talk = talk
+    self.about = about
+    self.lock = threading.Lock()
     self.names = {f"{host}:{self.server_port}" for host in ("localhost", "127.0.0.1")}
-    self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+    self._free_connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
   def process_request(self, request, client_address):
-    """Answer in a thread of its own, unless too many connections are open: then close the new
-    one."""
-    if self._places.acquire(blocking=False):
+    """Answer in a new thread; close the connection if too many are open."""
+    if self._free_connections.acquire(blocking=False):
       super().process_request(request, client_address)
     else:
       self.shutdown_request(request)
@@ -75,7 +84,7 @@ class Server(http.server.ThreadingHTTPServer):
     try:
       super().process_request_thread(request, client_address)
     finally:
-      self._places.release()
+      self._free_connections.release()
 
   def handle_error(self, request, client_address):
     """Print an error of an answer as one line, where the base class prints a traceback."""
@@ -94,16 +103,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def setup(self):
     super().setup()
-    self._late = threading.Timer(_READ_SECONDS, self._end_late)
-    self._late.daemon = True
-    self._late.start()
+    self._read_timer = threading.Timer(_READ_SECONDS, self._end_connection)
+    self._read_timer.daemon = True
+    self._read_timer.start()
 
   def finish(self):
-    self._late.cancel()
+    self._read_timer.cancel()
     super().finish()
 
-  def _end_late(self) -> None:
-    """End a request that is not there in time, however slowly it comes."""
+  def _end_connection(self) -> None:
+    """End a connection whose request has not arrived in time."""
     try:
       self.connection.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -125,12 +134,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.path != "/say" or self.headers.get("Content-Type") != "application/json":
       return self._refuse(404, "expected JSON at /say")
     try:
-      messages, temperature = _read(self.rfile.read(self._length()))
+      messages, temperature = _parse_conversation(self.rfile.read(self._content_length()))
     except UserError as error:
       return self._refuse(400, str(error))
-    self._late.cancel()
+    self._read_timer.cancel()
     self.send_response(200)
-    self._headers("text/plain; charset=utf-8")
+    self._send_headers("text/plain; charset=utf-8")
     try:
       with self.server.lock:
         for piece in self.server.talk(messages, temperature):
@@ -142,8 +151,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       pass  # the reader stopped the answer, or no longer reads it
 
   def _is_own(self) -> bool:
-    """Return whether the request names this server and comes from its page, or from no page; refuse
-    it otherwise."""
+    """Return whether a request names this server and comes from its page, or refuse it.
+
+    Requests that come from no page are allowed too.
+    """
     origin = self.headers.get("Origin")
     names_server = self.headers.get("Host") in self.server.names
     if names_server and (origin is None or origin.removeprefix("http://") in self.server.names):
@@ -151,38 +162,36 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._refuse(403, "this page is for this machine only")
     return False
 
-  def _length(self) -> int:
+  def _content_length(self) -> int:
     text = self.headers.get("Content-Length") or ""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _LARGEST:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 10
+    if not is_number or int(text) > _MAX_REQUEST_BYTES:
       raise UserError(
-        f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_LARGEST}"
+        f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_MAX_REQUEST_BYTES}"
       )
     return int(text)
 
   def _send(self, code: int, kind: str, content: bytes) -> None:
     self.send_response(code)
-    self._headers(kind)
+    self._send_headers(kind)
     self.wfile.write(content)
 
-  def _headers(self, kind: str) -> None:
-    for name, value in (
-      ("Content-Type", kind),
-      ("Content-Security-Policy", _POLICY),
-      ("X-Content-Type-Options", "nosniff"),
-      ("Cache-Control", "no-store"),
-      ("Connection", "close"),
-    ):
-      self.send_header(name, value)
+  def _send_headers(self, kind: str) -> None:
+    self.send_header("Content-Type", kind)
+    self.send_header("Content-Security-Policy", _POLICY)
+    self.send_header("X-Content-Type-Options", "nosniff")
+    self.send_header("Cache-Control", "no-store")
+    self.send_header("Connection", "close")
     self.end_headers()
 
-  def _refuse(self, code: int, why: str) -> None:
-    self._send(code, "text/plain; charset=utf-8", why.encode())
+  def _refuse(self, code: int, reason: str) -> None:
+    self._send(code, "text/plain; charset=utf-8", reason.encode())
 
   def log_message(self, *_):
     pass  # the terminal is the user's
 
 
-def _read(content: bytes) -> tuple[list[Message], float]:
+def _parse_conversation(content: bytes) -> tuple[list[Message], float]:
   """Return the messages and the temperature of a request; raise UserError for anything else."""
   try:
     request = json.loads(content)
@@ -194,15 +203,11 @@ def _read(content: bytes) -> tuple[list[Message], float]:
     raise UserError(
       f"found no conversation ({one_line(error)[:80]}), expected messages with role and content"
     ) from None
-  is_conversation = all(
-    message.role in _ROLES and isinstance(message.content, str) for message in messages
-  )
-  if (
-    not messages
-    or not is_conversation
-    or messages[-1].role != "user"
-    or not 0 <= temperature <= 1e3
-  ):
+  is_conversation = bool(messages) and messages[-1].role == "user"
+  for message in messages:
+    if message.role not in _ROLES or not isinstance(message.content, str):
+      is_conversation = False
+  if not is_conversation or not 0 <= temperature <= 1e3:
     raise UserError(
       "expected messages of system, user and assistant, the last the user's, and a "
       "temperature 0 to 1000"

@@ -464,9 +464,9 @@ class Model:
       predict.forced = self.forced
       predict.banned = {*predict.banned, *self._banned}
       if self.is_published:  # not trained here, but with its tokenizer
-        predict.around = self.vocabulary.enclosing_ids() or predict.around
+        predict.enclosing_ids = self.vocabulary.enclosing_ids() or predict.enclosing_ids
       if self.is_published and template == published_template.PUBLISHED:
-        predict.around = [], []  # the template writes all
+        predict.enclosing_ids = [], []  # the template writes all
     return predict
 
   def __repr__(self) -> str:
