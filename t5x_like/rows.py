@@ -43,6 +43,18 @@ def padded_length(length: int, longest: int | None) -> int:
   return size if longest is None else min(size, longest)
 
 
+def pad_rows(
+  ids: Sequence[Sequence[int]], length: int, pad_id: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return token rows padded on the right and 1 for their tokens, both int32 [B, length]."""
+  tokens_BP = np.full((len(ids), length), pad_id, np.int32)
+  valid_BP = np.zeros((len(ids), length), np.int32)
+  for row, row_ids in enumerate(ids):
+    tokens_BP[row, : len(row_ids)] = row_ids
+    valid_BP[row, : len(row_ids)] = 1
+  return tokens_BP, valid_BP
+
+
 def merge_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
   """Raise padded lengths with less than a batch of rows to the next length in use.
 
@@ -136,15 +148,10 @@ class Runner:
       padded: maps the length of a row to its padded length.
     """
 
-    pad = self.model.variant.tokens.pad or 0
+    pad_id = self.model.variant.tokens.pad or 0
 
     def make_batch(numbers: list[int], length: int) -> dict[str, np.ndarray]:
-      tokens_BP = np.full((len(numbers), length), pad, np.int32)
-      valid_BP = np.zeros((len(numbers), length), np.int32)
-      for row, number in enumerate(numbers):
-        row_ids = ids[number]
-        tokens_BP[row, : len(row_ids)] = row_ids
-        valid_BP[row, : len(row_ids)] = 1
+      tokens_BP, valid_BP = pad_rows([ids[number] for number in numbers], length, pad_id)
       batch = {"tokens": tokens_BP, "valid": valid_BP}
       return batch | {name: array[numbers] for name, array in extras.items()}
 

@@ -30,11 +30,8 @@ def embed_texts(
 
 def check_text_encoder(model, where: str) -> None:
   """Raise UserError if the model has no encoder of texts; `where` begins the message."""
-  if (
-    "encoder_input_tokens" not in model.REQUIRED_FEATURES
-    or "decoder_input_tokens" in model.REQUIRED_FEATURES
-    or not hasattr(model, "encode")
-  ):
+  has_encoder = "encoder_input_tokens" in model.REQUIRED_FEATURES and hasattr(model, "encode")
+  if not has_encoder or "decoder_input_tokens" in model.REQUIRED_FEATURES:
     architecture = type(model).__module__.rpartition(".")[2]
     raise UserError(
       f"{where}: embeds texts with an encoder, such as BERT; the model is {architecture!r}"

@@ -1,5 +1,7 @@
-"""Features of labelled images by a frozen model, shared by evaluators that learn from one split and
-score another."""
+"""Compute features of labelled images with a frozen model.
+
+Evaluators that learn from one split and score another share them.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -54,20 +56,17 @@ class ImageFeatures:
   """
 
   def __init__(self, context: EvalContext, support_split: str, where: str):
-    if (
-      not hasattr(context.model, "features")
-      or context.task.labels is None
-      or context.for_split is None
-    ):
+    has_features = hasattr(context.model, "features")
+    if not has_features or context.task.labels is None or context.for_split is None:
       raise UserError(
         f"evaluator {where}: is for models and tasks of labelled images, not task "
         f"{context.task.name}"
       )
     self.support = context.for_split(support_split)
-    is_same = (
-      self.support is context
-      or parse_split(context.split or "")[0] == parse_split(support_split)[0]
-    )  # firsts of one split
+    # `train` and `train[:200]` are parts of one split.
+    split_name, _ = parse_split(context.split or "")
+    support_name, _ = parse_split(support_split)
+    is_same = self.support is context or split_name == support_name
     if is_same or _same_images(context.task, self.support.task):
       raise UserError(
         f"evaluator {where}: found the split {context.split!r} and the support_split "
@@ -75,7 +74,7 @@ class ImageFeatures:
         "set either to another split"
       )
     self._where = where
-    self._is_told = False
+    self._has_reported = False
 
     def function(model, batch):
       return (
@@ -94,15 +93,13 @@ class ImageFeatures:
     batches: Iterator[dict[str, np.ndarray]],
   ) -> LabelledFeatures:
     """Return the features of the images in batches, without rows that only fill a batch."""
-    outputs = [
-      [fetch(x) for x in self._run(arrays, batch)] for batch in context.shard_batches(batches)
-    ]
-    features_ND, label_N, index_N, digest_N2 = (
-      np.concatenate(parts) for parts in zip(*outputs, strict=True)
-    )
-    digest_N = digest_N2[:, 0].astype(np.uint64) << np.uint64(32) | digest_N2[:, 1].astype(
-      np.uint64
-    )
+    outputs = []
+    for batch in context.shard_batches(batches):
+      outputs.append([fetch(array) for array in self._run(arrays, batch)])
+    arrays_of_outputs = [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
+    features_ND, label_N, index_N, digest_N2 = arrays_of_outputs
+    digest_N2 = digest_N2.astype(np.uint64)
+    digest_N = digest_N2[:, 0] << np.uint64(32) | digest_N2[:, 1]
     return LabelledFeatures(features_ND, label_N, index_N, digest_N).where(index_N >= 0)
 
   def without_copies(self, scored: LabelledFeatures, support: LabelledFeatures) -> LabelledFeatures:
@@ -118,30 +115,33 @@ class ImageFeatures:
         f"evaluator {self._where}: all {copies} images to score are also among those that it "
         "learns from; set support_split to a split of other images"
       )
-    if copies and not self._is_told and jax.process_index() == 0:
+    if copies and not self._has_reported and jax.process_index() == 0:
       print(
         f"evaluator {self._where}: {copies} of {len(is_new_N)} images are also among those that "
         "it learns from, and are not scored",
         flush=True,
       )
-    self._is_told = True
+    self._has_reported = True
     return scored.where(is_new_N)
 
 
 def _same_images(task, support_task) -> bool:
-  """Return whether two tasks are of one store's content: `numbering` begins with its
-  fingerprint."""
+  """Return whether two tasks have the same images.
+
+  Their `numbering` then begins with the fingerprint of one store.
+  """
   if task.numbering is None or support_task.numbering is None:
     return False
   return task.numbering.split()[0] == support_task.numbering.split()[0]
 
 
 def pixel_digests(image_BYXC: jax.Array) -> jax.Array:
-  """Return a digest of each image's pixels, uint32 [B, 2], by sums modulo 2**32, which no order of
-  adding changes."""
-  bits_BN = jax.lax.bitcast_convert_type(image_BYXC.astype(jnp.float32), jnp.uint32).reshape(
-    len(image_BYXC), -1
-  )
+  """Return a digest of each image's pixels, uint32 [B, 2].
+
+  Sums modulo 2**32 do not depend on the order of addition.
+  """
+  bits_BYXC = jax.lax.bitcast_convert_type(image_BYXC.astype(jnp.float32), jnp.uint32)
+  bits_BN = bits_BYXC.reshape(len(image_BYXC), -1)
   place_N = jnp.arange(bits_BN.shape[1], dtype=jnp.uint32)
   sums = []
   for first, second in ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F)):  # the primes of xxHash

@@ -1,5 +1,4 @@
-"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check tasks
-before training."""
+"""Read and run the rows of labelled tasks, and check the tasks before training."""
 
 import collections
 import functools
@@ -15,13 +14,14 @@ from t5x_like.metrics.classification import MultiRc
 from t5x_like.objectives import flatten_rows
 from t5x_like.rows import merge_lengths, padded_length, run_in_batches
 
-_READ_AT_ONCE = 256
+_READ_BATCH_SIZE = 256
 SAMPLE_COUNT = 8
 
 
 class LabelledRows:
-  """All rows of a labelled task and a compiled function of them; rows of similar length share
-  batches.
+  """All rows of a labelled task and a compiled function of them.
+
+  Rows of similar length share batches.
 
   Args:
     function: `(model, batch) -> a tuple of arrays` with a leading axis B.
@@ -36,34 +36,33 @@ class LabelledRows:
 
     self._context = context
     self._run = context.jit(function)
-    read = loader.eval_batches(context.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
-    batches = [
-      {name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read
-    ]
-    self._rows = {
-      name: np.concatenate([batch[name] for batch in batches])
-      for name in batches[0]
-      if name.startswith(("encoder_", "decoder_"))
-    }
-    decoder = "decoder_input_tokens" in self._rows
-    self.tokens = self._rows["decoder_input_tokens" if decoder else "encoder_input_tokens"]
+    parts: dict[str, list[np.ndarray]] = {}
+    for batch in loader.eval_batches(
+      context.task, batch_size=_READ_BATCH_SIZE, max_examples=max_examples
+    ):
+      is_example = batch["example_index"] >= 0
+      for name, array in batch.items():
+        if name.startswith(("encoder_", "decoder_")):
+          parts.setdefault(name, []).append(array[is_example])
+    self._rows = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    if "decoder_input_tokens" in self._rows:
+      self.tokens = self._rows["decoder_input_tokens"]
+      is_token = self._rows["decoder_segment_ids"] > 0
+    else:
+      self.tokens = self._rows["encoder_input_tokens"]
+      is_token = self.tokens != context.task.vocabulary.pad_id
     N, *_, S = self.tokens.shape
-    real = (
-      self._rows["decoder_segment_ids"] > 0
-      if decoder
-      else self.tokens != context.task.vocabulary.pad_id
-    )
-    used_N = (S - np.argmax(real[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
+    used_N = (S - np.argmax(is_token[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
     self._lengths = merge_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """Return the function's outputs for every row, in order."""
     shape = self.tokens.shape[1:]
 
-    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
+    def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
       batch = {}
-      for name, x in self._rows.items():
-        rows = x[chosen]
+      for name, array in self._rows.items():
+        rows = array[numbers]
         batch[name] = rows[..., :length] if rows.shape[1:] == shape else rows
       return batch
 
@@ -79,8 +78,9 @@ class LabelledRows:
 
 def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:
   """Return the padded length of each row: `longest`, if the model's core is made for one length."""
-  cut = model.variant.design.core in ("auto", "dense")
-  return [padded_length(int(length), longest) if cut else longest for length in lengths]
+  if model.variant.design.core not in ("auto", "dense"):
+    return [longest] * len(lengths)
+  return [padded_length(int(length), longest) for length in lengths]
 
 
 def example_outputs(
@@ -150,28 +150,38 @@ def question_scores(
   gold: Sequence[int],
   predictions: Sequence[int | None],
 ) -> dict[str, float]:
-  """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None
-  is wrong."""
+  """Return MultiRC's scores of labels 0 and 1, grouped by question.
+
+  Args:
+    records: the records of the answers.
+    fields: the fields that together identify a question.
+    gold: the right label of each answer.
+    predictions: the predicted labels; None counts as wrong.
+  """
   from t5x_like.corpora.sources import field_value
 
-  groups = collections.defaultdict(lambda: ([], []))
-  for record, reference, prediction in zip(records, gold, predictions):
-    name = tuple(str(field_value(record, field, "")) for field in fields)
-    groups[name][0].append(reference)
-    groups[name][1].append(1 - reference if prediction is None else prediction)
-  return MultiRc()(*zip(*groups.values()))
+  gold_by_question = collections.defaultdict(list)
+  predictions_by_question = collections.defaultdict(list)
+  for record, label, prediction in zip(records, gold, predictions):
+    question = tuple(str(field_value(record, field, "")) for field in fields)
+    if prediction is None:
+      prediction = 1 - label
+    gold_by_question[question].append(label)
+    predictions_by_question[question].append(prediction)
+  return MultiRc()(tuple(gold_by_question.values()), tuple(predictions_by_question.values()))
 
 
 def with_identifiers(
   row: dict[str, Any], record: dict[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
   """Prepend the identifying fields of its record to a row of predictions."""
-  return {name: record[name] for name in names if name in record} | row
+  identifiers = {name: record[name] for name in names if name in record}
+  return {**identifiers, **row}
 
 
 def sample_predictions(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
   """Return the first predictions, as samples for the report."""
-  return [
-    {key: str(row[key]) for key in ("input", "target", "prediction")}
-    for row in predictions[:SAMPLE_COUNT]
-  ]
+  samples = []
+  for row in predictions[:SAMPLE_COUNT]:
+    samples.append({key: str(row[key]) for key in ("input", "target", "prediction")})
+  return samples

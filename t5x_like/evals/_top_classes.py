@@ -33,8 +33,7 @@ def score_top_classes(
   def name(number: int) -> str:
     return classes[number] if number < len(classes) else f"class {number}"
 
-  predictions = [
-    {"input": f"image {index}", "target": name(label), "prediction": name(best)}
-    for index, label, best in zip(index_N, label_N, best_NK[:, 0])
-  ]
+  predictions = []
+  for index, label, best in zip(index_N, label_N, best_NK[:, 0]):
+    predictions.append({"input": f"image {index}", "target": name(label), "prediction": name(best)})
   return EvalResult(scores | {"images": len(predictions)}, predictions[:_SAMPLES], predictions)

@@ -38,7 +38,8 @@ class Evaluator:
     max_examples: PositiveInt | None = None,
   ):
     classes = context.task.classes
-    if unknown := [name for name in scores if name not in SCORES]:
+    unknown = [name for name in scores if name not in SCORES]
+    if unknown:
       raise UserError(
         f"evaluator classification: scores: found {unknown[0]!r}, expected some of "
         f"{', '.join(SCORES)}"
@@ -66,10 +67,10 @@ class Evaluator:
     return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
-    examples."""
-    outputs = [logits for (logits,) in self._rows(arrays)]
-    predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
+    """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
+    predictions = []
+    for example, (logits_V,) in zip(self._examples, self._rows(arrays)):
+      predictions.append(self._describe_prediction(example, logits_V))
     scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]
     scores = {}
     if scored:
@@ -87,15 +88,15 @@ class Evaluator:
       counts["unlabelled"] = len(predictions) - len(scored)
     return EvalResult(scores | counts, _labelled.sample_predictions(predictions), predictions)
 
-  def _prediction(self, example: dict, logits: np.ndarray) -> dict:
+  def _describe_prediction(self, example: dict, logits_V: np.ndarray) -> dict:
     row = {"input": " | ".join(example["text"]), "target": example["label"]}
-    if not self._classes:
-      return _labelled.with_identifiers(
-        row | {"prediction": float(logits[0])}, example["record"], self._ids
-      )
-    p = np.exp(logits - logits.max())
-    probabilities = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
-    row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": probabilities}
+    if self._classes:
+      p_V = np.exp(logits_V - logits_V.max())
+      p_V /= p_V.sum()
+      row["prediction"] = self._classes[int(logits_V.argmax())]
+      row["probabilities"] = {name: round(float(p), 6) for name, p in zip(self._classes, p_V)}
+    else:
+      row["prediction"] = float(logits_V[0])
     return _labelled.with_identifiers(row, example["record"], self._ids)
 
 

@@ -1,5 +1,7 @@
-"""The cosine of two texts' embeddings against a number that people gave, without any training
-(STS-B, SICK)."""
+"""Correlate the cosine of two texts' embeddings with human scores (STS-B, SICK).
+
+No training is needed.
+"""
 
 import jax
 import numpy as np
@@ -7,7 +9,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _embeddings, _labelled
 from t5x_like.metrics.classification import Correlation
-from t5x_like.rows import run_in_batches
+from t5x_like.rows import pad_rows, run_in_batches
 from t5x_like.slots import PositiveInt
 
 
@@ -50,14 +52,12 @@ class Evaluator:
     self._ids = ids
     self._context = context
     longest = task.features["encoder_input_tokens"].shape[-1]
-    self._rows = [
-      _embeddings.encode_text(task.vocabulary, text, longest)
-      for example in examples
-      for text in example["text"]
-    ]
-    self._lengths = _labelled.padded_lengths(
-      context.model, [len(row) for row in self._rows], longest
-    )
+    self._rows = []  # of a pair, the first text and then the second
+    for example in examples:
+      for text in example["text"]:
+        self._rows.append(_embeddings.encode_text(task.vocabulary, text, longest))
+    lengths = [len(row) for row in self._rows]
+    self._lengths = _labelled.padded_lengths(context.model, lengths, longest)
     self._run = context.jit(lambda model, batch: (_embeddings.pool(model, batch, pooling),))
 
   def metric_names(self) -> tuple[str, ...]:
@@ -65,7 +65,6 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the correlations, in percent, and the number of `examples`."""
-
     rows = run_in_batches(
       lambda batch: self._run(arrays, batch),
       self._context.rules,
@@ -87,10 +86,5 @@ class Evaluator:
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _features(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
-    tokens = np.zeros((len(numbers), length), np.int32)
-    valid = np.zeros((len(numbers), length), np.int32)
-    for row, number in enumerate(numbers):
-      ids = self._rows[number]
-      tokens[row, : len(ids)] = ids
-      valid[row, : len(ids)] = 1
-    return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}
+    tokens_BP, valid_BP = pad_rows([self._rows[number] for number in numbers], length)
+    return {"encoder_input_tokens": tokens_BP, "encoder_segment_ids": valid_BP}

@@ -11,12 +11,12 @@ from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Evaluator:
-  """Ridge regression in closed form from the features of a few images per class to targets of 1 and
-  -1.
+  """An evaluator of ridge regression on a few images per class (Dosovitskiy et al. 2021, 4.1).
 
-  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1), with several draws of
-  the few images, as in the authors' big_vision. Features are the inputs of the model's head,
-  standardised with the statistics of the few images.
+  The regression, in closed form, maps a frozen model's features to targets of 1 and -1. It is
+  scored on the evaluation split, with several draws of the few images, as in the authors'
+  big_vision. Features are the inputs of the model's head, standardised with the statistics of the
+  few images.
 
   Args:
     shots: images per class.
@@ -44,29 +44,32 @@ class Evaluator:
   ):
     self._features = ImageFeatures(context, support_split, "few_shot")
     self._context = context
-    self._most = max_examples
+    self._max_examples = max_examples
     self._shots = shots
     self._l2 = l2
-    few = self._features.support.task
-    self._draws = [
-      draw_examples(few.labels, len(context.task.classes), shots, seed + n, few)
-      for n in range(draws)
-    ]
+    support = self._features.support.task
+    classes = len(context.task.classes)
+    self._draws = []
+    for n in range(draws):
+      self._draws.append(draw_examples(support.labels, classes, shots, seed + n, support))
 
   def metric_names(self) -> tuple[str, ...]:
     return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their
-    standard deviation; and `<shots>_shot_images`, the number of images scored: of those that are in
-    no draw, under any name."""
-    few = self._features(arrays, self._features.support, self._read())
-    test = self._features(arrays, self._context, self._context.batches(self._most))
-    test = self._features.without_copies(test, few)
+    """Return the accuracy of the regression, with its spread over the draws.
+
+    Metrics are `<shots>_shot_top1`, in percent, the mean over the draws; `<shots>_shot_spread`,
+    their standard deviation; and `<shots>_shot_images`, the number of images scored. Images of a
+    draw, and copies of them, are not scored.
+    """
+    support = self._features(arrays, self._features.support, self._read_draws())
+    test = self._features(arrays, self._context, self._context.batches(self._max_examples))
+    test = self._features.without_copies(test, support)
     classes = len(self._context.task.classes)
     scores = []
     for draw in self._draws:
-      draw_features = few.where(np.isin(few.index_N, draw))
+      draw_features = support.where(np.isin(support.index_N, draw))
       guess_M = classify_by_ridge(
         draw_features.features_ND, draw_features.label_N, test.features_ND, classes, self._l2
       )
@@ -74,19 +77,22 @@ class Evaluator:
     values = (float(np.mean(scores)), float(np.std(scores)), len(test.label_N))
     return EvalResult(dict(zip(self.metric_names(), values, strict=True)))
 
-  def _read(self):
+  def _read_draws(self):
     """Read the images of all draws, each once."""
     from t5x_like.data import loader  # tensorflow: only where data is read
 
     context = self._features.support
-    every = np.unique(np.concatenate(self._draws))
+    indices = np.unique(np.concatenate(self._draws))
     rows = local_rows(context.rules.batch(), context.batch_size)
-    return loader.eval_batches(context.task, batch_size=context.batch_size, rows=rows, only=every)
+    return loader.eval_batches(context.task, batch_size=context.batch_size, rows=rows, only=indices)
 
 
 def draw_examples(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
-  """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has
-  fewer."""
+  """Draw `shots` examples of every class; return ascending indices.
+
+  Raises:
+    UserError: a class has fewer examples.
+  """
   order = np.random.default_rng(seed).permutation(len(labels))
   draws_of_classes = []
   for number in range(classes):
@@ -110,7 +116,8 @@ def classify_by_ridge(
   """
   mean = few_ND.mean(0, dtype=np.float64)
   std = few_ND.std(0, dtype=np.float64) + 1e-5
-  few_ND, test_MD = ((x - mean) / std for x in (few_ND, test_MD))
+  few_ND = (few_ND - mean) / std
+  test_MD = (test_MD - mean) / std
   target_NV = np.where(label_N[:, None] == np.arange(classes), 1.0, -1.0)
   bias_V = target_NV.mean(0)
   kernel_NN = few_ND @ few_ND.T + l2 * np.eye(len(few_ND))

@@ -1,5 +1,7 @@
-"""Generated texts, scored with their benchmarks' metrics: labels in words, answers, translations,
-summaries."""
+"""Score generated texts with their benchmarks' metrics.
+
+They are labels in words, answers, translations or summaries.
+"""
 
 from typing import Annotated, Any
 
@@ -8,13 +10,13 @@ import numpy as np
 
 from t5x_like import slots
 from t5x_like.decoding import named
-from t5x_like.decoding.beam_search import GnmtPenalty, PowerPenalty, beam_search
+from t5x_like.decoding.beam_search import GnmtPenalty, Penalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import choose_likeliest, generate
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.metrics.texts import METRICS, reference_texts
-from t5x_like.rows import merge_lengths, padded_length, run_in_batches
+from t5x_like.rows import merge_lengths, pad_rows, padded_length, run_in_batches
 from t5x_like.slots import Condition, Length, PositiveInt
 
 _UNLABELLED = "-1"
@@ -25,9 +27,8 @@ class Evaluator:
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
   Inputs longer than the task's rows are truncated as in training, and counted as `truncated`.
-  Examples with the target
-  -1, which in TFDS marks a missing label, are predicted, but not scored, unless a metric has a
-  class of this name; so are examples without `references`.
+  Examples with the target -1, which in TFDS marks a missing label, are predicted, but not scored,
+  unless a metric has a class of this name; so are examples without `references`.
 
   Args:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
@@ -75,43 +76,64 @@ class Evaluator:
     self._ids = ids
     self._references = references
     self._questions = questions
-    self._metrics = [
-      slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics
-    ]
+    self._metrics = []
+    for metric in metrics:
+      self._metrics.append(slots.make("evaluator generation: metrics", metric, METRICS))
+    self._read_examples(metrics, max_examples)
+    self._encoder = "encoder_input_tokens" in task.features
+    side = "encoder" if self._encoder else "decoder"
+    (self._longest,) = task.features[f"{side}_input_tokens"].shape
+    (target_length,) = targets.shape
+    default_new_tokens = target_length if self._encoder else min(64, target_length // 2)
+    self._new_tokens = max_new_tokens or default_new_tokens
+    self._prompts, self._truncated = self._encode()
+    transforms = named.build_transforms(
+      penalties or {}, "evaluator generation: penalties.", named.PENALTIES
+    )
+    self._options = {
+      "max_length": self._new_tokens,
+      "eos": tuple({task.vocabulary.eos_id, *task.end_ids}),
+      "transforms": transforms,
+    }
+    self._beams = beams
+    if length_power is None:
+      self._penalty: Penalty = GnmtPenalty(length_penalty)
+    else:
+      self._penalty = PowerPenalty(length_power)
+    self._run = context.jit(self._generate)
+
+  def _read_examples(self, metrics: tuple[str | dict, ...], max_examples: int | None) -> None:
+    """Read the examples and the references of those that have a label."""
     classes: set[str] = set()
     for metric in metrics:
       if isinstance(metric, dict):
         classes.update(map(str, metric.get("classes") or ()))
-    self._absent = [] if _UNLABELLED in classes else [_UNLABELLED]
-    fields = (*questions, references) if references else questions
+    self._missing_labels = [] if _UNLABELLED in classes else [_UNLABELLED]
+    fields = list(self._questions)
+    if self._references:
+      fields.append(self._references)
     record_fields = [field.split(".")[0] for field in fields]
-    self._examples = task.examples((*ids, *record_fields))[:max_examples]
-    gold_of_examples = [self._gold_of(example) for example in self._examples]
-    self._scored = [n for n, gold in enumerate(gold_of_examples) if gold is not None]
-    self._gold = [gold_of_examples[n] for n in self._scored]
+    examples = self._context.task.examples((*self._ids, *record_fields))
+    self._examples = examples[:max_examples]
+    self._scored = []  # the indices of labelled examples
+    self._gold = []
+    for n, example in enumerate(self._examples):
+      references = self._read_references(example)
+      if references is not None:
+        self._scored.append(n)
+        self._gold.append(references)
     for i, metric in enumerate(self._metrics):
-      metric.metric.check_references([gold[i] for gold in self._gold])
-    self._encoder = "encoder_input_tokens" in task.features
-    side = "encoder" if self._encoder else "decoder"
-    (self._longest,) = task.features[f"{side}_input_tokens"].shape
-    (targets,) = targets.shape
-    self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
-    self._prompts, self._truncated = self._encode()
-    options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.end_ids})}
-    options["transforms"] = named.build_transforms(
-      penalties or {}, "evaluator generation: penalties.", named.PENALTIES
+      metric.metric.check_references([references[i] for references in self._gold])
+
+  def _generate(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+    features = self._features(batch)
+    if self._beams == 1:
+      tokens_BT, _ = generate(model, features, choose_likeliest, **self._options)
+      return (tokens_BT,)
+    tokens_BKT, _ = beam_search(
+      model, features, beams=self._beams, length_penalty=self._penalty, **self._options
     )
-
-    def function(model, batch):
-      features = self._features(batch)
-      if beams == 1:
-        return (generate(model, features, choose_likeliest, **options)[0],)
-      penalty = GnmtPenalty(length_penalty) if length_power is None else PowerPenalty(length_power)
-      return (
-        beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],
-      )
-
-    self._run = context.jit(function)
+    return (tokens_BKT[:, 0],)
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
@@ -124,8 +146,11 @@ class Evaluator:
     return (*names, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated`
-    inputs and `unfinished` predictions, which reach `max_new_tokens` without an end."""
+    """Return the metrics' scores and four counts.
+
+    They are the numbers of `examples`, `empty` predictions, `truncated` inputs, and `unfinished`
+    predictions, which reach `max_new_tokens` without an end.
+    """
     batch_size = self._context.batch_size
     lengths = [padded_length(len(prompt), self._longest) for prompt in self._prompts]
     outputs = run_in_batches(
@@ -135,13 +160,13 @@ class Evaluator:
       merge_lengths(lengths, batch_size),
       self._rows,
     )
-    ends = self._end_ids()
-    texts = [self._text(tokens.tolist()) for (tokens,) in outputs]
+    ends = list(self._end_ids())
+    texts = [self._decode(tokens.tolist()) for (tokens,) in outputs]
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
       "truncated": self._truncated,
-      "unfinished": sum(not np.isin(tokens, list(ends)).any() for (tokens,) in outputs),
+      "unfinished": sum(not np.isin(tokens, ends).any() for (tokens,) in outputs),
     }
     if len(self._scored) < len(texts):
       scores["unlabelled"] = len(texts) - len(self._scored)
@@ -167,12 +192,12 @@ class Evaluator:
         scores |= _labelled.question_scores(records, self._questions, gold, predicted)
     return scores
 
-  def _gold_of(self, example: dict[str, Any]) -> list[Any] | None:
+  def _read_references(self, example: dict[str, Any]) -> list[Any] | None:
     """Return an example's reference in the form that each metric takes; None if it has no label."""
     name = self._context.task.name
     try:
       texts = self._reference_texts(example)
-      if example["targets"] in self._absent and texts in ([], self._absent):
+      if example["targets"] in self._missing_labels and texts in ([], self._missing_labels):
         return None
       if not texts:
         raise ValueError(f"found no texts in field {self._references!r}")
@@ -205,7 +230,7 @@ class Evaluator:
     else:
       before = [vocabularies.start_id(vocabulary)]
       after = []
-      max_ids = max(self._longest - self._new, 2)
+      max_ids = max(self._longest - self._new_tokens, 2)
     texts = [example["inputs"] for example in self._examples]
     if self._context.task.has_sentinels:
       encoded_texts = vocabularies.encode_sentinels_batch(vocabulary, texts)
@@ -222,13 +247,9 @@ class Evaluator:
 
   def _rows(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
     pad_id = self._context.task.vocabulary.pad_id or 0
-    tokens = np.full((len(numbers), length), pad_id, np.int32)
-    valid = np.zeros((len(numbers), length), np.int32)
-    for row, number in enumerate(numbers):
-      prompt = self._prompts[number]
-      tokens[row, : len(prompt)] = prompt
-      valid[row, : len(prompt)] = 1
-    return {"tokens": tokens, "valid": valid}
+    prompts = [self._prompts[number] for number in numbers]
+    tokens_BP, valid_BP = pad_rows(prompts, length, pad_id)
+    return {"tokens": tokens_BP, "valid": valid_BP}
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     names = self._context.task.features
@@ -243,9 +264,14 @@ class Evaluator:
   def _end_ids(self) -> set[int]:
     return {self._context.task.vocabulary.eos_id, *self._context.task.end_ids}
 
-  def _text(self, ids: list[int]) -> str:
+  def _decode(self, ids: list[int]) -> str:
     """Decode the ids before the first end."""
     vocabulary = self._context.task.vocabulary
     ends = self._end_ids()
-    end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
-    return vocabulary.decode([token for token in ids[:end] if token < vocabulary.size]).strip()
+    answer_ids = []
+    for i in ids:
+      if i in ends:
+        break
+      if i < vocabulary.size:
+        answer_ids.append(i)
+    return vocabulary.decode(answer_ids).strip()

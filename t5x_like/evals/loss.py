@@ -1,5 +1,4 @@
-"""Loss, perplexity, token accuracy and the unigram entropy of the targets, over every example
-exactly once."""
+"""Compute loss, perplexity, accuracy and unigram entropy over every example exactly once."""
 
 import math
 
@@ -35,9 +34,10 @@ class Evaluator:
     self._max_examples = max_examples
     objective = context.objective
     size = context.task.vocabulary.size
-    if lacking := objective.missing_features(context.task.features):
+    missing = objective.missing_features(context.task.features)
+    if missing:
       raise UserError(
-        f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task "
+        f"evaluator loss: the objective needs the feature {missing[0]!r}, which task "
         f"{context.task.name} does not make (it makes {', '.join(context.task.features)}); choose "
         "another task"
       )
@@ -47,41 +47,43 @@ class Evaluator:
     has_class_targets = target.shape == features[objective.weights].shape
     has_class_targets = has_class_targets and target.dtype.startswith("int")
     has_entropy = objective.likelihood and has_class_targets
-    tokens = "tokens" in objective.targets and not getattr(context.task, "classes", ())
-    self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
+    has_tokens = "tokens" in objective.targets and not getattr(context.task, "classes", ())
+    self._count_metrics = ("unigram_entropy",)
+    if has_tokens:
+      self._count_metrics = ("perplexity", "unigram_entropy")
 
-    def sums(model, batch):
-      sums = evaluate(objective, model, batch)[1] | {
-        "examples": jnp.sum(batch["example_index"] >= 0)
-      }
+    def compute_sums(model, batch):
+      _, sums = evaluate(objective, model, batch)
+      sums = sums | {"examples": jnp.sum(batch["example_index"] >= 0)}
       if not has_entropy:
         return sums
-      counted = (batch[objective.weights] > 0).astype(jnp.float32)
-      counts_V = jnp.zeros(size, jnp.float32).at[batch[objective.targets]].add(counted, mode="drop")
+      weights = (batch[objective.weights] > 0).astype(jnp.float32)
+      targets = batch[objective.targets]
+      counts_V = jnp.zeros(size, jnp.float32).at[targets].add(weights, mode="drop")
       return sums | {"counts": counts_V}
 
-    self.sums = sums
-    self._sums = context.jit(sums)
+    self.sums = compute_sums
+    self._sums = context.jit(compute_sums)
 
   def metric_names(self) -> tuple[str, ...]:
     batch = self._context.abstract_batch()
     batch["example_index"] = jax.ShapeDtypeStruct((self._context.batch_size,), jnp.int32)
     with self._context.rules.activate():
       shapes = jax.eval_shape(self.sums, self._context.model, batch)
-    classes = self._counted if "counts" in shapes else ()
-    means = (
-      name for name in shapes if not name.endswith("weights") and name not in ("counts", "examples")
-    )
-    return (
-      *(METRIC_NAMES.get(name, name) for name in means),
-      *classes,
-      "examples",
-      "target_tokens",
-    )
+    names = []
+    for name in shapes:
+      if not name.endswith("weights") and name not in ("counts", "examples"):
+        names.append(METRIC_NAMES.get(name, name))
+    if "counts" in shapes:
+      names += self._count_metrics
+    return (*names, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and
-    `target_tokens`; for classes also `unigram_entropy`, for tokens `perplexity`."""
+    """Return the means of the objective's sums (`loss`, `accuracy`, …) and two counts.
+
+    The counts are `examples` and `target_tokens`. Classes also have the `unigram_entropy`, tokens
+    the `perplexity`.
+    """
     pending = []
     total = None
     for batch in self._context.global_batches(self._max_examples):
@@ -92,23 +94,24 @@ class Evaluator:
       total = _add(total, sums)
     counts = total.pop("counts", None)
     examples = total.pop("examples")
-    means = {
-      METRIC_NAMES.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
-      for name, value in total.items()
-      if not name.endswith("weights")
-    }
+    means = {}
+    for name, value in total.items():
+      if not name.endswith("weights"):
+        weight = max(float(total[denominator(name, total)]), 1.0)
+        means[METRIC_NAMES.get(name, name)] = float(value) / weight
     if counts is not None:
-      share = counts[counts > 0] / max(counts.sum(), 1.0)
-      means["unigram_entropy"] = float(-np.sum(share * np.log(share)))
-      if "perplexity" in self._counted:
+      p = counts[counts > 0] / max(counts.sum(), 1.0)
+      means["unigram_entropy"] = float(-np.sum(p * np.log(p)))
+      if "perplexity" in self._count_metrics:
         means["perplexity"] = math.exp(min(means["loss"], 700.0))
-    return EvalResult(
-      means | {"examples": float(examples), "target_tokens": float(total["weights"])}
-    )
+    means["examples"] = float(examples)
+    means["target_tokens"] = float(total["weights"])
+    return EvalResult(means)
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-  """Add a batch's sums to the total, in float64, because float32 would lose precision over many
-  batches."""
+  """Add a batch's sums to the total, in float64 to keep precision over many batches."""
   sums = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
-  return sums if total is None else {name: total[name] + sums[name] for name in sums}
+  if total is None:
+    return sums
+  return {name: total[name] + sums[name] for name in sums}

@@ -34,7 +34,8 @@ class Evaluator:
     ids: tuple[str, ...] = (),
     max_examples: PositiveInt | None = None,
   ):
-    if unknown := [name for name in scores if name not in ("accuracy", "answers")]:
+    unknown = [name for name in scores if name not in ("accuracy", "answers")]
+    if unknown:
       raise UserError(
         f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers"
       )
@@ -62,10 +63,11 @@ class Evaluator:
     return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
-    examples."""
+    """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
     outputs = [logits_C for (logits_C,) in self._rows(arrays)]
-    predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
+    predictions = []
+    for example, logits_C in zip(self._examples, outputs):
+      predictions.append(self._describe_prediction(example, logits_C))
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]
     metrics: dict[str, float] = {}
     if scored and "accuracy" in self._scores:
@@ -83,10 +85,10 @@ class Evaluator:
       metrics["unlabelled"] = len(predictions) - len(scored)
     return EvalResult(metrics, _labelled.sample_predictions(predictions), predictions)
 
-  def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
-    scores = logits_C[: len(example["options"])]
-    best = int(scores.argmax())  # an index, as several options may have the same text
-    p = np.exp(scores - scores.max())
+  def _describe_prediction(self, example: dict, logits_C: np.ndarray) -> dict:
+    logits_C = logits_C[: len(example["options"])]
+    best = int(logits_C.argmax())  # an index, as several options may have the same text
+    p_C = np.exp(logits_C - logits_C.max())
     by_text = "answers" in self._scores
     row = {
       "input": example["text"],
@@ -94,7 +96,7 @@ class Evaluator:
       "target": example["answers"] if by_text else example["label"],
       "prediction": example["options"][best] if by_text else self._names[best],
       "answer": example["options"][best],
-      "probabilities": [round(float(x), 6) for x in p / p.sum()],
+      "probabilities": [round(float(p), 6) for p in p_C / p_C.sum()],
     }
     return _labelled.with_identifiers(row, example["record"], self._ids)
 

@@ -43,45 +43,57 @@ class Evaluator:
     sequences. `commonest_span` is the `span_exact_match` of always predicting the commonest span.
     """
     vocabulary = self._context.task.vocabulary
-    spans_right = sequences_right = sequences = 0
-    targets: Counter[tuple[int, ...]] = Counter()
+    num_right_spans = 0
+    num_right_sequences = 0
+    num_sequences = 0
+    span_counts: Counter[tuple[int, ...]] = Counter()
     samples = []
     for batch in self._context.global_batches(self._max_examples):
       predicted_BT = fetch(self._decode(arrays, batch))
-      batch = {
-        name: fetch(batch[name])
-        for name in ("encoder_input_tokens", "decoder_target_tokens", "example_index")
-      }
-      for row in np.flatnonzero(batch["example_index"] >= 0):
-        target = batch["decoder_target_tokens"][row].tolist()
+      target_BT = fetch(batch["decoder_target_tokens"])
+      input_BS = fetch(batch["encoder_input_tokens"])
+      for row in np.flatnonzero(fetch(batch["example_index"]) >= 0):
+        target = target_BT[row].tolist()
         predicted = predicted_BT[row].tolist()
         target_spans = spans_by_sentinel(target, vocabulary)
         predicted_spans = spans_by_sentinel(predicted, vocabulary)
-        targets.update(target_spans.values())
-        spans_right += sum(
-          predicted_spans.get(sentinel) == span for sentinel, span in target_spans.items()
-        )
-        sequences += 1
-        sequences_right += _until_eos(target, vocabulary) == _until_eos(predicted, vocabulary)
+        span_counts.update(target_spans.values())
+        for sentinel, span in target_spans.items():
+          num_right_spans += predicted_spans.get(sentinel) == span
+        num_sequences += 1
+        num_right_sequences += _until_eos(target, vocabulary) == _until_eos(predicted, vocabulary)
         if len(samples) < self._samples:
-          inputs = batch["encoder_input_tokens"][row].tolist()
-          texts = {"input": inputs, "target": target, "prediction": predicted}
-          for name, spans in (("original", target_spans), ("filled", predicted_spans)):
-            texts[name] = [i for token in inputs for i in spans.get(token, (token,))]
+          inputs = input_BS[row].tolist()
+          texts = {
+            "input": inputs,
+            "target": target,
+            "prediction": predicted,
+            "original": _replace_sentinels(inputs, target_spans),
+            "filled": _replace_sentinels(inputs, predicted_spans),
+          }
           samples.append({name: vocabulary.decode(ids) for name, ids in texts.items()})
-    spans = max(targets.total(), 1)
+    num_spans = max(span_counts.total(), 1)
     scores = {
-      "span_exact_match": spans_right / spans,
-      "commonest_span": max(targets.values(), default=0) / spans,
-      "sequence_exact_match": sequences_right / max(sequences, 1),
-      "sequences": sequences,
+      "span_exact_match": num_right_spans / num_spans,
+      "commonest_span": max(span_counts.values(), default=0) / num_spans,
+      "sequence_exact_match": num_right_sequences / max(num_sequences, 1),
+      "sequences": num_sequences,
     }
     return EvalResult(scores, samples)
 
 
+def _replace_sentinels(ids: Sequence[int], spans: dict[int, tuple[int, ...]]) -> list[int]:
+  replaced = []
+  for token in ids:
+    replaced += spans.get(token, (token,))
+  return replaced
+
+
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
-  """Split `<s0> a b <s1> c </s>` into {s0: (a, b), s1: (c,)}; tokens before the first sentinel are
-  ignored."""
+  """Split `<s0> a b <s1> c </s>` into {s0: (a, b), s1: (c,)}.
+
+  Tokens before the first sentinel are ignored.
+  """
   sentinels = frozenset(vocabulary.sentinels)
   spans: dict[int, tuple[int, ...]] = {}
   current = None

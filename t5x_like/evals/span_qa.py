@@ -1,6 +1,6 @@
-"""Extractive question answering: exact match and F1 of SQuAD 1.1, SQuAD 2.0 and translations of
-SQuAD."""
+"""Extractive question answering: exact match and F1 of SQuAD 1.1, 2.0 and its translations."""
 
+import dataclasses
 import heapq
 import math
 from typing import Any
@@ -18,21 +18,35 @@ from t5x_like.slots import PositiveInt
 _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 
 
-class Evaluator:
-  """An evaluator that answers each question with the best span of any window (Devlin et al. 2019,
-  section 4.3).
+@dataclasses.dataclass
+class _Question:
+  """The windows of a question.
 
-  A span's score is the sum of the logits of its first and last token. It lies within the context
-  and has at most `max_answer_tokens` tokens. If windows overlap, only the window with the most
-  context around a span's first token scores the span. If questions may have no answer, "no answer"
-  is predicted when the lowest score of [CLS] over the windows exceeds the best span's by more than
-  `null_threshold`; `best_f1` and `best_exact` use the best threshold. The text of an answer is
-  spelled as in the context.
+  Attributes:
+    window: its first window.
+    spans: (score, text) of the best spans of all windows.
+    null_score: the lowest score of [CLS].
+  """
+
+  window: dict[str, Any]
+  spans: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+  null_score: float = math.inf
+
+
+class Evaluator:
+  """An evaluator that answers each question with the best span of any window.
+
+  It follows Devlin et al. (2019), section 4.3. A span's score is the sum of the logits of its first
+  and last token. It lies within the context and has at most `max_answer_tokens` tokens. If windows
+  overlap, only the window with the most context around a span's first token scores the span. If
+  questions may have no answer, "no answer" is predicted when the lowest score of [CLS] over the
+  windows exceeds the best span's by more than `null_threshold`; `best_f1` and `best_exact` use the
+  best threshold. The text of an answer is spelled as in the context.
 
   Args:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
-    language: a language, which selects MLQA's normalisation; None selects SQuAD's, which XQuAD's
-      published scores have.
+    language: the language for MLQA's normalisation; None selects SQuAD's, as in XQuAD's published
+      scores.
     n_best: candidates in the predictions, and the number of starts and ends tried in each window.
     max_answer_tokens, null_threshold: see above.
     ids: fields to copy to the predictions.
@@ -64,7 +78,7 @@ class Evaluator:
     self._language = language
     self._threshold = null_threshold
     self._n_best = n_best
-    self._longest = max_answer_tokens
+    self._max_answer_tokens = max_answer_tokens
     self._ids = ids
     self._metric = MultilingualSquad(normalize_mlqa) if language else SquadV1()
     if unanswerable:
@@ -78,24 +92,23 @@ class Evaluator:
       )
 
   def metric_names(self) -> tuple[str, ...]:
-    return (
-      *self._metric.names,
-      *(SquadV2.detailed if self._unanswerable else ()),
-      "examples",
-    )
+    names = list(self._metric.names)
+    if self._unanswerable:
+      names += SquadV2.detailed
+    return (*names, "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
-    """Return `exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`;
-    and `examples`."""
-    questions: dict[int, dict[str, Any]] = {}
+    """Return `exact_match` and `f1`, or the scores of SQuAD 2.0, and the number of `examples`.
+
+    SQuAD 2.0's scores are `exact`, `f1`, `HasAns_…`, `NoAns_…` and `best_…`.
+    """
+    questions: dict[int, _Question] = {}
     for window, (start_S, end_S) in zip(self._windows, self._rows(arrays)):
-      about = questions.setdefault(
-        window["question"], {"window": window, "spans": [], "null": math.inf}
-      )
-      about["null"] = min(about["null"], float(start_S[0] + end_S[0]))
-      about["spans"] += self._candidates(window, start_S, end_S)
-    predictions = [self._prediction(**about) for about in questions.values()]
-    gold = [about["window"]["answers"] for about in questions.values()]
+      question = questions.setdefault(window["question"], _Question(window))
+      question.null_score = min(question.null_score, float(start_S[0] + end_S[0]))
+      question.spans += self._candidates(window, start_S, end_S)
+    predictions = [self._describe_prediction(question) for question in questions.values()]
+    gold = [question.window["answers"] for question in questions.values()]
     predicted: list[Any] = [row["best_answer"] for row in predictions]
     if self._language:
       gold = [(self._language, answers) for answers in gold]
@@ -106,46 +119,48 @@ class Evaluator:
     scores = {name: score for name, score in scores.items() if math.isfinite(score)}
     if self._unanswerable:
       scores |= self._metric.details(rows_NC, gold, predicted)
-    return EvalResult(
-      scores | {"examples": len(gold)}, _labelled.sample_predictions(predictions), predictions
-    )
+    scores["examples"] = len(gold)
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _candidates(
     self, window: dict, start_S: np.ndarray, end_S: np.ndarray
   ) -> list[tuple[float, str]]:
     """Return the best spans of a window, each as (score, text)."""
     first = window["first"]
-    spans_n2 = window["spans"]
-    starts, ends = (x[first : first + len(spans_n2)] for x in (start_S, end_S))
-    starts = np.where(window["most_context"], starts, -np.inf)
-    likely = [np.argsort(-x, kind="stable")[: self._n_best] for x in (starts, ends)]
-    length_KK = likely[1][None, :] - likely[0][:, None]
-    score_KK = starts[likely[0]][:, None] + ends[likely[1]][None, :]
-    fits = np.argwhere((length_KK >= 0) & (length_KK < self._longest) & np.isfinite(score_KK))
-    best = heapq.nlargest(self._n_best, ((float(score_KK[i, j]), int(i), int(j)) for i, j in fits))
-    context = window["context"]
-    return [
-      (score, context[spans_n2[likely[0][i], 0] : spans_n2[likely[1][j], 1]])
-      for score, i, j in best
-    ]
+    characters_n2 = window["spans"]  # begin and end of each token in the context
+    start_n = start_S[first : first + len(characters_n2)]
+    end_n = end_S[first : first + len(characters_n2)]
+    start_n = np.where(window["most_context"], start_n, -np.inf)
+    starts_K = np.argsort(-start_n, kind="stable")[: self._n_best]
+    ends_K = np.argsort(-end_n, kind="stable")[: self._n_best]
+    length_KK = ends_K[None, :] - starts_K[:, None]
+    score_KK = start_n[starts_K][:, None] + end_n[ends_K][None, :]
+    is_short_KK = (length_KK >= 0) & (length_KK < self._max_answer_tokens)
+    candidates = []
+    for i, j in np.argwhere(is_short_KK & np.isfinite(score_KK)):
+      candidates.append((float(score_KK[i, j]), int(i), int(j)))
+    spans = []
+    for score, i, j in heapq.nlargest(self._n_best, candidates):
+      begin = characters_n2[starts_K[i], 0]
+      end = characters_n2[ends_K[j], 1]
+      spans.append((score, window["context"][begin:end]))
+    return spans
 
-  def _prediction(
-    self, window: dict, spans: list[tuple[float, str]], null: float
-  ) -> dict[str, Any]:
-    best = heapq.nlargest(self._n_best, dict.fromkeys(spans), key=lambda span: span[0])
-    answer = best[0][1] if best else ""
+  def _describe_prediction(self, question: _Question) -> dict[str, Any]:
+    spans = dict.fromkeys(question.spans)
+    best_spans = heapq.nlargest(self._n_best, spans, key=lambda span: span[0])
+    best_score, answer = best_spans[0] if best_spans else (-math.inf, "")
+    window = question.window
     row = {
       "input": f"{window['record']['question']} | {window['context']}",
       "target": " / ".join(window["answers"]),
-    }
-    row["references"] = window["answers"]
-    row |= {
+      "references": window["answers"],
       "prediction": answer,
       "best_answer": answer,
-      "n_best": [{"text": t, "score": s} for s, t in best],
+      "n_best": [{"text": text, "score": score} for score, text in best_spans],
     }
     if self._unanswerable:
-      margin = null - (best[0][0] if best else -math.inf) - self._threshold
+      margin = question.null_score - best_score - self._threshold
       row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))
       row["prediction"] = "" if margin > 0 else answer
     return _labelled.with_identifiers(row, window["record"], self._ids)
@@ -153,4 +168,6 @@ class Evaluator:
 
 def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:
   outputs = model(batch)
-  return tuple(outputs[f"{end}_logits"].astype(jnp.float32) for end in ("start", "end"))
+  start_BS = outputs["start_logits"].astype(jnp.float32)
+  end_BS = outputs["end_logits"].astype(jnp.float32)
+  return start_BS, end_BS

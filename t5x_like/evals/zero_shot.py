@@ -1,5 +1,4 @@
-"""Zero-shot classification of images: pick the class with the nearest description (CLIP, Radford et
-al. 2021)."""
+"""Classify images by the class with the nearest description (CLIP, Radford et al. 2021)."""
 
 import jax
 import numpy as np
@@ -14,11 +13,10 @@ from t5x_like.slots import Length, PositiveInt
 
 
 class Evaluator:
-  """An evaluator that classifies the centre crop of every labelled image once; scores are in
-  percent.
+  """An evaluator that classifies the centre crop of every labelled image once.
 
-  A class is represented by the mean embedding of its name in all templates (prompt ensembling,
-  section 3.1.4). In a recipe, the labelled images are the evaluator's own task:
+  Scores are in percent. A class is represented by the mean embedding of its name in all templates
+  (prompt ensembling, section 3.1.4). In a recipe, the labelled images are the evaluator's own task:
 
     config.evals.zero_shot = {"task": {"name": "image_classification", "source":
     "folders:validation=imagenet/val", …}}
@@ -45,9 +43,8 @@ class Evaluator:
     max_examples: PositiveInt | None = None,
   ):
     task = context.task
-    if (
-      "image" not in task.features or not task.classes or not hasattr(context.model, "embed_texts")
-    ):
+    has_classes = "image" in task.features and task.classes
+    if not has_classes or not hasattr(context.model, "embed_texts"):
       raise UserError(
         "evaluator zero_shot: is for models of images and texts, and tasks of labelled images, "
         f"not task {task.name};"
@@ -59,13 +56,13 @@ class Evaluator:
         f"with one {{}} in each"
       )
     self._context = context
-    self._most = max_examples
+    self._max_examples = max_examples
     self._names = task.classes if names is None else _read_names(names, len(task.classes))
-    self._tokens_CT = _encode_texts(
-      [template.replace("{}", name) for name in self._names for template in templates],
-      context.vocabulary or task.vocabulary,
-      length or getattr(context.model.text.inputs.position, "length", 77),
-    )
+    texts = []
+    for name in self._names:
+      texts += [template.replace("{}", name) for template in templates]
+    length = length or getattr(context.model.text.inputs.position, "length", 77)
+    self._tokens_CT = _encode_texts(texts, context.vocabulary or task.vocabulary, length)
     self._texts = context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
     self._images = context.jit(
       lambda model, batch: (model.embed_images(batch)[0], batch["label"], batch["example_index"])
@@ -79,16 +76,22 @@ class Evaluator:
     text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
-    outputs = [
-      [fetch(x) for x in self._images(arrays, batch)]
-      for batch in self._context.global_batches(self._most)
-    ]
-    image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-    real_N = index_N >= 0
-    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[
-      :, : _top_classes.TOP_K
-    ]
-    return _top_classes.score_top_classes(best_NK, label_N[real_N], index_N[real_N], self._names)
+    images = []
+    labels = []
+    indices = []
+    for batch in self._context.global_batches(self._max_examples):
+      image_BP, label_B, index_B = self._images(arrays, batch)
+      images.append(fetch(image_BP))
+      labels.append(fetch(label_B))
+      indices.append(fetch(index_B))
+    similarity_NV = np.concatenate(images) @ class_VP.T
+    order_NV = np.argsort(-similarity_NV, axis=1, kind="stable")
+    return _top_classes.score_top_classes(
+      order_NV[:, : _top_classes.TOP_K],
+      np.concatenate(labels),
+      np.concatenate(indices),
+      self._names,
+    )
 
 
 def _encode_texts(texts: list[str], vocabulary, length: int) -> np.ndarray:
