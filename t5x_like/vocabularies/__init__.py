@@ -62,7 +62,7 @@ FORMAT = "t5x_like.vocabulary.v1"
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-# the main files of tokenizers: a directory with one has a tokenizer
+# The main files of tokenizers: a directory with one of them has a tokenizer.
 TOKENIZER_FILES = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")
 
 

@@ -94,13 +94,11 @@ class Vocabulary(Protocol):
     The bytes may be a part of a letter. They begin with a space if the id begins a word in any
     text. The unknown id stands for U+FFFD.
     """
-    spellings = []
-    for i in map(int, ids):
-      if i in self.special_ids:
-        spellings.append(b"")
-      else:
-        spellings.append(self.pieces_of([i])[0].encode())
-    return spellings
+    return [b"" if int(i) in self.special_ids else self._text_bytes(int(i)) for i in ids]
+
+  def _text_bytes(self, i: int) -> bytes:
+    """Return the UTF-8 bytes of an id that is not special."""
+    return self.pieces_of([i])[0].encode()
 
   @functools.cached_property
   def starts_word(self) -> np.ndarray:

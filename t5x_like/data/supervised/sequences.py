@@ -132,7 +132,7 @@ def separators_between(vocabulary: Vocabulary) -> int:
   """Return the number of special tokens between two texts in an encoder's rows, 1 or more."""
   if not hasattr(vocabulary, "between"):
     return 1
-  return max(1, vocabulary.between())
+  return max(1, vocabulary.count_pair_separators())
 
 
 class Encoded(Sequences):

@@ -1,7 +1,7 @@
 """Build the pipeline of each tokenizer class of `transformers` around pieces and merges.
 
 A pipeline is the normaliser, the split into words, the model and the decoder: the parts of a
-`tokenizer.json` that the class sets, overriding the file (version 5 of the library).
+`tokenizer.json` that the class sets, overriding the file (version 5 of `transformers`).
 """
 
 import base64
@@ -224,7 +224,7 @@ def check_charsmap(tokenizer: dict[str, Any], where: str) -> None:
 
 
 def text_of(token) -> str:
-  """Return the text of a token: text, an object of a file, or the library's."""
+  """Return the text of a token: text, an object of a file, or a `tokenizers.AddedToken`."""
   return token["content"] if isinstance(token, dict) else getattr(token, "content", token)
 
 
@@ -404,7 +404,7 @@ WHOLE_FILE_MODEL_TYPES = {
 def choose_class(
   config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None
 ) -> str | None:
-  """Choose the tokenizer's class as the library does.
+  """Choose the tokenizer's class as `transformers` does.
 
   It is the named class, or else the class of the model type.
 

@@ -27,16 +27,14 @@ _BYTE_CHARACTERS = "<0123456789ABCDEFx>"
 _NFKC = ("nmt_nfkc", "nfkc")  # names of normalisers
 
 
-def needs_t5s_class(proto) -> bool:
+def needs_t5_tokenizer(proto) -> bool:
   """Return whether a model has user-defined pieces and is otherwise as `T5Tokenizer` expects."""
+  if not is_unigram(proto) or has_byte_pieces(proto) or not _has_user_defined(proto):
+    return False
+  if proto.trainer_spec.treat_whitespace_as_suffix:
+    return False
   spec = proto.normalizer_spec
-  spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
-  fits = (
-    is_unigram(proto)
-    and not has_byte_pieces(proto)
-    and not proto.trainer_spec.treat_whitespace_as_suffix
-  )
-  return bool(fits and spaces and _has_user_defined(proto))
+  return spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
 
 
 def _has_user_defined(proto) -> bool:
@@ -73,15 +71,16 @@ def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str
       )
   model = _unigram(proto) if kind == UNIGRAM else _bpe(proto)
   vocab = model["vocab"]
-  added = sorted(special.items())
-  for i, spelling in added:
+  flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+  added_tokens = []
+  for i, spelling in sorted(special.items()):
+    added_tokens.append({"id": i, "content": spelling, **flags})
     if i >= len(proto.pieces):
       if kind == UNIGRAM:
         # the score of padding, with which text never yields it
         vocab.append([spelling, model["vocab"][0][1]])
       else:
         vocab[spelling] = i
-  flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
   decoders = [_replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
   if proto.normalizer_spec.add_dummy_prefix:
     decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
@@ -89,7 +88,7 @@ def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    "added_tokens": [{"id": i, "content": spelling, **flags} for i, spelling in added],
+    "added_tokens": added_tokens,
     "normalizer": {"type": "Sequence", "normalizers": _normalizers(proto.normalizer_spec)},
     "pre_tokenizer": _words(proto) if kind == UNIGRAM else None,
     "post_processor": None,
@@ -123,11 +122,10 @@ def _replace(old: str, new: str) -> dict[str, Any]:
 
 
 def _words(proto) -> dict[str, Any] | None:
-  """Return a split by which text spelled `<0x41>` does not become the piece of a byte in a unigram
-  model.
+  """Return a split that keeps text spelled `<0x41>` from becoming a byte of a unigram model.
 
-  If all its characters are pieces, they have a better score; where one is in no piece, a split at
-  it changes nothing.
+  If all characters of the text are pieces, they have a better score; where one is in no piece, a
+  split at it changes nothing.
   """
   characters = set()
   for piece in proto.pieces:
@@ -145,11 +143,16 @@ def _words(proto) -> dict[str, Any] | None:
 
 
 def _unigram(proto) -> dict[str, Any]:
-  """Return a unigram model in which text never yields bytes' and control pieces, which have the
-  score 0 in the file."""
+  """Return a unigram model in which text never yields the pieces of bytes and control pieces.
+
+  In the file they have the score 0.
+  """
   lowest = min((piece.score for piece in proto.pieces if piece.type == NORMAL), default=0.0)
-  never = _BYTE_SPELLING * lowest - 100.0  # less than any way to spell them by other pieces
-  vocab = [[piece.piece, piece.score if piece.type == NORMAL else never] for piece in proto.pieces]
+  unreachable = _BYTE_SPELLING * lowest - 100.0  # less than any spelling by other pieces
+  vocab = []
+  for piece in proto.pieces:
+    score = piece.score if piece.type == NORMAL else unreachable
+    vocab.append([piece.piece, score])
   return {"type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": has_byte_pieces(proto)}
 
 

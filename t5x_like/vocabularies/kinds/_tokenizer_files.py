@@ -15,7 +15,7 @@ MODEL_CONFIG = "config.json"
 SPECIAL = "special_tokens_map.json"
 ADDED = "added_tokens.json"
 VOCABULARY = "vocab.json"
-# in the order in which the library adds them
+# in the order in which `transformers` adds them
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -69,32 +69,48 @@ _TEXT = ("text", _is(str))
 _BOOL = ("true or false", _is(bool))
 _ID = (f"an id from 0 to {_MAX_ID}", _is_id)
 _IDS = ("an id or a list of ids", _are_ids)
-_TOKENS = {
-  f"{name}_token": ("a token: text, or an object with 'content' and flags", _is_token)
-  for name in NAMES
-} | {
-  name: ("a list of tokens", _are_tokens)
-  for name in ("additional_special_tokens", "extra_special_tokens")
+_TOKEN = ("a token: text, or an object with 'content' and flags", _is_token)
+_TOKENS = ("a list of tokens", _are_tokens)
+_ADDED = ("an object from ids to tokens, objects with 'content' and flags", _are_added)
+_LISTED = ("a list of tokens, objects with 'id', 'content' and flags", _are_listed)
+_SPECIAL_TOKENS = {
+  **{f"{name}_token": _TOKEN for name in NAMES},
+  "additional_special_tokens": _TOKENS,
+  "extra_special_tokens": _TOKENS,
 }
-_ADDED = "an object from ids to tokens, objects with 'content' and flags", _are_added
-_LISTED = "a list of tokens, objects with 'id', 'content' and flags", _are_listed
-_BOOLS = (
-  "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens "
-  "strip_accents tokenize_chinese_chars separate_vocabs"
-)
-_KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-  TOKENIZER: dict.fromkeys(
-    ("model", "normalizer", "pre_tokenizer", "decoder", "post_processor"), _OBJECT
-  )
-  | {"added_tokens": _LISTED},
-  CONFIG: _TOKENS
-  | dict.fromkeys(_BOOLS.split(), _BOOL)
-  | {"tokenizer_class": _TEXT, "extra_ids": _ID, "added_tokens_decoder": _ADDED},
-  SPECIAL: _TOKENS,
-  MODEL_CONFIG: dict.fromkeys(("model_type", "tokenizer_class"), _TEXT)
-  | {"decoder_start_token_id": _ID, **{f"{name}_token_id": _IDS for name in NAMES}},
+_VALUES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+  TOKENIZER: {
+    "model": _OBJECT,
+    "normalizer": _OBJECT,
+    "pre_tokenizer": _OBJECT,
+    "decoder": _OBJECT,
+    "post_processor": _OBJECT,
+    "added_tokens": _LISTED,
+  },
+  CONFIG: {
+    **_SPECIAL_TOKENS,
+    "tokenizer_class": _TEXT,
+    "extra_ids": _ID,
+    "added_tokens_decoder": _ADDED,
+    "add_bos_token": _BOOL,
+    "add_eos_token": _BOOL,
+    "add_prefix_space": _BOOL,
+    "do_lower_case": _BOOL,
+    "legacy": _BOOL,
+    "split_special_tokens": _BOOL,
+    "strip_accents": _BOOL,
+    "tokenize_chinese_chars": _BOOL,
+    "separate_vocabs": _BOOL,
+  },
+  SPECIAL: _SPECIAL_TOKENS,
+  MODEL_CONFIG: {
+    "model_type": _TEXT,
+    "tokenizer_class": _TEXT,
+    "decoder_start_token_id": _ID,
+    **{f"{name}_token_id": _IDS for name in NAMES},
+  },
 }
-_EVERY = {ADDED: _ID, VOCABULARY: _ID}  # files whose values are all alike
+_UNIFORM_FILES = {ADDED: _ID, VOCABULARY: _ID}  # files with one kind of values
 
 
 def read_file(directory: AnyPath, name: str) -> dict[str, Any] | None:
@@ -110,14 +126,21 @@ def read_file(directory: AnyPath, name: str) -> dict[str, Any] | None:
 
 
 def parse_file(data: bytes, path: str, name: str) -> dict[str, Any]:
-  """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`,
-  naming the path."""
+  """Return the JSON object in the content of the file `name` of a tokenizer.
+
+  Raises:
+    UserError: see `read_file`; the message names `path`.
+  """
   content = checked_json.parse_json(data, dict, path, "the file of a tokenizer; copy it again")
   for key, value in content.items():
-    words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
-    negative = name == MODEL_CONFIG and value == -1  # which means none
-    if fits is not None and value is not None and not negative and not fits(value):
+    check = _UNIFORM_FILES.get(name) or _VALUES.get(name, {}).get(key)
+    is_none = value is None or (name == MODEL_CONFIG and value == -1)
+    if check is None or is_none:
+      continue
+    expected, is_valid = check
+    if not is_valid(value):
       raise UserError(
-        f"{path}: found {quote_name(value)} for {key[:80]!r}, expected {words}; copy the file again"
+        f"{path}: found {quote_name(value)} for {key[:80]!r}, expected {expected}; copy the file "
+        "again"
       )
   return content

@@ -58,16 +58,18 @@ class ByteVocabulary(Vocabulary):
     return [np.frombuffer(data, np.uint8).astype(np.int32) + _BYTE_OFFSET for data in encoded]
 
   def decode(self, ids: Sequence[int]) -> str:
-    return "".join(
-      part if isinstance(part, str) else _decode(part)
-      for part in shared.split_at_sentinels(ids, self)
-    )
+    text = ""
+    for part in shared.split_at_sentinels(ids, self):
+      if not isinstance(part, str):
+        part = b"".join(map(_byte, part)).decode(errors="replace")
+      text += part
+    return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or _spell(i) for i in map(int, ids)]
 
-  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    return [b"" if int(i) in self.special_ids else _data(int(i)) for i in ids]
+  def _text_bytes(self, i: int) -> bytes:
+    return _byte(i)
 
   def save(self, directory) -> None:
     facts = {} if self.own_sentinels else {"own": False}
@@ -79,12 +81,11 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> ByteVocabulary:
   return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
 
 
-def _decode(ids: list[int]) -> str:
-  return b"".join(map(_data, ids)).decode(errors="replace")
-
-
-def _data(i: int) -> bytes:
-  return bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT_SIZE else "\ufffd".encode()
+def _byte(i: int) -> bytes:
+  """Return the byte of an id, or U+FFFD in UTF-8 for an id that has none."""
+  if _BYTE_OFFSET <= i < _TEXT_SIZE:
+    return bytes([i - _BYTE_OFFSET])
+  return "\ufffd".encode()
 
 
 def _spell(i: int) -> str:

@@ -80,9 +80,9 @@ class MarianVocabulary(Vocabulary):
     self._spellings = [""] * self.size
     for piece, i in self._ids.items():
       self._spellings[i] = piece
-    self._processors = {
-      name: open_processor(original_files[name], f"{origin}/{name}") for name in (SOURCE, TARGET)
-    }
+    self._processors = {}
+    for name in (SOURCE, TARGET):
+      self._processors[name] = open_processor(original_files[name], f"{origin}/{name}")
     self._side = SOURCE
     self._special_pattern = None
     if published_ids.specials_in_text:
@@ -143,9 +143,6 @@ class MarianVocabulary(Vocabulary):
       shared.sentinel_piece(self, i) or self._spellings[i] or f"<{i}?>" for i in map(int, ids)
     ]
 
-  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    return [b"" if int(i) in self.special_ids else self._piece_bytes(int(i)) for i in ids]
-
   def save(self, directory) -> None:
     original_files = {
       shared.ORIGINAL_PREFIX + name: data for name, data in self.original_files.items()
@@ -182,7 +179,7 @@ class MarianVocabulary(Vocabulary):
     pieces += self._processors[self._side].encode(text, out_type=str)
     return [self._ids.get(piece, self.unk_id) for piece in pieces]
 
-  def _piece_bytes(self, i: int) -> bytes:
+  def _text_bytes(self, i: int) -> bytes:
     if i == self.unk_id:
       return "\ufffd".encode()
     return self._spellings[i].replace(_WORD_START, " ").encode()

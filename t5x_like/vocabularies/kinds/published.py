@@ -3,11 +3,11 @@
 Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes of
 `_pipelines` it takes only the pieces and merges from it, or from `vocab.json` and `merges.txt`,
 `vocab.txt` or a SentencePiece model, and sets the rest itself. A `tokenizer.json` of any other
-class is used whole. Added and special tokens are then added in the library's order, from
+class is used whole. Added and special tokens are then added in the order of `transformers`, from
 `tokenizer_config.json` or the older `special_tokens_map.json` and `added_tokens.json`;
 `config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
 
-The library itself is not used: with the protobuf that TensorFlow needs, it cannot read
+`transformers` itself is not used: with the protobuf that TensorFlow needs, it cannot read
 SentencePiece models.
 """
 
@@ -52,11 +52,11 @@ KIND = "published"
 
 
 class PublishedVocabulary(TokenizerVocabulary):
-  """The tokenizer of a Hugging Face directory; text gets the same ids as in `transformers`, without
-  added special ids.
+  """The tokenizer of a Hugging Face directory, with the ids of `transformers`.
 
-  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json`
-  sets `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.
+  No special ids are added to a text. Text spelled like a special piece becomes that piece, as
+  there, unless `tokenizer_config.json` sets `split_special_tokens`. Lone surrogates, which
+  `transformers` does not accept, become U+FFFD.
 
   Args:
     model: a `tokenizer.json`, complete with added tokens.
@@ -80,13 +80,9 @@ class PublishedVocabulary(TokenizerVocabulary):
     self._published_ids = published_ids
     self.original_files = original_files
     _, added = self._open(model, origin)
-    ids = [
-      *published_ids.sentinels,
-      *(
-        getattr(published_ids, f"{name}_id")
-        for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)
-      ),
-    ]
+    ids = list(published_ids.sentinels)
+    for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES):
+      ids.append(getattr(published_ids, f"{name}_id"))
     invalid = [i for i in ids if i is not None and not 0 <= i < self.size]
     if invalid:
       raise UserError(
@@ -97,32 +93,29 @@ class PublishedVocabulary(TokenizerVocabulary):
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
 
   def save(self, directory) -> None:
-    original_files = {
-      shared.ORIGINAL_PREFIX + name: data for name, data in self.original_files.items()
-    }
-    shared.save(
-      directory,
-      KIND,
-      self,
-      {TOKENIZER: self.model, **original_files},
-      published=dataclasses.asdict(self._published_ids),
-    )
+    files = {TOKENIZER: self.model}
+    for name, data in self.original_files.items():
+      files[shared.ORIGINAL_PREFIX + name] = data
+    facts = dataclasses.asdict(self._published_ids)
+    shared.save(directory, KIND, self, files, published=facts)
 
   def export_files(self) -> dict[str, bytes]:
     return self.original_files
 
   def with_text_only(self) -> "PublishedVocabulary":
-    """Return the vocabulary to which text spelled like a special piece is text, by
-    `split_special_tokens`."""
-    config = json.loads(self.original_files.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    original_files = self.original_files | {
-      CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    }
+    """Return the vocabulary that encodes text spelled like a special piece as plain text.
+
+    Its exported files set `split_special_tokens`, so that `transformers` does the same.
+    """
+    config = json.loads(self.original_files.get(CONFIG, b"{}"))
+    config["split_special_tokens"] = True
+    config_text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    original_files = self.original_files | {CONFIG: config_text.encode()}
     published_ids = dataclasses.replace(self._published_ids, specials_in_text=False)
     return PublishedVocabulary(self.model, published_ids, original_files, self._origin)
 
-  def between(self) -> int:
-    """Return the number of special pieces that `transformers` puts between the two texts of a pair.
+  def count_pair_separators(self) -> int:
+    """Return the number of special pieces that `transformers` puts between the texts of a pair.
 
     Raises:
       UserError: the tokenizer's own file does not join them.
@@ -143,7 +136,8 @@ class PublishedVocabulary(TokenizerVocabulary):
     eos = [] if self.eos_id is None else [self.eos_id]
     if "add_bos_token" in config or "add_eos_token" in config:
       before = bos if config.get("add_bos_token") else []
-      return before, eos if config.get("add_eos_token") else []
+      after = eos if config.get("add_eos_token") else []
+      return before, after
     if file.get("post_processor"):
       encoding = _encode_letters(file["post_processor"], 1)
       start = encoding.sequence_ids.index(0)
@@ -152,20 +146,22 @@ class PublishedVocabulary(TokenizerVocabulary):
     files = self.original_files
     if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in files:
       return [protocol.special_id(self, "cls")], [protocol.special_id(self, "sep")]
-    encloses = name in ("BartTokenizer", "RobertaTokenizer") or (
-      "merges.txt" in files and self.cls_id is not None
-    )
-    has_bos = encloses or (not file and SENTENCE_PIECE[1] in files)
-    has_eos = encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in files
-    return bos if has_bos else [], eos if has_eos else []
+    if name in ("BartTokenizer", "RobertaTokenizer"):
+      return bos, eos
+    if "merges.txt" in files and self.cls_id is not None:
+      return bos, eos
+    t5_model, llama_model, *_ = SENTENCE_PIECE
+    before = bos if llama_model in files and not file else []
+    after = eos if t5_model in files or name == "T5Tokenizer" else []
+    return before, after
 
 
 def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
   """Return the encoding of one or two texts of one piece each by a post-processor.
 
   The post-processor holds its own ids, so the pieces are not needed: a tokenizer may have none for
-  a given letter, and the padding and truncation of the last call, which `transformers` saves, are
-  no part of what stands around a text.
+  a given letter, and the padding and truncation of the last call, which `transformers` saves, do
+  not belong to the pieces around a text.
 
   Raises:
     UserError: the post-processor is damaged, or leaves out a text.
@@ -173,11 +169,14 @@ def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.E
   import tokenizers
 
   model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-  parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
   tokenizer_json = {
     "version": "1.0",
     "added_tokens": [],
-    **parts,
+    "truncation": None,
+    "padding": None,
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "decoder": None,
     "post_processor": post_processor,
     "model": model,
   }
@@ -205,27 +204,16 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> PublishedVocabulary:
       f"{where}: found {json_type_name(files)} in 'files', expected an object; copy the "
       "directory again"
     )
-  names = [name for name in files if name.startswith(shared.ORIGINAL_PREFIX)]
-  if shared.ORIGINAL_PREFIX + TOKENIZER in names:
-    growth.check_normalizers(
-      parse_tokenizer_json(
-        vocabularies.read_file(directory / (shared.ORIGINAL_PREFIX + TOKENIZER))
-      ),
-      where,
-    )
-  for name in names:
-    file_names.check_name(
-      f"{where}: files", name.removeprefix(shared.ORIGINAL_PREFIX), "copy the vocabulary again"
-    )
-  return PublishedVocabulary(
-    vocabularies.read_file(directory / TOKENIZER),
-    published_ids,
-    {
-      name.removeprefix(shared.ORIGINAL_PREFIX): vocabularies.read_file(directory / name)
-      for name in names
-    },
-    str(directory / TOKENIZER),
-  )
+  original_files = {}
+  for name in files:
+    if name.startswith(shared.ORIGINAL_PREFIX):
+      original = name.removeprefix(shared.ORIGINAL_PREFIX)
+      file_names.check_name(f"{where}: files", original, "copy the vocabulary again")
+      original_files[original] = vocabularies.read_file(directory / name)
+  if TOKENIZER in original_files:
+    growth.check_normalizers(parse_tokenizer_json(original_files[TOKENIZER]), where)
+  model = vocabularies.read_file(directory / TOKENIZER)
+  return PublishedVocabulary(model, published_ids, original_files, str(directory / TOKENIZER))
 
 
 def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabulary:
@@ -252,8 +240,8 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   if is_legacy:
     special_tokens_map = tokenizer_files.read_file(directory, SPECIAL) or {}
     config |= {key: _parse_token(token) for key, token in special_tokens_map.items()}
-  file_words = "its files" if file is None else TOKENIZER
-  with convert_errors(where, f"{file_words} cannot be read"):
+  description = "its files" if file is None else TOKENIZER
+  with convert_errors(where, f"{description} cannot be read"):
     pipeline, defaults, model_tokens = _build_pipeline(directory, name, config, model_config, file)
     named = {kind: config.get(f"{kind}_token", defaults.get(kind)) for kind in NAMES}
     extra = _read_extra_tokens(config, name, where)
@@ -264,25 +252,22 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
       tokens = config["added_tokens_decoder"]
       added = {int(i): _parse_token(token) for i, token in tokens.items()}
     pipelines.check_charsmap(pipeline, where)
-    # `enclosing_ids` and `between` use the file as it is
+    # `enclosing_ids` and `count_pair_separators` use the file as it is.
     growth.check_normalizers(file or {}, where)
     growth.check_normalizers(pipeline, where)
     if pipeline["model"].get("type") == "Unigram":
       pipelines.check_lengths((piece for piece, _ in pipeline["model"]["vocab"]), where)
-    tokenizer_json, ids = _add_tokens(
-      pipeline, added, named, [*model_tokens, *extra], _vector_count(model_config)
-    )
+    unnamed_tokens = [*model_tokens, *extra]
+    num_vectors = _vector_count(model_config)
+    tokenizer_json, ids = _add_tokens(pipeline, added, named, unnamed_tokens, num_vectors)
   named_pieces = {kind: text_of(token) for kind, token in named.items() if token}
   published_ids = find_published_ids(where, ids, named_pieces, model_config, config, sentinels)
-  model = json.dumps(
-    tokenizer_json, sort_keys=True, ensure_ascii=False, separators=(",", ":")
-  ).encode()
-  original_files = {
-    name: vocabularies.read_file(directory / name)
-    for name in shared.PUBLISHED_FILES
-    if (directory / name).exists()
-  }
-  return PublishedVocabulary(model, published_ids, original_files, where)
+  model = json.dumps(tokenizer_json, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+  original_files = {}
+  for name in shared.PUBLISHED_FILES:
+    if (directory / name).exists():
+      original_files[name] = vocabularies.read_file(directory / name)
+  return PublishedVocabulary(model.encode(), published_ids, original_files, where)
 
 
 def _build_pipeline(
@@ -344,14 +329,12 @@ def _read_extra_tokens(config: dict[str, Any], name: str | None, where: str) -> 
 
 
 def python_class(directory: AnyPath) -> str | None:
-  """Return the class of a directory's tokenizer if it is one of `pipelines.PYTHON` without a
-  `tokenizer.json`."""
+  """Return the class of a tokenizer if it is one of `pipelines.PYTHON_CLASSES`, else None."""
   if (directory / TOKENIZER).exists():
     return None
   config = tokenizer_files.read_file(directory, CONFIG) or {}
-  name = pipelines.choose_class(
-    config, tokenizer_files.read_file(directory, MODEL_CONFIG) or {}, None
-  )
+  model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
+  name = pipelines.choose_class(config, model_config, None)
   return name if name in pipelines.PYTHON_CLASSES else None
 
 
@@ -406,8 +389,10 @@ def _read_legacy_added_tokens(
 
 def _vector_count(model_config: dict[str, Any]) -> int | None:
   """Return the number of token vectors that a `config.json` states; None without one."""
-  text = model_config.get("text_config")
-  size = (text if isinstance(text, dict) else model_config).get("vocab_size")
+  text_config = model_config.get("text_config")
+  if not isinstance(text_config, dict):
+    text_config = model_config
+  size = text_config.get("vocab_size")
   return size if isinstance(size, int) else None
 
 
@@ -418,7 +403,7 @@ def _add_tokens(
   extra: list,
   vectors: int | None,
 ) -> tuple[dict[str, Any], dict[str, int]]:
-  """Return (the `tokenizer.json` with all tokens added as in the library, the ids of all pieces).
+  """Return (`tokenizer.json` with the tokens that `transformers` adds, the ids of all pieces).
 
   Special tokens without a vector are left out, such as the token of images in Gemma 3 1B.
 

@@ -1,7 +1,5 @@
-"""SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top, or with sentinels of
-their own."""
+"""SentencePiece models (Kudo and Richardson 2018), with T5's sentinels or their own."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -88,16 +86,15 @@ class SentencePieceVocabulary(Vocabulary):
       part = [i if i < self.pieces else UNK_ID for i in part]
       decoded = self._processor.decode(part)
       starts_word = self._processor.id_to_piece(part[0]).startswith(_WORD_START)
-      text += f" {decoded}" if text and starts_word and not decoded.startswith(" ") else decoded
+      if text and starts_word and not decoded.startswith(" "):
+        text += " "
+      text += decoded
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
 
-  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
-
-  def _data(self, i: int) -> bytes:
+  def _text_bytes(self, i: int) -> bytes:
     if i >= self.pieces or self._processor.is_control(i):
       return b""
     if i == UNK_ID:
@@ -113,26 +110,22 @@ class SentencePieceVocabulary(Vocabulary):
   def export_files(self) -> dict[str, bytes]:
     """Return a `tokenizer.json` with the ids of training.
 
-    For a T5's model with user-defined pieces, return the files of `T5Tokenizer`.
+    For a model of T5's form with user-defined pieces, return the files of `T5Tokenizer`.
 
     Raises:
       UserError: the tokenizers library has no such model.
     """
     proto = model_proto(self.model, KIND)
-    if sentencepiece_json.needs_t5s_class(proto):
-      config = shared.tokenizer_config(
-        self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces}
-      )
+    if sentencepiece_json.needs_t5_tokenizer(proto):
+      fields = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces}
+      config = shared.tokenizer_config(self, fields)
       return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
     special = sorted({*self.special_ids, UNK_ID})
     spellings = dict(zip(special, self.pieces_of(special)))
     tokenizer = sentencepiece_json.build_tokenizer_json(proto, spellings, "vocabulary")
-    return {
-      vocabularies.TOKENIZER: (json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n").encode(),
-      vocabularies.CONFIG: shared.tokenizer_config(
-        self, {"tokenizer_class": "PreTrainedTokenizerFast"}
-      ),
-    }
+    tokenizer_text = json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n"
+    config = shared.tokenizer_config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return {vocabularies.TOKENIZER: tokenizer_text.encode(), vocabularies.CONFIG: config}
 
   def _control_id(self, spelling: str) -> int | None:
     """Return the id of a control piece, which encoding never produces; None for other pieces."""
@@ -153,8 +146,11 @@ def read(path: AnyPath) -> SentencePieceVocabulary:
 
 
 def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
-  """Open a SentencePiece model; raise UserError if the bytes are none, or one that makes a text too
-  long."""
+  """Open a SentencePiece model.
+
+  Raises:
+    UserError: the bytes are not a model, or its normalisation makes texts too long.
+  """
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
@@ -170,8 +166,7 @@ def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProc
 
 
 def _open_checked_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
-  """Open a model whose pad, eos and unk ids are 0, 1 and 2, without sentinels; see
-  `SentencePieceVocabulary`."""
+  """Open a model without sentinels; raise UserError unless pad, eos and unk are 0, 1 and 2."""
   processor = open_processor(model, origin)
   actual = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
   expected = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
@@ -185,8 +180,7 @@ def _open_checked_processor(model: bytes, origin: str) -> sentencepiece.Sentence
 
 
 def _separate_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ...]]:
-  """Return a model whose text encoding yields no sentinel, and the ids of the sentinels that it has
-  among its pieces.
+  """Return a model that encodes no text as a sentinel, and the ids of its sentinels.
 
   Sentinels that are the last pieces, the first one last, as T5 orders them, are taken from the
   model, so that the vocabulary is the same as the one of the model without them. Others become
@@ -194,13 +188,14 @@ def _separate_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ..
   """
   proto = model_proto(model, origin)
   ids = {piece.piece.removeprefix(_WORD_START): i for i, piece in enumerate(proto.pieces)}
-  numbers = itertools.takewhile(lambda number: f"<extra_id_{number}>" in ids, itertools.count())
-  sentinels = tuple(ids[f"<extra_id_{number}>"] for number in numbers)
+  sentinels = []
+  while f"<extra_id_{len(sentinels)}>" in ids:
+    sentinels.append(ids[f"<extra_id_{len(sentinels)}>"])
   if not sentinels:
     return model, ()
-  if sentinels == shared.top_ids(len(proto.pieces), len(sentinels)):
+  if tuple(sentinels) == shared.top_ids(len(proto.pieces), len(sentinels)):
     del proto.pieces[-len(sentinels) :]
   else:
     for i in sentinels:
       proto.pieces[i].type = CONTROL
-  return proto.SerializeToString(deterministic=True), sentinels
+  return proto.SerializeToString(deterministic=True), tuple(sentinels)

@@ -1,5 +1,4 @@
-"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and any other
-`tokenizer.json`."""
+"""Tokenizers of Hugging Face's tokenizers library, each a `tokenizer.json`."""
 
 import contextlib
 import functools
@@ -29,7 +28,7 @@ SPELLINGS = {
 SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")
 MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
 
-_LONG = 2**18  # characters
+_MAX_ENCODED = 2**18  # characters of a text that the tokenizers library encodes at once
 _BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -58,17 +57,17 @@ class TokenizerVocabulary(Vocabulary):
 
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
     ids, added = self._open(model, origin)
-    extra_ids = next(
-      i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i
-    )
+    extra_ids = 0
+    while ids.get(f"<extra_id_{extra_ids}>") == self.size - 1 - extra_ids:
+      extra_ids += 1
     self.sentinels = shared.top_ids(self.size, extra_ids)
     _check_pad(ids, origin)
-    self.eos_id = _first(ids, "eos")
+    self.eos_id = _find_id(ids, "eos")
     if self.eos_id is None:
       raise UserError(
         f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one"
       )
-    self.unk_id = _first(ids, "unk")
+    self.unk_id = _find_id(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
     special_pieces = shared.look_up_special_pieces(added.get)
@@ -87,27 +86,32 @@ class TokenizerVocabulary(Vocabulary):
     self._tokenizer.encode_special_tokens = not self.specials_in_text
     ids = self._tokenizer.get_vocab(with_added_tokens=True)
     self.size = max(ids.values()) + 1
-    # every piece takes several bytes, so most ids below would have no piece
+    # Every piece takes several bytes, so most ids below would have no piece.
     if self.size > len(model):
       raise UserError(
         f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} "
-        "pieces, expected ids that "
-        "count its pieces; it is damaged, copy it again"
+        "pieces, expected ids that count its pieces; it is damaged, copy it again"
       )
     self._spellings = [""] * self.size
     for piece, i in ids.items():
       self._spellings[i] = piece
-    added = self._tokenizer.get_added_tokens_decoder().items()
-    self._added = {i for i, token in added if not token.special}
-    return ids, {token.content: i for i, token in added if token.special}
+    special_pieces = {}
+    self._added = set()
+    for i, token in self._tokenizer.get_added_tokens_decoder().items():
+      if token.special:
+        special_pieces[token.content] = i
+      else:
+        self._added.add(i)
+    return ids, special_pieces
 
-  def _finish(self, added: dict[str, int]) -> None:
+  def _finish(self, special_pieces: dict[str, int]) -> None:
     """Build the tables, once special ids and sentinels are known."""
     self.extra_ids = len(self.sentinels)
+    special_ids = frozenset(special_pieces.values()) - {self.unk_id}
     self._is_special = np.zeros(self.size, bool)  # special tokens that text must not produce
     if not self.specials_in_text:
-      self._is_special[[i for i in added.values() if i != self.unk_id]] = True
-    self.special_ids = shared.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+      self._is_special[list(special_ids)] = True
+    self.special_ids = shared.special_ids(self) | special_ids
     tokenizer_json = json.loads(self.model)
     self._byte_level = '"ByteLevel"' in json.dumps(
       [tokenizer_json.get("decoder"), tokenizer_json.get("pre_tokenizer")]
@@ -117,16 +121,15 @@ class TokenizerVocabulary(Vocabulary):
       self._mark = tokenizer_json["model"].get("continuing_subword_prefix") or ""
     self._suffix = tokenizer_json["model"].get("end_of_word_suffix") or ""
     self._falls_back = '"ByteFallback"' in json.dumps(tokenizer_json.get("decoder"))
-    self._cuts = _cuts_before_spaces(tokenizer_json)
+    self._can_cut = _can_cut_before_spaces(tokenizer_json)
 
   def encode(self, text: str) -> list[int]:
     text = shared.well_formed(text)
     if self._is_long(text):
-      return self._long(text).tolist()
+      return self._encode_long(text).tolist()
     with convert_errors(self._origin, "the text cannot be encoded"):
-      return self._replace_special(
-        self._tokenizer.encode(text, add_special_tokens=False).ids
-      ).tolist()
+      encoding = self._tokenizer.encode(text, add_special_tokens=False)
+      return self._replace_special(encoding.ids).tolist()
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the ids of a text and the (begin, end) of each id's characters in the text."""
@@ -136,26 +139,30 @@ class TokenizerVocabulary(Vocabulary):
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
     texts = [shared.well_formed(text) for text in texts]
-    ids = self._ids([text for text in texts if not self._is_long(text)])
-    return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
+    short_ids = iter(self._encode_short([text for text in texts if not self._is_long(text)]))
+    return [self._encode_long(text) if self._is_long(text) else next(short_ids) for text in texts]
 
-  def _ids(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+  def _encode_short(self, texts: Sequence[str]) -> list[np.ndarray]:
+    if not texts:
+      return []
     with convert_errors(self._origin, "a text cannot be encoded"):
-      batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
-    return (self._replace_special(encoding.ids) for encoding in batch)
+      encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [self._replace_special(encoding.ids) for encoding in encodings]
 
   def _is_long(self, text: str) -> bool:
-    return self._cuts and len(text) > _LONG
+    return self._can_cut and len(text) > _MAX_ENCODED
 
-  def _long(self, text: str) -> np.ndarray:
-    """Encode a long text in pieces, because the library needs about 200 bytes per character of its
-    input."""
+  def _encode_long(self, text: str) -> np.ndarray:
+    """Encode a long text in parts.
+
+    The tokenizers library needs about 200 bytes of memory per character of a text.
+    """
     ids = []
     start = 0
     while start < len(text):
-      cut = _BETWEEN_WORDS.search(text, start + _LONG)
+      cut = _BETWEEN_WORDS.search(text, start + _MAX_ENCODED)
       end = cut.start() if cut else len(text)
-      ids.append(next(self._ids([text[start:end]])))
+      ids += self._encode_short([text[start:end]])
       start = end
     return np.concatenate(ids)
 
@@ -163,23 +170,23 @@ class TokenizerVocabulary(Vocabulary):
     text = ""
     for part in shared.split_at_sentinels(ids, self):
       if isinstance(part, str):
-        text += f" {part}" if text and not self._byte_level else part
-        continue
-      part = [i if i < self.size and self._spellings[i] else self.unk_id for i in part]
-      with convert_errors(self._origin, "ids cannot be decoded"):
-        decoded = self._tokenizer.decode(part, skip_special_tokens=False)
-      is_apart = part[0] in self.special_ids or self._data(part[0])[:1].isspace()
-      spaced = text and not self._byte_level and is_apart and not decoded.startswith(" ")
-      text += f" {decoded}" if spaced else decoded
+        decoded = part
+        starts_word = True
+      else:
+        part = [i if i < self.size and self._spellings[i] else self.unk_id for i in part]
+        with convert_errors(self._origin, "ids cannot be decoded"):
+          decoded = self._tokenizer.decode(part, skip_special_tokens=False)
+        starts_word = part[0] in self.special_ids or self._text_bytes(part[0])[:1].isspace()
+        starts_word = starts_word and not decoded.startswith(" ")
+      if text and starts_word and not self._byte_level:
+        text += " "
+      text += decoded
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [
       shared.sentinel_piece(self, i) or self._spellings[i] or f"<{i}?>" for i in map(int, ids)
     ]
-
-  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
@@ -196,17 +203,15 @@ class TokenizerVocabulary(Vocabulary):
       return ids
     return np.where(is_special, np.int32(self.unk_id), ids)
 
-  def _data(self, i: int) -> bytes:
-    """Return the bytes of an id that is not special."""
+  def _text_bytes(self, i: int) -> bytes:
     piece = self._spellings[i]
     if i == self.unk_id:
       return " \ufffd".encode() if self._mark else "\ufffd".encode()
     if i in self._added:
       return piece.encode()
     if self._byte_level:
-      return b"".join(
-        _bytes_of_characters().get(character) or character.encode() for character in piece
-      )
+      byte_of_character = _bytes_of_characters()
+      return b"".join(byte_of_character.get(letter) or letter.encode() for letter in piece)
     byte = _BYTE.fullmatch(piece) if self._falls_back else None
     if byte:
       return bytes([int(byte[1], 16)])
@@ -224,31 +229,33 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> TokenizerVocabulary:
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
 
-def _cuts_before_spaces(tokenizer_json: dict) -> bool:
+def _can_cut_before_spaces(tokenizer_json: dict) -> bool:
   """Return whether cutting a text before a space between two words leaves its ids unchanged."""
   normaliser = tokenizer_json.get("normalizer") or {}
+  if normaliser.get("type") not in (None, "BertNormalizer"):
+    return False
+  for token in tokenizer_json["added_tokens"]:
+    if " " in token["content"] or token["rstrip"] or token["single_word"]:
+      return False
   words = tokenizer_json.get("pre_tokenizer") or {}
-  byte_level = (
-    words.get("type") == "ByteLevel"
-    and not words.get("add_prefix_space")
-    and words.get("use_regex", True)
-  )
-  return (
-    normaliser.get("type") in (None, "BertNormalizer")
-    and (byte_level or words.get("type") == "BertPreTokenizer")
-    and not any(
-      " " in token["content"] or token["rstrip"] or token["single_word"]
-      for token in tokenizer_json["added_tokens"]
-    )
-  )
+  if words.get("type") == "ByteLevel":
+    return words.get("use_regex", True) and not words.get("add_prefix_space")
+  return words.get("type") == "BertPreTokenizer"
 
 
 @functools.cache
 def _bytes_of_characters() -> dict[str, bytes]:
   """Map each printable stand-in of byte-level BPE to its byte."""
-  shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
-  characters = {chr(b): bytes([b]) for b in range(256) if b not in shifted}
-  return characters | {chr(256 + n): bytes([b]) for n, b in enumerate(shifted)}
+  printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+  characters = {}
+  num_shifted = 0
+  for byte in range(256):
+    if byte in printable:
+      characters[chr(byte)] = bytes([byte])
+    else:
+      characters[chr(256 + num_shifted)] = bytes([byte])
+      num_shifted += 1
+  return characters
 
 
 @contextlib.contextmanager
@@ -276,7 +283,7 @@ def convert_errors(where: str, problem: str) -> Iterator[None]:
 
 
 def parse_tokenizer_json(model: bytes) -> dict[str, Any]:
-  """Return the content of a `tokenizer.json`; {} if it has none, which the library then refuses."""
+  """Return the content of a `tokenizer.json`, or {}, which the tokenizers library refuses."""
   try:
     tokenizer_json = json.loads(model)
   except (ValueError, RecursionError):
@@ -288,9 +295,8 @@ def _open_tokenizer(model: bytes, origin: str):
   import tokenizers
 
   growth.check_normalizers(parse_tokenizer_json(model), origin)
-  with convert_errors(
-    origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"
-  ):
+  problem = f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"
+  with convert_errors(origin, problem):
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
   tokenizer.no_truncation()
   tokenizer.no_padding()
@@ -300,7 +306,7 @@ def _open_tokenizer(model: bytes, origin: str):
 
 
 def _check_pad(ids: dict[str, int], origin: str) -> None:
-  pad = _first(ids, "pad")
+  pad = _find_id(ids, "pad")
   if pad != PAD_ID:
     at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
     padding = "no padding token" if pad is None else f"padding at id {pad}"
@@ -310,5 +316,9 @@ def _check_pad(ids: dict[str, int], origin: str) -> None:
     )
 
 
-def _first(ids: dict[str, int], name: str) -> int | None:
-  return next((ids[spelling] for spelling in SPELLINGS[name] if spelling in ids), None)
+def _find_id(ids: dict[str, int], name: str) -> int | None:
+  """Return the id of the first usual spelling of a special piece; None if none is a piece."""
+  for spelling in SPELLINGS[name]:
+    if spelling in ids:
+      return ids[spelling]
+  return None

@@ -235,7 +235,7 @@ def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
   directory = published.write(tmp_path / "roberta", "roberta")
   tokenizer = published.byte_level(published.BART)
   # of the older files too, which do not tell
-  assert vocabularies.load(str(directory)).between() == 2
+  assert vocabularies.load(str(directory)).count_pair_separators() == 2
   tokenizer.post_processor = processors.RobertaProcessing(
     ("</s>", 2), ("<s>", 0), add_prefix_space=False
   )

@@ -427,7 +427,7 @@ def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
     directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION
   )
   assert found.enclosing_ids() == ([0], [2])
-  assert found.between() == 2
+  assert found.count_pair_separators() == 2
   for text in published.LINES[:5]:
     assert found.encode(text) == loaded["roberta"].encode(text)
 
