@@ -94,14 +94,14 @@ def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
   state = make_state(3, mesh_of(2, 4))["params"]
   for shape in ((8, 1), (1, 8), (4, 2)):
     assert fingerprints(make_state(3, mesh_of(*shape))["params"]) == fingerprints(state)
-  words = np.asarray(state["embed"]).view(np.uint32).ravel()
-  seen = {fingerprints({"x": jnp.asarray(words)})["x"]}
-  for place, bit in [(0, 0), (0, 31), (5, 13), (words.size - 1, 7)]:
-    changed = words.copy()
-    changed[place] ^= np.uint32(1 << bit)
-    seen.add(fingerprints({"x": jnp.asarray(changed)})["x"])
-  seen.add(fingerprints({"x": jnp.asarray(words[::-1].copy())})["x"])
-  assert len(seen) == 6
+  bits = np.asarray(state["embed"]).view(np.uint32).ravel()
+  seen_fingerprints = {fingerprints({"x": jnp.asarray(bits)})["x"]}
+  for position, bit in [(0, 0), (0, 31), (5, 13), (bits.size - 1, 7)]:
+    changed = bits.copy()
+    changed[position] ^= np.uint32(1 << bit)
+    seen_fingerprints.add(fingerprints({"x": jnp.asarray(changed)})["x"])
+  seen_fingerprints.add(fingerprints({"x": jnp.asarray(bits[::-1].copy())})["x"])
+  assert len(seen_fingerprints) == 6
   types = {
     "half": jnp.ones(3, jnp.float16),
     "flag": jnp.ones(3, bool),
@@ -242,8 +242,8 @@ def flip(directory, step):
   replaced."""
   for path in data_files(directory, step):
     content = bytearray(path.read_bytes())
-    for place in range(len(content) // 2 % 500, len(content), 500):
-      content[place] ^= 0x10
+    for position in range(len(content) // 2 % 500, len(content), 500):
+      content[position] ^= 0x10
     path.write_bytes(content)
 
 
@@ -523,14 +523,14 @@ def test_nothing_is_printed_and_the_process_ends(tmp_path):
     "c.save(2, {'x': jax.device_put(np.ones(3, np.float32))}, {})\n"
   )
   env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", script, str(tmp_path)],
     env=env,
     capture_output=True,
     text=True,
     timeout=600,
   )
-  assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+  assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
   assert Checkpoints(tmp_path).steps() == [1, 2]
   assert (
     json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"]

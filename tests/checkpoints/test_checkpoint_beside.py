@@ -10,7 +10,7 @@ from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state,
 def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, caplog):
   """As beside a run that keeps its newest step alone."""
   mesh = mesh_of(2, 4)
-  found = orbax_steps.LocalSteps.manifest
+  manifest = orbax_steps.LocalSteps.manifest
   save_steps(tmp_path / "run", [1, 2], mesh, keep_last=None)
   (tmp_path / "run" / "2").rename(tmp_path / "newer")
 
@@ -18,7 +18,7 @@ def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, mon
     if (tmp_path / "newer").exists():
       (tmp_path / "newer").rename(tmp_path / "run" / "2")
       shutil.rmtree(tmp_path / "run" / "1")
-    return found(self, step)
+    return manifest(self, step)
 
   monkeypatch.setattr(orbax_steps.LocalSteps, "manifest", overtaken)
   with Checkpoints(tmp_path / "run") as checkpoints:

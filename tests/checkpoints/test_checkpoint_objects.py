@@ -80,10 +80,10 @@ def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, mon
   assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
   save([3], mesh)
   assert Checkpoints(URL).steps() == [1, 3]
-  (left,) = server.root.glob("run/checkpoints/2-*")
-  assert [file.name for file in left.iterdir()] == ["aside"]
+  (unfinished,) = server.root.glob("run/checkpoints/2-*")
+  assert [file.name for file in unfinished.iterdir()] == ["aside"]
   save([4], mesh)
-  assert not left.exists()
+  assert not unfinished.exists()
 
 
 class Workdir:
@@ -95,10 +95,10 @@ class Workdir:
   def take(self):
     """Returns the check of the new holder."""
     self.holder += 1
-    mine = self.holder
+    lease = self.holder
 
     def check():
-      if self.holder != mine:
+      if self.holder != lease:
         raise TransientError("another process has taken it over")
 
     return check
@@ -249,16 +249,16 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
 
 
 @pytest.mark.parametrize(
-  "answer, said", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")]
+  "answer, message", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")]
 )
-def test_a_refusal_is_never_damage(answer, said, server):
+def test_a_refusal_is_never_damage(answer, message, server):
   mesh = mesh_of(8, 1)
   save([1, 2], mesh)
   for operations in (("range",), ("read", "range"), ("list",), None)[2 * (answer == "no bucket") :]:
     server.fault = lambda at, _, asked=operations: answer if asked is None or at in asked else None
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
       restored(mesh)
-  with pytest.raises(UserError, match=said), Checkpoints(URL) as checkpoints:
+  with pytest.raises(UserError, match=message), Checkpoints(URL) as checkpoints:
     server.fault = lambda at, _: answer if at in ("write", "create") else None
     checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
   server.fault = lambda at, _: None
@@ -270,7 +270,7 @@ def held(url, seconds: float) -> Lease:
 
 
 @pytest.mark.parametrize(
-  "answer, kind, said",
+  "answer, kind, message",
   [
     ("forbidden", UserError, "permission denied"),
     ("no bucket", UserError, "bucket gs://bucket does not exist"),
@@ -282,12 +282,12 @@ def held(url, seconds: float) -> Lease:
     (None, TransientError, "another process has taken it over"),
   ],
 )
-def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
+def test_a_lease_tells_why_it_is_lost(answer, kind, message, server):
   with held("gs://bucket/run", seconds=60) as lease:
     if answer is None:
       as_path("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
     server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
       lease.check()
   server.fault = lambda at, _: None
 
@@ -341,6 +341,6 @@ def test_a_large_shard_is_written_in_parts(server, monkeypatch):
   assert len(files) > 3
   assert max(file.stat().st_size for file in files) <= 300
   for step in (1, 2):
-    found, state, _ = restored(mesh_of(8, 1), step)
-    assert found == step
+    restored_step, state, _ = restored(mesh_of(8, 1), step)
+    assert restored_step == step
     assert as_bytes(state) == as_bytes(make_state(step, mesh))

@@ -65,14 +65,14 @@ def launch(directory, after="pass", timeout=60):
     "--devices_per_process=4",
     "--grace_seconds=2",
   ]
-  done = subprocess.run(
+  process = subprocess.run(
     [*command, "--", sys.executable, "-c", program],
     env=dict(os.environ),
     capture_output=True,
     text=True,
     timeout=600,
   )
-  return done.returncode, done.stdout.splitlines(), done.stderr
+  return process.returncode, process.stdout.splitlines(), process.stderr
 
 
 def test_two_processes_save_one_restores_and_two_go_on(tmp_path):

@@ -50,9 +50,10 @@ def abstract(shardings):
   )
 
 
-def same(tree, other):
+def same(tree, restored):
   return all(
-    np.array_equal(a, b) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    np.array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(restored), strict=True)
   )
 
 
@@ -80,9 +81,9 @@ def copies(where):
 def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
   assert copies(killed) == ["2-0", "3-0"]  # the last two
   with opened(killed) as run:
-    step, found, metadata = run.restore(abstract(shardings))
+    step, restored, metadata = run.restore(abstract(shardings))
     assert (step, metadata) == (3, {"of": 3})
-    assert same(found, state(3, shardings))
+    assert same(restored, state(3, shardings))
     metadata.clear()  # the caller's own
     run.wait()
     assert run.steps() == [3]
@@ -97,8 +98,8 @@ def test_the_history_tells_of_starts_without_copies(lines, expected, killed, sha
   rows = "".join(json.dumps({"step": step}) + "\n" for step in lines)
   (killed / "run" / "history.jsonl").write_text(rows)
   with opened(killed) as run:
-    found = run.restore(abstract(shardings))
-  assert (found and found[0]) == expected
+    restored = run.restore(abstract(shardings))
+  assert (restored and restored[0]) == expected
 
 
 @pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
@@ -115,9 +116,9 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
       content[7] ^= 1
       data.write_bytes(content)
   with opened(killed) as run:
-    step, found, _ = run.restore(abstract(shardings))
+    step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert same(found, state(expected, shardings))
+    assert same(restored, state(expected, shardings))
   assert "differs from its checksum" in caplog.text
 
 
@@ -139,9 +140,9 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
   for data in (tmp_path / "near").glob("*/*/pieces.bin") if copies_damaged else ():
     data.write_bytes(bytes(data.stat().st_size))
   with opened(tmp_path) as run:
-    step, found, _ = run.restore(abstract(shardings))
+    step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert same(found, state(expected, shardings))
+    assert same(restored, state(expected, shardings))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -216,18 +217,20 @@ def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
 
 def test_bits_survive_the_mesh(shardings):
   """All of them: NaN with its payload, minus zero, 16 bits and Booleans."""
-  kept = state(1, shardings)
-  kept["params"]["w"] = jax.device_put(
+  saved_state = state(1, shardings)
+  saved_state["params"]["w"] = jax.device_put(
     np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32).__xor__(5).view(np.float32),
     shardings["params"]["w"],
   )
-  for x in jax.tree.leaves(kept):
-    own = {
+  for x in jax.tree.leaves(saved_state):
+    stored_slices = {
       emergency_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards
     }
-    wanted = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    assert np.asarray(receive_from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
-    assert not np.any(receive_from_replicas(wanted, None))
+    target = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    assert (
+      np.asarray(receive_from_replicas(target, stored_slices)).tobytes() == np.asarray(x).tobytes()
+    )
+    assert not np.any(receive_from_replicas(target, None))
 
 
 class Device:
@@ -266,28 +269,29 @@ def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held
   needs = emergency_steps.ShardNeeds(
     {"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())}
   )
-  found, held_P = needs.assign(np.array(first))
-  assert (found, tuple(held_P)) == (places, held)
+  readers, held_P = needs.assign(np.array(first))
+  assert (readers, tuple(held_P)) == (places, held)
 
 
 @pytest.mark.parametrize(
-  "values, told",
+  "values, message",
   [
     ({"directory": "gs://b/x"}, "expected an absolute path"),
     ({"directory": "/x", "evrey": 3}, "did you mean 'every'"),
     ({"every": 3}, "missing"),
   ],
 )
-def test_mistakes_are_named(values, told):
-  with pytest.raises(UserError, match=told):
+def test_mistakes_are_named(values, message):
+  with pytest.raises(UserError, match=message):
     check_options(values)
 
 
 @pytest.mark.parametrize(
-  "directory, told", [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")]
+  "directory, message",
+  [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")],
 )
-def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, told, tmp_path):
-  with pytest.raises(UserError, match=told):
+def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, message, tmp_path):
+  with pytest.raises(UserError, match=message):
     EmergencyCheckpoints(tmp_path / "checkpoints", {"directory": directory, "every": 1})
 
 

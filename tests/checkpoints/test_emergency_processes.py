@@ -53,26 +53,26 @@ def launch(directory) -> list[str]:
     "--devices_per_process=2",
     "--",
   ]
-  done = subprocess.run(
+  process = subprocess.run(
     [*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 0, (done.stdout, done.stderr)
-  return done.stdout.splitlines()
+  assert process.returncode == 0, (process.stdout, process.stderr)
+  return process.stdout.splitlines()
 
 
 def test_hosts_that_changed_places(tmp_path):
   lines = launch(tmp_path)
   assert {f"[p{p}] from 0 copies ['2-{p}', '3-{p}']" for p in range(4)} <= set(lines)
-  for path, other in (("0", "1"), ("2", "3")):
+  for path, partner in (("0", "1"), ("2", "3")):
     (tmp_path / path).rename(tmp_path / "aside")
-    (tmp_path / other).rename(tmp_path / path)
-    (tmp_path / "aside").rename(tmp_path / other)
+    (tmp_path / partner).rename(tmp_path / path)
+    (tmp_path / "aside").rename(tmp_path / partner)
   for path in (tmp_path / "3").glob("*"):
     path.rename(tmp_path / f"lost-{path.name}")
   lines = launch(tmp_path)
-  told = (
+  message = (
     "[p0] step 3: 3 of 4 processes read their emergency copies; the others receive their "
     "shards over the mesh"
   )
-  assert told in lines, lines
+  assert message in lines, lines
   assert {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(lines), lines

@@ -21,9 +21,9 @@ for file in ("/x/orbax/y.py", "/x/other/y.py"):
 
 
 def test_reads_of_a_damaged_step_that_fail_later_are_not_shown():
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", _ABANDONED], cwd=REPO, capture_output=True, text=True
   )
-  first, _, rest = done.stderr.partition("/x/orbax/y.py\n")
-  assert "unseen" not in first, done.stderr
-  assert "ValueError: unseen" in rest, done.stderr
+  first, _, later_errors = process.stderr.partition("/x/orbax/y.py\n")
+  assert "unseen" not in first, process.stderr
+  assert "ValueError: unseen" in later_errors, process.stderr

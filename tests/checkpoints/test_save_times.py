@@ -22,35 +22,35 @@ def saved(every, minutes, seconds, start=0):
   times = SaveSchedule(ConfigDict({"every": every, "minutes": minutes}), start, clock)
   clock.looks = 0
   last = clock.now
-  found = []
+  steps = []
   for step in range(start + 1, start + 1001):
     clock.now += seconds(step - 1) if step > start + 1 else 0.01
     if times.due(step):
-      found.append((step, clock.now - last))
+      steps.append((step, clock.now - last))
       last = clock.now
-  return found, clock.looks
+  return steps, clock.looks
 
 
 def test_multiples_of_the_interval_are_always_saved():
   for minutes, seconds in ((None, 100.0), (1000.0, 1.0)):
-    found, _ = saved(50, minutes, lambda step, seconds=seconds: seconds, start=7)
-    assert [step for step, _ in found] == list(range(50, 1001, 50)), minutes
+    steps, _ = saved(50, minutes, lambda step, seconds=seconds: seconds, start=7)
+    assert [step for step, _ in steps] == list(range(50, 1001, 50)), minutes
 
 
 def test_no_more_than_the_minutes_and_a_step_pass_between_saves():
   for seconds in (0.05, 1.0, 7.0, 45.0):
-    found, looks = saved(100_000, 0.5, lambda step, seconds=seconds: seconds, start=3)
-    gaps = [gap for _, gap in found]
-    assert found, seconds
+    steps, looks = saved(100_000, 0.5, lambda step, seconds=seconds: seconds, start=3)
+    gaps = [gap for _, gap in steps]
+    assert steps, seconds
     assert max(gaps) <= 30 + 2 * seconds, seconds
     assert min(gaps[1:], default=30) >= 30, seconds
     assert looks < 60 or seconds > 0.05, looks
-    assert seconds < 30 or len(found) >= 998
+    assert seconds < 30 or len(steps) >= 998
 
 
 def test_steps_that_become_slower_are_noticed():
-  found, _ = saved(100_000, 1, lambda step: 0.1 if step < 400 else 20.0)
-  late, *slow = [(step, gap) for step, gap in found if step > 400]
+  steps, _ = saved(100_000, 1, lambda step: 0.1 if step < 400 else 20.0)
+  late, *slow = [(step, gap) for step, gap in steps if step > 400]
   assert late[0] <= 431
   assert all(60 <= gap <= 100 for _, gap in slow)
   assert len(slow) > 130

@@ -74,8 +74,8 @@ class Drill:
         )
       self.starts += 1
       with Process(self.command, **self.where) as process:
-        code, said = process.end(1_800)
-      assert code == 0, said
+        code, output = process.end(1_800)
+      assert code == 0, output
       self._no_orphans()
     finally:
       del os.environ[MARK]
@@ -103,13 +103,13 @@ class Drill:
         process.until(lambda: count_metrics(self.workdir) not in (0, before))
         self.seconds = min(self.seconds, time.monotonic() - since)
         start = count_metrics(self.workdir)
-        more = {"step": steps}.get(moment, 4 * EVALUATE)
+        steps_to_wait = {"step": steps}.get(moment, 4 * EVALUATE)
         reached = {
           "step": lambda: False,
           "saving": lambda: set(self.saving(self.workdir)) - under_way,
           "evaluating": lambda: self._is_evaluating(),
         }[moment]
-        process.until(lambda: reached() or count_metrics(self.workdir) >= start + more)
+        process.until(lambda: reached() or count_metrics(self.workdir) >= start + steps_to_wait)
         time.sleep(wait if moment != "saving" else wait / 10)
       phase = self._phase(process.output_so_far(), under_way)
       workers = process.children() if self.launcher else []
@@ -117,13 +117,13 @@ class Drill:
         os.kill(self.random.choice(workers), signal.SIGKILL)
       else:
         process.send(signal.SIGKILL)
-      code, said = process.end()
+      code, output = process.end()
     assert code != 0, (
-      f"it ended before it could be killed in {len(self.table)} kills: {said[-2000:]}"
+      f"it ended before it could be killed in {len(self.table)} kills: {output[-2000:]}"
     )
     # a process whose peer is gone shows where it waited for it
-    lost = self.launcher and "transient error: " in said
-    assert "Traceback" not in said or lost, said
+    lost = self.launcher and "transient error: " in output
+    assert "Traceback" not in output or lost, output
     self.table.append((moment, phase))
     self._no_orphans()
 
@@ -153,8 +153,8 @@ class Drill:
 
   def _no_orphans(self) -> None:
     deadline = time.monotonic() + 60
-    while left := marked(os.environ[MARK]):
-      assert time.monotonic() < deadline, f"left behind: {left}"
+    while orphans := marked(os.environ[MARK]):
+      assert time.monotonic() < deadline, f"left behind: {orphans}"
       time.sleep(0.05)
 
   def told(self, name: str) -> str:

@@ -37,7 +37,7 @@ def where(tmp_path_factory):
 
 def assert_whole(workdir) -> list[str]:
   """Every file that is written at once is whole under its name; returns their names."""
-  found = []
+  files = []
   for file in (
     file for file in workdir.rglob("*") if file.is_file() and "checkpoints" not in file.parts
   ):
@@ -54,13 +54,13 @@ def assert_whole(workdir) -> list[str]:
       assert file.read_bytes().endswith(b"\n"), name
     else:
       continue
-    found.append(name)
-  return found
+    files.append(name)
+  return files
 
 
 def killed(command, event: str, name: str, where, *, half: bool) -> None:
-  code, said = run(killed_at(command, event, name, half=half), **where)
-  assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {said}"
+  code, output = run(killed_at(command, event, name, half=half), **where)
+  assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {output}"
 
 
 def test_killed_while_any_small_file_is_written(where, tmp_path):
@@ -69,16 +69,16 @@ def test_killed_while_any_small_file_is_written(where, tmp_path):
   def command(w):
     return train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
 
-  code, said = run(command(tmp_path / "whole"), **where)
-  assert code == 0, said
+  code, output = run(command(tmp_path / "whole"), **where)
+  assert code == 0, output
   for name in HALF:
     killed(command(workdir), "open", name, where, half=True)
     assert_whole(workdir)
     if name in RENAMED:  # the next start comes to it again
       killed(command(workdir), "os.rename", name, where, half=False)
       assert_whole(workdir)
-  code, said = run(command(workdir), **where)
-  assert code == 0, said
+  code, output = run(command(workdir), **where)
+  assert code == 0, output
   assert (
     {"report.html", "config.json"} < {*assert_whole(workdir)} == {*assert_whole(tmp_path / "whole")}
   )
@@ -96,20 +96,20 @@ def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
   assert_whole(workdir)
   killed(command, "os.rename", "pictures/", where, half=False)
   assert_whole(workdir)
-  code, said = run(command, **where)
-  assert code == 0, said
+  code, output = run(command, **where)
+  assert code == 0, output
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
   for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
     event = "open" if half else "os.rename"
     also = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
-    code, said = run(killed_at(evaluate, event, name, half=half, also=also), **where)
+    code, output = run(killed_at(evaluate, event, name, half=half, also=also), **where)
     assert code == (
       0 if name == "no such name" else -signal.SIGXFSZ if half else -signal.SIGKILL
-    ), said
+    ), output
     assert_whole(workdir)
-  found = assert_whole(workdir)
-  assert any(name.startswith("evaluations/") for name in found)
-  assert any(name.endswith(".png") for name in found)
+  files = assert_whole(workdir)
+  assert any(name.startswith("evaluations/") for name in files)
+  assert any(name.endswith(".png") for name in files)
 
 
 @contextlib.contextmanager
@@ -122,21 +122,21 @@ def read_only(folder):
     subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
     print("mounted read-only")
   else:
-    for one in (folder, folder / "checkpoints"):
-      one.chmod(0o555)
+    for directory in (folder, folder / "checkpoints"):
+      directory.chmod(0o555)
   try:
     yield
   finally:
     if mounted:
       subprocess.run(["umount", folder], check=True)
     else:
-      for one in (folder, folder / "checkpoints"):
-        one.chmod(0o755)
+      for directory in (folder, folder / "checkpoints"):
+        directory.chmod(0o755)
 
 
 def test_a_disk_that_turns_read_only(where, tmp_path):
-  code, said = run(train(tmp_path / "whole", *LONG), **where)
-  assert code == 0, said
+  code, output = run(train(tmp_path / "whole", *LONG), **where)
+  assert code == 0, output
   workdir = tmp_path / "run"
   command = train(workdir, *LONG)
   with Process(command, **where) as process:
@@ -145,31 +145,33 @@ def test_a_disk_that_turns_read_only(where, tmp_path):
     saved = steps(workdir)
     with read_only(workdir):
       process.send(signal.SIGCONT)
-      code, said = process.end()
-      told = [line for line in said.splitlines() if "error" in line]
-      assert code == 2, said
-      assert len(told) == 1, said
-      assert str(workdir) in told[0], said
-      assert "Traceback" not in said, said
-      assert "Read-only file system" in told[0] or "Permission denied" in told[0], told
-      print(told[0])
-      code, said = run(command, **where)
-      assert code == 2, said
-      assert "Traceback" not in said, said
-      assert said.count("error") == 1, said
-      print(said.splitlines()[-1])
+      code, output = process.end()
+      error_lines = [line for line in output.splitlines() if "error" in line]
+      assert code == 2, output
+      assert len(error_lines) == 1, output
+      assert str(workdir) in error_lines[0], output
+      assert "Traceback" not in output, output
+      assert "Read-only file system" in error_lines[0] or "Permission denied" in error_lines[0], (
+        error_lines
+      )
+      print(error_lines[0])
+      code, output = run(command, **where)
+      assert code == 2, output
+      assert "Traceback" not in output, output
+      assert output.count("error") == 1, output
+      print(output.splitlines()[-1])
   assert saved
   assert set(saved) <= set(steps(workdir))
-  code, said = run(command, **where)
-  assert code == 0, said
-  assert "resuming" in said, said
+  code, output = run(command, **where)
+  assert code == 0, output
+  assert "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 60)
 
 
 def flipped(data: bytes, draw: random.Random) -> bytes:
-  place = draw.randrange(len(data))
-  return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+  position = draw.randrange(len(data))
+  return data[:position] + bytes([data[position] ^ 1 << draw.randrange(8)]) + data[position + 1 :]
 
 
 def test_a_damaged_cache_of_programs_costs_time_alone(tmp_path):
@@ -184,24 +186,27 @@ def test_a_damaged_cache_of_programs_costs_time_alone(tmp_path):
     "empty": lambda data: b"",
     "another's": lambda data: draw.randbytes(len(data)),
   }
-  found = {}
+  losses_by_cache = {}
   for name, damage in damages.items():
     for entry in cache.glob("*-cache"):
       entry.write_bytes(damage(entry.read_bytes()))
-    code, said = run(train(tmp_path / name, *SHORT), cache=cache)
-    assert code == 0, said
-    assert "Traceback" not in said, said
-    assert name == "none" or "that were damaged are removed" in said, said
-    found[name] = losses(tmp_path / name)
+    code, output = run(train(tmp_path / name, *SHORT), cache=cache)
+    assert code == 0, output
+    assert "Traceback" not in output, output
+    assert name == "none" or "that were damaged are removed" in output, output
+    losses_by_cache[name] = losses(tmp_path / name)
   for entry in cache.iterdir():
     entry.unlink()
   with read_only(cache):
-    code, said = run(train(tmp_path / "unwritable", *SHORT), cache=cache)
-  assert code == 0, said
-  assert "Traceback" not in said, said
-  assert all(one == found["none"] for one in [*found.values(), losses(tmp_path / "unwritable")])
+    code, output = run(train(tmp_path / "unwritable", *SHORT), cache=cache)
+  assert code == 0, output
+  assert "Traceback" not in output, output
+  assert all(
+    run_losses == losses_by_cache["none"]
+    for run_losses in [*losses_by_cache.values(), losses(tmp_path / "unwritable")]
+  )
   (tmp_path / "file").write_text("not a directory")
-  code, said = run(train(tmp_path / "file's", *SHORT), cache=tmp_path / "file")
-  assert code == 0, said
-  assert "Traceback" not in said, said
-  assert losses(tmp_path / "file's") == found["none"]
+  code, output = run(train(tmp_path / "file's", *SHORT), cache=tmp_path / "file")
+  assert code == 0, output
+  assert "Traceback" not in output, output
+  assert losses(tmp_path / "file's") == losses_by_cache["none"]

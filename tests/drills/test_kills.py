@@ -33,8 +33,8 @@ def test_killed_on_a_disk(processes, where, tmp_path, capsys):
   total = steps(count)
   launcher = [] if processes == 1 else [train("")[0], *PAIR]
   command = lambda workdir: [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]  # noqa: E731
-  code, said = run(command(tmp_path / "whole"), **where)
-  assert code == 0, said
+  code, output = run(command(tmp_path / "whole"), **where)
+  assert code == 0, output
   name = f"{processes} on a disk"
   with capsys.disabled():
     drill = Drill(
@@ -57,8 +57,8 @@ def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, caps
     monkeypatch.setenv(name, value)
   command = lambda name: train(f"gs://bucket/{name}", *FLAGS, f"--config.total_steps={total}")  # noqa: E731
   with server.running():
-    code, said = run(command("whole"), **where)
-    assert code == 0, said
+    code, output = run(command("whole"), **where)
+    assert code == 0, output
     server.unavailable = 0.15
     server.throttled = 0.10
     server.failing = 0.05

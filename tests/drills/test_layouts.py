@@ -51,8 +51,8 @@ def test_layouts_change_between_kills(tmp_path):
   draw = seeded("layouts")
   for leg in range(legs):
     argv, where = command(tmp_path / "whole", leg)
-    code, said = run(argv, **where)
-    assert code == 0, said
+    code, output = run(argv, **where)
+    assert code == 0, output
   workdir = tmp_path / "killed"
   for leg in range(legs):
     argv, where = command(workdir, leg)
@@ -61,13 +61,13 @@ def test_layouts_change_between_kills(tmp_path):
       if process.until(lambda: count_metrics(workdir) > last):
         time.sleep(draw.uniform(0, 0.05))
         process.send(signal.SIGKILL)
-      code, said = process.end()
-    assert code in (0, -signal.SIGKILL), said
-    code, said = run(argv, **where)
-    assert code == 0, said
+      code, output = process.end()
+    assert code in (0, -signal.SIGKILL), output
+    code, output = run(argv, **where)
+    assert code == 0, output
   total = LEG * legs
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", total)
-  code, said = run(train(tmp_path / "one", *flags(legs - 1)))
-  assert code == 0, said
+  code, output = run(train(tmp_path / "one", *flags(legs - 1)))
+  assert code == 0, output
   assert dict(losses(workdir)) == pytest.approx(dict(losses(tmp_path / "one")), rel=1e-4)

@@ -29,13 +29,15 @@ def test_memory_and_descriptors_stay(tmp_path, capsys):
     for share in (0.25, 0.4, 0.55, 0.7, 0.8, 0.9):
       assert process.until(lambda: count_metrics(workdir) >= share * total, 3_600), process.end()
       about = psutil.Process(process.pid)
-      seen = []
-      while len(seen) < 30 and about.is_running():  # the least of them: saves under way come and go
-        seen.append((about.memory_info().rss / 1e6, about.num_fds(), about.num_threads()))
+      samples = []
+      while (
+        len(samples) < 30 and about.is_running()
+      ):  # the least of them: saves under way come and go
+        samples.append((about.memory_info().rss / 1e6, about.num_fds(), about.num_threads()))
         time.sleep(0.01)
-      table.append((count_metrics(workdir), *map(min, zip(*seen))))
-    code, said = process.end(3_600)
-  assert code == 0, said
+      table.append((count_metrics(workdir), *map(min, zip(*samples))))
+    code, output = process.end(3_600)
+  assert code == 0, output
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
   with capsys.disabled():
     print(

@@ -52,8 +52,8 @@ def quick(tmp_path_factory):
 def uninterrupted(tmp_path_factory, quick):
   """The run that nothing happens to."""
   where = tmp_path_factory.mktemp("whole")
-  code, said = run(command(where), **quick)
-  assert code == 0, said
+  code, output = run(command(where), **quick)
+  assert code == 0, output
   return where / "run"
 
 
@@ -69,9 +69,9 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
     last = count_metrics(where / "run")
     for host in hosts:
       shutil.rmtree(where / str(host))
-    code, said = process.end(1_800)
-  assert code == 0, said
-  step = int(re.findall(rf"from step (\d+) of {STEPS}", said)[-1])
+    code, output = process.end(1_800)
+  assert code == 0, output
+  step = int(re.findall(rf"from step (\d+) of {STEPS}", output)[-1])
   # a copy may have been under way
   assert last - EVERY - 1 <= step <= last, (last, step)
   assert step % EVERY == 0, (last, step)
@@ -79,23 +79,23 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
   assert spent["disruption_count"] == 1
   assert spent["max_productive_step"] == STEPS
   print(f"step {last} was the last, step {step} the first; {spent}")
-  return step, said
+  return step, output
 
 
 def test_a_slice_that_comes_back_with_empty_disks(uninterrupted, quick, tmp_path):
-  _, said = killed(tmp_path, 1, quick)
+  _, output = killed(tmp_path, 1, quick)
   assert (
     "2 of 4 processes read their emergency copies; the others receive their shards over the mesh"
-  ) in said
+  ) in output
   assert losses(tmp_path / "run") == losses(uninterrupted)
   assert_same_bits(tmp_path / "run", uninterrupted, STEPS)
 
 
 def test_the_slice_that_is_left_goes_on_without_the_first(uninterrupted, quick, tmp_path):
-  step, said = killed(tmp_path, 0, quick, "--least_slices=1")
-  assert "slice 0 is lost; 1 of 2 slices go on" in said
-  assert "all 2 processes ended well" in said
-  assert "2 of 2 processes read their emergency copies" in said
+  step, output = killed(tmp_path, 0, quick, "--least_slices=1")
+  assert "slice 0 is lost; 1 of 2 slices go on" in output
+  assert "all 2 processes ended well" in output
+  assert "2 of 2 processes read their emergency copies" in output
   reached = losses(tmp_path / "run")
   expected = losses(uninterrupted)
   assert reached[:step] == expected[:step]

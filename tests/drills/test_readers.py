@@ -36,8 +36,8 @@ print(digest.hexdigest(), flush=True)
 def lines(tmp_path_factory):
   path = tmp_path_factory.mktemp("text") / "lines.txt"
   draw = random.Random(0)
-  words = [f"word{i}" for i in range(500)]
-  path.write_text("".join(" ".join(draw.choices(words, k=60)) + "\n" for _ in range(20_000)))
+  vocabulary = [f"word{i}" for i in range(500)]
+  path.write_text("".join(" ".join(draw.choices(vocabulary, k=60)) + "\n" for _ in range(20_000)))
   return path
 
 
@@ -108,7 +108,11 @@ def test_a_killed_preparation_worker_is_told_and_the_same_command_goes_on(
     begun.is_dir() and len(list(begun.iterdir())) >= enough
   ):
     helpers = psutil.Process(preparation.pid).children(recursive=True)
-  workers = [one for one in helpers if one.is_running() and "spawn_main" in " ".join(one.cmdline())]
+  workers = [
+    process
+    for process in helpers
+    if process.is_running() and "spawn_main" in " ".join(process.cmdline())
+  ]
   draw.choice(workers).kill()
   _, said = preparation.communicate(timeout=600)
   assert preparation.returncode == 2, said

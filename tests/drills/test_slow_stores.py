@@ -47,17 +47,17 @@ def times_of_steps(folder) -> dict[int, float]:
 
 
 def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
-  code, said = run(train(tmp_path / "whole", *FLAGS), **where)
-  assert code == 0, said
+  code, output = run(train(tmp_path / "whole", *FLAGS), **where)
+  assert code == 0, output
   server.delay = 0.4
-  code, said = run(train("gs://bucket/run", *FLAGS), **where)
-  assert code == 0, said
-  assert "nothing has ended" not in said, said
+  code, output = run(train("gs://bucket/run", *FLAGS), **where)
+  assert code == 0, output
+  assert "nothing has ended" not in output, output
   assert losses(server.root / "run") == losses(tmp_path / "whole")
   (manifest,) = (server.root / "run").glob("checkpoints/40-*/manifest.json")
   begun = times_of_steps(server.root / "run")
   committed = manifest.stat().st_mtime
-  during = [step for step, at in begun.items() if begun[40] < at < committed]
+  during = [step for step, time in begun.items() if begun[40] < time < committed]
   print(
     f"saving step 40 took {committed - begun[40]:.1f} s; meanwhile {len(during)} steps were taken"
   )
@@ -70,11 +70,11 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
   with Process(command, **where) as process:
     assert process.until(lambda: "new run in" in process.output_so_far()), process.end()
     server.upload_delay, began = 8.0, time.monotonic()
-    code, said = process.end()
-  assert code == 69, said
-  assert "checkpoint was not written within 5 s" in said, said
-  assert "Traceback" not in said, said
+    code, output = process.end()
+  assert code == 69, output
+  assert "checkpoint was not written within 5 s" in output, output
+  assert "Traceback" not in output, output
   print(f"ended {time.monotonic() - began:.1f} s after the store became slow")
   server.upload_delay = 0.0
-  code, said = run(command, **where)
-  assert code == 0, said
+  code, output = run(command, **where)
+  assert code == 0, output

@@ -40,8 +40,8 @@ def test_killed_in_every_phase(tmp_path):
   (data / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   short = ("--config.total_steps=2", "--config.checkpoint.every=2", "--config.evals={}", length)
-  code, said = run(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), **where)
-  assert code == 0, said
+  code, output = run(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), **where)
+  assert code == 0, output
 
   def command(name: str) -> list[str]:
     flags = (
@@ -66,25 +66,26 @@ def test_killed_in_every_phase(tmp_path):
       *(f"--config.{flag}" for flag in flags),
     ]
 
-  code, said = run(killed_at(command("whole"), "never", "", also=NANO), **where)
-  assert code == 0, said
+  code, output = run(killed_at(command("whole"), "never", "", also=NANO), **where)
+  assert code == 0, output
   for phase, (event, name) in PHASES.items():
-    code, said = run(killed_at(command("parts"), event, name, also=NANO), **where)
-    assert code == -9, f"{phase}: {said[-2000:]}"
-    assert "Traceback" not in said, f"{phase}: {said[-2000:]}"
-  code, said = run(killed_at(command("parts"), "never", "", also=NANO), **where)
-  assert code == 0, said
+    code, output = run(killed_at(command("parts"), event, name, also=NANO), **where)
+    assert code == -9, f"{phase}: {output[-2000:]}"
+    assert "Traceback" not in output, f"{phase}: {output[-2000:]}"
+  code, output = run(killed_at(command("parts"), "never", "", also=NANO), **where)
+  assert code == 0, output
   uninterrupted, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
   assert uninterrupted.keys() == parts.keys()
   assert {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
-  for name, found in uninterrupted.items():
-    assert parts[name] == found, name
+  for name, scores in uninterrupted.items():
+    assert parts[name] == scores, name
   folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
   assert losses(folders[0]) == losses(folders[1])
   assert len(losses(folders[0])) == 4
   assert fingerprints(folders[0], 4) == fingerprints(folders[1], 4)
   evaluated = [
-    [without_times(row) for row in read_metrics(one) if "train/loss" not in row] for one in folders
+    [without_times(row) for row in read_metrics(folder) if "train/loss" not in row]
+    for folder in folders
   ]
   assert evaluated[0] == evaluated[1]
   assert len(evaluated[0]) == 2
@@ -92,7 +93,7 @@ def test_killed_in_every_phase(tmp_path):
 
 def contents(output: pathlib.Path) -> dict[str, object]:
   """The files of a suite's output by name, without its own path and times."""
-  found = {}
+  files = {}
   for file in sorted(output.rglob("*")):
     name = str(file.relative_to(output))
     if (
@@ -106,8 +107,8 @@ def contents(output: pathlib.Path) -> dict[str, object]:
           text = "\n".join(
             line for line in text.splitlines() if "seconds" not in line and "| cola |" not in line
           )
-        found[name] = text
-  return found
+        files[name] = text
+  return files
 
 
 def without_times(row: dict) -> dict:

@@ -33,8 +33,8 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
     return any("tmp" not in path.parent.name for path in folder.glob("checkpoints/*/manifest*"))
 
   with server.running():
-    code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
-    assert code == 0, said
+    code, output = run(train(tmp_path / "whole", *FLAGS), **cache)
+    assert code == 0, output
     with Process(command, **cache) as first:
       assert first.until(lambda: count_metrics(folder) >= 10 and committed()), first.end()
       first.send(signal.SIGSTOP)
@@ -42,12 +42,12 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
       with Process(command, **cache) as second:
         assert second.until(lambda: "resuming" in second.output_so_far()), second.end()
         first.send(signal.SIGCONT)
-        code, said = first.end()
-        assert code == 69, said
-        assert said.count("another process has taken") == 1, said
-        assert "Traceback" not in said, said
-        code, said = second.end()
-        assert code == 0, said
+        code, output = first.end()
+        assert code == 69, output
+        assert output.count("another process has taken") == 1, output
+        assert "Traceback" not in output, output
+        code, output = second.end()
+        assert code == 0, output
   assert losses(folder) == losses(tmp_path / "whole")
   if where == "disk":
     assert_same_bits(folder, tmp_path / "whole", STEPS)
@@ -71,8 +71,8 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
     return sorted(path.parent.name for path in folder.glob("checkpoints/5-*/tensors-00000.json"))
 
   with server.running():
-    code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
-    assert code == 0, said
+    code, output = run(train(tmp_path / "whole", *FLAGS), **cache)
+    assert code == 0, output
     with Process(command, **cache) as first:
       assert first.until(lambda: attempts()), first.end()
       first.send(signal.SIGSTOP)
@@ -83,16 +83,16 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
           lambda: committed or len(attempts()) > 1 or count_metrics(folder) > 10
         ), second.end()
         first.send(signal.SIGCONT)
-        code, said = first.end()
-        assert code == 69, said
-        assert said.count("another process has taken") == 1, said
-        assert "Traceback" not in said, said
-        code, said = second.end()
-        assert code == 0, said
-        assert "damaged" not in said, said
-    code, said = run(command, **cache)
-    assert code == 0, said
-    assert "damaged" not in said, said
+        code, output = first.end()
+        assert code == 69, output
+        assert output.count("another process has taken") == 1, output
+        assert "Traceback" not in output, output
+        code, output = second.end()
+        assert code == 0, output
+        assert "damaged" not in output, output
+    code, output = run(command, **cache)
+    assert code == 0, output
+    assert "damaged" not in output, output
   assert losses(folder) == losses(tmp_path / "whole")
   for step in folder.glob("checkpoints/*/manifest.json"):
     assert (step.parent / "aside").exists() or (step.parent / "tensors-00000.bin").exists(), step
@@ -117,19 +117,23 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
     for number in range(times):
       output = tmp_path / f"{number}.jsonl"
       codes.append(evaluate.main([f"--workdir={workdir}"]))
-      asked = (f"--input={tmp_path}/lines.txt", f"--output={output}", "--max_new_tokens=4")
-      codes.append(predict.main([f"--workdir={workdir}", *asked]))
+      prediction_flags = (
+        f"--input={tmp_path}/lines.txt",
+        f"--output={output}",
+        "--max_new_tokens=4",
+      )
+      codes.append(predict.main([f"--workdir={workdir}", *prediction_flags]))
       assert codes[-1] or len(output.read_text().splitlines()) == 2
-      said = capsys.readouterr().err
-      assert "Traceback" not in said, said
-      assert len(said.splitlines()) <= 2 + said.count("warning"), said
+      errors = capsys.readouterr().err
+      assert "Traceback" not in errors, errors
+      assert len(errors.splitlines()) <= 2 + errors.count("warning"), errors
     before = count_metrics(workdir)
     assert trains.until(lambda: count_metrics(workdir) > before + 4), trains.end()
     trains.send(signal.SIGTERM)
-    code, said = trains.end()
-  assert code == 75, said
-  assert "Traceback" not in said, said
-  assert "warning" not in said, said
+    code, errors = trains.end()
+  assert code == 75, errors
+  assert "Traceback" not in errors, errors
+  assert "warning" not in errors, errors
   for row in read_metrics(workdir):
     rows_by_step |= {row["step"]: row} if "eval/builtin_causal_lm/loss" in row else {}
   for file in (workdir / "evaluations").glob("*.json"):

@@ -22,20 +22,23 @@ def fail(code, text):
   sys.exit(code)
 
 
-def flag(words, name):
-  return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), None)
+def flag(arguments, name):
+  return next(
+    (argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")),
+    None,
+  )
 
 
-def queued_resources(action, name, words, state, plan):
-  held = state["queued"].get(name)
+def queued_resources(action, name, arguments, state, plan):
+  resource = state["queued"].get(name)
   if action == "create":
     if plan["create_errors"]:
       fail(1, plan["create_errors"].pop(0))
-    if held:
+    if resource:
       fail(1, "ALREADY_EXISTS: it is there")
     state["queued"][name] = {"states": list(plan["states"].pop(0))}
     return ""
-  if not held:
+  if not resource:
     fail(1, f"NOT_FOUND: {name} was not found")
   if action == "delete":
     if plan["delete_errors"]:
@@ -49,36 +52,36 @@ def queued_resources(action, name, words, state, plan):
     return ""
   if plan["describe_errors"]:
     fail(1, plan["describe_errors"].pop(0))
-  now = held["states"].pop(0) if len(held["states"]) > 1 else held["states"][0]
+  now = resource["states"].pop(0) if len(resource["states"]) > 1 else resource["states"][0]
   reason = {"failedData": {"error": plan["reason"]}} if plan["reason"] else {}
   return json.dumps({"state": {"state": now} | reason})
 
 
-def host(words, node):
-  path = CLOUD / f"host-{node}-{flag(words, 'worker')}"
+def host(arguments, node):
+  path = CLOUD / f"host-{node}-{flag(arguments, 'worker')}"
   path.mkdir(exist_ok=True)
   return path
 
 
-def ssh(node, words, plan):
-  hangs = plan["hangs"].get(flag(words, "worker"), 0)
+def ssh(node, arguments, plan):
+  hangs = plan["hangs"].get(flag(arguments, "worker"), 0)
   if hangs:
-    plan["hangs"][flag(words, "worker")] = hangs - 1
+    plan["hangs"][flag(arguments, "worker")] = hangs - 1
     return lambda: subprocess.run(["sleep", "600"])
-  left = plan["unreachable"].get(flag(words, "worker"), 0)
-  if left:
-    plan["unreachable"][flag(words, "worker")] = left - 1
+  failures_left = plan["unreachable"].get(flag(arguments, "worker"), 0)
+  if failures_left:
+    plan["unreachable"][flag(arguments, "worker")] = failures_left - 1
     return lambda: fail(255, "ssh: connect to host: Connection timed out")
-  home = host(words, node)
+  home = host(arguments, node)
   environment = {"HOME": str(home), "PATH": os.environ["PATH"], "FAKE_CLOUD": str(CLOUD)}
-  command = ["bash", "-c", f"cd; {flag(words, 'command')}"]
+  command = ["bash", "-c", f"cd; {flag(arguments, 'command')}"]
   return lambda: sys.exit(subprocess.run(command, env=environment).returncode)
 
 
-def scp(words):
-  *files, target = [word for word in words if not word.startswith("--")]
+def scp(arguments):
+  *files, target = [argument for argument in arguments if not argument.startswith("--")]
   node, _, folder = target.partition(":")
-  home = host(words, node)
+  home = host(arguments, node)
   (home / folder).mkdir(parents=True, exist_ok=True)
   for file in files:
     shutil.copy(file, home / folder)
@@ -92,26 +95,26 @@ def scp(words):
   (programs / "python").chmod(0o755)
 
 
-def main(words):
+def main(arguments):
   with (CLOUD / "lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     state, plan = (json.loads((CLOUD / name).read_text()) for name in ("state.json", "plan.json"))
     with (CLOUD / "calls.jsonl").open("a") as calls:
-      calls.write(json.dumps(words) + "\n")
-    assert words[:2] == ["compute", "tpus"], words
-    assert "--project=p" in words, words
-    assert "--zone=z" in words, words
-    kind, action, name, *rest = words[2:]
+      calls.write(json.dumps(arguments) + "\n")
+    assert arguments[:2] == ["compute", "tpus"], arguments
+    assert "--project=p" in arguments, arguments
+    assert "--zone=z" in arguments, arguments
+    kind, action, name, *remaining = arguments[2:]
     then = None
     try:
       if kind == "queued-resources":
-        print(queued_resources(action, name, rest, state, plan))
+        print(queued_resources(action, name, remaining, state, plan))
       elif action == "describe":
         print(json.dumps({"networkEndpoints": [{}] * plan["hosts"], "createTime": plan["created"]}))
       elif action == "ssh":
-        then = ssh(name, rest, plan)
+        then = ssh(name, remaining, plan)
       elif action == "scp":
-        scp([name, *rest])
+        scp([name, *remaining])
     finally:
       (CLOUD / "state.json").write_text(json.dumps(state))
       (CLOUD / "plan.json").write_text(json.dumps(plan))

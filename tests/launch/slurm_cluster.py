@@ -58,9 +58,9 @@ def cluster(folder: pathlib.Path):
   environment = {**os.environ, "SLURM_CONF": str(config), "PATH": PATH}
   daemons = [
     subprocess.Popen(
-      [program, "-D", "-f", str(config), *more], env=environment, stdout=out, stderr=out
+      [program, "-D", "-f", str(config), *options], env=environment, stdout=out, stderr=out
     )
-    for program, more in (("slurmctld", ["-c"]), ("slurmd", ["-N", host]))
+    for program, options in (("slurmctld", ["-c"]), ("slurmd", ["-N", host]))
     for out in [(folder / f"{program}.out").open("wb")]
   ]
   try:

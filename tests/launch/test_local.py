@@ -59,12 +59,14 @@ def test_a_real_job_of_two_processes_with_their_own_devices():
     "print(jax.process_index(), jax.local_device_count(), jax.device_count())\n"
     "print('sum', multihost_utils.process_allgather(jnp.int32(jax.process_index() + 1)).sum())\n"
   )
-  done = launch(
+  process = launch(
     program=program,
     XLA_FLAGS="--xla_force_host_platform_device_count=7 --xla_cpu_enable_fast_math=false",
   )
-  assert done.returncode == 0, done.stderr
-  assert {"[p0] 0 2 4", "[p0] sum 3", "[p1] 1 2 4", "[p1] sum 3"} <= set(done.stdout.splitlines())
+  assert process.returncode == 0, process.stderr
+  assert {"[p0] 0 2 4", "[p0] sum 3", "[p1] 1 2 4", "[p1] sum 3"} <= set(
+    process.stdout.splitlines()
+  )
 
 
 def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
@@ -74,13 +76,13 @@ def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
     "while True: time.sleep(1)\n"
   )
   started = time.time()
-  done = launch("--processes=3", program=program)
-  assert done.returncode == 128 + signal.SIGKILL
+  process = launch("--processes=3", program=program)
+  assert process.returncode == 128 + signal.SIGKILL
   assert time.time() - started < 20
-  assert "process 1 failed: killed by SIGKILL" in done.stderr
-  assert "(1 failures, 0 preemptions)" in done.stderr
-  assert "[p0] deaf" in done.stdout
-  assert "[p2] deaf" in done.stdout
+  assert "process 1 failed: killed by SIGKILL" in process.stderr
+  assert "(1 failures, 0 preemptions)" in process.stderr
+  assert "[p0] deaf" in process.stdout
+  assert "[p2] deaf" in process.stdout
 
 
 def test_restarts_after_failures_up_to_the_limit(tmp_path):
@@ -90,16 +92,16 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
     "if me == '0' and n < 3: sys.exit(69 if n < 2 else 7)\n"
     "time.sleep(1 if n < 3 else 0)\n"
   )
-  done = launch("--restarts=2", program=program)
-  assert done.returncode == 0, done.stderr
-  assert (tmp_path / "0").read_text() == "xxx", done.stderr
-  assert "restart 2 of 2" in done.stderr
-  assert "(2 failures before)" in done.stderr
+  process = launch("--restarts=2", program=program)
+  assert process.returncode == 0, process.stderr
+  assert (tmp_path / "0").read_text() == "xxx", process.stderr
+  assert "restart 2 of 2" in process.stderr
+  assert "(2 failures before)" in process.stderr
   (tmp_path / "0").unlink()
-  done = launch("--restarts=1", program=program)
-  assert done.returncode == 7
-  assert "exit code 69" in done.stderr
-  assert "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
+  process = launch("--restarts=1", program=program)
+  assert process.returncode == 7
+  assert "exit code 69" in process.stderr
+  assert "1 restarts allowed (2 failures, 0 preemptions)" in process.stderr
 
 
 def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
@@ -110,23 +112,25 @@ def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
     "  time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
     "time.sleep(2)\n"
   )
-  done = launch("--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program)
-  assert "slice 0 is lost; 1 of 2 slices go on" in done.stderr
-  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(done.stdout.splitlines())
-  assert done.returncode == 137
+  process = launch(
+    "--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program
+  )
+  assert "slice 0 is lost; 1 of 2 slices go on" in process.stderr
+  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(process.stdout.splitlines())
+  assert process.returncode == 137
 
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
-  for code, words in [
+  for code, message in [
     (2, "an error to mend first"),
     (3, "an error to mend"),
     (4, "an error to mend"),
     (75, "preempted"),
   ]:
-    done = launch("--restarts=5", program=ME + f"sys.exit({code})")
-    assert done.returncode == code
-    assert words in done.stderr
-    assert "restart 1" not in done.stderr
+    process = launch("--restarts=5", program=ME + f"sys.exit({code})")
+    assert process.returncode == code
+    assert message in process.stderr
+    assert "restart 1" not in process.stderr
 
 
 def test_the_cause_is_reported_before_its_consequence():
@@ -135,10 +139,10 @@ def test_the_cause_is_reported_before_its_consequence():
     "if me == '0': time.sleep(1); sys.exit(69)\n"
     "while True: time.sleep(0.1)\n"
   )
-  done = launch("--restarts=5", program=program)
-  assert done.returncode == 3
-  assert "process 1 failed: exit code 3" in done.stderr
-  assert "restart 1" not in done.stderr
+  process = launch("--restarts=5", program=program)
+  assert process.returncode == 3
+  assert "process 1 failed: exit code 3" in process.stderr
+  assert "restart 1" not in process.stderr
 
 
 def test_signals_are_passed_on_and_waited_for():
@@ -177,38 +181,38 @@ def alive(pid):
 
 
 def test_mistakes_are_one_line():
-  with socket.create_server(("127.0.0.1", 0)) as taken:
-    port = taken.getsockname()[1]
-    done = launch(f"--port={port}", program="")
-    assert done.returncode == 2
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    process = launch(f"--port={port}", program="")
+    assert process.returncode == 2
     expected = (
       f"error: --port={port}: Address already in use; end the job that uses it, or leave "
       "--port away\n"
     )
-  assert done.stderr == expected
-  done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
-  assert done.returncode == 2
-  assert done.stderr.startswith("error: no command; give it after --")
+  assert process.stderr == expected
+  process = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
+  assert process.returncode == 2
+  assert process.stderr.startswith("error: no command; give it after --")
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
   assert (
     "found 3 processes, expected a multiple of 2"
     in launch("--processes=3", "--slices=2", program="").stderr
   )
-  done = subprocess.run(
+  process = subprocess.run(
     [*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 2
-  assert "error: no-such-program: No such file or directory" in done.stdout
+  assert process.returncode == 2
+  assert "error: no-such-program: No such file or directory" in process.stdout
 
 
 def test_a_dry_run_prints_what_would_run():
-  words = ("--processes=2", "--port=8476", "--dry_run")
-  done = launch(*words, program="print('no')  # --api_key=hush")
-  lines = done.stdout.splitlines()
-  assert done.returncode == 0
+  flags = ("--processes=2", "--port=8476", "--dry_run")
+  process = launch(*flags, program="print('no')  # --api_key=hush")
+  lines = process.stdout.splitlines()
+  assert process.returncode == 0
   assert len(lines) == 2
-  assert "no\n" not in done.stdout
-  assert "hush" not in done.stdout
+  assert "no\n" not in process.stdout
+  assert "hush" not in process.stdout
   assert all(
     f"JAX_PROCESS_ID={i}" in line and "127.0.0.1:8476" in line for i, line in enumerate(lines)
   )

@@ -74,7 +74,7 @@ def run(tmp_path):
     assert not list(tmp_path.rglob("PWNED"))
     assert not pathlib.Path("PWNED").exists()
     lines = (tmp_path / "words").read_text().split("\0END\0")[:-1]
-    return [one.split("\0") for one in lines]
+    return [line.split("\0") for line in lines]
 
   return run
 
@@ -108,24 +108,24 @@ def flags(**changes):
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
-  given = job(value, value, f"--x={value}", VALUE=value)
+  launched = job(value, value, f"--x={value}", VALUE=value)
   check = ["-m", "launch.preflight", f"--workdir={value}"]
   train = [*COMMAND[1:], f"--workdir={value}", value]
   expected = [[*check, value], [*train, f"--x={value}", value]]
-  jobset = gke.manifest(given, flags())
+  jobset = gke.manifest(launched, flags())
   container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
     "containers"
   ][0]
-  env = {one["name"]: expanded(one["value"]) for one in container["env"]}
+  env = {variable["name"]: expanded(variable["value"]) for variable in container["env"]}
   script = expanded(container["command"][2])
   assert env == {"VALUE": value}
   assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == expected
-  assert run(sky.task(given, flags())["run"]) == expected
-  assert run(tpu_vm._script(given)) == expected
+  assert run(sky.task(launched, flags())["run"]) == expected
+  assert run(tpu_vm._script(launched)) == expected
   directory = tmp_path / f"d {value}"
   directory.mkdir()
   if not set(value) & set("\\'\""):  # a directive cannot carry these; see below
-    assert run(slurm.script(given, flags(directory=str(directory)), "log")) == expected
+    assert run(slurm.script(launched, flags(directory=str(directory)), "log")) == expected
   assert list(directory.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_no_value_of_several_lines_is_taken(route, value, capsys, monkeypatch, t
     assert len(err.splitlines()) == 1
     assert "one line without control characters" in err
     assert not out
-    assert all(one in err for one in tell)
+    assert all(part in err for part in tell)
 
   train = ["--", *COMMAND, f"--workdir={remote}/a"]
   for key in keys:
@@ -263,13 +263,13 @@ def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch)
 )
 def test_secrets_with_quotes_are_not_printed(name, value, capsys, monkeypatch):
   monkeypatch.setenv(name, value)
-  words = [
+  arguments = [
     f"--{name.lower()}={value}",
     f"--{name.lower()}",
     value,
     f"--config.trackers.mlflow.uri=http://me:{value}@h",
   ]
-  train = [*COMMAND, "--workdir=/runs/a", *words]
+  train = [*COMMAND, "--workdir=/runs/a", *arguments]
   assert slurm.main(["start", "--dry_run", f"--env={name}", "--", *train]) == 0
   assert local.main(["--dry_run", "--", *train]) == 0
   out, err = capsys.readouterr()

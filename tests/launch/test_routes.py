@@ -89,10 +89,10 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
     argument.replace("$$", "$") for argument in container["command"]
   )  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
-  said = subprocess.run(
+  process = subprocess.run(
     [bash, c, echo], capture_output=True, text=True, cwd=tmp_path
   ).stdout.splitlines()
-  assert said == [
+  assert process == [
     "-m",
     "launch.preflight",
     WORKDIR,
@@ -130,14 +130,14 @@ def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
   assert job["parallelism"] == 2
   assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
   assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
-  env = {one["name"]: one["value"] for one in container["env"]}
+  env = {variable["name"]: variable["value"] for variable in container["env"]}
   assert env == {"JAX_COORDINATOR_ADDRESS": "run-slice-0-0.run:8476", "JAX_NUM_PROCESSES": "2"}
   script = container["command"][2].replace("$$", "$").replace("exec ", "")
   echo = f'python() {{ echo "$JAX_PROCESS_ID $2"; }}; {script}'
-  said = subprocess.run(
+  process = subprocess.run(
     ["bash", "-c", echo], capture_output=True, text=True, env={"JOB_COMPLETION_INDEX": "1"}
   ).stdout
-  assert said.splitlines() == ["1 launch.preflight", "1 my.train"]
+  assert process.splitlines() == ["1 launch.preflight", "1 my.train"]
 
 
 @pytest.mark.parametrize("ended", ["Failed", "Completed"])
@@ -258,10 +258,10 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   script = (
     'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
   )
-  said = subprocess.run(
+  process = subprocess.run(
     ["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path
   ).stdout.splitlines()
-  assert said[3:] == list(COMMAND[2:])
+  assert process[3:] == list(COMMAND[2:])
   assert not (tmp_path / "pwned").exists()
   rows = [{"job_name": task["name"], "job_id": 3, "status": "RUNNING"}]
   (tmp_path / "queue").write_text(json.dumps(rows))
@@ -274,7 +274,7 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "main, argv, words",
+  "main, argv, message",
   [
     (gke.main, ["start", *COMMAND], "--image"),
     (gke.main, ["start", "--image=x", "--topology=big", *COMMAND], "--topology=big"),
@@ -312,17 +312,17 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
     (sky.main, ["start", "--env=GITHUB_PAT=1", *COMMAND], "GITHUB_PAT: looks like a secret"),
   ],
 )
-def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
+def test_what_cannot_start_is_refused_in_one_line(main, argv, message, capsys):
   assert main(argv) == 2
   err = capsys.readouterr().err
-  assert words in err
+  assert message in err
   assert len(err.splitlines()) == 1
 
 
 def test_the_workdir_is_the_one_that_the_command_takes():
-  for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
+  for flags in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
     parsed = commands.parse(
-      commands.make_parser("", ("start",)), ["start", "--", "python", *words, "--config=x"]
+      commands.make_parser("", ("start",)), ["start", "--", "python", *flags, "--config=x"]
     )
     assert commands.read_job(parsed).workdir == "gs://b/run"
 
@@ -357,7 +357,7 @@ def test_devices_links_and_disk(tmp_path):
 
 def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
   (tmp_path / "file").write_text("")
-  for flags, words in [
+  for flags, message in [
     (["--workdir=/proc/no/such/place"], "cannot write"),
     ([f"--workdir={tmp_path}", "--free_gigabytes=1e9"], "GB are free"),
     ([f"--workdir={tmp_path}/file/run"], "cannot write"),
@@ -365,7 +365,7 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
   ]:
     assert preflight.main(flags) == 2
     err = capsys.readouterr().err
-    assert words in err, err
+    assert message in err, err
     assert len(err.splitlines()) == 1, err
 
 
@@ -375,12 +375,12 @@ def test_a_check_that_hangs_ends():
     "time.sleep(600)\n"
     "preflight.main(['--workdir=/tmp/x', '--seconds=0.1'])"
   )
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300
   )
-  assert done.returncode == 69
-  assert "not done within 0.1 s" in done.stderr
-  assert len(done.stderr.splitlines()) == 1
+  assert process.returncode == 69
+  assert "not done within 0.1 s" in process.stderr
+  assert len(process.stderr.splitlines()) == 1
 
 
 def test_two_hosts_are_checked_together(tmp_path):
@@ -393,8 +393,8 @@ def test_two_hosts_are_checked_together(tmp_path):
     "--",
     *command,
   ]
-  done = subprocess.run(
+  process = subprocess.run(
     launcher, cwd=REPO, capture_output=True, text=True, timeout=600, env=os.environ
   )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.count("4 devices of 2 hosts add up right") == 2
+  assert process.returncode == 0, process.stderr
+  assert process.stdout.count("4 devices of 2 hosts add up right") == 2

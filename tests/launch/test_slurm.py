@@ -105,13 +105,15 @@ def test_restarts_have_an_end(programs, monkeypatch):
 
 def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monkeypatch, capsys):
   monkeypatch.setenv("HF_TOKEN", "s3cr3t'; touch pwned #")
-  words = ["--x=$(touch pwned)", "'; touch pwned; '", "a  b", "`touch pwned`"]
+  arguments = ["--x=$(touch pwned)", "'; touch pwned; '", "a  b", "`touch pwned`"]
   program = "import json, os, sys; print(json.dumps([sys.argv[2:], os.environ['HF_TOKEN']]))"
   assert (
-    start(programs, *words, flags=["--env=HF_TOKEN", "--sbatch=--exclude=n[1-3]"], program=program)
+    start(
+      programs, *arguments, flags=["--env=HF_TOKEN", "--sbatch=--exclude=n[1-3]"], program=program
+    )
     == 0
   )
-  assert json.loads((programs / "out").read_text()) == [words, "s3cr3t'; touch pwned #"]
+  assert json.loads((programs / "out").read_text()) == [arguments, "s3cr3t'; touch pwned #"]
   assert not list(programs.rglob("pwned"))
   assert not (REPO / "pwned").exists()
   script = programs / "a run" / "slurm.sh"
@@ -119,7 +121,10 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
   script.unlink()
   assert (
     start(
-      programs, *words, flags=["--env=HF_TOKEN", "--dry_run", "--gpus_per_node=8"], program=program
+      programs,
+      *arguments,
+      flags=["--env=HF_TOKEN", "--dry_run", "--gpus_per_node=8"],
+      program=program,
     )
     == 0
   )
@@ -255,9 +260,11 @@ def test_submit_cancel_resubmit_resume(tmp_path):
     }
 
     def ask(*words):
-      done = subprocess.run(words, env=own, cwd=REPO, capture_output=True, text=True, timeout=600)
-      assert done.returncode == 0, done
-      return done.stdout
+      process = subprocess.run(
+        words, env=own, cwd=REPO, capture_output=True, text=True, timeout=600
+      )
+      assert process.returncode == 0, process
+      return process.stdout
 
     def launcher(action):
       return ask(sys.executable, command[0], action, *command[2:])
@@ -297,10 +304,10 @@ def test_submit_cancel_resubmit_resume(tmp_path):
   assert trained() == 60
   code, output = run(train(tmp_path / "whole", *flags), devices=8, cache=cache)
   assert code == 0, output
-  ours = losses(workdir)
-  theirs = losses(tmp_path / "whole")
-  assert [step for step, _ in ours] == list(range(1, 61))
-  assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs)) < 1e-5
+  resumed_losses = losses(workdir)
+  uninterrupted_losses = losses(tmp_path / "whole")
+  assert [step for step, _ in resumed_losses] == list(range(1, 61))
+  assert max(abs(a - b) for (_, a), (_, b) in zip(resumed_losses, uninterrupted_losses)) < 1e-5
 
 
 def _made(folder):

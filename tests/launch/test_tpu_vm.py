@@ -77,11 +77,11 @@ def empty_tar():
 EMPTY_TAR = empty_tar()
 
 
-def start(*flags, program="pass", words=(), action="start", keep=True):
+def start(*flags, program="pass", arguments=(), action="start", keep=True):
   """Runs the launcher; with `keep`, the hosts and their files outlast the job."""
   keep_flag = ("--keep",) if keep else ()
   return tpu_vm.main(
-    [action, *FLAGS, *keep_flag, *flags, "--", "python", "-c", program, WORKDIR, *words]
+    [action, *FLAGS, *keep_flag, *flags, "--", "python", "-c", program, WORKDIR, *arguments]
   )
 
 
@@ -145,7 +145,7 @@ def test_no_capacity_is_waited_for(cloud, capsys):
 
 
 @pytest.mark.parametrize(
-  "error, code, words",
+  "error, code, message",
   [
     (
       "RESOURCE_EXHAUSTED: Quota limit 'TPUV5sPreemptiblePerZone' has been exceeded. Limit: 0",
@@ -157,11 +157,11 @@ def test_no_capacity_is_waited_for(cloud, capsys):
     ("INTERNAL: 503 try again", 69, "503"),
   ],
 )
-def test_errors_of_the_cloud_have_classes(error, code, words, cloud, capsys):
+def test_errors_of_the_cloud_have_classes(error, code, message, cloud, capsys):
   calls = cloud(create_errors=[error])
   assert start() == code
   err = capsys.readouterr().err.strip()
-  assert words in err
+  assert message in err
   assert len(err.splitlines()) == 1
   assert len(calls("queued-resources", "create")) == 1
 
@@ -169,9 +169,9 @@ def test_errors_of_the_cloud_have_classes(error, code, words, cloud, capsys):
 def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsys):
   calls = cloud(hosts=3, unreachable={"1": 2})
   assert start() == 0
-  first = [next(w for w in words if w.startswith("--worker=")) for words in calls("tpu-vm", "ssh")][
-    :5
-  ]
+  first = [
+    next(w for w in arguments if w.startswith("--worker=")) for arguments in calls("tpu-vm", "ssh")
+  ][:5]
   assert sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
   assert first[3:] == ["--worker=1"] * 2
   assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
@@ -338,18 +338,18 @@ def test_stop_ends_a_job_for_good(saves, cloud, capsys):
 def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkeypatch, tmp_path):
   calls = cloud()
   monkeypatch.setenv("HF_TOKEN", "s3cr3t'; touch pwned #")
-  words = ["--x=$(touch pwned)", "'; touch pwned; '", "a b", "`touch pwned`", "--api_key=hush"]
+  arguments = ["--x=$(touch pwned)", "'; touch pwned; '", "a b", "`touch pwned`", "--api_key=hush"]
   program = "import json, os, sys; print(json.dumps([sys.argv[2:], os.environ['HF_TOKEN']]))"
-  assert start("--env=HF_TOKEN", program=program, words=words) == 0
-  said = [json.loads(log.splitlines()[-1]) for log in host_files(cloud, "log")]
-  assert said == [[words, "s3cr3t'; touch pwned #"]] * 2
+  assert start("--env=HF_TOKEN", program=program, arguments=arguments) == 0
+  logged = [json.loads(log.splitlines()[-1]) for log in host_files(cloud, "log")]
+  assert logged == [[arguments, "s3cr3t'; touch pwned #"]] * 2
   assert not list(tmp_path.rglob("pwned"))
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out
   assert all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
   assert (
     tpu_vm.main(
-      ["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *words]
+      ["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *arguments]
     )
     == 0
   )
@@ -396,14 +396,14 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   programs = tmp_path / "bin"
   venv = tmp_path / "venv"
   programs.mkdir()
-  made = (
+  installer = (
     f'mkdir -p {venv}/bin; cp {programs}/inside {venv}/bin/python; echo "$*" >> {tmp_path}/made'
   )
   (programs / "inside").write_text(
     f'#!/bin/bash\n[ "$1" = -c ] && exec echo -c pins.txt\necho "$*" >> {tmp_path}/installed\n'
   )
   (programs / "python3").write_text(
-    f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {made} ;; *) echo "$*" >> '
+    f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {installer} ;; *) echo "$*" >> '
     f"{tmp_path}/made ;; esac\n"
   )
   for name in ("python3.11", "python3.12"):  # not this machine's
@@ -413,13 +413,13 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   script = commands.install_lines("tpu,gcs", "project", str(venv))
   for _ in range(2):  # the second time the environment is there
     env = {"PATH": f"{programs}:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
       ["/bin/bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-  asked = (tmp_path / "made").read_text().splitlines()
-  assert len(asked) == (1 if new else 2)
-  assert source in asked[-1] and ("uv" in asked[-1]) != new
+    assert process.returncode == 0, process.stderr
+  installer_calls = (tmp_path / "made").read_text().splitlines()
+  assert len(installer_calls) == (1 if new else 2)
+  assert source in installer_calls[-1] and ("uv" in installer_calls[-1]) != new
   assert (tmp_path / "installed").read_text().splitlines() == [
     "-m pip install --quiet -c pins.txt -e project[tpu,gcs]"
   ] * 2
@@ -430,14 +430,14 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
   assert start("--slices=2") == 0
   (created,) = calls("queued-resources", "create")
   assert {"--node-count=2", "--node-prefix=t5-base-506d7fdd"} <= set(created)
-  assert {words[4] for words in calls("tpu-vm", "ssh")} == {
+  assert {arguments[4] for arguments in calls("tpu-vm", "ssh")} == {
     "t5-base-506d7fdd-0",
     "t5-base-506d7fdd-1",
   }
 
 
 @pytest.mark.parametrize(
-  "argv, words",
+  "argv, message",
   [
     (["start", *FLAGS], "--workdir"),
     (["start", *FLAGS, "--", "python", "x.py", "--workdir=/tmp/run"], "gs://"),
@@ -480,8 +480,8 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
     ),
   ],
 )
-def test_what_cannot_start_is_refused_in_one_line(argv, words, capsys):
+def test_what_cannot_start_is_refused_in_one_line(argv, message, capsys):
   assert tpu_vm.main(argv) == 2
   err = capsys.readouterr().err
-  assert words in err
+  assert message in err
   assert len(err.splitlines()) == 1

@@ -72,8 +72,8 @@ class Case:
     core = _turns(self.variant.design.core)[0]
     return core if isinstance(core, str) else core["name"]
 
-  def lacks(self, what: str) -> bool:
-    return what in EXCEPTIONS.get(self.core, ())
+  def lacks(self, feature: str) -> bool:
+    return feature in EXCEPTIONS.get(self.core, ())
 
   def __hash__(self):
     return hash(self.name)
@@ -251,9 +251,9 @@ def apart(case: Case) -> dict[str, np.ndarray]:
   """Two rows, a sequence and padding in each."""
   batch = {}
   for side in case.sides:
-    length, of = LENGTHS[side]
+    length, side_length = LENGTHS[side]
     rows = np.full((2, length), case.variant.tokens.pad or 0, np.int32)
-    for row, n in enumerate(of):
+    for row, n in enumerate(side_length):
       rows[row, :n] = tokens(n, row)
     batch |= features(case, side, rows)
   return batch
@@ -303,12 +303,12 @@ def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
 
 
 def features(case: Case, side: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-  made = {f"{side}_input_tokens": rows}
+  batch = {f"{side}_input_tokens": rows}
   if case.variant.types and side == "encoder":
-    made["encoder_token_types"] = np.broadcast_to(np.arange(rows.shape[1]) % 2, rows.shape).astype(
+    batch["encoder_token_types"] = np.broadcast_to(np.arange(rows.shape[1]) % 2, rows.shape).astype(
       np.int32
     )
-  return made
+  return batch
 
 
 # What is computed, each compiled once
@@ -341,19 +341,19 @@ def forward(case: Case) -> dict[str, np.ndarray]:
   skipped = {n for n, what in (("short", "length"), ("packed", "packing")) if case.lacks(what)}
   batches = {f.__name__: f(case) for f in (apart, short, packed) if f.__name__ not in skipped}
   batches["whole"] = whole(case, 2)
-  one = {name: x[:1] for name, x in batches["whole"].items()}
+  first_rows = {name: x[:1] for name, x in batches["whole"].items()}
   decodes = "decoder" in case.sides and not case.lacks("decoding")
 
   @jax.jit
   def run(arrays):
     m = model(case, arrays)
-    found = {name: m(batch)["logits"] for name, batch in batches.items()}
-    found["bfloat16"] = model(case, arrays, dtype="bfloat16")(batches["whole"])["logits"]
+    logits_by_name = {name: m(batch)["logits"] for name, batch in batches.items()}
+    logits_by_name["bfloat16"] = model(case, arrays, dtype="bfloat16")(batches["whole"])["logits"]
 
     def project(nudge_TD):
       nudged = model(case, arrays)
       nudged.embed = Nudged(nudged.embed, nudge_TD)
-      logits = nudged(one)["logits"][0]
+      logits = nudged(first_rows)["logits"][0]
       return (
         logits.reshape(length, -1)
         @ jnp.asarray(drawn("way", (logits.size // length,)[:1] + (1,)))[:, 0]
@@ -361,10 +361,12 @@ def forward(case: Case) -> dict[str, np.ndarray]:
 
     zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
     _, pull = jax.vjp(project, zero)
-    found["reach"] = jnp.abs(jax.lax.map(lambda row: pull(row)[0], jnp.eye(length))).max(-1)
+    logits_by_name["reach"] = jnp.abs(jax.lax.map(lambda row: pull(row)[0], jnp.eye(length))).max(
+      -1
+    )
     if decodes:
-      found["decoded"] = decoded(m, batches["whole"])
-    return found
+      logits_by_name["decoded"] = decoded(m, batches["whole"])
+    return logits_by_name
 
   return jax.tree.map(np.asarray, run(arrays(case)))
 
@@ -389,8 +391,8 @@ def value_and_gradients(case: Case, rules: Rules | None = None, **form):
   def total(arrays, batch):
     out = model(case, arrays, **form)(batch)
     logits = out.pop("logits")
-    way = jnp.asarray(drawn("way", (*logits.shape, 1))[..., 0])
-    return jnp.mean(logits * way) + sum(jnp.mean(x) for x in out.values())
+    direction = jnp.asarray(drawn("way", (*logits.shape, 1))[..., 0])
+    return jnp.mean(logits * direction) + sum(jnp.mean(x) for x in out.values())
 
   def run(arrays, batch):
     if rules is None:

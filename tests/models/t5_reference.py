@@ -52,13 +52,15 @@ class T5:
     )
     out = np.zeros((len(x), N, H))
     for t in range(len(x)):
-      seen = [s for s in range(len(memory)) if see(t, s)]
-      logits = np.array([[q[t, n] @ k[s, n] for s in seen] for n in range(N)])  # no 1/sqrt(H) in T5
+      visible = [s for s in range(len(memory)) if see(t, s)]
+      logits = np.array(
+        [[q[t, n] @ k[s, n] for s in visible] for n in range(N)]
+      )  # no 1/sqrt(H) in T5
       if table is not None:
-        logits += table[[bucket(s - t, bidirectional) for s in seen]].T
+        logits += table[[bucket(s - t, bidirectional) for s in visible]].T
       p = np.exp(logits - logits.max(axis=1, keepdims=True))
       p /= p.sum(axis=1, keepdims=True)
-      out[t] = np.einsum("ns,snh->nh", p, v[seen])
+      out[t] = np.einsum("ns,snh->nh", p, v[visible])
     return out.reshape(len(x), N * H) @ self.w[f"{name}/out/kernel"][layer]
 
   def mlp(self, name, layer, x):

@@ -170,8 +170,8 @@ def test_a_core_is_one_file(toys):
     UserError, match="attention core 'toy' cannot do a position bias on the logits"
   ):
     run(made(design={"core": "toy", "position": "alibi"}))
-  both = made(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
-  assert both.name == "toy"
+  core = made(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
+  assert core.name == "toy"
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.core\.encoder\.powr: .*did you "
@@ -233,8 +233,8 @@ def test_every_family_takes_what_all_architectures_take(name):
   reads = "tokens" in inspect.signature(model).parameters  # all but encoders of images
   values |= {"tokens": {"pad": 3}} if reads else {}
   filled = slots.fill("config.model", values, model, supplied=("rngs",))
-  made = jax.eval_shape(
+  abstract = jax.eval_shape(
     lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"})
   )
-  assert made.variant.design.norm_epsilon == 1e-3
-  assert not reads or made.variant.tokens.pad == 3
+  assert abstract.variant.design.norm_epsilon == 1e-3
+  assert not reads or abstract.variant.tokens.pad == 3

@@ -100,9 +100,11 @@ def stage(p, name, x, layers, pool=pool):
   x = feed_forward(p, f"{name}/mlp", x)
   for layer in range(layers - 1):
     start = f"{name}/stack/blocks/"
-    own = {n.removeprefix(start): a[layer] for n, a in p.items() if n.startswith(start)}
-    x = x + attention(own, "self_attention/layer", norm(own, "self_attention/in_norm", x), side)
-    x = feed_forward(own, "mlp", x)
+    layer_params = {n.removeprefix(start): a[layer] for n, a in p.items() if n.startswith(start)}
+    x = x + attention(
+      layer_params, "self_attention/layer", norm(layer_params, "self_attention/in_norm", x), side
+    )
+    x = feed_forward(layer_params, "mlp", x)
   return x.reshape(B, side, side, D)
 
 
@@ -162,7 +164,7 @@ def test_dropped_paths_and_another_number_of_channels():
 
 
 @pytest.mark.parametrize(
-  "changes, words",
+  "changes, message",
   [
     (
       {"design": {"position": "learned_1d"}},
@@ -174,8 +176,8 @@ def test_dropped_paths_and_another_number_of_channels():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused(changes, words):
-  with pytest.raises(UserError, match=words):
+def test_what_does_not_fit_is_refused(changes, message):
+  with pytest.raises(UserError, match=message):
     jax.eval_shape(
       lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0)
     )

@@ -103,11 +103,11 @@ def test_a_step_moves_biases_against_the_load(way):
   """Each by its step, by the load of the global batch, however it is cut; nothing else notices."""
   rules = Rules.make(make_mesh({"data": 2, "expert": 2, "fsdp": 2})) if way == "sharded" else None
   before, after, metrics = stepped(rules, parts=2 if way == "accumulated" else 1)
-  found = loads()
-  assert found.sum() == 2 * 4 * 9 * 2
-  assert len(np.unique(found)) > 3
+  loads_after = loads()
+  assert loads_after.sum() == 2 * 4 * 9 * 2
+  assert len(np.unique(loads_after)) > 3
   np.testing.assert_array_equal(
-    after[BALANCE], -0.125 * np.sign(found - found.mean(1, keepdims=True))
+    after[BALANCE], -0.125 * np.sign(loads_after - loads_after.mean(1, keepdims=True))
   )
   assert not before[BALANCE].any()
   assert float(metrics["gradient_norm"]) < 100
@@ -142,16 +142,16 @@ def test_a_token_stays_in_its_groups():
   router = jax.tree.map(lambda x: x[0], router)
   router.balance = nnx.Param(jnp.linspace(-0.2, 0.2, 8), axes=(None,), unit=(1,))
   routing = router.choose(logits)
-  for place in np.ndindex(2, 5):
-    scores = 1 / (1 + np.exp(-np.asarray(logits[place])))
+  for position in np.ndindex(2, 5):
+    scores = 1 / (1 + np.exp(-np.asarray(logits[position])))
     biased = (scores + np.linspace(-0.2, 0.2, 8)).reshape(4, 2)
     groups = np.argsort(-biased.sum(1))[:2]
     allowed = sorted(
       (e for g in groups for e in (2 * g, 2 * g + 1)), key=lambda e: -biased.ravel()[e]
     )[:2]
-    assert list(routing.experts_BTk[place]) == allowed
+    assert list(routing.experts_BTk[position]) == allowed
     np.testing.assert_allclose(
-      routing.gates_BTk[place], 2.5 * scores[allowed] / scores[allowed].sum(), rtol=1e-5
+      routing.gates_BTk[position], 2.5 * scores[allowed] / scores[allowed].sum(), rtol=1e-5
     )
 
 
@@ -159,24 +159,24 @@ def test_the_token_after_the_next():
   """The loss is that of targets two ahead; the block sees the next token and none after; table and
   head are shared."""
   model = made(depth=1)
-  here = batch()
+  data = batch()
   assert not [
     n for n in params.named_params(model) if n.startswith("mtp") and ("table" in n or "head" in n)
   ]
-  loss, sums = jax.jit(lambda m, b: Objective(next_weight=0.3)(m, b))(model, here)
+  loss, sums = jax.jit(lambda m, b: Objective(next_weight=0.3)(m, b))(model, data)
   run = jax.jit(lambda m, b: m(b)["next_logits"])
-  logits = np.asarray(jax.nn.log_softmax(run(model, here)))
-  targets = here["decoder_target_tokens"][:, 1:]
-  weights = here["decoder_loss_weights"][:, 1:]
+  logits = np.asarray(jax.nn.log_softmax(run(model, data)))
+  targets = data["decoder_target_tokens"][:, 1:]
+  weights = data["decoder_loss_weights"][:, 1:]
   expected = -np.sum(np.take_along_axis(logits[:, :-1], targets[..., None], -1)[..., 0] * weights)
   np.testing.assert_allclose(sums["next_loss"], expected, rtol=1e-5)
   assert float(sums["next_weights"]) == weights.sum()
   np.testing.assert_allclose(
     loss, sums["loss"] + 0.3 * expected + sums["moe_balance_loss"], rtol=1e-5
   )
-  nudged = here | {"decoder_input_tokens": here["decoder_input_tokens"].copy()}
+  nudged = data | {"decoder_input_tokens": data["decoder_input_tokens"].copy()}
   nudged["decoder_input_tokens"][:, 5] = 63
-  changed = np.abs(run(model, nudged) - run(model, here)).max((0, 2)) > 1e-6
+  changed = np.abs(run(model, nudged) - run(model, data)).max((0, 2)) > 1e-6
   assert list(changed) == [False] * 4 + [True] * 5
   with pytest.raises(UserError, match="config.model.mtp_depth=1"):
     Objective.check(made(), {})
@@ -184,18 +184,18 @@ def test_the_token_after_the_next():
 
 def test_packed_rows_predict_within_their_sequence():
   model = made(depth=1)
-  here = batch(rows=1)
+  data = batch(rows=1)
   segments = np.array([[1] * 4 + [2] * 5], np.int32)
-  places = np.concatenate([np.arange(4), np.arange(5)])[None].astype(np.int32)
-  packed = here | {"decoder_segment_ids": segments, "decoder_positions": places}
+  positions = np.concatenate([np.arange(4), np.arange(5)])[None].astype(np.int32)
+  packed = data | {"decoder_segment_ids": segments, "decoder_positions": positions}
   packed["decoder_loss_weights"] = np.ones((1, 9), np.float32)
   run = jax.jit(lambda m, b: Objective()(m, b)[1])
   sums = run(model, packed)
-  apart = 0.0
+  separate_loss = 0.0
   for part in (slice(0, 4), slice(4, 9)):
-    alone = run(model, {n: x[:, part] for n, x in packed.items() if n in here})
-    apart += alone["next_loss"]
-  np.testing.assert_allclose(sums["next_loss"], apart, rtol=1e-5)
+    alone = run(model, {n: x[:, part] for n, x in packed.items() if n in data})
+    separate_loss += alone["next_loss"]
+  np.testing.assert_allclose(sums["next_loss"], separate_loss, rtol=1e-5)
   assert float(sums["next_weights"]) == 3 + 4
 
 

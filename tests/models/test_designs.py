@@ -204,22 +204,24 @@ TURNS = (
 KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": BOTH}
 
 
-def cases(chosen=KINDS, more=()):
+def cases(chosen=KINDS, extra_cases=()):
   """Designs by family. Those that two families share alternate between them; `make test-more` has
   the other pairs, and those of `more`."""
-  made = []
+  listed = []
   for family, names in chosen.items():
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
       design, kv_heads = DESIGNS[name]
       case = families.design_case(family, name, design)
       dims = dataclasses.replace(case.variant.dims, kv_heads=kv_heads)
       case = dataclasses.replace(case, variant=dataclasses.replace(case.variant, dims=dims))
-      shown = (
-        name not in more and place % 2 == 0 if family == "t5" else place % 2 == (family == "bert")
+      label = (
+        name not in extra_cases and position % 2 == 0
+        if family == "t5"
+        else position % 2 == (family == "bert")
       )
-      shown = shown or name in NEW
-      made.append(pytest.param(case, id=case.name, marks=[] if shown else pytest.mark.more))
-  return pytest.mark.parametrize("case", made)
+      label = label or name in NEW
+      listed.append(pytest.param(case, id=case.name, marks=[] if label else pytest.mark.more))
+  return pytest.mark.parametrize("case", listed)
 
 
 def test_every_choice_is_in_some_design():
@@ -251,7 +253,7 @@ def test_properties(case):
     check(case)
 
 
-@cases({"t5": TURNS}, more=TURNS[1:])
+@cases({"t5": TURNS}, extra_cases=TURNS[1:])
 def test_loop_without_activations_is_the_scan_with_them(case):
   same(families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case))
 
@@ -264,13 +266,13 @@ def abstract_block(design, **options):
 
 def test_kernels_start_with_the_scales_of_their_variance():
   _, block = abstract_block(Design(kernel_scales=(0.1, 0.2, 0.3, 0.4)))
-  found = {
+  scales = {
     name: p.stddev**2 for name, p in params.named_params(block).items() if name.endswith("kernel")
   }
   attention = dict.fromkeys(("query", "key", "value"), 0.1 / 64) | {"out": 0.2 / 64}
   expected = {f"self_attention/layer/{n}/kernel": v for n, v in attention.items()}
   expected |= {"mlp/layer/wi/kernel": 0.3 / 64, "mlp/layer/wo/kernel": 0.4 / 256}
-  assert found == pytest.approx(expected)
+  assert scales == pytest.approx(expected)
   with pytest.raises(UserError, match="kernel_scales: found .*, expected four numbers"):
     Design(kernel_scales=(0.1,))
 
@@ -280,7 +282,7 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
   `MPTConfig`."""
   make = lambda key: mpt.Model(nnx.Rngs(params=key), variant="7b")  # noqa: E731
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
-  found = {n.removeprefix("decoder/blocks/"): p.stddev for n, p in named.items() if p.stddev}
+  stddevs = {n.removeprefix("decoder/blocks/"): p.stddev for n, p in named.items() if p.stddev}
   kernel = (2 / 4096) ** 0.5
   wo = (2 / 16_384) ** 0.5
   expected = {f"self_attention/layer/{n}/kernel": kernel for n in ("query", "key", "value")}
@@ -289,7 +291,7 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
     "mlp/layer/wi/kernel": kernel,
     "mlp/layer/wo/kernel": wo / 8,
   }
-  assert found == pytest.approx(expected | {"embed/table": kernel})
+  assert stddevs == pytest.approx(expected | {"embed/table": kernel})
 
 
 @pytest.mark.parametrize("variant", ["transformer-base", "transformer-big"])
@@ -299,11 +301,11 @@ def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
   make = lambda key: transformer.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
   D = transformer.VARIANTS[variant].dims.embed
-  rest = {n: p for n, p in named.items() if "kernel" in n}
-  for name, kernel in rest.items():
+  kernels = {n: p for n, p in named.items() if "kernel" in n}
+  for name, kernel in kernels.items():
     fans = (D, 4 * D) if "/mlp/" in name else (D, D)
     assert kernel.stddev == pytest.approx((2 / sum(fans)) ** 0.5), name
-  assert len(rest) == 6 + 10
+  assert len(kernels) == 6 + 10
   assert named["embed/table"].stddev == D**-0.5
 
 

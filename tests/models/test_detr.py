@@ -62,11 +62,11 @@ def loss_and_gradients(detector, data, rules=None):
   return float(value), {name: np.asarray(g) for name, g in gradients.items()}
 
 
-def same(found, expected):
-  assert found[0] == pytest.approx(expected[0], rel=1e-4)
+def same(actual, expected):
+  assert actual[0] == pytest.approx(expected[0], rel=1e-4)
   for name, gradient in expected[1].items():
     np.testing.assert_allclose(
-      found[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name
+      actual[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name
     )
 
 
@@ -166,8 +166,8 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
   x = {"cells": 1, "memory": 2, "queries": 3}
   visible = [
     [
-      {n for n, v in PositionEmbeddings(**row).at(at, x).items() if v}
-      for at in ("input", "attention")
+      {n for n, v in PositionEmbeddings(**row).at(added_at, x).items() if v}
+      for added_at in ("input", "attention")
     ]
     for row in TABLE_3
   ]
@@ -192,16 +192,16 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
     ].reshape(2, 4, 4, 64)
     return np.asarray(jax.jit(lambda data: model(data)["boxes"])(data))
 
-  apart = np.abs(boxes(detector, np.arange(16)) - boxes(detector, order)).max()
-  assert (apart > 1e-5) == (row != TABLE_3[0]), apart
+  distance = np.abs(boxes(detector, np.arange(16)) - boxes(detector, order)).max()
+  assert (distance > 1e-5) == (row != TABLE_3[0]), distance
 
 
 @pytest.mark.parametrize(
-  "places, told",
+  "places, message",
   [(PositionEmbeddings(), False), (PositionEmbeddings(cells="both", queries="both"), True)],
   ids=str,
 )
-def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
+def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, message):
   """Attention that looks nowhere in particular: what is found does not change as a thing moves, or
   it does."""
   detector = model(places=places)
@@ -214,7 +214,7 @@ def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, t
   image[0, 32:40, 32:40] = image[1, 48:56, 40:48] = part
   data = {"image": image, "image_size": np.full((2, 2), 96, np.int32)}
   boxes = jax.jit(lambda arrays: params.with_arrays(detector, arrays)(data)["boxes"])(blind)
-  assert (np.abs(boxes[0] - boxes[1]).max() > 1e-3) == told
+  assert (np.abs(boxes[0] - boxes[1]).max() > 1e-3) == message
 
 
 def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
@@ -222,10 +222,12 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
   detector = model(dropout=0.3)
   boxes = jax.jit(lambda model, data, key: model(data, key)["boxes"])
   np.testing.assert_array_equal(boxes(detector, data, None), boxes(model(), data, None))
-  one, other, again = (boxes(detector, data, jax.random.key(n)) for n in (0, 1, 0))
-  np.testing.assert_array_equal(one, again)
-  assert np.abs(one - other).max() > 1e-4
-  for changes, words in (
+  first_key, second_key, first_key_again = (
+    boxes(detector, data, jax.random.key(n)) for n in (0, 1, 0)
+  )
+  np.testing.assert_array_equal(first_key, first_key_again)
+  assert np.abs(first_key - second_key).max() > 1e-4
+  for changes, message in (
     ({"channels": 1}, "config.model.channels: the model is for images of 1 channels, found 3"),
     ({"backbone": "resnt"}, "config.model.backbone: found 'resnt'.*did you mean 'resnet'"),
     (
@@ -233,7 +235,7 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
       "config.model.design.position: found 'alibi', expected 'none'",
     ),
   ):
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
       jax.eval_shape(lambda: model(**changes)(data))
 
 

@@ -155,12 +155,12 @@ def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
   abstract = jax.eval_shape(
     lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0)
   )
-  both = params.with_arrays(abstract, params.arrays(dual_encoder))
-  expected = np.asarray(run(both, features)["text_embeddings"])
+  bidirectional = params.with_arrays(abstract, params.arrays(dual_encoder))
+  expected = np.asarray(run(bidirectional, features)["text_embeddings"])
   assert np.abs(expected - np.asarray(run(dual_encoder, features)["text_embeddings"])).max() > 1e-2
   for row, tokens in enumerate(features["text_input_tokens"][:3]):
     end = list(tokens).index(1) + 1
-    alone = both.embed_texts({"text_input_tokens": tokens[None, :end]})[0][0]
+    alone = bidirectional.embed_texts({"text_input_tokens": tokens[None, :end]})[0][0]
     np.testing.assert_allclose(alone, expected[row], atol=1e-5)
 
 

@@ -73,14 +73,14 @@ def test_heads(head, shapes, drops):
       materialise_logits(model.head(x_BTD, model.embed, valid, key)) for key in keys
     ]
 
-  whole, (one, same, dropped, other) = run(model, batch())
-  assert {name: x.shape for name, x in whole.items()} == shapes
-  assert all(x.dtype == jnp.float32 for x in whole.values())
+  outputs, (pooled_first, same, dropped, pooled_other) = run(model, batch())
+  assert {name: x.shape for name, x in outputs.items()} == shapes
+  assert all(x.dtype == jnp.float32 for x in outputs.values())
   for name in shapes:
-    assert (one[name] == same[name]).all()
-    assert (one[name] != dropped[name]).any() == drops
-    assert (other[name] != dropped[name]).any() == drops
-    np.testing.assert_allclose(one[name], whole[name], atol=1e-6)
+    assert (pooled_first[name] == same[name]).all()
+    assert (pooled_first[name] != dropped[name]).any() == drops
+    assert (pooled_other[name] != dropped[name]).any() == drops
+    np.testing.assert_allclose(pooled_first[name], outputs[name], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_head_that_is_not_there_is_refused(head, message):
 def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
   """Of a post-norm encoder: state 1 is the output of the encoder of one layer."""
   variant = shrunk(next(iter(family.VARIANTS.values())))
-  one = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
+  one_layer = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
 
   def states(variant, *numbers):
     model = tiny.abstract(
@@ -114,16 +114,19 @@ def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
     return jax.jit(lambda model: model.encode(batch())[0])(params.with_arrays(model, drawn))
 
   def noise(name, shape):  # the first layer is the same in both
-    whole = (2, *shape[1:]) if "/blocks/" in name else shape
+    full_shape = (2, *shape[1:]) if "/blocks/" in name else shape
     drawn = (
-      np.random.default_rng(zlib.crc32(name.encode())).standard_normal(whole).astype(np.float32) / 4
+      np.random.default_rng(zlib.crc32(name.encode()))
+      .standard_normal(full_shape)
+      .astype(np.float32)
+      / 4
     )
     return jnp.asarray(drawn[: shape[0]])
 
   layer_states = states(variant, 0, 1, -1)
   assert layer_states.shape == (B, T, 48)
   assert len({float(layer_states[..., i].sum()) for i in (0, 16, 32)}) == 3
-  np.testing.assert_allclose(layer_states[..., 16:32], states(one, -1), atol=1e-5)
+  np.testing.assert_allclose(layer_states[..., 16:32], states(one_layer, -1), atol=1e-5)
   np.testing.assert_allclose(layer_states[..., 32:], states(variant, -1), atol=1e-5)
   with pytest.raises(
     UserError, match="config.model.head.states: found .0, 3., expected numbers from -3 to 2"
@@ -138,10 +141,10 @@ def test_a_reader_sees_no_later_token_but_through_a_bilstm():
   for head, sees in (("none", False), ({"name": "bilstm", "hidden": 4}, True)):
     model = tiny.model(variant, family=types.SimpleNamespace(Model=gpt.Reader), head=head)
     run = jax.jit(lambda model, x: model({"encoder_input_tokens": x})["logits"][0])
-    one = run(model, tokens)
-    other = run(model, changed)
-    assert (one[4:] != other[4:]).any(axis=-1).all()
-    assert bool((one[:4] != other[:4]).any()) == sees
+    original = run(model, tokens)
+    after_change = run(model, changed)
+    assert (original[4:] != after_change[4:]).any(axis=-1).all()
+    assert bool((original[:4] != after_change[:4]).any()) == sees
 
 
 def test_roberta_keeps_two_rows_of_positions():
@@ -179,8 +182,10 @@ def test_electra_networks_share_what_comes_before_the_stacks(variant):
     "inputs/types/table",
     "inputs/norm/scale",
   } <= shared
-  both = params.count(generator) + params.count(discriminator)
-  assert params.count(model) == both - sum(params.named_params(generator)[n].size for n in shared)
+  separate_count = params.count(generator) + params.count(discriminator)
+  assert params.count(model) == separate_count - sum(
+    params.named_params(generator)[n].size for n in shared
+  )
 
 
 def test_the_generator_of_the_paper():
@@ -206,9 +211,9 @@ def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators(
     return sums["loss"], sums["discriminator_loss"]
 
   def networks(arrays):
-    both = params.with_arrays(model, arrays)
-    generator, discriminator = both.networks()
-    return both(data), generator(data)["logits"], discriminator(data)["logits"]
+    loss_model = params.with_arrays(model, arrays)
+    generator, discriminator = loss_model.networks()
+    return loss_model(data), generator(data)["logits"], discriminator(data)["logits"]
 
   arrays = params.arrays(model)
   generating, judging = jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(arrays))

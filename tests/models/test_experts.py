@@ -132,10 +132,10 @@ def test_scan_and_remat_change_nothing():
 
     results.append(jax.jit(jax.value_and_grad(loss, has_aux=True))(params.arrays(model)))
   (first, sums), gradients = results[0]
-  for (value, others), other_gradients in results[1:]:
+  for (value, other_sums), other_gradients in results[1:]:
     np.testing.assert_allclose(value, first, rtol=1e-5)
     np.testing.assert_allclose(
-      [others[n] for n in sums], [sums[n] for n in sums], rtol=1e-5, atol=1e-6
+      [other_sums[n] for n in sums], [sums[n] for n in sums], rtol=1e-5, atol=1e-6
     )
     assert tiny.relative_error(other_gradients, gradients) < 1e-4
 
@@ -172,11 +172,11 @@ def test_a_switch_on_a_mesh_is_one_on_one_device():
   (expected, sums), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
   shardings = rules.param_shardings(params.named_params(model))
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=(None, shardings))
-  (value, others), sharded = step(
+  (value, sharded_sums), sharded = step(
     jax.device_put(arrays, shardings), jax.device_put(batch, rules.batch())
   )
   np.testing.assert_allclose(value, expected, rtol=1e-5)
-  np.testing.assert_allclose([others[n] for n in sums], list(sums.values()), rtol=1e-5)
+  np.testing.assert_allclose([sharded_sums[n] for n in sums], list(sums.values()), rtol=1e-5)
   assert tiny.relative_error(sharded, gradients) < 1e-5
   assert float(sums["moe_dropped"]) > 0
 
@@ -224,9 +224,9 @@ def test_accumulated_steps_show_and_lower_the_losses():
     state, metrics = step(state, batch)
     history.append({name: float(value) for name, value in metrics.items()})
   for name in ("loss", "z_loss", "moe_balance_loss", "moe_z_loss", "moe_dropped"):
-    whole = sum(h[denominator(name, h)] for h in halves)
+    weight = sum(h[denominator(name, h)] for h in halves)
     np.testing.assert_allclose(
-      history[0][name], sum(h[name] for h in halves) / whole, rtol=1e-5, err_msg=name
+      history[0][name], sum(h[name] for h in halves) / weight, rtol=1e-5, err_msg=name
     )
   assert history[-1]["loss"] < history[0]["loss"] - 0.5
   for name, before in arrays.items():

@@ -29,16 +29,16 @@ def check_sight(case):
   reach = families.forward(case)["reach"]
   length = families.LENGTHS[case.sides[-1]][0]
   near = np.eye(length, dtype=bool) | np.eye(length, k=-1, dtype=bool)
-  seen = (
+  visible = (
     np.tri(length, dtype=bool) if case.sides[-1] == "decoder" else np.ones((length, length), bool)
   )
-  assert (reach[~seen] == 0).all(), "an output depends on a token it may not see"
+  assert (reach[~visible] == 0).all(), "an output depends on a token it may not see"
   bounded = any(case.variant.design.windows) or case.core in (
     "local",
     "bigbird",
     "memory_compressed",
   )
-  assert (reach[near if bounded else seen] > 0).all(), (
+  assert (reach[near if bounded else visible] > 0).all(), (
     "an output does not depend on a token it may see"
   )
 

@@ -95,14 +95,14 @@ EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 @pytest.mark.parametrize("turn", more.beyond(1, range(2)))
 def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trained(chosen, turn):
   plain = families.plain(chosen)
-  place = CASES.index(chosen)
+  case_number = CASES.index(chosen)
   for name, gradient in plain[1].items():
     assert np.isfinite(gradient).all(), name
     assert np.abs(gradient).max() > 0, name
-  if (place + turn) % 2:
+  if (case_number + turn) % 2:
     same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
   else:
-    same(families.value_and_gradients(chosen, **FORMS[place // 2 % 2]), plain)
+    same(families.value_and_gradients(chosen, **FORMS[case_number // 2 % 2]), plain)
 
 
 SPLIT = [
@@ -133,18 +133,18 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
     patchify(jnp.asarray(shuffled), chosen.variant),
     patchify(jnp.asarray(image), chosen.variant)[:, order],
   )
-  one, other = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
+  logits, shuffled_logits = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
   if name == "none":
-    close(other, one)
+    close(shuffled_logits, logits)
   else:
-    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
+    assert np.abs(logits - shuffled_logits).max() > 1e-3 * np.abs(logits).max()
   # Positions are explicit: patches given in another order, with their numbers, are the same
   # patches.
-  kept = np.tile(order, (2, 1))
+  visible_BK = np.tile(order, (2, 1))
   states = model.encode(image)[0]
-  some = model.encode(image, visible_BK=jnp.asarray(kept))[0]
-  close(np.asarray(some[:, 1:]), np.asarray(states[:, 1:][:, order]))
-  close(np.asarray(some[:, 0]), np.asarray(states[:, 0]))
+  encoded = model.encode(image, visible_BK=jnp.asarray(visible_BK))[0]
+  close(np.asarray(encoded[:, 1:]), np.asarray(states[:, 1:][:, order]))
+  close(np.asarray(encoded[:, 0]), np.asarray(states[:, 0]))
 
 
 HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
@@ -206,9 +206,9 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   model = families.model(chosen)
   batch = families.whole(chosen, 2)
   gradient = jax.grad(lambda x: jnp.sum(model(batch | {"image": x})["logits"] ** 2))(batch["image"])
-  seen = np.abs(np.asarray(patchify(gradient, chosen.variant))).max(-1) > 0
+  influences = np.abs(np.asarray(patchify(gradient, chosen.variant))).max(-1) > 0
   assert np.array_equal(
-    seen, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]])
+    influences, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]])
   )
   plain = np.asarray(model(batch)["logits"])
   assert plain.shape == (2, 6, 12)
@@ -251,8 +251,8 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
 
 @pytest.mark.parametrize("name", more.beyond(1, ["learned_1d", "learned_2d"]))
 def test_positions_of_every_layer_repeat_the_shared_ones(name):
-  def logits(at, arrays):
-    chosen = case(position={"name": name, "at": at})
+  def logits(added_at, arrays):
+    chosen = case(position={"name": name, "at": added_at})
     return np.asarray(
       params.with_arrays(families.abstract(chosen), arrays)(families.whole(chosen, 2))["logits"]
     )
@@ -301,8 +301,8 @@ def test_a_dropped_path_leaves_examples_out_whole():
 
 def test_a_table_is_interpolated_for_another_grid():
   def scheme(rows, columns):
-    given = 4, params.normal(1.0), Grid(rows, columns, 1)
-    return jax.eval_shape(lambda key: learned_1d.make(nnx.Rngs(key), *given), jax.random.key(0))
+    arguments = 4, params.normal(1.0), Grid(rows, columns, 1)
+    return jax.eval_shape(lambda key: learned_1d.make(nnx.Rngs(key), *arguments), jax.random.key(0))
 
   table = np.random.default_rng(0).standard_normal((1 + 12, 4)).astype(np.float32)
   np.testing.assert_allclose(scheme(3, 4).resize(table, scheme(3, 4)), table, atol=1e-6)
@@ -341,13 +341,13 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[
       :, None
     ] / (side or rows)
-    made = np.asarray(
+    resized = np.asarray(
       warm_start._resize_positions(n, jnp.asarray(table), large[n], models[::-1], "runs/other")
     )
-    assert made.shape == large[n].shape
+    assert resized.shape == large[n].shape
     wide = {"learned_1d": 12, "relative_2d": 23}.get(name)
-    between = made[..., first : first + made.shape[-2] - extra, :].reshape(
-      *made.shape[:-2], -1, wide or 1, made.shape[-1]
+    between = resized[..., first : first + resized.shape[-2] - extra, :].reshape(
+      *resized.shape[:-2], -1, wide or 1, resized.shape[-1]
     )
     steps = np.diff(between, axis=-3)
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
@@ -357,7 +357,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
       n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other"
     )
     np.testing.assert_allclose(same, table, atol=1e-6)
-  other = families.abstract(
+  target = families.abstract(
     case(position=position, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2))
   )
   if name == "learned_1d":
@@ -365,8 +365,8 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
       warm_start._resize_positions(
         changed[0],
         jnp.asarray(table),
-        params.named_params(other)[changed[0]],
-        (other, models[0]),
+        params.named_params(target)[changed[0]],
+        (target, models[0]),
         "x",
       )
 
@@ -374,12 +374,12 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
 def test_relative_positions_depend_on_offsets_alone():
   grid = Grid(3, 4, 2)
   rows = relative_2d.pair_rows(grid)
-  seen = {}
+  bias_by_offset = {}
   for q in range(12):
     for k in range(12):
       offset = (q // 4 - k // 4, q % 4 - k % 4)
-      assert seen.setdefault(offset, rows[2 + q, 2 + k]) == rows[2 + q, 2 + k]
-  assert len(set(seen.values())) == len(seen) == 5 * 7
+      assert bias_by_offset.setdefault(offset, rows[2 + q, 2 + k]) == rows[2 + q, 2 + k]
+  assert len(set(bias_by_offset.values())) == len(bias_by_offset) == 5 * 7
   assert {rows[0, 2], rows[2, 0], rows[0, 1]} == {35, 36, 37}
 
 
@@ -396,7 +396,7 @@ def test_sinusoidal_positions_tell_rows_and_columns():
 
 
 @pytest.mark.parametrize(
-  "changes, shape, words",
+  "changes, shape, message",
   [
     (
       {"resolution": 7},
@@ -440,8 +440,8 @@ def test_sinusoidal_positions_tell_rows_and_columns():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused(changes, shape, words):
-  with pytest.raises(UserError, match=words):
+def test_what_does_not_fit_is_refused(changes, shape, message):
+  with pytest.raises(UserError, match=message):
     model = families.abstract(case(**changes))
     jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
 

@@ -97,12 +97,12 @@ def batches(name: str, seed: int, rows: int = 8, length: int = 64):
       "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
       "decoder_target_tokens": targets,
     }
-    rest = np.concatenate(
+    padding = np.concatenate(
       [x[:, : gap.start], np.full((rows, 1), 257, np.int32), x[:, gap.stop :]], axis=1
     )
     yield batch | {
       "decoder_loss_weights": np.ones(targets.shape, np.float32),
-      "encoder_input_tokens": rest,
+      "encoder_input_tokens": padding,
     }
 
 

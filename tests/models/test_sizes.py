@@ -183,8 +183,8 @@ SIZES = [
 
 def first_of_each(rows):
   """`make test-more` counts the other sizes of a family."""
-  seen = set()
-  return [more.later(row) if row[0] in seen else (seen.add(row[0]) or row) for row in rows]
+  families = set()
+  return [more.later(row) if row[0] in families else (families.add(row[0]) or row) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +399,12 @@ IDS = [
   "row", [more.later((row,)) if i % 3 else row for i, row in enumerate(ENCODERS)], ids=IDS
 )
 def test_published_count_of_an_encoder(row):
-  family, variant, expected, _, *rest = row
-  arguments = dict(*rest)
+  family, variant, expected, _, *options = row
+  arguments = dict(*options)
   network = getattr(slots.module(family, t5x_like.models), arguments.pop("network", "Model"))
-  made = jax.eval_shape(
+  model = jax.eval_shape(
     lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
   )
-  assert params.count(made) == expected, f"{params.count(made):,} parameters, expected {expected:,}"
+  assert params.count(model) == expected, (
+    f"{params.count(model):,} parameters, expected {expected:,}"
+  )

@@ -92,19 +92,20 @@ def test_merging_puts_squares_side_by_side():
   )
   layer = params.with_arrays(layer, {"linear/kernel": jnp.eye(8)})
   x = np.arange(18.0, dtype=np.float32).reshape(1, 9, 2)
-  found = np.asarray(layer(jnp.asarray(x), None, None, None)[0]).reshape(2, 2, 4, 2)
+  merged = np.asarray(layer(jnp.asarray(x), None, None, None)[0]).reshape(2, 2, 4, 2)
   padded = np.pad(x.reshape(3, 3, 2), ((0, 1), (0, 1), (0, 0)))
   for row, column in np.ndindex(2, 2):
     for column_in, row_in in np.ndindex(2, 2):
       np.testing.assert_array_equal(
-        found[row, column, 2 * column_in + row_in], padded[2 * row + row_in, 2 * column + column_in]
+        merged[row, column, 2 * column_in + row_in],
+        padded[2 * row + row_in, 2 * column + column_in],
       )
 
 
 def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   chosen = case("swin", depths=(1, 1))
-  places = [drop_path_shares("linear", (2, 4), n) for n in range(2)]
-  np.testing.assert_allclose(sum(places, ()), np.linspace(0, 1, 6))
+  shares = [drop_path_shares("linear", (2, 4), n) for n in range(2)]
+  np.testing.assert_allclose(sum(shares, ()), np.linspace(0, 1, 6))
   model = families.model(chosen, drop_path=0.9)
   batch = families.whole(chosen, 8)
 
@@ -116,8 +117,8 @@ def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   (first, last), *runs = (
     jax.tree.map(np.asarray, stages(key)) for key in (None, jax.random.key(0), jax.random.key(1))
   )
-  for other, after in runs:
-    np.testing.assert_array_equal(other, first)  # its rate is 0
+  for other_order, after in runs:
+    np.testing.assert_array_equal(other_order, first)  # its rate is 0
     assert np.abs(after - last).max() > 0.1
   entry = np.asarray(model.stage_2.entry(jnp.asarray(first), None, None, None)[0])
   dropped = [np.abs(after - entry).max((1, 2)) < 1e-6 for _, after in runs]
@@ -132,9 +133,9 @@ def test_mvit_is_plain_numpys(changes):
   chosen = case("mvit", depths=(1, 2), **changes)
   batch = families.whole(chosen, 2)
   arrays = {n: np.asarray(a) for n, a in families.arrays(chosen).items()}
-  found = np.asarray(jax.jit(lambda m, b: m(b)["logits"])(families.model(chosen), batch))
+  logits = np.asarray(jax.jit(lambda m, b: m(b)["logits"])(families.model(chosen), batch))
   close(
-    found, np.stack([mvit(arrays, chosen.variant, image) for image in batch["image"]]), rtol=1e-4
+    logits, np.stack([mvit(arrays, chosen.variant, image) for image in batch["image"]]), rtol=1e-4
   )
 
 
@@ -189,12 +190,12 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
     y = linear(x, get, f"self_attention/layer/{name}/")
     kernel = get(f"self_attention/layer/pool_{name}/kernel")
     side = -(-len(y) // stride)
-    found = np.zeros((side, side, heads, kernel.shape[-1]))
+    outputs = np.zeros((side, side, heads, kernel.shape[-1]))
     padded = np.pad(y.reshape(*y.shape[:2], heads, -1), ((1, 1), (1, 1), (0, 0), (0, 0)))
     for i, j in np.ndindex(side, side):
       for a, b in np.ndindex(3, 3):
-        found[i, j] += padded[i * stride + a, j * stride + b] * kernel[a, b]
-    return norm(found, get, f"self_attention/layer/pool_{name}/norm/")
+        outputs[i, j] += padded[i * stride + a, j * stride + b] * kernel[a, b]
+    return norm(outputs, get, f"self_attention/layer/pool_{name}/norm/")
 
   q = pooled("query", q_stride)
   k = pooled("key", kv_stride)
@@ -218,17 +219,19 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
 
 def test_another_window_starts_from_the_interpolated_table():
   name = "stage_1/stack/blocks/self_attention_1/layer/position/table"
-  here, there = (families.abstract(case("swin", window=window)) for window in (3, 2))
-  old, fresh = (params.named_params(model)[name] for model in (there, here))
+  source, target = (families.abstract(case("swin", window=window)) for window in (3, 2))
+  old, fresh = (params.named_params(model)[name] for model in (target, source))
   table = jnp.asarray(np.random.default_rng(0).standard_normal(old.shape), jnp.float32)
-  resized = np.asarray(warm_start._resize_positions(name, table, fresh, (here, there), "elsewhere"))
+  resized = np.asarray(
+    warm_start._resize_positions(name, table, fresh, (source, target), "elsewhere")
+  )
   assert resized.shape == fresh.shape == (1, 25, 2)
   assert old.shape == (1, 9, 2)
   # no offset stays in the middle
   np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)
-  module = here.stage_1.stack.blocks.self_attention_1.layer.position
+  module = source.stage_1.stack.blocks.self_attention_1.layer.position
   np.testing.assert_allclose(
-    module.resize(jnp.ones((1, 9, 2)), there.stage_1.stack.blocks.self_attention_1.layer.position),
+    module.resize(jnp.ones((1, 9, 2)), target.stage_1.stack.blocks.self_attention_1.layer.position),
     1,
     rtol=1e-6,
   )
@@ -250,7 +253,7 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
 
 
 @pytest.mark.parametrize(
-  "family, changes, words",
+  "family, changes, message",
   [
     (
       "swin",
@@ -263,13 +266,13 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
     ("swin", {"head": {"name": "reconstruction"}}, "config.model.head: found .*reconstruction"),
   ],
 )
-def test_what_does_not_fit_is_refused(family, changes, words):
-  with pytest.raises(UserError, match=words):
+def test_what_does_not_fit_is_refused(family, changes, message):
+  with pytest.raises(UserError, match=message):
     families.abstract(case(family, **changes))
 
 
 @pytest.mark.parametrize(
-  "changes, words",
+  "changes, message",
   [
     (
       {"patch_position": "learned_2d"},
@@ -281,8 +284,8 @@ def test_what_does_not_fit_is_refused(family, changes, words):
     ),
   ],
 )
-def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words):
-  with pytest.raises(UserError, match=words):
+def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, message):
+  with pytest.raises(UserError, match=message):
     swin_files.write_shared_fields(
       families.abstract(case("swin", **changes)), "swin", "qkv", "Swin"
     )
@@ -290,11 +293,11 @@ def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words
 
 @pytest.mark.parametrize("family", ["swin", "mvit"])
 @pytest.mark.parametrize(
-  "shape, words",
+  "shape, message",
   [((1, 11, 11, 1), "config.model.channels"), ((1, 8, 8, 3), "config.model.resolution")],
 )
-def test_images_of_another_kind_are_refused(family, shape, words):
-  with pytest.raises(UserError, match=words):
+def test_images_of_another_kind_are_refused(family, shape, message):
+  with pytest.raises(UserError, match=message):
     jax.eval_shape(
       lambda m, x: m({"image": x}),
       families.abstract(case(family)),

@@ -93,9 +93,9 @@ def test_causality_by_gradient():
 
     return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
 
-  got = np.asarray(reach(m.embed(batch["decoder_input_tokens"], jnp.float32)[0]))
-  assert (np.tril(got) == got).all()
-  assert (got[np.tri(T, dtype=bool)] > 0).all()
+  actual = np.asarray(reach(m.embed(batch["decoder_input_tokens"], jnp.float32)[0]))
+  assert (np.tril(actual) == actual).all()
+  assert (actual[np.tri(T, dtype=bool)] > 0).all()
 
 
 def test_encoder_padding_is_invisible():
@@ -108,14 +108,14 @@ def test_encoder_padding_is_invisible():
 
 def test_rows_do_not_see_each_other():
   batch = random_batch(3)
-  other = {n: np.concatenate([x[:1], x[:0:-1]]) for n, x in batch.items()}
-  np.testing.assert_array_equal(logits(model(), batch)[0], logits(model(), other)[0])
+  changed_batch = {n: np.concatenate([x[:1], x[:0:-1]]) for n, x in batch.items()}
+  np.testing.assert_array_equal(logits(model(), batch)[0], logits(model(), changed_batch)[0])
 
 
 @pytest.mark.parametrize("version", SIZES)
 def test_packed_sequences_are_those_unpacked(version):
   pairs = [(tokens(5, 1), tokens(9, 2)), (tokens(3, 3), tokens(4, 4)), (tokens(2, 5), tokens(6, 6))]
-  apart = np.asarray(logits(model(version), features(*pairs)))
+  unpacked = np.asarray(logits(model(version), features(*pairs)))
   packed = {}
   for side, index, length in (("encoder", 0, S), ("decoder", 1, T)):
     parts = [pair[index] for pair in pairs]
@@ -123,13 +123,13 @@ def test_packed_sequences_are_those_unpacked(version):
     packed[f"{side}_input_tokens"] = np.concatenate([*parts, np.zeros(fill, np.int32)])[None]
     ids = [np.full(len(p), i + 1, np.int32) for i, p in enumerate(parts)]
     packed[f"{side}_segment_ids"] = np.concatenate([*ids, np.zeros(fill, np.int32)])[None]
-    at = [np.arange(len(p), dtype=np.int32) for p in parts]
-    packed[f"{side}_positions"] = np.concatenate([*at, np.zeros(fill, np.int32)])[None]
+    positions = [np.arange(len(p), dtype=np.int32) for p in parts]
+    packed[f"{side}_positions"] = np.concatenate([*positions, np.zeros(fill, np.int32)])[None]
   together = np.asarray(logits(model(version), packed))[0]
   start = 0
   for i, (_, decoder) in enumerate(pairs):
     np.testing.assert_allclose(
-      together[start : start + len(decoder)], apart[i, : len(decoder)], rtol=1e-5, atol=1e-5
+      together[start : start + len(decoder)], unpacked[i, : len(decoder)], rtol=1e-5, atol=1e-5
     )
     start += len(decoder)
   assert np.isfinite(together).all()
@@ -193,10 +193,10 @@ def test_remat_keeps_less():
     gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
     return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
 
-  full, some, minimal = (
+  full, partial, minimal = (
     products(remat=r) for r in ("full", {"name": "save", "names": ["mlp_hidden"]}, "minimal")
   )
-  assert full > some > minimal > products(remat="none")  # logits are products too
+  assert full > partial > minimal > products(remat="none")  # logits are products too
   assert full > products(remat="dots") >= products(remat="none")
 
 
@@ -209,7 +209,7 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
 
 
 @pytest.mark.parametrize(
-  "remat, words",
+  "remat, message",
   [
     ("ful", "config.model.remat: found 'ful', expected one of .*full.*did you mean 'full'"),
     ({"name": "save", "names": ["querry"]}, "config.model.remat.names: found .*'querry'"),
@@ -219,8 +219,8 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
     ),
   ],
 )
-def test_bad_remat(remat, words):
-  with pytest.raises(UserError, match=words):
+def test_bad_remat(remat, message):
+  with pytest.raises(UserError, match=message):
     tiny.abstract(SIZES["1.1"], remat=remat)
 
 
@@ -229,17 +229,21 @@ def test_gradients_equal_finite_differences():
   batch = tiny.batch(2, 9, 7)
   arrays = params.arrays(m)
   generator = np.random.default_rng(0)
-  way = {n: generator.standard_normal(a.shape).astype(np.float32) for n, a in arrays.items()}
+  direction = {n: generator.standard_normal(a.shape).astype(np.float32) for n, a in arrays.items()}
 
   @jax.jit
   def total(arrays):
     return Objective(z_loss=1e-3)(params.with_arrays(m, arrays), batch)[0]
 
   h = 1e-3
-  ahead, behind = (float(total({n: a + s * way[n] for n, a in arrays.items()})) for s in (h, -h))
+  ahead, behind = (
+    float(total({n: a + s * direction[n] for n, a in arrays.items()})) for s in (h, -h)
+  )
   slope = (ahead - behind) / (2 * h)
   _, gradients = loss_and_gradients("1.1", 0.0)
-  np.testing.assert_allclose(sum((gradients[n] * way[n]).sum() for n in way), slope, rtol=2e-3)
+  np.testing.assert_allclose(
+    sum((gradients[n] * direction[n]).sum() for n in direction), slope, rtol=2e-3
+  )
 
 
 @pytest.mark.parametrize("version", SIZES)
@@ -251,11 +255,11 @@ def test_decoding_through_the_cache_equals_the_forward_pass(version, chunks):
   decode = jax.jit(m.decode)
   state = start(batch, T)
   parts = []
-  at = 0
+  position = 0
   for length in chunks:
-    part, state = decode(batch["decoder_input_tokens"][:, at : at + length], state)
+    part, state = decode(batch["decoder_input_tokens"][:, position : position + length], state)
     parts.append(part)
-    at += length
+    position += length
   np.testing.assert_allclose(np.concatenate(parts, axis=1), logits(m, batch), rtol=1e-5, atol=1e-5)
 
 
@@ -272,7 +276,7 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
     [random_batch(5, seed=3)["encoder_input_tokens"], np.zeros((1, S), np.int32)]
   )
   batch = {"encoder_input_tokens": encoder}
-  got = np.asarray(jax.jit(functools.partial(greedy, max_length=length))(m, batch))
+  actual = np.asarray(jax.jit(functools.partial(greedy, max_length=length))(m, batch))
   fed, expected = np.zeros((2, 6, length), np.int32)
   ended = np.array([False] * 5 + [True])
   for t in range(length):
@@ -281,11 +285,11 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
     ended |= best == eos
     if t + 1 < length:
       fed[:, t + 1] = expected[:, t]
-  np.testing.assert_array_equal(got, expected)
-  ends = (got == eos).any(1)
+  np.testing.assert_array_equal(actual, expected)
+  ends = (actual == eos).any(1)
   assert ends.any()
   assert not ends[:5].all()
-  assert (got[5] == 0).all()
+  assert (actual[5] == 0).all()
 
 
 # Precision
@@ -336,10 +340,12 @@ def test_dropout():
   np.testing.assert_array_equal(plain, run(m, batch, None))
   # no key: no dropout
   np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)
-  one, again, two = (np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1))
-  np.testing.assert_array_equal(one, again)
-  assert np.abs(one - two).max() > 1e-2
-  assert np.abs(one - plain).max() > 1e-2
+  first_key, first_key_again, second_key = (
+    np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(first_key, first_key_again)
+  assert np.abs(first_key - second_key).max() > 1e-2
+  assert np.abs(first_key - plain).max() > 1e-2
 
 
 def test_every_dropout_has_a_key_of_its_own():

@@ -74,8 +74,8 @@ def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
 
 
 def test_every_variant_is_counted_or_ours():
-  ours = {"t5-tiny", "t5-mini", "t5-v1_1-micro", "t5-v1_1-tiny", "t5-v1_1-mini"}
-  assert set(t5.VARIANTS) - {"nano", "odd"} == ours | set(MILLIONS) | set(BILLIONS) | {
+  our_variants = {"t5-tiny", "t5-mini", "t5-v1_1-micro", "t5-v1_1-tiny", "t5-v1_1-mini"}
+  assert set(t5.VARIANTS) - {"nano", "odd"} == our_variants | set(MILLIONS) | set(BILLIONS) | {
     f"umt5-{size}" for size in UMT5
   }
 

@@ -63,7 +63,7 @@ def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():
     ).__name__
     for n in (0, 1)
   ] == ["Local", "Linformer"]
-  for core, layers, words in (
+  for core, layers, message in (
     ((LOCAL, "memory"), 2, "config.model.design.core: found 'memory', expected one of auto"),
     (
       {"decoder": (LOCAL, {"name": "local", "windw": 3})},
@@ -72,7 +72,7 @@ def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():
     ),
     ((LOCAL, COMPRESSED), 5, "repeats every 2 layers, found 5 layers"),
   ):
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
       jax.eval_shape(
         lambda: families.abstract(case(str(core), core, dataclasses.replace(DIMS, layers=layers)))
       )

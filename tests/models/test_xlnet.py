@@ -27,29 +27,29 @@ def model():
 def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
   """By gradient; not on itself, though its content stands in the row, and not on what is predicted
   later."""
-  one = {name: x[:1] for name, x in BATCH.items()}
+  first_row = {name: x[:1] for name, x in BATCH.items()}
 
   @jax.jit
   def reach(model):
     def states(nudge_SD):
       nudged = jax.tree.map(lambda x: x, model)
       nudged.embed = Nudged(model.embed, nudge_SD)
-      x_BTD, _, _ = nudged.encode(one)
+      x_BTD, _, _ = nudged.encode(first_row)
       return x_BTD[0] @ jnp.arange(16.0)  # a norm has made their sum constant
 
     return jnp.abs(jax.jacrev(states)(jnp.zeros((7, 16)))).max(-1)  # [T, S]
 
   content, query = np.split(np.asarray(reach(model)) > 0, 2)
   order = ORDER[0]
-  seen = order[None] < order[:, None]
-  assert (query == seen)[order > 0].all()
+  visible = order[None] < order[:, None]
+  assert (query == visible)[order > 0].all()
   assert (content == (order[None] <= order[:, None])).all()
 
 
 def test_places_packing_and_padding_change_nothing(model):
   """All logits, those at masked places alone, and those of two sequences in one row with garbage
   behind them."""
-  places = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
+  positions = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
   packed = {name: np.concatenate([x[0], x[1], x[0, :2]])[None] for name, x in BATCH.items()}
   packed["encoder_segment_ids"] = np.repeat([1, 2, 0], (7, 7, 2)).astype(np.int32)[None]
   packed["encoder_positions"] = np.concatenate([np.arange(n) for n in (7, 7, 2)]).astype(np.int32)[
@@ -57,32 +57,32 @@ def test_places_packing_and_padding_change_nothing(model):
   ]
   run = jax.jit(lambda model, batch: model(batch)["permutation_logits"])
   everywhere = run(model, BATCH)
-  some = run(model, BATCH | {"encoder_masked_positions": places})
+  selected = run(model, BATCH | {"encoder_masked_positions": positions})
   together = np.asarray(run(model, packed)[0])
-  for row, predicted in ((0, places[0]), (1, places[1][:2])):
+  for row, predicted in ((0, positions[0]), (1, positions[1][:2])):
     expected = np.asarray(everywhere[row])[predicted]
-    np.testing.assert_allclose(np.asarray(some[row])[: len(predicted)], expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(selected[row])[: len(predicted)], expected, atol=1e-5)
     np.testing.assert_allclose(together[7 * row + predicted], expected, atol=1e-5)
-  filled = model.generate(BATCH | {"encoder_masked_positions": places})["logits"].dense()
+  filled = model.generate(BATCH | {"encoder_masked_positions": positions})["logits"].dense()
   # from fewer tokens
   assert filled.shape == (2, 4, 64)
-  assert not np.allclose(filled[0, 2], some[0, 2])
+  assert not np.allclose(filled[0, 2], selected[0, 2])
 
 
 def test_states_are_those_of_the_published_order(model):
   """<cls> begins a row here, and ends it in a segment of its own there."""
-  ours = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
-  theirs = {name: np.roll(x, -1, axis=1) for name, x in ours.items()}
-  theirs["token_types"][:, -1] = 2
+  our_batch = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
+  rotated_batch = {name: np.roll(x, -1, axis=1) for name, x in our_batch.items()}
+  rotated_batch["token_types"][:, -1] = 2
   padded = {
     name: np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad)
-    for name, x in ours.items()
+    for name, x in our_batch.items()
   }
   run = jax.jit(
     lambda model, batch: model.encode({f"encoder_{name}": x for name, x in batch.items()})[0]
   )
-  expected = np.roll(run(model, theirs), 1, axis=1)
-  for batch in (ours, padded):
+  expected = np.roll(run(model, rotated_batch), 1, axis=1)
+  for batch in (our_batch, padded):
     np.testing.assert_allclose(run(model, batch)[:, :7], expected, atol=1e-5)
 
 

@@ -37,10 +37,10 @@ def test_padding_changes_nothing_in_either_direction():
 def test_a_state_is_carried_on_and_reset_where_a_sequence_starts():
   lstm = Lstm(D, H, nnx.Rngs(params=jax.random.key(1)))
   x_BTD = drawn(B, T, D)
-  whole, last = lstm(x_BTD)
+  full_states, last = lstm(x_BTD)
   first, state = lstm(x_BTD[:, :2])
-  rest, end = lstm(x_BTD[:, 2:], state)
-  np.testing.assert_allclose(jnp.concatenate([first, rest], axis=1), whole, atol=1e-6)
+  continued, end = lstm(x_BTD[:, 2:], state)
+  np.testing.assert_allclose(jnp.concatenate([first, continued], axis=1), full_states, atol=1e-6)
   np.testing.assert_allclose(end[1], last[1], atol=1e-6)
   starts = jnp.broadcast_to(jnp.arange(T) == 2, (B, T))
   np.testing.assert_allclose(

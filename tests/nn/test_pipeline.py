@@ -139,7 +139,7 @@ def test_only_arrays_with_a_row_per_example_are_cut():
 
 
 @pytest.mark.parametrize(
-  "pipeline, words",
+  "pipeline, message",
   [
     (
       {"microbatches": 3},
@@ -153,9 +153,9 @@ def test_only_arrays_with_a_row_per_example_are_cut():
     ({"round": 2}, "config.model.pipeline.round: unknown key"),
   ],
 )
-def test_what_does_not_divide(pipeline, words):
+def test_what_does_not_divide(pipeline, message):
   family, design, batch, _ = CASES["decoder"]
-  with pytest.raises(UserError, match=words), rules_of(MESH).activate():
+  with pytest.raises(UserError, match=message), rules_of(MESH).activate():
     model = jax.eval_shape(
       tiny.maker(Variant(DIMS, design, 64), family=family, pipeline=pipeline), jax.random.key(0)
     )

@@ -50,8 +50,12 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in actual[1].items():
-    wanted = expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
-    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5 * largest, err_msg=name)
+    expected_gradient = (
+      expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
+    )
+    np.testing.assert_allclose(
+      gradient, expected_gradient, rtol=1e-4, atol=1e-5 * largest, err_msg=name
+    )
 
 
 def test_groups_are_not_split_over_stages():

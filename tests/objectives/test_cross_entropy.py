@@ -55,13 +55,17 @@ def dense_loss_and_gradients(logits, smoothing=0.1):
   return value, sums, gradients
 
 
-def assert_equal(found, expected, tolerance=1e-6):
-  value, sums, gradients = found
+def assert_equal(actual, expected, tolerance=1e-6):
+  value, sums, gradients = actual
   np.testing.assert_allclose(value, expected[0], rtol=tolerance)
   for name in expected[1]:
     np.testing.assert_allclose(sums[name], expected[1][name], rtol=tolerance, err_msg=name)
-  for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected[2]), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=2 * tolerance * np.abs(other).max())
+  for gradient, expected_gradient in zip(
+    jax.tree.leaves(gradients), jax.tree.leaves(expected[2]), strict=True
+  ):
+    np.testing.assert_allclose(
+      gradient, expected_gradient, rtol=1e-5, atol=2 * tolerance * np.abs(expected_gradient).max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,8 +82,8 @@ def test_chunks_change_nothing(case, smoothing, small_chunks):
   logits = logits_of(**case)
   assert _cross_entropy.Chunking.for_logits(logits).columns == 128
   assert _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
-  found = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
-  assert_equal(found, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
+  chunked = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
+  assert_equal(chunked, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
 
 
 def test_logits_that_fit_are_computed_once():
@@ -112,10 +116,10 @@ def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
       assert _cross_entropy.Chunking.for_logits(logits).is_chunked
       return loss_and_gradients(logits)
 
-  found = jax.jit(run)(jax.device_put(logits, shardings))
+  sharded = jax.jit(run)(jax.device_put(logits, shardings))
   assert "rematerialization" not in capfd.readouterr().err
-  assert found[2].kernel.sharding.is_equivalent_to(shardings.kernel, 2)
-  assert_equal(found, jax.jit(dense_loss_and_gradients)(logits))
+  assert sharded[2].kernel.sharding.is_equivalent_to(shardings.kernel, 2)
+  assert_equal(sharded, jax.jit(dense_loss_and_gradients)(logits))
 
 
 SIZES = Dims(embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16, layers=1)
@@ -159,16 +163,16 @@ def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
       logits, batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"], 0.0, 0.0
     )
 
-  whole = tokens * vocab
+  logits_size = tokens * vocab
   chunked = compiled(objective)
   assert (
     largest(chunked.as_text())
     <= max(tokens * _cross_entropy.MAX_CHUNK_COLUMNS, vocab * SIZES.embed)
-    < whole / 3
+    < logits_size / 3
   )
   if vocab == 32_128:  # the control: the scan would find them
     control = compiled(dense)
-    assert largest(control.as_text()) >= whole
+    assert largest(control.as_text()) >= logits_size
     temporaries = [program.memory_analysis().temp_size_in_bytes for program in (chunked, control)]
     assert temporaries[0] < temporaries[1] / 2
 
@@ -178,9 +182,9 @@ def test_samples_in_chunks_have_the_distribution(small_chunks):
   shares[[3, 130, 500, 999]] = 0.5, 0.25, 0.15, 0.1 - 996e-5
   logits = VocabularyLogits(jnp.ones((4, 2_500, 1)), jnp.log(shares)[None].astype(jnp.float32))
   for temperature in (1.0, 2.0):
-    found = _cross_entropy.sample_tokens(logits, jax.random.key(1), temperature)
+    samples = _cross_entropy.sample_tokens(logits, jax.random.key(1), temperature)
     weights = shares ** (1 / temperature)
     groups = np.searchsorted([4, 131, 501, 1000], np.arange(1000), side="right")
     assert_fits(
-      np.bincount(groups[np.asarray(found).ravel()], minlength=4), np.bincount(groups, weights)
+      np.bincount(groups[np.asarray(samples).ravel()], minlength=4), np.bincount(groups, weights)
     )

@@ -28,8 +28,8 @@ def model(request):
 
 
 def features(targets, *arguments, **named):
-  made = decoder_only(tf.constant(targets, tf.int32), 1, *arguments, **named)
-  return {name: jnp.asarray(value.numpy()) for name, value in made.items()}
+  batch = decoder_only(tf.constant(targets, tf.int32), 1, *arguments, **named)
+  return {name: jnp.asarray(value.numpy()) for name, value in batch.items()}
 
 
 TARGETS = np.random.default_rng(0).integers(2, tiny.VOCAB, (3, 12))
@@ -76,16 +76,16 @@ def test_nothing_predicted_is_seen(model):
   logits = jax.jit(lambda model, batch: model(batch)["logits"])
   cut = tf.constant([5] * 3)
   before = logits(model, features(TARGETS, prefix_B=cut))
-  for place in (2, 7):
+  for position in (2, 7):
     changed = TARGETS.copy()
-    changed[:, place] = (changed[:, place] - 1) % (tiny.VOCAB - 2) + 2
+    changed[:, position] = (changed[:, position] - 1) % (tiny.VOCAB - 2) + 2
     moved = jnp.abs(logits(model, features(changed, prefix_B=cut)) - before).max(axis=(0, 2)) > 1e-6
-    assert moved.tolist() == [place < 5 or i > place for i in range(12)]
+    assert moved.tolist() == [position < 5 or i > position for i in range(12)]
 
 
 def test_targets_of_the_prefix_cost_nothing(model):
   batch = features(TARGETS, prefix_B=tf.constant([5] * 3))
-  other = dict(batch, decoder_target_tokens=batch["decoder_target_tokens"].at[:, :5].set(3))
+  changed_batch = dict(batch, decoder_target_tokens=batch["decoder_target_tokens"].at[:, :5].set(3))
   np.testing.assert_array_equal(
-    *(jax.device_get(evaluated(model, each)[0]) for each in (batch, other))
+    *(jax.device_get(evaluated(model, one_batch)[0]) for one_batch in (batch, changed_batch))
   )

@@ -20,10 +20,10 @@ def giou(a, b) -> float:
   (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = (
     (c[0] - c[2] / 2, c[1] - c[3] / 2, c[0] + c[2] / 2, c[1] + c[3] / 2) for c in (a, b)
   )
-  both = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
-  union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - both
+  intersection = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
+  union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - intersection
   hull = (max(ax1, bx1) - min(ax0, bx0)) * (max(ay1, by1) - min(ay0, by0))
-  return both / union - (hull - union) / hull
+  return intersection / union - (hull - union) / hull
 
 
 def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[str, float]:
@@ -47,20 +47,22 @@ def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[st
       labels = batch["box_labels"][row, real]
       y0, x0, y1, x1 = batch["boxes"][row, real].astype(np.float64).T
       targets = np.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], 1)
-      found = boxes[row, layer]
-      apart = np.array([[np.abs(f - t).sum() for t in targets] for f in found]).reshape(
+      predicted_boxes = boxes[row, layer]
+      box_distance = np.array(
+        [[np.abs(f - t).sum() for t in targets] for f in predicted_boxes]
+      ).reshape(Q, len(real))
+      overlap = np.array([[giou(f, t) for t in targets] for f in predicted_boxes]).reshape(
         Q, len(real)
       )
-      overlap = np.array([[giou(f, t) for t in targets] for f in found]).reshape(Q, len(real))
       queries, chosen = linear_sum_assignment(
-        l1 * apart - p[row, layer][:, labels] - giou_weight * overlap
+        l1 * box_distance - p[row, layer][:, labels] - giou_weight * overlap
       )
       classes = np.full(Q, V - 1)
       classes[queries] = labels[chosen]
       weight = np.where(classes == V - 1, no_object, 1.0)
       weighted += (-np.log(p[row, layer, np.arange(Q), classes]) * weight).sum()
       weights += weight.sum()
-      far += apart[queries, chosen].sum()
+      far += box_distance[queries, chosen].sum()
       wide += (1 - overlap[queries, chosen]).sum()
     total += weighted / weights + (l1 * far + giou_weight * wide) / number
     last = {"class_loss": weighted / weights, "l1_loss": far / number, "giou_loss": wide / number}
@@ -116,23 +118,25 @@ def test_losses_are_those_of_scipys_matching():
 def test_the_assignment_costs_as_little_as_scipys(shape):
   cost = generator.standard_normal((2, 3, *shape)).astype(np.float32)
   cost[0, 1, shape[0] // 2 :] = 0  # boxes that are padding
-  found = np.asarray(jax.jit(detection.assign_queries)(cost))
-  assert (found.sum(-1) == 1).all()
-  assert (found.sum(-2) <= 1).all()
-  for one, chosen in zip(cost.reshape(-1, *shape), found.reshape(-1, *shape)):
-    assert (one * chosen).sum() == pytest.approx(one[linear_sum_assignment(one)].sum(), abs=1e-5)
+  assignment = np.asarray(jax.jit(detection.assign_queries)(cost))
+  assert (assignment.sum(-1) == 1).all()
+  assert (assignment.sum(-2) <= 1).all()
+  for cost_matrix, chosen in zip(cost.reshape(-1, *shape), assignment.reshape(-1, *shape)):
+    assert (cost_matrix * chosen).sum() == pytest.approx(
+      cost_matrix[linear_sum_assignment(cost_matrix)].sum(), abs=1e-5
+    )
 
 
 def test_padding_and_images_that_do_not_count_change_nothing():
   outputs, batch = case()
   loss, sums = losses(outputs, batch)
-  more = {
+  padding = {
     "boxes": np.pad(batch["boxes"], ((0, 0), (0, 3), (0, 0)), constant_values=0.7),
     "box_labels": np.pad(batch["box_labels"], ((0, 0), (0, 3)), constant_values=-1),
   }
   graded = jax.jit(jax.value_and_grad(lambda outputs, batch: losses(outputs, batch)[0]))
   for wide in (
-    batch | more,
+    batch | padding,
     batch | {"boxes": np.where(batch["box_labels"][..., None] < 0, np.nan, batch["boxes"])},
   ):
     value, gradient = graded(outputs, wide)
@@ -147,10 +151,10 @@ def test_padding_and_images_that_do_not_count_change_nothing():
 
 def test_parts_of_a_batch_add_up_to_it():
   outputs, batch = case(B=4)
-  whole = detection.Objective().prepare(batch, None)
-  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, whole)) for n in (0, 2)]
-  found = [losses(*part)[0] for part in parts]
-  assert float(sum(found)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
+  prepared = detection.Objective().prepare(batch, None)
+  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, prepared)) for n in (0, 2)]
+  part_losses = [losses(*part)[0] for part in parts]
+  assert float(sum(part_losses)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
 
 
 def test_what_is_not_finite_ends_and_is_told_by_the_loss():

@@ -66,32 +66,34 @@ def log_softmax(x):
 @pytest.mark.parametrize("student", [deit, vit])
 def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(student):
   head = "distillation" if student is deit else "image_classification"
-  made = small(student, head)
+  model = small(student, head)
   data = batch()
-  made.reference = small(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
-  outputs = {n: np.asarray(x) for n, x in made(data).items()}
-  taught = np.asarray(made.reference(data)["logits"], np.float64)
-  own, to_teacher = (
+  model.reference = small(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
+  outputs = {n: np.asarray(x) for n, x in model(data).items()}
+  taught = np.asarray(model.reference(data)["logits"], np.float64)
+  student_gradients, teacher_gradients = (
     outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation")
   )
   if student is deit:
-    np.testing.assert_allclose(outputs["logits"], (own + to_teacher) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+      outputs["logits"], (student_gradients + teacher_gradients) / 2, rtol=1e-6
+    )
   even = 0.1 / V  # spread over all classes, as torch's and timm's
   target = 0.9 * np.eye(V)[[data["label"], data["other_label"]]] + even
   target = data["label_share"][:, None] * target[0] + (1 - data["label_share"][:, None]) * target[1]
   best = 0.9 + even
   # of a perfect prediction, as everywhere here
   free = best * np.log(best) + (V - 1) * even * np.log(even)
-  labels = -(target * log_softmax(own)).sum(-1) + free
-  hard = -log_softmax(to_teacher)[np.arange(B), taught.argmax(-1)]
+  labels = -(target * log_softmax(student_gradients)).sum(-1) + free
+  hard = -log_softmax(teacher_gradients)[np.arange(B), taught.argmax(-1)]
   p = log_softmax(taught / 3)
-  q = log_softmax(np.asarray(to_teacher, np.float64) / 3)
+  q = log_softmax(np.asarray(teacher_gradients, np.float64) / 3)
   soft = 9 * (np.exp(p) * (p - q)).sum(-1)
-  arrays = params.arrays(made)
+  arrays = params.arrays(model)
   for kind, share, distilled in (("hard", 0.5, hard), ("soft", 0.1, soft)):
     objective = Objective(kind=kind, share=share, temperature=3.0, label_smoothing=0.1)
     run = jax.value_and_grad(
-      lambda a, o=objective: o(params.with_arrays(made, a), data), has_aux=True
+      lambda a, o=objective: o(params.with_arrays(model, a), data), has_aux=True
     )
     (loss, sums), gradients = jax.jit(run)(arrays)
     weights = data["example_weights"]
@@ -109,50 +111,53 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
 
 
 def test_sigmoid_losses_are_means_over_classes_and_both_classes_of_a_mixture_are_right():
-  made = small(vit, "image_classification")
+  model = small(vit, "image_classification")
   data = batch()
   # the first is all the other's
   data["label_share"] = np.linspace(0, 1, len(data["label"])).astype(np.float32)
   data["other_label"][1] = data["label"][1]
-  p = special.expit(np.asarray(made(data)["logits"], np.float64))
+  p = special.expit(np.asarray(model(data)["logits"], np.float64))
   share = data["label_share"][:, None]
-  one, other = (np.eye(V)[data[name]] for name in ("label", "other_label"))
+  first_class, second_class = (np.eye(V)[data[name]] for name in ("label", "other_label"))
   for smoothing in (0.0, 0.2):
-    target = np.maximum((share > 0) * one, (share < 1) * other)
-    for kept, expected in ((target, "loss"), ((1 - smoothing) * target + smoothing / V, "total")):
-      each = -(kept * np.log(p) + (1 - kept) * np.log1p(-p)).mean(-1)
-      total, sums = Classification(loss="sigmoid", label_smoothing=smoothing)(made, data)
-      found = total if expected == "total" else sums["loss"]
-      assert float(found) == pytest.approx((each * data["example_weights"]).sum(), rel=1e-5)
+    target = np.maximum((share > 0) * first_class, (share < 1) * second_class)
+    for smoothed, expected in (
+      (target, "loss"),
+      ((1 - smoothing) * target + smoothing / V, "total"),
+    ):
+      row_losses = -(smoothed * np.log(p) + (1 - smoothed) * np.log1p(-p)).mean(-1)
+      total, sums = Classification(loss="sigmoid", label_smoothing=smoothing)(model, data)
+      actual = total if expected == "total" else sums["loss"]
+      assert float(actual) == pytest.approx((row_losses * data["example_weights"]).sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-  ("teacher", "words"),
+  ("teacher", "message"),
   [
     (dict(resolution=4), r"config.teacher: is for images of \[4, 4, 1\], found \[8, 8, 1\]"),
     (dict(labels=3), r"config.teacher: found logits \[3\], expected \[7\]"),
   ],
 )
-def test_a_teacher_of_another_form_is_one_line(teacher, words):
-  made = small(vit, "image_classification")
-  made.reference = small(vit, "image_classification", **teacher)
-  with pytest.raises(UserError, match=words):
-    Objective.check(made, describe(8, 1, False))
-  made.reference = made
+def test_a_teacher_of_another_form_is_one_line(teacher, message):
+  model = small(vit, "image_classification")
+  model.reference = small(vit, "image_classification", **teacher)
+  with pytest.raises(UserError, match=message):
+    Objective.check(model, describe(8, 1, False))
+  model.reference = model
   with pytest.raises(UserError, match="labels that are classes, found float32"):
-    Objective.check(made, describe(8, 1, False) | {"label": Feature((), "float32")})
+    Objective.check(model, describe(8, 1, False) | {"label": Feature((), "float32")})
   with pytest.raises(UserError, match="found share 2.0 and temperature 3.0"):
     Objective(share=2.0)
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = (
+  defaults = (
     f"--config.task.cache={cache}",
     "--config.schedule.total_steps=4",
     "--config.checkpoint.every=2",
   )
   steps = ("--config.total_steps=4", "--config.eval_every=4")
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *flags])
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *defaults, *steps, *flags])
 
 
 STUDENT = (
@@ -209,8 +214,8 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
   assert run(tmp_path, taught / "cache", *flags) == 0
   assert_same_bits(tmp_path, taught / "student", 4)
   rows = read_metrics(tmp_path)
-  told = {name.split("/")[-1] for name in rows[-1]}
-  assert {"top1", "distillation_loss", "agreement", "teacher_correct"} <= told
+  metric_names = {name.split("/")[-1] for name in rows[-1]}
+  assert {"top1", "distillation_loss", "agreement", "teacher_correct"} <= metric_names
   assert evaluate.main([f"--workdir={tmp_path}", "--evals=loss"]) == 0
   assert run(tmp_path, taught / "cache", *STUDENT, "--config.teacher.workdir=elsewhere") == 2
   assert "config.teacher.workdir: elsewhere is neither a directory here" in capsys.readouterr().err
@@ -218,15 +223,15 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
 
 @pytest.mark.more
 def test_a_finished_student_has_no_teacher(taught, tmp_path):
-  found = load(str(taught / "student"), batch_size=8)
+  student = load(str(taught / "student"), batch_size=8)
   assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
-  assert found.vocabulary.size == 10
+  assert student.vocabulary.size == 10
 
 
 @pytest.mark.parametrize(
-  ("flags", "words"),
+  ("flags", "message"),
   [
     (STUDENT, "config.teacher.workdir: found None, expected the workdir of a run"),
     (("--config.teacher.workdir=x",), "config.teacher: the objective 'classification' has none"),
@@ -253,17 +258,17 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
     ),
   ],
 )
-def test_a_teacher_that_cannot_be_is_one_line(flags, words, school, tmp_path, capsys):
+def test_a_teacher_that_cannot_be_is_one_line(flags, message, school, tmp_path, capsys):
   from PIL import Image
 
   for name in "ab":
     (school / "classes" / name).mkdir(parents=True, exist_ok=True)
     Image.new("L", (16, 16), 40).save(school / "classes" / name / "1.png")
-  more = [flag.format(folder=school) if "{folder}" in flag else flag for flag in flags]
+  teacher_flags = [flag.format(folder=school) if "{folder}" in flag else flag for flag in flags]
   split = ["--config.eval_split=train"] * ("classes" in str(flags))
-  assert run(tmp_path, school / "cache", *more, *split) == 2
+  assert run(tmp_path, school / "cache", *teacher_flags, *split) == 2
   error = capsys.readouterr().err.strip()
-  assert words.format(folder=school) in error
+  assert message.format(folder=school) in error
   assert "\n" not in error
 
 
@@ -273,7 +278,7 @@ def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
   if source == "hugging_face":
     cache = f"--config.task.cache={taught}/cache"
     assert convert_hf.main([f"--input={taught}/teacher", f"--output={tmp_path}/hf"]) == 0
-    given = [
+    teacher_flags = [
       "--input",
       f"{tmp_path}/hf",
       "--output",
@@ -282,19 +287,19 @@ def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
       NANO,
       cache,
     ]
-    assert convert_hf.main(given) == 0
+    assert convert_hf.main(teacher_flags) == 0
     flags = (*STUDENT, f"--config.teacher.workdir={tmp_path}/teacher")
     assert run(tmp_path / "student", taught / "cache", *flags) == 0, capsys.readouterr().err
     assert_same_bits(tmp_path / "student", taught / "student", 4)
     return
   flags = [f"--config.{flag}" for flag in fine_tuning("classification", tmp_path)]
-  usual = ["--config=configs/roberta/base.py:debug", "--config.evals={}", *flags]
-  assert train.main([*usual, f"--workdir={tmp_path}/teacher"]) == 0, capsys.readouterr().err
+  defaults = ["--config=configs/roberta/base.py:debug", "--config.evals={}", *flags]
+  assert train.main([*defaults, f"--workdir={tmp_path}/teacher"]) == 0, capsys.readouterr().err
   distilled = [
     "--config.objective=" + json.dumps({"name": "distillation"}),
     f"--config.teacher.workdir={tmp_path}/teacher",
   ]
-  assert train.main([*usual, *distilled, f"--workdir={tmp_path}/student"]) == 0, (
+  assert train.main([*defaults, *distilled, f"--workdir={tmp_path}/student"]) == 0, (
     capsys.readouterr().err
   )
   assert any("train/distillation_loss" in row for row in read_metrics(tmp_path / "student"))

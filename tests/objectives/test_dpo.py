@@ -36,31 +36,31 @@ def build(folder, records=None, **arguments):
   source = pairs(folder)
   if records is not None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-  given = {"source": source, "cache": str(folder / "cache"), "length": 64, **arguments}
-  return task.build("preferences", "train", **given)
+  options = {"source": source, "cache": str(folder / "cache"), "length": 64, **arguments}
+  return task.build("preferences", "train", **options)
 
 
 def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
   talk = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
-  more = [*talk, {"role": "user", "content": "So?"}]
+  longer_talk = [*talk, {"role": "user", "content": "So?"}]
   answer = {"role": "assistant", "content": "Good."}
   records = [
     {"prompt": "Hi!", "chosen": "Hello.", "rejected": "No"},
-    {"prompt": more, "chosen": "Good.", "rejected": "No"},
-    {"prompt": None, "chosen": [*more, answer], "rejected": talk},
+    {"prompt": longer_talk, "chosen": "Good.", "rejected": "No"},
+    {"prompt": None, "chosen": [*longer_talk, answer], "rejected": talk},
     # as TRL's data sets have it
-    {"prompt": more, "chosen": [answer], "rejected": [answer | {"content": "No"}]},
+    {"prompt": longer_talk, "chosen": [answer], "rejected": [answer | {"content": "No"}]},
   ]
   built = build(tmp_path, records, length=96)
   assert built.features == task_features.declare({"name": "preferences", "length": 96})
   batch = next(loader.eval_batches(built, batch_size=4))
   texts = [[BYTES.decode(ids) for ids in row] for row in batch["decoder_target_tokens"]]
   first = "User: Hi!\n\nAssistant: Hello."
-  asked = "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
+  prompt_text = "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
   assert texts[0] == [first, "User: Hi!\n\nAssistant: No"]
-  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"]
+  assert texts[1] == texts[3] == [prompt_text + " Good.", prompt_text + " No"]
   assert texts[2] == [
-    asked + " Good.",
+    prompt_text + " Good.",
     first,
   ]
   for row, answers in enumerate(
@@ -68,9 +68,9 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
   ):
     for side, text in enumerate(answers):
       learned = batch["decoder_loss_weights"][row, side] > 0
-      found = batch["decoder_target_tokens"][row, side][learned]
-      assert BYTES.decode(found) == text
-      assert found[-1] == BYTES.eos_id
+      answer_ids = batch["decoder_target_tokens"][row, side][learned]
+      assert BYTES.decode(answer_ids) == text
+      assert answer_ids[-1] == BYTES.eos_id
       assert batch["decoder_input_tokens"][row, side][0] == vocabularies.start_id(BYTES)
 
 
@@ -88,7 +88,7 @@ def test_a_margin_goes_with_its_pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("record", "arguments", "words"),
+  ("record", "arguments", "message"),
   [
     (
       {"prompt": "a", "chosen": "b", "rejected": "c", "m": "2"},
@@ -129,8 +129,8 @@ def test_a_margin_goes_with_its_pair(tmp_path):
     ),
   ],
 )
-def test_bad_pairs_are_one_line(record, arguments, words, tmp_path):
-  with pytest.raises(UserError, match=words) as error:
+def test_bad_pairs_are_one_line(record, arguments, message, tmp_path):
+  with pytest.raises(UserError, match=message) as error:
     build(tmp_path, [record], **arguments)
   assert "\n" not in str(error.value)
 
@@ -145,14 +145,14 @@ def drawn_batch(case, B=3, T=8):
   tokens = generator.integers(3, case.variant.vocab_size, (B, 2, T + 1)).astype(np.int32)
   first = np.array([[2, 5], [1, 3], [6, 2]])
   last = np.array([[7, 8], [4, 8], [8, 6]])
-  places = np.arange(T)
+  positions = np.arange(T)
   return {
     "decoder_input_tokens": tokens[..., :-1],
     "decoder_target_tokens": tokens[..., 1:],
-    "decoder_segment_ids": (places < last[..., None]).astype(np.int32),
-    "decoder_loss_weights": ((places >= first[..., None]) & (places < last[..., None])).astype(
-      np.float32
-    ),
+    "decoder_segment_ids": (positions < last[..., None]).astype(np.int32),
+    "decoder_loss_weights": (
+      (positions >= first[..., None]) & (positions < last[..., None])
+    ).astype(np.float32),
   }
 
 
@@ -180,15 +180,15 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
     policy.reference = base
 
   def log_probability(m, row, side):
-    one = {
+    side_batch = {
       name: x[row, side][None] for name, x in batch.items() if name in ("decoder_input_tokens",)
     }
-    one["decoder_segment_ids"] = batch["decoder_segment_ids"][row, side][None]
-    log_p_TV = jax.nn.log_softmax(m(one)["logits"][0])
-    each = [
+    side_batch["decoder_segment_ids"] = batch["decoder_segment_ids"][row, side][None]
+    log_p_TV = jax.nn.log_softmax(m(side_batch)["logits"][0])
+    sums = [
       log_p_TV[t, batch["decoder_target_tokens"][row, side, t]] for t in range(log_p_TV.shape[0])
     ]
-    return sum(w * p for w, p in zip(batch["decoder_loss_weights"][row, side], each))
+    return sum(w * p for w, p in zip(batch["decoder_loss_weights"][row, side], sums))
 
   @jax.jit
   def expected(arrays):
@@ -224,7 +224,7 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
 
   arrays = {name: moved[name] for name in learned}
   (loss, margins), gradients = expected(arrays)
-  (total, sums), ours = found(arrays)
+  (total, sums), our_gradients = found(arrays)
   assert sums["weights"] == 3
   assert np.abs(margins).min() > 1e-3
   np.testing.assert_allclose(
@@ -232,7 +232,9 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
   )
   assert sums["correct"] == (margins > 0).sum()
   for name, g in gradients.items():
-    np.testing.assert_allclose(ours[name], g, atol=1e-5 * max(1.0, np.abs(g).max()), err_msg=name)
+    np.testing.assert_allclose(
+      our_gradients[name], g, atol=1e-5 * max(1.0, np.abs(g).max()), err_msg=name
+    )
 
 
 def flags(folder, *more):
@@ -247,12 +249,12 @@ def flags(folder, *more):
     "evals": {"loss": {}},
     "schedule": {"name": "constant", "learning_rate": 1e-3},
   }
-  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  overrides = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   steps = ("--config.total_steps=6", "--config.eval_every=3", "--config.checkpoint.every=3")
   return [
     "--config=tests/recipes/nano_decoder.py",
     "--config.model.dropout=0.0",
-    *words,
+    *overrides,
     *steps,
     *more,
   ]
@@ -294,8 +296,8 @@ def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
   copies = [name for name in late if name.startswith("params/reference/")]
   assert copies
   assert all(early[name].tobytes() == late[name].tobytes() for name in copies)
-  own = [name.replace("reference/", "") for name in copies]
-  assert any(early[name].tobytes() != late[name].tobytes() for name in own)
+  policy_names = [name.replace("reference/", "") for name in copies]
+  assert any(early[name].tobytes() != late[name].tobytes() for name in policy_names)
   assert not any("reference" in name for name in late if not name.startswith("params/"))
   assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={parted}"]) == 0
   assert train.main([*flags(tmp_path), f"--workdir={parted}"]) == 0
@@ -312,14 +314,14 @@ def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(
   assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={run}"]) == 0
   late = load_tensors(run, 3)
   copies = [name for name in late if name.startswith("params/reference/")]
-  own = [name.replace("reference/", "") for name in copies]
+  policy_names = [name.replace("reference/", "") for name in copies]
   begin = (f"--config.init.workdir={run}", "--config.total_steps=1", "--config.evals={}")
   still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0")
   assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, (
     capsys.readouterr().err
   )
   after = load_tensors(tmp_path / "next", 1)
-  for copy, name in zip(copies, own):
+  for copy, name in zip(copies, policy_names):
     assert after[copy].tobytes() == after[name].tobytes() == late[name].tobytes(), name
   adapters = [*flags(tmp_path, *begin, "--config.tuning.name=lora"), f"--workdir={tmp_path}/lora"]
   assert train.main(adapters) == 0, capsys.readouterr().err

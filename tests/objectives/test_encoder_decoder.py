@@ -31,12 +31,12 @@ def test_sums_against_scipy(smoothing, z_loss):
   log_z = special.logsumexp(LOGITS.astype(np.float64), axis=-1)
   total = entropy = z = correct = 0.0
   for b, t in np.ndindex(B, T):
-    wanted = np.full(V, smoothing / (V - 1))
-    wanted[TARGETS[b, t]] = 1 - smoothing
+    target_distribution = np.full(V, smoothing / (V - 1))
+    target_distribution[TARGETS[b, t]] = 1 - smoothing
     w = float(WEIGHTS[b, t])
     # Cross-entropy with the smoothed target less that target's own entropy: their Kullback-Leibler
     # divergence.
-    total += w * stats.entropy(wanted, np.exp(log_p[b, t]))
+    total += w * stats.entropy(target_distribution, np.exp(log_p[b, t]))
     entropy -= w * log_p[b, t, TARGETS[b, t]]
     z += w * z_loss * log_z[b, t] ** 2
     correct += w * (LOGITS[b, t].argmax() == TARGETS[b, t])
@@ -71,17 +71,20 @@ def test_gradients_are_the_textbook_ones():
   logits = LOGITS.astype(np.float64)
   p = special.softmax(logits, axis=-1)
   log_z = special.logsumexp(logits, axis=-1, keepdims=True)
-  wanted = np.where(np.arange(V) == TARGETS[..., None], 1 - smoothing, smoothing / (V - 1))
-  expected = WEIGHTS[..., None] * (p - wanted + 2 * z_loss * log_z * p)
+  target_distribution = np.where(
+    np.arange(V) == TARGETS[..., None], 1 - smoothing, smoothing / (V - 1)
+  )
+  expected = WEIGHTS[..., None] * (p - target_distribution + 2 * z_loss * log_z * p)
   np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_without_weight_are_ignored():
   loud = LOGITS.copy()
-  other = TARGETS.copy()
-  loud[WEIGHTS == 0], other[WEIGHTS == 0] = 1e4, 0
+  changed_targets = TARGETS.copy()
+  loud[WEIGHTS == 0], changed_targets[WEIGHTS == 0] = 1e4, 0
   np.testing.assert_allclose(
-    losses(loud, other, smoothing=0.1, z_loss=1e-3)[0], losses(smoothing=0.1, z_loss=1e-3)[0]
+    losses(loud, changed_targets, smoothing=0.1, z_loss=1e-3)[0],
+    losses(smoothing=0.1, z_loss=1e-3)[0],
   )
   assert losses(weights=np.zeros((B, T), np.float32)) == (
     0.0,
@@ -90,14 +93,14 @@ def test_tokens_without_weight_are_ignored():
 
 
 def test_sums_add_up_over_any_cut_of_the_batch():
-  whole, whole_sums = losses(smoothing=0.1, z_loss=1e-3)
+  uncut_loss, uncut_sums = losses(smoothing=0.1, z_loss=1e-3)
   rows = [
     losses(LOGITS[b : b + 1], TARGETS[b : b + 1], WEIGHTS[b : b + 1], 0.1, 1e-3) for b in range(B)
   ]
-  np.testing.assert_allclose(sum(loss for loss, _ in rows), whole, rtol=1e-5)
-  for name in whole_sums:
+  np.testing.assert_allclose(sum(loss for loss, _ in rows), uncut_loss, rtol=1e-5)
+  for name in uncut_sums:
     np.testing.assert_allclose(
-      sum(sums[name] for _, sums in rows), whole_sums[name], rtol=1e-5, err_msg=name
+      sum(sums[name] for _, sums in rows), uncut_sums[name], rtol=1e-5, err_msg=name
     )
 
 

@@ -71,9 +71,11 @@ def log_softmax(x):
 
 def token_mean(logits, targets, weights):
   """(mean loss, accuracy) over the weighted tokens."""
-  at = np.nonzero(weights)
-  log_p = log_softmax(np.asarray(logits)[at])
-  return -log_p[np.arange(len(log_p)), targets[at]].mean(), (log_p.argmax(-1) == targets[at]).mean()
+  positions = np.nonzero(weights)
+  log_p = log_softmax(np.asarray(logits)[positions])
+  return -log_p[np.arange(len(log_p)), targets[positions]].mean(), (
+    log_p.argmax(-1) == targets[positions]
+  ).mean()
 
 
 def test_mlm_with_next_sentences():
@@ -90,11 +92,11 @@ def test_mlm_with_next_sentences():
   label = data["next_sentence_label"]
   following = -log_p[np.arange(B), label].mean()
   assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
-  found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
-  assert found["loss"] == pytest.approx(masked, rel=1e-5)
-  assert found["correct"] == pytest.approx(accuracy)
-  assert found["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
-  assert found["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
+  means = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
+  assert means["loss"] == pytest.approx(masked, rel=1e-5)
+  assert means["correct"] == pytest.approx(accuracy)
+  assert means["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
+  assert means["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
   assert float(sums["weights"]) == count
 
 
@@ -120,13 +122,13 @@ def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
   for row in range(B // 2):
     begin = 0
     for number in range(2):
-      one = {name: data[name][2 * row + number] for name in names}
-      size = int(one["encoder_segment_ids"].sum())
-      one |= {
+      pair_batch = {name: data[name][2 * row + number] for name in names}
+      size = int(pair_batch["encoder_segment_ids"].sum())
+      pair_batch |= {
         "encoder_segment_ids": np.full(size, number + 1),
         "encoder_positions": np.arange(size),
       }
-      for name, x in one.items():
+      for name, x in pair_batch.items():
         packed[name][row, begin : begin + size] = x[:size]
       firsts[row, number], begin = begin, begin + size
   labels = np.pad(data["next_sentence_label"].reshape(-1, 2), ((0, 0), (0, 1)))
@@ -160,12 +162,12 @@ def test_span_boundary():
 
   losses = []
   table = np.asarray(model.embed.table[...], np.float64)
-  for row, place in zip(*np.nonzero(weights)):
-    start = data["encoder_span_starts"][row, place]
-    end = data["encoder_span_ends"][row, place]
-    h = np.concatenate([x[row, start], x[row, end], named["places"][place - start - 1]])
+  for row, position in zip(*np.nonzero(weights)):
+    start = data["encoder_span_starts"][row, position]
+    end = data["encoder_span_ends"][row, position]
+    h = np.concatenate([x[row, start], x[row, end], named["places"][position - start - 1]])
     h = layer(layer(h, "dense", "norm"), "dense_2", "norm_2")
-    losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, place]])
+    losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, position]])
   masked, _ = token_mean(
     head(jnp.asarray(x, jnp.float32), model.embed)["logits"].dense(), targets, weights
   )
@@ -196,15 +198,15 @@ def test_electra():
     model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64
   )
   replaced = (weights > 0) & (sampled != targets)
-  each = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
-  assert float(loss / weights.sum()) == pytest.approx(masked + 50 * each.mean(), rel=1e-4)
-  found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
-  assert found["loss"] == pytest.approx(masked, rel=1e-4)
-  assert found["discriminator_loss"] == pytest.approx(each.mean(), rel=1e-4)
-  assert found["discriminator_accuracy"] == pytest.approx(
+  token_losses = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
+  assert float(loss / weights.sum()) == pytest.approx(masked + 50 * token_losses.mean(), rel=1e-4)
+  means = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
+  assert means["loss"] == pytest.approx(masked, rel=1e-4)
+  assert means["discriminator_loss"] == pytest.approx(token_losses.mean(), rel=1e-4)
+  assert means["discriminator_accuracy"] == pytest.approx(
     ((judged > 0) == replaced)[real > 0].mean()
   )
-  assert found["replaced"] == pytest.approx(replaced.sum() / real.sum())
+  assert means["replaced"] == pytest.approx(replaced.sum() / real.sum())
 
 
 @pytest.mark.parametrize("pad", [0, 1, None])
@@ -214,23 +216,23 @@ def test_electra_tells_padding_by_segments_or_by_the_models_own_id(pad):
 
   data = batch()
   real = data["encoder_segment_ids"] > 0
-  whole = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
-  np.testing.assert_array_equal(whole > 0, real)
+  all_weights = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
+  np.testing.assert_array_equal(all_weights > 0, real)
   del data["encoder_segment_ids"]
   data["encoder_input_tokens"] = np.where(
     real, data["encoder_input_tokens"], 5 if pad is None else pad
   )
   data["encoder_input_tokens"][:, 0] = 0 if pad == 1 else 3  # a token like any other
-  found = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
-  np.testing.assert_array_equal(found > 0, np.ones_like(real) if pad is None else real)
+  weights = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
+  np.testing.assert_array_equal(weights > 0, np.ones_like(real) if pad is None else real)
 
 
 def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   shares = np.array([0.5, 0.3, 0.15, 0.05])
   logits = jnp.tile(jnp.log(shares), (1, 60_000, 1))
   for temperature in (1.0, 2.0):
-    found = electra_objective.sample_tokens(logits, jax.random.key(1), temperature)
-    assert_fits(np.bincount(np.asarray(found)[0], minlength=4), shares ** (1 / temperature))
+    samples = electra_objective.sample_tokens(logits, jax.random.key(1), temperature)
+    assert_fits(np.bincount(np.asarray(samples)[0], minlength=4), shares ** (1 / temperature))
   model = tiny.model(ELECTRA, family=electra)
   data = batch()
   arrays = params.arrays(model)
@@ -240,9 +242,11 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
     return sums["discriminator_loss"]
 
   gradients = jax.jit(jax.grad(judged))(arrays)
-  own = [name for name in gradients if name.startswith(("generator/head", "generator/encoder"))]
-  assert own
-  assert all(not np.asarray(gradients[name]).any() for name in own)
+  generator_names = [
+    name for name in gradients if name.startswith(("generator/head", "generator/encoder"))
+  ]
+  assert generator_names
+  assert all(not np.asarray(gradients[name]).any() for name in generator_names)
   assert any(np.asarray(gradients[name]).any() for name in gradients if name.startswith("head"))
 
 
@@ -260,10 +264,10 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
 def test_logits_at_masked_positions_alone_change_nothing(objective, family, size, head):
   model = tiny.model(size, family=family, **({"head": head} if head else {}))
   everywhere = batch()
-  places = np.zeros((B, 5), np.int32)  # one more than any row needs
+  positions = np.zeros((B, 5), np.int32)  # one more than any row needs
   for row, weights in enumerate(everywhere["encoder_loss_weights"]):
-    places[row, : np.count_nonzero(weights)] = np.flatnonzero(weights)
-  chosen = everywhere | {"encoder_masked_positions": places}
+    positions[row, : np.count_nonzero(weights)] = np.flatnonzero(weights)
+  chosen = everywhere | {"encoder_masked_positions": positions}
 
   @jax.jit
   def run(arrays, data):

@@ -62,8 +62,8 @@ def config_for(name, folder):
   for recipe in RECIPES:
     if recipes.load(recipe).objective.name == name:
       return recipes.load(f"{recipe}:debug")
-  beside = slots.find("objective", name, objectives, "Objective").model_inputs
-  return recipes.load(f"{USUAL[beside[0]]}:debug", [f"objective.name={name}"])
+  model_inputs = slots.find("objective", name, objectives, "Objective").model_inputs
+  return recipes.load(f"{USUAL[model_inputs[0]]}:debug", [f"objective.name={name}"])
 
 
 @pytest.mark.parametrize("name", slots.names(objectives))
@@ -93,15 +93,15 @@ def test_objective(name, tmp_path):
     gradients, sums = jax.grad(loss, has_aux=True)(arrays)
     return sums, gradients
 
-  whole, gradients = sums_and_gradients(arrays, batch)
+  full_sums, gradients = sums_and_gradients(arrays, batch)
   assert {"weights", *objective.reported_sums} >= {"weights", "loss"}
-  assert set(whole) >= {
+  assert set(full_sums) >= {
     "weights",
     "loss",
   }
-  assert whole["weights"] > 0
-  assert np.isfinite(whole["loss"])
-  assert whole["loss"] > 0 or objective.step_module and whole["loss"] != 0
+  assert full_sums["weights"] > 0
+  assert np.isfinite(full_sums["loss"])
+  assert full_sums["loss"] > 0 or objective.step_module and full_sums["loss"] != 0
   norms = [float(np.abs(g).max()) for g in jax.tree.leaves(gradients)]
   assert np.isfinite(norms).all()
   assert max(norms) > 0

@@ -23,8 +23,8 @@ CHOICE = {"text": "one", "options": ["two", "three"], "label": 1}
 
 def build(folder, name, records, **arguments):
   (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-  given = {"source": f"jsonl:{folder}/rows.jsonl", "cache": str(folder / "cache"), "length": 32}
-  return task.build(name, "train", architecture="decoder", **given | arguments)
+  options = {"source": f"jsonl:{folder}/rows.jsonl", "cache": str(folder / "cache"), "length": 32}
+  return task.build(name, "train", architecture="decoder", **options | arguments)
 
 
 def pairs(folder, **more):
@@ -53,20 +53,20 @@ def held(batch, example, number):
 
 
 def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
-  one = pairs(tmp_path)
-  both = pairs(tmp_path, both_orders=True)
+  single_order = pairs(tmp_path)
+  both_orders = pairs(tmp_path, both_orders=True)
   about = {
     "name": "classification",
     "length": 32,
     "labels": ["no", "yes"],
     "architecture": "decoder",
   }
-  assert one.features == task_features.declare(about)
-  assert both.features == task_features.declare(about | {"both_orders": True})
-  batch = next(loader.eval_batches(both, batch_size=2))
+  assert single_order.features == task_features.declare(about)
+  assert both_orders.features == task_features.declare(about | {"both_orders": True})
+  batch = next(loader.eval_batches(both_orders, batch_size=2))
   assert held(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
   assert held(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
-  assert held(batch, 1, 0) == held(next(loader.eval_batches(one, batch_size=2)), 1, 0)
+  assert held(batch, 1, 0) == held(next(loader.eval_batches(single_order, batch_size=2)), 1, 0)
   chosen = build(tmp_path, "multiple_choice", [CHOICE], text="{text}", options="options", choices=2)
   batch = next(loader.eval_batches(chosen, batch_size=1))
   assert [held(batch, 0, n) for n in (0, 1)] == [
@@ -141,31 +141,31 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
   command = ["--config=tests/recipes/nano_decoder.py", *short]
   assert train.main([*command, f"--workdir={tmp_path}/base"]) == 0, capsys.readouterr().err
   pairs(tmp_path)
-  given = {
+  settings = {
     "name": "classification",
     "text": "{a}",
     "pair": "{b}",
     "labels": ["no", "yes"],
     "architecture": "decoder",
   }
-  given |= {
+  settings |= {
     "source": f"jsonl:train={tmp_path}/rows.jsonl,validation={tmp_path}/rows.jsonl",
     "both_orders": True,
   }
   values = {
-    "task": given | {"length": 32, "cache": f"{tmp_path}/cache"},
+    "task": settings | {"length": 32, "cache": f"{tmp_path}/cache"},
     "objective": {"name": "gpt1"},
     "schedule": {"name": "constant", "learning_rate": 0.01},
     "evals": {"dev": {"name": "classification"}, "loss": {}},
     "init": {"workdir": f"{tmp_path}/base"},
   }
-  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  overrides = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   tuned = [
     *command,
     "--config.model.scores=2",
     "--config.model.dropout=0.0",
     "--config.total_steps=20",
-    *words,
+    *overrides,
   ]
   assert train.main([*tuned, f"--workdir={tmp_path}/tuned"]) == 0, capsys.readouterr().err
   report = json.loads((tmp_path / "tuned" / "init.json").read_text())
@@ -178,7 +178,7 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
 
 
 @pytest.mark.parametrize(
-  ("arguments", "words"),
+  ("arguments", "message"),
   [
     (
       {"both_orders": True, "pair": None},
@@ -190,9 +190,9 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
     ),
   ],
 )
-def test_bad_input_is_one_line(arguments, words, tmp_path):
-  with pytest.raises(UserError, match=words):
-    given = {
+def test_bad_input_is_one_line(arguments, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    settings = {
       "text": "{a}",
       "pair": "{b}",
       "labels": ["no", "yes"],
@@ -201,5 +201,9 @@ def test_bad_input_is_one_line(arguments, words, tmp_path):
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(PAIRS[0]))
     task.build(
-      "classification", "train", source=f"jsonl:{tmp_path}/rows.jsonl", cache=str(tmp_path), **given
+      "classification",
+      "train",
+      source=f"jsonl:{tmp_path}/rows.jsonl",
+      cache=str(tmp_path),
+      **settings,
     )

@@ -37,12 +37,12 @@ class Table:
 def drawn():
   """(logits of a model and of its reference, a batch): two groups, the second without a signal."""
   generator = np.random.default_rng(3)
-  own, base = (generator.normal(size=(B * K, PROMPT + N, V)) for _ in range(2))
+  policy, reference = (generator.normal(size=(B * K, PROMPT + N, V)) for _ in range(2))
   targets = generator.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
   lengths = np.array([[1, 3, 2, 3], [2, 2, 1, 3]])
   weights = np.zeros((B, K, PROMPT + N), np.float32)
   weights[..., PROMPT:] = np.arange(N) < lengths[..., None]
-  old = log_p(own, targets) + generator.normal(0, 0.4, (B, K, N))
+  old = log_p(policy, targets) + generator.normal(0, 0.4, (B, K, N))
   batch = {
     "decoder_input_tokens": targets,
     "decoder_target_tokens": targets,
@@ -50,7 +50,7 @@ def drawn():
     "decoder_log_probabilities": (old * weights[..., PROMPT:]).astype(np.float32),
     "rewards": np.array([[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]], np.float32),
   }
-  return own, base, batch
+  return policy, reference, batch
 
 
 def log_p(logits, targets):
@@ -59,10 +59,10 @@ def log_p(logits, targets):
   return np.take_along_axis(every, targets[..., PROMPT:, None], -1)[..., 0]
 
 
-def by_hand(objective, own, base, batch):
+def by_hand(objective, policy, base, batch):
   """(loss sum, sum of KL, sum of the clipped shares), completion by completion and token by
   token."""
-  p = log_p(own, batch["decoder_target_tokens"])
+  p = log_p(policy, batch["decoder_target_tokens"])
   r = log_p(base, batch["decoder_target_tokens"])
   old = batch["decoder_log_probabilities"]
   loss = 0.0
@@ -70,31 +70,36 @@ def by_hand(objective, own, base, batch):
   clipped = 0.0
   for b, k in itertools.product(range(B), range(K)):
     group = batch["rewards"][b]
-    places = range(int(batch["decoder_loss_weights"][b, k].sum()))
+    positions = range(int(batch["decoder_loss_weights"][b, k].sum()))
     if isinstance(objective, rloo.Objective):
       lowered = []
       for j in range(K):
         is_counted = batch["decoder_loss_weights"][b, j][PROMPT:] > 0
         lowered.append(group[j] - objective.beta * sum((old - r)[b, j][is_counted]))
       A = lowered[k] - np.mean([lowered[j] for j in range(K) if j != k])
-      loss += -A * sum(p[b, k, n] for n in places)
+      loss += -A * sum(p[b, k, n] for n in positions)
     else:
       A = group[k] - group.mean()
       A = A if objective.form == "dr_grpo" else A / (group.std(ddof=1) + 1e-4)
-      ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in places]
+      ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in positions]
       if objective.form == "gspo":
         ratios = [np.prod(ratios) ** (1 / len(ratios))] * len(ratios)
       bound = [
         np.clip(ratio, 1 - objective.clip, 1 + (objective.clip_high or objective.clip))
         for ratio in ratios
       ]
-      k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places]
-      each = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
+      k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in positions]
+      token_losses = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
       loss += (
-        sum(each) / {"grpo": len(each), "gspo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
+        sum(token_losses)
+        / {"grpo": len(token_losses), "gspo": len(token_losses), "dr_grpo": N, "dapo": 1}[
+          objective.form
+        ]
       )
       clipped += np.mean([c * A < a * A for a, c in zip(ratios, bound)])
-    kl += np.mean([np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places])
+    kl += np.mean(
+      [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in positions]
+    )
   return loss, kl, clipped
 
 
@@ -110,9 +115,9 @@ def by_hand(objective, own, base, batch):
   ids=["grpo", "dr_grpo", "dapo", "gspo", "rloo"],
 )
 def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
-  own, base, batch = drawn
-  loss, sums = objective(Table(jnp.asarray(own), Table(jnp.asarray(base))), batch)
-  expected, kl, clipped = by_hand(objective, own, base, batch)
+  policy, base, batch = drawn
+  loss, sums = objective(Table(jnp.asarray(policy), Table(jnp.asarray(base))), batch)
+  expected, kl, clipped = by_hand(objective, policy, base, batch)
   np.testing.assert_allclose([loss, sums["loss"], sums["kl"]], [expected, expected, kl], rtol=1e-4)
   by_token = getattr(objective, "form", None) == "dapo"
   assert sums["weights"] == (17 if by_token else B * K)
@@ -131,7 +136,7 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
     np.testing.assert_allclose(sums["clip_fraction"], clipped, rtol=1e-5)
     assert 0 < clipped < B * K
   padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
-  wide = [jnp.asarray(np.concatenate([x, np.zeros_like(x[:K])])) for x in (own, base)]
+  wide = [jnp.asarray(np.concatenate([x, np.zeros_like(x[:K])])) for x in (policy, base)]
   again = objective(Table(wide[0], Table(wide[1])), padded)[1]
   for name, value in sums.items():
     np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=f"{name}: padding counts")
@@ -141,15 +146,17 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
 def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
   """A reference may find the padding behind the end impossible, and the model not; their ratio is
   no number."""
-  own, base, batch = drawn
+  policy, base, batch = drawn
   behind = batch["decoder_loss_weights"].reshape(B * K, -1) == 0
   sure = np.where(np.eye(V)[batch["decoder_target_tokens"].reshape(B * K, -1)] > 0, 200.0, 0.0)
-  own, base = (np.where(behind[..., None], sign * sure, x) for sign, x in ((-1, own), (1, base)))
+  policy, base = (
+    np.where(behind[..., None], sign * sure, x) for sign, x in ((-1, policy), (1, base))
+  )
 
   def loss(logits):
     return objective(Table(logits, Table(jnp.asarray(base))), batch)
 
-  gradient, sums = jax.grad(loss, has_aux=True)(jnp.asarray(own))
+  gradient, sums = jax.grad(loss, has_aux=True)(jnp.asarray(policy))
   assert np.isfinite(gradient).all()
   assert not gradient[behind].any()
   assert np.isfinite(list(sums.values())).all()
@@ -183,11 +190,11 @@ def test_the_mean_gradient_is_that_of_the_expected_reward(objective, share):
     total, sums = objective(Table(jnp.broadcast_to(theta_V, (2, 1, 3))), batch)
     return total / sums["weights"]
 
-  each = jax.vmap(jax.grad(loss), (None, 0))(theta_V, jnp.asarray(pairs))
+  gradients = jax.vmap(jax.grad(loss), (None, 0))(theta_V, jnp.asarray(pairs))
   p_V = np.asarray(jax.nn.softmax(theta_V))
-  found = (p_V[pairs].prod(axis=1)[:, None] * each).sum(axis=0)
+  mean_gradient = (p_V[pairs].prod(axis=1)[:, None] * gradients).sum(axis=0)
   expected = -jax.grad(lambda theta_V: jax.nn.softmax(theta_V) @ reward_V)(theta_V)
-  np.testing.assert_allclose(found, share * expected, atol=1e-6)
+  np.testing.assert_allclose(mean_gradient, share * expected, atol=1e-6)
 
 
 def test_equal_rewards_give_no_advantage():
@@ -217,7 +224,7 @@ def test_experts_that_drop_no_token_learn_from_rewards():
 
 
 @pytest.mark.parametrize(
-  ("make", "words"),
+  ("make", "message"),
   [
     (
       lambda: grpo.Objective("exact", clip=1.0),
@@ -238,6 +245,6 @@ def test_experts_that_drop_no_token_learn_from_rewards():
     ),
   ],
 )
-def test_bad_options_are_one_line(make, words):
-  with pytest.raises(UserError, match=words):
+def test_bad_options_are_one_line(make, message):
+  with pytest.raises(UserError, match=message):
     make()

@@ -73,9 +73,9 @@ def value(model):
 
 def by_hand(o, models, batch):
   """(loss, policy loss, value loss, clipped tokens): sums over tokens."""
-  own, rollout, reference = models
+  policy_model, rollout, reference = models
   lengths = batch["decoder_loss_weights"].sum(-1).astype(int)
-  p = (log_p(m, batch["decoder_target_tokens"]) for m in (own, reference))
+  p = (log_p(m, batch["decoder_target_tokens"]) for m in (policy_model, reference))
   r = None
   v = value(rollout)
   (p, r), old, A = p, batch["decoder_log_probabilities"], {}
@@ -97,7 +97,7 @@ def by_hand(o, models, batch):
     returned = a + v[b, k, t]
     ratio = np.exp(p[b, k, t] - old[b, k, t])
     bound = np.clip(ratio, 1 - o.clip, 1 + o.clip)
-    now = value(own)[b, k, t]
+    now = value(policy_model)[b, k, t]
     near = np.clip(now, v[b, k, t] - o.value_clip, v[b, k, t] + o.value_clip)
     policy += -min(ratio * white, bound * white)
     squares += max((now - returned) ** 2, (near - returned) ** 2) / 2
@@ -110,9 +110,9 @@ def test_loss_and_figures_are_those_of_the_papers():
   o = Objective(
     "exact", clip=0.1, value_clip=0.05, value_weight=0.3, gamma=0.9, gae_lambda=0.8, beta=0.2
   )
-  own, rollout = (Small(*m, Small(*models[2])) for m in models[:2])
+  policy, rollout = (Small(*m, Small(*models[2])) for m in models[:2])
   judged = o.estimate_advantages(rollout, batch)
-  loss, sums = o(own, judged)
+  loss, sums = o(policy, judged)
   names = ("loss", "policy_loss", "value_loss", "clip_fraction")
   np.testing.assert_allclose([sums[name] for name in names], by_hand(o, models, batch), rtol=1e-4)
   assert loss == sums["loss"]
@@ -125,10 +125,11 @@ def test_loss_and_figures_are_those_of_the_papers():
     == 0
   )
   parts = [{name: x[i : i + 1] for name, x in judged.items()} for i in range(B)]
-  each = [
-    o(Small(own.x_RTD[K * i : K * i + K], *models[0][1:]), part)[0] for i, part in enumerate(parts)
+  token_losses = [
+    o(Small(policy.x_RTD[K * i : K * i + K], *models[0][1:]), part)[0]
+    for i, part in enumerate(parts)
   ]
-  np.testing.assert_allclose(sum(each), loss, rtol=1e-5)
+  np.testing.assert_allclose(sum(token_losses), loss, rtol=1e-5)
 
 
 def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
@@ -144,8 +145,10 @@ def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
 
   def policy(x):  # -A log p
     every = jax.nn.log_softmax(x @ table.T).reshape(B, K, PROMPT + N, V)[..., PROMPT:, :]
-    own = jnp.take_along_axis(every, batch["decoder_target_tokens"][..., PROMPT:, None], -1)[..., 0]
-    return -jnp.sum(judged["advantages"] * own)
+    target_log_p = jnp.take_along_axis(
+      every, batch["decoder_target_tokens"][..., PROMPT:, None], -1
+    )[..., 0]
+    return -jnp.sum(judged["advantages"] * target_log_p)
 
   np.testing.assert_allclose(jax.grad(loss)(x, 0.2), jax.grad(policy)(x), atol=1e-5)
   moved = jnp.asarray(x) - 0.5 * jax.grad(policy)(x)  # towards better tokens, beyond a narrow bound

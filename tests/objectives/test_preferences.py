@@ -38,8 +38,8 @@ def one(batch, row, side):
 def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
   centre = 0.1
   gap = 0.2
-  own = np.array([0.0, 1.0, -0.5], np.float32)
-  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch | {"margin": own})
+  scores = np.array([0.0, 1.0, -0.5], np.float32)
+  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch | {"margin": scores})
   rewards = np.array(
     [
       [float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
@@ -47,7 +47,7 @@ def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
     ]
   )
   margins = rewards[:, 0] - rewards[:, 1]
-  expected = (-np.log(expit(margins - gap - own)) + centre * rewards.sum(1) ** 2).sum()
+  expected = (-np.log(expit(margins - gap - scores)) + centre * rewards.sum(1) ** 2).sum()
   np.testing.assert_allclose(
     [loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5
   )
@@ -65,8 +65,10 @@ def test_orpo_is_the_loss_of_its_paper(batch, scoring):
         np.asarray(scoring(one(batch, row, side))["logits"][0], np.float64), axis=-1
       )
       weights = batch["decoder_loss_weights"][row, side]
-      own = np.take_along_axis(log_p, batch["decoder_target_tokens"][row, side][:, None], 1)[:, 0]
-      means[row, side] = (own * weights).sum() / weights.sum()
+      target_log_p = np.take_along_axis(
+        log_p, batch["decoder_target_tokens"][row, side][:, None], 1
+      )[:, 0]
+      means[row, side] = (target_log_p * weights).sum() / weights.sum()
   odds = np.exp(means) / (1 - np.exp(means))
   ratio = np.log(odds[:, 0] / odds[:, 1])
   expected = (-means[:, 0] - 0.3 * np.log(expit(ratio))).sum()
@@ -76,11 +78,11 @@ def test_orpo_is_the_loss_of_its_paper(batch, scoring):
 @pytest.mark.parametrize("objective", [reward, orpo])
 def test_padding_pairs_count_for_nothing(objective, batch, scoring):
   padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
-  for got, expected in zip(
+  for actual, expected in zip(
     objective.Objective()(scoring, padded)[1].values(),
     objective.Objective()(scoring, batch)[1].values(),
   ):
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.more
@@ -88,25 +90,35 @@ def test_padding_pairs_count_for_nothing(objective, batch, scoring):
 def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(
   values, scores, tmp_path, compiled, capsys
 ):
-  more = (f"--config.objective={json.dumps(values)}", f"--config.model.scores={scores}")
+  objective_flags = (f"--config.objective={json.dumps(values)}", f"--config.model.scores={scores}")
   run = tmp_path / "run"
   parted = tmp_path / "parted"
-  assert train.main([*flags(tmp_path, *more), f"--workdir={run}"]) == 0, capsys.readouterr().err
+  assert train.main([*flags(tmp_path, *objective_flags), f"--workdir={run}"]) == 0, (
+    capsys.readouterr().err
+  )
   evaluated = [row for row in read_metrics(run) if "eval/pairs_preferences/accuracy" in row]
   assert evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
-  assert train.main([*flags(tmp_path, *more, "--config.total_steps=3"), f"--workdir={parted}"]) == 0
-  assert train.main([*flags(tmp_path, *more), f"--workdir={parted}"]) == 0
+  assert (
+    train.main(
+      [*flags(tmp_path, *objective_flags, "--config.total_steps=3"), f"--workdir={parted}"]
+    )
+    == 0
+  )
+  assert train.main([*flags(tmp_path, *objective_flags), f"--workdir={parted}"]) == 0
   assert_same_bits(run, parted, 6)
   pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
-  given = [pair["chosen"] for pair in pairs], [{"prompt": pair["prompt"]} for pair in pairs]
+  texts_and_rows = (
+    [pair["chosen"] for pair in pairs],
+    [{"prompt": pair["prompt"]} for pair in pairs],
+  )
   if scores:  # the reward model as a reward says what the evaluation said
-    found = rewards.reward_texts({"name": "model", "workdir": str(run)}, *given)
-    assert found.mean() == pytest.approx(
+    chosen_rewards = rewards.reward_texts({"name": "model", "workdir": str(run)}, *texts_and_rows)
+    assert chosen_rewards.mean() == pytest.approx(
       evaluated[-1]["eval/pairs_preferences/chosen_reward"], rel=1e-4
     )
   else:
     with pytest.raises(UserError, match="model failed: UserError: .*: found no reward model"):
-      rewards.reward_texts({"name": "model", "workdir": str(run)}, *given)
+      rewards.reward_texts({"name": "model", "workdir": str(run)}, *texts_and_rows)
 
 
 def test_a_reward_model_needs_a_score(tmp_path, capsys):

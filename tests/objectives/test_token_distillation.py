@@ -59,16 +59,16 @@ def test_the_loss_is_that_of_the_formula(k, case):
     log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in (student, teacher)
   )
   kl = np.zeros((B, T))
-  rest = np.zeros((B, T))
-  for place in np.ndindex(B, T):
-    q = np.exp(log_q[place])
-    p = np.exp(log_p[place])
+  remainder = np.zeros((B, T))
+  for position in np.ndindex(B, T):
+    q = np.exp(log_q[position])
+    p = np.exp(log_p[position])
     top = np.argsort(-p)[:k]
-    others = [i for i in range(V) if i not in top]
-    kl[place] = sum(p[i] * np.log(p[i] / q[i]) for i in top)
-    if others:
-      rest[place] = p[others].sum()
-      kl[place] += rest[place] * np.log(rest[place] / q[others].sum())
+    other_ids = [i for i in range(V) if i not in top]
+    kl[position] = sum(p[i] * np.log(p[i] / q[i]) for i in top)
+    if other_ids:
+      remainder[position] = p[other_ids].sum()
+      kl[position] += remainder[position] * np.log(remainder[position] / q[other_ids].sum())
   w = batch["decoder_loss_weights"]
   target = batch["decoder_target_tokens"]
   ce = -np.take_along_axis(log_q, target[..., None], -1)[..., 0]
@@ -76,17 +76,17 @@ def test_the_loss_is_that_of_the_formula(k, case):
   np.testing.assert_allclose(loss, (w * (0.3 * ce + 0.7 * kl)).sum(), rtol=1e-5)
   np.testing.assert_allclose(
     [sums["loss"], sums["distillation_loss"], sums["remainder"]],
-    [(w * x).sum() for x in (ce, kl, rest)],
+    [(w * x).sum() for x in (ce, kl, remainder)],
     rtol=1e-5,
   )
   assert sums["agreement"] == pytest.approx(
     (w * (log_q.argmax(-1) == log_p.argmax(-1))).sum(), rel=1e-5
   )
   if k < V:
-    whole = token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[1][
+    full_loss = token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[1][
       "distillation_loss"
     ]
-    assert sums["distillation_loss"] < whole
+    assert sums["distillation_loss"] < full_loss
 
 
 def test_a_temperature_divides_the_logits_of_both(case):
@@ -112,13 +112,14 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
     monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", B * tokens * V)
     assert "scan" in str(jax.make_jaxpr(online)(student))
   stored = batch | cached(teacher, V)
-  found = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(
+  from_store = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(
     student
   )
-  for both in zip(
-    jax.tree.leaves((found, jax.value_and_grad(online)(student))), jax.tree.leaves((expected,) * 2)
+  for pair in zip(
+    jax.tree.leaves((from_store, jax.value_and_grad(online)(student))),
+    jax.tree.leaves((expected,) * 2),
   ):
-    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-6)
   to_teacher = jax.grad(
     lambda t: token_distillation.Objective()(Small(*student, Small(*t)), batch)[0]
   )(teacher)
@@ -130,16 +131,18 @@ def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
   """The published sizes of a family may share a tokenizer, and not the number of rows of their
   tables."""
   student, teacher, batch = case
-  both = {"student": student, "teacher": teacher}
-  x, table = both[wider]
-  both[wider] = x, np.concatenate([table, table[:3] + 9])
+  logits = {"student": student, "teacher": teacher}
+  x, table = logits[wider]
+  logits[wider] = x, np.concatenate([table, table[:3] + 9])
   log_q, log_p = (
-    log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in both.values()
+    log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in logits.values()
   )
   log_q = log_q[..., :V]
   log_p = log_p[..., :V] - np.log(np.exp(log_p[..., :V]).sum(-1, keepdims=True))
   kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)
-  sums = token_distillation.Objective()(Small(*both["student"], Small(*both["teacher"])), batch)[1]
+  sums = token_distillation.Objective()(
+    Small(*logits["student"], Small(*logits["teacher"])), batch
+  )[1]
   expected = (kl * batch["decoder_loss_weights"]).sum()
   assert sums["distillation_loss"] == pytest.approx(expected, rel=1e-4)
 
@@ -167,13 +170,13 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
   assert train.main([*recipe, *steps, f"--workdir={tmp_path}/teacher"]) == 0, (
     capsys.readouterr().err
   )
-  made = [
+  stored = [
     f"--workdir={tmp_path}/teacher",
     f"--k={k}",
     "--examples=20",
     f"--output={tmp_path}/taught",
   ]
-  assert cache_teacher.main([*recipe, *made]) == 0, capsys.readouterr().err
+  assert cache_teacher.main([*recipe, *stored]) == 0, capsys.readouterr().err
   assert f"the {k} likeliest tokens leave a remainder of 0." in capsys.readouterr().out
   built = task.build("taught", "validation", store=f"{tmp_path}/taught")
   batch = next(loader.eval_batches(built, batch_size=8, max_examples=8))
@@ -185,15 +188,15 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
     "task": {"name": "taught", "store": f"{tmp_path}/taught"},
     "objective": {"name": "cached_distillation"},
   }
-  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
-  assert train.main([*recipe, *steps, *words, f"--workdir={tmp_path}/student"]) == 0, (
+  overrides = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  assert train.main([*recipe, *steps, *overrides, f"--workdir={tmp_path}/student"]) == 0, (
     capsys.readouterr().err
   )
   rows = read_metrics(tmp_path / "student")
   assert 0 < rows[0]["train/remainder"] < 1
   assert rows[0]["train/distillation_loss"] > 0
-  words = ['--config.objective={"name": "cached_distillation"}', f"--workdir={tmp_path}/other"]
-  assert train.main([*recipe, *steps, *words]) == 2
+  overrides = ['--config.objective={"name": "cached_distillation"}', f"--workdir={tmp_path}/other"]
+  assert train.main([*recipe, *steps, *overrides]) == 2
   assert "python -m tools.cache_teacher" in capsys.readouterr().err
 
 
@@ -227,7 +230,7 @@ def test_meshes_change_nothing(mesh, monkeypatch):
     n: jax.device_put(a, rules.sharding(("batch", "length", None)[: a.ndim]))
     for n, a in batch.items()
   }
-  for found, one in zip(
+  for sharded, unsharded in zip(
     jax.tree.leaves(jax.jit(within)(*placed, rows)), jax.tree.leaves(expected), strict=True
   ):
-    np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sharded, unsharded, rtol=1e-5, atol=1e-5)

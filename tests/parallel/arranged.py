@@ -16,20 +16,24 @@ from tests.parallel import layouts
 
 def main(argv: list[str]) -> int:
   slice_ = layouts.read()[argv[0], 1]
-  place = mesh._arrange
+  original_arrange = mesh._arrange
 
   def arrange(shape, devices):
-    ours = {}
+    remapped = {}
     for process in {device.process_index for device in devices}:
-      mine = [device for device in devices if device.process_index == process]
-      ours |= dict(
-        zip([device for device in slice_ if device.process_index == process], mine, strict=True)
+      process_devices = [device for device in devices if device.process_index == process]
+      remapped |= dict(
+        zip(
+          [device for device in slice_ if device.process_index == process],
+          process_devices,
+          strict=True,
+        )
       )
-    arranged = place(shape, slice_)
-    assert len(ours) == arranged.size
-    found = arranged.copy()
-    found.flat = [ours[device] for device in arranged.flat]
-    return found
+    arranged = original_arrange(shape, slice_)
+    assert len(remapped) == arranged.size
+    result = arranged.copy()
+    result.flat = [remapped[device] for device in arranged.flat]
+    return result
 
   mesh._arrange = arrange
   code = train.main(argv[1:])

@@ -37,14 +37,14 @@ class Device:
 
 def read() -> dict[tuple[str, int], list[Device]]:
   """The devices of every topology, by (name, slices)."""
-  found = {}
+  layouts = {}
   for key, layout in json.loads(FILE.read_text()).items():
     name, _, slices = key.partition(" x ")
-    found[name, int(slices)] = [
+    layouts[name, int(slices)] = [
       Device(number, process, tuple(coords), core, slice_, layout["kind"])
       for number, (process, slice_, core, *coords) in enumerate(layout["devices"])
     ]
-  return found
+  return layouts
 
 
 def described(name: str, slices: int) -> dict:
@@ -54,11 +54,11 @@ def described(name: str, slices: int) -> dict:
   topology = hardware.parse(name, slices)
   os.environ.update(hardware.environment(topology))
   devices = hardware.devices(topology)
-  places = [
+  device_ids = [
     [d.process_index, getattr(d, "slice_index", None) or 0, d.core_on_chip, *d.coords]
     for d in devices
   ]
-  return {"kind": devices[0].device_kind, "devices": places}
+  return {"kind": devices[0].device_kind, "devices": device_ids}
 
 
 if __name__ == "__main__":

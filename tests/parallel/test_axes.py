@@ -61,10 +61,10 @@ MESHES = {  # mesh, changes to the rules
 
 
 def batch(seed):
-  made = tiny.batch(ROWS, LENGTH, LENGTH, vocab=VOCAB, seed=seed)
-  made["encoder_target_tokens"] = np.roll(made["encoder_input_tokens"], 1, axis=1)
-  made["encoder_loss_weights"] = (made["encoder_input_tokens"] % 3 == 0).astype(np.float32)
-  return made
+  features = tiny.batch(ROWS, LENGTH, LENGTH, vocab=VOCAB, seed=seed)
+  features["encoder_target_tokens"] = np.roll(features["encoder_input_tokens"], 1, axis=1)
+  features["encoder_loss_weights"] = (features["encoder_input_tokens"] % 3 == 0).astype(np.float32)
+  return features
 
 
 @functools.cache
@@ -122,5 +122,5 @@ def test_ten_steps_on_a_mesh(kind, mesh, capfd):
     # adds as much to all logits of a query: its gradient is rounding error
     if name.endswith("key/bias"):
       continue
-    apart = np.linalg.norm(final[name] - expected[name]) / np.linalg.norm(expected[name])
-    assert apart < 1e-5, (name, apart)
+    distance = np.linalg.norm(final[name] - expected[name]) / np.linalg.norm(expected[name])
+    assert distance < 1e-5, (name, distance)

@@ -97,9 +97,10 @@ def test_processes_whose_rows_interleave_make_the_global_batch():
 
 
 def finish(processes, seconds=600):
-  done = [process.communicate(timeout=seconds) for process in processes]
+  outputs = [process.communicate(timeout=seconds) for process in processes]
   return [
-    (process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)
+    (process.returncode, out.strip(), err.strip())
+    for process, (out, err) in zip(processes, outputs)
   ]
 
 
@@ -109,7 +110,7 @@ def assert_refused(result, *words, expected=(2, "error: ")):
   assert out == "", result
   assert err.startswith(expected[1]), result
   assert "\n" not in err, result
-  assert all(word in err for word in words), err
+  assert all(part in err for part in words), err
 
 
 TRANSIENT = (69, "transient error: ")  # launchers start again
@@ -216,15 +217,15 @@ def test_an_unreachable_coordinator():
 
 
 def test_a_port_in_use():
-  with socket.create_server(("127.0.0.1", 0)) as taken:
-    port = taken.getsockname()[1]
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
     assert_refused(
       finish(start_job(port, [0], 2))[0], f"coordinator port {port}", "Address already in use"
     )
 
 
 @pytest.mark.parametrize(
-  "environment, words",
+  "environment, message",
   [
     ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX_NUM_PROCESSES, JAX_PROCESS_ID missing"),
     (
@@ -241,10 +242,10 @@ def test_a_port_in_use():
     ),
   ],
 )
-def test_wrong_variables(environment, words, monkeypatch):
+def test_wrong_variables(environment, message, monkeypatch):
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
-  with pytest.raises(distributed.UserError, match=words):
+  with pytest.raises(distributed.UserError, match=message):
     distributed.initialize()
 
 
@@ -272,7 +273,7 @@ def test_one_process_needs_nothing():
 
 
 @pytest.mark.parametrize(
-  "answer, kind, said",
+  "answer, kind, message",
   [
     ("DEADLINE_EXCEEDED: GetKeyValue() timed out", TransientError, "^process 1 is late$"),
     (
@@ -283,11 +284,11 @@ def test_one_process_needs_nothing():
     ("INTERNAL: a bug", RuntimeError, "INTERNAL"),
   ],
 )
-def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
+def test_a_first_process_that_does_not_answer_is_transient(answer, kind, message):
   def get(key, milliseconds):
     raise RuntimeError(answer)
 
-  with pytest.raises(kind, match=said):
+  with pytest.raises(kind, match=message):
     distributed._wait_for_key(
       types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late"
     )

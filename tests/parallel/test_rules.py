@@ -55,7 +55,7 @@ def test_mesh_has_every_axis_and_is_of_type_auto():
 
 
 @pytest.mark.parametrize(
-  "sizes, words",
+  "sizes, message_part",
   [
     ({"data": 4}, ["multiplies to 4", "found 8", "-1"]),
     ({"data": 16}, ["multiplies to 16", "found 8"]),
@@ -66,9 +66,9 @@ def test_mesh_has_every_axis_and_is_of_type_auto():
     ({"tensr": 8}, ["mesh.tensr", "unknown mesh axis", "tensor"]),
   ],
 )
-def test_meshes_that_do_not_fit_are_refused(sizes, words):
+def test_meshes_that_do_not_fit_are_refused(sizes, message_part):
   message = refusal(make_mesh, sizes)
-  assert all(word in message for word in words), message
+  assert all(part in message for part in message_part), message
 
 
 # Rules
@@ -110,7 +110,7 @@ def test_tensor_must_divide_whole_heads():
   message = refusal(
     rules(data=2, tensor=4).param_shardings, named(heads=6, head_dim=64, embed=64, mlp=64)
   )
-  for word in (
+  for part in (
     "attention/layer/",
     "/kernel",
     "heads",
@@ -120,7 +120,7 @@ def test_tensor_must_divide_whole_heads():
     "into 4",
     "rules.",
   ):
-    assert word in message, (word, message)
+    assert part in message, (part, message)
   split = rules(tensor=2).param_shardings(named(heads=6, head_dim=64, embed=64, mlp=64))
   assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(
     None, None, "tensor"
@@ -172,8 +172,8 @@ def test_constrain_does_nothing_outside_and_pins_inside():
         x[:3], "batch", None, "activation_mlp"
       )
 
-  whole, odd = run(jax.device_put(x, r.replicated))
-  assert whole.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
+  replicated, odd = run(jax.device_put(x, r.replicated))
+  assert replicated.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
   # three rows cannot be cut into four: left whole
   assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)
   assert constrain(x, "batch", "length", "activation_mlp") is x
@@ -208,8 +208,8 @@ def test_local_rows_of_two_processes(process, rows):
     ).tolist()
     == rows
   )
-  whole = NamedSharding(mesh, PartitionSpec())
-  assert local_rows(Elsewhere(whole, mesh.devices[:2].ravel()), 32).tolist() == [*range(32)]
+  replicated = NamedSharding(mesh, PartitionSpec())
+  assert local_rows(Elsewhere(replicated, mesh.devices[:2].ravel()), 32).tolist() == [*range(32)]
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,15 @@ def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
   )
   sharding = NamedSharding(mesh, PartitionSpec(tuple(a for a in axes if a != "tensor")))
   shards = sharding.devices_indices_map((32,))
-  seen = {}
+  hosts_by_row = {}
   for host in range(4):
-    own = devices[2 * host : 2 * host + 2]
-    rows = local_rows(Elsewhere(sharding, own), 32)
+    host_devices = devices[2 * host : 2 * host + 2]
+    rows = local_rows(Elsewhere(sharding, host_devices), 32)
     assert (np.diff(rows) > 0).all()
-    held = {row for device in own for row in range(*shards[device][0].indices(32))}
+    held = {row for device in host_devices for row in range(*shards[device][0].indices(32))}
     assert set(rows.tolist()) == held
-    seen[host] = held
-  assert set().union(*seen.values()) == set(range(32))
+    hosts_by_row[host] = held
+  assert set().union(*hosts_by_row.values()) == set(range(32))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
   x = np.arange(64 * 6).reshape(64, 6)
   expected = jax.device_put(x, sharding)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  made = from_local_rows(sharding, np.arange(64), x, 64)
-  assert made.sharding == expected.sharding
-  assert (np.asarray(made) == x).all()
+  array = from_local_rows(sharding, np.arange(64), x, 64)
+  assert array.sharding == expected.sharding
+  assert (np.asarray(array) == x).all()
 
 
 # Kernels
@@ -274,10 +274,10 @@ def test_gathered_and_scattered(mesh):
 
   tokens = r.sharding(("batch", "length", None))
   args = jax.device_put((x, kernel, g), (tokens, r.sharding(axes), tokens))
-  found = run(*args)
-  for one, other in zip(found, gradients(x, kernel, g), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-  assert found[2].sharding.is_equivalent_to(r.sharding(axes), 2)
+  actual = run(*args)
+  for gradient, expected in zip(actual, gradients(x, kernel, g), strict=True):
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+  assert actual[2].sharding.is_equivalent_to(r.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
   assert "reduce-scatter" in program
   assert "all-gather" in program
@@ -286,7 +286,7 @@ def test_gathered_and_scattered(mesh):
   assert (mesh.get("tensor", 1) == 1) == bool(re.search(r"f32\[16,32\]\S* all-gather", program))
   # which XLA's CPU compiler does not survive by itself
   low = run(args[0].astype(jnp.bfloat16), args[1], args[2])
-  np.testing.assert_allclose(low[2], found[2], rtol=0.1, atol=0.1)
+  np.testing.assert_allclose(low[2], actual[2], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("mesh, gathers", [(dict(fsdp=8), 1), (dict(fsdp=4, tensor=2), 3)], ids=str)
@@ -311,10 +311,12 @@ def test_kernels_together(mesh, gathers):
     )
 
   arguments = jax.device_put((layers, x), (shardings, r.sharding(("batch", "length", None))))
-  found = jax.jit(gradients(outputs))(*arguments)
+  actual = jax.jit(gradients(outputs))(*arguments)
   expected = gradients(lambda layers, x: [layer(x) for layer in layers])(layers, x)
-  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+  for gradient, expected_gradient in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
   assert jax.jit(outputs).lower(*arguments).as_text().count("dot_general") == gathers
 
 
@@ -349,8 +351,8 @@ def test_exchanged_in_stages(mesh, lengths, monkeypatch):
   """An all-to-all along one dimension of a torus after the other moves everything to where one
   all-to-all would."""
   r = rules(**mesh)
-  places = np.arange(np.prod(lengths)).reshape(lengths)
-  groups = [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
+  positions = np.arange(np.prod(lengths)).reshape(lengths)
+  groups = [np.moveaxis(positions, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
   monkeypatch.setattr(rules_module, "exchange_stages", lambda mesh, axis: groups)
   x, g = np.random.default_rng(0).standard_normal((2, 16, 3, 32)).astype(np.float32)
 
@@ -382,8 +384,8 @@ def test_stages_of_a_torus():
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
   assert exchange_stages(mesh(jax.devices()), "data") == [None]
   assert exchange_stages(mesh(torus[:4]), "data") == [None]
-  found = exchange_stages(mesh(torus), "data")
-  assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
+  stages = exchange_stages(mesh(torus), "data")
+  assert stages == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
   assert (
     len(
       exchange_stages(
@@ -408,4 +410,4 @@ def test_stages_of_a_torus():
   run = lambda groups: jax.shard_map(  # noqa: E731
     lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False
   )(x)
-  np.testing.assert_allclose(run(found), run([None]), rtol=1e-5)
+  np.testing.assert_allclose(run(stages), run([None]), rtol=1e-5)

@@ -24,25 +24,25 @@ def every_row_is_read(devices, sizes, rows=2):
   rules = Rules.make(make_mesh(sizes, devices))
   sharding = rules.batch()
   batch = rows * rules.ways("batch")
-  held = rows_by_process(sharding, batch)
-  assert sorted(held) == sorted({device.process_index for device in devices})
-  expected = {process: set() for process in held}
+  rows_of_process = rows_by_process(sharding, batch)
+  assert sorted(rows_of_process) == sorted({device.process_index for device in devices})
+  expected = {process: set() for process in rows_of_process}
   readers = np.zeros(batch, int)
   mesh = rules.mesh
-  for place, device in np.ndenumerate(mesh.devices):
+  for coordinates, device in np.ndenumerate(mesh.devices):
     # of its part of the batch: its place along the batch axes, the first most significant
     number = 0
     for axis in rules.table["batch"]:
-      number = number * mesh.shape[axis] + place[mesh.axis_names.index(axis)]
-    mine = range(number * rows, (number + 1) * rows)
-    expected[device.process_index].update(mine)
-    readers[list(mine)] += 1
-  assert {process: sorted(mine) for process, mine in expected.items()} == {
-    p: r.tolist() for p, r in held.items()
+      number = number * mesh.shape[axis] + coordinates[mesh.axis_names.index(axis)]
+    process_rows = range(number * rows, (number + 1) * rows)
+    expected[device.process_index].update(process_rows)
+    readers[list(process_rows)] += 1
+  assert {process: sorted(process_rows) for process, process_rows in expected.items()} == {
+    p: r.tolist() for p, r in rows_of_process.items()
   }
   assert (readers == len(devices) // rules.ways("batch")).all()
   if rules.ways("batch") == len(devices):
-    assert sum(map(len, held.values())) == batch  # each row exactly once
+    assert sum(map(len, rows_of_process.values())) == batch  # each row exactly once
   return mesh
 
 
@@ -59,8 +59,8 @@ def test_meshes_of_other_slices(topology):
   for sizes in SEVERAL if len(devices) >= 16 else [{"data": -1}]:
     mesh = every_row_is_read(devices, sizes | ({"replica": slices} if slices > 1 else {}))
     if slices > 1:  # replicas are slices: no other axis leaves one
-      for inside in mesh.devices:
-        assert len({device.slice_index for device in inside.flat}) == 1
+      for slice_mesh in mesh.devices:
+        assert len({device.slice_index for device in slice_mesh.flat}) == 1
   if slices > 1:
     with pytest.raises(UserError, match=f"set mesh.replica={slices}"):
       make_mesh({"data": -1}, devices)
@@ -113,10 +113,13 @@ def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_c
   code, output = run([*launcher, "--", *arranged], cache=quick_cache)
   assert code == 0, output
   assert f"of {hosts} processes" in output, output
-  ours = losses(tmp_path / "slice")
-  theirs = losses(tmp_path / "one")
-  assert len(ours) == 4, (ours, theirs)
-  assert np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)
+  slice_losses = losses(tmp_path / "slice")
+  single_losses = losses(tmp_path / "one")
+  assert len(slice_losses) == 4, (slice_losses, single_losses)
+  assert np.abs(np.subtract(slice_losses, single_losses)).max() < 1e-5, (
+    slice_losses,
+    single_losses,
+  )
 
 
 @pytest.fixture
@@ -146,10 +149,10 @@ def test_layouts_are_those_of_the_compiler():
     "every_row_is_read(devices, {'fsdp': -1})\n"
     "every_row_is_read(devices, {'data': -1, 'fsdp': 64, 'tensor': 8})\n"
   )
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 0, done.stderr[-2000:]
+  assert process.returncode == 0, process.stderr[-2000:]
 
 
 def test_layouts_are_read_as_written():

@@ -146,20 +146,20 @@ def test_in_the_results_of_a_suite(tmp_path, value):
     "rate": None,
   }
   result |= {"score": 50.0, "best": 50.0, "spread": 0.0}
-  found = {
+  results = {
     "suite": value,
     "workdir": value,
     "from_scratch": False,
     "seeds": 2,
     "tasks": {task: result},
   }
-  found |= {
+  results |= {
     "missing": {value + "2": value},
     "mean": 50.0,
     "average": None,
     "versions": {value: value},
   }
-  tables.write_results(tmp_path / "out", found)
+  tables.write_results(tmp_path / "out", results)
   page = Page((tmp_path / "out" / "results.html").read_text())
   assert value in page.texts
   assert f"{value}: targets and predictions" in page.labels
@@ -172,9 +172,9 @@ def test_in_a_chart_and_a_page_of_data(value):
   drawn = charts.bars({value: 1.0, "b": 2.0}, value)
   assert Page(f"<figure>{drawn}</figure>").labels == [value]
   assert not re.search(r"<script|<img", drawn)
-  shown = inspect_data.Shown(
+  feature = inspect_data.Shown(
     value, value, [inspect_data.Cell(1, value, False, False, None, None)], 0, value
   )
-  page = Page(inspect_data.to_html([[shown]], value, value))
+  page = Page(inspect_data.to_html([[feature]], value, value))
   assert value in page.texts
   assert "script" not in page.elements

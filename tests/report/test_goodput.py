@@ -40,19 +40,19 @@ def test_every_second_has_a_name(tmp_path):
   run = goodput.Goodput(file, 8, clock.now - 5, clock)  # 31 s after the last sign, three steps back
   run.write(9, line(0.0))
   run.close("paused")
-  found = json.loads(file.read())
-  badput = found["badput_time"]
+  totals = json.loads(file.read())
+  badput = totals["badput_time"]
   assert badput["custom_badput_events.evaluation"] == 3
   assert badput["unproductive_checkpoint_save_time"] == 4
   assert badput["data_loading_sync"] == 4.5
   assert badput["program_startup"] == 20
   assert badput["infrastructure_recovery_from_disruption"] == pytest.approx(31)
   assert badput["wasted_progress_from_disruption"] == pytest.approx(17.5 * 3 / 11, abs=1e-3)
-  assert found["goodput_time"] == pytest.approx(17.5 * 8 / 11, abs=1e-3)
-  assert found["disruption_count"] == 1
-  assert found["max_productive_step"] == 9
-  assert sum(badput.values()) + found["goodput_time"] == pytest.approx(
-    found["total_elapsed_time"], abs=0.01
+  assert totals["goodput_time"] == pytest.approx(17.5 * 8 / 11, abs=1e-3)
+  assert totals["disruption_count"] == 1
+  assert totals["max_productive_step"] == 9
+  assert sum(badput.values()) + totals["goodput_time"] == pytest.approx(
+    totals["total_elapsed_time"], abs=0.01
   )
 
 
@@ -87,9 +87,9 @@ def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
   clock.now += 40
   run.write(2, line(20.0))
   run.close("finished")
-  found = json.loads(file.read())
-  assert found["total_elapsed_time"] == 70
-  assert found["goodput"] == pytest.approx(40 / 70, abs=1e-3)
+  totals = json.loads(file.read())
+  assert totals["total_elapsed_time"] == 70
+  assert totals["goodput"] == pytest.approx(40 / 70, abs=1e-3)
 
 
 def test_the_program_was_started_before(tmp_path):

@@ -107,11 +107,11 @@ def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
   page = write_report(tmp_path / "run").read_text()
   gap = '<span class="sentinel">____</span>'
   assert f"the {gap} name of {gap} &amp; {gap}</dd>" in page
-  found = (
+  html = (
     'the <span class="good">encoding</span> name of <span class="bad">theType</span> &amp; '
     '<span class="bad">____'
   )
-  assert found in page
+  assert html in page
   assert (
     'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>'
   ) in page
@@ -126,15 +126,15 @@ def test_masks_are_gaps_and_continuations_are_not_judged():
     "input": "the [MASK] name of <mask>ing",
     "original": "the old name of going",
   }
-  found = sample(texts | {"filled": "the old name of being"})
-  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel")
-  assert found["status"].startswith("1 of 2 words")
-  found = sample(
+  html = sample(texts | {"filled": "the old name of being"})
+  assert dict(html["rows"])["with gaps"][2] == ("____", "sentinel")
+  assert html["status"].startswith("1 of 2 words")
+  html = sample(
     {"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"}
   )
-  assert found["good"] is None
-  assert found["status"] == "goes on after 2 words"
-  assert dict(found["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
+  assert html["good"] is None
+  assert html["status"] == "goes on after 2 words"
+  assert dict(html["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
 
 
 def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
@@ -150,18 +150,18 @@ def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
   verdict = (
     "At step 100 of 200. The validation loss is 4.250, 2.250 below the unigram entropy (6.500)"
   )
-  for words in (
+  for phrase in (
     verdict,
     "1 March 2026, 10:00 UTC",
     "2, the last on 2 March 2026, 11:30 UTC",
     "74.4 k",
     "1 x cpu",
   ):
-    assert words in page.replace("8 x cpu", "1 x cpu"), words
+    assert phrase in page.replace("8 x cpu", "1 x cpu"), phrase
 
 
 @pytest.mark.parametrize(
-  "losses, words",
+  "losses, message",
   [
     ([5.0, 4.0, 3.0], "It was still falling."),
     ([5.0, 3.0, 4.0], "It was lowest at step 200 (3.000) and has risen since."),
@@ -171,13 +171,13 @@ def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
     ),
   ],
 )
-def test_verdicts(losses, words):
+def test_verdicts(losses, message):
   rows = [
     {"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0}
     for n, x in enumerate(losses, 1)
   ]
   assert verdict(rows, 300).startswith("Finished all 300 steps.")
-  assert verdict(rows, 300).endswith(words)
+  assert verdict(rows, 300).endswith(message)
   assert verdict([], 300) == ""
   assert "went from 2.000 to 1.000" in verdict(
     [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0}], None
@@ -196,7 +196,7 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
   output = tmp_path / "both.html"
   assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={output}"]) == 0
   page = output.read_text()
-  for words in (
+  for phrase in (
     "books/loss",
     "4.25",
     "total_steps",
@@ -206,7 +206,7 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
     "<b>b</b>",
     "train/loss",
   ):
-    assert words in page, words
+    assert phrase in page, phrase
   assert "<script" not in page
   assert "model.name" not in page
   assert main([str(tmp_path / "a")]) == 0
@@ -225,9 +225,9 @@ def test_an_index_of_metrics_changes_no_series():
   indexed = Metrics(rows)
   assert names(indexed) == names(rows) == ["step", "a", "b", "c"]
   for name in ("a", "b", "c", "none"):
-    for ours, theirs in zip(series(indexed, name), series(rows, name)):
-      assert ours.tolist() == theirs.tolist()
-      assert ours.dtype == theirs.dtype
+    for indexed_points, unindexed_points in zip(series(indexed, name), series(rows, name)):
+      assert indexed_points.tolist() == unindexed_points.tolist()
+      assert indexed_points.dtype == unindexed_points.dtype
   assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
 
 
@@ -246,13 +246,13 @@ def test_an_empty_workdir_has_a_report_too(tmp_path):
 
 
 def test_long_texts_take_no_time_and_are_cut():
-  words = [f"word{number * 7919 % 50}" for number in range(20_000)]
-  long = " ".join(words)
+  tokens = [f"word{number * 7919 % 50}" for number in range(20_000)]
+  long = " ".join(tokens)
   begin = time.monotonic()
   for text in (long, "a" * 1_000_000, "<extra_id_0>" * 100_000):
     texts = {"input": text, "target": "", "prediction": "", "original": text, "filled": text}
-    shown = sample(texts)
-    assert all(len(part) < 20_000 for _, parts in shown["rows"] for part, _ in parts)
+    html = sample(texts)
+    assert all(len(part) < 20_000 for _, parts in html["rows"] for part, _ in parts)
   assert time.monotonic() - begin < 5
 
 
@@ -264,9 +264,9 @@ def test_words_are_marked_by_a_longest_common_subsequence():
     "original": "a b c d",
     "filled": "a c b d",
   }
-  shown = sample(texts)
-  assert shown["status"] == "1 of 2 words as in the original"
-  assert not shown["good"]
+  html = sample(texts)
+  assert html["status"] == "1 of 2 words as in the original"
+  assert not html["good"]
 
 
 def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch):
@@ -329,15 +329,15 @@ def test_corrupt_files_are_named(tmp_path, name, content, message):
 
 
 def test_runs_at_addresses_are_compared_as_they_are_now(tmp_path, capsys):
-  there = [f"memory://{tmp_path}/{name}" for name in "ab"]
-  run = t5x.Run("tests/recipes/nano.py", there[0])
+  addresses = [f"memory://{tmp_path}/{name}" for name in "ab"]
+  run = t5x.Run("tests/recipes/nano.py", addresses[0])
   assert run.metrics() == []
-  assert main([*there]) == 2
+  assert main([*addresses]) == 2
   assert "/a: holds no run" in capsys.readouterr().err
-  for address, loss in zip(there, (2.0, 3.0)):
+  for address, loss in zip(addresses, (2.0, 3.0)):
     (as_path(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
   assert run.metrics() == [{"step": 1, "train/loss": 2.0}]
-  assert main([*there, f"--output={tmp_path / 'both.html'}"]) == 0
+  assert main([*addresses, f"--output={tmp_path / 'both.html'}"]) == 0
   assert (tmp_path / "both.html").is_file()
-  assert main(there[:1]) == 2
+  assert main(addresses[:1]) == 2
   assert "a local copy" in capsys.readouterr().err

@@ -13,5 +13,7 @@ print(*(name for name in sys.modules if name.startswith("t5x_like.") and "image"
 
 
 def test_a_run_on_text_imports_nothing_of_images():
-  done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
-  assert done.stdout.strip() == ""
+  process = subprocess.run(
+    [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+  )
+  assert process.stdout.strip() == ""

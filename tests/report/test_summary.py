@@ -67,11 +67,11 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
   )
   parts = types.SimpleNamespace(model=model, rules=rules(data=2, fsdp=4))
   task = types.SimpleNamespace(name="mine", num_examples=1_234_567)
-  made = types.SimpleNamespace(config=config, parts=parts, task=task)
+  assembly = types.SimpleNamespace(config=config, parts=parts, task=task)
   session = types.SimpleNamespace(workdir=tmp_path, address="gs://b/run")
   cost = StepCost(positions=4096, flops=1e12, peak=4e12)
-  found = summarize(session, made, cost, 0)
-  for words in (
+  summary = summarize(session, assembly, cost, 0)
+  for phrase in (
     "t5 small",
     "mine: 1.23 M examples",
     "4.1 k tokens",
@@ -80,14 +80,16 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
     "0 to 7,200",
     "gs://b/run",
   ):
-    assert words in found, (words, found)
-  assert "about 60 min at 50% of the peak" in found
-  assert len(found.splitlines()) < 12
+    assert phrase in summary, (phrase, summary)
+  assert "about 60 min at 50% of the peak" in summary
+  assert len(summary.splitlines()) < 12
   assert (tmp_path / "sharding.txt").read_text().startswith("parameter")
-  assert "duration  told with the steps" in summarize(session, made, StepCost(4096, 1e12, 0.0), 0)
+  assert "duration  told with the steps" in summarize(
+    session, assembly, StepCost(4096, 1e12, 0.0), 0
+  )
   with MetricsWriter(tmp_path, resume_step=0) as writer:
     writer.write(3600, {"train/seconds_per_step": 2.0})
-  assert "about 2 h at the pace of earlier steps" in summarize(session, made, cost, 3600)
+  assert "about 2 h at the pace of earlier steps" in summarize(session, assembly, cost, 3600)
 
 
 def test_numbers_in_words():

@@ -126,9 +126,9 @@ def killed_and_resumed(workdir, *flags):
       run.send(signal.SIGKILL)
       run.end()
   with runs.Process(runs.train(workdir, *flags)) as run:
-    code, said = run.end()
-    assert code == 0, said
-    assert "warning: config.trackers" not in said, said
+    code, output = run.end()
+    assert code == 0, output
+    assert "warning: config.trackers" not in output, output
   steps = collections.defaultdict(list)
   for row in read_metrics(workdir):
     for name in set(row) - {"step"}:
@@ -147,7 +147,7 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
   expected = killed_and_resumed(
     tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}'
   )
-  found = collections.defaultdict(list)
+  steps_by_metric = collections.defaultdict(list)
   ids = set()
   files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
   assert len(files) == 3
@@ -156,9 +156,9 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
       record = wandb_internal_pb2.Record.FromString(content)
       ids |= {record.run.run_id} - {""}
       for item in record.history.item:
-        found["/".join(item.nested_key) or item.key].append(record.history.step.num)
+        steps_by_metric["/".join(item.nested_key) or item.key].append(record.history.step.num)
   assert len(ids) == 1
-  assert {name: sorted(found[name]) for name in expected} == expected
+  assert {name: sorted(steps_by_metric[name]) for name in expected} == expected
 
 
 @pytest.mark.services
@@ -182,8 +182,8 @@ def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
 def test_a_profile_opens_in_xprof(tmp_path):
   convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
   with runs.Process(runs.train(tmp_path, "--config.total_steps=12", "--profile=5:8")) as run:
-    code, said = run.end()
-  assert code == 0, said
+    code, output = run.end()
+  assert code == 0, output
   traces = [str(path) for path in tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")]
   assert len(traces) == 1
   assert any(name.startswith("trace_viewer") for name in convert.xspace_to_tool_names(traces))

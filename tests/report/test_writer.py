@@ -57,8 +57,8 @@ def tensorboard_steps(workdir):
 
 
 def write(workdir, steps, resume_step=0, **extra):
-  shown = lambda: [console.Tracker().open(workdir, "run", resume_step, {"total_steps": 10})]  # noqa: E731
-  with MetricsWriter(workdir, resume_step=resume_step, trackers=shown) as writer:
+  make_trackers = lambda: [console.Tracker().open(workdir, "run", resume_step, {"total_steps": 10})]  # noqa: E731
+  with MetricsWriter(workdir, resume_step=resume_step, trackers=make_trackers) as writer:
     for step in steps:
       writer.write(step, {"train/loss": 1 / step, **extra})
 
@@ -75,12 +75,12 @@ def test_lines_are_flat_json_with_the_step_first(tmp_path):
 
 def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
   for start, kill in [(0, 12), (10, 17), (5, 9), (8, 99)]:
-    done = subprocess.run(
+    process = subprocess.run(
       [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path), str(start), str(kill)],
       capture_output=True,
       timeout=600,
     )
-    assert done.returncode == (0 if kill == 99 else -signal.SIGKILL), done.stderr
+    assert process.returncode == (0 if kill == 99 else -signal.SIGKILL), process.stderr
   assert [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)] == [
     (s, 1 / s) for s in range(1, 31)
   ]
@@ -148,7 +148,7 @@ def replace_with_an_equal_file(path):
 
 
 @pytest.mark.parametrize(
-  "change, word, present",
+  "change, message, present",
   [
     (remove, "removed", []),
     (remove_the_directory, "removed", []),
@@ -158,7 +158,7 @@ def replace_with_an_equal_file(path):
   ],
 )
 def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(
-  change, word, present, tmp_path, caplog
+  change, message, present, tmp_path, caplog
 ):
   workdir = tmp_path / "run"
   with MetricsWriter(workdir, resume_step=0) as writer:
@@ -171,7 +171,7 @@ def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(
   lines = [{"step": step, "train/loss": 1.0} for step in present] + lost
   assert read_metrics(workdir) == lines + [{"step": step, "train/loss": 1.0} for step in (4, 5)]
   (record,) = caplog.records
-  assert f"metrics.jsonl: was {word} while the run writes to it" in record.message
+  assert f"metrics.jsonl: was {message} while the run writes to it" in record.message
   assert ("steps 1 to 3 are lost" in record.message) == (present == [])
 
 

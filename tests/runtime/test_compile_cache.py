@@ -35,51 +35,53 @@ def start(workdir, devices=1, home="home"):
     for k, v in environment(devices).items()
     if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")
   }
-  done = subprocess.run(
+  process = subprocess.run(
     command,
     env=env | {"PYTHONHASHSEED": "0", "HOME": f"{workdir}/{home}"},
     capture_output=True,
     text=True,
     timeout=600,
   )
-  assert done.returncode == 0, done.stderr
-  assert not done.stderr, done.stderr
-  said, hits, bits = done.stdout.splitlines()
-  return said, int(hits), bits
+  assert process.returncode == 0, process.stderr
+  assert not process.stderr, process.stderr
+  printed, hits, bits = process.stdout.splitlines()
+  return printed, int(hits), bits
 
 
 def flipped(data: bytes, generator: random.Random) -> bytes:
-  place = generator.randrange(len(data) // 4, len(data))
-  return data[:place] + bytes([data[place] ^ 1 << generator.randrange(8)]) + data[place + 1 :]
+  position = generator.randrange(len(data) // 4, len(data))
+  return (
+    data[:position] + bytes([data[position] ^ 1 << generator.randrange(8)]) + data[position + 1 :]
+  )
 
 
 def test_kept_exact_and_mended(tmp_path):
   generator = random.Random(0)
-  said, hits, bits = start(tmp_path)
-  assert "0 of 0 MB" in said
+  printed, hits, bits = start(tmp_path)
+  assert "0 of 0 MB" in printed
   assert hits == 0
   entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
-  said, hits, again = start(tmp_path)
+  printed, hits, again = start(tmp_path)
   assert hits >= len(entries) > 0
   assert again == bits
-  assert f": {len(entries)} of" in said
+  assert f": {len(entries)} of" in printed
   for damage in (lambda data: data[:-20], lambda data: flipped(data, generator), lambda data: b""):
     for entry in entries:
       written = entry.stat()
       entry.write_bytes(damage(entry.read_bytes()))
       os.utime(entry, ns=(written.st_atime_ns, written.st_mtime_ns))  # as when a disk loses bits
-    said, hits, again = start(tmp_path)
+    printed, hits, again = start(tmp_path)
     assert hits == 0
     assert again == bits
-    assert f"{len(entries)} that were damaged are removed" in said
+    assert f"{len(entries)} that were damaged are removed" in printed
   assert start(tmp_path)[1] >= len(entries)
 
 
 def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
   assert start(tmp_path, home="theirs")[1] == 0
-  theirs = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
-  assert theirs
-  assert start(tmp_path, home="theirs")[1] == len(theirs)
+  foreign_programs = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
+  assert foreign_programs
+  assert start(tmp_path, home="theirs")[1] == len(foreign_programs)
   assert start(tmp_path, home="mine")[1] == 0
   assert len(list((tmp_path / "compiled").glob("cpu-*"))) == 2
   assert (tmp_path / "mine/.cache/t5x_like/secret").stat().st_mode & 0o777 == 0o600
@@ -87,9 +89,9 @@ def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
 
 def test_without_a_home_none_are_kept(tmp_path):
   (tmp_path / "home").write_text("a file")
-  said, hits, _ = start(tmp_path)
-  assert "are not kept" in said
-  assert "set T5X_LIKE_CACHE" in said
+  printed, hits, _ = start(tmp_path)
+  assert "are not kept" in printed
+  assert "set T5X_LIKE_CACHE" in printed
   assert hits == 0
   assert not (tmp_path / "compiled").exists()
 
@@ -109,9 +111,9 @@ def test_every_flipped_bit_is_found(monkeypatch):
 
 def test_several_simulated_devices_keep_none(tmp_path):
   """Read again, their collectives may deadlock."""
-  said, hits, bits = start(tmp_path, devices=2)
-  assert "are not kept: on several simulated CPU devices" in said
-  assert start(tmp_path, devices=2) == (said, 0, bits)
+  printed, hits, bits = start(tmp_path, devices=2)
+  assert "are not kept: on several simulated CPU devices" in printed
+  assert start(tmp_path, devices=2) == (printed, 0, bits)
   assert not (tmp_path / "compiled").exists()
 
 
@@ -133,9 +135,9 @@ def test_a_cache_that_others_may_write_is_found_by_the_secret(tmp_path, monkeypa
   shared.mkdir()
   shared.chmod(mode)
   monkeypatch.setenv("T5X_LIKE_CACHE", str(shared))
-  places = set()
+  directories = set()
   for home in ("mine", "theirs"):
     monkeypatch.setenv("HOME", str(tmp_path / home))
-    places.add(compile_cache._directory(str(tmp_path / "run")))
-  assert len(places) == (1 if private else 2)
-  assert all(place.parent == shared / "compiled" for place in places)
+    directories.add(compile_cache._directory(str(tmp_path / "run")))
+  assert len(directories) == (1 if private else 2)
+  assert all(directory.parent == shared / "compiled" for directory in directories)

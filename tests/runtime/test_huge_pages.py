@@ -13,9 +13,9 @@ def test_tunables_are_extended_once():
     "A": "b",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
   }
-  more = huge_pages.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
-  assert more == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
-  assert huge_pages.with_huge_pages(more) is None
+  extended = huge_pages.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+  assert extended == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
+  assert huge_pages.with_huge_pages(extended) is None
   assert huge_pages.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
 
 

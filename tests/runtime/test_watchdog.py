@@ -36,14 +36,15 @@ with Watchdog({seconds}, pathlib.Path({logs!r}), 3) as dog:
 )
 def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
   program = PROGRAM.format(repo=str(REPO), hang=hang, seconds=1.0, logs=str(tmp_path / "logs"))
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 69, done.stderr
+  assert process.returncode == 69, process.stderr
   assert (
-    "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
+    "transient error: process 3: nothing has ended for 1 s while computing step 3;"
+    in process.stderr
   )
-  for text in (done.stderr, (tmp_path / "logs" / "stacks-3.txt").read_text()):
+  for text in (process.stderr, (tmp_path / "logs" / "stacks-3.txt").read_text()):
     assert "in hangs_here" in text
     assert "in _watch" in text
 

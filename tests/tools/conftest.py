@@ -1,4 +1,4 @@
-"""`score`: tools.score on files made for one test."""
+"""The fixture `score` runs `tools.score` on files that a test describes."""
 
 import pytest
 
@@ -7,18 +7,20 @@ from scoring import run, write
 
 @pytest.fixture
 def score(tmp_path, capsys):
-  """Writes references and predictions, each (name, content), scores them and returns the JSON
-  without its name."""
+  """Return a function that writes references and predictions, scores them and returns the scores.
 
-  def of(benchmark, references, predictions, *flags):
+  References and predictions are (file name, content) or a list of these.
+  """
+
+  def score_files(benchmark, references, predictions, *flags):
     files = [references] if isinstance(references, tuple) else references
     paths = [f"--references={write(tmp_path / name, content)}" for name, content in files]
     name, content = predictions
-    code, found = run(
+    code, scores = run(
       capsys, benchmark, *paths, f"--predictions={write(tmp_path / name, content)}", *flags
     )
-    assert code == 0, found
-    assert found.pop("benchmark") == benchmark
-    return found
+    assert code == 0, scores
+    assert scores.pop("benchmark") == benchmark
+    return scores
 
-  return of
+  return score_files

@@ -31,9 +31,9 @@ def test_changes_are_flat_under_mup_and_grow_without(tmp_path):
       f"--output={output}",
     ]
     assert coordinates.main([*call, *settings, *flags]) == 0
-    found = json.loads(output.read_text())
-    assert found["widths"] == [16, 256]
-    return found["exponents"]
+    report = json.loads(output.read_text())
+    assert report["widths"] == [16, 256]
+    return report["exponents"]
 
   names = {"decoder 0 self_attention", "decoder 0 mlp", "logits"}
   plain = exponents()

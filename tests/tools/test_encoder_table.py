@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, compiled):
+def root(tmp_path_factory, compiled):
   """A directory with the files of CoLA, and an output in which the model is converted already."""
-  root = tmp_path_factory.mktemp("place")
+  root = tmp_path_factory.mktemp("root")
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   recipe = "--config=tests/recipes/nano_encoder.py"
   with hide_other_devices():
@@ -33,17 +33,17 @@ def place(tmp_path_factory, compiled):
 
 
 @pytest.mark.more
-def test_the_same_command_continues_to_the_same_table(place, capsys):
-  flags = [f"--data={place}/data", f"--output={place}/out", f"--model={place}", "--max_steps=2"]
+def test_the_same_command_continues_to_the_same_table(root, capsys):
+  flags = [f"--data={root}/data", f"--output={root}/out", f"--model={root}", "--max_steps=2"]
   assert encoder_table.main([*flags, "--only=cola,rte"]) == 0, capsys.readouterr().err
-  folder = place / "out" / "trial-2"
+  folder = root / "out" / "trial-2"
   table = (folder / "results.md").read_text()
-  found = json.loads((folder / "results.json").read_text())
+  results = json.loads((folder / "results.json").read_text())
   assert "| cola |" in table
   assert "| rte | – |" in table
   assert "47.5 MiniLM-L6xH384" in table
   assert "of 3 CPU hours used" in table
-  assert found["tasks"]["cola"]["facts"]["steps"] == 2
+  assert results["tasks"]["cola"]["facts"]["steps"] == 2
   used = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
   assert used > 1
   assert (folder / "results.html").exists()
@@ -52,7 +52,7 @@ def test_the_same_command_continues_to_the_same_table(place, capsys):
   capsys.readouterr()
   assert encoder_table.main([*flags, "--only=cola,rte"]) == 0
   assert "new run" not in capsys.readouterr().out
-  assert json.loads((folder / "results.json").read_text()) == found
+  assert json.loads((folder / "results.json").read_text()) == results
   assert json.loads((folder / "spent.json").read_text())["cpu_seconds"] > used
 
   assert encoder_table.main([*flags, "--only=cola,rte", f"--hours={used / 3600}"]) == 0
@@ -102,7 +102,7 @@ def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("flags", "words"),
+  ("flags", "message"),
   [
     (["--only=colla"], "--only: found 'colla', expected some of rte, cola"),
     (["--max_steps=1"], "--max_steps at least 2"),
@@ -111,10 +111,10 @@ def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
     (["--data=nowhere"], "--data=nowhere: found no directory"),
   ],
 )
-def test_what_cannot_be_run_is_one_line(flags, words, tmp_path, capsys):
+def test_what_cannot_be_run_is_one_line(flags, message, tmp_path, capsys):
   assert encoder_table.main([f"--data={tmp_path}", f"--output={tmp_path}/out", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert words in line
+  assert message in line
 
 
 def test_the_tasks_are_those_of_the_packages_suites():

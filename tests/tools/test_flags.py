@@ -8,7 +8,7 @@ REQUIRED = ["--source=text:a.txt", "--output=out"]
 
 
 @pytest.mark.parametrize(
-  ("tool", "flags", "words"),
+  ("tool", "flags", "message"),
   [
     (train_vocabulary, ["--size=x"], "argument --size: invalid int value: 'x'"),
     (train_vocabulary, ["--size=300", "--kind=nope"], "invalid choice: 'nope'"),
@@ -16,8 +16,8 @@ REQUIRED = ["--source=text:a.txt", "--output=out"]
     (prepare_data, [], "the following arguments are required: --vocabulary"),
   ],
 )
-def test_a_wrong_flag_is_one_line(tool, flags, words, capsys):
+def test_a_wrong_flag_is_one_line(tool, flags, message, capsys):
   assert tool.main([*REQUIRED, *flags]) == 2
-  said = capsys.readouterr().err
-  assert words in said
-  assert said.count("\n") == 1
+  errors = capsys.readouterr().err
+  assert message in errors
+  assert errors.count("\n") == 1

@@ -26,28 +26,28 @@ def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   batch = next(
     iter(loader.train_batches(built, batch_size=config.batch_size, seed=config.seed, start_step=3))
   )
-  shown = [int(i) for i in re.findall(r'title="id (\d+)', page.read_text())]
+  shown_ids = [int(i) for i in re.findall(r'title="id (\d+)', page.read_text())]
   expected = []
   for row in range(2):
     for name in sorted(name for name in batch if name.endswith("_tokens")):
       ids = batch[name][row]
       expected += ids[: np.flatnonzero(ids)[-1] + 1].tolist()
-  assert shown == expected
+  assert shown_ids == expected
   assert inspect_data.main([*flags, "--ids", "--config.task.inputs_length=32"]) == 0
-  said = capsys.readouterr().out
-  assert "encoder_input_tokens" in said
-  assert "Example 1" in said
-  assert "<extra_id_0>:383" in said
+  printed = capsys.readouterr().out
+  assert "encoder_input_tokens" in printed
+  assert "Example 1" in printed
+  assert "<extra_id_0>:383" in printed
   # no colour where there is no terminal
-  assert "encoder_input_tokens int32[32]" in said
-  assert "\x1b" not in said
+  assert "encoder_input_tokens int32[32]" in printed
+  assert "\x1b" not in printed
 
 
 def test_texts_cannot_act_and_hidden_things_are_seen():
   vocabulary = ByteVocabulary()
   ids = np.array([*vocabulary.encode("<script>[red]\x1b\0"), 383, 1, 0, 0], np.int32)
   ones = np.ones_like(ids)
-  shown = inspect_data.describe(
+  features = inspect_data.describe(
     {
       "encoder_input_tokens": ids,
       "encoder_target_tokens": np.where(np.arange(ids.size) == 2, ids, 0),
@@ -58,7 +58,7 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
     },
     vocabulary,
   )
-  by_name = {one.name: one for one in shown}
+  by_name = {feature.name: feature for feature in features}
   assert by_name["encoder_input_tokens"].padding == 2
   target = by_name["encoder_target_tokens"].cells
   assert [(cell.piece, cell.off) for cell in target] == [
@@ -68,17 +68,17 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
   ]
   assert by_name["next_sentence_label"].values == "1"
   assert "48 values, 0 of them" in by_name["image"].values
-  page = inspect_data.to_html([shown], "<b>", "&")
+  page = inspect_data.to_html([features], "<b>", "&")
   assert "<script>" not in page
   assert "<b>" not in page
   out = io.StringIO()
-  inspect_data.to_terminal(Console(file=out, width=200), [shown], ids=False)
+  inspect_data.to_terminal(Console(file=out, width=200), [features], ids=False)
   assert "[|r|e|d|]|<0x1B>|<0x00>|<extra_id_0>|</s>| + 2 padding" in out.getvalue()
   assert inspect_data.visible("a\u202eb\x07\u200f") == "a\\u202eb\\x07\\u200f"
 
 
 @pytest.mark.parametrize(
-  "flags, said",
+  "flags, message",
   [
     (["--step=-1"], "argument --step: found '-1'"),
     (["--examples=0"], "--examples=0"),
@@ -87,8 +87,8 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
     (["--config.task.store=nowhere"], "nowhere/train: no token store"),
   ],
 )
-def test_bad_flags_are_one_line(flags, said, capsys):
+def test_bad_flags_are_one_line(flags, message, capsys):
   assert inspect_data.main(["--config=configs/t5/base.py:debug", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
   assert error.startswith("error:")
-  assert said in error
+  assert message in error

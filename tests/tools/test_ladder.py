@@ -17,9 +17,9 @@ SIZES = (3e4, 1e5, 4e5, 1.6e6)
 
 def test_the_fit_finds_a_law_of_sizes_and_of_tokens():
   law = fitting.Law(2.0, 60.0, 0.35)
-  found = fitting.fit([fitting.Point(N, 1.0, law(N, 1.0)) for N in SIZES])
-  assert found(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4)
-  assert found.B == 0.0
+  fitted = fitting.fit([fitting.Point(N, 1.0, law(N, 1.0)) for N in SIZES])
+  assert fitted(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4)
+  assert fitted.B == 0.0
   law = fitting.Law(1.7, 60.0, 0.35, 300.0, 0.4)
   points = [fitting.Point(N, D, law(N, D)) for N in SIZES for D in (1e5, 1e6, 1e7)]
   assert fitting.fit(points)(1e8, 1e8) == pytest.approx(law(1e8, 1e8), rel=1e-3)
@@ -69,11 +69,11 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
   trials = [ladder.Trial("80", 80, 10, 0.0, 0.1, np.inf)]
   trials += [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
-  made = ladder.predict_size(
+  prediction = ladder.predict_size(
     type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials
   )
-  assert (made.rate, made.D) == (0.1, 1.0)
-  assert made.loss == pytest.approx(1.01, rel=1e-2)
+  assert (prediction.rate, prediction.D) == (0.1, 1.0)
+  assert prediction.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
     ladder.predict_size(
@@ -98,14 +98,14 @@ def test_the_page_says_how_far_off_the_prediction_was():
     for rate in (0.1, 0.2)
   ]
   trials.append(ladder.Trial("big", 10**7, 100, 1e5, 0.4, float("inf")))
-  made = ladder.Prediction(
+  prediction = ladder.Prediction(
     "big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2
   )
-  text = page.text(trials, law, made)
+  text = page.text(trials, law, prediction)
   assert "off by +10.00%" in text
   assert "0.50 times as high" in text
   assert "diverged" in text
-  html = page.html("a recipe", trials, law, made)
+  html = page.html("a recipe", trials, law, prediction)
   assert html.count("<svg") == 2
   assert "off by +10.00%" in html
 
@@ -136,7 +136,7 @@ def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, mon
   flags += [f"--config.{key}={value}" for key, value in changes.items()] + [f"--workdir={tmp_path}"]
   assert ladder.main(flags) == 0
   first = json.loads((tmp_path / "ladder.json").read_text())
-  assert [one["size"] for one in first["trials"]] == ["32x1", "64x1", "96x1", "128x1"]
+  assert [trial["size"] for trial in first["trials"]] == ["32x1", "64x1", "96x1", "128x1"]
   prediction = first["prediction"]
   assert prediction["off"] == pytest.approx(prediction["loss"] / prediction["measured"] - 1)
   assert "<svg" in (tmp_path / "ladder.html").read_text()

@@ -43,14 +43,14 @@ def test_a_mark_needs_no_packages_of_data_or_recipes(name, tmp_path):
     f"--only={name}",
   ]
   env = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO}"}
-  done = subprocess.run(
+  process = subprocess.run(
     [*command, f"--output={tmp_path}/out"], cwd=REPO, env=env, capture_output=True, text=True
   )
-  assert done.returncode == 0, done.stdout + done.stderr
-  (figures,) = json.loads(done.stdout.splitlines()[-1]).values()
+  assert process.returncode == 0, process.stdout + process.stderr
+  (figures,) = json.loads(process.stdout.splitlines()[-1]).values()
   assert figures["milliseconds_by_kind"]["matrix products"] > 0
   assert figures["model_flops"] > 1e6
-  assert f"| {name} | {figures['seconds_per_step']:.4f} |" in done.stdout
+  assert f"| {name} | {figures['seconds_per_step']:.4f} |" in process.stdout
   assert json.loads((tmp_path / "out" / "marks.json").read_text()) == {name: figures}
 
 
@@ -65,35 +65,35 @@ def test_a_step_of_images_is_timed(compiled, one_device, capsys):
 
 
 @pytest.mark.parametrize(
-  "flags, words",
+  "flags, message",
   [
     (["--only=elmo"], "--only=elmo: no mark has this in its name; there are decoder of 1.3 B"),
     (["--steps=0"], "--steps: found 0, expected at least 1"),
     (["--here"], "--here: found 5 marks, expected one; name it with --only"),
   ],
 )
-def test_what_cannot_be_measured_is_one_line(flags, words, capsys):
+def test_what_cannot_be_measured_is_one_line(flags, message, capsys):
   assert benchmark.main(["marks", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert words in line
+  assert message in line
 
 
 def test_a_mark_has_the_first_gpu_alone_unless_another_is_named(monkeypatch, capsys):
   """And where no step can be measured, each has said why."""
-  seen = []
+  visible_devices = []
 
   def run(command, env, stderr, **options):
-    seen.append(env["CUDA_VISIBLE_DEVICES"])
+    visible_devices.append(env["CUDA_VISIBLE_DEVICES"])
     stderr.write("RESOURCE_EXHAUSTED: out of memory")
     return types.SimpleNamespace(returncode=1, stdout="")
 
   monkeypatch.setattr(marks.subprocess, "run", run)
-  for given in (None, "3"):
+  for variable in (None, "3"):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if given:
-      monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    if variable:
+      monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert benchmark.main(["marks", "--only=T5"]) == 2
-    told = capsys.readouterr()
-    assert "RESOURCE_EXHAUSTED: out of memory\nexit code 1" in told.out
-    assert ("no step could be measured") in told.err
-  assert seen == ["0", "3"]
+    printed = capsys.readouterr()
+    assert "RESOURCE_EXHAUSTED: out of memory\nexit code 1" in printed.out
+    assert ("no step could be measured") in printed.err
+  assert visible_devices == ["0", "3"]

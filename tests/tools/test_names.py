@@ -55,8 +55,10 @@ for name, module in tools().items():
 def test_every_tool_is_imported_under_its_installed_name(tmp_path):
   env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
   command = [sys.executable, "-c", PROGRAM, REPO]
-  done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
-  assert done.returncode == 0, done.stderr[-2000:]
+  process = subprocess.run(
+    command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500
+  )
+  assert process.returncode == 0, process.stderr[-2000:]
   files = {path.stem for path in (REPO / "tools").glob("[!_]*.py")}
   packages = {path.parent.name for path in (REPO / "tools").glob("*/__main__.py")}
-  assert set(done.stdout.split()) == files | packages
+  assert set(process.stdout.split()) == files | packages

@@ -25,10 +25,10 @@ def test_recipes_state_the_stored_plans():
   line there anew."""
   stored = json.loads((DOCS / "plans.json").read_text())
   told = 0
-  words = r"planned on (\w+ [\dx]+)\b[^:]*: ([\d.]+) s a step, (\d+) % MFU \(docs/plans\.json\)"
+  pattern = r"planned on (\w+ [\dx]+)\b[^:]*: ([\d.]+) s a step, (\d+) % MFU \(docs/plans\.json\)"
   for file in sorted((DOCS.parent / "configs").glob("*/*.py")):
     recipe = f"{file.parent.name}/{file.name}"
-    for topology, seconds, share in re.findall(words, " ".join(file.read_text().split())):
+    for topology, seconds, share in re.findall(pattern, " ".join(file.read_text().split())):
       asked = {
         n
         for n, one in plans.PLANS.items()
@@ -64,8 +64,8 @@ def test_a_compiler_that_fails_leaves_the_stored_plan(monkeypatch, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-  "flag, words", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")]
+  "flag, message", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")]
 )
-def test_names_that_match_nothing_are_one_line(flag, words, capsys):
+def test_names_that_match_nothing_are_one_line(flag, message, capsys):
   assert plans.main([flag]) == 2
-  assert words in capsys.readouterr().err
+  assert message in capsys.readouterr().err

@@ -31,11 +31,11 @@ def test_squad_as_a_command(tmp_path):
     f"--predictions={predictions}",
   ]
   root = pathlib.Path(__file__).resolve().parents[2]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
-  found = json.loads(done.stdout.splitlines()[-1])
-  assert done.returncode == 0
-  assert found.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
-  assert found == {
+  process = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
+  scores = json.loads(process.stdout.splitlines()[-1])
+  assert process.returncode == 0
+  assert scores.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
+  assert scores == {
     "benchmark": "squad",
     "exact_match": 50.0,
     "examples": 4,
@@ -48,17 +48,17 @@ def test_squad_v2(score, tmp_path):
   answers = {"r1": ["Rome"], "r2": [], "r3": []}
   references = ("dev.json", squad(answers))
   na = write(tmp_path / "na.json", {"r1": 0.2, "r2": 0.9, "r3": 0.5})
-  found = score(
+  scores = score(
     "squad_v2",
     references,
     ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}),
     f"--na_probabilities={na}",
   )
-  assert found["exact"] == pytest.approx(200 / 3)
-  assert found["NoAns_f1"] == 50.0
-  assert found["HasAns_total"] == 1
-  assert found["best_exact"] == 100.0
-  assert found["best_exact_thresh"] == 0.2
+  assert scores["exact"] == pytest.approx(200 / 3)
+  assert scores["NoAns_f1"] == 50.0
+  assert scores["HasAns_total"] == 1
+  assert scores["best_exact"] == 100.0
+  assert scores["best_exact_thresh"] == 0.2
   flags = (f"--na_probabilities={na}", "--na_threshold=0.4")
   assert (
     score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), *flags)["exact"]
@@ -71,25 +71,29 @@ def test_squad_v2(score, tmp_path):
 def test_languages(score, tmp_path, capsys):
   zh = squad({"1": ["北京大学"]})
   de = squad({"1": ["der Hund"]})
-  found = score("mlqa", ("test-context-zh-question-zh.json", zh), ("p.json", {"1": "北京"}))
-  assert found["f1"] == pytest.approx(200 / 3)
+  chinese = score("mlqa", ("test-context-zh-question-zh.json", zh), ("p.json", {"1": "北京"}))
+  assert chinese["f1"] == pytest.approx(200 / 3)
   by_flag = score("mlqa", ("answers.json", zh), ("p.json", {"1": "北京"}), "--language=zh")
-  assert by_flag == found
+  assert by_flag == chinese
   # as in XTREME's tables
   assert score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}))["f1"] == 0
   assert (
     score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}), "--normalization=mlqa")
-    == found
+    == chinese
   )
   pairs = [write(tmp_path / name, content) for name, content in (("de.json", de), ("zh.json", zh))]
-  given = [write(tmp_path / f"{n}.json", {"1": text}) for n, text in enumerate(("Hund", "北京"))]
-  flags = [f"--references={path}" for path in pairs] + [f"--predictions={path}" for path in given]
-  code, both = run(capsys, "mlqa", *flags)
+  predictions = [
+    write(tmp_path / f"{n}.json", {"1": text}) for n, text in enumerate(("Hund", "北京"))
+  ]
+  flags = [f"--references={path}" for path in pairs] + [
+    f"--predictions={path}" for path in predictions
+  ]
+  code, scores = run(capsys, "mlqa", *flags)
   assert code == 0
-  assert both["groups"]["de"]["exact_match"] == 100
-  assert both["groups"]["zh"]["exact_match"] == 0
-  assert both["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
-  assert both["examples"] == 2
+  assert scores["groups"]["de"]["exact_match"] == 100
+  assert scores["groups"]["zh"]["exact_match"] == 0
+  assert scores["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+  assert scores["examples"] == 2
 
 
 def table(header, row, labels):
@@ -160,12 +164,12 @@ def test_glue_by_hand(score):
     ],
   )
   assert score("glue/wnli", dev, ("p.tsv", submission("1011")))["accuracy"] == 50.0
-  found = score("glue/mrpc", dev, ("p.tsv", submission("1011")))
-  assert found == {"f1": pytest.approx(200 / 3), "accuracy": 50.0, "examples": 4}
+  scores = score("glue/mrpc", dev, ("p.tsv", submission("1011")))
+  assert scores == {"f1": pytest.approx(200 / 3), "accuracy": 50.0, "examples": 4}
   # as T5 generates them
-  words = ("p.txt", ["equivalent", "banana", "equivalent", "not_equivalent"])
-  found = score("glue/mrpc", dev, words, "--invalid=wrong")
-  assert found == {"f1": pytest.approx(80.0), "accuracy": 75.0, "examples": 4, "invalid": 1}
+  words_file = ("p.txt", ["equivalent", "banana", "equivalent", "not_equivalent"])
+  scores = score("glue/mrpc", dev, words_file, "--invalid=wrong")
+  assert scores == {"f1": pytest.approx(80.0), "accuracy": 75.0, "examples": 4, "invalid": 1}
 
 
 def test_glue_ids_of_another_column(score):
@@ -183,11 +187,11 @@ def test_mnli_both(tmp_path, capsys):
   for half, labels in (("matched", ["neutral"] * 3), ("mismatched", GLUE["mnli_mismatched"][1])):
     flags.append(f"--references={write(tmp_path / f'dev_{half}.tsv', GLUE[f'mnli_{half}'][0])}")
     flags.append(f"--predictions={write(tmp_path / f'{half}.tsv', submission(labels))}")
-  code, found = run(capsys, "glue/mnli", *flags)
+  code, scores = run(capsys, "glue/mnli", *flags)
   assert code == 0
-  assert found["groups"]["matched"]["accuracy"] == pytest.approx(100 / 3)
-  assert found["groups"]["mismatched"]["accuracy"] == 100
-  assert found["accuracy"] == pytest.approx(200 / 3)
+  assert scores["groups"]["matched"]["accuracy"] == pytest.approx(100 / 3)
+  assert scores["groups"]["mismatched"]["accuracy"] == 100
+  assert scores["accuracy"] == pytest.approx(200 / 3)
 
 
 def test_glue_average(tmp_path, capsys):
@@ -196,21 +200,21 @@ def test_glue_average(tmp_path, capsys):
     labels = [wrong, *gold[1:]] if task == "wnli" else ["entailment"] * 2 if task == "rte" else gold
     write(tmp_path / "ours" / f"{SUBMITTED.get(task, task.upper())}.tsv", submission(labels))
   flags = (f"--references={tmp_path / 'glue'}", f"--predictions={tmp_path / 'ours'}")
-  code, found = run(capsys, "glue", *flags)
+  code, scores = run(capsys, "glue", *flags)
   assert code == 0
-  assert found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9)
-  assert "missing" not in found
-  assert found["tasks"]["glue/rte"]["accuracy"] == 50
+  assert scores["average"] == pytest.approx((7 * 100 + 2 * 50) / 9)
+  assert "missing" not in scores
+  assert scores["tasks"]["glue/rte"]["accuracy"] == 50
   write(tmp_path / "ours" / "WNLI.tsv", submission(["banana", "0"]))
-  code, said = run(capsys, "glue", *flags)
+  code, output = run(capsys, "glue", *flags)
   assert code == 2
-  assert "WNLI.tsv:2: found the label 'banana'" in said
-  assert run(capsys, "glue", *flags, "--invalid=wrong")[1]["average"] == found["average"]
+  assert "WNLI.tsv:2: found the label 'banana'" in output
+  assert run(capsys, "glue", *flags, "--invalid=wrong")[1]["average"] == scores["average"]
   (tmp_path / "ours" / "MNLI-mm.tsv").unlink()
-  code, found = run(capsys, "glue", *flags, "--invalid=wrong")
+  code, scores = run(capsys, "glue", *flags, "--invalid=wrong")
   assert code == 0
-  assert found["average"] is None
-  assert found["missing"] == ["mnli"]
+  assert scores["average"] is None
+  assert scores["missing"] == ["mnli"]
 
 
 WSC = {"span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1}  # of each example
@@ -254,23 +258,24 @@ def test_superglue(score, task):
     "val.jsonl",
     jsonl({"idx": i, "label": reference, "text": "a b", "target": WSC} for i in (0, 1)),
   )
-  found = score(
+  scores = score(
     f"superglue/{task.lower()}",
     rows,
     ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))),
   )
-  assert found[main] == 100
-  assert found["examples"] == 2
+  assert scores[main] == 100
+  assert scores["examples"] == 2
 
 
 def test_cb_by_hand(score):
   gold = ["entailment", "contradiction", "neutral", "entailment"]
-  given = ["entailment", "neutral", "neutral", "entailment"]
+  predicted = ["entailment", "neutral", "neutral", "entailment"]
   rows = [
-    jsonl({"idx": i, "label": label} for i, label in enumerate(labels)) for labels in (gold, given)
+    jsonl({"idx": i, "label": label} for i, label in enumerate(labels))
+    for labels in (gold, predicted)
   ]
-  found = score("superglue/cb", ("val.jsonl", rows[0]), ("CB.jsonl", rows[1]))
-  assert found == {
+  scores = score("superglue/cb", ("val.jsonl", rows[0]), ("CB.jsonl", rows[1]))
+  assert scores == {
     "accuracy": 75.0,
     "macro_f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3),
     "examples": 4,
@@ -278,16 +283,16 @@ def test_cb_by_hand(score):
 
 
 def test_multirc_and_record(score):
-  found = score(
+  scores = score(
     "superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", jsonl(MULTIRC_GIVEN))
   )
-  assert found == {"f1a": 80.0, "exact_match": 50.0, "examples": 2}
+  assert scores == {"f1a": 80.0, "exact_match": 50.0, "examples": 2}
   flat = [((5, 8), 1), ((5, 9), 1), ((6, 10), 1)]
   rows = jsonl(
     {"idx": {"paragraph": 3, "question": q, "answer": a}, "prediction": label}
     for (q, a), label in flat
   )
-  assert score("superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", rows)) == found
+  assert score("superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", rows)) == scores
   record = score(
     "superglue/record",
     ("val.jsonl", jsonl(RECORD)),
@@ -301,18 +306,18 @@ def test_superglue_average(tmp_path, capsys):
     row = {"idx": 0, "label": reference, "text": "a b", "target": WSC}
     write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([row]))
     write(tmp_path / "ours" / f"{task}.jsonl", jsonl([{"idx": 0, "label": label}]))
-  for task, gold, given in (
+  for task, gold, predicted in (
     ("MultiRC", MULTIRC, MULTIRC_GIVEN),
     ("ReCoRD", RECORD, [{"idx": 4, "label": "Ann"}]),
   ):
     write(tmp_path / "gold" / task / "val.jsonl", jsonl(gold))
-    write(tmp_path / "ours" / f"{task}.jsonl", jsonl(given))
-  code, found = run(
+    write(tmp_path / "ours" / f"{task}.jsonl", jsonl(predicted))
+  code, scores = run(
     capsys, "superglue", f"--references={tmp_path / 'gold'}", f"--predictions={tmp_path / 'ours'}"
   )
   cb = (100 + 100 / 3) / 2  # one class of three occurs
   assert code == 0
-  assert found["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
+  assert scores["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
 
 
 def test_every_name_is_documented():

@@ -56,18 +56,18 @@ def test_choices(score, name):
   by_id = jsonl({"id": i, "prediction": choice} for i, choice in enumerate(right))
   assert score(name, references, ("p.jsonl", by_id))["accuracy"] == 100
   assert score(name, references, ("p.json", wrong))["accuracy"] < 100
-  found = score(name, references, ("p.txt", [str(one) for one in right]))
-  assert found["accuracy"] == 100
-  assert found["examples"] == len(rows)
+  scores = score(name, references, ("p.txt", [str(one) for one in right]))
+  assert scores["accuracy"] == 100
+  assert scores["examples"] == len(rows)
 
 
 def test_scores_of_choices(score):
   rows, *_ = CHOICES["arc"]
-  given = jsonl(
+  predictions = jsonl(
     {"id": name, "prediction": scores}
     for name, scores in (("A1", [-3.0, -1, -2, -9]), ("A2", [0, 0, 0, -1]))
   )
-  assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", given))["accuracy"] == 50
+  assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", predictions))["accuracy"] == 50
 
 
 def test_labels_in_a_file_of_their_own(score):
@@ -87,13 +87,13 @@ def test_mmlu_csv_and_subjects(score):
     {"split": s, "subject": x, "question": "?", "choices": list("abcd"), "answer": "A"}
     for s, x in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
   ]
-  found = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
-  assert found["accuracy"] == pytest.approx(200 / 3)
-  assert found["groups"]["law"] == {
+  scores = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
+  assert scores["accuracy"] == pytest.approx(200 / 3)
+  assert scores["groups"]["law"] == {
     "accuracy": 50.0,
     "examples": 2,
   }
-  assert found["mean_of_groups"]["accuracy"] == 75
+  assert scores["mean_of_groups"]["accuracy"] == 75
 
 
 def test_race(tmp_path, capsys, score):
@@ -106,12 +106,16 @@ def test_race(tmp_path, capsys, score):
     }
     text["options"] = [["a", "b", "c", "d"]] * len(answers)
     write(tmp_path / "dev" / level / "7.txt", text)
-  given = write(tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"})
-  code, found = run(capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={given}")
+  predictions = write(
+    tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"}
+  )
+  code, scores = run(
+    capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={predictions}"
+  )
   assert code == 0
-  assert found["accuracy"] == pytest.approx(200 / 3)
-  assert found["groups"]["high"]["accuracy"] == 50
-  assert found["groups"]["middle"]["accuracy"] == 100
+  assert scores["accuracy"] == pytest.approx(200 / 3)
+  assert scores["groups"]["high"]["accuracy"] == 50
+  assert scores["groups"]["middle"]["accuracy"] == 100
   rows = jsonl({"example_id": "high7.txt", "answer": answer} for answer in "AC")
   assert score("race", ("dev.jsonl", rows), ("p.txt", ["A", "C"]))["accuracy"] == 100
 
@@ -154,11 +158,11 @@ CONLLU = [
 
 
 def test_entities(score):
-  given = [line.replace("I-PER", "O") for line in CONLL]
-  found = score("ner", ("dev.conll", CONLL), ("p.conll", given))
-  assert found["f1"] == 50
-  assert found["entities"] == 2
-  assert found["types"]["LOC"]["f1"] == 100
+  predicted = [line.replace("I-PER", "O") for line in CONLL]
+  scores = score("ner", ("dev.conll", CONLL), ("p.conll", predicted))
+  assert scores["f1"] == 50
+  assert scores["entities"] == 2
+  assert scores["types"]["LOC"]["f1"] == 100
   tags = [["B-PER", "O", "O"], ["B-LOC"]]
   assert (
     score(
@@ -166,19 +170,25 @@ def test_entities(score):
       ("dev.conll", CONLL),
       ("p.jsonl", jsonl({"id": i, "tags": t} for i, t in enumerate(tags))),
     )
-    == found
+    == scores
   )
-  assert score("ner", ("dev.conll", CONLL), ("p.txt", [" ".join(one) for one in tags])) == found
-  assert score("ner", ("dev.conll", CONLL), ("p.json", tags)) == found
+  assert (
+    score(
+      "ner", ("dev.conll", CONLL), ("p.txt", [" ".join(sentence_tags) for sentence_tags in tags])
+    )
+    == scores
+  )
+  assert score("ner", ("dev.conll", CONLL), ("p.json", tags)) == scores
   assert score("ner", ("dev.conllu", CONLLU), ("p.txt", ["O B-X", "O"]))["f1"] == 100
 
 
 def test_parts_of_speech(score):
-  given = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
-  found = score("pos", ("dev.conllu", CONLLU), ("p.conllu", given))
-  assert found == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
+  predicted = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
+  scores = score("pos", ("dev.conllu", CONLLU), ("p.conllu", predicted))
+  assert scores == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
   assert (
-    score("pos", ("dev.conllu", CONLLU), ("p.conllu", given), "--column=xpos")["accuracy"] == 100
+    score("pos", ("dev.conllu", CONLLU), ("p.conllu", predicted), "--column=xpos")["accuracy"]
+    == 100
   )
   assert score("pos", ("dev.conll", CONLL), ("p.conll", CONLL), "--column=1")["tokens"] == 4
 
@@ -190,12 +200,12 @@ def test_translation(score):
   ]  # sacrebleu's README
   system = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
   references = [("ref0.en", streams[0]), ("ref1.en.gz", streams[1])]
-  found = score("bleu", references, ("system.txt", system))
-  assert found["bleu"] == pytest.approx(48.530827009929865)
-  assert found["signature"].startswith("nrefs:2|")
-  rows = jsonl({"id": f"s{i}", "references": list(both)} for i, both in enumerate(zip(*streams)))
-  given = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
-  assert score("bleu", ("refs.jsonl", rows), ("p.json", given)) == found
+  scores = score("bleu", references, ("system.txt", system))
+  assert scores["bleu"] == pytest.approx(48.530827009929865)
+  assert scores["signature"].startswith("nrefs:2|")
+  rows = jsonl({"id": f"s{i}", "references": list(pair)} for i, pair in enumerate(zip(*streams)))
+  predictions = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
+  assert score("bleu", ("refs.jsonl", rows), ("p.json", predictions)) == scores
   assert score("chrf", references, ("system.txt", system))["chrf"] == pytest.approx(
     59.73, abs=0.005
   )
@@ -206,10 +216,10 @@ def test_translation(score):
 
 def test_odd_lines_stay_what_they_are(score):
   lines = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
-  found = score("chrf", ("ref.txt", lines), ("system.txt", lines))
-  assert found["chrf"] == pytest.approx(100)
-  assert found["examples"] == 5
-  assert found["empty"] == 1
+  scores = score("chrf", ("ref.txt", lines), ("system.txt", lines))
+  assert scores["chrf"] == pytest.approx(100)
+  assert scores["examples"] == 5
+  assert scores["empty"] == 1
 
 
 def test_tables_of_long_and_quoted_texts(score):
@@ -228,8 +238,8 @@ def test_tables_of_long_and_quoted_texts(score):
 
 def test_summaries(score):
   rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
-  found = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
-  assert found == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
+  scores = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
+  assert scores == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
   stemmed = score(
     "rouge", ("r.txt", ["dogs"]), ("p.jsonl", jsonl([{"id": "0", "prediction": "dog"}]))
   )
@@ -246,10 +256,10 @@ def test_open_questions(score):
       {"question": "where?", "answer": ["the U.S."]},
     ]
   )
-  given = jsonl(
+  predictions = jsonl(
     [{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}]
   )
-  assert score("nq", ("dev.jsonl", nq), ("p.jsonl", given))["exact_match"] == 50
+  assert score("nq", ("dev.jsonl", nq), ("p.jsonl", predictions))["exact_match"] == 50
   trivia = {
     "Data": [
       {
@@ -291,8 +301,8 @@ def test_last_words_and_sums(score):
   rows = jsonl(
     [{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}]
   )
-  given = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
-  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", given)) == {
+  predictions = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
+  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", predictions)) == {
     "exact_match": 50.0,
     "examples": 2,
     "invalid": 1,
@@ -322,9 +332,9 @@ def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
     f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
     f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
   )
-  code, said = run(capsys, "gsm8k", *flags)
+  code, output = run(capsys, "gsm8k", *flags)
   assert code == 2
-  assert f"{keys[0]!r} and {keys[1]!r}" in said
+  assert f"{keys[0]!r} and {keys[1]!r}" in output
 
 
 @pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
@@ -332,19 +342,19 @@ def test_ids_that_are_numbers_in_another_order(score, field):
   """Right predictions stand in the order of their ids, and beside another index in the order of the
   references."""
   rows = [{field: row["id"], "answer": row["answer"]} for row in SUMS]
-  given = sorted(
+  predictions = sorted(
     ({field: row["id"], "prediction": row["answer"]} for row in SUMS), key=lambda row: row[field]
   )
   for several in (
-    given,
-    given[::-1],
-    [{field: float(row[field]), "prediction": row["prediction"]} for row in given],
+    predictions,
+    predictions[::-1],
+    [{field: float(row[field]), "prediction": row["prediction"]} for row in predictions],
   ):
     assert (
       score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(several)))["exact_match"] == 100
     )
   if field != "index":
-    table = [{"index": number} | row for number, row in enumerate(given)]
+    table = [{"index": number} | row for number, row in enumerate(predictions)]
     assert (
       score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(table)))["exact_match"] == 100
     )
@@ -356,9 +366,9 @@ def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
     f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
     f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
   )
-  code, said = run(capsys, "gsm8k", *flags)
+  code, output = run(capsys, "gsm8k", *flags)
   assert code == 2
-  assert "its 'index' could be an example's 'id' or its number" in said
+  assert "its 'index' could be an example's 'id' or its number" in output
 
 
 def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
@@ -375,6 +385,6 @@ def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
     f"--references={write(tmp_path / 'r', lines)}",
     f"--predictions={write(tmp_path / 'p', damaged)}",
   )
-  code, said = run(capsys, "bleu", *flags)
+  code, output = run(capsys, "bleu", *flags)
   assert code == 2
-  assert "p:3: broken JSON" in said
+  assert "p:3: broken JSON" in output

@@ -26,9 +26,9 @@ def refused(tmp_path, capsys):
         (tmp_path / name).write_bytes(content)
       elif content is not None:
         write(tmp_path / name, content)
-    code, said = run(capsys, benchmark, *paths, *flags)
+    code, output = run(capsys, benchmark, *paths, *flags)
     assert code == 2
-    return said
+    return output
 
   return of
 
@@ -213,36 +213,36 @@ def test_values_of_other_benchmarks(refused, tmp_path):
 def test_parallel_references_differ_in_length(tmp_path, capsys):
   paths = [write(tmp_path / f"r{n}.txt", ["a"] * n) for n in (2, 3)]
   flags = [f"--references={path}" for path in paths]
-  code, said = run(capsys, "bleu", *flags, f"--predictions={paths[0]}")
+  code, output = run(capsys, "bleu", *flags, f"--predictions={paths[0]}")
   assert code == 2
-  assert "r3.txt: found 3 texts, expected 2, as in" in said
+  assert "r3.txt: found 3 texts, expected 2, as in" in output
 
 
 def test_bootstrap_and_comparison(tmp_path, capsys):
   dev = write(tmp_path / "dev.jsonl", jsonl({"label": label} for label in [0, 1] * 50))
-  ours = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
+  worse_first = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
   theirs = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
   out = tmp_path / "result.json"
   flags = (
     f"--references={dev}",
-    f"--predictions={ours}",
+    f"--predictions={worse_first}",
     f"--compare={theirs}",
     "--bootstrap=120",
     "--seed=3",
   )
-  code, found = run(capsys, "glue/sst2", *flags, f"--output={out}")
+  code, scores = run(capsys, "glue/sst2", *flags, f"--output={out}")
   assert code == 0
-  assert json.loads(out.read_text()) == found
-  interval = found["bootstrap"]["intervals"]["accuracy"]
+  assert json.loads(out.read_text()) == scores
+  interval = scores["bootstrap"]["intervals"]["accuracy"]
   assert interval["low"] < 80 < interval["high"]
   assert (
-    found["bootstrap"]["samples"],
-    found["bootstrap"]["seed"],
+    scores["bootstrap"]["samples"],
+    scores["bootstrap"]["seed"],
   ) == (
     120,
     3,
   )
-  compared = found["compare"]
+  compared = scores["compare"]
   assert compared["accuracy"] == 60.0
   assert "approximate randomisation" in compared["method"]
   difference = compared["differences"]["accuracy"]

@@ -34,8 +34,8 @@ def test_the_keys_of_a_recipe_are_listed():
     section.partition(".")[0] for section, _ in listed if section
   }
   for slot in ("model", "task", "objective", "optimizer", "schedule"):
-    given = set(config[slot]) - {"name"}
-    assert given <= set(listed[slot, config[slot].name]), slot
+    keys = set(config[slot]) - {"name"}
+    assert keys <= set(listed[slot, config[slot].name]), slot
 
 
 def test_a_key_has_its_own_default_and_description():

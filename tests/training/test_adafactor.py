@@ -59,9 +59,13 @@ def test_equals_optax(settings):
         updates_a[name], updates_b[name], rtol=3e-5, atol=1e-8, err_msg=f"{name} {seed}"
       )
     params = optax.apply_updates(params, updates_b)
-  found = next(s for s in jax.tree.leaves(state_a, is_leaf=is_factored) if is_factored(s))
-  known = next(s for s in jax.tree.leaves(state_b, is_leaf=is_factored) if is_factored(s))
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5), found, known)
+  our_statistics = next(s for s in jax.tree.leaves(state_a, is_leaf=is_factored) if is_factored(s))
+  optax_statistics = next(
+    s for s in jax.tree.leaves(state_b, is_leaf=is_factored) if is_factored(s)
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5), our_statistics, optax_statistics
+  )
 
 
 def is_factored(x):
@@ -77,8 +81,8 @@ def test_layers_of_a_stack_do_not_mix():
   alone = optimizer.adafactor(rate)
   for layer in range(3):
     p, g = ({"w": x["w"][layer]} for x in (params, grads))
-    apart, _ = alone.update(g, alone.init(p), p, step=0)
-    np.testing.assert_allclose(together["w"][layer], apart["w"], rtol=1e-5)
+    single_update, _ = alone.update(g, alone.init(p), p, step=0)
+    np.testing.assert_allclose(together["w"][layer], single_update["w"], rtol=1e-5)
 
 
 def test_a_parameter_of_more_elements_than_int32_counts_is_traced():

@@ -49,7 +49,7 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
 
 
 @pytest.mark.parametrize(
-  ("overrides", "words"),
+  ("overrides", "message"),
   [
     (
       ["objective.name=mlm"],
@@ -88,10 +88,10 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     ),
   ],
 )
-def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, words):
+def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, message):
   config = resolved(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
-  with pytest.raises(UserError, match=words):
+  with pytest.raises(UserError, match=message):
     assembly.check_task(config, build_parts(config), task)
 
 

@@ -27,7 +27,7 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
 
 
 @pytest.mark.parametrize(
-  "key, words",
+  "key, message",
   [
     ("seed=1180591620717411303424", "config.seed: found 1180591620717411303424 .*expected int of "
                                     "at most 64 bits"),
@@ -72,9 +72,9 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
     ("phases.half={\"until\": 0}", "config.phases.half.until: found 0"),
   ],
 )  # fmt: skip
-def test_a_value_that_cannot_be(key, words, capsys, tmp_path):
+def test_a_value_that_cannot_be(key, message, capsys, tmp_path):
   line = refused(capsys, tmp_path, LOSS, f"--config.{key}")
-  assert re.search(words, line), line
+  assert re.search(message, line), line
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "a/b", "..", "a b", "ü", "x" * 80, "-x", "a\nb", "🙂"])
@@ -99,7 +99,7 @@ def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "chosen, words",
+  "chosen, message",
   [
     (
       {"metric": "eval/builtin_span_corruption/los"},
@@ -111,13 +111,13 @@ def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
     ({"metric": "LABEL/accuracy", "goal": "most"}, "selection.goal: found 'most'"),
   ],
 )
-def test_what_selects_a_checkpoint(chosen, words, capsys, tmp_path):
+def test_what_selects_a_checkpoint(chosen, message, capsys, tmp_path):
   chosen = {
     key: value.replace("LABEL", LABEL) if isinstance(value, str) else value
     for key, value in chosen.items()
   }
   line = refused(capsys, tmp_path, LOSS, f"--config.selection={json.dumps(chosen)}")
-  assert re.search(words, line), line
+  assert re.search(message, line), line
 
 
 LABEL = "eval/builtin_span_corruption"
@@ -149,7 +149,7 @@ def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "flag, words",
+  "flag, message",
   [
     (
       "--from_step=-1",
@@ -162,8 +162,8 @@ def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
     (f"--profile=0:{10**20}", "two step numbers"),
   ],
 )
-def test_steps_that_no_run_has(flag, words, capsys, tmp_path):
-  assert words in refused(capsys, tmp_path, flag)
+def test_steps_that_no_run_has(flag, message, capsys, tmp_path):
+  assert message in refused(capsys, tmp_path, flag)
 
 
 @pytest.mark.parametrize("step", [-1, 10**20 - 1, "nan", "٣"])

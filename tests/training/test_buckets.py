@@ -37,13 +37,13 @@ def test_lengths_are_shares_of_a_row():
 def test_every_token_is_kept_and_little_padding(longest, length):
   tokens = rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
-  found = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
-  assert {name: x.shape for name, x in found.items()} == {
+  cut = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
+  assert {name: x.shape for name, x in cut.items()} == {
     "encoder_input_tokens": (2, length),
     "encoder_token_types": (2, length),
     "label": (2,),
   }
-  assert (found["encoder_input_tokens"] != PAD).sum() == (tokens != PAD).sum()
+  assert (cut["encoder_input_tokens"] != PAD).sum() == (tokens != PAD).sum()
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,19 @@ def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targ
   }
   batch["encoder_input_tokens"] = rows([inputs], 64)
   segments = {"encoder_segment_ids": (batch["encoder_input_tokens"] != PAD).astype(np.int32)}
-  for more in ({}, segments):
-    features = {name: buckets.Feature(x.shape[1:], "int32") for name, x in (batch | more).items()}
-    found = buckets.cut_batch(batch | more, features, 4, PAD)
-    assert all(x.shape[1] == shape[name.startswith("decoder")] for name, x in found.items())
+  for segment_ids in ({}, segments):
+    features = {
+      name: buckets.Feature(x.shape[1:], "int32") for name, x in (batch | segment_ids).items()
+    }
+    cut = buckets.cut_batch(batch | segment_ids, features, 4, PAD)
+    assert all(x.shape[1] == shape[name.startswith("decoder")] for name, x in cut.items())
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path, capsys):
   """Batches of 4 rows of 10 to 60 bytes; with dropout the resumed run has the same bits."""
-  words = [f"--config.{word}" for word in fine_tuning("classification", tmp_path)]
+  overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   texts = ("word " * (2 + n * n % 11) for n in range(40))
   data = "".join(f"{text.strip()}\t{('same', 'other')[n % 2]}\n" for n, text in enumerate(texts))
   (tmp_path / "data").write_text("text\tlabel\n" + data)
@@ -80,7 +82,7 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
       "--config=tests/recipes/nano_encoder.py",
       f"--workdir={tmp_path}/{name}",
       *every,
-      *words,
+      *overrides,
       *flags,
     ]
     assert train.main([*command, f"--config.total_steps={steps}"]) == 0, capsys.readouterr().err
@@ -88,10 +90,10 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
 
   still = ("--config.model.dropout=0.0",)
   cut = go("cut", 4, "--config.task.buckets=4", *still)
-  whole = go("whole", 4, *still)
-  for one, other in zip(losses(cut), losses(whole), strict=True):
-    assert one[0] == other[0]
-    assert one[1] == pytest.approx(other[1], rel=1e-5)
+  uncut = go("whole", 4, *still)
+  for cut_loss, uncut_loss in zip(losses(cut), losses(uncut), strict=True):
+    assert cut_loss[0] == uncut_loss[0]
+    assert cut_loss[1] == pytest.approx(uncut_loss[1], rel=1e-5)
   taken = [
     row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)
   ]
@@ -116,9 +118,9 @@ def test_images_keep_every_pixel_and_lose_padding():
     image = np.zeros((3, 100, 100, 3), np.float32)
     for row, (y, x) in enumerate(sizes):
       image[row, :y, :x] = 1.0
-    found = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
-    assert kind.shape(found) == shape
-    assert found["image"].sum() == image.sum()
+    cut = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
+    assert kind.shape(cut) == shape
+    assert cut["image"].sum() == image.sum()
     assert kind.cut_features(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
 
 
@@ -150,8 +152,8 @@ def detecting(folder, name: str, backbone: dict, steps: int, capsys) -> str:
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
   backbone = {"name": "resnet", "stem": 8, "widths": [16], "depths": [1]}
-  told = detecting(tmp_path, "whole", backbone, 4, capsys)
-  assert "the first batch of images of 64 x 64 pixels" in told
+  output = detecting(tmp_path, "whole", backbone, 4, capsys)
+  assert "the first batch of images of 64 x 64 pixels" in output
   for steps in (2, 4):
     detecting(tmp_path, "resumed", backbone, steps, capsys)
   assert fingerprints(tmp_path / "resumed", 4) == fingerprints(tmp_path / "whole", 4)
@@ -160,7 +162,8 @@ def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_images_stay_whole_before_a_backbone_that_sees_padding_from_afar(tmp_path, capsys):
-  told = detecting(tmp_path, "group", {"name": "small_cnn", "widths": [8, 16]}, 1, capsys)
+  output = detecting(tmp_path, "group", {"name": "small_cnn", "widths": [8, 16]}, 1, capsys)
   assert (
-    "in the backbone SmallCnn, cells far from the padding depend on it; batches are not cut" in told
+    "in the backbone SmallCnn, cells far from the padding depend on it; batches are not cut"
+    in output
   )

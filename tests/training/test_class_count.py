@@ -49,11 +49,11 @@ def test_a_detector_counts_and_a_number_stays():
 def test_a_run_takes_the_number_from_its_data(tmp_path):
   (tmp_path / "cache").mkdir()
   overrides = [f"task.cache={tmp_path}/cache"]
-  made = assemble(
+  assembly = assemble(
     resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run")
   )
-  assert made.config.model.labels == 10
-  assert made.identity["model"]["labels"] == 10
+  assert assembly.config.model.labels == 10
+  assert assembly.identity["model"]["labels"] == 10
 
 
 def test_without_classes_auto_is_refused():

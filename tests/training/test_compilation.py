@@ -21,8 +21,10 @@ T = 32
 
 def batch():
   lengths = {"encoder_input_tokens": S, "decoder_input_tokens": T, "decoder_target_tokens": T}
-  made = {name: jax.ShapeDtypeStruct((B, length), jnp.int32) for name, length in lengths.items()}
-  return made | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
+  features = {
+    name: jax.ShapeDtypeStruct((B, length), jnp.int32) for name, length in lengths.items()
+  }
+  return features | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
 
 
 @pytest.mark.parametrize(
@@ -82,16 +84,16 @@ def test_causal_attention_counts_half(core, form):
   D = 256
   keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
   projections = B * S * (L * 12 * D * D + 384 * D)
-  found = [jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
-  found.append(
+  flops = [jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
+  flops.append(
     jaxpr_flops.forward_flops(
       lambda m, b: m(b)["logits"],
       model,
       batch | {"decoder_causal_attention": batch["decoder_input_tokens"]},
     )
   )
-  assert found[0] == 2 * (projections + B * L * S * keys * D)
-  assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), (
+  assert flops[0] == 2 * (projections + B * L * S * keys * D)
+  assert flops[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), (
     "a prefix hides less: in full"
   )
 
@@ -230,8 +232,10 @@ def test_convolution():
   ],
 )
 def test_peaks_of_data_sheets(kind, peak):
-  found, source = device_peak.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
-  assert found == peak
+  peak_flops, source = device_peak.peak_flops(
+    types.SimpleNamespace(device_kind=kind, platform="any")
+  )
+  assert peak_flops == peak
   assert "data sheet" in source
 
 

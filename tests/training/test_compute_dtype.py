@@ -83,7 +83,7 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
   program = jax.make_jaxpr(jax.grad(loss))(parts.state.params, batch, jax.random.key(0))
   products = collections.Counter()
   carried = []
-  kept = []
+  residual_shapes = []
   for equation in equations(program.jaxpr):
     if equation.primitive.name in ("dot_general", "conv_general_dilated") and not on_purpose(
       equation
@@ -95,7 +95,9 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
       carried += [
         shape for shape in wide(equation.invars[first : first + last], 3) if shape[0] == rows
       ]
-      kept += [shape for shape in wide(equation.outvars[last:], 4) if shape[1] == rows]
-  assert not products, f"products of {products}; between blocks {carried}; kept {kept}"
-  assert not carried, f"products of {products}; between blocks {carried}; kept {kept}"
-  assert not kept, f"products of {products}; between blocks {carried}; kept {kept}"
+      residual_shapes += [shape for shape in wide(equation.outvars[last:], 4) if shape[1] == rows]
+  assert not products, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
+  assert not carried, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
+  assert not residual_shapes, (
+    f"products of {products}; between blocks {carried}; kept {residual_shapes}"
+  )

@@ -37,33 +37,35 @@ def run(workdir, cache, *flags) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def trained_folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp("detection")
-  assert run(folder / "whole", folder / "cache", "--config.total_steps=4") == 0
+  assert run(folder / "uninterrupted", folder / "cache", "--config.total_steps=4") == 0
   return folder
 
 
-def test_a_run_stopped_and_resumed_has_the_same_bits(whole, tmp_path):
-  assert run(tmp_path, whole / "cache", "--config.total_steps=2") == 0
-  assert run(tmp_path, whole / "cache", "--config.total_steps=4") == 0
-  assert_same_bits(tmp_path, whole / "whole", 4)
+def test_a_run_stopped_and_resumed_has_the_same_bits(trained_folder, tmp_path):
+  assert run(tmp_path, trained_folder / "cache", "--config.total_steps=2") == 0
+  assert run(tmp_path, trained_folder / "cache", "--config.total_steps=4") == 0
+  assert_same_bits(tmp_path, trained_folder / "uninterrupted", 4)
 
 
-def test_scores_and_what_was_found(whole, capsys):
+def test_scores_and_what_was_found(trained_folder, capsys):
   (last,) = [
-    row for row in read_metrics(whole / "whole") if "eval/digit_scenes_object_detection/AP" in row
+    row
+    for row in read_metrics(trained_folder / "uninterrupted")
+    if "eval/digit_scenes_object_detection/AP" in row
   ]
   assert {"loss", "class_loss", "giou_loss", "AP50", "images"} <= {
     name.split("/")[-1] for name in last
   }
-  assert "what was found" in (whole / "whole" / "report.html").read_text()
+  assert "what was found" in (trained_folder / "uninterrupted" / "report.html").read_text()
   assert (
-    whole / "whole" / "pictures" / "boxes_digit_scenes_object_detection.png"
+    trained_folder / "uninterrupted" / "pictures" / "boxes_digit_scenes_object_detection.png"
   ).stat().st_size > 1_000
-  assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
-  folder = whole / "whole" / "evaluations"
-  found = json.loads(next(folder.glob("*.json")).read_text())["metrics"]
-  assert found["AP"] == last["eval/digit_scenes_object_detection/AP"]
+  assert evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=detection"]) == 0
+  folder = trained_folder / "uninterrupted" / "evaluations"
+  metrics = json.loads(next(folder.glob("*.json")).read_text())["metrics"]
+  assert metrics["AP"] == last["eval/digit_scenes_object_detection/AP"]
   rows = [
     json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()
   ]
@@ -71,53 +73,73 @@ def test_scores_and_what_was_found(whole, capsys):
   assert len(rows[0]["detections"]) == 12
 
 
-def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
-  assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
-  expected = next((whole / "whole" / "evaluations").rglob("*.jsonl")).read_text().splitlines()
+def test_predictions_are_what_the_evaluation_found(trained_folder, tmp_path):
+  assert evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=detection"]) == 0
+  expected = (
+    next((trained_folder / "uninterrupted" / "evaluations").rglob("*.jsonl"))
+    .read_text()
+    .splitlines()
+  )
   images = store.open_store(
-    "digit_scenes", "validation", label_field=None, cache=str(whole / "cache")
+    "digit_scenes", "validation", label_field=None, cache=str(trained_folder / "cache")
   )
   for n, data in enumerate(images.read(np.arange(8))):
     (tmp_path / f"{n}.png").write_bytes(data)
   (tmp_path / "9.png").write_bytes(b"none")
-  ask = [f"--workdir={whole}/whole", f"--input={tmp_path}", f"--output={tmp_path}/out.jsonl"]
+  ask = [
+    f"--workdir={trained_folder}/uninterrupted",
+    f"--input={tmp_path}",
+    f"--output={tmp_path}/out.jsonl",
+  ]
   assert predict.main([*ask, "--top_k=12", "--batch_size=4"]) == 0
-  *found, broken = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+  *predictions, broken = [
+    json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+  ]
   assert broken == {"input": f"{tmp_path}/9.png", "error": "not a readable image"}
-  for one, other in zip(found, expected, strict=True):
-    one = one["detections"]
-    other = json.loads(other)["detections"]
-    assert [x["score"] for x in one] == pytest.approx([x["score"] for x in other], abs=2e-3)
-    boxes = {(x["label"], round(x["score"], 2)): x["box"] for x in one}
+  for prediction, detection in zip(predictions, expected, strict=True):
+    prediction = prediction["detections"]
+    detection = json.loads(detection)["detections"]
+    assert [x["score"] for x in prediction] == pytest.approx(
+      [x["score"] for x in detection], abs=2e-3
+    )
+    boxes = {(x["label"], round(x["score"], 2)): x["box"] for x in prediction}
     assert any(
       boxes.get((x["label"], round(x["score"], 2))) == pytest.approx(x["box"], abs=0.5)
-      for x in other
+      for x in detection
     )
   (tmp_path / "out.jsonl").unlink()
   assert predict.main(ask) == 0
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()[:-1]]
-  sure = [[x for x in row["detections"] if x["score"] >= 0.5] for row in found]
+  sure = [[x for x in row["detections"] if x["score"] >= 0.5] for row in predictions]
   assert [row["detections"] for row in rows] == sure
 
 
-def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
-  there = tmp_path / "there"
+def test_a_run_goes_to_hugging_face_and_back(trained_folder, tmp_path):
+  exported = tmp_path / "there"
   back = tmp_path / "back"
-  assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
-  config = json.loads((there / "config.json").read_text())
+  assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={exported}"]) == 0
+  config = json.loads((exported / "config.json").read_text())
   assert config["model_type"] == "detr"
   assert config["id2label"] == {str(n): str(n) for n in range(10)}
-  flags = (f"--config.task.cache={whole}/cache", "--config.task.boxes=6", "--config.model.labels=3")
-  assert (
-    convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
+  flags = (
+    f"--config.task.cache={trained_folder}/cache",
+    "--config.task.boxes=6",
+    "--config.model.labels=3",
   )
-  one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
-  assert one.keys() == other.keys()
-  assert all(np.array_equal(one[name], other[name]) for name in one)
+  assert (
+    convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
+  )
+  original_arrays, imported_arrays = (
+    load(str(path), batch_size=8).run.arrays for path in (trained_folder / "uninterrupted", back)
+  )
+  assert original_arrays.keys() == imported_arrays.keys()
+  assert all(
+    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
+  )
 
 
 @pytest.mark.parametrize(
-  "flag, words",
+  "flag, message",
   [
     (
       "--config.model.labels=3",
@@ -129,8 +151,8 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
     ("--config.task.channels=1", "config.task.mean: found"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flag, words, whole, tmp_path, capsys):
-  assert run(tmp_path, whole / "cache", flag) == 2
+def test_what_does_not_fit_is_one_line(flag, message, trained_folder, tmp_path, capsys):
+  assert run(tmp_path, trained_folder / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error
+  assert message in error
   assert "\n" not in error

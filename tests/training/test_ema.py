@@ -58,7 +58,7 @@ def test_a_warm_up_forgets_the_first_weights_as_timms_does():
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = [
+  defaults = [
     "--config.optimizer.ema=0.5",
     f"--config.task.cache={cache}",
     "--config.schedule.total_steps=3",
@@ -74,19 +74,21 @@ def run(workdir, cache, *flags) -> int:
     "--config.mesh.fsdp=2",
     "--config.schedule.warmup_steps=0",
   ]
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *evals, *flags])
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *defaults, *steps, *evals, *flags])
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
-  whole = tmp_path / "whole"
+  uninterrupted = tmp_path / "whole"
   parts = tmp_path / "parts"
   cache = tmp_path / "cache"
-  assert run(whole, cache) == 0
+  assert run(uninterrupted, cache) == 0
   assert run(parts, cache, "--config.total_steps=2") == 0
   assert run(parts, cache) == 0
-  assert_same_bits(parts, whole, 3)  # on two ways of sharding, with the mean among the tensors
-  saved = {step: load_tensors(whole, step) for step in (1, 2, 3)}
+  assert_same_bits(
+    parts, uninterrupted, 3
+  )  # on two ways of sharding, with the mean among the tensors
+  saved = {step: load_tensors(uninterrupted, step) for step in (1, 2, 3)}
   named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
   assert sorted(f"params/{name}" for name in named) == sorted(
     n for n in saved[3] if n.startswith("params/")
@@ -97,21 +99,25 @@ def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
       np.testing.assert_allclose(saved[step][f"ema/mean/{name}"], mean, rtol=1e-5, atol=1e-7)
   # Evaluations in the run and after it, and the model that others load, have the mean; a flag takes
   # the weights.
-  (during,) = [row for row in read_metrics(whole) if "eval/digits_image_classification/loss" in row]
+  (during,) = [
+    row for row in read_metrics(uninterrupted) if "eval/digits_image_classification/loss" in row
+  ]
   losses = []
   for use in ("True", "False"):
     assert (
-      evaluate.main([f"--workdir={whole}", "--evals=loss", f"--config.optimizer.use_ema={use}"])
+      evaluate.main(
+        [f"--workdir={uninterrupted}", "--evals=loss", f"--config.optimizer.use_ema={use}"]
+      )
       == 0
     )
-    (path,) = (whole / "evaluations").glob("3_digits*.json")
+    (path,) = (uninterrupted / "evaluations").glob("3_digits*.json")
     losses.append(json.loads(path.read_text())["metrics"]["loss"])
   assert (
     losses[0]
     == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6)
     != losses[1]
   )
-  arrays = jax.device_get(load(str(whole), batch_size=8).run.arrays)
+  arrays = jax.device_get(load(str(uninterrupted), batch_size=8).run.arrays)
   assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
 
 
@@ -119,28 +125,29 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
   """And one that is given up; both on a checkpoint's tensors by name."""
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = OPTIMIZERS["adamw"](lambda step: 0.5)
-  both = ema.with_ema(adam, 0.9)
+  averaged_adam = ema.with_ema(adam, 0.9)
   _, moved = adam.update(
     {"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0)
   )
 
   def state(optimizer, opt_state):
-    whole = TrainState(jnp.int32(1), arrays, opt_state)
+    train_state = TrainState(jnp.int32(1), arrays, opt_state)
     replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), whole
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), train_state
     )
     saved = {
-      n: {"shape": list(x.shape), "dtype": str(x.dtype)} for n, x in flatten(to_tree(whole)).items()
+      n: {"shape": list(x.shape), "dtype": str(x.dtype)}
+      for n, x in flatten(to_tree(train_state)).items()
     }
-    return whole, abstract, saved
+    return train_state, abstract, saved
 
   plain, plain_abstract, plain_saved = state(adam, moved)
-  averaged, averaged_abstract, averaged_saved = state(both, both.init(arrays))
-  wanted = restoring._tensors_to_restore(plain_saved, averaged_abstract, False)
-  assert flatten(wanted).keys() == plain_saved.keys()
-  found = from_tree(to_tree(plain), averaged_abstract, both)
-  named = to_named(found.opt_state)
+  averaged, averaged_abstract, averaged_saved = state(averaged_adam, averaged_adam.init(arrays))
+  tensors = restoring._tensors_to_restore(plain_saved, averaged_abstract, False)
+  assert flatten(tensors).keys() == plain_saved.keys()
+  restored = from_tree(to_tree(plain), averaged_abstract, averaged_adam)
+  named = to_named(restored.opt_state)
   before = to_named(moved)
   assert int(named["ema/count"]) == 0
   assert np.array_equal(named["ema/mean/a"], arrays["a"])

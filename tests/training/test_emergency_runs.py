@@ -23,17 +23,17 @@ def test_a_run_killed_before_its_first_checkpoint(tmp_path):
     assert process.until(lambda: list(tmp_path.glob("near/*/4-0"))), process.end()
     process.send(signal.SIGKILL)
     process.end()
-  kept = dict(losses(workdir))
+  losses_before = dict(losses(workdir))
   assert not list(workdir.glob("checkpoints/[0-9]*"))
-  code, said = run(command, **where)
-  assert code == 0, said
-  first = int(re.search(r"from step (\d) of 9", said)[1])
-  assert first in (4, 6, 8), said
-  assert "1 of 1 processes read their emergency copies" in said, said
+  code, output = run(command, **where)
+  assert code == 0, output
+  first = int(re.search(r"from step (\d) of 9", output)[1])
+  assert first in (4, 6, 8), output
+  assert "1 of 1 processes read their emergency copies" in output, output
   assert [step for step, _ in losses(workdir)] == list(range(1, 10))
   assert set(steps(workdir)) == {
     first,
     9,
   }
   # of steps taken again, too
-  assert all(dict(losses(workdir))[step] == loss for step, loss in kept.items())
+  assert all(dict(losses(workdir))[step] == loss for step, loss in losses_before.items())

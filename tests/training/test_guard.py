@@ -70,10 +70,12 @@ class Tracker:
   """Notes how each start ended."""
 
   def open(self, workdir, name, step, config):
-    kept = workdir / "outcomes"
+    outcomes = workdir / "outcomes"
 
     def noted(outcome):
-      return kept.write_text((kept.read_text() if kept.exists() else "") + f"{outcome}\n")
+      return outcomes.write_text(
+        (outcomes.read_text() if outcomes.exists() else "") + f"{outcome}\n"
+      )
 
     return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=noted)
 
@@ -86,13 +88,13 @@ def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batc
   noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
   assert go(tmp_path, noted)[0] == 3
   assert steps(tmp_path) == [2, 4]
-  said = capsys.readouterr().err
-  assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
+  errors = capsys.readouterr().err
+  assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in errors
   assert go(tmp_path, noted, *SKIP)[0] == 0
   assert (tmp_path / "outcomes").read_text() == "failed\nfinished\n"
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
-  found = dict(losses(tmp_path))
-  assert [s for s, x in found.items() if x is None] == [5]
+  loss_by_step = dict(losses(tmp_path))
+  assert [s for s, x in loss_by_step.items() if x is None] == [5]
   assert steps(tmp_path) == [2, 4, 6, 8, 10]
   assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [
     0,
@@ -163,8 +165,8 @@ def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
 
 
 def read(capsys) -> str:
-  said = capsys.readouterr()
-  return said.out + said.err
+  printed = capsys.readouterr()
+  return printed.out + printed.err
 
 
 @pytest.mark.parametrize(
@@ -179,18 +181,18 @@ def test_verdicts_replayed_in_plain_python(guard):
   judge = jax.jit(guard.judge)
   state = new_loss_record()
   mean = 0.0
-  seen = 0
+  accepted_before = 0
   refused = 0
   for loss, norm in zip(values.astype(np.float32), norms.astype(np.float32)):
     accepted, state = judge(state, loss, norm)
     expected = bool(np.isfinite(loss) and np.isfinite(norm))
     with contextlib.suppress(ZeroDivisionError):
-      if guard.spike and seen >= guard.window and loss > guard.spike * mean:
+      if guard.spike and accepted_before >= guard.window and loss > guard.spike * mean:
         expected = False
     if expected:
-      seen = seen + 1
+      accepted_before = accepted_before + 1
       refused = 0
-      mean += (float(loss) - mean) / min(seen, guard.window)
+      mean += (float(loss) - mean) / min(accepted_before, guard.window)
     else:
       refused += 1
     assert bool(accepted) is expected

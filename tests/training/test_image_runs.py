@@ -32,38 +32,40 @@ TOTAL = ("--config.total_steps=4", "--config.eval_every=4")
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = (
+  defaults = (
     f"--config.task.cache={cache}",
     "--config.schedule.total_steps=4",
     "--config.checkpoint.every=2",
   )
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *TOTAL, *flags])
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *defaults, *TOTAL, *flags])
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def trained_folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp("images")
   evals = {"loss": {}, "image_classification": {}, "few_shot": {"shots": 2}}
-  assert run(folder / "whole", folder / "cache", f"--config.evals={json.dumps(evals)}") == 0
+  assert run(folder / "uninterrupted", folder / "cache", f"--config.evals={json.dumps(evals)}") == 0
   return folder
 
 
 @pytest.mark.more
 def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_has_the_same_bits(
-  whole, tmp_path, capsys
+  trained_folder, tmp_path, capsys
 ):
-  assert run(tmp_path, whole / "cache", "--config.total_steps=2") == 0
-  assert run(tmp_path, whole / "cache") == 0
+  assert run(tmp_path, trained_folder / "cache", "--config.total_steps=2") == 0
+  assert run(tmp_path, trained_folder / "cache") == 0
   changes = [line for line in capsys.readouterr().out.splitlines() if "changed config" in line]
   assert changes == ["resuming with a changed config: total_steps: 2 -> 4"]
-  assert_same_bits(tmp_path, whole / "whole", 4)
+  assert_same_bits(tmp_path, trained_folder / "uninterrupted", 4)
 
 
-def test_metrics_of_images_are_written_and_found_again(whole, capsys):
+def test_metrics_of_images_are_written_and_found_again(trained_folder, capsys):
   (last,) = [
-    row for row in read_metrics(whole / "whole") if "eval/digits_image_classification/top1" in row
+    row
+    for row in read_metrics(trained_folder / "uninterrupted")
+    if "eval/digits_image_classification/top1" in row
   ]
-  rows = [row for row in read_metrics(whole / "whole") if "train/loss" in row]
+  rows = [row for row in read_metrics(trained_folder / "uninterrupted") if "train/loss" in row]
   assert all(
     row["train/images_per_second"] > 0 and "train/tokens_per_second" not in row for row in rows
   )
@@ -72,20 +74,29 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
   }
   assert not any("perplexity" in name for name in last)
   assert any("unigram_entropy" in name for name in last)
-  assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
-  found = json.loads(next((whole / "whole" / "evaluations").glob("*.json")).read_text())["metrics"]
-  assert found["top1"] == last["eval/digits_image_classification/top1"]
-  assert load(str(whole / "whole"), batch_size=8).vocabulary.names == tuple("0123456789")
-  assert "Images per second" in (whole / "whole" / "report.html").read_text()
+  assert (
+    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
+    == 0
+  )
+  metrics = json.loads(
+    next((trained_folder / "uninterrupted" / "evaluations").glob("*.json")).read_text()
+  )["metrics"]
+  assert metrics["top1"] == last["eval/digits_image_classification/top1"]
+  assert load(str(trained_folder / "uninterrupted"), batch_size=8).vocabulary.names == tuple(
+    "0123456789"
+  )
+  assert "Images per second" in (trained_folder / "uninterrupted" / "report.html").read_text()
 
 
 @pytest.mark.more
-def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_path, capsys):
+def test_another_resolution_starts_from_the_interpolated_positions(
+  trained_folder, tmp_path, capsys
+):
   assert (
     run(
       tmp_path,
-      whole / "cache",
-      f"--config.init.workdir={whole}/whole",
+      trained_folder / "cache",
+      f"--config.init.workdir={trained_folder}/uninterrupted",
       "--config.total_steps=1",
       *LARGER,
     )
@@ -98,37 +109,48 @@ def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_pa
   assert np.isfinite(arrays["inputs/position/table"]).all()
 
 
-def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
-  there = tmp_path / "there"
+def test_a_run_goes_to_hugging_face_and_back(trained_folder, tmp_path):
+  exported = tmp_path / "there"
   back = tmp_path / "back"
-  assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
-  config = json.loads((there / "config.json").read_text())
+  assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={exported}"]) == 0
+  config = json.loads((exported / "config.json").read_text())
   assert config["model_type"] == "vit"
   assert config["id2label"] == {str(n): str(n) for n in range(10)}
-  seen = json.loads((there / "preprocessor_config.json").read_text())
-  assert (seen["size"], seen["crop_size"]) == ({"shortest_edge": 18}, {"height": 16, "width": 16})
-  cache = f"--config.task.cache={whole}/cache"
-  assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
-  one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
-  assert all(np.array_equal(one[name], other[name]) for name in one)
+  processor = json.loads((exported / "preprocessor_config.json").read_text())
+  assert (processor["size"], processor["crop_size"]) == (
+    {"shortest_edge": 18},
+    {"height": 16, "width": 16},
+  )
+  cache = f"--config.task.cache={trained_folder}/cache"
+  assert (
+    convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={NANO}", cache]) == 0
+  )
+  original_arrays, imported_arrays = (
+    load(str(path), batch_size=8).run.arrays for path in (trained_folder / "uninterrupted", back)
+  )
+  assert all(
+    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
+  )
 
 
 @pytest.mark.more
-def test_another_resolution_starts_from_published_weights(whole, tmp_path):
-  there = tmp_path / "there"
+def test_another_resolution_starts_from_published_weights(trained_folder, tmp_path):
+  published = tmp_path / "there"
   back = tmp_path / "back"
-  cache = f"--config.task.cache={whole}/cache"
-  assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
-  assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
+  cache = f"--config.task.cache={trained_folder}/cache"
+  assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={published}"]) == 0
+  assert (
+    convert_hf.main([f"--input={published}", f"--output={back}", f"--config={NANO}", cache]) == 0
+  )
   flags = (f"--config.init.workdir={back}", "--config.total_steps=1", *LARGER)
-  assert run(tmp_path / "larger", whole / "cache", *flags) == 0
+  assert run(tmp_path / "larger", trained_folder / "cache", *flags) == 0
   report = json.loads((tmp_path / "larger" / "init.json").read_text())
   assert report["resized"] == {"inputs/position/table": "17 to 37 rows"}
   assert not report["initialised"]
 
 
 @pytest.mark.more
-def test_other_classes_get_a_head_of_their_own(whole, tmp_path):
+def test_other_classes_get_a_head_of_their_own(trained_folder, tmp_path):
   from PIL import Image
 
   for name in "ab":
@@ -136,46 +158,63 @@ def test_other_classes_get_a_head_of_their_own(whole, tmp_path):
     Image.new("L", (16, 16), 40).save(tmp_path / "photos" / name / "1.png")
   source = (f"--config.task.source=folders:{tmp_path}/photos", "--config.eval_split=train")
   flags = (
-    f"--config.init.workdir={whole}/whole",
+    f"--config.init.workdir={trained_folder}/uninterrupted",
     "--config.model.head.labels=auto",
     "--config.total_steps=1",
     *source,
   )
-  assert run(tmp_path / "run", whole / "cache", *flags) == 0
+  assert run(tmp_path / "run", trained_folder / "cache", *flags) == 0
   assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["head"]["labels"] == 2
   report = json.loads((tmp_path / "run" / "init.json").read_text())
   assert report["initialised"] == report["ignored"] == ["head/out/bias", "head/out/kernel"]
 
 
-def test_a_report_has_pictures_and_evaluations_too(whole):
+def test_a_report_has_pictures_and_evaluations_too(trained_folder):
   from PIL import Image
 
-  found = {path.stem: Image.open(path) for path in (whole / "whole" / "pictures").glob("*.png")}
+  pictures = {
+    path.stem: Image.open(path)
+    for path in (trained_folder / "uninterrupted" / "pictures").glob("*.png")
+  }
   confusion = "confusion_digits_image_classification"
-  assert found.keys() == {"augmented", "attention", confusion}
+  assert pictures.keys() == {"augmented", "attention", confusion}
   assert all(
-    image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in found.values()
+    image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in pictures.values()
   )
-  assert (whole / "whole" / "report.html").read_text().count("data:image/png;base64,") == 3
-  assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
-  again = {path.stem for path in (whole / "whole" / "evaluations" / "pictures").glob("*.png")}
-  assert again == found.keys()
+  assert (trained_folder / "uninterrupted" / "report.html").read_text().count(
+    "data:image/png;base64,"
+  ) == 3
+  assert (
+    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
+    == 0
+  )
+  again = {
+    path.stem
+    for path in (trained_folder / "uninterrupted" / "evaluations" / "pictures").glob("*.png")
+  }
+  assert again == pictures.keys()
 
 
 @pytest.mark.more
-def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
+def test_two_processes_find_the_scores_and_pictures_of_one(trained_folder, tmp_path):
   """On four devices each; in training, every image of an epoch is read by one of them, once
   (`test_addressing.py`)."""
-  assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
-  (one,) = (
-    json.loads(path.read_text()) for path in (whole / "whole" / "evaluations").glob("4_*.json")
+  assert (
+    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
+    == 0
+  )
+  (picture,) = (
+    json.loads(path.read_text())
+    for path in (trained_folder / "uninterrupted" / "evaluations").glob("4_*.json")
   )
   copy = shutil.copytree(
-    whole / "whole", tmp_path / "run", ignore=shutil.ignore_patterns("evaluations")
+    trained_folder / "uninterrupted",
+    tmp_path / "run",
+    ignore=shutil.ignore_patterns("evaluations"),
   )
   command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={copy}", f"--config={NANO}"]
   flags = (
-    f"--config.task.cache={whole}/cache",
+    f"--config.task.cache={trained_folder}/cache",
     '--config.evals={"image_classification": {}}',
     "--config.batch_size=16",
   )
@@ -183,7 +222,7 @@ def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
   assert code == 0, output
   (two,) = (json.loads(path.read_text()) for path in (copy / "evaluations").glob("4_*.json"))
   assert two["metrics"]["images"] == 297
-  assert two == one
+  assert two == picture
   assert (copy / "evaluations" / "pictures" / "attention.png").is_file()
 
 
@@ -198,49 +237,49 @@ def test_what_is_drawn_is_what_was_computed():
   variant = dataclasses.replace(
     vit.VARIANTS["vit-tiny"], dims=Dims(16, 2, 2, 8, 16, 2), patch=4, resolution=8
   )
-  made = model(Case("vit", "vit", variant))
+  built = model(Case("vit", "vit", variant))
   image = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
-  copy = params.with_arrays(made, params.arrays(made))
-  found = np.asarray(pictures._attention_rollout(copy, {"image": image}))
-  arrays = params.arrays(made)
-  x = made.inputs(_tokens(made, image), np.arange(5)[None], None, None)
+  copy = params.with_arrays(built, params.arrays(built))
+  rollout = np.asarray(pictures._attention_rollout(copy, {"image": image}))
+  arrays = params.arrays(built)
+  x = built.inputs(_tokens(built, image), np.arange(5)[None], None, None)
   rolled = np.eye(5)
   for layer in range(2):
-    at = {
+    corners = {
       n.removeprefix("encoder/blocks/"): a[layer]
       for n, a in arrays.items()
       if n.startswith("encoder/blocks/")
     }
-    block = jax.tree.unflatten(jax.tree.structure(made.encoder.blocks), list(at.values()))
+    block = jax.tree.unflatten(jax.tree.structure(built.encoder.blocks), list(corners.values()))
     y = np.asarray(block.self_attention.in_norm(x))
     q, k = (
-      (y @ at[f"self_attention/layer/{n}/kernel"] + at[f"self_attention/layer/{n}/bias"]).reshape(
-        2, 5, 2, 8
-      )
+      (
+        y @ corners[f"self_attention/layer/{n}/kernel"] + corners[f"self_attention/layer/{n}/bias"]
+      ).reshape(2, 5, 2, 8)
       for n in ("query", "key")
     )
     weights = jax.nn.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5, axis=-1)
     rolled = (np.mean(weights, 1) + np.eye(5)) / 2 @ rolled
     x, *_ = block(x, Context(mask=Mask(np.arange(5)[None], np.arange(5)[None])), None, None)
-  np.testing.assert_allclose(found, rolled[:, 0, 1:], rtol=1e-4)
+  np.testing.assert_allclose(rollout, rolled[:, 0, 1:], rtol=1e-4)
   rows = [{"target": "a", "prediction": p} for p in "aab"] + [{"target": "b", "prediction": "b"}]
   drawn = pictures.confusion(rows, ("a", "b"))
   dark = [drawn.getpixel((15 + 34 * x + 2, 15 + 34 * y + 2))[0] for y in (0, 1) for x in (0, 1)]
   assert dark == [int(255 - share * (255 - 37)) for share in (2 / 3, 1 / 3, 0, 1)]
 
 
-def _tokens(made, image):
-  x = made.patches(patchify(image, made.variant))
-  return np.concatenate([np.broadcast_to(made.tokens[...], (2, 1, 16)), x], 1)
+def _tokens(vit, image):
+  x = vit.patches(patchify(image, vit.variant))
+  return np.concatenate([np.broadcast_to(vit.tokens[...], (2, 1, 16)), x], 1)
 
 
 @pytest.mark.more
-def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
+def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(trained_folder, tmp_path):
   """And the autoencoder's report shows what it reconstructs."""
   task = {"name": "masked_images", "source": "digits", "resolution": 16, "channels": 1, "patch": 4}
   head = {"name": "reconstruction", "depth": 1, "embed": 16, "heads": 2, "mlp": 16}
   slots = {
-    "task": task | {"cache": f"{whole}/cache"},
+    "task": task | {"cache": f"{trained_folder}/cache"},
     "objective": {"name": "masked_patches"},
     "model.head": head,
   }
@@ -265,8 +304,8 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
     "--config.schedule.warmup_steps=0",
     "--config.total_steps=2",
   )
-  given = (f"--config.init.workdir={tmp_path}/mae", *probe, *rate)
-  assert run(tmp_path / "probe", whole / "cache", *given) == 0
+  probe_flags = (f"--config.init.workdir={tmp_path}/mae", *probe, *rate)
+  assert run(tmp_path / "probe", trained_folder / "cache", *probe_flags) == 0
   before = load_tensors(tmp_path / "mae", 2)
   after = load_tensors(tmp_path / "probe", 2)
   body = [
@@ -281,7 +320,7 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "flag, words",
+  "flag, message",
   [
     (
       "--config.task.resolution=20",
@@ -298,8 +337,8 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
     ("--config.objective.name=mlm", "config.objective"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flag, words, whole, tmp_path, capsys):
-  assert run(tmp_path, whole / "cache", flag) == 2
+def test_what_does_not_fit_is_one_line(flag, message, trained_folder, tmp_path, capsys):
+  assert run(tmp_path, trained_folder / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error
+  assert message in error
   assert "\n" not in error

@@ -65,8 +65,8 @@ def run(workdir, data, *flags) -> int:
     "folder": str(data),
   }
   task |= {"caption_field": "caption", "cache": str(data / "cache")}
-  usual = (f"--config.task.{key}={value}" for key, value in task.items())
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *flags])
+  defaults = (f"--config.task.{key}={value}" for key, value in task.items())
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *defaults, *flags])
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +94,21 @@ def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_ot
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
   assert last["eval/zero_shot/top1"] > 50
   assert last["eval/zero_shot/images"] == 96  # of 12 kinds
-  own = next(name for name in last if name.endswith("/texts")).removesuffix("texts")
-  assert (last[f"{own}images"], last[f"{own}texts"]) == (12, 36)
-  assert last[f"{own}text_to_image_r1"] > 40
-  assert last[f"{own}image_to_text_r1"] > 40
+  prefix = next(name for name in last if name.endswith("/texts")).removesuffix("texts")
+  assert (last[f"{prefix}images"], last[f"{prefix}texts"]) == (12, 36)
+  assert last[f"{prefix}text_to_image_r1"] > 40
+  assert last[f"{prefix}image_to_text_r1"] > 40
   scales = [row["train/logit_scale"] for row in rows if "train/logit_scale" in row]
   assert scales[0] == pytest.approx(1 / 0.07, rel=1e-3)
   assert scales[-1] != scales[0]
   assert max(scales) <= 100 * 1.0001
   # the same on other devices, and in other batches
-  other = ("--config.batch_size=40", "--config.mesh.tensor=2")
-  assert evaluate.main([f"--workdir={learned}", "--evals=zero_shot,retrieval", *other]) == 0
+  other_layout = ("--config.batch_size=40", "--config.mesh.tensor=2")
+  assert evaluate.main([f"--workdir={learned}", "--evals=zero_shot,retrieval", *other_layout]) == 0
   files = list((learned / "evaluations").glob("*.json"))
   assert len(files) == 2
   for path in files:
-    label = "eval/zero_shot/" if "zero_shot" in path.name else own
+    label = "eval/zero_shot/" if "zero_shot" in path.name else prefix
     for name, value in json.loads(path.read_text())["metrics"].items():
       assert last[label + name] == pytest.approx(value, abs=3)  # one of what is near to a tie
 
@@ -138,14 +138,14 @@ def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_
 
 @pytest.mark.more
 def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
-  there = tmp_path / "there"
+  exported = tmp_path / "there"
   back = tmp_path / "back"
-  assert convert_hf.main([f"--input={learned}", f"--output={there}"]) == 0
-  assert json.loads((there / "config.json").read_text())["model_type"] == "clip"
+  assert convert_hf.main([f"--input={learned}", f"--output={exported}"]) == 0
+  assert json.loads((exported / "config.json").read_text())["model_type"] == "clip"
   assert (
     convert_hf.main(
       [
-        f"--input={there}",
+        f"--input={exported}",
         f"--output={back}",
         f"--config={NANO}",
         f"--config.task.cache={data}/cache",
@@ -153,8 +153,12 @@ def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
     )
     == 0
   )
-  one, other = (load(str(path), batch_size=8).run.arrays for path in (learned, back))
-  assert all(np.array_equal(one[name], other[name]) for name in one)
+  original_arrays, imported_arrays = (
+    load(str(path), batch_size=8).run.arrays for path in (learned, back)
+  )
+  assert all(
+    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
+  )
 
 
 @pytest.mark.more
@@ -174,7 +178,7 @@ def test_a_run_goes_on_from_another_at_another_resolution(learned, data, tmp_pat
 
 @pytest.mark.more
 def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
-  whole = tmp_path / "whole"
+  uninterrupted = tmp_path / "whole"
   parts = tmp_path / "parts"
   total = (
     "--config.schedule.total_steps=4",
@@ -186,14 +190,14 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
     "--config.objective.chunks=2",
     "--config.batch_size=16",
   )
-  assert run(whole, data, *total, "--config.total_steps=4") == 0
+  assert run(uninterrupted, data, *total, "--config.total_steps=4") == 0
   for steps in (2, 4):
     assert run(parts, data, *total, f"--config.total_steps={steps}") == 0
-  assert_same_bits(parts, whole, 4)
+  assert_same_bits(parts, uninterrupted, 4)
 
 
 @pytest.mark.parametrize(
-  "flags, words",
+  "flags, message",
   [
     (
       ("--config.accumulation_steps=2", "--config.batch_size=16"),
@@ -211,10 +215,10 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
     (("--config.task.channels=1",), "config.model.channels"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flags, words, data, tmp_path, capsys):
+def test_what_does_not_fit_is_one_line(flags, message, data, tmp_path, capsys):
   assert run(tmp_path, data, *flags) == 2
   error = capsys.readouterr().err.strip()
-  assert words in error
+  assert message in error
   assert "\n" not in error
 
 

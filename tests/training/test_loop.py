@@ -31,15 +31,15 @@ def go(workdir, *flags) -> int:
 
 
 def evaluations(workdir) -> list[dict]:
-  found = [
+  steps = [
     {n: v for n, v in row.items() if not n.endswith("/seconds")} for row in read_metrics(workdir)
   ]
-  return [row for row in found if any(name.startswith("eval/") for name in row)]
+  return [row for row in steps if any(name.startswith("eval/") for name in row)]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, compiled):
-  workdir = tmp_path_factory.mktemp("whole")
+def full_output(tmp_path_factory, compiled):
+  workdir = tmp_path_factory.mktemp("full_output")
   assert go(workdir) == 0
   assert [row["step"] for row in evaluations(workdir)] == [2, 4, 6]
   return workdir
@@ -47,15 +47,15 @@ def whole(tmp_path_factory, compiled):
 
 @pytest.mark.parametrize("failing", more.beyond(1, [4, 6]))
 @pytest.mark.more
-def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, monkeypatch):
+def test_an_evaluator_that_raises_loses_no_checkpoint(failing, full_output, tmp_path, monkeypatch):
   call = evaluation.Evaluation.__call__
   calls = []
 
-  def broken(self, arrays, asked):
+  def broken(self, arrays, steps_to_save):
     calls.append(arrays)
     if len(calls) == failing // 2:
       raise RuntimeError("the evaluator is broken")
-    return call(self, arrays, asked)
+    return call(self, arrays, steps_to_save)
 
   monkeypatch.setattr(evaluation.Evaluation, "__call__", broken)
   with pytest.raises(RuntimeError, match="the evaluator is broken"):
@@ -64,15 +64,15 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   assert [row["step"] for row in evaluations(tmp_path)][-1:] != [failing]
   monkeypatch.undo()
   assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(whole)
-  assert evaluations(tmp_path) == evaluations(whole)
-  assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
+  assert losses(tmp_path) == losses(full_output)
+  assert evaluations(tmp_path) == evaluations(full_output)
+  assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
 
 
 @pytest.mark.parametrize(
   ("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)])
 )
-def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeypatch):
+def test_a_signal_waits_for_no_evaluation(moment, step, full_output, tmp_path, monkeypatch):
   """It comes after a step, or in the midst of an evaluation, at a step that need not be one to
   save."""
   from t5x_like.evals.loss import Evaluator
@@ -100,9 +100,9 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
   assert step not in [row["step"] for row in evaluations(tmp_path)]
   monkeypatch.undo()
   assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(whole)
-  assert evaluations(tmp_path) == evaluations(whole)
-  assert fingerprints(tmp_path, 6) == fingerprints(whole, 6)
+  assert losses(tmp_path) == losses(full_output)
+  assert evaluations(tmp_path) == evaluations(full_output)
+  assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
 
 
 @pytest.mark.more
@@ -171,9 +171,9 @@ class Scripted:
       self.session.saved = self.step
       self.done.append(f"save {self.step}")
 
-  def evaluate(self, asked) -> bool:
+  def evaluate(self, steps_to_save) -> bool:
     assert self.pending is None
-    assert not asked()
+    assert not steps_to_save()
     self.done.append(f"evaluate {self.step}")
     return True
 

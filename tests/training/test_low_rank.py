@@ -44,18 +44,18 @@ def test_only_adapters_move_and_only_they_have_a_state(runs):
   base = load_tensors(runs / "base", 2)
   before = load_tensors(runs / "lora", 2)
   after = load_tensors(runs / "lora", 4)
-  own = {name for name in after if name.startswith("params/") and name.endswith(ADAPTERS)}
-  assert own
-  assert all(not np.array_equal(before[name], after[name]) for name in own)
+  adapters = {name for name in after if name.startswith("params/") and name.endswith(ADAPTERS)}
+  assert adapters
+  assert all(not np.array_equal(before[name], after[name]) for name in adapters)
   for name in base:
     if name.startswith("params/"):
       assert after[name].tobytes() == base[name].tobytes(), name
   statistics = {
     name.split("/", 2)[2] for name in after if name.startswith("adam/") and name.count("/") > 1
   }
-  assert statistics == {name.removeprefix("params/") for name in own}
+  assert statistics == {name.removeprefix("params/") for name in adapters}
   report = json.loads((runs / "lora" / "init.json").read_text())
-  assert {f"params/{name}" for name in report["initialised"]} == own
+  assert {f"params/{name}" for name in report["initialised"]} == adapters
   assert not report["ignored"]
 
 
@@ -99,12 +99,14 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
   assert np.abs(tuned - logits(runs / "base")).max() > 0.05
   np.testing.assert_allclose(logits(tmp_path / "later"), tuned, atol=1e-5 * np.abs(tuned).max())
   exported = hf.load(str(tmp_path / "exported"))
-  found = jax.jit(lambda: exported(jax.tree.map(jnp.asarray, tokens))["logits"])()
-  np.testing.assert_allclose(found[..., : tuned.shape[-1]], tuned, atol=1e-5 * np.abs(tuned).max())
+  exported_logits = jax.jit(lambda: exported(jax.tree.map(jnp.asarray, tokens))["logits"])()
+  np.testing.assert_allclose(
+    exported_logits[..., : tuned.shape[-1]], tuned, atol=1e-5 * np.abs(tuned).max()
+  )
 
 
 @pytest.mark.parametrize(
-  ("flags", "words"),
+  ("flags", "message"),
   [
     (['--config.tuning.targets=["qurey"]'], "'qurey' names no kernel that can have an adapter"),
     (["--config.tuning.rank=0"], "config.tuning.rank: found 0"),
@@ -112,7 +114,7 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
     (["--config.tuning.rank=3"], "(tuning.rank: 2 there, 3 here); use a new --workdir"),
   ],
 )
-def test_what_cannot_be_is_one_line(flags, words, runs, tmp_path, capsys):
+def test_what_cannot_be_is_one_line(flags, message, runs, tmp_path, capsys):
   """The last: a run goes on with the adapters that it began with."""
   workdir = runs / "lora" if "=3" in flags[0] else tmp_path
   command = [
@@ -123,4 +125,4 @@ def test_what_cannot_be_is_one_line(flags, words, runs, tmp_path, capsys):
     "--config.total_steps=6",
   ]
   assert train.main([*command, *flags]) == 2
-  assert words in capsys.readouterr().err.splitlines()[-1]
+  assert message in capsys.readouterr().err.splitlines()[-1]

@@ -45,8 +45,8 @@ def test_goodput_after_a_start_leaves_out_waits_as_before():
     {"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5}
     for step in range(1, 5)
   ]
-  past = types.SimpleNamespace(start_time=time.time() - 16)
-  resumed = Session.goodput(types.SimpleNamespace(metrics=lambda: rows, past=past), 4)
+  earlier_start = types.SimpleNamespace(start_time=time.time() - 16)
+  resumed = Session.goodput(types.SimpleNamespace(metrics=lambda: rows, past=earlier_start), 4)
   assert resumed.add(0.0) == pytest.approx(0.25, rel=0.01)
 
 
@@ -58,7 +58,7 @@ class Cost:
 
 
 def test_no_utilisation_above_the_peak_or_without_one():
-  for peak, known in ((1.0, False), (0.0, False), (1e30, True)):
+  for peak, has_utilisation in ((1.0, False), (0.0, False), (1e30, True)):
     cost = Cost()
     cost.flops = 1e20
     cost.peak = peak
@@ -66,9 +66,9 @@ def test_no_utilisation_above_the_peak_or_without_one():
       iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0
     )
     meter.next_batch()
-    found = meter.finish_step()
-    assert ("mfu" in found) == known
-    assert found.get("mfu", 0.0) <= 1
+    rates = meter.finish_step()
+    assert ("mfu" in rates) == has_utilisation
+    assert rates.get("mfu", 0.0) <= 1
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -81,7 +81,7 @@ def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkey
     jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name]
   )
   meter = StepMeter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
-  found = []
+  durations = []
   for step in range(3):
     meter.next_batch()
     since = now[0]
@@ -89,7 +89,7 @@ def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkey
     meter.record_dispatch(since)
     if step:  # the metrics of the step before
       now[0] += 2.0 * (not at_once)
-      found.append(meter.finish_step()["seconds_per_step"])
+      durations.append(meter.finish_step()["seconds_per_step"])
   now[0] += 2.0 * (not at_once)
-  found.append(meter.finish_step()["seconds_per_step"])
-  assert found == [2.0, 2.0, 2.0]
+  durations.append(meter.finish_step()["seconds_per_step"])
+  assert durations == [2.0, 2.0, 2.0]

@@ -25,12 +25,12 @@ def pretrained(tmp_path):
 
 def test_parts_and_evaluations_take_the_vocabulary_of_the_run(pretrained):
   init = json.dumps({"workdir": str(pretrained)})
-  found = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
-  path = found.task.shared.vocabulary
+  config = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
+  path = config.task.shared.vocabulary
   assert path.startswith(str(pretrained))
-  assert "vocabulary" not in found.task
-  assert found.model.variant == "nano"
-  assert {values.task.vocabulary for values in found.evals.values()} == {path}
+  assert "vocabulary" not in config.task
+  assert config.model.variant == "nano"
+  assert {values.task.vocabulary for values in config.evals.values()} == {path}
 
 
 def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
@@ -55,12 +55,12 @@ def test_every_task_of_the_pretraining_mixture_is_drawn(size):
   task = recipes.load(f"configs/t5/multitask.py:{size}").task
   rates = task.rates.to_dict()
   assert rates.keys() == task.parts.to_dict().keys()
-  found = dict(zip(rates, mixture.counts_per_period(rates, task.period)))
-  assert min(found.values()) > 0
+  draws = dict(zip(rates, mixture.counts_per_period(rates, task.period)))
+  assert min(draws.values()) > 0
   assert rates["rte"] == rates["superglue_rte"] == 1_245
   unlabelled = {"small": 710_000, "xxl": 133_000_000}[size]
   assert [
-    found[name] / found["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")
+    draws[name] / draws["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")
   ] == pytest.approx(
     [examples / unlabelled for examples in (1_000_000, 1_000_000, 610_320, 138_854)], rel=1e-3
   )

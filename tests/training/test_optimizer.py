@@ -150,23 +150,31 @@ CASES = {  # ours, and optax's for one layer
 
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_layers_are_optimised_one_by_one(case):
-  ours, alone = CASES[case]
+  our_optimizer, single_optimizer = CASES[case]
   start = random(0)
   gradients = [random(s, 0.1 * s) for s in range(1, 4)]
-  final = run(update_layerwise(ours, AXES), start, gradients)
+  final = run(update_layerwise(our_optimizer, AXES), start, gradients)
   assert final.keys() == start.keys()
   expected = [
-    (None, run(alone, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]))
+    (
+      None,
+      run(single_optimizer, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]),
+    )
   ]
   for layer in range(LAYERS):
     expected.append(
-      (layer, run(alone, one_layer(start, layer), [one_layer(g, layer) for g in gradients]))
+      (
+        layer,
+        run(single_optimizer, one_layer(start, layer), [one_layer(g, layer) for g in gradients]),
+      )
     )
   for layer, arrays in expected:
     for name, array in arrays.items():
-      got = final[name][layer] if isinstance(layer, int) else final[name]
+      actual = final[name][layer] if isinstance(layer, int) else final[name]
       size = float(np.sqrt(np.mean(np.square(array))))
-      np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {layer}")
+      np.testing.assert_allclose(
+        actual, array, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {layer}"
+      )
 
 
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
@@ -224,8 +232,8 @@ def test_adamw_decays_matrices_only():
     update_layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero]
   )
   for name in start:
-    kept = 1.0 if name == "blocks/norm" else 0.95
-    np.testing.assert_allclose(final[name], kept * start[name], rtol=1e-6, err_msg=name)
+    remaining_share = 1.0 if name == "blocks/norm" else 0.95
+    np.testing.assert_allclose(final[name], remaining_share * start[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
@@ -273,7 +281,7 @@ def axes_by_statistic(optimizer, shapes, axes):
   arrays = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
   state = jax.eval_shape(update_layerwise(optimizer, axes).init, arrays)
   tree = state_axes(state, named)
-  found = {}
+  axes_of = {}
   is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)  # noqa: E731
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_axes)
   for (path, leaf_axes), leaf in zip(leaves, jax.tree.leaves(state), strict=True):
@@ -281,25 +289,25 @@ def axes_by_statistic(optimizer, shapes, axes):
     keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
     name = next((k for k in keys if k in shapes), None)
     statistic = next((k for k in keys if k in ("v_row", "v_col", "v", "mu", "nu", "count")), None)
-    found[name, statistic] = (leaf.shape, leaf_axes)
-  return found
+    axes_of[name, statistic] = (leaf.shape, leaf_axes)
+  return axes_of
 
 
 def test_adafactor_statistics_keep_the_axes_they_keep():
-  found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
-  assert found["table", "v_row"] == ((128,), ("embed",))
-  assert found["table", "v_col"] == (
+  statistics_axes = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
+  assert statistics_axes["table", "v_row"] == ((128,), ("embed",))
+  assert statistics_axes["table", "v_col"] == (
     (192,),
     ("vocab",),
   )
-  assert found["blocks/mlp", "v_row"] == ((3, 128), ("layers", "embed"))
-  assert found["blocks/mlp", "v_col"] == ((3, 160), ("layers", "mlp"))
-  assert found["deeper/mlp", "v_row"] == ((2, 128), ("layers", "embed"))
-  assert found["deeper/mlp", "v_col"] == ((2, 160), ("layers", "mlp"))
-  assert found["blocks/norm", "v"] == ((3, 128), ("layers", None))
-  assert found["table", "v"] == ((1,), (None,))
-  assert found["blocks/mlp", "v"][1] == (None, None)
-  assert found["blocks/norm", "v_row"][1] == (None, None)
+  assert statistics_axes["blocks/mlp", "v_row"] == ((3, 128), ("layers", "embed"))
+  assert statistics_axes["blocks/mlp", "v_col"] == ((3, 160), ("layers", "mlp"))
+  assert statistics_axes["deeper/mlp", "v_row"] == ((2, 128), ("layers", "embed"))
+  assert statistics_axes["deeper/mlp", "v_col"] == ((2, 160), ("layers", "mlp"))
+  assert statistics_axes["blocks/norm", "v"] == ((3, 128), ("layers", None))
+  assert statistics_axes["table", "v"] == ((1,), (None,))
+  assert statistics_axes["blocks/mlp", "v"][1] == (None, None)
+  assert statistics_axes["blocks/norm", "v_row"][1] == (None, None)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -308,7 +316,9 @@ def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
   only can."""
   axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
   shape = (2, 128, 128) if stacked else (128, 128)
-  found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes})
+  statistics_axes = axes_by_statistic(
+    adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes}
+  )
   optimizer = update_layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
   # differs along `embed`, equal along `heads`
   by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)
@@ -320,14 +330,14 @@ def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
       if any(getattr(k, "name", None) == statistic for k in path)
     ]
     varies = bool(np.ptp(np.asarray(values).reshape(-1, 128)[0]) > 1)
-    assert found["w", statistic][1][-1] == ("embed" if varies else "heads")
+    assert statistics_axes["w", statistic][1][-1] == ("embed" if varies else "heads")
 
 
 def test_adam_moments_are_split_as_their_parameter():
-  found = axes_by_statistic(adamw(optax.constant_schedule(0.1)), SHAPES, AXES)
+  statistics_axes = axes_by_statistic(adamw(optax.constant_schedule(0.1)), SHAPES, AXES)
   for name in SHAPES:
-    assert found[name, "mu"] == found[name, "nu"] == (SHAPES[name], AXES[name])
-  assert found[None, "count"][1] in [(), (None,)]
+    assert statistics_axes[name, "mu"] == statistics_axes[name, "nu"] == (SHAPES[name], AXES[name])
+  assert statistics_axes[None, "count"][1] in [(), (None,)]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -380,10 +390,12 @@ def test_stable_adamw_is_the_papers():
   eps = 1e-6
   decay = 0.3
   theta = np.full((2, 3), 2.0)
-  ours = OPTIMIZERS["stable_adamw"](lambda step: 0.1, b1=b1, b2=b2, eps=eps, weight_decay=decay)
+  our_optimizer = OPTIMIZERS["stable_adamw"](
+    lambda step: 0.1, b1=b1, b2=b2, eps=eps, weight_decay=decay
+  )
   gradients = [np.arange(1.0, 7).reshape(2, 3), np.full((2, 3), -40.0), np.ones((2, 3))]
-  got = run(
-    ours,
+  actual = run(
+    our_optimizer,
     {"w": jnp.asarray(theta, jnp.float32)},
     [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
   )["w"]
@@ -398,7 +410,7 @@ def test_stable_adamw_is_the_papers():
     rates.append(0.1 / max(1.0, np.sqrt(np.mean(g**2 / np.maximum(second, eps**2)))))
     theta = theta - rates[-1] * (decay * theta + mean / (np.sqrt(second) + eps))
   assert rates[1] < 0.08 < rates[0]
-  np.testing.assert_allclose(got, theta, rtol=1e-5)
+  np.testing.assert_allclose(actual, theta, rtol=1e-5)
 
 
 def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
@@ -410,7 +422,7 @@ def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
   alpha = 4.0
   warmup = 3
   theta = np.full((2, 3), 2.0)
-  ours = OPTIMIZERS["ademamix"](
+  our_optimizer = OPTIMIZERS["ademamix"](
     lambda step: 0.1, b1=b1, b2=b2, b3=b3, alpha=alpha, warmup_steps=warmup, weight_decay=0.3
   )
   gradients = [
@@ -419,8 +431,8 @@ def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
     np.ones((2, 3)),
     np.ones((2, 3)),
   ]
-  got = run(
-    ours,
+  actual = run(
+    our_optimizer,
     {"w": jnp.asarray(theta, jnp.float32)},
     [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
   )["w"]
@@ -434,7 +446,7 @@ def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
     v = b2 * v + (1 - b2) * g**2
     mean = fast / (1 - b1**t) + share * alpha * slow
     theta = theta - 0.1 * (0.3 * theta + mean / (np.sqrt(v / (1 - b2**t)) + 1e-8))
-  np.testing.assert_allclose(got, theta, rtol=1e-5)
+  np.testing.assert_allclose(actual, theta, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,12 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
 
   assert go(2)[0] == 0
   assert "adafactor/count" in fingerprints(tmp_path, 2)
-  other = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
-  other += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
-  code, said = go(4, *other)
+  other_optimizer = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
+  other_optimizer += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
+  code, said = go(4, *other_optimizer)
   assert code == 2
   assert "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
-  fresh = (*other, "--config.checkpoint.fresh_optimizer=true")
+  fresh = (*other_optimizer, "--config.checkpoint.fresh_optimizer=true")
   code, said = go(4, *fresh)
   assert code == 0
   assert "adamw starts without a state at step 2" in said.out
@@ -115,16 +115,18 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
 
 def checkpoint_count(workdir, step):
   """(owner, number of updates) of the optimizer state saved at a step."""
-  found = {}
+  counts_by_name = {}
 
   def counts(saved):
     (name,) = (name for name in saved if name.endswith("/count"))
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    found["owner"] = name.split("/")[0]
-    wanted = {
+    counts_by_name["owner"] = name.split("/")[0]
+    expected = {
       n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()
     }
-    return manifest.nest({n: x for n, x in wanted.items() if n.startswith(found["owner"])})
+    return manifest.nest(
+      {n: x for n, x in expected.items() if n.startswith(counts_by_name["owner"])}
+    )
 
   _, tree, _ = manager.Checkpoints(workdir / "checkpoints").restore(counts, step)
-  return found["owner"], int(tree[found["owner"]]["count"])
+  return counts_by_name["owner"], int(tree[counts_by_name["owner"]]["count"])

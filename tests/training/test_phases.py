@@ -31,34 +31,38 @@ def go(workdir, steps):
 @pytest.mark.more
 def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   go(tmp_path / "whole", 4)
-  said = capsys.readouterr().out
-  assert "phase short from step 0" in said
-  assert "phase main from step 2" in said
+  printed = capsys.readouterr().out
+  assert "phase short from step 0" in printed
+  assert "phase main from step 2" in printed
   for steps in (1, 2, 4):
     go(tmp_path / "parts", steps)
-  said = capsys.readouterr().out
-  assert "phase short from step 1" in said
-  assert said.count("phase main from step 2") == 1
+  printed = capsys.readouterr().out
+  assert "phase short from step 1" in printed
+  assert printed.count("phase main from step 2") == 1
   assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
   assert len(losses(tmp_path / "whole")) == 4
   assert fingerprints(tmp_path / "parts", 4) == fingerprints(tmp_path / "whole", 4)
   saved = json.loads((tmp_path / "whole" / "config.json").read_text())
   assert saved["features"]["encoder_input_tokens"] == [64]
   assert "data_short" in saved["fingerprints"]
-  other = FLAGS[1].replace("32", "48")
+  other_phases = FLAGS[1].replace("32", "48")
   assert (
-    train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+    train.main([*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"])
+    == 2
   )
   assert "fingerprints.data_short" in capsys.readouterr().err
   for until, size in ((3, 16), (2, 8)):
     changed = {"short": {"until": until, "task": {"length": 32}, "batch_size": size}}
-    other = f"--config.phases={json.dumps(changed)}"
+    other_phases = f"--config.phases={json.dumps(changed)}"
     assert (
-      train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+      train.main(
+        [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
+      )
+      == 2
     )
-    told = capsys.readouterr().err
-    assert f"found phase short up to step {until} at batch size {size}" in told, told
-    assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in told
+    errors = capsys.readouterr().err
+    assert f"found phase short up to step {until} at batch size {size}" in errors, errors
+    assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in errors
 
 
 def test_batches_go_on_across_phases():
@@ -77,13 +81,13 @@ def test_batches_go_on_across_phases():
     for step in (*range(2), *range(5, 9))
     for row in next(phases.iterate_batches(built, step))["decoder_target_tokens"]
   ]
-  whole = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
-  assert rows == [next(whole)["decoder_target_tokens"].tobytes() for _ in rows]
+  last_phase = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
+  assert rows == [next(last_phase)["decoder_target_tokens"].tobytes() for _ in rows]
   assert len(rows) == 72
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "message"),
   [
     ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
     ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
@@ -93,6 +97,6 @@ def test_batches_go_on_across_phases():
     ('{"a": {"until": 3, "batch_size": "8"}}', "phases.a.batch_size: found '8'"),
   ],
 )
-def test_what_is_no_phase_is_refused(changes, words):
-  with pytest.raises(UserError, match=words):
+def test_what_is_no_phase_is_refused(changes, message):
+  with pytest.raises(UserError, match=message):
     resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))

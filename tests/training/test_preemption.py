@@ -106,13 +106,13 @@ def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():
 
 
 def test_works_in_a_thread_that_cannot_take_signals():
-  seen = []
+  requests = []
 
   def body():
     with StopRequest() as stop:
-      seen.append(stop.requested())
+      requests.append(stop.requested())
 
   thread = threading.Thread(target=body)
   thread.start()
   thread.join()
-  assert seen == [False]
+  assert requests == [False]

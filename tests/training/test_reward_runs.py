@@ -34,7 +34,7 @@ def flags(folder, workdir, **changes):
     "evals": {"reward": {"max_examples": 8}},
     "schedule": {"name": "constant", "learning_rate": 1e-2},
   } | changes
-  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  overrides = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   steps = (
     "--config.total_steps=4",
     "--config.eval_every=4",
@@ -46,7 +46,7 @@ def flags(folder, workdir, **changes):
     "--config.model.dropout=0.1",
     f"--workdir={workdir}",
   )
-  return [*start, *words, *steps]
+  return [*start, *overrides, *steps]
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   assert len(rows) == 4, "the second update has left the reference"
   assert rows[0]["train/kl"] > 0, "the second update has left the reference"
   (tmp_path / "in.txt").write_text("1+2=\n")
-  asked = [
+  resumed_flags = [
     f"--workdir={tmp_path}/whole",
     f"--input={tmp_path}/in.txt",
     f"--output={tmp_path}/out.jsonl",
   ]
-  assert predict.main([*asked, "--max_new_tokens=2"]) == 0, capsys.readouterr().err
+  assert predict.main([*resumed_flags, "--max_new_tokens=2"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "message"),
   [
     ({"evals": {"loss": {}}}, "config.evals.loss: prompts have no answers"),
     ({"objective": {"name": "grpo", "reward": "exakt"}}, "did you mean 'exact'"),
@@ -118,10 +118,10 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   ],
 )
 def test_recipes_that_cannot_be_are_one_line(
-  changes, words, one_device, tmp_path, compiled, capsys
+  changes, message, one_device, tmp_path, compiled, capsys
 ):
   assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
-  assert words in capsys.readouterr().err
+  assert message in capsys.readouterr().err
 
 
 @pytest.mark.more
@@ -133,14 +133,14 @@ def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatc
   objective = {"name": name, "reward": "exact", "updates": 2} | (
     {"minibatches": 2} if name == "ppo" else {}
   )
-  found = []
+  losses_by_devices = []
   for devices in (1, 8):
     with hide_other_devices() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
       assert (
         train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0
       ), capsys.readouterr().err
-    found.append([row for row in read_metrics(run) if "train/reward" in row])
-  for one, eight in zip(*found, strict=True):
-    assert all(one[name] == eight[name] for name in ("train/reward", "train/completion_length"))
-    assert one["train/kl"] == pytest.approx(eight["train/kl"], rel=1e-3)
+    losses_by_devices.append([row for row in read_metrics(run) if "train/reward" in row])
+  for single, eight in zip(*losses_by_devices, strict=True):
+    assert all(single[name] == eight[name] for name in ("train/reward", "train/completion_length"))
+    assert single["train/kl"] == pytest.approx(eight["train/kl"], rel=1e-3)

@@ -86,8 +86,8 @@ CASES = [
 @pytest.mark.parametrize("name, arguments, expected", CASES)
 def test_closed_form(name, arguments, expected):
   schedule = SCHEDULES[name](**arguments)
-  got = np.array([float(schedule(np.int32(step))) for step in STEPS])
-  np.testing.assert_allclose(got, [expected(step) for step in STEPS], rtol=1e-5, atol=1e-8)
+  actual = np.array([float(schedule(np.int32(step))) for step in STEPS])
+  np.testing.assert_allclose(actual, [expected(step) for step in STEPS], rtol=1e-5, atol=1e-8)
 
 
 def test_all_schedules_are_tested():

@@ -24,37 +24,45 @@ AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")
 
 def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
   values = ConfigDict({"schedule_free": 0.9, "ema": 0.0, "b1": 0.0})
-  own = update_layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
+  our_optimizer = update_layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
   optimizer = guard.skip_refused_updates(
-    tunings.freeze_others(ema.with_average(own, RATE, values), list(AXES))
+    tunings.freeze_others(ema.with_average(our_optimizer, RATE, values), list(AXES))
   )
-  theirs = optax.contrib.schedule_free(optax.adam(RATE, b1=0.0), lambda count: RATE(count - 1), 0.9)
+  optax_optimizer = optax.contrib.schedule_free(
+    optax.adam(RATE, b1=0.0), lambda count: RATE(count - 1), 0.9
+  )
   draw = np.random.default_rng(0)
   shapes = {"blocks/kernel": (2, 3, 4), "table": (5, 3)}
   first = {
     name: jnp.asarray(draw.normal(size=shape), jnp.float32) for name, shape in shapes.items()
   }
   state = optimizer.init({name: jnp.zeros_like(x) for name, x in first.items()})
-  there = theirs.init(first)
-  here = first | {"frozen": jnp.ones(2)}
-  other = first
+  optax_state = optax_optimizer.init(first)
+  params = first | {"frozen": jnp.ones(2)}
+  optax_params = first
   for step in range(6):
-    grads = {name: jnp.asarray(draw.normal(size=x.shape), jnp.float32) for name, x in here.items()}
+    grads = {
+      name: jnp.asarray(draw.normal(size=x.shape), jnp.float32) for name, x in params.items()
+    }
     # no trace
-    _, state = optimizer.update(grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(False))
-    updates, state = optimizer.update(
-      grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(True)
+    _, state = optimizer.update(
+      grads, state, params, step=jnp.int32(step), accepted=jnp.bool_(False)
     )
-    here = here | optax.apply_updates({name: here[name] for name in first}, updates)
-    updates, there = theirs.update({name: grads[name] for name in first}, there, other)
-    other = optax.apply_updates(other, updates)
-  found = ema.evaluation_weights(TrainState(step=jnp.int32(6), params=here, opt_state=state))
-  expected = optax.contrib.schedule_free_eval_params(there, other)
+    updates, state = optimizer.update(
+      grads, state, params, step=jnp.int32(step), accepted=jnp.bool_(True)
+    )
+    params = params | optax.apply_updates({name: params[name] for name in first}, updates)
+    updates, optax_state = optax_optimizer.update(
+      {name: grads[name] for name in first}, optax_state, optax_params
+    )
+    optax_params = optax.apply_updates(optax_params, updates)
+  evaluated = ema.evaluation_weights(TrainState(step=jnp.int32(6), params=params, opt_state=state))
+  expected = optax.contrib.schedule_free_eval_params(optax_state, optax_params)
   for name in first:
-    np.testing.assert_allclose(here[name], other[name], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(found[name], here[name], atol=1e-3)
-  assert np.array_equal(found["frozen"], here["frozen"])
+    np.testing.assert_allclose(params[name], optax_params[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluated[name], expected[name], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(evaluated[name], params[name], atol=1e-3)
+  assert np.array_equal(evaluated["frozen"], params["frozen"])
   assert {"schedule_free/z/table", "schedule_free/step_count", "adam/nu/table"} <= to_named(
     state
   ).keys()

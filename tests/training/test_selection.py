@@ -33,15 +33,15 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
   """Offered one after another, with a new object made of the written scores after any of them."""
   config = _Config(patience=3)
   rows = []
-  made = None
+  tracker = None
   for number, (step, score) in enumerate(SCORES):
-    if number == killed_after or made is None:
-      made = selection.Selection(config, tmp_path, rows)
-    assert not made.is_out_of_patience
-    made.offer(step, {"eval/dev/f1": score}, {"w": jnp.full(2, float(step))}, {"config": "x"})
+    if number == killed_after or tracker is None:
+      tracker = selection.Selection(config, tmp_path, rows)
+    assert not tracker.is_out_of_patience
+    tracker.offer(step, {"eval/dev/f1": score}, {"w": jnp.full(2, float(step))}, {"config": "x"})
     rows.append({"step": step, "eval/dev/f1": score})
-  assert made.best_step == 2
-  assert made.is_out_of_patience
+  assert tracker.best_step == 2
+  assert tracker.is_out_of_patience
   with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
     assert checkpoints.steps() == [2]
 
@@ -57,7 +57,7 @@ def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
       like = {
         "params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}
       }
-      at, tree, _ = checkpoints.restore(like)
-      assert checkpoints.steps() == [step] == [at]
+      restored_step, tree, _ = checkpoints.restore(like)
+      assert checkpoints.steps() == [step] == [restored_step]
       assert float(tree["params"]["w"][0]) == value
   assert (tmp_path / selection.FOLDER / "3.set_aside").exists()

@@ -82,12 +82,14 @@ def test_one_step_of_plain_descent(accumulation_steps):
   assert int(after.step) == 1
   assert float(metrics["target_tokens"]) == weights == sums["weights"]
   for name, g in gradients.items():
-    got = (
+    actual = (
       np.asarray(state.params[name], np.float64) - np.asarray(after.params[name], np.float64)
     ) / RATE
     # what subtracting float32 parameters leaves uncertain
     size = np.abs(state.params[name]).max() * 2e-7 / RATE
-    np.testing.assert_allclose(got, g, rtol=1e-4, atol=2e-5 * np.abs(g).max() + size, err_msg=name)
+    np.testing.assert_allclose(
+      actual, g, rtol=1e-4, atol=2e-5 * np.abs(g).max() + size, err_msg=name
+    )
   expected = {
     "loss": sums["loss"] / weights,
     "accuracy": sums["correct"] / weights,
@@ -134,13 +136,13 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
 def test_dropout_is_a_function_of_seed_and_step_alone():
   step, state = set_up(dropout=0.3)
   loss = lambda step, state: float(step(state, uneven())[1]["loss"])  # noqa: E731
-  at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
-  assert len(set(at.values())) == 3  # every step drops something else
-  assert loss(step, _at_step(state, 7)) == at[7]  # and a resumed run what the first would have
-  other, _ = set_up(dropout=0.3, seed=4)
-  assert loss(other, state) != at[0]
+  loss_at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
+  assert len(set(loss_at.values())) == 3  # every step drops something else
+  assert loss(step, _at_step(state, 7)) == loss_at[7]  # and a resumed run what the first would have
+  other_seed_step, _ = set_up(dropout=0.3, seed=4)
+  assert loss(other_seed_step, state) != loss_at[0]
   plain, _ = set_up()
-  assert abs(at[0] - loss(plain, state)) > 1e-3
+  assert abs(loss_at[0] - loss(plain, state)) > 1e-3
 
 
 def _at_step(state, n):
@@ -175,7 +177,7 @@ def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   """Trained parameters move as they do among all; the others keep their bits, and the optimizer has
   none of them."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]
-  whole, state = set_up(accumulation_steps=accumulation_steps)
+  full_step, state = set_up(accumulation_steps=accumulation_steps)
   model = jax.eval_shape(tiny.maker(tiny.sizes("1.1")), jax.random.key(0))
   rules = Rules.make(make_mesh({}, jax.devices()[:1]))
   schedule = SCHEDULES["constant"](learning_rate=RATE)
@@ -183,13 +185,13 @@ def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   update = tunings.freeze_others(
     update_layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names
   )
-  own = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
-  assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(own.opt_state)} == set(
-    names
-  )
+  trained_state = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
+  assert {
+    path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(trained_state.opt_state)
+  } == set(names)
   options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))
   step = jax.jit(make_step(model, OBJECTIVE, update, schedule, rules, **options))
-  expected, (after, metrics) = whole(state, uneven())[0], step(own, uneven())
+  expected, (after, metrics) = full_step(state, uneven())[0], step(trained_state, uneven())
   for name, x in first_arrays().items():
     if name in names:
       np.testing.assert_allclose(

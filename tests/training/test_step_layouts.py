@@ -141,10 +141,10 @@ def test_the_runs_compared_do_learn(run):
 
 
 def test_dropout_is_on_and_differs_from_part_to_part():
-  whole = train("adamw_dropout", "one")[0]["loss"]
+  unsplit_loss = train("adamw_dropout", "one")[0]["loss"]
   parts = train("adamw_dropout", "accumulated")[0]["loss"]
-  assert abs(whole[0] - parts[0]) > 1e-3
-  assert np.abs(whole - parts).max() < 0.3
+  assert abs(unsplit_loss[0] - parts[0]) > 1e-3
+  assert np.abs(unsplit_loss - parts).max() < 0.3
 
 
 def assert_as_planned(leaf, planned):

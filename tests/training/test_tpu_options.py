@@ -44,9 +44,9 @@ def test_chips_without_measurements_have_no_options():
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
-  left = tpu_options.options_for_chip("TPU v6 lite", {variable: f"--one=1 --{VMEM}=65536"})
-  assert VMEM not in left
-  assert left == {
+  options = tpu_options.options_for_chip("TPU v6 lite", {variable: f"--one=1 --{VMEM}=65536"})
+  assert VMEM not in options
+  assert options == {
     k: v for k, v in tpu_options.options_for_chip("TPU v6 lite", {}).items() if k != VMEM
   }
 

@@ -13,18 +13,21 @@ pytestmark = [pytest.mark.usefixtures("compiled", "one_device"), pytest.mark.mor
 @pytest.mark.parametrize("recipe", ["electra/small", "deberta/base"])
 def test_the_discriminator_is_tuned(recipe, tmp_path, capsys):
   """Its token table is the sum of the generator's and its own, where each has a part of its own."""
-  both, one = (f"--workdir={tmp_path}/{name}" for name in ("both", "one"))
-  assert train.main([f"--config=configs/{recipe}.py:debug", both]) == 0
-  words = [f"--config.{word}" for word in fine_tuning("classification", tmp_path)]
+  two_networks, discriminator_only = (f"--workdir={tmp_path}/{name}" for name in ("both", "one"))
+  assert train.main([f"--config=configs/{recipe}.py:debug", two_networks]) == 0
+  overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   still = (
     "--config.schedule.learning_rate=0.0",
     "--config.optimizer.weight_decay=0.0",
     "--config.total_steps=2",
   )
   start = f"--config.init.workdir={tmp_path}/both"
-  assert train.main(["--config=tests/recipes/nano_encoder.py", one, *words, *still, start]) == 0, (
-    capsys.readouterr()
-  )
+  assert (
+    train.main(
+      ["--config=tests/recipes/nano_encoder.py", discriminator_only, *overrides, *still, start]
+    )
+    == 0
+  ), capsys.readouterr()
   before = load_tensors(tmp_path / "both", 2)
   after = load_tensors(tmp_path / "one", 2)
   table = before["params/embed/table"] + before.get("params/generator/embed/table", 0)

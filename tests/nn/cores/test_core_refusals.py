@@ -24,7 +24,7 @@ BIDIRECTIONAL = ("linformer", "bigbird")
 
 @pytest.mark.parametrize("name", ["linformer", "bigbird", "memory_compressed"])
 @pytest.mark.parametrize(
-  "feature, words",
+  "feature, message",
   [
     ("causal", "causal attention"),
     ("full_w5", "a sliding window"),
@@ -36,11 +36,11 @@ BIDIRECTIONAL = ("linformer", "bigbird")
     ("decoding", "decoding from a cache"),
   ],
 )
-def test_refusals_of_the_approximate_cores(name, feature, words):
+def test_refusals_of_the_approximate_cores(name, feature, message):
   causal = name == "memory_compressed" and feature == "prefix"
   core = cases.make(name, causal=causal)
   if feature == "prefix" and name in BIDIRECTIONAL:
-    words = "causal attention"  # a prefix comes with causality, which is refused first
+    message = "causal attention"  # a prefix comes with causality, which is refused first
   bias = Alibi(cases.DIMS) if feature == "bias" else None
   position = {"layer_bias": Alibi(cases.DIMS), "shaw": ShawPosition(cases.rngs(), cases.DIMS)}.get(
     feature
@@ -49,7 +49,7 @@ def test_refusals_of_the_approximate_cores(name, feature, words):
     core.for_decoding() if feature == "decoding" else core(
       *cases.qkv(), M.get(feature, M["full"]), bias, position, scale=0.4
     )
-  assert f"attention core {name!r} cannot do {words}" in str(error.value)
+  assert f"attention core {name!r} cannot do {message}" in str(error.value)
   assert "core='dense'" in str(error.value)
   assert "\n" not in str(error.value)
 
@@ -97,7 +97,7 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
 
 
 @pytest.mark.parametrize(
-  "spec, words",
+  "spec, message",
   [
     (
       {"name": "chunked", "key_chunk": 0},
@@ -135,8 +135,8 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
     ),
   ],
 )
-def test_bad_options(spec, words):
-  with pytest.raises(UserError, match=words) as error:
+def test_bad_options(spec, message):
+  with pytest.raises(UserError, match=message) as error:
     cases.make(spec)
   assert "\n" not in str(error.value)
 

@@ -327,7 +327,7 @@ def test_the_backward_pass_runs_inside_remat_scan_and_vmap():
 
     return jax.vmap(jax.grad(loss))
 
-  both = jnp.stack([q, 2 * q])
+  queries = jnp.stack([q, 2 * q])
   np.testing.assert_allclose(
-    jax.jit(gradient(core))(both), jax.jit(gradient(Dense()))(both), rtol=1e-3, atol=1e-5
+    jax.jit(gradient(core))(queries), jax.jit(gradient(Dense()))(queries), rtol=1e-3, atol=1e-5
   )

@@ -58,9 +58,9 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
   q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
   bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
   with use_layout(types.SimpleNamespace(mesh=mesh)):
-    words = Fused.unsupported(q, k, Mask(positions(T), positions(S)), Softmax(bias))
-  assert bool(words) == refuses
-  assert not refuses or "16 MiB of a TPU v4" in words
+    reason = Fused.unsupported(q, k, Mask(positions(T), positions(S)), Softmax(bias))
+  assert bool(reason) == refuses
+  assert not refuses or "16 MiB of a TPU v4" in reason
 
 
 @pytest.mark.more

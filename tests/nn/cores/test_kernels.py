@@ -86,11 +86,11 @@ def test_kernels_refuse_what_they_cannot_do():
   ):
     CORE(q, k, v, cases.mask("causal"), scale=0.4)
   causal = Mask(positions(37), positions(37), causal=True, aligned=True)
-  for mask, words in (
+  for mask, message in (
     (cases.mask("packed"), "packed sequences"),
     (cases.mask("padded"), "keys that are padding"),
   ):
-    with pytest.raises(UserError, match=f"core 'cudnn' cannot do {words}"):
+    with pytest.raises(UserError, match=f"core 'cudnn' cannot do {message}"):
       cases.make("cudnn")(q, k, v, mask, scale=0.4)
   with pytest.raises(UserError, match="core 'cudnn' cannot do a CPU, it needs an NVIDIA GPU"):
     cases.make("cudnn")(q, k, v, causal, scale=0.4)
@@ -134,8 +134,8 @@ def test_the_choice(platform, kind, options, expected):
   exact = platform != "tpu" or "softcap" in options
   by_pairs = "dropout" in options and not options["dropout"].shared
   few = "dense" if exact or by_pairs else "short"
-  some = "dense" if exact else "fused"
-  assert (name(64), name(512), name(2048)) == (few, some, expected)
+  long_core = "dense" if exact else "fused"
+  assert (name(64), name(512), name(2048)) == (few, long_core, expected)
   if "causal" in kind:
     assert name(2048, aligned=False) == "chunked"
 

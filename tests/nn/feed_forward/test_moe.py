@@ -443,18 +443,20 @@ def test_tokens_go_to_experts_and_kernels_stay():
     compiled_on_mesh(moe, tokens(), **changes)[0].as_text()
     for changes in ({}, {"activation_expert": None})
   ]
-  ours, control = (
+  sharded_program, control = (
     {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts
   )
-  assert texts[0].count(" all-to-all(") == 4, ours
-  assert not ours & kernels, ours
+  assert texts[0].count(" all-to-all(") == 4, sharded_program
+  assert not sharded_program & kernels, sharded_program
   assert control & kernels
   # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
   # gradients of its own experts: nothing of all experts is on any device.
   text = compiled_on_mesh(moe, tokens(), "fsdp")[0].as_text()
-  found = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
-  assert found, found
-  assert all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), found
+  gathered_shapes = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
+  assert gathered_shapes, gathered_shapes
+  assert all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in gathered_shapes), (
+    gathered_shapes
+  )
 
 
 # Cost and options

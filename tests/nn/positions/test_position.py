@@ -116,13 +116,15 @@ def test_bias_reads_the_table_at_explicit_positions():
 
 def test_bias_trains_the_table():
   position = RelativeBias(rngs(), heads(2), causal=True)
-  at = np.arange(6, dtype=np.int32)[None]
+  positions = np.arange(6, dtype=np.int32)[None]
 
   def total(arrays):
-    return params.with_arrays(position, arrays).bias(at, at).sum()
+    return params.with_arrays(position, arrays).bias(positions, positions).sum()
 
   gradient = np.asarray(jax.grad(total)(params.arrays(position))["table"])
-  counts = np.bincount(past(np.maximum(at.T - at, 0).ravel(), bidirectional=False), minlength=32)
+  counts = np.bincount(
+    past(np.maximum(positions.T - positions, 0).ravel(), bidirectional=False), minlength=32
+  )
   np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))
 
 

@@ -187,16 +187,18 @@ def test_shaw(values, kv_heads):
   actual = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
   for b, t, n in np.ndindex(B, T, N):
     visible = [s for s in range(T) if POS[b, s] <= POS[b, t]]
-    at = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in visible]
+    offsets = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in visible]
     head = n * kv_heads // N
     e = np.array(
       [
         q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H)
-        for s, r in zip(visible, at, strict=True)
+        for s, r in zip(visible, offsets, strict=True)
       ]
     )
     alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
-    z = sum(p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, visible, at, strict=True))
+    z = sum(
+      p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, visible, offsets, strict=True)
+    )
     np.testing.assert_allclose(actual[b, t, n], z, rtol=1e-4, atol=1e-5)
 
 
@@ -213,11 +215,13 @@ def test_deepnorm_weights():
   assert deepnorm_weights(0, M)["decoder"] == pytest.approx(
     ((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4))
   )
-  both = deepnorm_weights(N, M)
-  assert both["encoder"] == pytest.approx(
+  encoder_decoder_weights = deepnorm_weights(N, M)
+  assert encoder_decoder_weights["encoder"] == pytest.approx(
     (0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16))
   )
-  assert both["decoder"] == pytest.approx(((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4)))
+  assert encoder_decoder_weights["decoder"] == pytest.approx(
+    ((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4))
+  )
 
 
 @pytest.mark.parametrize("causal", [False, True])

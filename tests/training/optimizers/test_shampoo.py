@@ -21,13 +21,13 @@ def test_the_update_is_that_of_the_formula(widest):
   gradients = draw_gradients((6, 4))[:4]
   b1 = 0.9
   b2 = 0.99
-  found = compute_updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
-  left = np.zeros((6, 6))
+  updates = compute_updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
+  left_statistics = np.zeros((6, 6))
   right = np.zeros((4, 4))
   mu = 0.0
   nu = 0.0
   for step, g in enumerate(np.asarray(g, np.float64) for g in gradients):
-    left = b2 * left + (1 - b2) * g @ g.T
+    left_statistics = b2 * left_statistics + (1 - b2) * g @ g.T
     right = b2 * right + (1 - b2) * g.T @ g
     mu = b1 * mu + (1 - b1) * g
     nu = b2 * nu + (1 - b2) * g**2
@@ -35,21 +35,23 @@ def test_the_update_is_that_of_the_formula(widest):
     if step % 2 == 0:
       power = -1 / 4 if widest == 9 else -1 / 2
       roots = (
-        (powers(left / scale, power) if widest == 9 else np.eye(6)),
+        (powers(left_statistics / scale, power) if widest == 9 else np.eye(6)),
         powers(right / scale, power),
       )
     adam = mu / (1 - b1 ** (step + 1)) / (np.sqrt(nu / scale) + 1e-8)
-    way = roots[0] @ mu @ roots[1]
-    expected = -0.1 * way * np.linalg.norm(adam) / np.linalg.norm(way)
-    np.testing.assert_allclose(found[step], expected, rtol=5e-3, atol=5e-4 * np.abs(expected).max())
+    direction = roots[0] @ mu @ roots[1]
+    expected = -0.1 * direction * np.linalg.norm(adam) / np.linalg.norm(direction)
+    np.testing.assert_allclose(
+      updates[step], expected, rtol=5e-3, atol=5e-4 * np.abs(expected).max()
+    )
 
 
 def test_without_preconditioned_sides_it_is_adam():
   gradients = draw_gradients((6, 4))
-  for want, found in zip(
+  for expected, update in zip(
     compute_updates(gradients, "adamw"), compute_updates(gradients, "shampoo", widest=1)
   ):
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_gradients_of_zero_give_updates_of_zero():
@@ -65,7 +67,7 @@ def test_every_layer_of_a_stack_has_its_own_roots():
   state = optimizer.init(params)
   update = jax.jit(optimizer.update)
   for step, gradient in enumerate(gradients):
-    made, state = update({"w": gradient}, state, params, step=step)
+    updates, state = update({"w": gradient}, state, params, step=step)
   for layer in range(2):
     alone = compute_updates([g[layer] for g in gradients], "shampoo", every=3)[-1]
-    np.testing.assert_allclose(made["w"][layer], alone, rtol=5e-3, atol=5e-4)
+    np.testing.assert_allclose(updates["w"][layer], alone, rtol=5e-3, atol=5e-4)

@@ -49,11 +49,11 @@ def assert_all_close(actual, expected, rtol=2e-3, atol=2e-4):
 def test_the_update_of_rotated_gradients_is_the_rotated_update():
   # The gradients have full rank: in the null space of others, the eigenbasis would be arbitrary.
   gradients = draw_gradients((5, 5))
-  left = draw_rotation(5, seed=1)
+  left_rotation = draw_rotation(5, seed=1)
   right = draw_rotation(5, seed=2)
 
   def rotate(matrices):
-    return [left @ matrix @ right.T for matrix in matrices]
+    return [left_rotation @ matrix @ right.T for matrix in matrices]
 
   rotated_updates = rotate(compute_updates(gradients, every=2))
   assert_all_close(compute_updates(rotate(gradients), every=2), rotated_updates)
