@@ -1,4 +1,4 @@
-"""Where a suite's tasks are read from: official files, TensorFlow datasets, or nothing."""
+"""A suite's tasks are read from official files if given, else from TensorFlow datasets."""
 
 import json
 
@@ -21,27 +21,33 @@ def test_official_files_come_before_tensorflow_datasets():
     "task.source": "tfds:glue/rte",
     "task.data_dir": "tfds",
   }
-  found = data.source_keys(rte, rte.encoder, FOLDER, "tfds")
-  assert found == {"task.source": rte.files.source, "task.data_dir": FOLDER}
-  assert json.loads(found["task.source"].removeprefix("official:"))["classes"] == {
+  official_keys = data.source_keys(rte, rte.encoder, FOLDER, "tfds")
+  assert official_keys == {"task.source": rte.files.source, "task.data_dir": FOLDER}
+  assert json.loads(official_keys["task.source"].removeprefix("official:"))["classes"] == {
     "label": ["entailment", "not_entailment"]
   }
   name = benchmark("docstrings/name")
-  docstrings = data.source_keys(name, name.text, FOLDER, "tfds")  # of no files
-  assert docstrings == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
-  with pytest.raises(
-    data.Unavailable, match="needs its official files; give their directory with --data=DIR"
-  ):
-    data.source_keys(benchmark("tags/ner"), benchmark("tags/ner").encoder, None, "tfds")
+  docstring_keys = data.source_keys(name, name.text, FOLDER, "tfds")
+  # this task has no official files
+  assert docstring_keys == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
+
+
+def test_a_task_that_only_official_files_have_asks_for_them():
+  ner = benchmark("tags/ner")
+  words = "needs its official files; give their directory with --data=DIR"
+  with pytest.raises(data.Unavailable, match=words):
+    data.source_keys(ner, ner.encoder, None, "tfds")
 
 
 def test_texts_that_t5_rewrites_are_read_through_their_form(tmp_path):
   stsb = benchmark("glue/stsb")
   assert data.source_keys(stsb, stsb.encoder, None, None) == {"task.source": "tfds:glue/stsb"}
   assert data.source_keys(stsb, stsb.text, None, None) == {"task.source": "t5:stsb:tfds:glue/stsb"}
-  assert (
-    data.source_keys(stsb, stsb.text, FOLDER, None)["task.source"] == f"t5:stsb:{stsb.files.source}"
-  )
+  official_keys = data.source_keys(stsb, stsb.text, FOLDER, None)
+  assert official_keys["task.source"] == f"t5:stsb:{stsb.files.source}"
+
+
+def test_a_tensorflow_dataset_that_is_not_prepared_is_unavailable(tmp_path):
   config = recipes.load("configs/finetune/text_to_text.py:glue/stsb", [f"task.data_dir={tmp_path}"])
   with pytest.raises(data.Unavailable, match="glue/stsb is not in"):
     data.check_available(config)
@@ -51,46 +57,46 @@ def test_bart_reads_articles_as_in_fairseq():
   recipe = "configs/finetune/text_to_text.py:cnn_dailymail/cnn_dailymail"
   t5 = recipes.load(recipe).task
   bart = recipes.load(f"{recipe},bart").task
-  assert (t5.inputs, t5.inputs_length) == ("summarize: {article}", 512)
-  assert (bart.inputs, bart.inputs_length) == ("{article}", 1024)
+  assert t5.inputs == "summarize: {article}"
+  assert t5.inputs_length == 512
+  assert bart.inputs == "{article}"
+  assert bart.inputs_length == 1024
 
 
 @pytest.mark.parametrize(
-  "task, values",
+  "task, rate_batch_decay_epochs",
   [
     ("glue/rte", (1e-5, 32, 0.1, 10)),
     ("squad/squad_v2", (1.5e-5, 48, 0.01, 2)),
     ("choices/race_high", (1e-5, 16, 0.1, 4)),
   ],
 )
-def test_roberta_is_fine_tuned_by_its_table(task, values):
-  """Liu et al. 2019, table 10: rate, batch, decay and epochs."""
+def test_roberta_is_fine_tuned_by_its_table(task, rate_batch_decay_epochs):
+  """Liu et al. 2019, table 10."""
   config = recipes.load(f"configs/finetune/encoder.py:{task},roberta")
-  epochs = round(config.total_steps * config.batch_size / benchmark(task).examples)
-  assert (
-    config.schedule.learning_rate,
-    config.batch_size,
-    config.optimizer.weight_decay,
-    epochs,
-  ) == values
+  rate, batch_size, decay, epochs = rate_batch_decay_epochs
+  assert config.schedule.learning_rate == rate
+  assert config.batch_size == batch_size
+  assert config.optimizer.weight_decay == decay
+  assert round(config.total_steps * batch_size / benchmark(task).examples) == epochs
 
 
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
-  found = data.source_keys(xquad, xquad.encoder, FOLDER, None)
+  keys = data.source_keys(xquad, xquad.encoder, FOLDER, None)
   config = recipes.load(
     "configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"]
   )
-  assert config.task.source == found["task.source"] == xquad.files.source
+  assert config.task.source == keys["task.source"] == xquad.files.source
   for language, files in xquad.own_files.items():
-    assert (
-      config.evals[language].task.source == found[f"evals.{language}.task.source"] == files.source
-    )
-  plain = recipes.load("configs/finetune/encoder.py:xquad/xquad")
-  assert (plain.task.source, plain.evals.de.task.source) == ("tfds:squad/v1.1", "tfds:xquad/de")
+    assert config.evals[language].task.source == files.source
+    assert keys[f"evals.{language}.task.source"] == files.source
+  tfds_config = recipes.load("configs/finetune/encoder.py:xquad/xquad")
+  assert tfds_config.task.source == "tfds:squad/v1.1"
+  assert tfds_config.evals.de.task.source == "tfds:xquad/de"
 
 
-def test_files_and_splits_that_are_not_there(tmp_path):
+def test_a_task_is_available_once_all_files_of_its_splits_exist(tmp_path):
   config = recipes.load(
     "configs/finetune/encoder.py:glue/rte,official", [f"task.data_dir={tmp_path}"]
   )
@@ -105,7 +111,3 @@ def test_files_and_splits_that_are_not_there(tmp_path):
     )
   data.check_available(config)
   assert data.task_splits(config) == ("train", "validation")
-  with pytest.raises(data.Unavailable, match="glue/rte is not in"):
-    data.check_available(
-      recipes.load("configs/finetune/encoder.py:glue/rte", [f"task.data_dir={tmp_path}"])
-    )

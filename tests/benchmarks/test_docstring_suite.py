@@ -1,5 +1,4 @@
-"""The suite that needs no data, from fresh weights and from a checkpoint, and what the two compare
-to."""
+"""The suite of docstrings compares a checkpoint with the same model trained from scratch."""
 
 import json
 
@@ -14,44 +13,39 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 @pytest.mark.more
 def test_a_model_is_compared_with_itself_from_scratch(tmp_path, capsys, monkeypatch):
-  """Two steps of a task of a small corpus; the comparison is that of the saved predictions."""
+  """The comparison is computed from the saved predictions of both."""
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("flax",))
   run = tmp_path / "run"
-  short = (
+  short_run = (
     "--config.total_steps=2",
     "--config.eval_every=2",
     "--config.checkpoint.every=2",
     "--config.batch_size=8",
   )
-  assert (
-    train.main(["--config=tests/recipes/nano.py", f"--workdir={run}", *short, "--config.evals={}"])
-    == 0
-  )
+  recipe = "--config=tests/recipes/nano.py"
+  assert train.main([recipe, f"--workdir={run}", *short_run, "--config.evals={}"]) == 0
   lengths = ("--config.task.inputs_length=32", "--config.task.targets_length=8")
-  few = [f"--config.evals.{split}.max_examples=24" for split in ("dev", "test")]
+  limits = [f"--config.evals.{split}.max_examples=24" for split in ("dev", "test")]
   command = [f"--workdir={run}", "--suite=docstrings", "--tasks=name", f"--data_dir={tmp_path}"]
-  command += [*short, *lengths, *few, f"--config.task.cache={tmp_path}/prepared"]
+  command += [*short_run, *lengths, *limits, f"--config.task.cache={tmp_path}/prepared"]
   assert evaluate.main([*command, "--from_scratch"]) == 0, capsys.readouterr().err
   scratch = run / "suites" / "docstrings" / "from_scratch"
   assert evaluate.main([*command, f"--compare={scratch}"]) == 0, capsys.readouterr().err
   out = capsys.readouterr().out
   assert "| task | metric | from scratch | pretrained | difference (95 % interval) |" in out
-  found = json.loads((run / "suites" / "docstrings" / "results.json").read_text())
-  rows = found["compared"]["rows"]
+  results = json.loads((run / "suites" / "docstrings" / "results.json").read_text())
+  rows = results["compared"]["rows"]
   assert [(row["task"], row["metric"]) for row in rows] == [("name", "f1"), ("name", "exact_match")]
   first = comparison.read_results(str(scratch))
   for row in rows:
     name = f"test/{row['metric']}"
     assert row["first"] == first["tasks"][row["task"]]["metrics"][name]
-    assert row["second"] == found["tasks"][row["task"]]["metrics"][name]
-    assert (
-      row["low"] <= row["difference"] <= row["high"]
-      and row["difference"] == row["second"] - row["first"]
-    )
+    assert row["second"] == results["tasks"][row["task"]]["metrics"][name]
+    assert row["difference"] == row["second"] - row["first"]
+    assert row["low"] <= row["difference"] <= row["high"]
   assert "Fine-tuned: docstrings" in (run / "report.html").read_text()
-  same = comparison.compare_results(first, first)["rows"]
-  assert all(
-    row["difference"] == row["low"] == row["high"] == 0 and row["p_value"] == 1 for row in same
-  )
+  for row in comparison.compare_results(first, first)["rows"]:
+    assert row["difference"] == row["low"] == row["high"] == 0
+    assert row["p_value"] == 1
   assert evaluate.main([*command, f"--compare={tmp_path}/nowhere"]) == 2
   assert "expected the directory of a finished suite" in capsys.readouterr().err.splitlines()[-1]

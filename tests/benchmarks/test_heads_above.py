@@ -1,4 +1,4 @@
-"""Heads above a frozen model: what they read stays as it was."""
+"""A head trained above a frozen model leaves the parameters that it reads unchanged."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 import more
 import tests.recipes.nano_decoder
-import tests.recipes.nano_encoder  # noqa: F401 -- the variants that the runs are of
+import tests.recipes.nano_encoder  # noqa: F401 -- registers the variants of the recipes
 from fine_tuning import fine_tuning
 from t5x_like import train
 from tests.runs import hide_other_devices, load_tensors
@@ -25,53 +25,51 @@ FEATURES = {"name": "bilstm", "head": TOKENS, "states": [0, -1], "hidden": 8, "d
 
 @pytest.fixture(scope="module", params=["encoder", more.later("decoder")])
 def pretrained(request, tmp_path_factory, compiled):
-  """(the stack's name, the workdir of a run of two steps)."""
+  """Return (the stack's name, the workdir of a run of two steps)."""
+  stack = request.param
   workdir = tmp_path_factory.mktemp("pretrained")
+  recipe = f"--config=tests/recipes/nano_{stack}.py"
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   with hide_other_devices():
-    assert (
-      train.main(
-        [f"--config=tests/recipes/nano_{request.param}.py", f"--workdir={workdir}", *SHORT, length]
-      )
-      == 0
-    )
-  return request.param, workdir
+    assert train.main([recipe, f"--workdir={workdir}", *SHORT, length]) == 0
+  return stack, workdir
 
 
 @pytest.mark.parametrize(
   "head", [more.later(FEATURES), more.later(TOKENS)], ids=["bilstm", "tokens"]
 )
-def test_a_head_leaves_what_it_reads_and_layers_that_are_not_loaded_are_new(
+def test_a_head_changes_no_parameter_that_it_reads_and_layers_not_loaded_are_new(
   head, pretrained, tmp_path, capsys
 ):
-  """BERT's feature-based tagger on the first layer of a run; of a decoder, its left-to-right tagger
-  (table 5)."""
-  side, workdir = pretrained
-  words = [f"--config.{word}" for word in fine_tuning("tagging", tmp_path)]
+  """Trains BERT's feature-based tagger on the first layer, and its left-to-right one (table 5)."""
+  stack, workdir = pretrained
+  data_flags = [f"--config.{word}" for word in fine_tuning("tagging", tmp_path)]
   flags = [
     f"--config.init.workdir={workdir}",
     "--config.init.layers=1",
     "--config.tuning.name=head",
     "--config.seed=1",
+    f"--config.model.head={json.dumps(head)}",
+    "--config=tests/recipes/nano_encoder.py",
   ]
-  flags += [f"--config.model.head={json.dumps(head)}", "--config=tests/recipes/nano_encoder.py"]
-  assert train.main([f"--workdir={tmp_path}/run", *SHORT, *words, *flags]) == 0, (
-    capsys.readouterr().err
-  )
-  assert "layers: the first 1 alone" in capsys.readouterr().out
+  status = train.main([f"--workdir={tmp_path}/run", *SHORT, *data_flags, *flags])
+  output = capsys.readouterr()
+  assert status == 0, output.err
+  assert "layers: the first 1 alone" in output.out
   before = load_tensors(workdir, 2)
   after = load_tensors(tmp_path / "run", 2)
-  names = [
-    name for name in after if name.startswith("params/") and not name.startswith("params/head/")
-  ]
-  assert any(name.startswith(f"params/{side}/blocks/") for name in names)
-  for name in names:
-    old = before[name]
-    new = after[name]
-    layered = "/blocks/" in name
-    assert np.array_equal(new[0] if layered else new, old[0] if layered else old), name
-    assert (
-      not layered or not name.endswith("kernel") or not np.allclose(new[1], old[1], atol=0.1)
-    ), name
+  parameters = [name for name in after if name.startswith("params/")]
+  frozen = [name for name in parameters if not name.startswith("params/head/")]
+  assert any(name.startswith(f"params/{stack}/blocks/") for name in frozen)
+  for name in frozen:
+    if "/blocks/" not in name:
+      np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+      continue
+    loaded_layer = after[name][0]
+    new_layer = after[name][1]
+    np.testing.assert_array_equal(loaded_layer, before[name][0], err_msg=name)
+    if name.endswith("kernel"):
+      assert not np.allclose(new_layer, before[name][1], atol=0.1), name
   moments = [name for name, x in after.items() if not name.startswith("params/") and x.ndim]
-  assert moments and all("head/" in name for name in moments)
+  assert moments
+  assert all("head/" in name for name in moments)

@@ -1,12 +1,11 @@
-"""Suites of translations, summaries and named entities, learned and scored from official files
-through the command."""
+"""`evaluate` fine-tunes and scores translations, summaries and entities from official files."""
 
 import hashlib
 import json
 
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
+import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the recipe
 from t5x_like import evaluate, train
 from tests.runs import hide_other_devices
 
@@ -24,22 +23,20 @@ def write(path, text: str) -> None:
   path.write_text(text)
 
 
-def table(folder) -> dict:
+def read_tasks(folder) -> dict:
   return json.loads((folder / "results.json").read_text())["tasks"]
 
 
 def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys):
-  """The table counts BLEU and ROUGE-2 on the dev set; test sets are scored beside."""
+  """The average counts BLEU and ROUGE-2 of the dev sets; test sets are scored as well."""
   data = tmp_path / "data"
   for code in ("en", "ro"):
     for corpus in ("europarl-v8.ro-en", "SETIMES.en-ro"):
       write(data / f"{corpus}.{code}", "".join(f"{code} {n}\n" for n in range(8)))
     for name in ("newsdev2016", "newstest2016"):
       side = "src" if code == "en" else "ref"
-      write(
-        data / f"{name}-enro-{side}.{code}.sgm",
-        "".join(f'<seg id="{n}">{code} {n}</seg>\n' for n in range(3)),
-      )
+      segments = [f'<seg id="{n}">{code} {n}</seg>\n' for n in range(3)]
+      write(data / f"{name}-enro-{side}.{code}.sgm", "".join(segments))
   for name, count in (("train", 8), ("val", 3), ("test", 2)):
     addresses = [f"http://www.cnn.com/{name}/{n}" for n in range(count)]
     write(data / f"all_{name}.txt", "\n".join(addresses))
@@ -55,22 +52,19 @@ def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys
     "--tasks=en_ro,cnn_dailymail",
     f"--data={data}",
   ]
-  assert evaluate.main([*command, f"--output={tmp_path}/out", *SHORT, *lengths]) == 0, (
-    capsys.readouterr().err
-  )
-  found = table(tmp_path / "out" / "wmt") | table(tmp_path / "out" / "cnn_dailymail")
-  romanian = found["en_ro"]
-  summaries = found["cnn_dailymail"]
-  assert (romanian["counted"], summaries["counted"]) == (["dev/bleu"], ["dev/rouge2"])
-  assert {"dev/bleu", "test/bleu"} <= romanian["metrics"].keys() and romanian["metrics"][
-    "dev/examples"
-  ] == 3
-  assert {"dev/rougeLsum", "test/rouge2"} <= summaries["metrics"].keys() and summaries["metrics"][
-    "test/examples"
-  ] == 2
+  status = evaluate.main([*command, f"--output={tmp_path}/out", *SHORT, *lengths])
+  assert status == 0, capsys.readouterr().err
+  romanian = read_tasks(tmp_path / "out" / "wmt")["en_ro"]
+  assert romanian["counted"] == ["dev/bleu"]
+  assert {"dev/bleu", "test/bleu"} <= romanian["metrics"].keys()
+  assert romanian["metrics"]["dev/examples"] == 3
+  summaries = read_tasks(tmp_path / "out" / "cnn_dailymail")["cnn_dailymail"]
+  assert summaries["counted"] == ["dev/rouge2"]
+  assert {"dev/rougeLsum", "test/rouge2"} <= summaries["metrics"].keys()
+  assert summaries["metrics"]["test/examples"] == 2
 
 
-def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
+def test_one_command_trains_berts_feature_based_tagger_on_conll(tmp_path, capsys):
   sentence = "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\nGerman JJ I-NP I-MISC\n\n"
   for name in ("eng.train", "eng.testa", "eng.testb"):
     write(tmp_path / "data" / name, "-DOCSTART- -X- O O\n\n" + 8 * sentence)
@@ -84,11 +78,12 @@ def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
     "--tasks=conll",
     f"--data={tmp_path}/data",
   ]
-  row = (
+  features_recipe = (
     "--config=configs/bert/features.py:last",
     f"--output={tmp_path}/out",
     "--config.model.head.hidden=8",
   )
-  assert evaluate.main([*command, *row, *SHORT]) == 0, capsys.readouterr().err
-  found = table(tmp_path / "out")["conll"]
-  assert found["counted"] == ["dev/f1"] and {"dev/f1", "test/f1"} <= found["metrics"].keys()
+  assert evaluate.main([*command, *features_recipe, *SHORT]) == 0, capsys.readouterr().err
+  task = read_tasks(tmp_path / "out")["conll"]
+  assert task["counted"] == ["dev/f1"]
+  assert {"dev/f1", "test/f1"} <= task["metrics"].keys()

@@ -1,8 +1,10 @@
-"""The charts of a suite's page: what is counted in them, and that they can be drawn."""
+"""The charts of a suite's page count every row and are drawn for each kind of task."""
 
+import itertools
 import json
 
 import numpy as np
+import pytest
 from sklearn.metrics import confusion_matrix
 
 from t5x_like.benchmarks import charts as suite_charts
@@ -10,86 +12,103 @@ from t5x_like.benchmarks import predictions
 from t5x_like.training import workdir as workdirs
 
 
-def test_confusions_are_those_of_scikit_learn():
-  draw = np.random.default_rng(0)
+def test_confusions_equal_scikit_learns():
+  generator = np.random.default_rng(0)
   names = [f"class {n}" for n in range(5)]
-  gold, given = (draw.choice(names, 200, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist() for _ in range(2))
-  classes, counts = suite_charts.confusions(list(zip(gold, given)))
+  frequencies = [0.4, 0.3, 0.15, 0.1, 0.05]
+  targets = generator.choice(names, 200, p=frequencies).tolist()
+  answers = generator.choice(names, 200, p=frequencies).tolist()
+  classes, counts = suite_charts.confusions(list(zip(targets, answers)))
   assert sorted(classes) == names
-  np.testing.assert_array_equal(counts, confusion_matrix(gold, given, labels=classes))
+  np.testing.assert_array_equal(counts, confusion_matrix(targets, answers, labels=classes))
 
 
-def test_rare_classes_and_texts_that_name_none_are_one():
-  pairs = [(f"class {n:02}", f"class {n:02}") for n in range(20) for _ in range(20 - n)] + [
-    ("class 00", "nonsense")
-  ]
+def test_rare_classes_and_texts_that_name_no_class_are_pooled():
+  """Class n of 20 occurs 20 - n times; the 16 most frequent have a row of their own."""
+  pairs = [("class 00", "nonsense")]
+  for n in range(20):
+    pairs += [(f"class {n:02}", f"class {n:02}")] * (20 - n)
   classes, counts = suite_charts.confusions(pairs)
   assert classes == [*(f"class {n:02}" for n in range(16)), "(other)"]
-  assert (
-    counts.sum() == len(pairs)
-    and counts[0, -1] == 1
-    and counts[-1, -1] == sum(20 - n for n in range(16, 20))
-  )
+  assert counts.sum() == len(pairs)
+  assert counts[0, -1] == 1
+  assert counts[-1, -1] == 4 + 3 + 2 + 1
 
 
-def test_every_row_is_in_one_part_and_parts_follow_each_other_in_length():
-  draw = np.random.default_rng(1)
-  rows = [{"input": "word " * n, "number": i} for i, n in enumerate(draw.integers(1, 9, 100))]
-  seen = []
-  spans = suite_charts.scores_by_length(
-    rows, lambda part: {"numbers": [row["number"] for row in part]}
-  )
-  for words, found in spans.items():
-    lengths = {len(rows[n]["input"].split()) for n in found["numbers"]}
+def test_scores_by_length_put_every_row_into_one_of_ascending_intervals():
+  generator = np.random.default_rng(1)
+  rows = []
+  for number, length in enumerate(generator.integers(1, 9, 100)):
+    rows.append({"input": "word " * length, "number": number})
+
+  def list_numbers(part):
+    return {"numbers": [row["number"] for row in part]}
+
+  bounds = []
+  numbers = []
+  for words, scores in suite_charts.scores_by_length(rows, list_numbers).items():
+    lengths = {len(rows[n]["input"].split()) for n in scores["numbers"]}
     assert words in (f"{min(lengths)}–{max(lengths)}", f"{min(lengths)}")
-    seen.append((min(lengths), max(lengths)))
-  assert (
-    sorted(n for found in spans.values() for n in found["numbers"]) == list(range(100))
-    and len(seen) > 2
-  )
-  assert all(last < first for (_, last), (first, _) in zip(seen, seen[1:]))
-  assert suite_charts.scores_by_length(rows[:15], lambda part: {}) == {}
+    bounds.append((min(lengths), max(lengths)))
+    numbers += scores["numbers"]
+  assert sorted(numbers) == list(range(100))
+  assert len(bounds) > 2
+  for (_, last), (first, _) in itertools.pairwise(bounds):
+    assert last < first
 
 
-def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
+def test_few_rows_have_no_scores_by_length():
+  rows = [{"input": "word"}] * 15
+  assert suite_charts.scores_by_length(rows, lambda part: {}) == {}
+
+
+LABELS_METRIC = {"name": "labels", "classes": ["yes", "no"], "scores": ["accuracy"]}
+
+
+def tag_row(length: int) -> dict:
+  target = " ".join(["O", "B-X"] * length)
+  return {"input": "a " * length, "target": target, "tags": ["O"] * 2 * length}
+
+
+def text_row(length: int) -> dict:
+  prediction = "yes" if length % 3 else "no idea"
+  return {"input": "a " * length, "target": "yes", "prediction": prediction}
+
+
+def number_row(length: int) -> dict:
+  return {"input": "a " * length, "target": length, "prediction": length % 5}
+
+
+@pytest.mark.parametrize(
+  "make_row, evaluator, task, score, has_classes",
+  [
+    (tag_row, {"name": "tagging"}, {"tags": ["O", "B-X"]}, "accuracy", True),
+    (text_row, {"name": "generation", "metrics": [LABELS_METRIC]}, {}, "accuracy", True),
+    (number_row, {"name": "classification", "scores": ["accuracy"]}, {}, "pearson", False),
+  ],
+)
+def test_tags_texts_and_numbers_have_charts(
+  make_row, evaluator, task, score, has_classes, tmp_path
+):
   """A task of numbers has no classes to confuse; its config names no labels."""
-  numbers = [{"input": "a " * n, "target": n, "prediction": n % 5} for n in range(1, 41)]
-  tags = [
-    {"input": "a " * n, "target": " ".join(["O", "B-X"] * n), "tags": ["O"] * 2 * n}
-    for n in range(1, 25)
+  rows = [make_row(length) for length in range(1, 41)]
+  runs = []
+  for seed in range(2):
+    run = tmp_path / str(seed)
+    workdirs.write_lines(run / "predictions", "dev.jsonl", rows)
+    workdirs.write_json(run, workdirs.IDENTITY_FILE, {"evals": {"dev": evaluator}, "task": task})
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/dev/{score}": 50.0}) + "\n")
+    result = {"workdir": str(run), "rate": None, "score": 50.0 + seed}
+    runs.append(result | {"metrics": {f"dev/{score}": 50.0 + seed}})
+  result = {"counted": [f"dev/{score}"], "runs": runs, "metrics": runs[0]["metrics"]}
+  charts = suite_charts.draw_task_charts("mine", result)
+  confusion_titles = ["targets and predictions"] if has_classes else []
+  assert [chart["title"].removeprefix("mine: ") for chart in charts] == [
+    f"dev/{score} by step",
+    "score of every seed, by rate",
+    *confusion_titles,
+    f"dev/{score} by words of input",
   ]
-  texts = [
-    {"input": "a " * n, "target": "yes", "prediction": "yes" if n % 3 else "no idea"}
-    for n in range(1, 25)
-  ]
-  labels = {"name": "labels", "classes": ["yes", "no"], "scores": ["accuracy"]}
-  for name, rows, evaluator, task in (
-    ("tags", tags, {"name": "tagging"}, {"tags": ["O", "B-X"]}),
-    ("texts", texts, {"name": "generation", "metrics": [labels]}, {}),
-    ("numbers", numbers, {"name": "classification", "scores": ["accuracy"]}, {}),
-  ):
-    runs = []
-    score = "pearson" if name == "numbers" else "accuracy"
-    for seed in range(2):
-      run = tmp_path / name / str(seed)
-      workdirs.write_lines(run / "predictions", "dev.jsonl", rows)
-      workdirs.write_json(run, workdirs.IDENTITY_FILE, {"evals": {"dev": evaluator}, "task": task})
-      (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/dev/{score}": 50.0}) + "\n")
-      runs.append(
-        {
-          "workdir": str(run),
-          "rate": None,
-          "score": 50.0 + seed,
-          "metrics": {f"dev/{score}": 50.0 + seed},
-        }
-      )
-    result = {"counted": [f"dev/{score}"], "runs": runs, "metrics": runs[0]["metrics"]}
-    drawn = suite_charts.draw_task_charts(name, result)
-    assert [one["title"].removeprefix(f"{name}: ") for one in drawn] == [
-      f"dev/{score} by step",
-      "score of every seed, by rate",
-      *(["targets and predictions"] if name != "numbers" else []),
-      f"dev/{score} by words of input",
-    ]
-    assert all(one["svg"].startswith("<svg") for one in drawn)
+  for chart in charts:
+    assert chart["svg"].startswith("<svg")
   assert predictions.median_run(result) == runs[0]["workdir"]

@@ -1,4 +1,4 @@
-"""What a table tells of a run besides its score."""
+"""The facts of a run are its last evaluation, its length, and the score of the commonest label."""
 
 import json
 
@@ -11,7 +11,8 @@ from t5x_like.training import workdir as workdirs
 LABELS = ["no", "yes"]
 
 
-def of(folder, evaluator, task, rows, counted) -> dict:
+def describe_run(folder, evaluator, task, rows, counted) -> dict:
+  """Write a run with an evaluator `dev` and return its facts."""
   config = {
     "task": {"length": 64} | task,
     "evals": {"dev": evaluator},
@@ -29,35 +30,32 @@ def of(folder, evaluator, task, rows, counted) -> dict:
   return facts.describe_run(folder, counted)
 
 
-def test_the_last_evaluation_and_how_the_run_was_made(tmp_path):
-  found = of(
-    tmp_path,
-    {"name": "span_qa"},
-    {},
-    [{"input": "x", "target": "y", "prediction": "y"}],
-    ["dev/f1"],
-  )
-  expected = {
+def test_facts_are_read_from_the_metrics_and_the_config(tmp_path):
+  rows = [{"input": "x", "target": "y", "prediction": "y"}]
+  assert describe_run(tmp_path, {"name": "span_qa"}, {}, rows, ["dev/f1"]) == {
     "evaluations": 2,
     "last": 60.0,
     "examples": 9,
     "steps": 4,
     "batch_size": 8,
     "length": "64",
+    "seconds": 12.0,  # 4 steps at the mean of 2, 3 and 4 seconds
+    "majority": None,
   }
-  assert found == expected | {"seconds": 12.0, "majority": None}
 
 
 GOLD = ["yes"] * 5 + ["no"] * 2 + ["-1"]  # the last has no label
-CLASSES = [{"input": "x", "target": label, "prediction": "no"} for label in GOLD]
+CLASS_ROWS = [{"input": "x", "target": label, "prediction": "no"} for label in GOLD]
+# of always answering "yes"
 F1 = 100 * f1_score([1] * 5 + [0] * 2, [1] * 7)
-SAME = 100 * accuracy_score(GOLD[:7], ["yes"] * 7)
-SIGNS = [{"input": "x", "target": sign, "prediction": "1"} for sign in ("-1", "-1", "1")]
-WORDS = [
+ACCURACY = 100 * accuracy_score(GOLD[:7], ["yes"] * 7)
+SIGN_ROWS = [{"input": "x", "target": sign, "prediction": "1"} for sign in ("-1", "-1", "1")]
+TAG_ROWS = [
   {"input": "a b", "target": "O B-X", "tags": ["O", "O"]},
   {"input": "c", "target": "O", "tags": ["O"]},
 ]
-CHOICE = {"options": ["p", "q"], "answer": "q"}
+CHOICE_ROWS = [row | {"options": ["p", "q"], "answer": "q"} for row in CLASS_ROWS]
+LABELS_METRIC = {"name": "labels", "classes": LABELS, "scores": ["accuracy"]}
 
 
 @pytest.mark.parametrize(
@@ -66,52 +64,45 @@ CHOICE = {"options": ["p", "q"], "answer": "q"}
     (
       {"name": "classification", "scores": ["accuracy"]},
       {"labels": LABELS},
-      CLASSES,
+      CLASS_ROWS,
       ["accuracy"],
-      SAME,
+      ACCURACY,
     ),
     (
       {"name": "classification", "scores": ["accuracy", "f1"]},
       {"labels": LABELS},
-      CLASSES,
+      CLASS_ROWS,
       ["accuracy", "f1"],
-      None,
+      (ACCURACY + F1) / 2,
     ),
     (
       {"name": "multiple_choice", "scores": ["accuracy"]},
       {},
-      [r | CHOICE for r in CLASSES],
+      CHOICE_ROWS,
       ["accuracy"],
-      SAME,
+      ACCURACY,
     ),
-    (
-      {
-        "name": "generation",
-        "metrics": [{"name": "labels", "classes": LABELS, "scores": ["accuracy"]}],
-      },
-      {},
-      CLASSES,
-      ["accuracy"],
-      SAME,
-    ),
+    ({"name": "generation", "metrics": [LABELS_METRIC]}, {}, CLASS_ROWS, ["accuracy"], ACCURACY),
     (
       {"name": "classification", "scores": ["accuracy"]},
       {"labels": [-1, 1]},
-      SIGNS,
+      SIGN_ROWS,
       ["accuracy"],
       200 / 3,
     ),
-    ({"name": "tagging"}, {"tags": ["O", "B-X"]}, WORDS, ["accuracy"], 200 / 3),
+    ({"name": "tagging"}, {"tags": ["O", "B-X"]}, TAG_ROWS, ["accuracy"], 200 / 3),
   ],
 )
 def test_the_majority_is_the_score_of_the_commonest_label(
   evaluator, task, rows, counted, expected, tmp_path
 ):
-  found = of(tmp_path, evaluator, task, rows, [f"dev/{name}" for name in counted])["majority"]
-  assert found == pytest.approx((SAME + F1) / 2 if expected is None else expected)
+  metrics = [f"dev/{name}" for name in counted]
+  majority = describe_run(tmp_path, evaluator, task, rows, metrics)["majority"]
+  assert majority == pytest.approx(expected)
 
 
 def test_numbers_have_no_majority(tmp_path):
   rows = [{"input": "x", "target": n, "prediction": 1.0} for n in range(4)]
   evaluator = {"name": "classification", "scores": ["accuracy"]}
-  assert of(tmp_path, evaluator, {}, rows, ["dev/pearson", "dev/spearman"])["majority"] is None
+  metrics = ["dev/pearson", "dev/spearman"]
+  assert describe_run(tmp_path, evaluator, {}, rows, metrics)["majority"] is None

@@ -1,4 +1,4 @@
-"""The averages of a suite's table."""
+"""The average of a suite's table is the leaderboard's, and exists only if every score does."""
 
 import types
 
@@ -31,27 +31,29 @@ SUPERGLUE = {  # T5-11B's row: 89.3
 
 
 def average(suite: str, row: dict, missing=(), tasks=None) -> float | None:
-  found = {}
+  """Return the average of a suite from the metrics of each task."""
+  results = {}
   for task, metrics in row.items():
     counted = slots.find("suite", suite, suites, "SUITE").tasks[task].encoder.counted
-    found[task] = {
+    results[task] = {
       "score": suites.mean_score(metrics, counted),
       "metrics": metrics,
       "counted": counted,
       "runs": ["a run"],
     }
   options = types.SimpleNamespace(workdirs=["w"], from_scratch=False, seeds=1, tasks=tasks)
-  return tables.build_results(suite, options, found, dict.fromkeys(missing, "no data"))["average"]
+  return tables.build_results(suite, options, results, dict.fromkeys(missing, "no data"))["average"]
 
 
 @pytest.mark.parametrize(
   ("suite", "row", "published"), [("glue", GLUE, 80.5), ("superglue", SUPERGLUE, 89.3)]
 )
 def test_the_average_is_the_leaderboards(suite, row, published):
-  assert average(suite, row) == pytest.approx(published, abs=0.051)  # of rounded scores
+  # the published scores are rounded to 0.1
+  assert average(suite, row) == pytest.approx(published, abs=0.051)
 
 
-def test_there_is_no_average_unless_every_score_is_there():
+def test_there_is_no_average_without_every_score():
   assert average("glue", GLUE, missing=["rte"]) is None
   assert average("glue", GLUE, tasks=["rte"]) is None
   assert average("glue", GLUE | {"stsb": {"dev/pearson": None, "dev/spearman": 1.0}}) is None

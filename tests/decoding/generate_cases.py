@@ -72,7 +72,7 @@ def logits(model, batch):
 
 
 def run(function, model, batch, **options):
-  """Return the NumPy arrays of `function(model, batch, **options)`, compiled once for its options."""
+  """Return the NumPy arrays of `function(model, batch, **options)`, compiled once."""
   compiled = compile_once(function, tuple(options.items()))
   return jax.tree.map(np.asarray, compiled(model, batch))
 

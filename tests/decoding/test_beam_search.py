@@ -145,7 +145,7 @@ def compare(tokens, scores, expected):
 
 
 def test_beams_of_an_encoder_decoder_keep_their_own_cache():
-  """The scores equal the log-probabilities of the returned tokens in the whole model, row by row."""
+  """The scores equal the log-probabilities of the returned tokens in the whole model."""
   m = encoder_decoder()
   batch = inputs()
   K = 3

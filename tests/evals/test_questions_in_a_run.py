@@ -1,4 +1,4 @@
-"""Questions asked while a run trains have the scores that the finished run gets for them."""
+"""Questions scored while a run trains have the scores that `evaluate` gives the finished run."""
 
 import json
 
@@ -20,15 +20,14 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 @pytest.fixture
 def files(tmp_path):
   for name, row in FILES.items():
-    (tmp_path / f"{name}.jsonl").write_text(
-      "".join(json.dumps(row).replace("{}", str(n)) + "\n" for n in range(3))
-    )
+    lines = [json.dumps(row).replace("{}", str(n)) for n in range(3)]
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
   return tmp_path
 
 
-def test_scores_in_a_run_are_those_of_evaluate(files, capsys):
+def test_scores_in_a_run_equal_those_of_evaluate(files):
   run = f"--workdir={files / 'run'}"
-  asked = {
+  evaluator = {
     "name": "questions",
     "files": [f"{files}/*.jsonl"],
     "shots": 1,
@@ -36,38 +35,33 @@ def test_scores_in_a_run_are_those_of_evaluate(files, capsys):
     "max_examples": 2,
   }
   steps = ("--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint.every=4")
-  assert (
-    train.main([f"--config={RECIPE}", run, f"--config.evals.asked={json.dumps(asked)}", *steps])
-    == 0
-  )
-  rows = [row for row in read_metrics(str(files / "run")) if "eval/asked/choices/accuracy" in row]
+  evals_flag = f"--config.evals.quiz={json.dumps(evaluator)}"
+  assert train.main([f"--config={RECIPE}", run, evals_flag, *steps]) == 0
+  rows = [row for row in read_metrics(str(files / "run")) if "eval/quiz/choices/accuracy" in row]
   assert [row["step"] for row in rows] == [2, 4]
-  # of two steps
-  assert rows[0]["eval/asked/texts/bits_per_byte"] != rows[1]["eval/asked/texts/bits_per_byte"]
+  assert rows[0]["eval/quiz/texts/bits_per_byte"] != rows[1]["eval/quiz/texts/bits_per_byte"]
   flags = [
     f"--questions={files}/*.jsonl",
     "--shots=1",
     "--max_examples=2",
-    f"--output={files / 'asked'}",
+    f"--output={files / 'quiz'}",
   ]
   assert evaluate.main([run, *flags]) == 0
-  found = json.loads((files / "asked" / "results.json").read_text())["tasks"]
-  assert {task.split("/")[-1] for task in found} == {"answers", "choices", "texts"}
-  for task, one in found.items():
+  tasks = json.loads((files / "quiz" / "results.json").read_text())["tasks"]
+  assert {task.split("/")[-1] for task in tasks} == {"answers", "choices", "texts"}
+  for task, record in tasks.items():
     if task.endswith("answers"):
-      assert one["metrics"]["1-shot/unfinished"] == 2  # at more than the 4 tokens of the run
+      # `evaluate` generates more than the 4 tokens of the run: other scores, and no end either
+      assert record["metrics"]["1-shot/unfinished"] == 2
       continue
-    for metric, value in one["metrics"].items():
-      now = rows[1][f"eval/asked/{task.split('/')[-1]}/{metric.removeprefix('1-shot/')}"]
-      assert now == pytest.approx(value, rel=1e-5), metric
+    for metric, value in record["metrics"].items():
+      key = f"eval/quiz/{task.split('/')[-1]}/{metric.removeprefix('1-shot/')}"
+      value_in_run = rows[1][key]
+      assert value_in_run == pytest.approx(value, rel=1e-5), metric
 
 
 def test_a_file_that_is_not_there_is_refused_before_the_first_step(tmp_path, capsys):
-  asked = json.dumps({"name": "questions", "files": ["nowhere.jsonl"]})
-  assert (
-    train.main(
-      [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.evals.asked={asked}"]
-    )
-    == 2
-  )
+  evaluator = json.dumps({"name": "questions", "files": ["nowhere.jsonl"]})
+  flags = [f"--workdir={tmp_path / 'run'}", f"--config.evals.quiz={evaluator}"]
+  assert train.main([f"--config={RECIPE}", *flags]) == 2
   assert "nowhere.jsonl: no such file of questions" in capsys.readouterr().err

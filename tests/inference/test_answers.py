@@ -1,4 +1,4 @@
-"""What a decoder trained on conversations is asked, and where its answer ends."""
+"""A decoder trained on conversations answers a message and stops at the end of its turn."""
 
 import types
 
@@ -16,8 +16,8 @@ def test_a_text_is_a_message_and_the_answer_ends_with_its_turn():
   answer = predictors.build_predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "plain")
   (ids,) = answer.encode(["Hi!"], "-")
   assert ids == [vocabularies.start_id(BYTES), *BYTES.encode("User: Hi!\n\nAssistant:")]
-  found = [*BYTES.encode(" Hello."), BYTES.eos_id, *BYTES.encode("\n\nUser:")]
-  assert answer.decode_answer(ids, answer._until_end(found)) == "Hello."
+  generated = [*BYTES.encode(" Hello."), BYTES.eos_id, *BYTES.encode("\n\nUser:")]
+  assert answer.decode_answer(ids, answer._until_end(generated)) == "Hello."
   assert answer.ends == (BYTES.eos_id,)
 
 

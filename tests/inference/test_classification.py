@@ -1,5 +1,4 @@
-"""Classifiers of texts: rows are training's, answers are the model's, and the road from a table to
-them."""
+"""Classifiers of texts read rows as training does and answer with the likeliest labels."""
 
 import csv
 import io
@@ -9,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+import json_lines
 import published
 import t5x_like as t5x
 from t5x_like import chat, predict, train, vocabularies
@@ -43,23 +43,29 @@ class Run:
 
 
 def classifier(flags=None, **arguments):
-  return TextClassification(
-    Model, BYTES, {"text": "{a}", "labels": ["no", "yes", "so so"]} | arguments, flags or {}
-  )
+  task_arguments = {"text": "{a}", "labels": ["no", "yes", "so so"]} | arguments
+  return TextClassification(Model, BYTES, task_arguments, flags or {})
 
 
-@pytest.mark.parametrize("form", ["single", "pair", "decoder", "both_orders"])
+def classify(label, *logits) -> dict:
+  """Return the answer of a classifier for the text "x" whose logits are given."""
+  (answer,) = label(Run(*logits), label.encode(["x"], "-"), ["x"])
+  return answer
+
+
+FORMS = {
+  "single": {},
+  "pair": {"pair": "{b}"},
+  "decoder": {"architecture": "decoder"},
+  "both_orders": {"pair": "{b}", "architecture": "decoder", "both_orders": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_training(form, tmp_path):
-  arguments = {"text": "{a}", "labels": ["no", "yes"], "length": 16}
-  if form in ("pair", "both_orders"):
-    arguments["pair"] = "{b}"
-  if form in ("decoder", "both_orders"):
-    arguments["architecture"] = "decoder"
-  if form == "both_orders":
-    arguments["both_orders"] = True
+  arguments = {"text": "{a}", "labels": ["no", "yes"], "length": 16} | FORMS[form]
   path = tmp_path / "test.jsonl"
-  records = [{"a": text, "b": second, "label": "no"} for text, second in zip(TEXTS, SECOND)]
-  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  json_lines.write(path, [{"a": a, "b": b, "label": "no"} for a, b in zip(TEXTS, SECOND)])
   built = task.build(
     "classification",
     "test",
@@ -68,35 +74,41 @@ def test_rows_are_those_of_training(form, tmp_path):
     **arguments,
   )
   (expected,) = loader.eval_batches(built, batch_size=len(TEXTS))
-  inputs = list(zip(TEXTS, SECOND)) if built.examples(())[0]["text"][1:] else TEXTS
+  inputs = list(zip(TEXTS, SECOND)) if "pair" in arguments else TEXTS
   rows = classifier(**arguments).encode(inputs, "test")
-  assert set(rows.features) == {
-    name for name in expected if name.startswith(("encoder_", "decoder_"))
-  }
+  input_names = {name for name in expected if name.startswith(("encoder_", "decoder_"))}
+  assert set(rows.features) == input_names
   for name, features in rows.features.items():
     np.testing.assert_array_equal(features, expected[name], err_msg=name)
 
 
 def test_answers_have_the_likeliest_labels_first():
-  label = classifier(length=32)
-  (answer,) = label(Run(0.0, 2.0, 1.0), label.encode(["x"], "-"), ["x"])
+  answer = classify(classifier(length=32), 0.0, 2.0, 1.0)
   p = np.exp([2.0, 1.0, 0.0]) / np.exp([2.0, 1.0, 0.0]).sum()
-  assert answer["input"] == "x" and answer["prediction"] == "yes"
-  assert (
-    answer["probability"]
-    == answer["predictions"][0]["probability"]
-    == pytest.approx(p[0], rel=1e-5)
-  )
-  assert [one["label"] for one in answer["predictions"]] == ["yes", "so so", "no"]
-  assert [one["probability"] for one in answer["predictions"]] == pytest.approx(p, rel=1e-5)
-  two = classifier({"top_k": 2}, length=32)
-  assert len(two(Run(0.0, 2.0, 1.0), two.encode(["x"], "-"), ["x"])[0]["predictions"]) == 2
-  several = classifier(length=32, independent=True)
-  (answer,) = several(Run(0.0, 0.0, 3.0), several.encode(["x"], "-"), ["x"])
+  predictions = answer["predictions"]
+  assert answer["input"] == "x"
+  assert answer["prediction"] == "yes"
+  assert answer["probability"] == predictions[0]["probability"]
+  assert [row["label"] for row in predictions] == ["yes", "so so", "no"]
+  assert [row["probability"] for row in predictions] == pytest.approx(p, rel=1e-5)
+
+
+def test_top_k_limits_the_labels_of_an_answer():
+  answer = classify(classifier({"top_k": 2}, length=32), 0.0, 2.0, 1.0)
+  assert len(answer["predictions"]) == 2
+
+
+def test_independent_labels_have_probabilities_of_their_own():
+  answer = classify(classifier(length=32, independent=True), 0.0, 0.0, 3.0)
   assert answer["predictions"][1] == {"label": "no", "probability": 0.5}
-  number = classifier(length=32, labels=None)
-  assert number(Run(2.5), number.encode(["x"], "-"), ["x"]) == [{"input": "x", "prediction": 2.5}]
-  talk = Talk(Run(0.0, 2.0, 1.0), label, None)
+
+
+def test_a_model_without_labels_predicts_a_number():
+  assert classify(classifier(length=32, labels=None), 2.5) == {"input": "x", "prediction": 2.5}
+
+
+def test_a_talk_with_a_classifier_lists_its_labels():
+  talk = Talk(Run(0.0, 2.0, 1.0), classifier(length=32), None)
   assert "".join(talk([Message("user", "x")])).splitlines() == [
     "yes",
     "  66.5%  yes",
@@ -106,20 +118,32 @@ def test_answers_have_the_likeliest_labels_first():
   assert talk.description == "It labels your text: no, yes, so so."
 
 
-def test_pairs_are_given_in_three_ways_and_others_are_refused():
+def test_a_pair_is_two_texts_with_a_separator_a_tuple_or_a_record():
   label = classifier(pair="{b}", length=32)
   inputs = ["one\ttwo", "one | two", ("one", "two"), {"a": "one", "b": "two"}]
-  features = label.encode(inputs, "-").features
-  assert (features["encoder_input_tokens"] == features["encoder_input_tokens"][0]).all()
-  for entry in ("one", "a | b | c", ("one",), 5):
-    with pytest.raises(UserError, match="here: input 1: found .*, expected two texts with a tab"):
-      label.encode([entry], "here")
+  tokens = label.encode(inputs, "-").features["encoder_input_tokens"]
+  assert (tokens == tokens[0]).all()
+
+
+@pytest.mark.parametrize("text", ["one", "a | b | c", ("one",), 5])
+def test_an_input_that_is_no_pair_is_refused(text):
+  words = "here: input 1: found .*, expected two texts with a tab"
+  with pytest.raises(UserError, match=words):
+    classifier(pair="{b}", length=32).encode([text], "here")
+
+
+def test_an_input_that_is_no_text_is_refused():
   with pytest.raises(UserError, match="found 5, expected a text"):
     classifier().encode([5], "here")
-  with pytest.raises(UserError, match="--beams=2: the model classifies texts"):
-    classifier({"beams": 2})
-  with pytest.raises(UserError, match="--top_k=0"):
-    classifier({"top_k": 0})
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [({"beams": 2}, "--beams=2: the model classifies texts"), ({"top_k": 0}, "--top_k=0")],
+)
+def test_flags_that_a_classifier_lacks_are_refused(flags, words):
+  with pytest.raises(UserError, match=words):
+    classifier(flags)
 
 
 def test_inputs_come_from_lines_and_from_tables_with_the_columns_of_training(tmp_path):
@@ -127,33 +151,32 @@ def test_inputs_come_from_lines_and_from_tables_with_the_columns_of_training(tmp
     (tmp_path / name).write_text(content)
     return label.read(str(tmp_path / name), field)
 
-  one = classifier()
-  two = classifier(pair="{b}")
-  assert read("new.txt", "x, y\n\nz\n", one) == ["x, y", None, "z"]
-  assert read("new.csv", 'n,a\n1,"x, y"\n2,\n', one) == ["x, y", None]
-  assert read("new.tsv", "a\tb\nx\ty\n", two) == [("x", "y")]
-  assert read("new.jsonl", '{"a": "x"}\n\n{"a": 5}\n', one) == ["x", None, "5"]
-  assert (
-    read("other.jsonl", '{"body": "x"}\n', one, "body")
-    == read("other.csv", "body\nx\n", one, "body")
-    == ["x"]
-  )
+  single = classifier()
+  pairs = classifier(pair="{b}")
+  assert read("new.txt", "x, y\n\nz\n", single) == ["x, y", None, "z"]
+  assert read("new.csv", 'n,a\n1,"x, y"\n2,\n', single) == ["x, y", None]
+  assert read("new.tsv", "a\tb\nx\ty\n", pairs) == [("x", "y")]
+  assert read("new.jsonl", '{"a": "x"}\n\n{"a": 5}\n', single) == ["x", None, "5"]
+  assert read("other.jsonl", '{"body": "x"}\n', single, "body") == ["x"]
+  assert read("other.csv", "body\nx\n", single, "body") == ["x"]
   for name, content in (("wrong.jsonl", '{"body": "x"}\n'), ("wrong.csv", "body\nx\n")):
     with pytest.raises(UserError, match="no field 'a' among body, expected 'a'.*--text_field"):
-      read(name, content, one)
+      read(name, content, single)
 
 
 @pytest.mark.runs
 @pytest.mark.usefixtures("compiled")
-def test_from_a_table_to_labels_by_command_and_in_python(tmp_path, monkeypatch, capsys):
-  """Training, prediction, a talk and an export, none of which names a label."""
+def test_a_table_trains_a_classifier_that_every_command_labels_alike(tmp_path, monkeypatch, capsys):
+  """Training, prediction, a talk and an export read the labels from the table and the run."""
   vocabulary = published.write(tmp_path / "vocabulary", "bert")
-  words = {"fast one": "the quick fox", "slow one": "the lazy dog"}
-  rows = [
-    {"Review": f"{text} {number}", "class": label}
-    for number in range(30)
-    for label, text in words.items()
-  ]
+  text_by_label = {"fast one": "the quick fox", "slow one": "the lazy dog"}
+  labels = list(text_by_label)
+  texts = list(text_by_label.values())
+  rows = []
+  for number in range(30):
+    rows += [
+      {"Review": f"{text} {number}", "class": label} for label, text in text_by_label.items()
+    ]
   table = tmp_path / "reviews.csv"
   with table.open("w", newline="") as file:
     writer = csv.DictWriter(file, ("Review", "class"))
@@ -165,8 +188,6 @@ def test_from_a_table_to_labels_by_command_and_in_python(tmp_path, monkeypatch, 
     f"task.vocabulary={vocabulary}",
     "task.length=32",
     "task.buckets=1",
-  )
-  changes += (
     "total_steps=2",
     "model.layers=scan",
     'evals.validation.scores=["accuracy"]',
@@ -174,36 +195,30 @@ def test_from_a_table_to_labels_by_command_and_in_python(tmp_path, monkeypatch, 
   )
   flags = [f"--config.{change}" for change in changes]
   with hide_other_devices():
-    assert (
-      train.main(["--config=configs/finetune/encoder.py:own,tiny", f"--workdir={run}", *flags]) == 0
-    )
-    saved = json.loads((run / "config.json").read_text())
-    assert (
-      saved["task"]["labels"] == ["fast one", "slow one"] and saved["model"]["head"]["labels"] == 2
-    )
-    (tmp_path / "new.txt").write_text("the quick fox\nthe lazy dog\n")
+    recipe = "--config=configs/finetune/encoder.py:own,tiny"
+    assert train.main([recipe, f"--workdir={run}", *flags]) == 0
+    config = json.loads((run / "config.json").read_text())
+    assert config["task"]["labels"] == labels
+    assert config["model"]["head"]["labels"] == 2
+    (tmp_path / "new.txt").write_text("\n".join(texts) + "\n")
     files = [f"--input={tmp_path}/new.txt", f"--output={tmp_path}/labels.jsonl"]
     assert predict.main([f"--workdir={run}", *files]) == 0
-    answers = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    answers = json_lines.read(tmp_path / "labels.jsonl")
+    for answer in answers:
+      assert {prediction["label"] for prediction in answer["predictions"]} == set(labels)
     model = t5x.load(str(run))
-    assert model.predict(list(words.values())) == answers and model.labels == [
-      "fast one",
-      "slow one",
-    ]
-    assert [set(one["label"] for one in answer["predictions"]) for answer in answers] == [
-      set(words)
-    ] * 2
+    assert model.predict(texts) == answers
+    assert model.labels == labels
     monkeypatch.setattr(sys, "stdin", io.StringIO("the quick fox\n"))
     capsys.readouterr()
     assert chat.main([f"--workdir={run}"]) == 0
     assert capsys.readouterr().out.startswith(answers[0]["prediction"])
     model.save_hf(str(tmp_path / "exported"))
     exported = t5x.load(str(tmp_path / "exported"))
-    assert exported.labels == ["fast one", "slow one"]
-    again = exported.predict(list(words.values()))
-    assert [one["probability"] for one in again] == pytest.approx(
-      [one["probability"] for one in answers], abs=1e-4
-    )
+    assert exported.labels == labels
+    exported_probabilities = [answer["probability"] for answer in exported.predict(texts)]
+    probabilities = [answer["probability"] for answer in answers]
+    assert exported_probabilities == pytest.approx(probabilities, abs=1e-4)
     with pytest.raises(UserError, match="labels texts and fills nothing"):
       model.fill("x")
     with pytest.raises(UserError, match="predict: found a string, expected a list of inputs"):

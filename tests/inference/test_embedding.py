@@ -1,7 +1,7 @@
-"""Sentence embeddings through the doors: a headless Hugging Face encoder converted, embedded and
-scored."""
+"""Sentence embeddings of a converted encoder equal the Hugging Face model's and can be scored."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import json_lines
 import published
 from t5x_like import evaluate, predict
 from t5x_like.interop import hf, sentence_pooling
@@ -26,12 +27,12 @@ TEXTS = ["a small model", "the small model of a language, with more words than t
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-  """(Hugging Face directory, workdir) of a `BertModel` without a task."""
+  """Return (Hugging Face directory, workdir) of a `BertModel` without a task."""
   path = tmp_path_factory.mktemp("embedding")
-  like = bert.VARIANTS["bert-tiny"]
-  design = dataclasses.replace(like.design, position={"name": "learned", "length": 48})
+  published_variant = bert.VARIANTS["bert-tiny"]
+  design = dataclasses.replace(published_variant.design, position={"name": "learned", "length": 48})
   variant = dataclasses.replace(
-    like,
+    published_variant,
     dims=Dims(32, 2, 2, 16, 64, 1),
     vocab_size=384,
     design=design,
@@ -45,16 +46,17 @@ def converted(tmp_path_factory):
   return path / "hf", path / "run"
 
 
-def expected(directory, pooling):
+def embed_by_the_model(directory, pooling):
+  """Return the unit vectors of `TEXTS`, pooled by hand from the Hugging Face model's outputs."""
   model = hf.load(str(directory))
   vocabulary = load(str(directory))
-  found = []
+  vectors = []
   for text in TEXTS:
     ids = [special_id(vocabulary, "cls"), *vocabulary.encode(text), special_id(vocabulary, "sep")]
     x_TD = np.asarray(model({"encoder_input_tokens": np.array([ids], np.int32)})["logits"][0])
     x_D = x_TD[0] if pooling == "cls" else x_TD.mean(0)
-    found.append(x_D / np.linalg.norm(x_D))
-  return np.stack(found)
+    vectors.append(x_D / np.linalg.norm(x_D))
+  return np.stack(vectors)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -62,33 +64,22 @@ def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
   directory, workdir = converted
   (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
   out = tmp_path / "out.jsonl"
-  assert (
-    predict.main(
-      [
-        f"--workdir={workdir}",
-        f"--embed={pooling}",
-        f"--input={tmp_path}/texts.txt",
-        f"--output={out}",
-      ]
-    )
-    == 0
-  )
-  rows = [json.loads(line) for line in out.read_text().splitlines()]
+  flags = [f"--embed={pooling}", f"--input={tmp_path}/texts.txt", f"--output={out}"]
+  assert predict.main([f"--workdir={workdir}", *flags]) == 0
+  rows = json_lines.read(out)
   assert [row["input"] for row in rows] == TEXTS
-  np.testing.assert_allclose(
-    [row["embedding"] for row in rows], expected(directory, pooling), atol=1e-5
-  )
+  vectors = [row["embedding"] for row in rows]
+  np.testing.assert_allclose(vectors, embed_by_the_model(directory, pooling), atol=1e-5)
 
 
-def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
+def test_a_directory_that_pools_in_another_way_is_reported(converted, tmp_path, capsys):
   directory = shutil.copytree(converted[0], tmp_path / "hf")
-  modules = [
-    {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()
-  ]
+  package = "sentence_transformers.models"
+  modules = [{"path": path, "type": f"{package}.{kind}"} for path, kind in MODULES.items()]
   (directory / "modules.json").write_text(json.dumps(modules))
   (directory / "1_Pooling").mkdir()
-  pools = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-  (directory / "1_Pooling" / "config.json").write_text(json.dumps(pools))
+  pooling_config = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+  (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
   (tmp_path / "texts.txt").write_text(TEXTS[0])
   flags = [
     f"--workdir={directory}",
@@ -99,19 +90,18 @@ def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
   assert "pooled by cls, not by mean; add --embed=cls" in capsys.readouterr().out
   assert sentence_pooling.pooling_mismatch(str(directory), "cls") is None
   (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
-  assert sentence_pooling.pooling_mismatch(str(directory), "mean").endswith(
-    "pooled by max, not by mean; which --embed cannot do"
-  )
-  dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+  mismatch = sentence_pooling.pooling_mismatch(str(directory), "mean")
+  assert mismatch.endswith("pooled by max, not by mean; which --embed cannot do")
+  dense = {"path": "2_Dense", "type": f"{package}.Dense"}
   (directory / "modules.json").write_text(json.dumps([*modules, dense]))
-  assert "its embeddings pass Dense after the model" in sentence_pooling.pooling_mismatch(
-    str(directory), "cls"
-  )
+  mismatch = sentence_pooling.pooling_mismatch(str(directory), "cls")
+  assert "its embeddings pass Dense after the model" in mismatch
 
 
-def test_cosines_are_held_against_numbers(converted, tmp_path):
+def test_cosines_are_correlated_with_the_scores_of_pairs(converted, tmp_path):
   directory, workdir = converted
-  pairs = [(a, b) for a in ("a man", "the small model", TEXTS[0], TEXTS[1]) for b in TEXTS]
+  first_texts = ("a man", "the small model", TEXTS[0], TEXTS[1])
+  pairs = list(itertools.product(first_texts, TEXTS))
   lines = ["a\tb\tscore", *(f"{a}\t{b}\t{n % 5}.5" for n, (a, b) in enumerate(pairs))]
   (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
   task = {
@@ -125,13 +115,17 @@ def test_cosines_are_held_against_numbers(converted, tmp_path):
   changes = {"task": task, "objective": {"name": "classification"}, "evals": evals}
   flags = [f"--config.{key}={json.dumps(value)}" for key, value in changes.items()]
   assert evaluate.main([f"--workdir={workdir}", "--config=configs/bert/base.py", *flags]) == 0
-  found = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())["metrics"]
-  rows = [
-    json.loads(x)
-    for x in (workdir / "evaluations" / "0_cosine_validation.jsonl").read_text().splitlines()
+  metrics = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())[
+    "metrics"
   ]
-  both = expected(directory, "mean")
-  assert found["examples"] == len(pairs) and rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
-  assert rows[5]["prediction"] == pytest.approx(float(both[0] @ both[1]), abs=1e-5)
-  alone = json.loads((workdir / "evaluations" / "0_one_validation.json").read_text())["metrics"]
-  assert alone == {"examples": 1, "pearson": None, "spearman": None}  # which JSON has no number for
+  rows = json_lines.read(workdir / "evaluations" / "0_cosine_validation.jsonl")
+  vectors = embed_by_the_model(directory, "mean")
+  assert metrics["examples"] == len(pairs)
+  # pairs 4 and 5 are the first text with itself and with the second
+  assert rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
+  assert rows[5]["prediction"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
+  metrics_of_one = json.loads((workdir / "evaluations" / "0_one_validation.json").read_text())[
+    "metrics"
+  ]
+  # the correlation of one example is not a number, which JSON cannot hold
+  assert metrics_of_one == {"examples": 1, "pearson": None, "spearman": None}

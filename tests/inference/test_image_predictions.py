@@ -1,5 +1,4 @@
-"""Classes of images by the door: those of the evaluation, whatever file they come in, and what is
-no image is told."""
+"""`predict` classifies image files as the evaluation does and reports files that are no images."""
 
 import json
 import shutil
@@ -7,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+import json_lines
 from image_files import ODD, folders
 from t5x_like import evaluate, predict, train
 from t5x_like.data.images import store
@@ -28,63 +28,62 @@ def trained_on_digits(tmp_path_factory, compiled):
   return folder
 
 
-def ask(folder, source, *flags) -> list[dict]:
+def classify_files(folder, source, *flags) -> list[dict]:
   output = folder / "out.jsonl"
-  assert (
-    predict.main([f"--workdir={folder}/run", f"--input={source}", f"--output={output}", *flags])
-    == 0
-  )
-  return [json.loads(line) for line in output.read_text().splitlines()]
+  files = [f"--input={source}", f"--output={output}"]
+  assert predict.main([f"--workdir={folder}/run", *files, *flags]) == 0
+  return json_lines.read(output)
 
 
 @pytest.mark.more
-def test_predictions_are_those_of_the_evaluation(trained_on_digits, capsys):
+def test_predictions_of_files_equal_those_of_the_evaluation(trained_on_digits):
   folder = trained_on_digits
-  assert (
-    evaluate.main(
-      [f"--workdir={folder}/run", '--config.evals={"image_classification": {"max_examples": 20}}']
-    )
-    == 0
-  )
-  expected = next((folder / "run" / "evaluations").glob("*.jsonl")).read_text().splitlines()
+  evals_flag = '--config.evals={"image_classification": {"max_examples": 20}}'
+  assert evaluate.main([f"--workdir={folder}/run", evals_flag]) == 0
+  expected = json_lines.read(next((folder / "run" / "evaluations").glob("*.jsonl")))
   images = store.open_store("digits", "validation", cache=str(folder / "cache")).read(np.arange(20))
-  for number, data in enumerate(images):
-    (folder / "files" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
-    (folder / "files" / f"{number % 2}" / f"{number:02}.png").write_bytes(data)
-  rows = ask(folder, folder / "files", "--batch_size=8", "--top_k=10")
-  assert [row["input"] for row in rows] == sorted(
-    str(path) for path in (folder / "files").rglob("*.png")
-  )
-  found = {int(row["input"][-6:-4]): row for row in rows}
-  assert [found[n]["prediction"] for n in range(20)] == [
-    json.loads(line)["prediction"] for line in expected
-  ]
+  for number, image_bytes in enumerate(images):
+    path = folder / "files" / f"{number % 2}" / f"{number:02}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(image_bytes)
+  rows = classify_files(folder, folder / "files", "--batch_size=8", "--top_k=10")
+  paths = sorted(str(path) for path in (folder / "files").rglob("*.png"))
+  assert [row["input"] for row in rows] == paths
+  row_by_number = {int(row["input"][-6:-4]): row for row in rows}
+  for number, expected_row in enumerate(expected):
+    assert row_by_number[number]["prediction"] == expected_row["prediction"]
   for row in rows:
-    p = [each["probability"] for each in row["predictions"]]
-    assert (
-      sum(p) == pytest.approx(1, abs=1e-4)
-      and p == sorted(p, reverse=True)
-      and row["probability"] == p[0]
-    )
-    assert {each["label"] for each in row["predictions"]} == set("0123456789")
-  one = ask(folder, f"{folder}/files/*/0[01].png")
-  assert [len(row["predictions"]) for row in one] == [5, 5] and one[0]["prediction"] == found[0][
-    "prediction"
-  ]
-  assert ask(folder, folder / "files" / "1" / "01.png")[0]["predictions"] == one[1]["predictions"]
+    p = [prediction["probability"] for prediction in row["predictions"]]
+    assert sum(p) == pytest.approx(1, abs=1e-4)
+    assert p == sorted(p, reverse=True)
+    assert row["probability"] == p[0]
+    assert {prediction["label"] for prediction in row["predictions"]} == set("0123456789")
+  # a pattern of paths, with the default of five labels
+  row_of_0, row_of_1 = classify_files(folder, f"{folder}/files/*/0[01].png")
+  assert len(row_of_0["predictions"]) == len(row_of_1["predictions"]) == 5
+  assert row_of_0["prediction"] == row_by_number[0]["prediction"]
+  # a single file
+  (row,) = classify_files(folder, folder / "files" / "1" / "01.png")
+  assert row["predictions"] == row_of_1["predictions"]
 
 
-def test_odd_files_are_classified_or_told_and_counted(trained_on_digits, tmp_path, capsys):
+def test_odd_files_are_classified_or_reported_and_counted(trained_on_digits, tmp_path, capsys):
   folders(tmp_path / "odd", ODD)
-  rows = {
-    row["input"].rpartition("odd/")[2]: row for row in ask(trained_on_digits, tmp_path / "odd")
-  }
+  rows = {}
+  for row in classify_files(trained_on_digits, tmp_path / "odd"):
+    rows[row["input"].rpartition("odd/")[2]] = row
+  assert rows.keys() == ODD.keys()
   errors = {name: row["error"] for name, row in rows.items() if "error" in row}
-  bad = {name: "not a readable image" for name in ("b/broken.jpg", "b/notes.txt", "b/empty.png")}
-  assert errors == bad | {"b/huge.png": "more than 67,108,864 pixels"} and rows.keys() == ODD.keys()
-  assert all(0.1 <= row["probability"] <= 1 for name, row in rows.items() if name not in errors)
-  told = "4 of 12 files skipped (1 more than 67,108,864 pixels, 3 not a readable image)"
-  assert told in capsys.readouterr().out
+  assert errors == {
+    "b/broken.jpg": "not a readable image",
+    "b/notes.txt": "not a readable image",
+    "b/empty.png": "not a readable image",
+    "b/huge.png": "more than 67,108,864 pixels",
+  }
+  for name in rows.keys() - errors.keys():
+    assert 0.1 <= rows[name]["probability"] <= 1
+  message = "4 of 12 files skipped (1 more than 67,108,864 pixels, 3 not a readable image)"
+  assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -96,20 +95,23 @@ def test_odd_files_are_classified_or_told_and_counted(trained_on_digits, tmp_pat
     ("{tmp}/bad", ("--top_k=0",), "--top_k=0: expected at least 1"),
   ],
 )
-def test_what_cannot_be_is_one_line(source, flags, words, trained_on_digits, tmp_path, capsys):
+def test_an_impossible_classification_is_one_line(
+  source, flags, words, trained_on_digits, tmp_path, capsys
+):
   folders(tmp_path / "bad", {"x.jpg": b"?", "y.jpg": b""})
-  given = [
+  command = [
     f"--workdir={trained_on_digits}/run",
     f"--input={source.format(tmp=tmp_path)}",
     "--output=-",
     *flags,
   ]
-  assert predict.main(given) == 2
+  assert predict.main(command) == 2
   error = capsys.readouterr().err.strip().splitlines()
-  assert words in error[-1] and not any("Traceback" in line for line in error)
+  assert words in error[-1]
+  assert not any("Traceback" in line for line in error)
 
 
-def test_without_classes_there_is_no_answer(trained_on_digits, tmp_path, capsys):
+def test_a_model_without_classes_is_refused(trained_on_digits, tmp_path, capsys):
   copy = shutil.copytree(trained_on_digits / "run", tmp_path / "run")
   config = json.loads((copy / "config.json").read_text())
   config["model"]["head"] = {"name": "patch_colours"}

@@ -1,5 +1,4 @@
-"""Log-probabilities of continuations against the model's own logits, token by token, and few-shot
-questions by them."""
+"""Log-probabilities of continuations equal sums over the model's logits, and answer questions."""
 
 import json
 import types
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import json_lines
 import published
 import tiny
 from t5x_like import vocabularies
@@ -30,21 +30,19 @@ LONGEST = 40
 SIZE = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), gpt.GPT2, V)
 
 
-@pytest.mark.parametrize("first", [None, 4])
-def test_a_target_begins_as_in_training_or_as_it_is_forced_to(first, tmp_path):
-  """BART's are `<s> text </s>`; mBART's begin with their language."""
+@pytest.mark.parametrize("first_id", [None, 4])
+def test_a_target_begins_as_in_training_or_as_it_is_forced_to(first_id, tmp_path):
+  """BART's targets are `<s> text </s>`; those of mBART begin with their language."""
   vocabulary = vocabularies.load(str(published.write(tmp_path, "bart")))
   side = types.SimpleNamespace(position=None)
   run = types.SimpleNamespace(model=types.SimpleNamespace(encoder_inputs=side, decoder_inputs=side))
   features = {"encoder_input_tokens": [9], "decoder_target_tokens": [9]}
-  opened = types.SimpleNamespace(
-    vocabulary=vocabulary, features=features, run=run, forced=(first, None)
+  loaded = types.SimpleNamespace(
+    vocabulary=vocabulary, features=features, run=run, forced=(first_id, None)
   )
-  quick, fox = (vocabulary.encode(text) for text in ("the quick", "fox"))
-  assert Prompts(opened).encode_pair("the quick", " fox") == (
-    [0, *quick, 2],
-    [0 if first is None else first, *fox, 2],
-  )
+  inputs, target = Prompts(loaded).encode_pair("the quick", " fox")
+  assert inputs == [0, *vocabulary.encode("the quick"), 2]
+  assert target == [0 if first_id is None else first_id, *vocabulary.encode("fox"), 2]
 
 
 @pytest.fixture(scope="module")
@@ -60,36 +58,38 @@ def likelihood(model):
   return Likelihood(run, {"decoder_target_tokens": [LONGEST]})
 
 
-def by_hand(model, row, wanted):
-  """(sum of log-probabilities, whether all are the likeliest) of the last tokens of a row, without
-  padding."""
-  logits = np.asarray(
-    model({"decoder_input_tokens": np.asarray([row[:-1]], np.int32)})["logits"][0], np.float64
-  )
+def score_last_tokens(model, row, number):
+  """Score the last tokens of a row by the model's logits, without padding.
+
+  Returns: (the sum of their log-probabilities, whether each is the likeliest).
+  """
+  outputs = model({"decoder_input_tokens": np.asarray([row[:-1]], np.int32)})
+  logits = np.asarray(outputs["logits"][0], np.float64)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-  places = range(len(row) - 1 - wanted, len(row) - 1)
-  return sum(log_p[t, row[t + 1]] for t in places), all(
-    log_p[t].argmax() == row[t + 1] for t in places
-  )
+  total = 0.0
+  is_greedy = True
+  for t in range(len(row) - 1 - number, len(row) - 1):
+    total += log_p[t, row[t + 1]]
+    is_greedy = is_greedy and log_p[t].argmax() == row[t + 1]
+  return total, is_greedy
 
 
-def test_continuations_after_contexts_of_any_length(model, likelihood):
-  """The longest rows lose the beginning of their context; the last token is asked for, but never
-  read."""
-  draw = np.random.default_rng(0)
-  pairs = [
-    (draw.integers(0, V, c).tolist(), draw.integers(0, V, n).tolist())
-    for c, n in ((1, 3), (9, 1), (70, 5))
-  ]
-  pairs.append((draw.integers(0, V, 1).tolist(), draw.integers(0, V, LONGEST).tolist()))
-  likeliest = np.asarray(
-    model({"decoder_input_tokens": np.asarray([pairs[1][0]], np.int32)})["logits"]
-  )[0, -1].argmax()
-  pairs.append((pairs[1][0], [int(likeliest)]))
-  for (context, continuation), found in zip(pairs, likelihood(pairs), strict=True):
+def test_scores_after_contexts_of_any_length_are_the_models(model, likelihood):
+  """The longest rows lose the beginning of their context; the last token is scored but not read."""
+  generator = np.random.default_rng(0)
+  pairs = []
+  for context_length, length in ((1, 3), (9, 1), (70, 5), (1, LONGEST)):
+    context = generator.integers(0, V, context_length).tolist()
+    pairs.append((context, generator.integers(0, V, length).tolist()))
+  context = pairs[1][0]
+  outputs = model({"decoder_input_tokens": np.asarray([context], np.int32)})
+  likeliest = int(np.asarray(outputs["logits"])[0, -1].argmax())
+  pairs.append((context, [likeliest]))
+  for (context, continuation), score in zip(pairs, likelihood(pairs), strict=True):
     row = [*context, *continuation][-LONGEST - 1 :]
-    expected, greedy = by_hand(model, row, len(continuation))
-    assert found.log_probability == pytest.approx(expected, rel=1e-5) and found.greedy == greedy
+    expected, is_greedy = score_last_tokens(model, row, len(continuation))
+    assert score.log_probability == pytest.approx(expected, rel=1e-5)
+    assert score.greedy == is_greedy
   assert likelihood(pairs)[-1].greedy
 
 
@@ -99,50 +99,43 @@ def test_every_token_of_a_text_counts_once(model, likelihood, stride):
   text = [0, *ids]
   step = stride or LONGEST
   total = 0.0
-  past = 1
-  while past < len(text):
-    end = min(len(text), past + (LONGEST if past == 1 else step))
-    total += by_hand(model, text[max(0, end - LONGEST - 1) : end], end - past)[0]
-    past = end
+  begin = 1
+  while begin < len(text):
+    end = min(len(text), begin + (LONGEST if begin == 1 else step))
+    window = text[max(0, end - LONGEST - 1) : end]
+    total += score_last_tokens(model, window, end - begin)[0]
+    begin = end
   assert likelihood.rolling_log_probability(ids, 0, stride) == pytest.approx(total, rel=1e-5)
 
 
-def test_questions_are_asked_of_a_published_model(model, tmp_path):
-  """A Hugging Face directory as it is: a choice by likelihood, as counted by hand."""
+def test_a_published_model_chooses_the_likeliest_answer(model, tmp_path):
   hf.save(model, str(tmp_path / "model"))
   published.write(tmp_path / "model", "gpt2")
-  rows = [
-    {
-      "query": " ".join(published.WORDS[n : n + 4]),
-      "choices": ["fox", "lazy dog", "wizards"],
-      "gold": 1,
-    }
-    for n in range(6)
-  ]
-  (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  rows = []
+  for number in range(6):
+    query = " ".join(published.WORDS[number : number + 4])
+    rows.append({"query": query, "choices": ["fox", "lazy dog", "wizards"], "gold": 1})
+  json_lines.write(tmp_path / "animals.jsonl", rows)
   output = tmp_path / "scores.json"
-  assert not few_shot.main(
-    [f"--workdir={tmp_path}/model", f"--input={tmp_path}/asked.jsonl", f"--output={output}"]
-  )
-  from t5x_like import vocabularies
-
+  files = [f"--input={tmp_path}/animals.jsonl", f"--output={output}"]
+  assert few_shot.main([f"--workdir={tmp_path}/model", *files]) == 0
   encode = vocabularies.load(str(tmp_path / "model")).encode
   start = 0
   right = 0
   for row in rows:
-    before = [start, *encode(row["query"])]
-    whole = [[start, *encode(f"{row['query']} {choice}")] for choice in row["choices"]]
-    right += (
-      np.argmax([by_hand(model, one, len(one) - len(before))[0] for one in whole]) == row["gold"]
-    )
-  assert json.loads(output.read_text())["asked"]["accuracy"] == pytest.approx(
-    100 * right / len(rows)
-  )
+    query_length = 1 + len(encode(row["query"]))
+    scores = []
+    for choice in row["choices"]:
+      ids = [start, *encode(f"{row['query']} {choice}")]
+      scores.append(score_last_tokens(model, ids, len(ids) - query_length)[0])
+    right += np.argmax(scores) == row["gold"]
+  accuracy = json.loads(output.read_text())["animals"]["accuracy"]
+  assert accuracy == pytest.approx(100 * right / len(rows))
 
 
-def test_long_contexts_are_counted_and_other_files_go_on(model, tmp_path, capsys):
-  """Of a file with an answer that is longer than the model reads nothing is scored; a wrong row
-  stops before all."""
+def test_long_contexts_are_counted_and_a_file_with_a_long_answer_is_left_out(
+  model, tmp_path, capsys
+):
   hf.save(model, str(tmp_path / "model"))
   published.write(tmp_path / "model", "gpt2")
   fits = " ".join(published.WORDS[:4])
@@ -153,7 +146,7 @@ def test_long_contexts_are_counted_and_other_files_go_on(model, tmp_path, capsys
     "over": [{"query": fits, "choices": ["fox", long], "gold": 0}],
   }
   for name, rows in files.items():
-    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines.write(tmp_path / f"{name}.jsonl", rows)
   output = tmp_path / "scores.json"
   command = [
     f"--workdir={tmp_path}/model",
@@ -163,21 +156,18 @@ def test_long_contexts_are_counted_and_other_files_go_on(model, tmp_path, capsys
   ]
   assert few_shot.main(command) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert (
-    "1 of 3 files left out" in error
-    and "over.jsonl:1: an answer has" in error
-    and (f"at most {LONGEST}") in error
-  )
-  found = json.loads(output.read_text())
-  assert found.keys() == {"words", "spoken"} and [one["truncated"] for one in found.values()] == [
-    1,
-    1,
-  ]
-  assert [one["examples"] for one in found.values()] == [2, 2]
+  assert "1 of 3 files left out" in error
+  assert "over.jsonl:1: an answer has" in error
+  assert f"at most {LONGEST}" in error
+  scores = json.loads(output.read_text())
+  assert scores.keys() == {"words", "spoken"}
+  for scores_of_file in scores.values():
+    assert scores_of_file["truncated"] == 1
+    assert scores_of_file["examples"] == 2
 
 
 @pytest.mark.parametrize(
-  ("second", "words"),
+  ("second_row", "words"),
   [
     ({"query": "a", "choices": ["b", "c"], "gold": 2}, "found the answer 2, expected one of 0, 1"),
     (
@@ -188,9 +178,9 @@ def test_long_contexts_are_counted_and_other_files_go_on(model, tmp_path, capsys
     ({"query": 3, "choices": ["b"], "gold": 0}, "query: found a JSON number, expected a string"),
   ],
 )
-def test_a_row_that_cannot_be_asked_is_named(second, words, tmp_path, capsys):
-  rows = [{"query": "a", "choices": ["b", "c"], "gold": 1}, second]
-  (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  assert few_shot.main([f"--workdir={tmp_path}", f"--input={tmp_path}/asked.jsonl"]) == 2
+def test_a_row_that_is_no_question_is_named_by_its_line(second_row, words, tmp_path, capsys):
+  first_row = {"query": "a", "choices": ["b", "c"], "gold": 1}
+  json_lines.write(tmp_path / "letters.jsonl", [first_row, second_row])
+  assert few_shot.main([f"--workdir={tmp_path}", f"--input={tmp_path}/letters.jsonl"]) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert f"asked.jsonl:2: {words}" in error
+  assert f"letters.jsonl:2: {words}" in error

@@ -1,4 +1,4 @@
-"""What the flags of `predict` ask for, and which exclude each other."""
+"""The flags of `predict` choose a decoding strategy; impossible flags are refused."""
 
 import pytest
 
@@ -42,21 +42,28 @@ from t5x_like.inference import strategies
   ],
   ids=str,
 )
-def test_flags_that_exclude_each_other(flags, words):
+def test_impossible_flags_are_refused(flags, words):
   with pytest.raises(UserError, match=f"^{words}"):
     strategies.choose_strategy(**flags)
 
 
-def test_what_flags_choose():
-  assert strategies.choose_strategy(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
-  assert strategies.choose_strategy(samples=2) == strategies.Sampling(0, 2)
-  assert strategies.choose_strategy(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(
-    2**32 - 1, 1, (TopP(0.5),)
-  )
-  assert strategies.choose_strategy(beams=4, samples=2) == strategies.Beams(4, 2, GnmtPenalty(0.6))
-  summary = strategies.choose_strategy(
-    beams=4, length_power=2.0, min_new_tokens=55, no_repeat_ngram_size=3
-  )
-  assert summary == strategies.Beams(4, 1, PowerPenalty(2.0), (NoRepeatNgrams(3), MinLength(55)))
-  both = strategies.choose_strategy(top_p=0.5, repetition_penalty=1.2)
-  assert both == strategies.Sampling(0, 1, (RepetitionPenalty(1.2), TopP(0.5)))
+@pytest.mark.parametrize(
+  "flags, strategy",
+  [
+    ({"min_new_tokens": 2}, strategies.Greedy((MinLength(2),))),
+    ({"samples": 2}, strategies.Sampling(0, 2)),
+    ({"top_p": 0.5, "seed": 2**32 - 1}, strategies.Sampling(2**32 - 1, 1, (TopP(0.5),))),
+    (
+      {"top_p": 0.5, "repetition_penalty": 1.2},
+      strategies.Sampling(0, 1, (RepetitionPenalty(1.2), TopP(0.5))),
+    ),
+    ({"beams": 4, "samples": 2}, strategies.Beams(4, 2, GnmtPenalty(0.6))),
+    (
+      {"beams": 4, "length_power": 2.0, "min_new_tokens": 55, "no_repeat_ngram_size": 3},
+      strategies.Beams(4, 1, PowerPenalty(2.0), (NoRepeatNgrams(3), MinLength(55))),
+    ),
+  ],
+  ids=str,
+)
+def test_flags_choose_a_strategy(flags, strategy):
+  assert strategies.choose_strategy(**flags) == strategy

@@ -1,4 +1,4 @@
-"""Runs and tasks in Python, and the notebook, whose cells run in one process without Jupyter."""
+"""Runs and tasks work in Python, and the notebook's cells run in one process without Jupyter."""
 
 import json
 import os
@@ -20,13 +20,17 @@ FLAGS = {"total_steps": 2, "eval_every": 2, "checkpoint.every": 2, "evals": {"lo
 
 
 def test_callbacks_see_every_line_of_the_metrics(tmp_path, compiled):
-  seen = []
+  rows = []
   run = t5x.Run(NANO, str(tmp_path / "run"), FLAGS)
-  run.train([lambda step, metrics: seen.append({"step": step, **metrics})])
-  assert [row["step"] for row in seen] == [row["step"] for row in run.metrics()]
-  assert seen[0]["train/loss"] == pytest.approx(run.metrics()[0]["train/loss"])
-  assert any("eval/builtin_span_corruption/loss" in row for row in seen)
-  assert t5x.Run(recipes.load(NANO), str(tmp_path / "run"), FLAGS).metrics() == run.metrics()
+  run.train([lambda step, metrics: rows.append({"step": step, **metrics})])
+  assert [row["step"] for row in rows] == [row["step"] for row in run.metrics()]
+  assert rows[0]["train/loss"] == pytest.approx(run.metrics()[0]["train/loss"])
+  assert any("eval/builtin_span_corruption/loss" in row for row in rows)
+  run_of_recipe = t5x.Run(recipes.load(NANO), str(tmp_path / "run"), FLAGS)
+  assert run_of_recipe.metrics() == run.metrics()
+
+
+def test_an_unknown_flag_of_a_run_is_refused(tmp_path):
   with pytest.raises(UserError, match="no key .total_stepz. .did you mean .total_steps."):
     t5x.Run(NANO, str(tmp_path / "run"), {"total_stepz": 1})
 
@@ -38,12 +42,12 @@ def test_a_task_gives_the_batches_of_a_run():
   first = next(batches)
   second = next(batches)
   later = next(task.batches(config.batch_size, seed=config.seed, start=1))
-  assert {name: x.shape[1:] for name, x in first.items()} == {
-    n: f.shape for n, f in task.features.items()
-  }
+  row_shapes = {name: x.shape[1:] for name, x in first.items()}
+  assert row_shapes == {name: feature.shape for name, feature in task.features.items()}
   for name, x in later.items():
     np.testing.assert_array_equal(x, second[name])
-  assert task[3].keys() == first.keys() and sum(1 for _ in task.examples(8, 20)) == 3
+  assert task[3].keys() == first.keys()
+  assert len(list(task.examples(8, 20))) == 3  # 20 examples in batches of 8
   with pytest.raises(IndexError, match="examples, found index"):
     task[len(task)]
 
@@ -54,11 +58,11 @@ def test_the_notebook_runs(tmp_path, compiled):
   cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
   assert not any(cell.get("outputs") for cell in content["cells"])
   (tmp_path / "cells.py").write_text("\n\n".join(cells))
-  env = environment(1, compiled) | {
-    "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-  }
-  done = subprocess.run(
+  python_path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+  env = environment(1, compiled) | {"PYTHONPATH": python_path}
+  process = subprocess.run(
     [sys.executable, "cells.py"], cwd=tmp_path, env=env, capture_output=True, text=True
   )
-  assert done.returncode == 0, done.stderr[-2000:]
-  assert (tmp_path / "exported" / "model.safetensors").is_file() and "nats" in done.stdout
+  assert process.returncode == 0, process.stderr[-2000:]
+  assert (tmp_path / "exported" / "model.safetensors").is_file()
+  assert "nats" in process.stdout
