@@ -1,4 +1,4 @@
-"""Small corpora for the tests of tasks: every token tells where it lies."""
+"""Small corpora for the tests of tasks, in which the id of a token is its position."""
 
 import numpy as np
 
@@ -7,36 +7,42 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZE = 40_000
 SENTINELS = 1_000
-FIRST = 3  # the id of token 0 of the stream; token i is FIRST + i
+FIRST = 3  # the id of the first token; token i has the id FIRST + i
 
 
 def write(
   path, tokens: int, documents, *, shard_tokens: int = 97, name: str = "corpus", append_eos=False
 ):
-  """A store at `path` of `tokens` ascending ids; `documents` are lengths, repeated until the tokens
-  are used."""
+  """Write a store of `tokens` ascending ids and return the lengths of its documents.
+
+  Args:
+    documents: lengths of documents, repeated until the tokens are used.
+  """
   vocabulary = ByteVocabulary(extra_ids=SIZE - ByteVocabulary(extra_ids=0).size)
   lengths = lengths_of(tokens, documents)
-  about = dict(name=name, split=path.name, vocabulary=vocabulary, append_eos=append_eos)
-  with TokenStoreWriter(path, shard_tokens=shard_tokens, **about) as writer:
+  header = dict(name=name, split=path.name, vocabulary=vocabulary, append_eos=append_eos)
+  with TokenStoreWriter(path, shard_tokens=shard_tokens, **header) as writer:
     writer.add(np.arange(tokens) + FIRST, lengths)
   return lengths
 
 
 def lengths_of(tokens: int, documents) -> list[int]:
-  """The lengths of the documents of a store, as `write` makes it."""
+  """Return the lengths of the documents of a store, as `write` makes it."""
   lengths = []
-  while (rest := tokens - sum(lengths)) > 0:
-    lengths.append(min(documents[len(lengths) % len(documents)], rest))
+  remaining = tokens
+  while remaining > 0:
+    length = documents[len(lengths) % len(documents)]
+    lengths.append(min(length, remaining))
+    remaining -= lengths[-1]
   return lengths
 
 
 def document_of(lengths) -> np.ndarray:
-  """The number of its document in the corpus for every token."""
+  """Return the number of its document for every token."""
   return np.repeat(np.arange(len(lengths)), lengths)
 
 
-def assert_same(found, expected):
-  assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+  assert actual.keys() == expected.keys()
   for name in expected:
-    np.testing.assert_array_equal(found[name], expected[name], err_msg=name, strict=True)
+    np.testing.assert_array_equal(actual[name], expected[name], err_msg=name, strict=True)

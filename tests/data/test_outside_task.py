@@ -1,5 +1,4 @@
-"""A task in a file of a user's own, named `module:function`: inspected, trained on, and refused
-with its reasons."""
+"""A task in a user's file, named `module:function`, is inspected, trained on, mixed and checked."""
 
 import pathlib
 import sys
@@ -41,39 +40,42 @@ def echo(*, store: str, split: str, length: int = 8) -> Task:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-  """A directory with the file, as the present one."""
+def user_directory(tmp_path, monkeypatch):
+  """Return a directory with the user's file, which is also the current directory."""
   (tmp_path / "echo_tasks.py").write_text(ECHO)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", sys.path.copy())
   return tmp_path
 
 
-def test_it_is_inspected_and_trained_on(here, compiled, one_device, capsys):
+def test_a_users_task_is_inspected_and_trained_on(user_directory, compiled, one_device, capsys):
   flags = [RECIPE, '--config.task={"name": "echo_tasks:echo", "store": "builtin"}']
   assert inspect_data.main([*flags, "--ids"]) == 0
-  shown = capsys.readouterr().out
-  assert "task echo" in shown and "encoder_input_tokens int32[8]" in shown
+  output = capsys.readouterr().out
+  assert "task echo" in output
+  assert "encoder_input_tokens int32[8]" in output
   flags += [
-    f"--workdir={here}/run",
+    f"--workdir={user_directory}/run",
     "--config.model.variant=t5-v1_1-micro",
     "--config.peak_flops=1e11",
   ]
   assert train.main([*flags, "--config.evals={}"]) == 0, capsys.readouterr().err
-  assert '"step": 2' in (here / "run" / "metrics.jsonl").read_text()
+  assert '"step": 2' in (user_directory / "run" / "metrics.jsonl").read_text()
 
 
-def test_its_arguments_are_checked_and_it_may_be_part_of_a_mixture(here):
+def test_arguments_of_a_users_task_are_checked(user_directory):
   trust.begin_command(["echo_tasks:echo", "echo_tasks:eco"])
-  assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features[
-    "encoder_input_tokens"
-  ].shape == (16,)
-  with pytest.raises(
-    UserError, match=r"config.task.lenth: unknown key \(did you mean 'length'\?\)"
-  ):
+  echo = task.build("echo_tasks:echo", "train", store="builtin", length=16)
+  assert echo.features["encoder_input_tokens"].shape == (16,)
+  words = r"config.task.lenth: unknown key \(did you mean 'length'\?\)"
+  with pytest.raises(UserError, match=words):
     task.build("echo_tasks:echo", "train", store="builtin", lenth=16)
   with pytest.raises(UserError, match="config.task.name: 'echo_tasks:eco' cannot be used"):
     task.build("echo_tasks:eco", "train", store="builtin")
+
+
+def test_a_users_task_may_be_part_of_a_mixture(user_directory):
+  trust.begin_command(["echo_tasks:echo"])
   parts = {"a": {"name": "echo_tasks:echo"}, "b": {"name": "echo_tasks:echo", "length": 4}}
-  mixed = task.build("mixture", "train", parts=parts, shared={"store": "builtin"}, period=10)
-  assert mixed.features["decoder_target_tokens"].shape == (8,)
+  mixture = task.build("mixture", "train", parts=parts, shared={"store": "builtin"}, period=10)
+  assert mixture.features["decoder_target_tokens"].shape == (8,)

@@ -1,4 +1,4 @@
-"""Tasks by name, and what opening one imports."""
+"""A task on a prepared store needs none of the code that prepares stores."""
 
 import pathlib
 import subprocess
@@ -17,20 +17,21 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 from t5x_like.data import loader, task
-made = task.build("span_corruption", "train", store=sys.argv[1], inputs_length=32)
-print(next(loader.train_batches(made, batch_size=4, seed=0))["encoder_input_tokens"].shape)
+spans = task.build("span_corruption", "train", store=sys.argv[1], inputs_length=32)
+print(next(loader.train_batches(spans, batch_size=4, seed=0))["encoder_input_tokens"].shape)
 task.build("span_corruption", "train", store="builtin")
 """
 
 
-def test_a_prepared_store_is_read_without_what_prepares_stores(tmp_path):
+def test_a_prepared_store_is_read_without_importing_corpora(tmp_path):
   corpora.write(tmp_path / "train", 2_000, [50])
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", PROGRAM, str(tmp_path)],
     cwd=REPO,
     capture_output=True,
     text=True,
     timeout=300,
   )
-  assert done.stdout.splitlines()[-1:] == ["(4, 32)"], done.stderr[-1500:]
-  assert "blocked: t5x_like.corpora" in done.stderr  # what `builtin` needs
+  assert process.stdout.splitlines()[-1:] == ["(4, 32)"], process.stderr[-1500:]
+  # the built-in corpus is prepared at its first use
+  assert "blocked: t5x_like.corpora" in process.stderr

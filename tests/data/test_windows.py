@@ -1,4 +1,4 @@
-"""Windows of a store and the documents in them, against a plain loop."""
+"""Windows of a store hold the tokens and document numbers that a plain loop gives."""
 
 import shutil
 
@@ -26,28 +26,30 @@ def lengths(root):
 
 
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
-def test_windows_and_documents(root, lengths, address):
+def test_windows_hold_consecutive_tokens_and_number_their_documents(root, lengths, address):
   windows = Windows(address.format(root), "train", LENGTH)
-  assert windows.num_examples == TOKENS // LENGTH == 20 and windows.vocabulary.size == corpora.SIZE
+  assert windows.num_examples == TOKENS // LENGTH == 20
+  assert windows.vocabulary.size == corpora.SIZE
   index = np.random.default_rng(0).permutation(20)
   document = corpora.document_of(lengths)
-  tokens, documents = (
-    f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.document_numbers)
-  )
+  tokens = windows.read(tf.constant(index, tf.int64)).numpy()
+  documents = windows.document_numbers(tf.constant(index, tf.int64)).numpy()
   assert tokens.dtype == documents.dtype == np.int32
   for row, i in enumerate(index):
-    places = np.arange(i * LENGTH, (i + 1) * LENGTH)
-    assert tokens[row].tolist() == (places + corpora.FIRST).tolist()
-    _, numbers = np.unique(document[places], return_inverse=True)
+    positions = np.arange(i * LENGTH, (i + 1) * LENGTH)
+    assert tokens[row].tolist() == (positions + corpora.FIRST).tolist()
+    _, numbers = np.unique(document[positions], return_inverse=True)
     assert documents[row].tolist() == (numbers + 1).tolist()
-  assert (
-    windows.read(tf.zeros([0], tf.int64)).shape
-    == windows.document_numbers(tf.zeros([0], tf.int64)).shape
-    == (0, LENGTH)
-  )
 
 
-def test_where_documents_begin(root, lengths):
+def test_zero_windows_are_empty_arrays(root, lengths):
+  windows = Windows(str(root), "train", LENGTH)
+  no_index = tf.zeros([0], tf.int64)
+  assert windows.read(no_index).shape == (0, LENGTH)
+  assert windows.document_numbers(no_index).shape == (0, LENGTH)
+
+
+def test_document_begins_are_those_of_the_documents_lengths(root, lengths):
   tokens = open_tokens(str(root), "train")
   starts = np.unique(np.cumsum([0, *lengths])[:-1])
   starts = starts[starts < TOKENS]
@@ -56,22 +58,29 @@ def test_where_documents_begin(root, lengths):
     assert (start + np.flatnonzero(begins)).tolist() == [s for s in starts if start <= s < stop]
 
 
-def test_refusals(root, lengths):
-  with pytest.raises(
-    UserError, match="found 1003 tokens, expected at least one window of 1004 tokens"
-  ):
-    Windows(str(root), "train", TOKENS + 1)
-  with pytest.raises(UserError, match="length: found 0"):
-    Windows(str(root), "train", 0)
-  with pytest.raises(UserError, match="no such split; there are train"):
-    Windows(str(root), "test", 5)
+@pytest.mark.parametrize(
+  "split, length, words",
+  [
+    ("train", TOKENS + 1, "found 1003 tokens, expected at least one window of 1004 tokens"),
+    ("train", 0, "length: found 0"),
+    ("test", 5, "no such split; there are train"),
+  ],
+)
+def test_impossible_windows_are_refused(split, length, words, root, lengths):
+  with pytest.raises(UserError, match=words):
+    Windows(str(root), split, length)
+
+
+def test_a_function_that_prepares_a_split_may_stand_for_its_store():
   assert Windows(builtin.prepare_split, "train", 64).num_examples > 100
 
 
-def test_a_store_is_opened_once_for_all_who_have_it(tmp_path, capsys):
+def test_a_store_is_opened_once_until_it_changes(tmp_path, capsys):
   corpora.write(tmp_path / "train", TOKENS, [13])
-  first, again = (Windows(str(tmp_path), "train", length) for length in (50, 20))
-  assert again.tokens is first.tokens and capsys.readouterr().out.count("data: ") == 1
+  first = Windows(str(tmp_path), "train", 50)
+  second = Windows(str(tmp_path), "train", 20)
+  assert second.tokens is first.tokens
+  assert capsys.readouterr().out.count("data: ") == 1
   assert Windows(str(tmp_path), "train", 50, verify="size").tokens is not first.tokens
   shutil.rmtree(tmp_path / "train")
   corpora.write(tmp_path / "train", TOKENS - 1, [13])

@@ -1,4 +1,4 @@
-"""Augmentations against Pillow's arithmetic, and what mixing and boxes promise."""
+"""Augmentations follow Pillow's arithmetic; mixing, boxes and RandAugment follow their papers."""
 
 import itertools
 
@@ -20,7 +20,8 @@ PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((
 PHOTO = PHOTO + np.random.default_rng(2).integers(0, 20, PHOTO.shape).astype(np.uint8)
 PILLOW = Image.fromarray(PHOTO)
 
-CASES = {  # ours, Pillow's, how many levels apart they may be
+# name: our function, Pillow's, and the levels of 255 by which they may differ
+CASES = {
   "brightness": (
     lambda x: _pixels.brightness(x, 1.7),
     lambda im: ImageEnhance.Brightness(im).enhance(1.7),
@@ -61,86 +62,107 @@ CASES = {  # ours, Pillow's, how many levels apart they may be
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pixels_are_those_of_pillow(name):
-  ours, theirs, levels = CASES[name]
-  actual = ours(tf.constant(PHOTO, tf.float32)).numpy()
-  expected = np.asarray(theirs(PILLOW)).astype(np.float32)
+def test_pixels_equal_pillows(name):
+  augment, augment_by_pillow, levels = CASES[name]
+  actual = augment(tf.constant(PHOTO, tf.float32)).numpy()
+  expected = np.asarray(augment_by_pillow(PILLOW)).astype(np.float32)
   assert np.abs(actual - expected).max() <= levels + 0.5
   assert np.abs(actual - PHOTO[: len(actual), : actual.shape[1]]).max() > 10
 
 
-def test_an_image_smaller_than_the_blur_is_reflected_again():
+def test_an_image_smaller_than_the_blur_is_reflected_repeatedly():
   small = PHOTO[:1, :3].astype(np.float32)
   expected = scipy.ndimage.gaussian_filter(small, (1.5, 1.5, 0), mode="reflect", radius=(5, 5, 0))
   np.testing.assert_allclose(_pixels.blur(tf.constant(small), 1.5), expected, rtol=1e-5)
 
 
 def test_colours_change_in_every_order():
-  changes = slots.make(
+  jitter = slots.make(
     "x", {"name": "color_jitter", "brightness": 0.9, "contrast": 0.9}, augmentations, "make"
   )
   factors = (1.5, 0.6, 1.2)
   steps = (_pixels.brightness, _pixels.contrast, _pixels.saturation)
+  # The uniform draws that give these factors of 0.1 to 1.9, 0.1 to 1.9 and 0.7 to 1.3.
   u = [(factors[0] - 0.1) / 1.8, (factors[1] - 0.1) / 1.8, (factors[2] - 0.7) / 0.6]
   for number, order in enumerate(itertools.permutations(range(3))):
     expected = tf.constant(PHOTO, tf.float32)
     for n in order:
       expected = steps[n](expected, factors[n])
-    actual = changes(tf.constant(PHOTO, tf.float32), tf.constant([*u, (number + 0.5) / 6]))
+    actual = jitter(tf.constant(PHOTO, tf.float32), tf.constant([*u, (number + 0.5) / 6]))
     np.testing.assert_allclose(actual, expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", slots.names(augmentations))
 def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
-  given = dict(resolution=12, mean=(0.5,) * channels, std=(0.25,) * channels)
-  made = slots.make("augmentations", name, augmentations, "make", **given)
-  apply = tf.function(lambda u: made(tf.constant(PHOTO[..., :channels], tf.float32), u))
+  image_facts = dict(resolution=12, mean=(0.5,) * channels, std=(0.25,) * channels)
+  augmentation = slots.make("augmentations", name, augmentations, "make", **image_facts)
+  apply = tf.function(lambda u: augmentation(tf.constant(PHOTO[..., :channels], tf.float32), u))
   generator = np.random.default_rng(0)
-  seen = set()
+  images = set()
   for _ in range(12):
-    u = generator.random(made.numbers, np.float32)
+    u = generator.random(augmentation.numbers, np.float32)
     image = apply(u).numpy()
-    assert np.array_equal(image, apply(u).numpy()) and np.isfinite(image).all()
-    assert image.shape[-1] == channels and (
-      name == "erase" or (image.min() >= 0 and image.max() <= 255.001)
-    )
-    seen.add(image.tobytes())
-  assert len(seen) > 1
+    np.testing.assert_array_equal(image, apply(u).numpy())
+    assert np.isfinite(image).all()
+    assert image.shape[-1] == channels
+    if name != "erase":  # which fills a box with noise of any size
+      assert image.min() >= 0
+      assert image.max() <= 255.001
+    images.add(image.tobytes())
+  assert len(images) > 1
 
 
-def test_boxes_lie_inside_and_have_the_areas_asked_for():
-  boxes = tf.function(lambda u, Y, X: _box.draw_box(u, Y, X, (0.3, 0.6), (0.5, 2.0)))
+@tf.function
+def draw_box(u, height, width):
+  """Draw a box of 30 to 60 % of an image with an aspect ratio of 1/2 to 2."""
+  return _box.draw_box(u, height, width, (0.3, 0.6), (0.5, 2.0))
+
+
+def test_boxes_lie_inside_and_have_areas_and_ratios_of_their_ranges():
   shares = []
-  for n in range(60):
-    u = np.random.default_rng(n).random(_box.NUMBERS, np.float32)
-    (y, x, h, w), fitted = (part.numpy() for part in boxes(u, 40, 60))
-    assert 0 <= y <= y + h <= 40 and 0 <= x <= x + w <= 60 and fitted
+  for seed in range(60):
+    u = np.random.default_rng(seed).random(_box.NUMBERS, np.float32)
+    box, has_fitted = draw_box(u, 40, 60)
+    y, x, h, w = box.numpy()
+    assert has_fitted
+    assert 0 <= y <= y + h <= 40
+    assert 0 <= x <= x + w <= 60
     assert 0.45 < w / h < 2.2
-    shares.append(h * w / 2400)
-  assert 0.28 < min(shares) < 0.36 and 0.54 < max(shares) < 0.63
-  for shape in ((1, 1), (1, 50), (50, 1)):
-    (y, x, h, w), _ = (
-      part.numpy() for part in boxes(np.full(_box.NUMBERS, 0.7, np.float32), *shape)
-    )
-    assert h >= 1 and w >= 1 and y + h <= shape[0] and x + w <= shape[1]
+    shares.append(h * w / (40 * 60))
+  assert 0.28 < min(shares) < 0.36
+  assert 0.54 < max(shares) < 0.63
+
+
+@pytest.mark.parametrize("height, width", [(1, 1), (1, 50), (50, 1)])
+def test_a_box_of_a_thin_image_lies_inside_and_is_not_empty(height, width):
+  box, _ = draw_box(np.full(_box.NUMBERS, 0.7, np.float32), height, width)
+  y, x, h, w = box.numpy()
+  assert h >= 1
+  assert w >= 1
+  assert y + h <= height
+  assert x + w <= width
 
 
 @pytest.mark.parametrize(
   "mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0), Mixing(mixup=0.2, cutmix=0.5)], ids=str
 )
-def test_the_share_is_what_is_left_of_the_image(mixing):
+def test_the_label_share_is_the_share_of_the_image_that_remains(mixing):
+  """Mixup blends all pixels, CutMix none; with both, either is drawn."""
   black = np.zeros((20, 30, 3), np.float32)
   white = np.ones((20, 30, 3), np.float32)
   mix = tf.function(lambda u: mixing(tf.constant(white), tf.constant(black), u))
   shares = []
-  whole = 0
-  for n in range(40):
-    mixed, share = (x.numpy() for x in mix(np.random.default_rng(n).random(NUM_DRAWS, np.float32)))
-    assert mixed.mean() == pytest.approx(share, abs=1e-5) and 0 <= share <= 1
-    whole += set(np.unique(mixed)) <= {0.0, 1.0}
+  unblended = 0
+  for seed in range(40):
+    u = np.random.default_rng(seed).random(NUM_DRAWS, np.float32)
+    mixed, share = mix(u)
+    assert 0 <= share <= 1
+    assert np.mean(mixed) == pytest.approx(float(share), abs=1e-5)
+    unblended += set(np.unique(mixed)) <= {0.0, 1.0}
     shares.append(share)
-  assert (whole == 40) == (mixing.mixup == 0) and (whole == 0) == (mixing.cutmix == 0)
+  assert (unblended == 40) == (mixing.mixup == 0)
+  assert (unblended == 0) == (mixing.cutmix == 0)
   assert np.std(shares) > 0.1
 
 
@@ -149,35 +171,42 @@ def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
   white = tf.ones((28, 28, 1))
   black = tf.zeros((28, 28, 1))
   mixed, share = Mixing(cutmix=1.0)(white, black, tf.constant([0.0, 0.0, 1 - 2e-4, *middle]))
-  assert mixed.shape == (28, 28, 1) and np.all(mixed == 1) and share == 1
+  assert mixed.shape == (28, 28, 1)
+  assert np.all(mixed == 1)
+  assert share == 1
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
 def test_shares_have_the_beta_distribution(alpha):
   u = (np.arange(4000) + 0.5) / 4000
   actual = _beta(alpha, tf.constant(u, tf.float32)).numpy()
-  assert (
-    scipy.stats.kstest(actual, scipy.stats.beta(alpha, alpha).cdf).statistic < 0.02
-  )  # near 0 and 1, float32 is coarse
+  distance = scipy.stats.kstest(actual, scipy.stats.beta(alpha, alpha).cdf).statistic
+  assert distance < 0.02  # near 0 and 1, float32 is coarse
 
 
 def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
-  """`rand-m9-mstd0.5-inc1`: any of 15 changes, left out half of the time, at clip(N(9, 0.5), 0,
-  10), either way."""
+  """`rand-m9-mstd0.5-inc1` makes one of 15 changes, or none with chance 1/2 (here number -1).
+
+  Its level is clip(N(9, 0.5), 0, 10), its sign either.
+  """
   u = np.random.default_rng(0).random((10_000, randaugment.NUMBERS), np.float32)
-  which, level, sign = (x.numpy() for x in randaugment.draw_changes(tf.constant(u), 9.0, 0.5, 0.5))
-  counts = np.bincount(which + 1, minlength=16)
-  assert len(randaugment.NAMES) == 15 and abs(counts[0] / 10_000 - 0.5) < 0.02
+  change, level, sign = randaugment.draw_changes(tf.constant(u), 9.0, 0.5, 0.5)
+  counts = np.bincount(change.numpy() + 1, minlength=16)
+  assert len(randaugment.NAMES) == 15
+  assert abs(counts[0] / 10_000 - 0.5) < 0.02
   assert scipy.stats.chisquare(counts[1:]).pvalue > 0.01
-  below = level[level < 10]
-  assert abs((level == 10).mean() - scipy.stats.norm.sf(2)) < 0.005 and level.max() == 10
-  assert scipy.stats.kstest(below, scipy.stats.truncnorm(-18, 2, 9, 0.5).cdf).pvalue > 0.01
-  assert abs(sign.mean()) < 0.03 and abs(np.corrcoef(sign, which)[0, 1]) < 0.03
+  level = level.numpy()
+  assert level.max() == 10
+  assert abs((level == 10).mean() - scipy.stats.norm.sf(2)) < 0.005
+  unclipped = scipy.stats.truncnorm(-18, 2, 9, 0.5)
+  assert scipy.stats.kstest(level[level < 10], unclipped.cdf).pvalue > 0.01
+  assert abs(np.mean(sign)) < 0.03
+  assert abs(np.corrcoef(sign, change)[0, 1]) < 0.03
 
 
 def test_randaugment_makes_one_change_after_another_or_none():
-  made = randaugment.make((0.5,) * 3, ops=2, deviation=0.0)
-  apply = tf.function(lambda u: made.apply(tf.constant(PHOTO, tf.float32), u))
+  augmentation = randaugment.make((0.5,) * 3, ops=2, deviation=0.0)
+  apply = tf.function(lambda u: augmentation.apply(tf.constant(PHOTO, tf.float32), u))
   invert = [2.5 / 15, 0.1, 0.5, 0.9]
   left_out = [2.5 / 15, 0.6, 0.5, 0.9]
   photo = PHOTO.astype(np.float32)
@@ -189,7 +218,8 @@ def test_randaugment_makes_one_change_after_another_or_none():
     np.testing.assert_array_equal(apply(tf.constant(numbers, tf.float32)).numpy(), expected)
 
 
-_INCREASING = {  # at level 9 and sign 1: Pillow's arithmetic, how many levels apart
+# name of a change: Pillow's arithmetic at level 9 and sign 1, and the levels by which it may differ
+_INCREASING = {
   "invert": (ImageOps.invert, 0),
   "posterize": (lambda im: ImageOps.posterize(im, 1), 0),
   "solarize": (lambda im: ImageOps.solarize(im, 256 - 230), 0),
@@ -216,13 +246,13 @@ GREY = (124, 116, 104)
 
 
 @pytest.mark.parametrize("name", _INCREASING)
-def test_changes_of_randaugment_are_timms(name):
-  theirs, levels = _INCREASING[name]
+def test_changes_of_randaugment_equal_timms(name):
+  augment_by_pillow, levels = _INCREASING[name]
   image = tf.constant(PHOTO, tf.float32)
-  actual = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[
-    randaugment.NAMES.index(name)
-  ]().numpy()
-  different = np.abs(actual - np.asarray(theirs(PILLOW)).astype(np.float32))[1:-1, 1:-1]
+  changes = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)
+  actual = changes[randaugment.NAMES.index(name)]().numpy()
+  expected = np.asarray(augment_by_pillow(PILLOW)).astype(np.float32)
+  differences = np.abs(actual - expected)[1:-1, 1:-1]
   if name.startswith("shear"):  # the border of the image blends differently
-    different = np.sort(different.reshape(-1))[: int(0.9 * different.size)]
-  assert different.max() <= levels + 0.5
+    differences = np.sort(differences.reshape(-1))[: int(0.9 * differences.size)]
+  assert differences.max() <= levels + 0.5

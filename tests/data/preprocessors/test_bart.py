@@ -50,18 +50,18 @@ def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
   for row in range(rows):
     text = out[row, : size[row]]
     assert not out[row, size[row] :].any()
-    kept = text[text != MASK] - FIRST
-    assert (np.diff(kept) > 0).all()
-    assert len(kept) == W - noise
+    kept_tokens = text[text != MASK] - FIRST
+    assert (np.diff(kept_tokens) > 0).all()
+    assert len(kept_tokens) == W - noise
     assert not ((text[1:] == MASK) & (text[:-1] == MASK)).any()
     padded = np.concatenate([[FIRST - 1], text, [FIRST + W]])
     masks = np.flatnonzero(padded == MASK)
     spans = padded[masks + 1] - padded[masks - 1] - 1  # the lengths of this row's spans
     assert spans.sum() == noise
-    missing[row, kept] = False
+    missing[row, kept_tokens] = False
     outermost[row] = spans[[0, -1]]
     span_lengths += np.bincount(spans, minlength=len(span_lengths))
-    kept_before = np.searchsorted(kept, padded[masks - 1] - FIRST, side="right")
+    kept_before = np.searchsorted(kept_tokens, padded[masks - 1] - FIRST, side="right")
     span_positions += np.bincount(kept_before, minlength=len(span_positions))
   assert_fits(span_positions)
   expected = expected_spans(POISSON / POISSON.sum(), noise)

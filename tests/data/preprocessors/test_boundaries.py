@@ -1,5 +1,4 @@
-"""Words and sentences in ids of every kind of vocabulary, in scripts with and without spaces,
-against the text."""
+"""Words and sentences begin at the same ids as in the text, in any vocabulary and script."""
 
 import functools
 import random
@@ -46,7 +45,7 @@ LENGTH = 96
 
 @functools.cache
 def vocabulary(kind):
-  """A vocabulary of all samples, or of English alone, which spells the others as bytes."""
+  """Return a vocabulary of all samples, or of English alone, which spells the others as bytes."""
   scripts = ["english"] if kind.startswith("english") else SAMPLES
   lines = [(SAMPLES[script] * 3).encode() for script in scripts]
   if kind == "bytes":
@@ -64,8 +63,7 @@ def vocabulary(kind):
 
 
 def rows(pieces):
-  """The ids of the samples, twice each, as rows that padding fills; and the text that each id
-  stands for."""
+  """Return the ids of the samples, twice each, as padded rows; and the bytes of each row's ids."""
   ids = [pieces.encode(sample * 2) for sample in SAMPLES.values()]
   length = max(map(len, ids))
   return tf.constant([[*row, *[pieces.pad_id] * (length - len(row))] for row in ids]), [
@@ -74,7 +72,7 @@ def rows(pieces):
 
 
 def expected_beginnings(data):
-  """Whether each id, of the bytes in the list, begins a word by the text."""
+  """Return for each id, whose bytes `data` lists, whether it begins a word of the text."""
   text = b"".join(data).decode()
   beginnings = {}  # by byte
   place = 0

@@ -1,5 +1,6 @@
-"""Fill-in-the-middle: what was rearranged is put back and is the window again; shares, orders, cuts
-and sentinels."""
+"""Fill-in-the-middle only rearranges a document, at the cuts and in the orders of its arguments."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -15,15 +16,15 @@ KEYS = np.arange(1_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 class Words(ByteVocabulary):
-  """Pieces of one to five letters, and EOS 1: every substring of five words, so that any cut can be
-  spelled."""
+  """A vocabulary of every substring of five words, so that the parts of any cut can be spelled."""
 
   def __init__(self):
     super().__init__(extra_ids=3)
-    words = (" alpha", " beta", " gamma", " delta", " omega")
-    self.pieces = sorted(
-      {word[i:j] for word in words for i in range(len(word)) for j in range(i + 1, len(word) + 1)}
-    )
+    pieces = set()
+    for word in (" alpha", " beta", " gamma", " delta", " omega"):
+      for start, end in itertools.combinations(range(len(word) + 1), 2):
+        pieces.add(word[start:end])
+    self.pieces = sorted(pieces)
     self.size = 3 + len(self.pieces) + 3
     self.sentinels = tuple(self.size - 1 - i for i in range(3))
 
@@ -40,19 +41,28 @@ class Words(ByteVocabulary):
 
 
 def put_back(ids, pre, suf, mid, eos=1):
-  """(order or None, prefix, middle, suffix) of one document."""
+  """Return (order or None, prefix, middle, suffix) of one document.
+
+  In the order SPM the prefix and the middle are joined, and returned as the middle.
+  """
   if ids[0] != pre:
     return None, ids, [], []
   order = "SPM" if ids[1] == suf else "PSM"
-  cut = ids.index(suf)
-  at = ids.index(mid)
-  assert ids[-1] == eos and ids.count(pre) == ids.count(suf) == ids.count(mid) == 1
+  suffix_start = ids.index(suf)
+  middle_start = ids.index(mid)
+  assert ids[-1] == eos
+  assert ids.count(pre) == ids.count(suf) == ids.count(mid) == 1
   if order == "PSM":
-    return order, ids[1:cut], ids[at + 1 : -1], ids[cut + 1 : at]
-  return order, [], ids[at + 1 : -1], ids[cut + 1 : at]  # the prefix is not told from the middle
+    return (
+      order,
+      ids[1:suffix_start],
+      ids[middle_start + 1 : -1],
+      ids[suffix_start + 1 : middle_start],
+    )
+  return order, [], ids[middle_start + 1 : -1], ids[suffix_start + 1 : middle_start]
 
 
-def test_tokens():
+def test_a_window_is_cut_between_any_tokens_by_its_key():
   vocabulary = ByteVocabulary()
   n = 20
   fim = FillInTheMiddle(vocabulary, n + ROOM, 0.5, 0.25, characters=False)
@@ -64,99 +74,135 @@ def test_tokens():
   cuts = []
   for row, numbers in zip(tokens.tolist(), documents.tolist()):
     size = numbers.count(1)
-    assert numbers == [1] * size + [0] * (n + ROOM - size) and row[size:] == [0] * (n + ROOM - size)
+    padding = n + ROOM - size
+    assert numbers == [1] * size + [0] * padding
+    assert row[size:] == [0] * padding
     order, prefix, middle, suffix = put_back(row[:size], pre, suf, mid)
     assert prefix + middle + suffix == window.tolist()
     orders.append(order)
-    cuts += [len(prefix), len(prefix + middle)] if order == "PSM" else []
+    if order == "PSM":
+      cuts += [len(prefix), len(prefix + middle)]
+  # half of 1,000 are rearranged, a quarter of these as SPM
   assert 430 < sum(order is not None for order in orders) < 570
   assert 85 < orders.count("SPM") < 170
   counts = np.bincount(cuts, minlength=n + 1)
-  assert counts.size == n + 1 and counts[1:].min() > 0  # without a prefix, PSM is SPM
-  again, _ = fim(np.tile(window, (10, 1)), np.zeros((10, n), bool), KEYS[:10])
-  np.testing.assert_array_equal(again, tokens[:10])  # by the key alone
+  assert counts.size == n + 1
+  assert counts[1:].min() > 0  # without a prefix, PSM is SPM
+  same_keys, _ = fim(np.tile(window, (10, 1)), np.zeros((10, n), bool), KEYS[:10])
+  np.testing.assert_array_equal(same_keys, tokens[:10])
 
 
-def test_characters():
+def test_a_window_is_cut_between_any_characters():
   vocabulary = Words()
   fim = FillInTheMiddle(vocabulary, 40, 1.0, 0.5, characters=True)
-  word = [vocabulary.encode(text)[0] for text in (" alpha", " beta", " gamma", " omega")]
-  window = np.array([*word, *word, 1], np.int32)
-  whole = vocabulary.decode(window)
+  words = [vocabulary.encode(piece)[0] for piece in (" alpha", " beta", " gamma", " omega")]
+  window = np.array([*words, *words, 1], np.int32)
+  text = vocabulary.decode(window)
   tokens, documents = fim(np.tile(window, (1_000, 1)), np.zeros((1_000, 9), bool), KEYS)
   inside = 0
   cuts = []
   for row, numbers in zip(tokens.tolist(), documents.tolist()):
     order, *parts = put_back(row[: numbers.count(1)], *fim.sentinels)
     prefix, middle, suffix = map(vocabulary.decode, parts)
-    assert prefix + middle + suffix == whole
-    cuts.append(len(whole) - len(suffix))
-    inside += cuts[-1] not in np.cumsum([6, 5, 6, 6] * 2)
-  assert inside > 600  # 39 of 47 places are inside of a word
-  assert set(range(5, len(whole) + 1)) <= set(cuts)
+    assert prefix + middle + suffix == text
+    cut = len(text) - len(suffix)
+    cuts.append(cut)
+    inside += cut not in np.cumsum([6, 5, 6, 6] * 2)
+  assert inside > 600  # 39 of 47 cuts are inside of a word
+  assert set(range(5, len(text) + 1)) <= set(cuts)
 
 
-def test_every_document_of_a_window_and_its_features(tmp_path):
+@pytest.fixture
+def arguments(tmp_path):
+  """Return the arguments of a task on a corpus of three lengths of documents."""
   corpora.write(tmp_path / "train", 2_000, [11, 30, 7], append_eos=False)
-  arguments = {
+  return {
     "store": str(tmp_path),
     "documents_end": "any",
     "length": 64,
-    "level": "tokens",
     "document_mask": True,
   }
-  built = task.build("fill_in_the_middle", "train", rate=1.0, **arguments)
+
+
+def read_batch(built) -> dict[str, np.ndarray]:
+  """Return the first ten examples of a task."""
+  batch = built.batch(tf.range(10, dtype=tf.int64), tf.zeros([10], tf.int64), 3)
+  return {name: value.numpy() for name, value in batch.items()}
+
+
+def test_every_document_of_a_window_is_rearranged_with_its_features(arguments):
+  built = task.build("fill_in_the_middle", "train", rate=1.0, level="tokens", **arguments)
   assert built.num_examples == 2_000 // (64 - ROOM)
-  made = {
-    name: value.numpy()
-    for name, value in built.batch(
-      tf.range(10, dtype=tf.int64), tf.zeros([10], tf.int64), 3
-    ).items()
-  }
+  batch = read_batch(built)
   documents = corpora.document_of(corpora.lengths_of(2_000, [11, 30, 7]))
   for row in range(10):
-    place = row * (64 - ROOM)
-    ids = made["decoder_target_tokens"][row]
-    numbers = made["decoder_segment_ids"][row]
-    np.testing.assert_array_equal(made["decoder_loss_weights"][row], numbers > 0)
+    start = row * (64 - ROOM)
+    ids = batch["decoder_target_tokens"][row]
+    numbers = batch["decoder_segment_ids"][row]
+    np.testing.assert_array_equal(batch["decoder_loss_weights"][row], numbers > 0)
     for number in range(1, numbers.max()):  # the last may be cut off
-      mine = ids[numbers == number].tolist()
-      _, prefix, middle, suffix = put_back(mine, 39_999, 39_998, 39_997)
-      size = np.count_nonzero(documents[place : row * 58 + 58] == documents[place])
-      assert [i - corpora.FIRST for i in prefix + middle + suffix] == list(
-        range(place, place + size)
-      )
-      inputs = made["decoder_input_tokens"][row][numbers == number].tolist()
-      assert inputs == [1, *mine[:-1]] and made["decoder_positions"][row][
-        numbers == number
-      ].tolist() == list(range(len(mine)))
-      place += size
-  plain = task.build("fill_in_the_middle", "train", rate=0.0, **arguments)
-  causal = task.build(
-    "causal_lm", "train", **{k: v for k, v in arguments.items() if k != "level"} | {"length": 58}
-  )
-  for name, value in plain.batch(tf.range(10, dtype=tf.int64), tf.zeros([10], tf.int64), 3).items():
-    expected = causal.batch(tf.range(10, dtype=tf.int64), tf.zeros([10], tf.int64), 3)[name]
-    np.testing.assert_array_equal(value[:, :58], expected)
-  assert plain.fingerprint != built.fingerprint
+      in_document = numbers == number
+      document = ids[in_document].tolist()
+      _, prefix, middle, suffix = put_back(document, 39_999, 39_998, 39_997)
+      size = np.count_nonzero(documents[start : row * 58 + 58] == documents[start])
+      positions = [i - corpora.FIRST for i in prefix + middle + suffix]
+      assert positions == list(range(start, start + size))
+      inputs = batch["decoder_input_tokens"][row][in_document].tolist()
+      assert inputs == [1, *document[:-1]]
+      input_positions = batch["decoder_positions"][row][in_document].tolist()
+      assert input_positions == list(range(len(document)))
+      start += size
 
 
-def test_sentinels_and_refusals():
-  class Named(Words):
-    def pieces_of(self, ids):
-      names = {5: "<fim_prefix>", 7: "<fim_suffix>", 6: "<fim_middle>", 8: "<A>"}
-      return [names.get(i, piece) for i, piece in zip(ids, super().pieces_of(ids))]
+def test_without_middles_the_rows_are_those_of_causal_language_modelling(arguments):
+  built = task.build("fill_in_the_middle", "train", rate=0.0, level="tokens", **arguments)
+  causal = task.build("causal_lm", "train", **arguments | {"length": 64 - ROOM})
+  causal_batch = read_batch(causal)
+  for name, value in read_batch(built).items():
+    np.testing.assert_array_equal(value[:, : 64 - ROOM], causal_batch[name])
 
-  assert sentinels(Named()) == (5, 7, 6)
-  assert sentinels(Named(), ("<A>", "<fim_middle>", "<fim_suffix>")) == (8, 6, 7)
-  with pytest.raises(UserError, match="found no piece '<B>'"):
-    sentinels(Named(), ("<A>", "<B>", "<fim_suffix>"))
-  with pytest.raises(UserError, match="found 1 pieces, expected three"):
-    sentinels(Named(), ("<A>",))
-  with pytest.raises(
-    UserError, match="neither <fim_prefix>, <fim_suffix>, <fim_middle> nor three sentinels"
-  ):
-    sentinels(ByteVocabulary(extra_ids=2))
-  for arguments, message in (({"length": 8}, "at least 9"), ({"rate": 1.5}, "shares of 0 to 1")):
-    with pytest.raises(UserError, match=message):
-      task.build("fill_in_the_middle", "train", store="builtin", **arguments)
+
+def test_the_rate_is_in_the_fingerprint(arguments):
+  fingerprints = {
+    task.build("fill_in_the_middle", "train", rate=rate, **arguments).fingerprint
+    for rate in (0.0, 1.0)
+  }
+  assert len(fingerprints) == 2
+
+
+class NamedSentinels(Words):
+  """A vocabulary that has pieces with the names of sentinels."""
+
+  def pieces_of(self, ids):
+    names = {5: "<fim_prefix>", 7: "<fim_suffix>", 6: "<fim_middle>", 8: "<A>"}
+    return [names.get(i, piece) for i, piece in zip(ids, super().pieces_of(ids))]
+
+
+def test_sentinels_are_the_usual_pieces_or_the_named_ones():
+  assert sentinels(NamedSentinels()) == (5, 7, 6)
+  assert sentinels(NamedSentinels(), ("<A>", "<fim_middle>", "<fim_suffix>")) == (8, 6, 7)
+
+
+@pytest.mark.parametrize(
+  "vocabulary, names, words",
+  [
+    (NamedSentinels(), ("<A>", "<B>", "<fim_suffix>"), "found no piece '<B>'"),
+    (NamedSentinels(), ("<A>",), "found 1 pieces, expected three"),
+    (
+      ByteVocabulary(extra_ids=2),
+      (),
+      "neither <fim_prefix>, <fim_suffix>, <fim_middle> nor three sentinels",
+    ),
+  ],
+)
+def test_a_vocabulary_without_the_sentinels_is_refused(vocabulary, names, words):
+  with pytest.raises(UserError, match=words):
+    sentinels(vocabulary, *([names] if names else []))
+
+
+@pytest.mark.parametrize(
+  "argument, words", [({"length": 8}, "at least 9"), ({"rate": 1.5}, "shares of 0 to 1")]
+)
+def test_impossible_arguments_are_refused(argument, words):
+  with pytest.raises(UserError, match=words):
+    task.build("fill_in_the_middle", "train", store="builtin", **argument)

@@ -1,5 +1,4 @@
-"""T5's other objectives: given noise, against a plain loop; drawn noise, by its counts and
-distribution."""
+"""T5's other objectives apply noise as a plain loop does, and draw it exactly and uniformly."""
 
 import numpy as np
 import pytest
@@ -34,63 +33,72 @@ def keys(n, seed=0):
   return random.row_keys(seed, tf.range(n, dtype=tf.int64))
 
 
-def plain(window, mask, size):
-  """(inputs of replaced spans, their targets, the kept tokens, the noise), by a loop."""
+def replace_and_drop(window, mask, size):
+  """Apply noise by a loop.
+
+  Returns: (inputs of replaced spans, their targets, the tokens that are no noise, the noise).
+  """
   inputs = []
   targets = []
   runs = 0
-  for i, (token, noisy) in enumerate(zip(window, mask)):
-    if noisy and (i == 0 or not mask[i - 1]):
+  for i, (token, is_noise) in enumerate(zip(window, mask)):
+    if is_noise and (i == 0 or not mask[i - 1]):
       runs += 1
       inputs.append(size - runs)
       targets.append(size - runs)
-    (targets if noisy else inputs).append(token)
-  return (
-    inputs,
-    targets,
-    [t for t, n in zip(window, mask) if not n],
-    [t for t, n in zip(window, mask) if n],
-  )
+    (targets if is_noise else inputs).append(token)
+  kept_tokens = [token for token, is_noise in zip(window, mask) if not is_noise]
+  noise_tokens = [token for token, is_noise in zip(window, mask) if is_noise]
+  return inputs, targets, kept_tokens, noise_tokens
 
 
-def test_the_cross_check_of_the_t5_library():
+def test_noise_is_applied_as_in_the_examples_of_the_t5_library():
   out = noise.replace_spans(
     TOKENS, NOISE, sentinels=range(999, 899, -1), inputs_length=5, targets_length=5, eos_id=None
   )
   assert out["inputs"].numpy().tolist() == [[999, 12, 13, 998, 15]]
   assert out["targets"].numpy().tolist() == [[999, 10, 11, 998, 14]]
   out = noise.drop_tokens(TOKENS, NOISE, inputs_length=3, targets_length=3, eos_id=None)
-  assert out["inputs"].numpy().tolist() == [[12, 13, 15]] and out["targets"].numpy().tolist() == [
-    [10, 11, 14]
-  ]
-  assert noise.replace_with_masks(TOKENS, NOISE, mask_id=50).numpy().tolist() == [
-    [50, 50, 12, 13, 50, 15]
-  ]
+  assert out["inputs"].numpy().tolist() == [[12, 13, 15]]
+  assert out["targets"].numpy().tolist() == [[10, 11, 14]]
+  masked = noise.replace_with_masks(TOKENS, NOISE, mask_id=50)
+  assert masked.numpy().tolist() == [[50, 50, 12, 13, 50, 15]]
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_any_noise_against_a_plain_loop(density):
+def test_any_noise_is_applied_as_by_a_plain_loop(density):
   generator = np.random.default_rng(0)
   windows = generator.integers(3, 900, (60, 31))
   masks = generator.random((60, 31)) < density
   raw = tf.constant(windows, tf.int32)
-  given = tf.constant(masks)
+  noise_mask = tf.constant(masks)
   spans = noise.replace_spans(
-    raw, given, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
+    raw, noise_mask, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
   )
-  drops = noise.drop_tokens(raw, given, inputs_length=40, targets_length=64)
+  drops = noise.drop_tokens(raw, noise_mask, inputs_length=40, targets_length=64)
   for row in range(60):
-    expected = plain(windows[row].tolist(), masks[row].tolist(), 1000)
-    actual = [part[name][row].numpy() for part in (spans, drops) for name in ("inputs", "targets")]
-    for ids, wanted in zip(actual, expected, strict=True):
-      assert ids.tolist() == wanted + [1] + [0] * (len(ids) - len(wanted) - 1)
+    expected = replace_and_drop(windows[row].tolist(), masks[row].tolist(), 1000)
+    actual = (spans["inputs"], spans["targets"], drops["inputs"], drops["targets"])
+    for ids, expected_ids in zip(actual, expected, strict=True):
+      assert_padded(ids[row].numpy().tolist(), expected_ids)
+
+
+def assert_padded(ids: list[int], expected_ids: list[int]) -> None:
+  """Assert that ids are the expected ones, EOS and padding."""
+  assert ids == expected_ids + [1] + [0] * (len(ids) - len(expected_ids) - 1)
+
+
+def test_spans_of_no_rows_are_empty_arrays():
+  raw = tf.zeros([0, 31], tf.int32)
+  noise_mask = tf.zeros([0, 31], tf.bool)
   empty = noise.replace_spans(
-    raw[:0], given[:0], sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
+    raw, noise_mask, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
   )
-  assert empty["inputs"].shape == (0, 40) and empty["targets"].shape == (0, 64)
+  assert empty["inputs"].shape == (0, 40)
+  assert empty["targets"].shape == (0, 64)
 
 
-def test_chosen_tokens_are_uniform_and_exact():
+def test_noise_has_an_exact_count_and_uniform_positions():
   n = 20_000
   length = 20
   k = 6
@@ -99,11 +107,11 @@ def test_chosen_tokens_are_uniform_and_exact():
   assert_fits(mask.sum(axis=0), drawn=k / length)
   # Pairs of tokens, near or far, are both noise equally often.
   first, second = np.triu_indices(length, 1)
-  both = mask.astype(np.int64).T @ mask
-  together = both[first, second]
-  assert together.sum() == n * k * (k - 1) // 2
+  pair_counts = mask.astype(np.int64).T @ mask
+  counts = pair_counts[first, second]
+  assert counts.sum() == n * k * (k - 1) // 2
   for distance in (1, 2, 3, length // 2):
-    near = together[second - first == distance]
+    near = counts[second - first == distance]
     assert_share(near.sum(), n * len(near), k * (k - 1) / (length * (length - 1)))
 
 
@@ -118,7 +126,8 @@ def test_bert_style_noise_is_nine_masks_in_ten():
     raw, mask, mask_id=99, random_fraction=0.1, ordinary_ids=ordinary, bits_BW=bits[:, length:]
   ).numpy()
   mask = mask.numpy()
-  assert (out[~mask] == 7).all() and (out != 7).sum() == 15 * n
+  assert (out[~mask] == 7).all()
+  assert (out != 7).sum() == 15 * n
   assert_share((out == 99).sum(), mask.sum(), 0.9)
   ids, counts = np.unique(out[mask & (out != 99)], return_counts=True)
   assert ids.tolist() == [*range(10, 60)]
@@ -135,112 +144,151 @@ def test_shuffled_rows_are_permutations_and_uniform():
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_style_against_a_plain_loop(root, style):
+def test_a_style_makes_the_inputs_and_targets_of_a_plain_loop(root, style):
   built = task.build("denoising", "train", store=root, style=style, inputs_length=LENGTH)
   window, tokens_of_noise, targets_length = denoising.denoising_lengths(style, LENGTH, 0.15)
   index = tf.range(built.num_examples, dtype=tf.int64)
   out = {name: value.numpy() for name, value in built.batch(index, tf.zeros_like(index), 0).items()}
-  assert {name: (value.shape[1:], value.dtype.name) for name, value in out.items()} == {
-    name: (feature.shape, feature.dtype) for name, feature in built.features.items()
-  }
+  assert out.keys() == built.features.keys()
+  for name, feature in built.features.items():
+    assert out[name].shape[1:] == feature.shape
+    assert out[name].dtype == feature.dtype
   assert out["decoder_target_tokens"].shape[1] == targets_length
   bits = random.bits(random.row_keys(0, tf.zeros_like(index), index), window)
   masks = noise.noise_mask(bits, tokens_of_noise).numpy()
   for row in range(built.num_examples):
     raw = (np.arange(window) + row * window + corpora.FIRST).tolist()
-    inputs, targets = (
-      [t for t in out[name][row].tolist() if t]
-      for name in ("encoder_input_tokens", "decoder_target_tokens")
-    )
-    spans = plain(raw, masks[row].tolist(), SIZE)
+    inputs = [t for t in out["encoder_input_tokens"][row].tolist() if t]
+    targets = [t for t in out["decoder_target_tokens"][row].tolist() if t]
     assert inputs.pop() == targets.pop() == 1
-    if style == "replace_spans":
-      assert (inputs, targets) == spans[:2]
-    elif style == "drop_tokens":
-      assert (inputs, targets) == spans[2:]
-    else:
-      assert targets == raw
-      if style == "deshuffling":
-        assert inputs != raw and sorted(inputs) == raw
-      else:
-        assert [t for t, noisy in zip(inputs, masks[row]) if not noisy] == spans[2]
-        replaced = {t for t, noisy in zip(inputs, masks[row]) if noisy}
-        assert all(
-          t == SIZE - 1 or (style == "bert_style" and 3 <= t < SIZE - corpora.SENTINELS)
-          for t in replaced
-        )
+    assert_style(style, raw, masks[row].tolist(), inputs, targets)
 
 
-def test_lengths_hold_the_worst_case_and_waste_nothing():
-  assert [denoising.denoising_lengths(style, 512, 0.15) for style in STYLES] == [
-    (511, 77, 512),
-    (511, 77, 512),
-    (511, 77, 155),
-    (601, 90, 91),
-    (511, 77, 512),
-  ]
+def assert_style(style, raw, mask, inputs, targets) -> None:
+  """Assert that inputs and targets follow from a window and its noise."""
+  span_inputs, span_targets, kept_tokens, noise_tokens = replace_and_drop(raw, mask, SIZE)
+  if style == "replace_spans":
+    assert inputs == span_inputs
+    assert targets == span_targets
+    return
+  if style == "drop_tokens":
+    assert inputs == kept_tokens
+    assert targets == noise_tokens
+    return
+  assert targets == raw
+  if style == "deshuffling":
+    assert inputs != raw
+    assert sorted(inputs) == raw
+    return
+  assert [token for token, is_noise in zip(inputs, mask) if not is_noise] == kept_tokens
+  for token, is_noise in zip(inputs, mask):
+    is_random = style == "bert_style" and 3 <= token < SIZE - corpora.SENTINELS
+    assert not is_noise or token == SIZE - 1 or is_random
+
+
+@pytest.mark.parametrize(
+  "style, window_noise_and_targets",
+  [
+    ("bert_style", (511, 77, 512)),
+    ("mass_style", (511, 77, 512)),
+    ("replace_spans", (511, 77, 155)),
+    ("drop_tokens", (601, 90, 91)),
+    ("deshuffling", (511, 77, 512)),
+  ],
+)
+def test_lengths_of_512_inputs_and_15_percent_noise(style, window_noise_and_targets):
+  assert denoising.denoising_lengths(style, 512, 0.15) == window_noise_and_targets
+
+
+@pytest.mark.parametrize("density", [0.01, 0.15, 0.5, 0.99])
+def test_lengths_hold_the_most_spans_and_waste_nothing(density):
   for inputs_length in range(3, 200):
-    for density in (0.01, 0.15, 0.5, 0.99):
-      window, k, targets = denoising.denoising_lengths("replace_spans", inputs_length, density)
-      runs = min(k, window - k + 1)
-      assert 0 < k < window and window - k + runs + 1 <= inputs_length and targets == k + runs + 1
-      window, k, targets = denoising.denoising_lengths("drop_tokens", inputs_length, density)
-      assert 0 < k < window and window - k + 1 == inputs_length and targets == k + 1
+    window, noise_tokens, targets = denoising.denoising_lengths(
+      "replace_spans", inputs_length, density
+    )
+    runs = min(noise_tokens, window - noise_tokens + 1)
+    assert 0 < noise_tokens < window
+    assert window - noise_tokens + runs + 1 <= inputs_length
+    assert targets == noise_tokens + runs + 1
+    window, noise_tokens, targets = denoising.denoising_lengths(
+      "drop_tokens", inputs_length, density
+    )
+    assert 0 < noise_tokens < window
+    assert window - noise_tokens + 1 == inputs_length
+    assert targets == noise_tokens + 1
 
 
-def test_noise_may_lie_anywhere_when_rolled():
+ROLLED = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
+FIXED = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=29)
+
+
+def test_a_rolled_window_needs_one_more_sentinel():
+  """A span that is cut by the end of the window has one in each part."""
+  assert ROLLED.window == FIXED.window == 31
+  assert ROLLED.targets_length == FIXED.targets_length + 1 == 9
+
+
+def test_rolled_noise_has_uniform_positions():
   n = 6_000
-  rolled = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
-  fixed = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=29)
-  assert (
-    (rolled.window, rolled.targets_length) == (fixed.window, fixed.targets_length + 1) == (31, 9)
-  )
-  mask = rolled.noise_mask(keys(n)).numpy()
-  assert (mask.sum(axis=1) == rolled.noise_tokens).all()
-  # Spans are chosen as one, so places are not independent; how far each is turned is: by where the
-  # last gap ends.
-  gap = np.array(
-    [np.flatnonzero(np.diff(np.concatenate([row[-1:], row]).astype(int)) == 1) for row in mask]
-  )
-  assert gap.shape[1] == rolled.noise_spans
-  assert_fits(np.bincount(gap[np.arange(n), np.arange(n) % rolled.noise_spans], minlength=31))
-  for place in mask.sum(axis=0):
-    assert_share(place, n, rolled.noise_tokens / 31)
-  assert fixed.noise_mask(keys(n)).numpy()[:, -1].all()
-  # Turned back, the noise is that of the fixed form.
-  patterns = [
-    {np.roll(row, shift).tobytes() for row in fixed.noise_mask(keys(n)).numpy()}
-    for shift in range(31)
-  ]
-  assert all(row.tobytes() in set().union(*patterns) for row in mask[:200])
+  mask = ROLLED.noise_mask(keys(n)).numpy()
+  assert (mask.sum(axis=1) == ROLLED.noise_tokens).all()
+  # Positions of a row are not independent. The begin of one span of each row is.
+  begins = []
+  for row_mask in mask:
+    steps = np.diff(np.concatenate([row_mask[-1:], row_mask]).astype(int))
+    begins.append(np.flatnonzero(steps == 1))
+  begins = np.array(begins)
+  assert begins.shape[1] == ROLLED.noise_spans
+  one_begin = begins[np.arange(n), np.arange(n) % ROLLED.noise_spans]
+  assert_fits(np.bincount(one_begin, minlength=31))
+  for count in mask.sum(axis=0):
+    assert_share(count, n, ROLLED.noise_tokens / 31)
+  assert FIXED.noise_mask(keys(n)).numpy()[:, -1].all()
+
+
+def test_rolled_noise_is_a_rotation_of_fixed_noise():
+  patterns = set()
+  for row_mask in np.unique(FIXED.noise_mask(keys(6_000)).numpy(), axis=0):
+    patterns.update(np.roll(row_mask, shift).tobytes() for shift in range(31))
+  for row_mask in ROLLED.noise_mask(keys(200)).numpy():
+    assert row_mask.tobytes() in patterns
+
+
+def test_rolled_windows_are_corrupted_as_by_a_plain_loop():
+  n = 6_000
+  mask = ROLLED.noise_mask(keys(n)).numpy()
   raw = np.random.default_rng(0).integers(3, 900, (n, 31), dtype=np.int32)
-  out = rolled(tf.constant(raw), keys(n))
+  out = ROLLED(tf.constant(raw), keys(n))
   both_ends = mask[:, 0] & mask[:, -1]
-  assert both_ends.any() and (out["targets"].numpy()[both_ends][:, -1] == 1).all()
+  assert both_ends.any()
+  assert (out["targets"].numpy()[both_ends][:, -1] == 1).all()
   for row in [*range(100), *np.flatnonzero(both_ends)[:20]]:
-    inputs, targets, _, _ = plain(raw[row].tolist(), mask[row].tolist(), SIZE)
-    for name, wanted in (("inputs", inputs), ("targets", targets)):
-      ids = out[name][row].numpy().tolist()
-      assert ids == wanted + [1] + [0] * (len(ids) - len(wanted) - 1)
+    inputs, targets, _, _ = replace_and_drop(raw[row].tolist(), mask[row].tolist(), SIZE)
+    assert_padded(out["inputs"][row].numpy().tolist(), inputs)
+    assert_padded(out["targets"][row].numpy().tolist(), targets)
 
 
-def test_a_prefix_and_the_fingerprint_of_options(root):
-  def build(**arguments):
-    return task.build("span_corruption", "train", store=root, inputs_length=LENGTH, **arguments)
+def build_span_corruption(root, **arguments):
+  arguments = {"inputs_length": LENGTH} | arguments
+  return task.build("span_corruption", "train", store=root, **arguments)
 
-  vocabulary = ByteVocabulary()
-  with_prefix = build(prefix="[NLU]")
+
+def test_a_prefix_stands_before_the_inputs_of_a_shorter_window(root):
   index = tf.range(3, dtype=tf.int64)
-  actual = with_prefix.batch(index, index, 0)["encoder_input_tokens"].numpy()
-  assert actual.shape == (3, LENGTH) and (actual[:, :5] == vocabulary.encode("[NLU]")).all()
-  plain_inputs = task.build("span_corruption", "train", store=root, inputs_length=LENGTH - 5).batch(
-    index, index, 0
-  )
-  np.testing.assert_array_equal(actual[:, 5:], plain_inputs["encoder_input_tokens"])
-  assert (
-    len({build().fingerprint, with_prefix.fingerprint, build(random_roll=True).fingerprint}) == 3
-  )
-  assert build(random_roll=False, prefix="").fingerprint == build().fingerprint
+  with_prefix = build_span_corruption(root, prefix="[NLU]").batch(index, index, 0)
+  shorter = build_span_corruption(root, inputs_length=LENGTH - 5).batch(index, index, 0)
+  inputs = with_prefix["encoder_input_tokens"].numpy()
+  assert inputs.shape == (3, LENGTH)
+  assert (inputs[:, :5] == ByteVocabulary().encode("[NLU]")).all()
+  np.testing.assert_array_equal(inputs[:, 5:], shorter["encoder_input_tokens"])
+
+
+def test_prefix_and_roll_are_in_the_fingerprint_unless_they_are_the_defaults(root):
+  default = build_span_corruption(root).fingerprint
+  with_prefix = build_span_corruption(root, prefix="[NLU]").fingerprint
+  rolled = build_span_corruption(root, random_roll=True).fingerprint
+  assert len({default, with_prefix, rolled}) == 3
+  assert build_span_corruption(root, random_roll=False, prefix="").fingerprint == default
 
 
 @pytest.mark.parametrize(
@@ -252,13 +300,12 @@ def test_a_prefix_and_the_fingerprint_of_options(root):
     (dict(style="drop_tokens", inputs_length=9_000), "found 2000 tokens"),
   ],
 )
-def test_refusals(root, arguments, message):
+def test_impossible_arguments_are_refused(root, arguments, message):
   with pytest.raises(UserError, match=message):
     task.build("denoising", "train", store=root, **arguments)
 
 
 def test_more_runs_than_sentinels_are_refused():
-  with pytest.raises(
-    UserError, match="999 tokens can have 150 runs of noise but the vocabulary has 125 sentinels"
-  ):
+  words = "999 tokens can have 150 runs of noise but the vocabulary has 125 sentinels"
+  with pytest.raises(UserError, match=words):
     task.build("denoising", "train", store="builtin", style="replace_spans", inputs_length=1_000)

@@ -1,5 +1,4 @@
-"""Span corruption: the T5 library's figures, the distribution of spans, and nothing lost between
-inputs and targets."""
+"""Span corruption has the T5 library's lengths and distribution, and loses no token."""
 
 import hashlib
 import math
@@ -36,8 +35,8 @@ def windows(corruption, rows, seed=0):
   return np.random.default_rng(seed).integers(2, high, (rows, corruption.window), dtype=np.int32)
 
 
-def reassembled(inputs, targets, size, sentinels):
-  """The raw window: every sentinel of the inputs replaced by what follows it in the targets."""
+def reassemble(inputs, targets, size, sentinels):
+  """Return the raw window: each sentinel of the inputs replaced by its span in the targets."""
   spans = {}
   current = None
   for token in targets[: list(targets).index(1)]:
@@ -56,15 +55,16 @@ def reassembled(inputs, targets, size, sentinels):
   "inputs_length, window, targets_length",
   [(512, 568, 114), (64, 70, 14), (128, 141, 29), (256, 284, 58), (1024, 1137, 229)],
 )
-def test_lengths_are_the_t5_librarys(inputs_length, window, targets_length):
+def test_lengths_equal_the_t5_librarys(inputs_length, window, targets_length):
   assert random_spans_lengths(inputs_length, 0.15, 3.0) == (window, targets_length)
 
 
-def test_noise_of_568_tokens():
+def test_noise_of_568_tokens_is_85_tokens_in_28_spans():
   assert noise_counts(568, 0.15, 3.0) == (85, 28)
   mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(500)).numpy()
   assert mask.shape == (500, 568)
-  assert not mask[:, 0].any() and mask[:, -1].all()
+  assert not mask[:, 0].any()
+  assert mask[:, -1].all()
   assert (mask.sum(axis=1) == 85).all()
   assert ((mask[:, 1:] & ~mask[:, :-1]).sum(axis=1) == 28).all()
   assert len({row.tobytes() for row in mask}) == 500
@@ -78,20 +78,25 @@ def test_inputs_and_targets_follow_the_mask():
   inputs = out["inputs"].numpy()
   targets = out["targets"].numpy()
   mask = corruption.noise_mask(key).numpy()
-  assert inputs.shape == (50, 512) and targets.shape == (50, 114)
+  assert inputs.shape == (50, 512)
+  assert targets.shape == (50, 114)
   assert inputs.dtype == targets.dtype == np.int32
   for row in range(50):
-    expected = {True: [], False: []}
+    expected_inputs = []
+    expected_targets = []
     sentinel = SIZE
-    for place, (token, noise) in enumerate(zip(window[row], mask[row])):
-      if noise and not mask[row, place - 1]:
+    for position, (token, noise) in enumerate(zip(window[row], mask[row])):
+      if noise and not mask[row, position - 1]:
         sentinel -= 1
-        expected[False].append(sentinel)
-        expected[True].append(sentinel)
-      expected[bool(noise)].append(token)
-    assert sentinel == 32_072
-    assert inputs[row].tolist() == expected[False] + [1]
-    assert targets[row].tolist() == expected[True] + [1]
+        expected_inputs.append(sentinel)
+        expected_targets.append(sentinel)
+      if noise:
+        expected_targets.append(token)
+      else:
+        expected_inputs.append(token)
+    assert sentinel == SIZE - 28
+    assert inputs[row].tolist() == expected_inputs + [1]
+    assert targets[row].tolist() == expected_targets + [1]
 
 
 @settings(max_examples=40)
@@ -102,7 +107,9 @@ def test_inputs_and_targets_follow_the_mask():
   st.integers(0, 20),
   st.integers(0, 2**63),
 )
-def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, seed):
+def test_windows_of_any_lengths_and_densities_can_be_reassembled(
+  inputs_length, density, mean_length, extra, seed
+):
   window, targets_length = random_spans_lengths(inputs_length, density, mean_length)
   assume(window < 2_000)
   corruption = SpanCorruption(
@@ -114,9 +121,11 @@ def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, 
   for row in range(3):
     inputs = out["inputs"][row].numpy()
     targets = out["targets"][row].numpy()
-    assert len(inputs) == inputs_length and len(targets) == targets_length + extra
-    assert targets[targets_length - 1] == 1 and not targets[targets_length:].any()
-    assert reassembled(inputs, targets, 3_000, 1_500) == raw[row].tolist()
+    assert len(inputs) == inputs_length
+    assert len(targets) == targets_length + extra
+    assert targets[targets_length - 1] == 1
+    assert not targets[targets_length:].any()
+    assert reassemble(inputs, targets, 3_000, 1_500) == raw[row].tolist()
 
 
 def test_window_is_the_longest_that_fits():
@@ -129,12 +138,13 @@ def test_window_is_the_longest_that_fits():
 
 
 def test_segment_lengths_are_uniform_compositions():
-  """3 of 7 tokens are noise in 2 spans: all C(3,1) * C(2,1) = 6 masks, equally often
-  (chi-square)."""
+  """3 of 7 tokens are noise in 2 spans: C(3,1) * C(2,1) = 6 masks are equally frequent."""
   corruption = SpanCorruption(
     top_ids(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5
   )
-  assert (corruption.window, corruption.noise_tokens, corruption.noise_spans) == (7, 3, 2)
+  assert corruption.window == 7
+  assert corruption.noise_tokens == 3
+  assert corruption.noise_spans == 2
   n = 12_000
   cells = math.comb(3, 1) * math.comb(2, 1)
   _, counts = np.unique(corruption.noise_mask(keys(n)).numpy(), axis=0, return_counts=True)
@@ -142,70 +152,83 @@ def test_segment_lengths_are_uniform_compositions():
   assert_fits(counts)
 
 
-def noise_chance(place, kept, noise, spans):
-  """That a token is noise, where kept and noise tokens are cut uniformly: over the tokens of each
-  kind before it."""
+def noise_chance(position, kept_tokens, noise, spans):
+  """Return the chance that a token is noise if kept and noise tokens are cut uniformly.
+
+  It sums over the numbers of tokens of each kind before it.
+  """
   chance = 0.0
   span = np.arange(1, spans)
-  for before in range(max(0, place - kept), min(place, noise - 1) + 1):
-    a = place - before  # kept tokens before it, the last of which ends its span
+  for before in range(max(0, position - kept_tokens), min(position, noise - 1) + 1):
+    a = position - before  # kept tokens before it, the last of which ends its span
     ways = (
       special.comb(a - 1, span - 1)
-      * special.comb(kept - 1 - a, spans - 1 - span)
+      * special.comb(kept_tokens - 1 - a, spans - 1 - span)
       * special.comb(before, span - 1)
       * special.comb(noise - 1 - before, spans - span)
     ).sum()
-    if a == kept:  # the last span
-      ways = special.comb(kept - 1, spans - 1) * special.comb(before, spans - 1)
+    if a == kept_tokens:  # the last span
+      ways = special.comb(kept_tokens - 1, spans - 1) * special.comb(before, spans - 1)
     chance += ways
-  return chance / (special.comb(kept - 1, spans - 1) * special.comb(noise - 1, spans - 1))
+  return chance / (special.comb(kept_tokens - 1, spans - 1) * special.comb(noise - 1, spans - 1))
 
 
-def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of_a_uniform_cut():
+T5_NOISE = 85  # noise tokens of a window
+T5_KEPT = 568 - T5_NOISE
+T5_SPANS = 28
+
+
+def draw_t5_masks(n: int) -> np.ndarray:
+  return SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
+
+
+def test_noise_is_uniform_but_near_the_ends():
   n = 4_000
-  mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
-  law = np.array([noise_chance(place, 483, 85, 28) for place in range(568)])
-  assert law.sum() == pytest.approx(85) and law[0] == 0 and law[-1] == pytest.approx(1)
-  assert abs(law[60:-60] - 85 / 568).max() < 0.005  # uniform but near the ends
-  inner = law[1:-1]
-  assert (abs(mask[:, 1:-1].sum(axis=0) - n * inner) < 5 * np.sqrt(n * inner * (1 - inner))).all()
-  # Lengths of a span drawn from each row: l of 85 tokens leave 84 - l places for the cuts of the 27
-  # others.
-  edges = np.diff(np.pad(mask, [[0, 0], [1, 1]]).astype(int), axis=1)
-  lengths = (np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]).reshape(n, 28)
-  assert (lengths.sum(axis=1) == 85).all()
-  for kind, total in (
-    (lengths, 85),
-    (np.diff(np.nonzero(edges == 1)[1].reshape(n, 28)) - lengths[:, :-1], 483),
-  ):
-    law = np.array(
-      [
-        math.comb(total - length - 1, 26) / math.comb(total - 1, 27)
-        for length in range(1, total - 26)
-      ]
+  mask = draw_t5_masks(n)
+  chances = [noise_chance(position, T5_KEPT, T5_NOISE, T5_SPANS) for position in range(568)]
+  chances = np.array(chances)
+  assert chances.sum() == pytest.approx(T5_NOISE)
+  assert chances[0] == 0
+  assert chances[-1] == pytest.approx(1)
+  assert abs(chances[60:-60] - T5_NOISE / 568).max() < 0.005
+  inner = chances[1:-1]
+  five_deviations = 5 * np.sqrt(n * inner * (1 - inner))
+  assert (abs(mask[:, 1:-1].sum(axis=0) - n * inner) < five_deviations).all()
+
+
+def test_lengths_of_spans_and_gaps_are_those_of_a_uniform_cut():
+  n = 4_000
+  edges = np.diff(np.pad(draw_t5_masks(n), [[0, 0], [1, 1]]).astype(int), axis=1)
+  begins = np.nonzero(edges == 1)[1].reshape(n, T5_SPANS)
+  ends = np.nonzero(edges == -1)[1].reshape(n, T5_SPANS)
+  noise_lengths = ends - begins
+  kept_lengths = begins - np.pad(ends[:, :-1], [[0, 0], [1, 0]])
+  for lengths, total in ((noise_lengths, T5_NOISE), (kept_lengths, T5_KEPT)):
+    assert (lengths.sum(axis=1) == total).all()
+    # A span of l tokens leaves total - l - 1 positions for the 26 cuts between the 27 others.
+    possible_lengths = range(1, total - 26)
+    ways = [math.comb(total - length - 1, 26) for length in possible_lengths]
+    chances = np.array(ways) / math.comb(total - 1, 27)
+    one_of_each_row = lengths[np.arange(n), np.arange(n) % T5_SPANS]
+    counts = np.bincount(one_of_each_row, minlength=len(chances) + 1)[1:]
+    frequent = chances * n >= 10
+    assert_fits(
+      [*counts[frequent], counts[~frequent].sum()],
+      [*chances[frequent], chances[~frequent].sum()],
     )
-    actual = np.bincount(kind[np.arange(n), np.arange(n) % kind.shape[1]], minlength=len(law) + 1)[
-      1:
-    ]
-    often = law * n >= 10
-    assert_fits([*actual[often], actual[~often].sum()], [*law[often], law[~often].sum()])
-  noise_ends = np.cumsum(lengths, axis=1)  # counted in noise tokens
-  kept_ends = np.nonzero(edges == 1)[1].reshape(n, 28) - noise_ends + lengths
-  for ends, total in ((noise_ends, 85), (kept_ends, 483)):
-    assert (ends[:, -1] == total).all()
-    assert_fits(np.bincount(ends[:, :-1].ravel(), minlength=total)[1:], drawn=27 / (total - 1))
+    cuts = np.cumsum(lengths, axis=1)[:, :-1]
+    assert_fits(np.bincount(cuts.ravel(), minlength=total)[1:], drawn=27 / (total - 1))
 
 
 def test_rows_depend_on_nothing_but_their_key():
   corruption = SpanCorruption(top_ids(SIZE, SENTINELS))
   raw = tf.constant(windows(corruption, 32))
   key = keys(32)
-  whole = corruption(raw, key)
+  all_rows = corruption(raw, key)
   dataset = tf.data.Dataset.from_tensor_slices((raw, key)).batch(5).map(corruption)
-  for name, value in whole.items():
-    np.testing.assert_array_equal(
-      value, np.concatenate([part[name] for part in dataset.as_numpy_iterator()])
-    )
+  for name, value in all_rows.items():
+    batches = [batch[name] for batch in dataset.as_numpy_iterator()]
+    np.testing.assert_array_equal(value, np.concatenate(batches))
     np.testing.assert_array_equal(value[7:8], corruption(raw[7:8], key[7:8])[name])
 
 
@@ -230,7 +253,7 @@ def test_impossible_arguments_are_refused(kwargs, message):
   assert "\n" not in str(error.value)
 
 
-def test_encoder_decoder_features():
+def test_encoder_decoder_features_shift_the_targets_and_weigh_no_padding():
   features = encoder_decoder(tf.constant([[5, 6, 1]]), tf.constant([[9, 8, 1, 0]]))
   expected = {
     "encoder_input_tokens": [[5, 6, 1]],
@@ -278,7 +301,7 @@ def test_keys_differ_by_seed_epoch_and_index():
   "random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")]
 )
 def test_examples_are_frozen(random_roll, expected):
-  """As `test_keys_and_orders_are_frozen`, for what is made of a window."""
+  """Checkpoints resume into the same data only while these stay as they are."""
   corruption = SpanCorruption(top_ids(SIZE, SENTINELS), random_roll=random_roll)
   raw = np.arange(4 * corruption.window, dtype=np.int32).reshape(4, -1) + 3
   out = corruption(tf.constant(raw), keys(4, seed=7))

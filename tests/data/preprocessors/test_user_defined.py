@@ -1,5 +1,4 @@
-"""Preprocessors in a file of a user's own, on any task: their effect, their seeds, and their
-faults, each one line."""
+"""Preprocessors in a user's file change any task's examples; their faults are one line each."""
 
 import itertools
 import re
@@ -55,63 +54,66 @@ N = "encoder_input_tokens"
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def user_file(tmp_path, monkeypatch):
+  """Write the user's file and trust the functions in it; return its path."""
   (tmp_path / "mine.py").write_text(MINE)
   monkeypatch.chdir(tmp_path)
-  # made together, of which no more than one is read here
+  # The loader makes several steps at once; these tests read one.
   monkeypatch.setattr(loader, "_MAX_STEPS_PER_CALL", 1)
   monkeypatch.setattr(sys, "path", sys.path.copy())
-  trust.begin_command(
-    [f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"]
-  )
+  names = [*re.findall(r"^def (\w+)", MINE, re.MULTILINE), "missing"]
+  trust.begin_command([f"mine:{name}" for name in names])
   yield tmp_path / "mine.py"
   sys.modules.pop("mine", None)
 
 
 def build(*preprocessors, name="span_corruption", **arguments):
-  given = {"preprocessors": preprocessors} if preprocessors else {}
+  options = {"preprocessors": preprocessors} if preprocessors else {}
   arguments = {"inputs_length": 64} | arguments if name == "span_corruption" else arguments
-  return task.build(name, "train", store="builtin", **given, **arguments)
+  return task.build(name, "train", store="builtin", **options, **arguments)
 
 
 def read(built, start=0, rows=None):
   return next(loader.train_batches(built, batch_size=4, seed=5, start_step=start, rows=rows))
 
 
-def test_of_an_example_and_of_a_batch(mine):
+def test_functions_of_an_example_and_of_a_batch_are_applied_in_their_order(user_file):
   plain = build()
   both = build("mine:lowercase", {"name": "mine:drop", "rate": 0.25})
-  assert both.numbering == plain.numbering and both.features == plain.features
+  assert both.numbering == plain.numbering
+  assert both.features == plain.features
   assert len({both.fingerprint, plain.fingerprint, build("mine:lowercase").fingerprint}) == 3
   ids = read(plain, 3)[N]
-  *_, made = (
-    batch[N] for batch in itertools.islice(loader.train_batches(both, batch_size=4, seed=5), 4)
-  )
-  kept = made != 2
-  np.testing.assert_array_equal(
-    made[kept], np.where((ids >= 68) & (ids <= 93), ids + 32, ids)[kept]
-  )
-  assert 0.15 < 1 - kept.mean() < 0.35
-  np.testing.assert_array_equal(read(both, 3, [1, 3])[N], made[[1, 3]])  # at any step, on any host
+  lowercase_ids = np.where((ids >= 68) & (ids <= 93), ids + 32, ids)
+  batches = list(itertools.islice(loader.train_batches(both, batch_size=4, seed=5), 4))
+  ids_of_both = batches[3][N]
+  is_kept = ids_of_both != 2
+  np.testing.assert_array_equal(ids_of_both[is_kept], lowercase_ids[is_kept])
+  assert 0.15 < 1 - is_kept.mean() < 0.35
+  # rows 1 and 3 alone, as another host reads them from this step
+  np.testing.assert_array_equal(read(both, 3, [1, 3])[N], ids_of_both[[1, 3]])
 
 
-def test_seeds_are_of_run_epoch_and_example(mine):
+def test_the_seed_follows_from_run_epoch_and_example(user_file):
   noisy = build("mine:noisy")
   plain = build()
   index_B = tf.constant([0, 1, 2, 3], tf.int64)
 
-  def added(epoch, seed):
+  def read_noise(epoch, seed):
     epoch_B = tf.fill([4], tf.constant(epoch, tf.int64))
-    found = noisy.batch(index_B, epoch_B, seed)[N] - plain.batch(index_B, epoch_B, seed)[N]
-    return found.numpy()[:, 0].tolist()
+    difference = noisy.batch(index_B, epoch_B, seed)[N] - plain.batch(index_B, epoch_B, seed)[N]
+    return difference.numpy()[:, 0].tolist()
 
-  assert added(0, 1) == added(0, 1) and len(set(added(0, 1))) > 1
-  assert added(0, 1) != added(0, 2) and added(0, 1) != added(1, 1)
+  first = read_noise(epoch=0, seed=1)
+  assert len(set(first)) > 1
+  assert read_noise(epoch=0, seed=1) == first
+  assert read_noise(epoch=0, seed=2) != first
+  assert read_noise(epoch=1, seed=1) != first
 
 
-def test_those_of_a_mixture_are_its_parts(mine):
+def test_preprocessors_of_a_mixture_apply_to_parts_without_their_own(user_file):
   parts = {"a": {"inputs_length": 64}, "b": {"inputs_length": 48, "preprocessors": ["mine:drop"]}}
-  mixed = task.build(
+  mixture = task.build(
     "mixture",
     "train",
     preprocessors="mine:lowercase",
@@ -119,18 +121,18 @@ def test_those_of_a_mixture_are_its_parts(mine):
     parts=parts,
     period=10,
   )
-  assert mixed.parts["a"].fingerprint == build("mine:lowercase").fingerprint
-  assert mixed.parts["b"].fingerprint == build("mine:drop", inputs_length=48).fingerprint
-  assert not np.isin(read(mixed)[N], range(68, 94)).all()
+  assert mixture.parts["a"].fingerprint == build("mine:lowercase").fingerprint
+  assert mixture.parts["b"].fingerprint == build("mine:drop", inputs_length=48).fingerprint
+  assert not np.isin(read(mixture)[N], range(68, 94)).all()
 
 
-def test_a_changed_file_is_another_fingerprint_unless_it_has_a_version(mine):
+def test_a_changed_file_changes_the_fingerprint_unless_the_function_has_a_version(user_file):
   before = build("mine:lowercase").fingerprint
-  mine.write_text(MINE + "\n# a comment\n")
+  user_file.write_text(MINE + "\n# a comment\n")
   assert build("mine:lowercase").fingerprint != before
   sys.modules["mine"].lowercase.version = 1
   first = build("mine:lowercase").fingerprint
-  mine.write_text(MINE + "\n# another\n")
+  user_file.write_text(MINE + "\n# another\n")
   assert build("mine:lowercase").fingerprint == first
   sys.modules["mine"].lowercase.version = 2
   assert build("mine:lowercase").fingerprint != first
@@ -152,64 +154,59 @@ def test_a_changed_file_is_another_fingerprint_unless_it_has_a_version(mine):
     ("missing", "cannot be used: AttributeError"),
   ],
 )
-def test_faults_are_one_line_that_names_it(mine, name, message):
-  with pytest.raises(
-    UserError, match=rf"config.task.preprocessors.*mine:{name}.*{message}"
-  ) as refused:
+def test_a_fault_is_one_line_that_names_the_function(user_file, name, message):
+  words = rf"config.task.preprocessors.*mine:{name}.*{message}"
+  with pytest.raises(UserError, match=words) as error:
     build(f"mine:{name}")
-  assert "\n" not in str(refused.value)
+  assert "\n" not in str(error.value)
 
 
-def test_a_fault_in_the_middle_of_training_names_it_too(mine, monkeypatch):
-  monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # the first examples have none
-  with pytest.raises(
-    UserError, match=r"config.task.preprocessors: mine:late failed: .*a fault"
-  ) as refused:
+def test_a_fault_in_the_middle_of_training_names_the_function_too(user_file, monkeypatch):
+  monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # as if the first examples had none
+  words = r"config.task.preprocessors: mine:late failed: .*a fault"
+  with pytest.raises(UserError, match=words) as error:
     read(build("mine:late"))
-  assert "\n" not in str(refused.value)
+  assert "\n" not in str(error.value)
 
 
-def test_other_refusals(mine):
-  for value, message in (
+@pytest.mark.parametrize(
+  ("preprocessors", "message"),
+  [
     (3, "found 3, expected a list"),
     (["lowercase"], r"\[0\]: found 'lowercase', expected a function"),
-  ):
-    with pytest.raises(UserError, match=message):
-      task.build("span_corruption", "train", store="builtin", preprocessors=value)
-  with pytest.raises(
-    UserError,
-    match=r"config.task.preprocessors\[0\].rat: unknown key \(did you "
-    r"mean 'rate'",
-  ):
-    build({"name": "mine:drop", "rat": 0.1})
+    ([{"name": "mine:drop", "rat": 0.1}], r"\[0\].rat: unknown key \(did you mean 'rate'"),
+  ],
+)
+def test_a_bad_list_of_preprocessors_is_refused(user_file, preprocessors, message):
+  with pytest.raises(UserError, match=f"config.task.preprocessors.*{message}"):
+    task.build("span_corruption", "train", store="builtin", preprocessors=preprocessors)
 
 
-def test_inspect_data_shows_before_and_after(mine, capsys, request):
+def test_inspect_data_shows_features_before_and_after(user_file, capsys, request):
   recipe = f"--config={request.config.rootpath}/configs/t5/base.py:debug"
-  assert (
-    inspect_data.main([recipe, "--examples=1", '--config.task.preprocessors=["mine:drop"]']) == 0
-  )
-  said = capsys.readouterr().out
-  assert (
-    "encoder_input_tokens before preprocessors int32[64]" in said
-    and ("decoder_target_tokens before") not in said
-  )
-  assert (
-    inspect_data.main([recipe, "--examples=1"]) == 0 and "before" not in capsys.readouterr().out
-  )
+  flag = '--config.task.preprocessors=["mine:drop"]'
+  assert inspect_data.main([recipe, "--examples=1", flag]) == 0
+  output = capsys.readouterr().out
+  assert "encoder_input_tokens before preprocessors int32[64]" in output
+  assert "decoder_target_tokens before" not in output
+  assert inspect_data.main([recipe, "--examples=1"]) == 0
+  assert "before" not in capsys.readouterr().out
 
 
-def test_a_dataset_anyone_can_iterate():
+def test_a_dataset_gives_the_batches_of_the_loader():
   built = build()
   batches = dataset(built, 5, 3, batch_size=4)
-  assert isinstance(batches, tf.data.Dataset) and batches.element_spec[N] == tf.TensorSpec(
-    [4, 64], tf.int32
-  )
+  assert isinstance(batches, tf.data.Dataset)
+  assert batches.element_spec[N] == tf.TensorSpec([4, 64], tf.int32)
   expected = loader.train_batches(built, batch_size=4, seed=5, start_step=3)
-  for found in batches.take(3):
+  for batch in batches.take(3):
     for name, value in next(expected).items():
-      np.testing.assert_array_equal(found[name].numpy(), value, strict=True)
+      np.testing.assert_array_equal(batch[name].numpy(), value, strict=True)
   for _ in range(5):
-    next(iter(batches))  # dropped at once
+    next(iter(batches))  # an iterator that is dropped at once
+
+
+def test_a_dataset_from_a_negative_step_is_refused():
+  built = build()
   with pytest.raises(UserError, match="start_step: found -1"):
     dataset(built, 0, -1)
