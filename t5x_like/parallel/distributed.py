@@ -33,14 +33,13 @@ KEY = "T5X_LIKE_JOB_KEY"  # a secret of the job; processes without the same one 
 _GREETING = "t5x_like.rendezvous.v2"
 _GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
-_SAY_SECONDS = 60.0
+_VERDICT_SECONDS = 60.0
 _ABORTED = (
   "jax has ended this process, as a rule because another process of the job has ended or does not "
   "answer; see the logs of the others, and run the same command again"
 )
-_abort_handler = None  # kept, as libc calls it
-# Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value
-# store.
+_abort_handler = None  # referenced, because libc calls it
+# All processes count their calls, so that each call has its own key in JAX's key-value store.
 _agreements = itertools.count()
 _broadcasts = itertools.count()
 
@@ -72,9 +71,9 @@ def initialize(*, timeout_seconds: float = 300) -> None:
   deadline = time.monotonic() + timeout_seconds
   host, port = _split_address(job.address)
   if job.process_id == 0:
-    _gather(port, job.num_processes, deadline, timeout_seconds)
+    _await_processes(port, job.num_processes, deadline, timeout_seconds)
   else:
-    _report(host, port, job, deadline, timeout_seconds)
+    _greet_coordinator(host, port, job, deadline, timeout_seconds)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _keep_stdout_for_python()
   _end_aborts_as_transient()
@@ -94,7 +93,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keep the output of native libraries off stdout: their threads write in the middle of lines.
+  """Keep the output of native libraries, whose threads write within lines, off stdout.
 
   On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log,
   for example).
@@ -106,7 +105,10 @@ def _keep_stdout_for_python() -> None:
     return
   sys.stdout.flush()
   descriptor = os.dup(1)
-  os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
+  native_output = 2
+  if jax.config.jax_platforms == "cpu":
+    native_output = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(native_output, 1)
   stream = open(
     descriptor, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1
   )
@@ -168,7 +170,7 @@ def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> N
   # Process 0 reads all facts, and the others its verdict: two messages a process, however many
   # there are.
   store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
-  broadcast_from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
+  broadcast_from_first(compare, timeout_seconds=timeout_seconds + _VERDICT_SECONDS)
 
 
 def key_value_store():
@@ -229,9 +231,10 @@ def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400)
   began = time.monotonic()
   while True:
     try:
-      outcome, reason = json.loads(
-        _wait_for_key(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet")
+      answer = _wait_for_key(
+        store, key, _VERDICT_SECONDS, "process 0 has not prepared the data yet"
       )
+      outcome, reason = json.loads(answer)
       break
     except TransientError:
       waited = time.monotonic() - began
@@ -240,9 +243,10 @@ def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400)
         f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log"
       )
     print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
+  if outcome == "refused":
+    raise UserError(f"process 0 could not prepare the data: {reason}")
   if outcome != "made":
-    error = UserError if outcome == "refused" else TransientError
-    raise error(f"process 0 could not prepare the data: {reason}")
+    raise TransientError(f"process 0 could not prepare the data: {reason}")
   return make()
 
 
@@ -304,8 +308,9 @@ def _find_job(timeout_seconds: float) -> _Job | None:
   for name in _ENVIRONMENT[1:]:
     if not variables[name].isdecimal():
       raise UserError(f"environment: {name} is {variables[name]!r}, expected a whole number")
-  count, index = (int(variables[name]) for name in _ENVIRONMENT[1:])
-  if not 0 <= index < count:
+  count = int(variables["JAX_NUM_PROCESSES"])
+  index = int(variables["JAX_PROCESS_ID"])
+  if index >= count:
     raise UserError(
       f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES={count}"
     )
@@ -337,21 +342,21 @@ def _split_address(address: str) -> tuple[str, int]:
   return host.strip("[]"), int(port)
 
 
-def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
-  """Wait, in process 0, for all others to connect; then tell all to continue."""
+def _open_server(port: int, backlog: int) -> socket.socket:
   dual = socket.has_dualstack_ipv6()
+  family = socket.AF_INET6 if dual else socket.AF_INET
   try:
-    server = socket.create_server(
-      ("", port),
-      family=socket.AF_INET6 if dual else socket.AF_INET,
-      dualstack_ipv6=dual,
-      backlog=count,
-    )
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
   except OSError as error:
     raise UserError(
       f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that "
       "uses it, or give another port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
     ) from None
+
+
+def _await_processes(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
+  """Wait, in process 0, for all others to connect; then tell all to continue."""
+  server = _open_server(port, count)
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)
     peers: dict[int, socket.socket] = {}
@@ -361,7 +366,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
       try:
         peer = stack.enter_context(server.accept()[0])
       except TimeoutError:
-        error = _absence(peers, count, timeout_seconds, refusal)
+        error = _absence_error(peers, count, timeout_seconds, refusal)
         for peer in peers.values():
           _send(peer, {"refused": str(error), "transient": isinstance(error, TransientError)})
         raise error from None
@@ -370,8 +375,8 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
         peer.close()
         continue
       index = greeting["process"]
-      is_counted_alike = greeting["processes"] == count and index in range(1, count)
-      if is_counted_alike and (index not in peers or _has_left(peers[index])):
+      is_expected = greeting["processes"] == count and index in range(1, count)
+      if is_expected and (index not in peers or _has_left(peers[index])):
         peers[index] = peer
         continue
       # It may belong to another job, so it alone is refused, and this job goes on.
@@ -386,22 +391,21 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
 
 
 def _is_greeting(message: dict) -> bool:
-  """Return whether a message is a greeting of `_report` from a process of the same job."""
-  numbers = message.get("process"), message.get("processes")
+  """Return whether a message is a greeting of `_greet_coordinator` from the same job."""
+  if message.get("greeting") != _GREETING:
+    return False
+  if type(message.get("process")) is not int or type(message.get("processes")) is not int:
+    return False
   key = message.get("key")
-  return (
-    message.get("greeting") == _GREETING
-    and all(type(number) is int for number in numbers)
-    and isinstance(key, str)
-    and hmac.compare_digest(key.encode("utf-8", "replace"), _key().encode())
-  )
+  if not isinstance(key, str):
+    return False
+  return hmac.compare_digest(key.encode("utf-8", "replace"), _secret_digest().encode())
 
 
-def _key() -> str:
+def _secret_digest() -> str:
   """Return a digest of the secret that the processes of a job share, if there is one."""
-  return hashlib.sha256(
-    f"{_GREETING}:{os.environ.get(KEY, '')}".encode("utf-8", "surrogateescape")
-  ).hexdigest()
+  secret = f"{_GREETING}:{os.environ.get(KEY, '')}"
+  return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _has_left(peer: socket.socket) -> bool:
@@ -418,7 +422,7 @@ def _has_left(peer: socket.socket) -> bool:
       peer.settimeout(5.0)
 
 
-def _absence(
+def _absence_error(
   peers: dict[int, socket.socket], count: int, timeout_seconds: float, refusal: str
 ) -> Exception:
   """Return the error of process 0 when not all others came."""
@@ -432,14 +436,15 @@ def _absence(
   return TransientError(f"{message}; start the same command on every host")
 
 
-def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: float) -> None:
+def _greet_coordinator(
+  host: str, port: int, job: _Job, deadline: float, timeout_seconds: float
+) -> None:
   """Connect to process 0, from another process, and wait for its answer."""
   reason = "no answer"
   while time.monotonic() < deadline:
+    seconds = max(0.001, min(5, deadline - time.monotonic()))
     try:
-      peer = socket.create_connection(
-        (host, port), timeout=max(0.001, min(5, deadline - time.monotonic()))
-      )
+      peer = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
       reason = error.strerror or one_line(error)
       time.sleep(min(0.2, max(0, deadline - time.monotonic())))
@@ -449,14 +454,15 @@ def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: f
         "greeting": _GREETING,
         "process": job.process_id,
         "processes": job.num_processes,
-        "key": _key(),
+        "key": _secret_digest(),
       }
       _send(peer, greeting)
       answer = _receive(peer, max(1, deadline + 5 - time.monotonic()))
     if answer.get("go"):
       return
     if "refused" in answer:
-      raise (TransientError if answer.get("transient") else UserError)(str(answer["refused"]))
+      error_class = TransientError if answer.get("transient") else UserError
+      raise error_class(str(answer["refused"]))
     reason = "it answers, but not as a coordinator"
     time.sleep(0.2)
   raise TransientError(

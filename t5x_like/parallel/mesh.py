@@ -114,8 +114,7 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
 
 def _changed_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[int]:
   """Return the dimensions of the torus in which two devices differ."""
-  pairs = zip(coords, other_coords)
-  return {dim for dim, (coord, other_coord) in enumerate(pairs) if coord != other_coord}
+  return {dim for dim in range(len(coords)) if coords[dim] != other_coords[dim]}
 
 
 def _join_odd_lengths(lengths: list[int]) -> list[int]:

@@ -101,7 +101,8 @@ class Rules:
     """
     used: set[str] = set()
     parts: list[Any] = [None] * len(axes)
-    for i in sorted(range(len(axes)), key=lambda i: axes[i] != first):
+    first_to_last = sorted(range(len(axes)), key=lambda i: axes[i] != first)
+    for i in first_to_last:
       if not axes[i]:
         continue
       mesh_axes = tuple(axis for axis in self.axes(axes[i]) if axis not in used)
@@ -232,11 +233,17 @@ class Rules:
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
   ) -> jax.Array:
     x = self.constrain(x, before, first=before[-1])
-    rows, *_, exchanged_axes = (_as_tuple(part) for part in self.spec(before, before[-1]))
-    all_rows, *_, last_axes = (_as_tuple(part) for part in self.spec(after))
+    before_spec = self.spec(before, before[-1])
+    rows = _as_tuple(before_spec[0])
+    exchanged_axes = _as_tuple(before_spec[-1])
+    after_spec = self.spec(after)
+    all_rows = _as_tuple(after_spec[0])
     divides = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
-    groups = exchange_stages(self.mesh, *exchanged_axes) if len(exchanged_axes) == 1 else [None]
-    if len(groups) == 1 or not divides or last_axes or all_rows != (*rows, *exchanged_axes):
+    groups = [None]
+    if len(exchanged_axes) == 1:
+      groups = exchange_stages(self.mesh, *exchanged_axes)
+    moves_to_rows = all_rows == (*rows, *exchanged_axes) and not after_spec[-1]
+    if len(groups) == 1 or not divides or not moves_to_rows:
       return self.constrain(x, after)
 
     # In one stage, the TPU compiler would plan a route for every pair of devices, which dominates
@@ -286,44 +293,76 @@ class Rules:
   ) -> jax.Array:
     # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it
     # afterwards.
-    divisible_tokens = []
-    for name, size in zip(tokens, x.shape):
-      divides = name is None or size % self.ways(name) == 0
-      divisible_tokens.append(name if divides else None)
-    inputs = PartitionSpec(*(part or None for part in self._token_parts(tuple(divisible_tokens))))
-    summed = {axis for part in inputs for axis in _as_tuple(part)}
     axes = self.optimizer_axes(axes)
-    full_parts = [_as_tuple(part) for part in self.spec(axes)]
-    summed_parts = [tuple(axis for axis in part if axis in summed) for part in full_parts]
-    summed_only = tuple(sorted(summed - {axis for part in summed_parts for axis in part}))
-    if not any(summed_parts):
+    token_parts = self._token_parts(self._divisible_axes(x, tokens))
+    summed = {axis for part in token_parts for axis in part}
+    result_parts = [_as_tuple(part) for part in self.spec(axes)]
+    scattered_parts = [tuple(axis for axis in part if axis in summed) for part in result_parts]
+    if not any(scattered_parts):
       return self.constrain(contract(x, g), axes)
 
-    # The result has the axes that are not summed over: first shared ones (experts), then those of
-    # `x`, then those of `g`. Where these are split (`tensor`), each device sums its own part; the
-    # partitioner would gather, then slice.
+    # The result has the axes that are not summed over: first shared ones (experts), then the axes
+    # of `x`, then the axes of `g`. Where these are split (`tensor`), each device sums its own part;
+    # the partitioner would gather, then slice.
     shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
     sizes = [x.shape[i] for i in shared] + [*x.shape[len(tokens) :], *g.shape[len(tokens) :]]
-    unsummed_parts = [tuple(axis for axis in part if axis not in summed) for part in full_parts]
-    num_parts = [self._num_devices(part) for part in unsummed_parts]
-    if len(sizes) != len(unsummed_parts) or any(n % p for n, p in zip(sizes, num_parts)):
-      unsummed_parts = [()] * len(unsummed_parts)
-    shared_parts = dict(zip(shared, unsummed_parts))
-    inputs = [shared_parts.get(i, part) for i, part in enumerate(inputs)]
-    end = len(shared) + x.ndim - len(tokens)
-    x_parts = unsummed_parts[len(shared) : end]
-    g_parts = unsummed_parts[end:]
+    kept_parts = [tuple(axis for axis in part if axis not in summed) for part in result_parts]
+    if not self._parts_divide(sizes, kept_parts):
+      kept_parts = [()] * len(kept_parts)
+    input_parts = [part or None for part in token_parts]
+    for i, part in zip(shared, kept_parts):
+      input_parts[i] = part
+    end_of_x = len(shared) + x.ndim - len(tokens)
+    x_parts = kept_parts[len(shared) : end_of_x]
+    g_parts = kept_parts[end_of_x:]
+    output_parts = [(*kept, *split) for kept, split in zip(kept_parts, scattered_parts)]
+    scatter = jax.shard_map(
+      self._sum_and_scatter(contract, summed, scattered_parts),
+      mesh=self.mesh,
+      in_specs=(PartitionSpec(*input_parts, *x_parts), PartitionSpec(*input_parts, *g_parts)),
+      out_specs=PartitionSpec(*output_parts),
+      # A pipeline's stages may be mapped over around this.
+      axis_names=summed.union(*kept_parts, self.axes("layers")),
+      check_vma=False,
+    )
+    dtype = jax.eval_shape(contract, x, g).dtype
+    return self.constrain(scatter(x, g), axes).astype(dtype)
 
-    out_parts = [(*unsummed, *split) for unsummed, split in zip(unsummed_parts, summed_parts)]
+  def _divisible_axes(self, x: jax.Array, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Return the leading axes of an array with None where it does not divide."""
+    divisible = []
+    for name, size in zip(axes, x.shape):
+      divides = name is None or size % self.ways(name) == 0
+      divisible.append(name if divides else None)
+    return tuple(divisible)
 
+  def _parts_divide(self, sizes: list[int], parts: list[tuple[str, ...]]) -> bool:
+    """Return whether axes of these sizes divide over the mesh axes of their parts."""
+    if len(sizes) != len(parts):
+      return False
+    return all(size % self._num_devices(part) == 0 for size, part in zip(sizes, parts))
+
+  def _sum_and_scatter(
+    self, contract: Callable, summed: set[str], scattered_parts: list[tuple[str, ...]]
+  ) -> Callable:
+    """Return `(x, g) -> result` for each device: a contraction, reduce-scattered.
+
+    Args:
+      contract: `(x, g) -> sum over tokens`.
+      summed: the mesh axes to sum over.
+      scattered_parts: for each axis of the result, the mesh axes among `summed` that split it.
+    """
+    scattered = {axis for part in scattered_parts for axis in part}
+    summed_only = tuple(sorted(summed - scattered))
     # XLA's CPU compiler crashes on 16-bit sums within a `shard_map` that leaves mesh axes to the
     # partitioner.
     on_cpu = self.mesh.devices.flat[0].platform == "cpu"
 
     def local(x, g):
       y = contract(x, g)
-      y = y.astype(jnp.float32) if on_cpu else y
-      for i, part in enumerate(summed_parts):
+      if on_cpu:
+        y = y.astype(jnp.float32)
+      for i, part in enumerate(scattered_parts):
         for axis in part:
           for groups in exchange_stages(self.mesh, axis):
             y = jax.lax.psum_scatter(
@@ -331,17 +370,7 @@ class Rules:
             )
       return jax.lax.psum(y, summed_only) if summed_only else y
 
-    scatter = jax.shard_map(
-      local,
-      mesh=self.mesh,
-      in_specs=(PartitionSpec(*inputs, *x_parts), PartitionSpec(*inputs, *g_parts)),
-      out_specs=PartitionSpec(*out_parts),
-      # a pipeline's stages may be mapped over around this
-      axis_names=summed.union(*unsummed_parts, self.axes("layers")),
-      check_vma=False,
-    )
-    dtype = jax.eval_shape(contract, x, g).dtype
-    return self.constrain(scatter(x, g), axes).astype(dtype)
+    return local
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """Return the logical axes that do not divide and are left whole; record them in `dropped`."""
@@ -379,7 +408,9 @@ def _without(axes: tuple[str | None, ...], names: set[str]) -> tuple[str | None,
 
 
 def _as_tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  return (part,) if isinstance(part, str) else part or ()
+  if part is None:
+    return ()
+  return (part,) if isinstance(part, str) else part
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
@@ -397,10 +428,10 @@ def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.nd
   indices_by_process: dict[int, list] = {}
   for device, index in sharding.devices_indices_map((batch_size,)).items():
     indices_by_process.setdefault(device.process_index, []).append(index)
-  return {
-    process: _row_numbers(batch_size, indices)
-    for process, indices in sorted(indices_by_process.items())
-  }
+  rows = {}
+  for process, indices in sorted(indices_by_process.items()):
+    rows[process] = _row_numbers(batch_size, indices)
+  return rows
 
 
 def _row_numbers(batch_size: int, indices: Iterable[tuple[slice, ...]]) -> np.ndarray:

@@ -183,7 +183,7 @@ FIRST_ALONE = """
       time.sleep(1)
       made.write_text("made")
     return made.read_text()
-  distributed._SAY_SECONDS = 0.3
+  distributed._VERDICT_SECONDS = 0.3
   print(distributed.run_first_alone(make), flush=True)
   def refuse():
     raise distributed.UserError("no such source")
@@ -294,7 +294,12 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, message
     )
 
 
-KEYED = {"greeting": distributed._GREETING, "key": distributed._key(), "process": 1, "processes": 2}
+KEYED = {
+  "greeting": distributed._GREETING,
+  "key": distributed._secret_digest(),
+  "process": 1,
+  "processes": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -344,7 +349,7 @@ def gathered(contents, seconds=20.0, end=b"\n"):
 
   def gather():
     try:
-      distributed._gather(port, 2, time.monotonic() + seconds, seconds)
+      distributed._await_processes(port, 2, time.monotonic() + seconds, seconds)
     except Exception as error:
       errors.append(error)
 
