@@ -179,7 +179,7 @@ def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   ids = [original.encode(text) for text in texts]
   assert [row.tolist() for row in saved_copy.encode_batch(texts)] == ids
   with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
-    patch.setattr(tokenizers_kind, "_LONG", 3)
+    patch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
     assert [row.tolist() for row in original.encode_batch(texts)] == ids
   assert all(
     isinstance(original.decode(row), str) and len(original.pieces_of(row)) == len(row)

@@ -107,7 +107,7 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text
   for vocabulary in (*trained.values(), lowercase):
     whole = vocabulary.encode(text)
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(tokenizers_kind, "_LONG", 3)
+      patch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
       assert vocabulary.encode(text) == whole
       assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [
         whole,
@@ -116,7 +116,7 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text
 
 
 def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monkeypatch):
-  monkeypatch.setattr(tokenizers_kind, "_LONG", 3)
+  monkeypatch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
   calls = []
   for vocabulary in trained.values():
     monkeypatch.setattr(
