@@ -273,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{name}: {plan['verdict']}", flush=True)
     # read now: another may be writing it too
     plans = json.loads(STORED.read_text()) if STORED.exists() else {}
-    grew = counts.grown(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
+    grew = counts.describe_growth(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
     if grew and not args.accept:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
       worst = EXIT_GREW

@@ -1,2 +1,1 @@
-"""Estimate a step's cost on absent hardware: compile it for a named topology and read the
-program."""
+"""Estimate a step's cost on absent hardware from its compiled program."""

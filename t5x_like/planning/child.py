@@ -1,5 +1,7 @@
-"""Make plans in child processes: they need another environment and stack, and the compiler may
-crash."""
+"""Make plans in child processes.
+
+They need another environment and stack, and the compiler may crash.
+"""
 
 import dataclasses
 import json
@@ -51,8 +53,7 @@ def plan(
   timeout_seconds: float,
   report_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-  """Return the plan or, if the compiler gives no answer, `fits` None and a `verdict` with the
-  reason.
+  """Return the plan, or `fits` None and a `verdict` if the compiler gives no answer.
 
   Args:
     timeout_seconds: how long the compiler may take.
@@ -93,8 +94,10 @@ def plan(
 def _run(
   command: list[str], environment: dict[str, str], log, timeout_seconds: float, report_progress
 ) -> int:
-  """Return the exit code of a command, or the negative number of the signal that ended it; SIGALRM
-  for the timeout."""
+  """Return the exit code of a command, negative for the signal that ended it.
+
+  A timeout counts as SIGALRM.
+  """
   process = subprocess.Popen(
     command,
     env=environment,
@@ -123,8 +126,10 @@ def _run(
 
 
 def _raise_stack_limit() -> None:
-  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow
-  ordinary stacks."""
+  """Raise the stack limit before jax reads it.
+
+  On Transformers, the compiler's threads overflow ordinary stacks.
+  """
   _, hard = resource.getrlimit(resource.RLIMIT_STACK)
   resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
 
@@ -137,10 +142,8 @@ def _failure(code: int, seconds: float, messages: str) -> str:
     name = signal.Signals(-code).name
     hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
     return f"the compiler crashed with {name}{hint} (exit code {128 - code}) after {seconds:.0f} s"
-  lines = [
-    line.strip()
-    for line in messages.splitlines()
-    if line.strip("- ") and "JAX has removed" not in line
-  ]
-  message = lines[-1][:300] if lines else "no message"
+  message = "no message"
+  for line in messages.splitlines():
+    if line.strip("- ") and "JAX has removed" not in line:
+      message = line.strip()[:300]
   return f"the compiler failed (exit code {code}) after {seconds:.0f} s: {message}"

@@ -1,5 +1,4 @@
-"""The collectives of a compiled program: the bytes each device sends, over which mesh axes, and
-whether it waits.
+"""Read the collectives of a compiled program: bytes, mesh axes, and whether a device waits.
 
 *Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the
 minimum of any algorithm (Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result
@@ -84,7 +83,7 @@ class Collective:
     self.bytes += executed_bytes
     self.ring_bytes += ring_bytes
     if ring_bytes > self.largest:
-      traced = _TRACED_NAME.search(instruction.rest)
+      traced = _TRACED_NAME.search(instruction.attributes)
       self.largest = ring_bytes
       self.where = traced[1] if traced else instruction.name
       # of a permutation, a hop, not the wrap
@@ -92,11 +91,9 @@ class Collective:
 
   def row(self) -> dict[str, Any]:
     """Return the attributes that a plan reports."""
-    return {
-      key: value
-      for key, value in dataclasses.asdict(self).items()
-      if key not in ("largest", "group")
-    }
+    row = dataclasses.asdict(self)
+    del row["largest"], row["group"]
+    return row
 
 
 def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
@@ -126,7 +123,13 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       if kind == "all-reduce" and computation in program.fused and instruction.name in sliced_names:
         kind = "reduce-scatter"
       asynchronous = is_start or channel in starts or computation in program.asynchronous
-      key = (kind, _axes(groups, mesh, kind), group_size, asynchronous, _RING in instruction.rest)
+      key = (
+        kind,
+        _axes(groups, mesh, kind),
+        group_size,
+        asynchronous,
+        _RING in instruction.attributes,
+      )
       row = rows.setdefault(key, Collective(*key))
       row.add(instruction, groups, executions, executed_bytes)
   return sorted(rows.values(), key=lambda row: -row.ring_bytes)
@@ -142,11 +145,10 @@ def _names_of_sliced(instructions: Sequence[Instruction]) -> set[str]:
 
 
 def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
-  """Return the computations that start an asynchronous collective of the TPU compiler, by
-  channel."""
+  """Return the computations that start asynchronous collectives, by channel."""
   starts: dict[str, set[str]] = {}
   for computation, instructions in program.computations.items():
-    if not any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
+    if not any(i.opcode == "custom-call" and _STARTS in i.attributes for i in instructions):
       continue
     for instruction in instructions:
       kind, _ = _kind(instruction)
@@ -161,22 +163,26 @@ def _kind(instruction: Instruction) -> tuple[str | None, bool]:
   transfer = _transfer_between_slices(instruction)
   if transfer is not None:
     kind = transfer["kind"].lower().replace("_", "-")
-    return (kind if kind in _KINDS else "collective-permute"), True
-  base = instruction.opcode.removesuffix("-start")
-  return (base if base in _KINDS else None), base != instruction.opcode
+    if kind not in _KINDS:
+      kind = "collective-permute"
+    return kind, True
+  kind = instruction.opcode.removesuffix("-start")
+  is_start = kind != instruction.opcode
+  return (kind if kind in _KINDS else None), is_start
 
 
 def _transfer_between_slices(instruction: Instruction) -> re.Match | None:
-  """Match the attributes of data that a device hands to its host for another slice; None for other
-  instructions."""
+  """Match the attributes of data for another slice; return None for other instructions.
+
+  A device hands this data to its host.
+  """
   if instruction.opcode != "send":
     return None
-  return _BETWEEN_SLICES.search(instruction.rest)
+  return _BETWEEN_SLICES.search(instruction.attributes)
 
 
 def _ring_share(kind: str, group_size: int) -> float:
-  """Return the bytes that one device sends around a ring, relative to the bytes of the
-  collective."""
+  """Return the bytes sent by one device around a ring, relative to the collective's bytes."""
   if kind in ("collective-permute", "collective-broadcast"):
     return 1.0
   passes = 2.0 if kind == "all-reduce" else 1.0
@@ -186,8 +192,10 @@ def _ring_share(kind: str, group_size: int) -> float:
 def _bytes(
   instruction: Instruction, kind: str, shapes: Mapping[str, str], group_size: int
 ) -> float:
-  """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a
-  gather."""
+  """Return the bytes of the larger side of a collective.
+
+  They are the operands of a reduction or scatter, and the results of a gather.
+  """
   parts = elements(instruction.type)
   if instruction.opcode == "send":
     copies = group_size if kind == "all-gather" else 1
@@ -205,7 +213,7 @@ def _bytes(
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   """Parse the groups of participating devices, in any of their printed forms."""
-  text = instruction.rest
+  text = instruction.attributes
   transfer = _transfer_between_slices(instruction)
   if transfer is not None:
     slices = int(transfer["last_slice"]) + 1
@@ -231,8 +239,9 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
 
 def _groups_by_axes(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
-  """Return the groups along some axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index
-  of a.
+  """Return the groups of devices along some mesh axes.
+
+  For the mesh `'a'=2, 'b'=4` and `'b'`, there is one group for each index of a.
 
   `'b':(2)2` is a part of an axis: the size of the parts before it, and its own.
   """
@@ -280,8 +289,10 @@ def _integers(text: str) -> list[int]:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
-  """Return the mesh axes along which a group's members differ; "part of …" if the groups do not
-  span these axes."""
+  """Return the mesh axes along which a group's members differ.
+
+  The name begins with "part of" if the groups do not span these axes.
+  """
   names = list(mesh)
   shape = tuple(mesh.values())
   largest_id = max((max(group) for group in groups if group), default=0)

@@ -27,7 +27,7 @@ from t5x_like.planning import counts, hardware, minimum, products, roofline, sea
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
 from t5x_like.training import compilation, device_peak
-from t5x_like.training.build import build_parts
+from t5x_like.training.build import Parts, build_parts
 
 _GIGA = 1e9
 _MANY_GATHERS = 4  # times the least bytes, from which a decoding step is advised against
@@ -38,8 +38,7 @@ _GATHERS_HINT = (
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-  """Make the plan for `request` (see `child.Request`), as JSON-serialisable values; bytes are per
-  device."""
+  """Make the plan for a `child.Request` as JSON-serialisable values; bytes are per device."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -50,40 +49,17 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   rules = parts.rules
   mesh = dict(rules.mesh.shape)
   step = steps.make(request["step"], config, parts, task)
-  named = params.named_params(parts.model)
-  itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  train = request["step"] == "train"
-  minimum_bytes = minimum.ring_bytes(
-    named, rules, itemsize, train, config.accumulation_steps, parts.trained
-  )
   answer = {
     "topology": topology.name,
     "step": request["step"],
     "config": request["config"],
     "overrides": request["overrides"],
-    "model": f"{config.model.name} {config.model.get('variant', '')}".strip(),
     "mesh": {axis: size for axis, size in mesh.items() if size > 1},
     "devices": len(devices),
     "device_kind": devices[0].device_kind,
-    "batch_size": config.batch_size,
-    "accumulation_steps": config.accumulation_steps,
-    "remat": slots.to_plain(config.model.get("remat")),
-    "parameters": sum(math.prod(p.shape) for p in named.values()),
-    "features": {name: list(feature.shape) for name, feature in task.features.items()},
-    "rows": _rows(rules, config.batch_size),
-    "model_flops": step.model_flops,
-    "tokens": step.tokens,
-    "unit": "images" if "image" in step.batch else "tokens",
-    "memory": {
-      "hbm": topology.chip.memory if topology.chip else None,
-      "params": steps.shard_bytes(parts.state.params),
-      "optimizer": steps.shard_bytes(parts.state.opt_state) if train else 0.0,
-      "batch": steps.shard_bytes(step.batch),
-    },
-    "minimum_ring_gigabytes": sum(minimum_bytes.values()) / _GIGA,
-    "minimum": minimum_bytes,
-    "weight_bytes": minimum.weight_bytes(named, rules, itemsize),
+    **_describe_step(request["step"], config, parts, task, step),
   }
+  answer["memory"]["hbm"] = topology.chip.memory if topology.chip else None
   start = time.perf_counter()
   with record_cores() as used:
     lowered = step.lower()
@@ -117,6 +93,36 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   return answer
 
 
+def _describe_step(kind: str, config, parts: Parts, task, step: steps.Step) -> dict[str, Any]:
+  """Return the facts about a step that are known without the compiler."""
+  named = params.named_params(parts.model)
+  itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
+  train = kind == "train"
+  minimum_bytes = minimum.ring_bytes(
+    named, parts.rules, itemsize, train, config.accumulation_steps, parts.trained
+  )
+  return {
+    "model": f"{config.model.name} {config.model.get('variant', '')}".strip(),
+    "batch_size": config.batch_size,
+    "accumulation_steps": config.accumulation_steps,
+    "remat": slots.to_plain(config.model.get("remat")),
+    "parameters": sum(math.prod(p.shape) for p in named.values()),
+    "features": {name: list(feature.shape) for name, feature in task.features.items()},
+    "rows": _describe_rows(parts.rules, config.batch_size),
+    "model_flops": step.model_flops,
+    "tokens": step.tokens,
+    "unit": "images" if "image" in step.batch else "tokens",
+    "memory": {
+      "params": steps.shard_bytes(parts.state.params),
+      "optimizer": steps.shard_bytes(parts.state.opt_state) if train else 0.0,
+      "batch": steps.shard_bytes(step.batch),
+    },
+    "minimum_ring_gigabytes": sum(minimum_bytes.values()) / _GIGA,
+    "minimum": minimum_bytes,
+    "weight_bytes": minimum.weight_bytes(named, parts.rules, itemsize),
+  }
+
+
 def _compile(
   step: str, lowered: jax.stages.Lowered, device
 ) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
@@ -140,7 +146,7 @@ def _compile(
     return compiled, largest_dump.read_text(), options
 
 
-def _rows(rules, batch_size: int) -> dict[str, int]:
+def _describe_rows(rules, batch_size: int) -> dict[str, int]:
   """Describe how the rows of a global batch are spread over hosts."""
   rows_by_host = list(rows_by_process(rules.batch(), batch_size).values())
   lengths = [len(rows) for rows in rows_by_host]
@@ -155,17 +161,15 @@ def _rows(rules, batch_size: int) -> dict[str, int]:
 
 
 def _memory_shortage(error: Exception) -> str | None:
-  """Return the compiler's message about a program that needs more memory than there is; None for
-  other errors."""
+  """Return the compiler's message if a program needs too much memory, else None."""
   text = one_line(error)
   if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
     return None
-  used = re.search(r"Used (\S+) of (\S+) hbm", text) or re.search(
-    r"\((\S+)\) exceeds available "
-    r"HBM \((\S+)\)",
-    text,
-  )
-  return f"the compiler needs {used[1]} of {used[2]} of HBM" if used else text[:200]
+  for pattern in (r"Used (\S+) of (\S+) hbm", r"\((\S+)\) exceeds available HBM \((\S+)\)"):
+    sizes = re.search(pattern, text)
+    if sizes:
+      return f"the compiler needs {sizes[1]} of {sizes[2]} of HBM"
+  return text[:200]
 
 
 def _memory(kinds: dict[str, float | None], analysis) -> dict[str, Any]:
@@ -218,7 +222,7 @@ def _costs(
   chip = topology.chip
   devices = mesh_devices.reshape(-1)
   peak, _ = device_peak.peak_flops(devices[0])
-  # by 8-bit products, at twice the rate
+  # 8-bit products run at twice the rate, so half of their FLOPs are saved.
   saved_flops = product_flops - products.flops(program, chip.fast)
   collective_seconds = {"asynchronous": 0.0, "synchronous": 0.0}
   for row in rows:
@@ -238,9 +242,9 @@ def _costs(
   seconds["step"] = step_seconds
   costs["seconds"] = seconds
   costs["dearest"] = counts.dearest(program, chip.clock)
-  costs["mfu"] = (
-    answer["model_flops"] / (step_seconds * peak * len(devices)) if step_seconds else None
-  )
+  costs["mfu"] = None
+  if step_seconds:
+    costs["mfu"] = answer["model_flops"] / (step_seconds * peak * len(devices))
   if answer["step"] == "decode":
     new_tokens = answer["tokens"] / answer["batch_size"]
     costs["weights_seconds"] = new_tokens * answer["weight_bytes"] / chip.bandwidth

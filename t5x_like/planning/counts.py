@@ -1,5 +1,4 @@
-"""Counts of a compiled program that a change of the code can make worse, and its dearest
-operations.
+"""Count the work of a compiled program that a change of the code can increase.
 
 `docs/plans.json` holds those of published models, and `tools/plans.py` refuses to let them grow.
 """
@@ -13,7 +12,7 @@ from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
 
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
-# their results are those of others
+# Instructions that make no array: their results are arrays of other instructions.
 _NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "while", "bitcast")
 _NAMED = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
@@ -36,9 +35,8 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     if instruction.opcode in _PRODUCTS:
       dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
       if "f32" in dtypes:
-        totals["float32_flops"] += executions * products.instruction_flops(
-          program, instruction, shapes
-        )
+        product_flops = products.instruction_flops(program, instruction, shapes)
+        totals["float32_flops"] += executions * product_flops
     if not program.alone(computation):
       continue
     result_bytes = [type_bytes(part) for part in elements(instruction.type)]
@@ -53,7 +51,7 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
   return {name: float(f"{value / 1e9:.4g}") for name, value in sorted(totals.items())}
 
 
-def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
+def describe_growth(before: dict[str, float], after: dict[str, float]) -> list[str]:
   """Describe the counts that have grown by more than a hundredth and a megabyte (or 10^6 FLOPs)."""
   lines = []
   for name, old in before.items():
@@ -64,8 +62,9 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
 
 
 def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, Any]]:
-  """Return the operations with the most of the compiler's cycles: seconds a step, executions,
-  traced name, type of the first result.
+  """Return the operations with the most of the compiler's cycles.
+
+  Each has its seconds in a step, executions, traced name, and the type of its first result.
 
   Args:
     clock: cycles per second.
@@ -75,7 +74,7 @@ def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, A
     cycles = products.own_cycles(instruction)
     if not cycles or not program.alone(computation):
       continue
-    traced = _NAMED.search(instruction.rest)
+    traced = _NAMED.search(instruction.attributes)
     operations.append(
       {
         "seconds": executions * cycles / clock,

@@ -1,5 +1,4 @@
-"""Named hardware, such as `v5e:16x16`, two slices of it, or `cpu:8`, as devices to compile programs
-for.
+"""Describe named hardware, such as `v5e:16x16` or `cpu:8`, as devices to compile for.
 
 TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (the extra `plan`).
 """
@@ -78,7 +77,8 @@ class Topology:
 
   @property
   def name(self) -> str:
-    return f"{self.kind}:{self.shape}" + (f" x {self.slices} slices" if self.slices > 1 else "")
+    suffix = f" x {self.slices} slices" if self.slices > 1 else ""
+    return f"{self.kind}:{self.shape}{suffix}"
 
   @property
   def chip(self) -> Chip | None:
@@ -90,18 +90,20 @@ class Topology:
 
   @property
   def dimensions(self) -> tuple[tuple[int, bool], ...]:
-    """(Length in chips, whether the links of its ends close to a ring) of each dimension of a TPU
-    slice."""
+    """(Length in chips, whether its ends are connected) of each dimension of a TPU slice."""
     lengths = [int(length) for length in self.shape.split("x")]
     if self.kind in _FLAT:
       return tuple((length, length == _POD_SIDE) for length in lengths)
-    cubes = len(lengths) == 3 and all(length % _CUBE_SIDE == 0 for length in lengths)
-    return tuple((length, cubes) for length in lengths)
+    has_whole_cubes = len(lengths) == 3 and all(length % _CUBE_SIDE == 0 for length in lengths)
+    return tuple((length, has_whole_cubes) for length in lengths)
 
 
 def parse(text: str, slices: int = 1) -> Topology:
-  """Parse a topology's name; raise UserError for an unknown kind, an invalid shape, or several
-  slices of CPUs."""
+  """Parse a topology's name.
+
+  Raises:
+    UserError: the kind is unknown, the shape is invalid, or several slices are of CPUs.
+  """
   kind, _, shape = text.partition(":")
   kinds = ("cpu", *CHIPS)
   if kind not in kinds:
@@ -109,7 +111,8 @@ def parse(text: str, slices: int = 1) -> Topology:
       f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, kinds)}; there are "
       f"{', '.join(kinds)}"
     )
-  if not re.fullmatch(r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
+  pattern = r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}"
+  if not re.fullmatch(pattern, shape):
     raise UserError(
       f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, "
       "v5e:16x16 or v5p:4x4x4"
@@ -140,7 +143,9 @@ def library() -> str:
       )
     return configured_path
   package = importlib.util.find_spec("libtpu")
-  path = pathlib.Path(package.origin).with_name("libtpu.so") if package and package.origin else None
+  path = None
+  if package and package.origin:
+    path = pathlib.Path(package.origin).with_name("libtpu.so")
   if path is None or not path.is_file():
     raise UserError(
       "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', "
@@ -150,8 +155,9 @@ def library() -> str:
 
 
 def environment(topology: Topology) -> dict[str, str]:
-  """Return the environment variables that a process needs to compile for a topology; it never looks
-  for devices.
+  """Return the environment variables of a process that compiles for a topology.
+
+  The process never looks for devices.
 
   Raises:
     UserError: as `library`.
@@ -175,8 +181,11 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list:
-  """Return a topology's devices; the process must have its `environment`. Raise UserError if the
-  compiler lacks it."""
+  """Return a topology's devices; the process must have its `environment`.
+
+  Raises:
+    UserError: libtpu refuses the topology.
+  """
   import jax
   from jax.experimental import topologies
 
@@ -194,8 +203,7 @@ def devices(topology: Topology) -> list:
 
 
 def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = False) -> float:
-  """Return the least time, in seconds, for a collective over a group of devices to send
-  `ring_bytes` from each.
+  """Return the least seconds of a collective in which each device of a group sends `ring_bytes`.
 
   Within a slice, it uses all of the group's `links`, or two of them if it runs around one `ring`.
   Between slices, it uses the data-centre network, over which a hierarchical collective sends a

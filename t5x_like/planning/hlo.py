@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from t5x_like.nn.feed_forward._over_devices import EXTRA_ROUNDS_SCOPE
 
-# others end in their number of bits: bf16, s4, f8e4m3fn, c64
+# Other dtypes have their number of bits in the name: bf16, s4, f8e4m3fn, c64.
 DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = ")
@@ -22,9 +22,9 @@ _CALLED = re.compile(
   r"(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# the metadata of a Pallas kernel, JSON over several lines
+# The metadata of a Pallas kernel is JSON over several lines.
 _CONTINUED = re.compile(r'\n(?="|\}\}, )')
-# iterations beyond (bound - start) / increment
+# Iterations beyond (bound - start) / increment, by the direction of the comparison.
 _COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}
 
 
@@ -35,7 +35,7 @@ class Instruction:
   Attributes:
     type: the printed type of the result, an array or a tuple.
     operands: names, without `%`.
-    rest: everything after the operands, with attributes and metadata.
+    attributes: the text after the operands: attributes and metadata.
     arguments: the text between the parentheses: operands, a literal or a parameter's number.
   """
 
@@ -43,7 +43,7 @@ class Instruction:
   type: str
   opcode: str
   arguments: str
-  rest: str
+  attributes: str
   root: bool
 
   @property
@@ -56,13 +56,13 @@ class Instruction:
 
   def attribute(self, name: str) -> str | None:
     """Return the value of `name=…`: a word or a text in braces; None if it is missing."""
-    match = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.rest)
+    match = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.attributes)
     return match[1] if match else None
 
   def called_computations(self) -> list[tuple[str, str]]:
     """Return (kind, name) of the computations it names, such as ("body", "region_1")."""
     calls = []
-    for kind, names in _CALLED.findall(self.rest):
+    for kind, names in _CALLED.findall(self.attributes):
       for name in names.strip("{}").split(","):
         if name.strip():
           calls.append((kind, name.strip().lstrip("%")))
@@ -89,7 +89,7 @@ class Program:
     fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls
       in it.
     unknown: the loops with an unknown number of iterations, which count once.
-    skipped: those of them that balanced loads of experts skip, which do not count.
+    skipped: the loops that balanced loads of experts skip, which do not count.
   """
 
   def __init__(self, text: str):
@@ -121,7 +121,7 @@ class Program:
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
     parts = dict(instruction.called_computations())
-    declared = _TRIPS.search(instruction.rest)
+    declared = _TRIPS.search(instruction.attributes)
     if declared:
       trips = int(declared[1])
     else:
@@ -144,7 +144,7 @@ class Program:
     loop = self.loop(computation, instruction)
     if loop.trips is not None:
       self._count(loop.body, executions * loop.trips)
-    elif f"/{EXTRA_ROUNDS_SCOPE}/" in instruction.rest:
+    elif f"/{EXTRA_ROUNDS_SCOPE}/" in instruction.attributes:
       self.skipped.append(instruction.name)
     else:
       self.unknown.append(instruction.name)
@@ -160,8 +160,10 @@ class Program:
         self._count(name, executions)
 
   def _trips(self, computation: str, loop: Instruction, body: str, condition: str) -> int | None:
-    """Return the iterations of a counting loop: (bound - start) / increment, rounded up; None if
-    unknown."""
+    """Return the iterations of a counting loop; None if unknown.
+
+    They are (bound - start) / increment, rounded up.
+    """
     comparison = self._comparison(condition)
     if comparison is None:
       return None
@@ -175,8 +177,10 @@ class Program:
     return max(0, math.ceil((distance + math.copysign(_COMPARISONS[direction], step)) / step))
 
   def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
-    """Return (index of the counter in the state, bound, direction) of a condition; None if it tests
-    no counter."""
+    """Return (index of the counter in the state, bound, direction) of a condition.
+
+    It is None if the condition tests no counter.
+    """
     location = self._find_compare(condition)
     if location is None:
       return None
@@ -192,8 +196,11 @@ class Program:
     return sides[0][1], sides[1][1], direction
 
   def _find_compare(self, condition: str):
-    """Find the first comparison: (computation, instruction, None or (condition, the fusion that
-    calls it))."""
+    """Find the first comparison of a condition.
+
+    Returns (computation, instruction, caller); the caller is None or (condition, the fusion that
+    calls the computation).
+    """
     instructions = self.computations.get(condition, [])
     for instruction in instructions:
       if instruction.opcode == "compare":
@@ -261,8 +268,10 @@ class Program:
 
 
 def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
-  """Parse the arrays of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32",
-  ())]."""
+  """Parse the arrays of a printed type.
+
+  For example, `(bf16[2,4]{1,0}, u32[])` gives [("bf16", (2, 4)), ("u32", ())].
+  """
   parsed = []
   for dtype, dims in _ARRAY.findall(printed):
     shape = tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
@@ -349,7 +358,7 @@ def _parse_instruction(line: str) -> Instruction | None:
     type=line[type_start:type_end],
     opcode=opcode[1],
     arguments=line[opcode.end() : arguments_end - 1],
-    rest=line[arguments_end:],
+    attributes=line[arguments_end:],
     root=bool(start["root"]),
   )
 

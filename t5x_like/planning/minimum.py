@@ -57,25 +57,25 @@ def ring_bytes(
 
 
 def weight_bytes(named: Mapping, rules: Rules, itemsize: int) -> float:
-  """Return the bytes of parameters that a device reads for each token that it decodes, after any
-  gathers."""
+  """Return the bytes of parameters that a device reads for each decoded token."""
   return sum(gathered_bytes for gathered_bytes, _, _ in _parameters(named, rules, itemsize))
 
 
 def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[float, int, int]]:
-  """Yield (bytes of a gathered parameter, devices that it is gathered from, devices with copies of
-  its shards)."""
-  tokens = {axis for name in _BATCH for axis in rules.table[name] if rules.mesh.shape[axis] > 1}
+  """Yield (bytes gathered, devices gathered from, devices with the same shard) of parameters."""
+  token_axes: set[str] = set()  # the mesh axes that split the batch
+  for name in _BATCH:
+    token_axes.update(rules.axes(name))
   for parameter in named.values():
     split: dict[str, str] = {}
     for logical, part in zip(parameter.axes, rules.spec(parameter.axes)):
       mesh_axes = (part,) if isinstance(part, str) else part or ()
       for axis in mesh_axes:
         split[axis] = logical
-    # tokens come to the parameter
-    routed = {axis for axis, logical in split.items() if logical == "expert"}
-    gathered = {axis for axis in split if axis in tokens - routed}
+    # Tokens come to the parameters of experts, which are not gathered.
+    expert_axes = {axis for axis, logical in split.items() if logical == "expert"}
+    gathered = token_axes & set(split) - expert_axes
     f = math.prod(rules.mesh.shape[axis] for axis in gathered)
     t = math.prod(rules.mesh.shape[axis] for axis in set(split) - gathered)
-    d = math.prod(rules.mesh.shape[axis] for axis in tokens - set(split))
+    d = math.prod(rules.mesh.shape[axis] for axis in token_axes - set(split))
     yield itemsize * math.prod(parameter.shape) / t, f, d

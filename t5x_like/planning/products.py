@@ -23,8 +23,9 @@ _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
 
 def flops(program: Program, fast: str = "") -> float:
-  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as
-  two.
+  """Return the FLOPs of all executions without kernels.
+
+  A multiplication with an addition counts as two.
 
   Args:
     fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty
@@ -39,8 +40,10 @@ def flops(program: Program, fast: str = "") -> float:
 def instruction_flops(
   program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = ""
 ) -> float:
-  """Return the FLOPs of one execution of an instruction, with the computation that it fuses; `fast`
-  as in `flops`."""
+  """Return the FLOPs of one execution of an instruction and the computation that it fuses.
+
+  `fast` is as in `flops`.
+  """
   total = _flops(instruction, shapes, fast)
   for kind, name in instruction.called_computations():
     if kind == "calls" and name in program.fused:
@@ -51,7 +54,7 @@ def instruction_flops(
 
 
 def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float:
-  if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.rest:
+  if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.attributes:
     return 0.0
   count = _dot if instruction.opcode == "dot" else _convolution
   total = count(instruction, shapes)
@@ -62,31 +65,30 @@ def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float
 
 
 def kernels(program: Program) -> tuple[float, int]:
-  """Return (the FLOPs of all executions of kernels, the number of executions with unknown
-  FLOPs)."""
+  """Return (FLOPs of all executions of kernels, executions with unknown FLOPs)."""
   total = 0.0
   unknown = 0
   for instruction, executions, shapes, _ in program.iterate_executed():
-    if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
+    if instruction.opcode == "custom-call" and _KERNEL in instruction.attributes:
       kernel_flops = _kernel(instruction)
       if kernel_flops is None:
         unknown += executions
       else:
         total += executions * kernel_flops
-    elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
+    elif instruction.opcode == "convolution" and _RAGGED in instruction.attributes:
       # Printed as the product of every row with every group's matrix, one step of the window for
       # each group.
-      groups = math.prod(_window(instruction.rest)["size"])
+      groups = math.prod(_window(instruction.attributes)["size"])
       total += executions * _convolution(instruction, shapes) / groups
   return total, unknown
 
 
 def _kernel(instruction: Instruction) -> float | None:
-  declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
+  declared = re.search(r'"flops":\s*"?(\d+)', instruction.attributes)
   if declared:
     return float(declared[1])
   scope = re.search(
-    FLOPS_SCOPE_PREFIX + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.rest
+    FLOPS_SCOPE_PREFIX + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.attributes
   )
   if scope is None:
     return None
@@ -94,11 +96,10 @@ def _kernel(instruction: Instruction) -> float | None:
 
 
 def cycles(program: Program) -> float:
-  """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and
-  collectives."""
+  """Return the TPU compiler's estimated cycles, without kernels and collectives."""
   total = 0.0
   for instruction, executions, _, computation in program.iterate_executed():
-    if computation not in program.fused and _RAGGED_CALL not in instruction.rest:
+    if computation not in program.fused and _RAGGED_CALL not in instruction.attributes:
       total += executions * (own_cycles(instruction) or 0)
   return total
 
@@ -108,7 +109,7 @@ def own_cycles(instruction: Instruction) -> int | None:
 
   For some copies in asynchronous computations it writes 2^63 - 1.
   """
-  estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+  estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
   if estimate is None or instruction.opcode in ("while", "conditional", "call"):
     return None
   cycles = int(estimate[1])
@@ -120,32 +121,32 @@ def _shape(printed: str) -> tuple[int, ...]:
 
 
 def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
-  left = _shape(shapes[instruction.operands[0]])
-  contracted = instruction.attribute("lhs_contracting_dims") or "{}"
-  size = math.prod(left[int(axis)] for axis in re.findall(r"\d+", contracted))
-  return 2.0 * math.prod(_shape(instruction.type)) * size
+  lhs_shape = _shape(shapes[instruction.operands[0]])
+  contracting_dims = instruction.attribute("lhs_contracting_dims") or "{}"
+  contracted_size = 1
+  for dim in re.findall(r"\d+", contracting_dims):
+    contracted_size *= lhs_shape[int(dim)]
+  return 2.0 * math.prod(_shape(instruction.type)) * contracted_size
 
 
 def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
   """Count only products of real elements, neither padding nor the gaps of a dilation."""
-  left, right = (_shape(shapes[name]) for name in instruction.operands[:2])
-  out = _shape(instruction.type)
-  lhs, rest = (instruction.attribute("dim_labels") or "").split("_")
-  rhs, result = rest.split("->")
-  window = _window(instruction.rest)
-  spatial = [letter for letter in result if letter.isdigit()]
+  lhs, rhs = instruction.operands[:2]
+  lhs_labels, rhs_labels, out_labels = re.split("_|->", instruction.attribute("dim_labels") or "")
+  lhs_sizes = dict(zip(lhs_labels, _shape(shapes[lhs])))
+  rhs_sizes = dict(zip(rhs_labels, _shape(shapes[rhs])))
+  out_sizes = dict(zip(out_labels, _shape(instruction.type)))
+  window = _window(instruction.attributes)
+  spatial = [label for label in out_labels if label.isdigit()]
   pairs = 1.0
-  for number, letter in enumerate(sorted(spatial, key=int)):
+  for number, label in enumerate(sorted(spatial, key=int)):
     axis_window = {key: values[number] for key, values in window.items() if number < len(values)}
-    pairs *= _pairs(
-      left[lhs.index(letter)], right[rhs.index(letter)], out[result.index(letter)], axis_window
-    )
-  return 2.0 * pairs * out[result.index("b")] * out[result.index("f")] * right[rhs.index("i")]
+    pairs *= _pairs(lhs_sizes[label], rhs_sizes[label], out_sizes[label], axis_window)
+  return 2.0 * pairs * out_sizes["b"] * out_sizes["f"] * rhs_sizes["i"]
 
 
 def _window(text: str) -> dict[str, list]:
-  """Parse `window={size=3x3 pad=1_1x1_1}` -> {"size": [3, 3], "pad": [(1, 1), (1, 1)]}; {} if there
-  is none."""
+  """Parse `window={size=3x3 pad=1_1x1_1}` to {"size": [3, 3], "pad": [(1, 1), (1, 1)]}."""
   attribute = re.search(r"window=\{([^}]*)\}", text)
   if attribute is None:
     return {}
@@ -166,10 +167,13 @@ def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
   if window.keys() <= {"size"} and kernel == 1:
     return out
   low = window["pad"][0] if "pad" in window else 0
-  stride, base, dilation = (window.get(key, 1) for key in ("stride", "lhs_dilate", "rhs_dilate"))
-  reach = (size - 1) * base
+  stride = window.get("stride", 1)
+  base_dilation = window.get("lhs_dilate", 1)
+  kernel_dilation = window.get("rhs_dilate", 1)
+  last_position = (size - 1) * base_dilation
   total = 0
   for k in range(kernel):
-    position = np.arange(out) * stride + k * dilation - low
-    total += int(((position >= 0) & (position <= reach) & (position % base == 0)).sum())
+    positions = np.arange(out) * stride + k * kernel_dilation - low
+    is_inside = (positions >= 0) & (positions <= last_position)
+    total += int((is_inside & (positions % base_dilation == 0)).sum())
   return total

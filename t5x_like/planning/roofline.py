@@ -1,5 +1,4 @@
-"""The least time of a compiled program's operations, each at the matrix units' or at the memory's
-full rate.
+"""Estimate the least time of a program at the full rate of matrix units or memory.
 
 It stands beside the compiler's estimated cycles, which are two to three times as long for
 elementwise operations: the truth lies between the two. Each operation reads its operands and writes
@@ -31,8 +30,7 @@ _THROUGH = ("bitcast", "copy", "convert", "reshape")
 
 
 def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> float:
-  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes /
-  `bandwidth`.
+  """Return the least seconds: for each operation the longer of computing and moving bytes.
 
   Args:
     peak: FLOPs per second.
@@ -41,10 +39,9 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
   """
   total = 0.0
   for instruction, executions, shapes, computation in program.iterate_executed():
-    free = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(
-      ("-start", "-done", "-update")
-    )
-    if free or not program.alone(computation):
+    is_free = instruction.opcode in (*_FREE, *KINDS)
+    is_asynchronous = instruction.opcode.endswith(("-start", "-done", "-update"))
+    if is_free or is_asynchronous or not program.alone(computation):
       continue
     flops = products.instruction_flops(program, instruction, shapes, fast)
     memory_bytes = bytes_moved(program, instruction, shapes)
@@ -81,8 +78,7 @@ def _results(inner: dict[str, Instruction]) -> list[Instruction]:
 
 
 def _read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
-  """Return the bytes that a fused computation reads of a parameter: whole, or the slices that it
-  takes."""
+  """Return the bytes that a fused computation reads of a parameter, or of its slices."""
   # passed on, not read
   users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]
   if not users or _NEAR.search(outer):
@@ -107,8 +103,10 @@ def _is_updated_operand(user: Instruction, name: str) -> bool:
 
 
 def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
-  """Return the type of what a result's root writes: an update in place, nothing of a parameter, or
-  None for all."""
+  """Return the type that a result's root writes if it is not the whole result, else None.
+
+  It is the update of an update in place, and empty for a parameter.
+  """
   if root.opcode == "parameter":
     return ""
   while root.opcode in _THROUGH and root.operands[0] in inner:
@@ -118,7 +116,9 @@ def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
 
 
 def _bytes_written(source: str | None, outer: str) -> float:
-  return 0.0 if _NEAR.search(outer) else type_bytes(outer if source is None else source)
+  if _NEAR.search(outer):
+    return 0.0
+  return type_bytes(outer if source is None else source)
 
 
 def _far(printed: str) -> float:

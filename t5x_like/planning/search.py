@@ -1,5 +1,6 @@
-"""Search meshes, remat and batch sizes that fit a topology: rank candidates by a bound, then
-compile the best.
+"""Search meshes, remat and batch sizes that fit a topology.
+
+Candidates are ranked by a bound, and the best are compiled.
 
 A candidate's bound is its batch's tokens over the least time of a step: the longer of its model
 FLOPs at the peak rate (a third more under full remat) and the analytic minimum of its ring bytes at
@@ -35,7 +36,7 @@ _SEARCHED = ("mesh", "batch_size", "model.remat")
 _REMAT = ("none", "minimal", "full")
 _ROWS = (1, 2, 4, 8, 16, 32)  # rows of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
-# a mesh may have one of them
+# A mesh may have one of these axes.
 _EXTRA_AXES = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}
 
 
@@ -46,7 +47,7 @@ class Candidate:
   Attributes:
     bound: the most tokens, or images, per second and device.
     memory: the least bytes per device.
-    rows: of a device, or of the devices that share a row.
+    rows: the rows of a device, or of the devices that share a row.
   """
 
   overrides: tuple[str, ...]
@@ -68,9 +69,9 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
   config, task = steps.resolve(config, topology.platform, request["phase"])
-  fitting = [
-    dataclasses.asdict(candidate) for candidate in _candidates(config, task, topology, devices)
-  ]
+  fitting = []
+  for candidate in _candidates(config, task, topology, devices):
+    fitting.append(dataclasses.asdict(candidate))
   if not fitting:
     raise UserError(
       f"--search: nothing fits {topology.name}; its {len(devices)} devices have too "
@@ -80,15 +81,16 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rank(candidate: dict[str, Any]) -> tuple[float, bool, int, float]:
-  """Return the key by which candidates are sorted; bounds differ by less than the estimate's error
-  past two digits."""
+  """Return the key by which candidates are sorted.
+
+  Past two digits, bounds differ by less than the estimate's error.
+  """
   rounded_bound = float(f"{candidate['bound']:.2g}")
   return (-rounded_bound, _sends_activations(candidate), -candidate["rows"], -candidate["bound"])
 
 
 def _sends_activations(candidate: dict[str, Any]) -> bool:
-  """Return whether a mesh sends activations of all layers over axes that the bound counts as
-  free."""
+  """Return whether a mesh sends activations over axes that the bound counts as free."""
   mesh = candidate["overrides"][0]
   return "sequence" in mesh or "stage" in mesh
 
@@ -118,9 +120,8 @@ def _candidates(
       continue  # a parameter does not divide
     batch_ways = rules.ways("batch")
     row_devices = len(devices) // batch_ways  # that share a row
-    sent_bytes = sum(
-      minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values()
-    )
+    ring_bytes = minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained)
+    sending = sum(ring_bytes.values()) / link  # seconds
     gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
     resident_state = state.params if config.optimizer.get("offload") else state
     state_bytes = steps.shard_bytes(resident_state) + gradient_bytes
@@ -129,10 +130,9 @@ def _candidates(
       if memory_bytes > memory:
         continue
       recomputation = 4 / 3 if remat == "full" else 1
-      computing = (
-        rows * row_flops / row_devices * recomputation / peak * _pipeline_slowdown(mesh, rows)
-      )
-      bound = rows * row_tokens / row_devices / max(computing, sent_bytes / link)
+      device_flops = rows * row_flops / row_devices * recomputation
+      computing = device_flops / peak * _pipeline_slowdown(mesh, rows)  # seconds
+      bound = rows * row_tokens / row_devices / max(computing, sending)
       overrides = [
         f"mesh={json.dumps(mesh, separators=(',', ':'))}",
         f"batch_size={rows * batch_ways}",
@@ -143,8 +143,10 @@ def _candidates(
 
 
 def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, float]:
-  """Return (bytes of memory, FLOPs per second, bytes per second of all links) of a device; made up
-  for CPUs."""
+  """Return a device's (bytes of memory, FLOPs per second, bytes per second of all links).
+
+  CPUs have assumed values.
+  """
   chip = topology.chip
   if chip is None:
     return math.inf, 1e11, 1e10
@@ -184,8 +186,7 @@ def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, l
 def _meshes(
   extra_axes: Mapping[str, list[int]], slices: int, devices: int
 ) -> Iterator[dict[str, int]]:
-  """Yield every split of a slice's devices among data, fsdp, tensor and at most one of
-  `extra_axes`."""
+  """Yield all splits of devices among data, fsdp, tensor and at most one extra axis."""
   extras: list[dict[str, int]] = [{}]
   for axis, sizes in extra_axes.items():
     extras += [{axis: size} for size in sizes]
@@ -207,15 +208,18 @@ def _meshes(
 
 
 def _pipeline_slowdown(mesh: Mapping[str, int], rows: int) -> float:
-  """Return the ticks of a pipeline over those in which a stage computes, with the default
-  microbatches."""
+  """Return the ticks of a pipeline over the ticks in which a stage computes.
+
+  The number of microbatches is the default one.
+  """
   stages = mesh.get("stage", 1)
   return 1 + (stages - 1) / math.gcd(stages, rows)
 
 
 def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
-  """Return the bytes that the backward pass of a row keeps at once, by remat, as JAX traces the
-  step.
+  """Return the bytes that the backward pass of a row needs at once, by remat policy.
+
+  They are read from the step as JAX traces it.
 
   Two rows keep more than one, and the difference is a row's. A block that is recomputed keeps for a
   moment what "none" keeps of it.
@@ -237,8 +241,7 @@ def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | Non
 
 
 def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float:
-  """Return the bytes of all arrays that the forward pass of some rows leaves to the backward
-  pass."""
+  """Return the bytes of all arrays that a forward pass saves for the backward pass."""
   config.batch_size = rows
   parts = build_parts(config, devices)
 
@@ -251,17 +254,19 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
       return jax.vjp(loss, arrays, has_aux=True)[1]
 
   backward = jax.eval_shape(forward, parts.state.params, abstract_batch(config, parts.rules, task))
-  leaves = [
-    x for x in jax.tree.leaves(backward) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-  ]
-  return float(sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves))
+  total = 0
+  for array in jax.tree.leaves(backward):
+    if not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+      total += math.prod(array.shape) * array.dtype.itemsize
+  return float(total)
 
 
 def search(
   request: Request, limit: int, timeout_seconds: float, report_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-  """Return plans of the `limit` best candidates, fastest first; candidates that do not fit come
-  last.
+  """Return plans of the `limit` best candidates, fastest first.
+
+  Candidates that do not fit come last.
 
   Args:
     timeout_seconds: how long the compiler may take for each.
@@ -271,12 +276,13 @@ def search(
   answer = child.plan(dataclasses.replace(request, search=True), timeout_seconds, report_progress)
   if "candidates" not in answer:
     raise UserError(f"--search: {answer['verdict']}")
-  replaced = [
-    override
-    for override in request.overrides
-    if override.startswith((*_SEARCHED, "accumulation_steps"))
-  ]
-  fixed = [override for override in request.overrides if override not in replaced]
+  replaced = []
+  fixed = []
+  for override in request.overrides:
+    if override.startswith((*_SEARCHED, "accumulation_steps")):
+      replaced.append(override)
+    else:
+      fixed.append(override)
   if replaced:
     report_progress(f"searched in place of what is given: {' '.join(replaced)}")
   waiting = answer["candidates"]
@@ -296,7 +302,7 @@ def search(
     report_progress(
       f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}"
     )
-    next_rows = _largest_below(candidate, waiting) if fewer_rows_may_fit else []
+    next_rows = _next_with_fewer_rows(candidate, waiting) if fewer_rows_may_fit else []
     layout = _layout(candidate)
     waiting = next_rows + [entry for entry in waiting if _layout(entry) != layout]
   return sorted(plans, key=rate, reverse=True)
@@ -307,12 +313,10 @@ def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
 
   One number of rows of each is compiled, and fewer rows if that does not fit.
   """
-  return tuple(
-    override for override in candidate["overrides"] if not override.startswith("batch_size")
-  )
+  return tuple(text for text in candidate["overrides"] if not text.startswith("batch_size"))
 
 
-def _largest_below(
+def _next_with_fewer_rows(
   candidate: dict[str, Any], waiting: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
   """Return a list of the next candidate of the same layout with fewer rows; empty without one."""

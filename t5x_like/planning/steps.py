@@ -1,5 +1,4 @@
-"""The step to plan, as training, evaluation or prediction runs it on a topology's mesh, traced from
-shapes alone.
+"""Trace the step to plan from shapes alone, as a command runs it on a topology's mesh.
 
 Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a recipe
 with a task from outside the package: it is made from its data, as in training.
@@ -44,8 +43,9 @@ class Step:
 
 
 def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[ConfigDict, Any]:
-  """Return (the resolved config of a phase, its task or a stand-in with `features` and
-  `vocabulary`).
+  """Return the resolved config of a phase, and its task.
+
+  The task may be a stand-in with `features` and `vocabulary`.
 
   Args:
     phase: a key of `config.phases`; None is the end of the run.
@@ -59,11 +59,11 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
       config.model.vocab_size = padded_vocab_size(features.load_vocabulary(store))
   config = resolved(class_count.drop_automatic_labels(config), platform)
   *earlier_phases, last_phase = phases.build_phases(
-    config, lambda arguments: _task(arguments, config.train_split)
+    config, lambda arguments: _build_task(arguments, config.train_split)
   )
   if phase is None:
     return last_phase.config, last_phase.task
-  by_name = {earlier.name: earlier for earlier in earlier_phases}
+  by_name = {named_phase.name: named_phase for named_phase in earlier_phases}
   if phase not in by_name:
     raise UserError(
       f"--phase={phase}: the recipe has no such phase{did_you_mean(phase, by_name)}; "
@@ -72,7 +72,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   return by_name[phase].config, by_name[phase].task
 
 
-def _task(arguments: dict[str, Any], split: str):
+def _build_task(arguments: dict[str, Any], split: str):
   if task_features.is_known(arguments.get("name")):
     vocabulary = features.load_vocabulary(arguments.get("store", "builtin"))
     return types.SimpleNamespace(
@@ -84,8 +84,11 @@ def _task(arguments: dict[str, Any], split: str):
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
-  """Make a step to `train`, `eval` or `decode`; raise UserError if its parts do not fit, or the
-  model cannot decode."""
+  """Make a step to `train`, `eval` or `decode`.
+
+  Raises:
+    UserError: its parts do not fit, or the model cannot decode.
+  """
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
@@ -114,8 +117,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
 
 
 def _count_needed_flops(function: Callable, *args) -> float:
-  """Count as `jaxpr_flops.forward_flops`, without results that nothing reads, such as the logits of
-  a prompt."""
+  """Count FLOPs without results that nothing reads, such as the logits of a prompt."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
   used_outputs = [True] * len(jaxpr.outvars)
   needed, _ = partial_eval.dce_jaxpr(jaxpr, used_outputs)
@@ -131,10 +133,13 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   """Return the function that the evaluator `loss` runs on each batch."""
   from t5x_like.evals import EvalContext, loss
 
-  setting = EvalContext(
-    parts.model, parts.objective, task, lambda limit: iter(()), config.batch_size, parts.rules
+  def no_batches(limit):
+    return iter(())
+
+  context = EvalContext(
+    parts.model, parts.objective, task, no_batches, config.batch_size, parts.rules
   )
-  return loss.Evaluator(setting).sums
+  return loss.Evaluator(context).sums
 
 
 def _decoding(config: ConfigDict, parts: Parts, task):
@@ -176,12 +181,8 @@ def _decoding(config: ConfigDict, parts: Parts, task):
     (config.batch_size, length), jnp.int32, sharding=parts.rules.batch()
   )
   numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
-  return (
-    {"tokens": tokens, "valid": tokens, "numbers": numbers},
-    function,
-    read,
-    predictor.new_tokens,
-  )
+  batch = {"tokens": tokens, "valid": tokens, "numbers": numbers}
+  return batch, function, read, predictor.new_tokens
 
 
 def shard_bytes(tree) -> float:

@@ -4,49 +4,60 @@ import shlex
 from typing import Any
 
 _GIGA = 1e9
+_MEMORY_KINDS = (
+  "params",
+  "optimizer",
+  "batch",
+  "arguments",
+  "outputs",
+  "temporaries",
+  "code",
+  "total",
+  "hbm",
+  "host",
+)
 
 
 def text(plan: dict[str, Any]) -> str:
   """Return a printable report of a plan."""
   if "memory" not in plan or "total" not in plan["memory"]:
     return f"{_title(plan)}\n{plan['verdict']}"
-  memory = plan["memory"]
+  lines = [*_setup_lines(plan), "", *_memory_lines(plan["memory"]), ""]
+  if "collectives" in plan:
+    lines += [*_collective_lines(plan), "", *_cost_lines(plan), ""]
+  return "\n".join([*lines, plan["verdict"]])
+
+
+def _setup_lines(plan: dict[str, Any]) -> list[str]:
   rows = plan["rows"]
   mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items()) or "one device"
   cores = ", ".join(f"{layer}: {name}".replace("_", " ") for layer, name in plan["cores"].items())
   accumulation = f" in {plan['accumulation_steps']} parts" if plan["accumulation_steps"] > 1 else ""
   most_rows = f" to {rows['most']}" if rows["most"] != rows["fewest"] else ""
-  lines = [
+  return [
     _title(plan),
     f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x "
     f"{plan['device_kind']}; {mesh}",
     f"batch {plan['batch_size']}{accumulation}; remat {plan['remat']}; {cores}",
     f"rows per host: {rows['fewest']}{most_rows} of {plan['batch_size']} on {rows['hosts']} "
     f"hosts; {rows['ranges']} of the hosts read one range",
-    "",
-    "memory, GB a device",
   ]
+
+
+def _memory_lines(memory: dict[str, float | None]) -> list[str]:
+  lines = ["memory, GB a device"]
   notes = {
     "arguments": "  params, optimizer and batch, with the padding of tiles",
     "host": "  in its host's memory",
   }
-  for kind in (
-    "params",
-    "optimizer",
-    "batch",
-    "arguments",
-    "outputs",
-    "temporaries",
-    "code",
-    "total",
-    "hbm",
-    "host",
-  ):
+  for kind in _MEMORY_KINDS:
     if memory[kind] is not None and (memory[kind] or kind != "host"):
       lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{notes.get(kind, '')}")
-  if "collectives" not in plan:
-    return "\n".join([*lines, "", plan["verdict"]])
-  lines += ["", f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
+  return lines
+
+
+def _collective_lines(plan: dict[str, Any]) -> list[str]:
+  lines = [f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
   for row in plan["collectives"]:
     marks = []
     if row["asynchronous"]:
@@ -61,17 +72,22 @@ def text(plan: dict[str, Any]) -> str:
       f"{row['ring_bytes'] / _GIGA:>9.3f}"
     )
   minimum = plan["minimum"]
-  kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
-  lines += [
+  lines.append(
     f"  ring bytes {plan['ring_gigabytes']:.1f} GB a device; parameters and gradients need at "
     f"least {plan['minimum_ring_gigabytes']:.1f} ({minimum['gathers'] / _GIGA:.1f} gathers, "
-    f"{minimum['reductions'] / _GIGA:.1f} reductions)",
-    "",
+    f"{minimum['reductions'] / _GIGA:.1f} reductions)"
+  )
+  return lines
+
+
+def _cost_lines(plan: dict[str, Any]) -> list[str]:
+  kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
+  lines = [
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program "
-    f"{plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s",
+    f"{plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s"
   ]
   if "seconds" in plan:
-    lines += _times(plan)
+    lines += _seconds_lines(plan)
   if plan.get("dearest"):
     lines += ["", "dearest operations: seconds, executions, traced name, type"]
     for operation in plan["dearest"]:
@@ -80,16 +96,15 @@ def text(plan: dict[str, Any]) -> str:
         f"{operation['type']}"
       )
   if plan["options"]:
-    lines.append(
-      f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}"
-    )
+    options = ", ".join(f"{name}={value}" for name, value in plan["options"].items())
+    lines.append(f"  compiled with {options}")
   if plan["dropped"]:
     lines.append(
       f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}"
     )
   if plan["loops_not_counted"]:
     lines.append(f"loops of unknown length count once: {', '.join(plan['loops_not_counted'])}")
-  return "\n".join([*lines, "", plan["verdict"]])
+  return lines
 
 
 def ranking(plans: list[dict[str, Any]]) -> str:
@@ -100,11 +115,15 @@ def ranking(plans: list[dict[str, Any]]) -> str:
     if not plan["fits"]:
       lines.append(f"{number:>4}  {flags}: {plan['verdict']}")
       continue
-    seconds = plan.get("seconds", {}).get("step")
     sent = f"{plan['ring_gigabytes']:.1f}" if "ring_gigabytes" in plan else "-"
-    duration = f"{seconds:.3f}" if seconds else "-"
-    mfu = f"{100 * plan['mfu']:.0f} %" if seconds else "-"
-    speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}" if seconds else "-"
+    duration = "-"
+    mfu = "-"
+    speed = "-"
+    seconds = plan.get("seconds", {}).get("step")
+    if seconds:
+      duration = f"{seconds:.3f}"
+      mfu = f"{100 * plan['mfu']:.0f} %"
+      speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}"
     lines.append(
       f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{duration:>9}{speed:>9}{mfu:>6}  {flags}"
     )
@@ -116,7 +135,7 @@ def _title(plan: dict[str, Any]) -> str:
   return f"{plan['step']} step of {plan['config']} on {plan['topology']}{''.join(flags)}"
 
 
-def _times(plan: dict[str, Any]) -> list[str]:
+def _seconds_lines(plan: dict[str, Any]) -> list[str]:
   descriptions = {
     "products": "matrix products and kernels at the peak rate",
     "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",
@@ -147,12 +166,9 @@ def _times(plan: dict[str, Any]) -> list[str]:
     left_out.insert(0, "further rounds of experts, which balanced loads skip")
   if plan["kernels_not_counted"]:
     left_out.insert(0, f"{plan['kernels_not_counted']:,} kernels of unknown FLOPs")
-  return [
-    "",
-    "estimated seconds",
-    *(
-      f"  {plan['seconds'][key]:>8.4f}  {description}" for key, description in descriptions.items()
-    ),
-    f"  {'; '.join(rates)}",
-    f"  left out: {', '.join(left_out)}",
-  ]
+  lines = ["", "estimated seconds"]
+  for key, description in descriptions.items():
+    lines.append(f"  {plan['seconds'][key]:>8.4f}  {description}")
+  lines.append(f"  {'; '.join(rates)}")
+  lines.append(f"  left out: {', '.join(left_out)}")
+  return lines

@@ -52,8 +52,11 @@ def test_counts_of_a_small_program_are_exact():
 
 def test_counts_that_grew_are_listed_and_small_changes_are_not():
   before = {"flops": 100.0, "copied": 0.0, "waited": 5.0}
-  assert counts.grown(before, {"flops": 100.9, "copied": 0.0009, "waited": 4.0, "moved": 9.0}) == []
-  assert counts.grown(before, {"flops": 102.0, "copied": 0.1, "waited": 5.0}) == [
+  assert (
+    counts.describe_growth(before, {"flops": 100.9, "copied": 0.0009, "waited": 4.0, "moved": 9.0})
+    == []
+  )
+  assert counts.describe_growth(before, {"flops": 102.0, "copied": 0.1, "waited": 5.0}) == [
     "flops 100.0 -> 102.0",
     "copied 0.0 -> 0.1",
   ]
@@ -75,6 +78,6 @@ def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
   # Counts are in GFLOP and GB; the file holds MFLOP and MB, because the programs are small.
   counted = {name: 1e3 * value for name, value in counts.counts(program, []).items()}
   stored = json.loads(STORED.read_text())[recipe]
-  assert not counts.grown(stored, counted), (
+  assert not counts.describe_growth(stored, counted), (
     f"if this growth is intended, store {counted} in {STORED}"
   )
