@@ -482,12 +482,17 @@ def _parse_value(text: str) -> Any:
     return text
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Flatten nested dicts: `{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`."""
+def flatten(tree: dict[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
+  """Flatten nested dicts: `{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`.
+
+  Args:
+    keep_empty: whether an empty dict is a value; otherwise it is left out.
+  """
   leaves = {}
   for key, value in tree.items():
-    if isinstance(value, dict):
-      leaves.update(flatten(value, f"{prefix}{key}."))
+    if isinstance(value, dict) and (value or not keep_empty):
+      for inner_key, leaf in flatten(value, keep_empty=keep_empty).items():
+        leaves[f"{key}.{inner_key}"] = leaf
     else:
-      leaves[f"{prefix}{key}"] = value
+      leaves[f"{key}"] = value
   return leaves

@@ -72,9 +72,11 @@ def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def gaps(rows: Rows) -> list[tuple[int, int]]:
   """Return the first and last steps of all ranges of lost lines, which `MetricsWriter` marks."""
-  return [
-    (row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int
-  ]
+  ranges = []
+  for row in rows:
+    if type(row.get("missing_from")) is int:
+      ranges.append((row["missing_from"], row["step"]))
+  return ranges
 
 
 def break_at_gaps(
@@ -116,13 +118,8 @@ def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
   ):
     steps, values = series(rows, name)
     if len(steps):
-      drawings.append(
-        {
-          "title": title,
-          "svg": _line_chart(title, steps, values, gaps(rows), **options),
-          "width": "",
-        }
-      )
+      svg = _line_chart(title, steps, values, gaps(rows), **options)
+      drawings.append({"title": title, "svg": svg, "width": ""})
   return drawings
 
 
@@ -238,9 +235,8 @@ def _short(name: str) -> str:
 
 
 def _eval_names(rows: Rows, metric: str) -> list[str]:
-  return sorted(
-    name for name in names(rows) if name.startswith("eval/") and name.endswith(f"/{metric}")
-  )
+  suffix = f"/{metric}"
+  return sorted(name for name in names(rows) if name.startswith("eval/") and name.endswith(suffix))
 
 
 def _loss_chart(rows: Rows, unit: str) -> str:
@@ -256,14 +252,9 @@ def _loss_chart(rows: Rows, unit: str) -> str:
     task = name.removeprefix("eval/").removesuffix("/loss")
     steps, values = series(rows, name)
     if len(steps):
-      line = {
-        "color": colour,
-        "linewidth": 1.6,
-        "marker": "o",
-        "markersize": 4.5,
-        "label": f"eval {task}",
-      }
-      axes.plot(*break_at_gaps(steps, values, lost), **line)
+      x, y = break_at_gaps(steps, values, lost)
+      label = f"eval {task}"
+      axes.plot(x, y, color=colour, linewidth=1.6, marker="o", markersize=4.5, label=label)
       plotted.append(values)
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(entropy):
@@ -294,7 +285,8 @@ def _line_chart(
   from matplotlib.ticker import EngFormatter, NullFormatter
 
   figure, axes = _axes(title, 4.7, 2.7)
-  values = values * 100 if percent else values
+  if percent:
+    values = 100 * values
   _curve(axes, steps, values, None, lost, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from t5x_like import objectives, slots, trust
+from t5x_like.config import flatten
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
@@ -24,15 +25,15 @@ from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
-_SAMPLES_SHOWN = 8
+_MAX_SAMPLES = 8  # of each task
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Write `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`,
-  `history.jsonl`, `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and
-  `suites/*/results.json`.
+  """Write `<workdir>/report.html` from the files of a workdir.
 
-  Any of them may be missing; the report then says so. The same files always give the same bytes.
+  They are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
+  `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and `suites/*/results.json`. Any of them may
+  be missing; the report then says so. The same files always give the same bytes.
 
   Raises:
     UserError: one of them is corrupt or the report cannot be written.
@@ -95,27 +96,14 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
     raise UserError(f"{path}: not a JSON object: {one_line(error)}; repair or remove it") from None
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-  """Flatten a nested dict to {"a.b": "text"}, in the same order."""
-  texts = {}
-  for name, value in tree.items():
-    key = f"{prefix}{name}"
-    if isinstance(value, dict) and value:
-      texts |= _flatten(value, f"{key}.")
-    elif isinstance(value, str):
-      texts[key] = value
-    else:
-      texts[key] = json.dumps(value, ensure_ascii=False)
-  return texts
-
-
 def _starts(path: pathlib.Path):
   """Yield the lines of `history.jsonl` that have a time."""
 
   def check(row: dict[str, Any]) -> None:
     datetime.datetime.fromisoformat(row["time"])
 
-  return (row for row, _ in checked_json.read_rows(local.read_content(path) or b"", path, check))
+  for row, _ in checked_json.read_rows(local.read_content(path) or b"", path, check):
+    yield row
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
@@ -128,7 +116,10 @@ def flat_object(path: pathlib.Path) -> dict[str, str]:
   """
   content = _read_object(path)
   content.pop(trust.SIGNATURE, None)
-  return _flatten(redact_config(content))
+  texts = {}
+  for key, value in flatten(redact_config(content), keep_empty=True).items():
+    texts[key] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+  return texts
 
 
 def total_steps(config: dict[str, str]) -> int | None:
@@ -172,12 +163,8 @@ def _objective(config: dict[str, str]) -> Any:
 
 
 def _subtitle(config: dict[str, str]) -> str:
-  parts = [
-    config[name]
-    for name in ("model.name", "model.variant", "model.size", "task.name")
-    if name in config
-  ]
-  return " · ".join(parts)
+  keys = ("model.name", "model.variant", "model.size", "task.name")
+  return " · ".join(config[key] for key in keys if key in config)
 
 
 def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
@@ -258,7 +245,9 @@ def number(value: float) -> str:
   """Format a value of a metric for a table."""
   if not math.isfinite(value):
     return "–"
-  return f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:.4g}"
+  if value == int(value) and abs(value) >= 100:
+    return f"{value:,.0f}"
+  return f"{value:.4g}"
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
@@ -303,7 +292,7 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
   for task in sorted(by_task):
     newest = max(example["step"] for example in by_task[task])
     examples = [example for example in by_task[task] if example["step"] == newest]
-    for example in examples[:_SAMPLES_SHOWN]:
+    for example in examples[:_MAX_SAMPLES]:
       samples.append({"task": task, "step": newest} | readable.sample(example["texts"]))
   return samples
 

@@ -85,16 +85,19 @@ def facts(
     count = sum("environment" in row for row in starts)
     if count > 1:
       values["Starts"] = f"{count}, the last on {times[-1]:%-d %B %Y, %H:%M} UTC"
-  if seconds := _seconds(rows):
+  seconds = _seconds(rows)
+  if seconds:
     values["Time of steps and evaluations"] = duration(seconds)
-  if match := _COUNT.search(sharding):
-    values["Parameters"] = short(int(match[1].replace(",", "")))
+  parameter_count = _COUNT.search(sharding)
+  if parameter_count:
+    values["Parameters"] = short(int(parameter_count[1].replace(",", "")))
   if "device_kind" in environment:
     kind = environment["device_kind"]
-    cpu = environment.get("host_cpu", "")
     machine = f"{environment.get('devices', '1')} x {kind}"
-    cores = environment.get("host_cores", "?")
-    values["Machine"] = f"{machine} ({cpu}, {cores} cores)" if kind == "cpu" else machine
+    if kind == "cpu":
+      cpu = environment.get("host_cpu", "")
+      machine += f" ({cpu}, {environment.get('host_cores', '?')} cores)"
+    values["Machine"] = machine
   return [{"label": label, "value": value} for label, value in values.items()]
 
 
@@ -127,9 +130,9 @@ def sample(texts: dict[str, str]) -> dict[str, Any]:
   if texts.get("shows") == "more":
     return _continuation(shortened)
   if "filled" in texts and "original" in texts:
-    return _filled_gaps(shortened)
+    return _mark_gaps(shortened)
   is_exact = texts["target"] == texts["prediction"]
-  rows = [(name, _split(shortened[name])) for name in ("input", "target", "prediction")]
+  rows = [(name, _mark_sentinels(shortened[name])) for name in ("input", "target", "prediction")]
   return {"rows": rows, "good": is_exact, "status": "✓ exact match" if is_exact else "differs"}
 
 
@@ -143,10 +146,10 @@ def _continuation(texts: dict[str, str]) -> dict[str, Any]:
   return {"rows": rows, "good": None, "status": f"goes on after {len(prompt.split())} words"}
 
 
-def _filled_gaps(texts: dict[str, str]) -> dict[str, Any]:
+def _mark_gaps(texts: dict[str, str]) -> dict[str, Any]:
   """Mark the words that the model put into gaps by whether the original has them there."""
-  gapped = _gapped_words(texts["input"])
-  filled = _gapped_words(texts["filled"])
+  gapped = _blank_gaps(texts["input"])
+  filled = _blank_gaps(texts["filled"])
   original = texts["original"].split()
   in_input = _in_common(filled, gapped)
   in_original = _in_common(filled, original)
@@ -171,7 +174,7 @@ def _filled_gaps(texts: dict[str, str]) -> dict[str, Any]:
   }
 
 
-def _split(text: str) -> Parts:
+def _mark_sentinels(text: str) -> Parts:
   parts = [part for part in _SENTINEL.split(text) if part]
   return [(part, "sentinel" if _SENTINEL.fullmatch(part) else "") for part in parts]
 
@@ -185,7 +188,7 @@ def _shorten(text: str) -> str:
   return short if len(text) <= _MAX_CHARACTERS else f"{short}…"
 
 
-def _gapped_words(text: str) -> list[str]:
+def _blank_gaps(text: str) -> list[str]:
   """Return the words of a text, with a blank for each that contains a sentinel or a mask."""
   return [BLANK if _GAP.search(word) else word for word in text.split()]
 
@@ -195,25 +198,25 @@ def _in_common(words: list[str], reference: list[str]) -> list[bool]:
   numbers = {word: number for number, word in enumerate(dict.fromkeys([*words, *reference]))}
   ids_N = np.asarray([numbers[word] for word in words], np.int32)
   ids_M = np.asarray([numbers[word] for word in reference], np.int32)
-  # lengths[i, j]: of a longest common subsequence of words[i:] and reference[j:]
+  # lengths[i, j] is the length of a longest common subsequence of words[i:] and reference[j:].
   lengths = np.zeros((len(words) + 1, len(reference) + 1), np.int32)
   for i in reversed(range(len(words))):
     next_lengths = lengths[i + 1]
     best = np.where(ids_M == ids_N[i], next_lengths[1:] + 1, next_lengths[:-1])
     lengths[i, :-1] = np.maximum.accumulate(best[::-1])[::-1]
-  same = [False] * len(words)
+  is_common = [False] * len(words)
   i = 0
   j = 0
   while i < len(words) and j < len(reference):
     if words[i] == reference[j]:
-      same[i] = True
+      is_common[i] = True
       i += 1
       j += 1
     elif lengths[i + 1, j] >= lengths[i, j + 1]:
       i += 1
     else:
       j += 1
-  return same
+  return is_common
 
 
 def _join(words: list[str], marks: list[str]) -> Parts:

@@ -75,7 +75,7 @@ def _mesh(rules: Rules) -> str:
 
 
 def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
-  """Estimate the time of the steps, from those of earlier starts or from the device's peak."""
+  """Estimate the time of the remaining steps from earlier starts or the device's peak."""
   times = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")]
   if times:
     seconds = steps * statistics.median(times[-_RECENT_LINES:])

@@ -119,9 +119,13 @@ def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monk
   monkeypatch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
   calls = []
   for vocabulary in trained.values():
-    monkeypatch.setattr(
-      vocabulary, "_ids", lambda texts, ids=vocabulary._ids: calls.append(texts) or ids(texts)
-    )
+    encode_short = vocabulary._encode_short
+
+    def record_call(texts, encode_short=encode_short):
+      calls.append(texts)
+      return encode_short(texts)
+
+    monkeypatch.setattr(vocabulary, "_encode_short", record_call)
     vocabulary.encode("lazy fox jumps")
   assert calls == [["lazy"], [" fox"], [" jumps"]] * 2
 
