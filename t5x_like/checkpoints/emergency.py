@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import re
-import stat
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from t5x_like.checkpoints.emergency_steps import EmergencySteps
 from t5x_like.checkpoints.manager import Checkpoints, StateTemplate
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json
+from t5x_like.files.local import check_owner
 from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.parallel import distributed
 
@@ -161,26 +161,6 @@ def _is_count(number: Any) -> bool:
   return type(number) is int and number >= 0
 
 
-def _check_owner(directory: str) -> None:
-  """Raise UserError if another user can replace the copies in a directory.
-
-  Another user may have made the directory in /dev/shm beforehand.
-  """
-  where = f"config.checkpoint.emergency.directory={directory}"
-  trusted = (os.geteuid(), 0)
-  status = os.stat(directory)
-  if status.st_uid not in trusted or os.lstat(directory).st_uid not in trusted:
-    kind = "link" if os.path.islink(directory) else "directory"
-    raise UserError(
-      f"{where}: found a {kind} of another user, expected one of yours; name another directory"
-    )
-  if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-    raise UserError(
-      f"{where}: found a directory that every user may change; take that right away: chmod o-w "
-      f"{directory}"
-    )
-
-
 class _NearbyCheckpoints(Checkpoints):
   """`Checkpoints` whose steps are `EmergencySteps`."""
 
@@ -197,7 +177,12 @@ class _NearbyCheckpoints(Checkpoints):
       raise UserError(
         f"config.checkpoint.emergency.directory={path}: cannot be made: {error.strerror}"
       ) from error
-    _check_owner(path)
+    try:
+      check_owner(path, allow_link=True)  # another user may have made it in /dev/shm beforehand
+    except OSError as error:
+      raise UserError(
+        f"config.checkpoint.emergency.directory={path}: {error.strerror}, or name another directory"
+      ) from None
     super().__init__(path)
     self._store = EmergencySteps(path, starts)
 

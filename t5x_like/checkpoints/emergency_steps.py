@@ -23,7 +23,7 @@ from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import DamagedStep
 from t5x_like.checkpoints.tensors import HostCopies
 from t5x_like.errors import one_line
-from t5x_like.files.local import LocalPath, check_below, check_owned
+from t5x_like.files.local import LocalPath, check_below, check_owner
 from t5x_like.runtime import process
 
 _MANIFEST = "manifest.json"
@@ -188,7 +188,7 @@ class EmergencySteps:
     aside = folder.with_name(f"{folder.name}.tmp")
     try:
       folder.parent.mkdir(mode=0o700, exist_ok=True)
-      check_owned(folder.parent)
+      check_owner(folder.parent)
       shutil.rmtree(aside, ignore_errors=True)
       aside.mkdir(mode=0o700)
       index = []
@@ -269,7 +269,7 @@ class EmergencySteps:
     """
     for start, *_ in self._starts.known:
       try:
-        check_owned(self._directory / start)
+        check_owner(self._directory / start)
       except OSError:
         continue
       for name in (self._directory / start).names():

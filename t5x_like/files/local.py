@@ -81,28 +81,27 @@ def check_link(path) -> None:
     )
 
 
-def check_owned(folder) -> None:
-  """Raise IrregularFile unless a directory is this user's, and nobody else may change its entries.
+def check_owner(directory, *, allow_link: bool = False) -> None:
+  """Raise IrregularFile if another user can replace the entries of a directory.
 
-  A directory with the sticky bit, such as /dev/shm, may be shared: in it, nobody replaces the files
-  of another user.
+  The directory must belong to this user or to root. Others may write to it only if it has the
+  sticky bit, as /dev/shm has: there, nobody replaces the files of another user.
+
+  Args:
+    allow_link: whether the path may be a link of this user or root to such a directory.
   """
-  about = os.lstat(folder)
-  if not stat.S_ISDIR(about.st_mode):
+  path = os.fspath(directory)
+  trusted = (os.geteuid(), 0)
+  link_status = os.lstat(path)
+  status = os.stat(path) if allow_link else link_status
+  if not stat.S_ISDIR(status.st_mode):
+    raise IrregularFile(errno.ENOTDIR, "found a link or a file, expected a directory", path)
+  if status.st_uid not in trusted or link_status.st_uid not in trusted:
+    kind = "link" if stat.S_ISLNK(link_status.st_mode) else "directory"
+    raise IrregularFile(errno.EPERM, f"found a {kind} of another user, expected one of yours", path)
+  if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
     raise IrregularFile(
-      errno.ENOTDIR, "found a link or a file, expected a directory", os.fspath(folder)
-    )
-  if about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.geteuid()):
-    return
-  if about.st_uid != os.geteuid():
-    raise IrregularFile(
-      errno.EPERM,
-      f"found a directory of user {about.st_uid}, expected one of yours",
-      os.fspath(folder),
-    )
-  if about.st_mode & stat.S_IWOTH:
-    raise IrregularFile(
-      errno.EPERM, "found a directory that everybody may write; chmod o-w it", os.fspath(folder)
+      errno.EPERM, f"found a directory that every user may change; chmod o-w {path}", path
     )
 
 
