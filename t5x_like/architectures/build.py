@@ -31,7 +31,7 @@ from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import LayerScale
 from t5x_like.nn.pipeline import DEFAULT_PIPELINE, Pipeline
-from t5x_like.nn.positions import Position
+from t5x_like.nn.positions import Position, check_attributes
 from t5x_like.nn.remat import KEEP_ALL, Remat
 from t5x_like.nn.stack import Stack
 from t5x_like.nn.two_part_stack import build_two_part_stack
@@ -349,7 +349,9 @@ class StackBuilder:
 
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
     arguments = self.scheme_arguments() | dict(width=width or self.dims.embed, rngs=rngs)
-    return slots.make(POSITION_KEY, spec, self.POSITION_PACKAGE, "make", **arguments)
+    scheme = slots.make(POSITION_KEY, spec, self.POSITION_PACKAGE, "make", **arguments)
+    check_attributes(scheme, POSITION_KEY)
+    return scheme
 
   def _position_owner(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).owner

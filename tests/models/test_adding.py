@@ -147,6 +147,17 @@ def test_a_family_is_one_file(toys):
     made(haed="none")
 
 
+def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
+  from t5x_like.nn.positions import toy
+
+  monkeypatch.setattr(toy.Toy, "place", "inputs", raising=False)
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.position: Toy declares 'place', which is now 'owner'; rename it",
+  ):
+    made(design={"position": "toy"})
+
+
 def test_a_core_is_one_file(toys):
   model = made(design={"core": {"name": "toy", "power": 2}})
   attention = model.encoder.blocks.self_attention.layer

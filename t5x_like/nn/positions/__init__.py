@@ -11,13 +11,17 @@ from typing import Literal
 import jax
 from flax import nnx
 
+from t5x_like.errors import UserError
+
+_RENAMED_ATTRIBUTES = {"place": "owner"}
+
 
 class Position(nnx.Module):
   """No positions: every hook is the identity.
 
-  Attributes: owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack"
-    for all its layers, or each
-      "layer".
+  Attributes:
+    owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack" for all
+      its layers, or each "layer".
     biased: whether `bias` returns an array.
     query_dependent: whether `logits` and `values` do anything, which only the dense core supports.
   """
@@ -56,3 +60,13 @@ class Position(nnx.Module):
   def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     """Return [B, T, N, H], added to the attended values; for `query_dependent` schemes."""
     raise TypeError(f"{type(self).__name__} is not query_dependent: it has no `values`")
+
+
+def check_attributes(scheme: Position, where: str) -> None:
+  """Raise UserError if a scheme has an attribute of an older version."""
+  for old_name, new_name in _RENAMED_ATTRIBUTES.items():
+    if hasattr(scheme, old_name):
+      raise UserError(
+        f"{where}: {type(scheme).__name__} declares {old_name!r}, which is now {new_name!r}; "
+        "rename it"
+      )
