@@ -397,11 +397,22 @@ class _QuestionSuite:
     }
 
   def _read_record(self, name: str) -> dict | None:
-    """Return the saved record of a file; None if there is none that can be read."""
+    """Return the saved record of a file; None if there is none that can be read.
+
+    Raises:
+      UserError: the file holds JSON that is not an object.
+    """
+    path = self._output / f"{name}.json"
     try:
-      return json.loads((self._output / f"{name}.json").read_text())
+      record = json.loads(path.read_text())
     except (OSError, ValueError):
       return None
+    if not isinstance(record, dict):
+      raise UserError(
+        f"{path}: found a JSON {checked_json.json_type_name(record)}, expected an object with the "
+        "saved answers; delete it, and the questions are asked again"
+      )
+    return record
 
   def _ask(self, name: str, file) -> dict[str, float]:
     """Ask the questions of a file and return its metrics; load the model at the first file."""

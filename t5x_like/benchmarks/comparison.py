@@ -13,6 +13,7 @@ import numpy as np
 
 from t5x_like.benchmarks import predictions
 from t5x_like.errors import UserError, one_line
+from t5x_like.files.checked_json import json_type_name
 from t5x_like.metrics.resampling import paired_test
 from t5x_like.training import workdir as workdirs
 
@@ -23,7 +24,10 @@ def read_results(directory: str) -> dict[str, Any]:
   """Read the `results.json` of a suite's directory; raise UserError if there is none."""
   path = pathlib.Path(directory) / "results.json"
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(results, dict):
+      raise ValueError(f"found a JSON {json_type_name(results)}, expected an object")
+    return results
   except (OSError, ValueError) as error:
     raise UserError(
       f"--compare={directory}: expected the directory of a finished suite ({path}: "

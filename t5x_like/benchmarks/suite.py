@@ -529,7 +529,12 @@ def _read_file(path: pathlib.Path, request: dict[str, Any]) -> dict[str, Any] | 
     raise UserError(
       f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again"
     ) from None
-  # files that are absent now, or were not recorded then, are not compared
+  if not isinstance(content, dict):
+    raise UserError(
+      f"{path}: found a JSON {checked_json.json_type_name(content)}, expected an object; delete "
+      "it, and the run is evaluated again"
+    )
+  # Files that are absent now, or were not recorded then, are not compared.
   recorded = {"data": request.get("data")} | content.pop("request", {})
   request = {"data": recorded["data"]} | request
   for name in {**recorded, **request}:

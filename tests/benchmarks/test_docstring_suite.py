@@ -5,8 +5,9 @@ import json
 import pytest
 
 from t5x_like import evaluate, train
-from t5x_like.benchmarks import comparison
+from t5x_like.benchmarks import comparison, suite
 from t5x_like.corpora.sources._docstrings import builder
+from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -49,3 +50,12 @@ def test_a_model_is_compared_with_itself_from_scratch(tmp_path, capsys, monkeypa
     assert row["p_value"] == 1
   assert evaluate.main([*command, f"--compare={tmp_path}/nowhere"]) == 2
   assert "expected the directory of a finished suite" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_saved_results_that_are_no_objects_are_refused(tmp_path):
+  for name in ("results.json", "result.json"):
+    (tmp_path / name).write_text("[1]")
+  with pytest.raises(UserError, match="results.json: found a JSON array, expected an object"):
+    comparison.read_results(str(tmp_path))
+  with pytest.raises(UserError, match="result.json: found a JSON array, expected an object"):
+    suite._read_file(tmp_path / "result.json", {})

@@ -327,6 +327,9 @@ def test_saved_answers_are_read_until_the_checkpoint_or_the_file_changes(tmp_pat
   assert evaluate_questions(gold=0) == 2
   assert evaluate_questions(gold=1) == 3
   assert evaluate_questions(gold=1) == 3
+  (tmp_path / "out" / "test.json").write_text("[]")
+  with pytest.raises(UserError, match="test.json: found a JSON array, expected an object"):
+    evaluate_questions(gold=1)
 
 
 def test_shares_have_intervals():
