@@ -148,8 +148,7 @@ def test_a_family_is_one_file(toys):
 
 
 def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
-  from t5x_like.nn.positions import toy
-
+  toy = importlib.import_module("t5x_like.nn.positions.toy")
   monkeypatch.setattr(toy.Toy, "place", "inputs", raising=False)
   with pytest.raises(
     UserError,
