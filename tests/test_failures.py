@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests import object_server
-from tests.drills.moments import seeded
+from tests.drills.moments import seeded_random
 from tests.runs import (
   LAUNCHER,
   REPO,
@@ -80,7 +80,7 @@ def assert_ended_the_same(workdir, uninterrupted):
 def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(uninterrupted, cache, tmp_path):
   with Process(pair(tmp_path), **cache) as launcher:
     assert launcher.until(lambda: count_metrics(tmp_path) >= 6)
-    os.kill(seeded("failures").choice(launcher.children()), signal.SIGTERM)
+    os.kill(seeded_random("failures").choice(launcher.children()), signal.SIGTERM)
     code, output = launcher.end()
   assert (
     code == 75 and output.count(f"preempted: saved step {steps(tmp_path)[-1]} of {STEPS}") == 2
@@ -98,7 +98,7 @@ def test_sigkill_to_one_ends_both_and_they_start_again(when, uninterrupted, cach
       "saving": lambda: any(s > 4 for s in steps_being_saved(tmp_path)),
     }[when]
     assert launcher.until(ready)
-    os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded_random("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
   assert_ended_the_same(tmp_path, uninterrupted)
@@ -155,7 +155,7 @@ def test_nan_in_a_batch(guard, cache, tmp_path):
   assert code == 0, output
   with Process(command(tmp_path / "killed"), **cache) as launcher:
     assert launcher.until(lambda: count_metrics(tmp_path / "killed") >= 11)
-    os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded_random("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "restart 1 of 2" in output, output
   assert losses(tmp_path / "killed") == losses(tmp_path / "whole")

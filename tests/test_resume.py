@@ -16,7 +16,7 @@ import pytest
 
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
-from tests.drills.moments import seeded
+from tests.drills.moments import seeded_random
 from tests.runs import (
   LAUNCHER,
   Process,
@@ -58,7 +58,7 @@ def stop(workdir, number: int, condition, command, **where) -> tuple[int, str]:
 
 def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, quick, tmp_path):
   command = train(tmp_path)
-  draw = seeded("stopped in every way")
+  draw = seeded_random("stopped in every way")
   late = draw.randint(22, 27)
   print(f"SIGKILL in a save; SIGTERM at line {late}; SIGINT")
   code, _ = stop(
@@ -111,7 +111,7 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
   with Process(command, **quick) as launcher:
     assert launcher.until(lambda: any(step > every for step in steps_being_saved(tmp_path)))
-    os.kill(seeded("two processes").choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded_random("two processes").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
   assert "resuming" in output
@@ -173,7 +173,7 @@ def test_killed_at_random_moments(flags, tmp_path):
   workdir = tmp_path / "killed"
   kills = 0
   code = None
-  draw = seeded("killed at random moments")
+  draw = seeded_random("killed at random moments")
   while code != 0:
     assert kills <= 30, "it does not get further"
     before = count_metrics(workdir)

@@ -8,7 +8,7 @@ import pytest
 
 from t5x_like import recipes, slots
 from tests import topics
-from tests.drills.moments import seeded
+from tests.drills.moments import seeded_random
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
@@ -118,7 +118,7 @@ def killed_at_random(recipe, flags, quick, tmp_path):
   workdir = tmp_path / "killed"
   kills = 0
   code = None
-  draw = seeded(recipe)
+  draw = seeded_random(recipe)
   while code != 0:
     at = count_metrics(workdir) + draw.randint(1, 4)
     with Process(train(workdir, *flags, recipe=recipe), **quick) as process:

@@ -142,7 +142,7 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
   assert np.array_equal(np.asarray(state["x"]), np.arange(1 << 22, dtype=np.float32))
 
 
-def test_keeps_the_last_and_the_multiples(tmp_path):
+def test_the_last_steps_and_multiples_are_kept(tmp_path):
   save_steps(tmp_path, range(1, 10), mesh_of(8, 1), keep_last=2, keep_every=4)
   assert Checkpoints(tmp_path).steps() == [4, 8, 9]
   assert Checkpoints(tmp_path).restore({}, 8) == (8, {}, {"config": {"seed": 8}})
@@ -225,7 +225,7 @@ def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp
   assert Checkpoints(tmp_path).steps() == [1]
 
 
-def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
+def test_saving_a_step_again_is_refused_unless_equal(tmp_path):
   mesh = mesh_of(8, 1)
   save_steps(tmp_path, [1, 1], mesh)
   with (
@@ -238,8 +238,7 @@ def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
 
 
 def flip(directory, step):
-  """A bit in every 500 bytes: a single one may lie in a node of the database that a later one has
-  replaced."""
+  """Flip a bit in every 500 bytes: a single one may lie in a replaced node of the database."""
   for path in data_files(directory, step):
     content = bytearray(path.read_bytes())
     for position in range(len(content) // 2 % 500, len(content), 500):
@@ -352,7 +351,7 @@ def test_a_fault_is_not_damage(tmp_path, monkeypatch, fault, raised):
   assert not list(tmp_path.glob("*.damaged"))
 
 
-def test_what_reads_well_at_the_second_look_is_not_damaged(tmp_path, monkeypatch, caplog):
+def test_a_step_that_reads_well_at_the_second_try_is_not_damaged(tmp_path, monkeypatch, caplog):
   mesh = mesh_of(8, 1)
   read = orbax_steps.read_tensors
   calls = []
@@ -421,7 +420,7 @@ def test_another_tree_is_refused_by_tensor(tmp_path):
       Checkpoints(tmp_path).restore(with_params(params))
 
 
-def test_a_refusing_disk_is_one_line_and_harms_nothing(tmp_path):
+def test_a_refusing_disk_ends_in_one_line_and_harms_nothing(tmp_path):
   mesh = mesh_of(8, 1)
   save_steps(tmp_path, [1], mesh)
   noise = jax.device_put(np.random.default_rng(0).standard_normal((512, 1024)).astype(np.float32))
@@ -447,7 +446,7 @@ def test_a_refusing_disk_is_one_line_and_harms_nothing(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.parametrize("refusal", ["No space left on device", "Read-only file system"])
-def test_a_full_or_read_only_file_system(tmp_path, refusal):
+def test_a_full_or_read_only_file_system_ends_in_one_line(tmp_path, refusal):
   disk = tmp_path / "disk"
   disk.mkdir()
   if subprocess.run(
@@ -538,7 +537,7 @@ def test_nothing_is_printed_and_the_process_ends(tmp_path):
   )
 
 
-def test_a_directory_that_is_gone_while_saving_is_one_line(tmp_path):
+def test_a_directory_that_vanishes_while_saving_ends_in_one_line(tmp_path):
   directory = tmp_path / "checkpoints"
   mesh = mesh_of(8, 1)
   with contextlib.suppress(UserError), Checkpoints(directory) as checkpoints:

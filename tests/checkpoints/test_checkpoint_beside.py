@@ -1,4 +1,4 @@
-"""Checkpoints that are read while a run makes room for newer ones."""
+"""A checkpoint that is read while its run deletes it is not reported as damaged."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state,
 
 
 def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, caplog):
-  """As beside a run that keeps its newest step alone."""
+  """The run keeps its newest step alone."""
   mesh = mesh_of(2, 4)
   manifest = orbax_steps.LocalSteps.manifest
   save_steps(tmp_path / "run", [1, 2], mesh, keep_last=None)

@@ -1,5 +1,4 @@
-"""Checkpoints on an object store are as exact as local ones, through a store that fails, lags and
-loses connections."""
+"""Checkpoints on an object store are exact although it fails, lags and loses connections."""
 
 import json
 import threading
@@ -50,7 +49,7 @@ def restored(mesh, step=None, url=URL):
 
 
 @pytest.mark.parametrize("trouble", ["none", "unavailable", "throttled", "broken", "lagging"])
-def test_exact_onto_other_meshes_whatever_the_store_does(server, trouble):
+def test_restores_exactly_onto_other_meshes_whatever_the_store_does(server, trouble):
   mesh = mesh_of(2, 4)
   if trouble in ("unavailable", "throttled", "broken"):
     setattr(server, trouble, 0.15)
@@ -66,7 +65,7 @@ def test_exact_onto_other_meshes_whatever_the_store_does(server, trouble):
     assert as_bytes(state) == as_bytes(make_state(step, mesh))
 
 
-def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, monkeypatch):
+def test_an_unfinished_save_does_not_count_and_is_removed_by_the_next(server, monkeypatch):
   mesh = mesh_of(8, 1)
   save([1], mesh)
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.1")
@@ -87,13 +86,13 @@ def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, mon
 
 
 class Workdir:
-  """A workdir that one of several runs holds: the run that took it last."""
+  """Stand in for a workdir that several runs take in turn."""
 
   def __init__(self):
     self.holder = 0
 
   def take(self):
-    """Returns the check of the new holder."""
+    """Take the workdir; return the check of its new holder."""
     self.holder += 1
     lease = self.holder
 
@@ -161,7 +160,7 @@ def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pause
 
 
 @pytest.mark.parametrize("name", ["2-00000000-1", "2-ffffffff-1"])
-def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
+def test_an_intact_attempt_at_a_step_is_restored_beside_a_damaged_one(name, caplog):
   mesh = mesh_of(8, 1)
   url = f"memory://{uuid.uuid4().hex}/checkpoints"
   save([1, 2], mesh, url)
@@ -178,7 +177,7 @@ def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
   assert restored(mesh, url=url)[0] == 3
 
 
-def test_it_outlasts_a_store_that_is_down_for_a_while(server):
+def test_saves_outlast_a_store_that_is_down_for_a_while(server):
   mesh = mesh_of(8, 1)
   server.unavailable = 1.0
   threading.Timer(4, lambda: setattr(server, "unavailable", 0.0)).start()
@@ -186,7 +185,7 @@ def test_it_outlasts_a_store_that_is_down_for_a_while(server):
   assert restored(mesh)[0] == 1
 
 
-def test_keeps_sets_aside_and_finds_damage(server, caplog):
+def test_damage_is_found_and_set_aside_and_few_steps_are_kept(server, caplog):
   mesh = mesh_of(8, 1)
   save(range(1, 8), mesh, every=2, keep_last=2)
   assert Checkpoints(URL).steps() == [4, 6, 7]
@@ -211,7 +210,7 @@ def test_keeps_sets_aside_and_finds_damage(server, caplog):
 
 @pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
 def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeypatch):
-  """As it lies there, or as it is answered."""
+  """The object is stored short, or is answered short."""
   monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
   mesh = mesh_of(8, 1)
   save([1, 2], mesh)
@@ -282,7 +281,7 @@ def held(url, seconds: float) -> Lease:
     (None, TransientError, "another process has taken it over"),
   ],
 )
-def test_a_lease_tells_why_it_is_lost(answer, kind, message, server):
+def test_a_lost_lease_states_its_reason(answer, kind, message, server):
   with held("gs://bucket/run", seconds=60) as lease:
     if answer is None:
       as_path("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
@@ -292,7 +291,7 @@ def test_a_lease_tells_why_it_is_lost(answer, kind, message, server):
   server.fault = lambda at, _: None
 
 
-def test_signs_of_life_go_on_when_a_refusal_is_over(server, capfd):
+def test_renewals_of_a_lease_resume_after_a_refusal(server, capfd):
   with held("gs://bucket/run", seconds=0.6) as lease:
     server.fault = lambda at, _: "forbidden"
     time.sleep(0.5)

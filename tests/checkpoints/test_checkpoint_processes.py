@@ -1,5 +1,4 @@
-"""Checkpoints of several processes: saved by 2 x 4 devices, restored by 1 x 8, passed over or
-refused by all."""
+"""Several processes save and restore one checkpoint, or all pass it over or refuse it."""
 
 import os
 import pathlib

@@ -1,5 +1,4 @@
-"""Copies near the hosts give back the bits of this run's last steps; where they cannot, the
-checkpoint does."""
+"""Emergency copies restore the run's last steps bit for bit, or leave it to the checkpoint."""
 
 import json
 import os
@@ -50,23 +49,23 @@ def abstract(shardings):
   )
 
 
-def same(tree, restored):
+def assert_same(tree, restored):
   return all(
     np.array_equal(a, b)
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(restored), strict=True)
   )
 
 
-def opened(where, name="run"):
+def open_run(where, name="run"):
   return EmergencyCheckpoints(
     where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100
   )
 
 
 @pytest.fixture
-def killed(tmp_path, shardings):
-  """A run that has kept steps 1 to 3 near it, saved none, and ended."""
-  run = opened(tmp_path)
+def killed_run(tmp_path, shardings):
+  """Return a run that copied steps 1 to 3, saved none, and ended."""
+  run = open_run(tmp_path)
   assert run.restore(abstract(shardings)) is None
   for step in (1, 2, 3):
     run.save_copy(step, state(step, shardings), {"of": step}, lambda: None)
@@ -78,47 +77,47 @@ def copies(where):
   return sorted(path.name for path in (where / "near").glob("*/*"))
 
 
-def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
-  assert copies(killed) == ["2-0", "3-0"]  # the last two
-  with opened(killed) as run:
+def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed_run, shardings):
+  assert copies(killed_run) == ["2-0", "3-0"]  # the last two
+  with open_run(killed_run) as run:
     step, restored, metadata = run.restore(abstract(shardings))
     assert (step, metadata) == (3, {"of": 3})
-    assert same(restored, state(3, shardings))
+    assert assert_same(restored, state(3, shardings))
     metadata.clear()  # the caller's own
     run.wait()
     assert run.steps() == [3]
     assert Checkpoints.restore(run, {}, 3)[2] == {"of": 3}
     run.save_copy(4, state(4, shardings), {}, lambda: None)
-  assert copies(killed) == ["3-0", "4-0"]
+  assert copies(killed_run) == ["3-0", "4-0"]
 
 
 @pytest.mark.parametrize("lines, expected", [([0], 3), ([0, 2], 2), ([0, 5, 1], None), (["3"], 3)])
-def test_the_history_tells_of_starts_without_copies(lines, expected, killed, shardings):
-  """It has the line of the start that kept the copies, and those of later ones."""
+def test_the_history_tells_of_starts_without_copies(lines, expected, killed_run, shardings):
+  """It has a line for the start that made the copies, and for later ones."""
   rows = "".join(json.dumps({"step": step}) + "\n" for step in lines)
-  (killed / "run" / "history.jsonl").write_text(rows)
-  with opened(killed) as run:
+  (killed_run / "run" / "history.jsonl").write_text(rows)
+  with open_run(killed_run) as run:
     restored = run.restore(abstract(shardings))
   assert (restored and restored[0]) == expected
 
 
 @pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
 def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
-  damaged, expected, killed, shardings, caplog
+  damaged, expected, killed_run, shardings, caplog
 ):
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     run.restore(abstract(shardings))  # saves step 3 too
     run.save_copy(4, state(4, shardings), {}, lambda: None)
     run.save_copy(5, state(5, shardings), {}, lambda: None)
   for name in damaged:
-    for data in (killed / "near").glob(f"*/{name}/pieces.bin"):
+    for data in (killed_run / "near").glob(f"*/{name}/pieces.bin"):
       content = bytearray(data.read_bytes())
       content[7] ^= 1
       data.write_bytes(content)
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert same(restored, state(expected, shardings))
+    assert assert_same(restored, state(expected, shardings))
   assert "differs from its checksum" in caplog.text
 
 
@@ -129,7 +128,7 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
   damaged, copies_damaged, expected, tmp_path, shardings, monkeypatch
 ):
   monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
-  with opened(tmp_path) as run:
+  with open_run(tmp_path) as run:
     run.restore(abstract(shardings))
     run.save(2, state(2, shardings), {})
     for step in (4, 5):
@@ -139,10 +138,10 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
     (tmp_path / "run" / "checkpoints" / str(step) / "manifest" / "metadata").write_text("{}")
   for data in (tmp_path / "near").glob("*/*/pieces.bin") if copies_damaged else ():
     data.write_bytes(bytes(data.stat().st_size))
-  with opened(tmp_path) as run:
+  with open_run(tmp_path) as run:
     step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert same(restored, state(expected, shardings))
+    assert assert_same(restored, state(expected, shardings))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -157,7 +156,7 @@ def test_a_directory_of_another_user_is_refused(whose, tmp_path):
     near.mkdir()
     os.chown(near, 65534, 65534)
   with pytest.raises(UserError, match=f"near: found a {whose} of another user"):
-    opened(tmp_path)
+    open_run(tmp_path)
 
 
 def test_a_directory_that_every_user_may_change_is_refused(tmp_path):
@@ -165,27 +164,27 @@ def test_a_directory_that_every_user_may_change_is_refused(tmp_path):
   near.mkdir()
   near.chmod(0o777)
   with pytest.raises(UserError, match="chmod o-w"):
-    opened(tmp_path)
+    open_run(tmp_path)
   near.chmod(0o1777)
-  opened(tmp_path).close()
+  open_run(tmp_path).close()
 
 
-def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, shardings):
-  with opened(killed, "other") as run:
+def test_copies_of_another_run_or_of_abandoned_steps_do_not_count(killed_run, shardings):
+  with open_run(killed_run, "other") as run:
     assert run.restore(abstract(shardings)) is None
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     run.set_aside(0, "set_aside")
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     assert run.restore(abstract(shardings)) is None
     run.save_copy(1, state(7, shardings), {}, lambda: None)
-  with opened(killed) as run:
-    assert same(run.restore(abstract(shardings))[1], state(7, shardings))
+  with open_run(killed_run) as run:
+    assert assert_same(run.restore(abstract(shardings))[1], state(7, shardings))
 
 
-def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(
-  killed, shardings, caplog, monkeypatch
+def test_a_newer_checkpoint_comes_first_and_failing_copies_are_reported(
+  killed_run, shardings, caplog, monkeypatch
 ):
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     run.restore(abstract(shardings))
     run.save(9, state(9, shardings), {})
     monkeypatch.setattr(
@@ -200,23 +199,23 @@ def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(
         None,
       )
   assert "no emergency copy: full" in caplog.text
-  with opened(killed) as run:
+  with open_run(killed_run) as run:
     assert run.restore(abstract(shardings))[0] == 9
 
 
-def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
-  with opened(killed) as run:
+def test_a_full_disk_leaves_the_last_whole_copy(killed_run, shardings, monkeypatch):
+  with open_run(killed_run) as run:
     run.restore(abstract(shardings))
     monkeypatch.setattr(
       emergency_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
     )
     for step in (4, 5):
       run.save_copy(step, state(step, shardings), {}, lambda: None)
-  assert copies(killed) == ["3-0"]
+  assert copies(killed_run) == ["3-0"]
 
 
 def test_bits_survive_the_mesh(shardings):
-  """All of them: NaN with its payload, minus zero, 16 bits and Booleans."""
+  """NaN with its payload, minus zero, 16 bits and Booleans keep their bits."""
   saved_state = state(1, shardings)
   saved_state["params"]["w"] = jax.device_put(
     np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32).__xor__(5).view(np.float32),
@@ -239,7 +238,7 @@ class Device:
 
 
 class OfTwoSlices:
-  """A sharding of 8 rows over the two processes of a slice, repeated over two slices."""
+  """Stand in for a sharding of 8 rows over the 2 processes of a slice, on each of 2 slices."""
 
   def devices_indices_map(self, shape):
     return {Device(i): (slice(4 * (i % 2), 4 * (i % 2) + 4),) for i in range(4)}
@@ -281,7 +280,7 @@ def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held
     ({"every": 3}, "missing"),
   ],
 )
-def test_mistakes_are_named(values, message):
+def test_bad_options_are_refused_by_name(values, message):
   with pytest.raises(UserError, match=message):
     check_options(values)
 
@@ -290,14 +289,14 @@ def test_mistakes_are_named(values, message):
   "directory, message",
   [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")],
 )
-def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, message, tmp_path):
+def test_a_bad_directory_is_refused_before_the_first_step(directory, message, tmp_path):
   with pytest.raises(UserError, match=message):
     EmergencyCheckpoints(tmp_path / "checkpoints", {"directory": directory, "every": 1})
 
 
-def test_copies_behind_a_link_do_not_count(killed, shardings):
-  (start,) = (killed / "near").iterdir()
-  start.rename(killed / "elsewhere")
-  start.symlink_to(killed / "elsewhere")
-  with opened(killed) as run:
+def test_copies_behind_a_link_do_not_count(killed_run, shardings):
+  (start,) = (killed_run / "near").iterdir()
+  start.rename(killed_run / "elsewhere")
+  start.symlink_to(killed_run / "elsewhere")
+  with open_run(killed_run) as run:
     assert run.restore(abstract(shardings)) is None

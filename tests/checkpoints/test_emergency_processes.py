@@ -1,5 +1,4 @@
-"""Emergency copies of four processes, after their hosts changed places and one came back with an
-empty disk."""
+"""Four processes restore emergency copies after hosts changed places and one lost its disk."""
 
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def launch(directory) -> list[str]:
   return process.stdout.splitlines()
 
 
-def test_hosts_that_changed_places(tmp_path):
+def test_copies_are_restored_after_hosts_changed_places(tmp_path):
   lines = launch(tmp_path)
   assert {f"[p{p}] from 0 copies ['2-{p}', '3-{p}']" for p in range(4)} <= set(lines)
   for path, partner in (("0", "1"), ("2", "3")):

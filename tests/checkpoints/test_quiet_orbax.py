@@ -1,4 +1,4 @@
-"""Of reads of a damaged step, no traceback is shown of those that nobody awaits any more."""
+"""Background reads of a damaged step that fail later print no traceback."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ for file in ("/x/orbax/y.py", "/x/other/y.py"):
 """
 
 
-def test_reads_of_a_damaged_step_that_fail_later_are_not_shown():
+def test_later_failures_of_reads_of_a_damaged_step_are_not_printed():
   process = subprocess.run(
     [sys.executable, "-c", _ABANDONED], cwd=REPO, capture_output=True, text=True
   )

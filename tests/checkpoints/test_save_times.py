@@ -1,4 +1,4 @@
-"""When to save, by steps and by a clock that the test sets."""
+"""Saves happen at multiples of an interval and at least every so many minutes."""
 
 from ml_collections import ConfigDict
 
@@ -15,7 +15,7 @@ class Clock:
     return self.now
 
 
-def saved(every, minutes, seconds, start=0):
+def simulate_saves(every, minutes, seconds, start=0):
   """The steps saved, with the seconds since the save before, and how often the clock was read; step
   i takes `seconds(i)`, and its end is seen one step late, as the loop dispatches ahead."""
   clock = Clock()
@@ -33,13 +33,13 @@ def saved(every, minutes, seconds, start=0):
 
 def test_multiples_of_the_interval_are_always_saved():
   for minutes, seconds in ((None, 100.0), (1000.0, 1.0)):
-    steps, _ = saved(50, minutes, lambda step, seconds=seconds: seconds, start=7)
+    steps, _ = simulate_saves(50, minutes, lambda step, seconds=seconds: seconds, start=7)
     assert [step for step, _ in steps] == list(range(50, 1001, 50)), minutes
 
 
 def test_no_more_than_the_minutes_and_a_step_pass_between_saves():
   for seconds in (0.05, 1.0, 7.0, 45.0):
-    steps, looks = saved(100_000, 0.5, lambda step, seconds=seconds: seconds, start=3)
+    steps, looks = simulate_saves(100_000, 0.5, lambda step, seconds=seconds: seconds, start=3)
     gaps = [gap for _, gap in steps]
     assert steps, seconds
     assert max(gaps) <= 30 + 2 * seconds, seconds
@@ -49,7 +49,7 @@ def test_no_more_than_the_minutes_and_a_step_pass_between_saves():
 
 
 def test_steps_that_become_slower_are_noticed():
-  steps, _ = saved(100_000, 1, lambda step: 0.1 if step < 400 else 20.0)
+  steps, _ = simulate_saves(100_000, 1, lambda step: 0.1 if step < 400 else 20.0)
   late, *slow = [(step, gap) for step, gap in steps if step > 400]
   assert late[0] <= 431
   assert all(60 <= gap <= 100 for _, gap in slow)

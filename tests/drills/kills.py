@@ -1,5 +1,4 @@
-"""A run that is killed again and again, watched from outside, and compared with one that was
-not."""
+"""Kill a run again and again, watch it from outside, and compare it with an unbroken one."""
 
 import collections
 import dataclasses
@@ -65,7 +64,7 @@ class Drill:
   seconds: float = 60.0  # of a start, up to its first step
 
   def run(self, kills: int) -> None:
-    """Kills it so many times, then lets it end; every start but the last is killed."""
+    """Kill the run so many times, then let it end; every start but the last is killed."""
     os.environ[MARK] = uuid.uuid4().hex
     try:
       for number in range(kills):
@@ -138,12 +137,12 @@ class Drill:
     return "evaluating" if self._is_evaluating() else "stepping"
 
   def _is_evaluating(self) -> bool:
-    """Whether the last line of metrics is that of a step whose evaluation comes next."""
+    """Return whether the last metrics are of a step that is evaluated next."""
     last = self._last()
     return last.get("step", 1) % EVALUATE == 0 and "train/loss" in last
 
   def _last(self) -> dict:
-    """The last line of metrics."""
+    """Return the last line of metrics."""
     try:
       with open(self.workdir / "metrics.jsonl", "rb") as file:
         file.seek(max(0, file.seek(0, 2) - 4_096))
@@ -153,7 +152,7 @@ class Drill:
 
   def _no_orphans(self) -> None:
     deadline = time.monotonic() + 60
-    while orphans := marked(os.environ[MARK]):
+    while orphans := drill_processes(os.environ[MARK]):
       assert time.monotonic() < deadline, f"left behind: {orphans}"
       time.sleep(0.05)
 
@@ -169,8 +168,8 @@ class Drill:
     return "\n".join(rows)
 
 
-def marked(value: str) -> list[str]:
-  """The command lines of processes that a drill has started and that live."""
+def drill_processes(value: str) -> list[str]:
+  """Return the command lines of live processes that a drill has started."""
   command_lines = []
   for process in psutil.process_iter():
     try:
@@ -182,7 +181,7 @@ def marked(value: str) -> list[str]:
 
 
 def assert_same_record(workdir, uninterrupted, total: int) -> None:
-  """Losses, evaluations and fingerprints of data are the same, and every step is there once."""
+  """Assert equal losses, evaluations and data fingerprints, with every step once."""
   actual_rows = read_metrics(workdir)
   expected_rows = read_metrics(uninterrupted)
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))

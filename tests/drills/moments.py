@@ -35,21 +35,20 @@ command_line.run_program(command.main)
 """
 
 
-def seeded(name: str) -> random.Random:
-  """Random numbers of a drill; says their seed, which `T5X_LIKE_SEED` sets."""
+def seeded_random(name: str) -> random.Random:
+  """Return a drill's random numbers and print their seed, which `T5X_LIKE_SEED` sets."""
   seed = os.environ.get("T5X_LIKE_SEED") or str(random.SystemRandom().randrange(2**32))
   print(f"{name}: T5X_LIKE_SEED={seed}", flush=True)
   return random.Random(f"{seed} {name}")
 
 
 def kills(few: int, share: int = 1) -> int:
-  """How often a drill kills: few times, or so large a share of `T5X_LIKE_KILLS`, if that is
-  more."""
+  """Return the kills of a drill: `few`, or the larger share of `T5X_LIKE_KILLS`."""
   return max(few, int(os.environ.get("T5X_LIKE_KILLS") or 0) // share)
 
 
 def steps(few: int) -> int:
-  """How many steps a long drill takes."""
+  """Return how many steps a long drill takes."""
   return int(os.environ.get("T5X_LIKE_STEPS") or few)
 
 

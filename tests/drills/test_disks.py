@@ -1,5 +1,4 @@
-"""Files that a run is killed in the middle of, a disk that turns read-only, and a damaged cache of
-programs."""
+"""Runs survive kills amid any small file, a disk that turns read-only and damaged programs."""
 
 import contextlib
 import json
@@ -11,7 +10,7 @@ import subprocess
 import pytest
 from PIL import Image
 
-from tests.drills.moments import killed_at, seeded
+from tests.drills.moments import killed_at, seeded_random
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run, steps, train
 
 pytestmark = pytest.mark.drill
@@ -35,8 +34,8 @@ def where(tmp_path_factory):
   return {"cache": tmp_path_factory.mktemp("compiled")}
 
 
-def assert_whole(workdir) -> list[str]:
-  """Every file that is written at once is whole under its name; returns their names."""
+def assert_files_complete(workdir) -> list[str]:
+  """Assert that every small file under its name is complete; return their names."""
   files = []
   for file in (
     file for file in workdir.rglob("*") if file.is_file() and "checkpoints" not in file.parts
@@ -58,12 +57,12 @@ def assert_whole(workdir) -> list[str]:
   return files
 
 
-def killed(command, event: str, name: str, where, *, half: bool) -> None:
+def kill_at_file(command, event: str, name: str, where, *, half: bool) -> None:
   code, output = run(killed_at(command, event, name, half=half), **where)
   assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {output}"
 
 
-def test_killed_while_any_small_file_is_written(where, tmp_path):
+def test_a_run_killed_while_any_small_file_is_written_goes_on(where, tmp_path):
   workdir = tmp_path / "killed"
 
   def command(w):
@@ -72,15 +71,17 @@ def test_killed_while_any_small_file_is_written(where, tmp_path):
   code, output = run(command(tmp_path / "whole"), **where)
   assert code == 0, output
   for name in HALF:
-    killed(command(workdir), "open", name, where, half=True)
-    assert_whole(workdir)
+    kill_at_file(command(workdir), "open", name, where, half=True)
+    assert_files_complete(workdir)
     if name in RENAMED:  # the next start comes to it again
-      killed(command(workdir), "os.rename", name, where, half=False)
-      assert_whole(workdir)
+      kill_at_file(command(workdir), "os.rename", name, where, half=False)
+      assert_files_complete(workdir)
   code, output = run(command(workdir), **where)
   assert code == 0, output
   assert (
-    {"report.html", "config.json"} < {*assert_whole(workdir)} == {*assert_whole(tmp_path / "whole")}
+    {"report.html", "config.json"}
+    < {*assert_files_complete(workdir)}
+    == {*assert_files_complete(tmp_path / "whole")}
   )
   assert losses(workdir) == losses(tmp_path / "whole")
   for file in (tmp_path / "whole" / "samples").iterdir():
@@ -88,14 +89,14 @@ def test_killed_while_any_small_file_is_written(where, tmp_path):
   [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()[-1:]]
 
 
-def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
+def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(where, tmp_path):
   workdir = tmp_path / "killed"
   flags = (*SHORT, "--config.evals.image_classification.max_examples=16")
   command = train(workdir, *flags, recipe=IMAGES)
-  killed(command, "open", "pictures/", where, half=True)
-  assert_whole(workdir)
-  killed(command, "os.rename", "pictures/", where, half=False)
-  assert_whole(workdir)
+  kill_at_file(command, "open", "pictures/", where, half=True)
+  assert_files_complete(workdir)
+  kill_at_file(command, "os.rename", "pictures/", where, half=False)
+  assert_files_complete(workdir)
   code, output = run(command, **where)
   assert code == 0, output
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
@@ -106,8 +107,8 @@ def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
     assert code == (
       0 if name == "no such name" else -signal.SIGXFSZ if half else -signal.SIGKILL
     ), output
-    assert_whole(workdir)
-  files = assert_whole(workdir)
+    assert_files_complete(workdir)
+  files = assert_files_complete(workdir)
   assert any(name.startswith("evaluations/") for name in files)
   assert any(name.endswith(".png") for name in files)
 
@@ -134,7 +135,7 @@ def read_only(folder):
         directory.chmod(0o755)
 
 
-def test_a_disk_that_turns_read_only(where, tmp_path):
+def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(where, tmp_path):
   code, output = run(train(tmp_path / "whole", *LONG), **where)
   assert code == 0, output
   workdir = tmp_path / "run"
@@ -169,20 +170,19 @@ def test_a_disk_that_turns_read_only(where, tmp_path):
   assert_same_bits(workdir, tmp_path / "whole", 60)
 
 
-def flipped(data: bytes, draw: random.Random) -> bytes:
+def flip_bit(data: bytes, draw: random.Random) -> bytes:
   position = draw.randrange(len(data))
   return data[:position] + bytes([data[position] ^ 1 << draw.randrange(8)]) + data[position + 1 :]
 
 
-def test_a_damaged_cache_of_programs_costs_time_alone(tmp_path):
-  """Each start finds every entry damaged in one way; the last finds a file where the directory
-  should be."""
+def test_a_damaged_cache_of_programs_changes_no_loss(tmp_path):
+  """Each start finds every entry damaged in one way; the last finds a file as its directory."""
   cache = tmp_path / "compiled"
-  draw = seeded("cache")
+  draw = seeded_random("cache")
   damages = {
     "none": lambda data: data,
     "truncated": lambda data: data[: draw.randrange(1, len(data))],
-    "flipped": lambda data: flipped(data, draw),
+    "flipped": lambda data: flip_bit(data, draw),
     "empty": lambda data: b"",
     "another's": lambda data: draw.randbytes(len(data)),
   }

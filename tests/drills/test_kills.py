@@ -10,7 +10,7 @@ import pytest
 
 from tests import object_server
 from tests.drills.kills import FLAGS, Drill, assert_same_record, saving_objects
-from tests.drills.moments import kills, seeded
+from tests.drills.moments import kills, seeded_random
 from tests.runs import assert_same_bits, run, train
 
 pytestmark = pytest.mark.drill
@@ -28,7 +28,7 @@ def where(tmp_path_factory):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_on_a_disk(processes, where, tmp_path, capsys):
+def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_path, capsys):
   count = kills(5) if processes == 1 else kills(3, share=4)
   total = steps(count)
   launcher = [] if processes == 1 else [train("")[0], *PAIR]
@@ -38,7 +38,12 @@ def test_killed_on_a_disk(processes, where, tmp_path, capsys):
   name = f"{processes} on a disk"
   with capsys.disabled():
     drill = Drill(
-      command(tmp_path / "killed"), tmp_path / "killed", total, seeded(name), where, processes > 1
+      command(tmp_path / "killed"),
+      tmp_path / "killed",
+      total,
+      seeded_random(name),
+      where,
+      processes > 1,
     )
     drill.run(count)
   assert_same_record(tmp_path / "killed", tmp_path / "whole", total)
@@ -47,7 +52,9 @@ def test_killed_on_a_disk(processes, where, tmp_path, capsys):
     print(drill.told(name))
 
 
-def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, capsys):
+def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
+  where, tmp_path, monkeypatch, capsys
+):
   pytest.importorskip("gcsfs")
   count = kills(3, share=4)
   total = steps(count)
@@ -66,7 +73,9 @@ def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, caps
     workdir = server.root / "killed"
     name = "on an object store"
     with capsys.disabled():
-      drill = Drill(command("killed"), workdir, total, seeded(name), where, saving=saving_objects)
+      drill = Drill(
+        command("killed"), workdir, total, seeded_random(name), where, saving=saving_objects
+      )
       drill.run(count)
   assert_same_record(workdir, server.root / "whole", total)
   tensors = [

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.drills.moments import kills, seeded
+from tests.drills.moments import kills, seeded_random
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 pytestmark = pytest.mark.drill
@@ -24,7 +24,7 @@ LAYOUTS = [  # (processes, devices of each, mesh)
 
 
 def command(workdir, leg: int) -> tuple[list[str], dict]:
-  """The command of the run up to the end of a leg, and where it runs."""
+  """Return the command of the run up to the end of a leg, and its environment."""
   processes, devices, mesh = LAYOUTS[leg % len(LAYOUTS)]
   argv = train(workdir, *flags(leg), f"--config.mesh.{mesh}")
   if processes == 1:
@@ -46,9 +46,9 @@ def flags(leg: int) -> tuple[str, ...]:
   )
 
 
-def test_layouts_change_between_kills(tmp_path):
+def test_kills_between_changes_of_layout_change_no_bit(tmp_path):
   legs = kills(3, share=8)
-  draw = seeded("layouts")
+  draw = seeded_random("layouts")
   for leg in range(legs):
     argv, where = command(tmp_path / "whole", leg)
     code, output = run(argv, **where)

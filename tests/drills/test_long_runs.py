@@ -15,7 +15,7 @@ MOST_MEGABYTES = 64
 MOST_DESCRIPTORS = 8
 
 
-def test_memory_and_descriptors_stay(tmp_path, capsys):
+def test_memory_and_descriptors_do_not_grow(tmp_path, capsys):
   total = steps(400)
   flags = (
     f"--config.total_steps={total}",

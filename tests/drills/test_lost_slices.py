@@ -31,7 +31,7 @@ MESH = ("--config.mesh.replica=-1", "--config.mesh.data=1", "--config.mesh.fsdp=
 
 
 def command(where, *job) -> list[str]:
-  """The command of a run in `where`, whose hosts have their disks there too."""
+  """Return the command of a run in `where`, which holds the disks of its hosts too."""
   keys = {"directory": f"{where}/$T5X_LIKE_HOST", "every": EVERY}
   copies = (f"--config.checkpoint.emergency.{key}={value}" for key, value in keys.items())
   ends = (
@@ -50,16 +50,15 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, quick):
-  """The run that nothing happens to."""
+  """Return the directory of a run without kills."""
   where = tmp_path_factory.mktemp("whole")
   code, output = run(command(where), **quick)
   assert code == 0, output
   return where / "run"
 
 
-def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
-  """Kills a slice once eight steps are done and removes its disks; the step gone on from, and what
-  the run said."""
+def kill_slice(where, slice_: int, quick, *job) -> tuple[int, str]:
+  """Kill a slice after eight steps and remove its disks; return (step resumed from, output)."""
   with Process(command(where, *job), **quick) as process:
     assert process.until(lambda: count_metrics(where / "run") >= 8), process.end()
     hosts = [2 * slice_, 2 * slice_ + 1]
@@ -82,8 +81,10 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
   return step, output
 
 
-def test_a_slice_that_comes_back_with_empty_disks(uninterrupted, quick, tmp_path):
-  _, output = killed(tmp_path, 1, quick)
+def test_a_slice_that_comes_back_with_empty_disks_continues_with_the_same_bits(
+  uninterrupted, quick, tmp_path
+):
+  _, output = kill_slice(tmp_path, 1, quick)
   assert (
     "2 of 4 processes read their emergency copies; the others receive their shards over the mesh"
   ) in output
@@ -91,8 +92,8 @@ def test_a_slice_that_comes_back_with_empty_disks(uninterrupted, quick, tmp_path
   assert_same_bits(tmp_path / "run", uninterrupted, STEPS)
 
 
-def test_the_slice_that_is_left_goes_on_without_the_first(uninterrupted, quick, tmp_path):
-  step, output = killed(tmp_path, 0, quick, "--least_slices=1")
+def test_the_remaining_slice_goes_on_without_the_first(uninterrupted, quick, tmp_path):
+  step, output = kill_slice(tmp_path, 0, quick, "--least_slices=1")
   assert "slice 0 is lost; 1 of 2 slices go on" in output
   assert "all 2 processes ended well" in output
   assert "2 of 2 processes read their emergency copies" in output

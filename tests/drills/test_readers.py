@@ -1,5 +1,4 @@
-"""Processes around a store: eight that read it at once, and one that is killed while it helps to
-write it."""
+"""Eight processes read a store at once although one is killed, and one is killed as it writes."""
 
 import random
 import signal
@@ -9,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from tests.drills.moments import seeded
+from tests.drills.moments import seeded_random
 from tests.runs import REPO
 from tools import prepare_data
 
@@ -65,9 +64,9 @@ def files_of(root):
   }
 
 
-def test_eight_readers_of_one_store_of_which_one_is_killed(store):
+def test_readers_of_a_store_go_on_when_one_is_killed(store):
   before = files_of(store)
-  draw = seeded("readers")
+  draw = seeded_random("readers")
   command = [sys.executable, "-c", READER, str(store)]
   readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(READERS)]
   killed = draw.choice(readers)
@@ -88,10 +87,10 @@ def test_eight_readers_of_one_store_of_which_one_is_killed(store):
 @pytest.mark.parametrize(
   "part_bytes", [20_000, 2_000_000], ids=["a part a worker", "a part for all workers"]
 )
-def test_a_killed_preparation_worker_is_told_and_the_same_command_goes_on(
+def test_a_killed_preparation_worker_is_reported_and_the_same_command_goes_on(
   part_bytes, lines, tmp_path
 ):
-  draw = seeded("preparation")
+  draw = seeded_random("preparation")
   output = tmp_path / "again"
   size = f"--part_bytes={part_bytes}"
   assert prepare_data.main([*flags(lines, tmp_path / "whole", 1), size]) == 0

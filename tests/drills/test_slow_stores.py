@@ -1,5 +1,4 @@
-"""A store that answers slowly: training goes on while a step is saved, and no save lasts longer
-than it may."""
+"""Training goes on while a slow store saves, and a save that takes too long ends the run."""
 
 import time
 
@@ -34,7 +33,7 @@ def where(tmp_path):
 
 
 def times_of_steps(folder) -> dict[int, float]:
-  """When each step was logged, by its TensorBoard event."""
+  """Return when each step was logged, by its TensorBoard event."""
   from tensorflow.compat.v1.train import summary_iterator
 
   files = folder.glob("events.*")

@@ -1,5 +1,4 @@
-"""A suite that is killed in every phase of a run, one after the other, ends with the files of one
-that is not."""
+"""A suite killed in every phase of a run ends with the files of an unbroken suite."""
 
 import pathlib
 import sys
@@ -26,7 +25,7 @@ PHASES = {
 }
 
 
-def test_killed_in_every_phase(tmp_path):
+def test_a_suite_killed_in_every_phase_ends_with_the_same_files(tmp_path):
   where = {"cache": tmp_path / "compiled"}
   data = tmp_path / "data"
   pretrained = tmp_path / "bert"
@@ -92,7 +91,7 @@ def test_killed_in_every_phase(tmp_path):
 
 
 def contents(output: pathlib.Path) -> dict[str, object]:
-  """The files of a suite's output by name, without its own path and times."""
+  """Return the files of a suite's output by name, without its path and times."""
   files = {}
   for file in sorted(output.rglob("*")):
     name = str(file.relative_to(output))

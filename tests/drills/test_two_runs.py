@@ -1,5 +1,4 @@
-"""Two programs at one workdir: a second run after the lock was deleted, and questions asked while a
-run trains."""
+"""Two programs at one workdir: a second run, an evaluation and a prediction lose nothing."""
 
 import json
 import signal
@@ -19,8 +18,7 @@ FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=5", "--conf
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, monkeypatch):
-  """The first is halted while the second starts, so that it wakes in the middle of the other's
-  work."""
+  """The first run is halted while the second starts, and wakes amid the second's work."""
   cache = {"cache": tmp_path / "compiled"}
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
@@ -54,7 +52,7 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
+def test_a_run_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
   scheme, tmp_path, monkeypatch
 ):
   """A second run takes the lease over after its time; the first wakes while the second writes its
@@ -99,8 +97,8 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
 
 
 @pytest.mark.usefixtures("compiled")
-def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_path, capsys):
-  """Each gives the answer of one step, or one line; the run does not notice."""
+def test_evaluation_and_prediction_work_beside_a_run_that_deletes_old_steps(tmp_path, capsys):
+  """Each answers from one step or ends in one line; the run does not notice."""
   workdir = tmp_path / "run"
   times = 4
   flags = (

@@ -1,5 +1,4 @@
-"""`gcloud compute tpus …` for tests: hosts are folders of this machine, in which what is sent by
-ssh really runs.
+"""Stand in for `gcloud compute tpus …`: hosts are folders here, in which ssh's commands run.
 
 The folder FAKE_CLOUD holds `plan.json` (what goes wrong, and when), `state.json` and `calls.jsonl`.
 """

@@ -1,4 +1,4 @@
-"""A SLURM cluster of one node on this machine, without root's services: for tests."""
+"""Start a SLURM cluster of one node on this machine, without root's services."""
 
 import contextlib
 import getpass
@@ -48,7 +48,7 @@ def missing() -> list[str]:
 
 @contextlib.contextmanager
 def cluster(folder: pathlib.Path):
-  """Yields the environment in which SLURM's commands talk to the cluster."""
+  """Yield the environment in which SLURM's commands reach the cluster."""
   (folder / "state").mkdir()
   (folder / "spool").mkdir()
   host = socket.gethostname().partition(".")[0]

@@ -1,5 +1,4 @@
-"""The launcher runs real processes, stops and restarts them together, and passes on how they
-ended."""
+"""The launcher starts, stops and restarts processes together, and passes on how they ended."""
 
 import os
 import pathlib
@@ -51,7 +50,7 @@ def start(*options, program):
 ME = "import os, sys, time, signal\nme = os.environ['JAX_PROCESS_ID']\n"
 
 
-def test_a_real_job_of_two_processes_with_their_own_devices():
+def test_two_processes_train_with_their_own_devices():
   program = (
     f"import sys; sys.path[:0] = [{str(REPO)!r}]\n"
     "from t5x_like.parallel import distributed\ndistributed.initialize()\n"
@@ -69,7 +68,7 @@ def test_a_real_job_of_two_processes_with_their_own_devices():
   )
 
 
-def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
+def test_when_one_process_dies_the_others_are_stopped_even_if_they_ignore_signals():
   program = ME + (
     "if me == '1': time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
     "signal.signal(signal.SIGTERM, lambda *_: print('deaf', flush=True))\nprint('up', flush=True)\n"
@@ -85,7 +84,7 @@ def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
   assert "[p2] deaf" in process.stdout
 
 
-def test_restarts_after_failures_up_to_the_limit(tmp_path):
+def test_failures_are_restarted_up_to_the_limit(tmp_path):
   program = ME + (
     f"path = {str(tmp_path)!r} + '/' + me\n"
     "open(path, 'a').write('x')\nn = len(open(path).read())\n"
@@ -104,7 +103,7 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
   assert "1 restarts allowed (2 failures, 0 preemptions)" in process.stderr
 
 
-def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
+def test_a_killed_slice_is_left_out_while_enough_remain():
   program = ME + (
     "host, size = os.environ['T5X_LIKE_HOST'], os.environ['JAX_NUM_PROCESSES']\n"
     "print('host', host, 'of', size, flush=True)\n"
@@ -167,12 +166,12 @@ def test_a_killed_launcher_leaves_nothing_behind():
   process.kill()
   process.communicate(timeout=600)
   deadline = time.time() + 300
-  while any(alive(pid) for pid in pids) and time.time() < deadline:
+  while any(is_alive(pid) for pid in pids) and time.time() < deadline:
     time.sleep(0.05)
-  assert not any(alive(pid) for pid in pids)
+  assert not any(is_alive(pid) for pid in pids)
 
 
-def alive(pid):
+def is_alive(pid):
   try:
     state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
   except FileNotFoundError:
@@ -180,7 +179,7 @@ def alive(pid):
   return state != "Z"
 
 
-def test_mistakes_are_one_line():
+def test_bad_flags_are_refused_in_one_line():
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
     process = launch(f"--port={port}", program="")

@@ -1,5 +1,4 @@
-"""Values in scripts, directives and manifests stay values: hostile ones on every route, run with
-programs of ours."""
+"""Hostile values stay values in the scripts, directives and manifests of every route."""
 
 import json
 import os
@@ -42,8 +41,7 @@ def job(workdir: str, *words: str, **environment: str):
 
 @pytest.fixture
 def run(tmp_path):
-  """Runs a script with `python`, `srun` and `scontrol` that only write down their words; returns
-  those of `python`."""
+  """Run a script with fake `python`, `srun`, `scontrol`; return the arguments of `python`."""
   programs = tmp_path / "bin"
   programs.mkdir()
   record = f'printf "%s\\0" "$@" "${{VALUE-}}" END >> {tmp_path}/words'
@@ -80,7 +78,7 @@ def run(tmp_path):
 
 
 def flags(**changes):
-  """The flags of all routes."""
+  """Return the flags of all routes."""
   options = dict(
     nodes=1,
     tasks_per_node=None,
@@ -107,7 +105,7 @@ def flags(**changes):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
+def test_every_route_passes_values_unchanged(value, run, tmp_path):
   launched = job(value, value, f"--x={value}", VALUE=value)
   check = ["-m", "launch.preflight", f"--workdir={value}"]
   train = [*COMMAND[1:], f"--workdir={value}", value]
@@ -116,8 +114,8 @@ def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
   container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
     "containers"
   ][0]
-  env = {variable["name"]: expanded(variable["value"]) for variable in container["env"]}
-  script = expanded(container["command"][2])
+  env = {variable["name"]: expand_kubernetes(variable["value"]) for variable in container["env"]}
+  script = expand_kubernetes(container["command"][2])
   assert env == {"VALUE": value}
   assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == expected
   assert run(sky.task(launched, flags())["run"]) == expected
@@ -129,8 +127,8 @@ def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
   assert list(directory.iterdir()) == []
 
 
-def expanded(text: str) -> str:
-  """A text as Kubernetes reads it: `$(NAME)` is a variable, `$$` a dollar."""
+def expand_kubernetes(text: str) -> str:
+  """Expand a text as Kubernetes does: `$(NAME)` is a variable, `$$` a dollar."""
   out = ""
   remaining = text
   while "$" in remaining:
@@ -146,14 +144,14 @@ def expanded(text: str) -> str:
   return out + remaining
 
 
-def test_a_reference_of_kubernetes_is_text():
+def test_a_reference_of_kubernetes_stays_text():
   text = json.dumps(gke.manifest(job("gs://b/$(SECRET)'"), flags()))
   assert "$$(SECRET)" in text
   assert "/$(SECRET)" not in text
 
 
 @pytest.mark.parametrize("value", [*HOSTILE, *BROKEN])
-def test_directives_of_slurm_are_one_line_each_or_refused(value, run):
+def test_directives_of_slurm_that_are_not_one_line_are_refused(value, run):
   for key, given in (
     ("--partition", flags(partition=value)),
     ("--account", flags(account=value)),
@@ -201,7 +199,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("value", BROKEN)
 @pytest.mark.parametrize("route", ROUTES)
-def test_no_value_of_several_lines_is_taken(route, value, capsys, monkeypatch, tmp_path):
+def test_values_of_several_lines_are_refused(route, value, capsys, monkeypatch, tmp_path):
   main, words, keys = ROUTES[route]
   monkeypatch.chdir(tmp_path)
   remote = "/runs" if route == "slurm" else "gs://bucket"
@@ -226,19 +224,19 @@ def test_no_value_of_several_lines_is_taken(route, value, capsys, monkeypatch, t
 
 
 @pytest.mark.parametrize("value", ["a\ntouch PWNED", "$(touch PWNED)", "'; touch PWNED; '"])
-def test_processes_of_this_machine_get_words_as_they_are(value, capfdbinary):
-  """There is no script, so that a word may have lines."""
+def test_local_processes_get_arguments_unchanged(value, capfdbinary):
+  """There is no script, so an argument may have several lines."""
   program = "import sys; print(ascii(sys.argv[1]))"
   assert local.main(["--processes=1", "--", sys.executable, "-S", "-c", program, value]) == 0
   assert capfdbinary.readouterr().out == b"[p0] " + ascii(value).encode() + b"\n"
 
 
-def test_nul_is_for_no_program(capsys):
+def test_nul_is_refused(capsys):
   assert local.main(["--processes=1", "--", "true", "a\0b"]) == 2
   assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_workdir_is_no_flag_of_another_program(capsys):
+def test_a_workdir_that_looks_like_a_flag_is_refused(capsys):
   assert slurm.main(["logs", "--dry_run", "--", *COMMAND, "--workdir=--follow"]) == 2
   assert (
     "--workdir=--follow: found a flag, expected a directory; write it as ./--follow"

@@ -1,5 +1,4 @@
-"""GKE, SkyPilot and the check before: manifests by their schemas, commands through programs that
-are ours."""
+"""GKE and SkyPilot get valid manifests and commands, and hosts are checked before a job."""
 
 import json
 import os
@@ -29,8 +28,7 @@ COMMAND = (
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-  """Returns `make(name, script)`; each call of the program adds its arguments and input to
-  tmp_path/calls."""
+  """Return `make(name, script)`: a program that logs arguments and input to tmp_path/calls."""
 
   def make(name, script="true"):
     path = tmp_path / name
@@ -53,7 +51,7 @@ GKE = (
 GKE += ("--host_directory=/dev/shm/t5x_like",)
 
 
-def applied(tmp_path, program, answer=""):
+def apply_jobset(tmp_path, program, answer=""):
   calls = program(
     "kubectl",
     f"case \"$1\" in get) printf %s '{answer}' ;; apply) cat > {tmp_path}/manifest ;; esac",
@@ -62,9 +60,9 @@ def applied(tmp_path, program, answer=""):
   return calls(), (tmp_path / "manifest")
 
 
-def test_a_jobset_is_one_by_its_schema(tmp_path, program):
+def test_a_jobset_follows_its_schema(tmp_path, program):
   models = pytest.importorskip("kubeflow_trainer_api.models")
-  calls, file = applied(tmp_path, program)
+  calls, file = apply_jobset(tmp_path, program)
   manifest = json.loads(file.read_text())
   read = models.JobsetV1alpha2JobSet.from_dict(manifest)
   # nothing that the schema does not know, and all of the right types
@@ -111,7 +109,7 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert useless == ["PodFailurePolicy", "DeadlineExceeded"]
 
 
-def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
+def test_a_jobset_of_gpus_names_its_hosts(tmp_path, program):
   models = pytest.importorskip("kubeflow_trainer_api.models")
   program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
   flags = (
@@ -144,7 +142,7 @@ def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
 def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program, capsys):
   condition = {"type": ended, "status": "True", "message": "jobset ended because"}
   answer = json.dumps({"status": {"conditions": [condition]}})
-  calls, file = applied(tmp_path, program, answer)
+  calls, file = apply_jobset(tmp_path, program, answer)
   assert calls.index("delete") < calls.index("apply")
   assert file.exists()
   assert "jobset ended because" in capsys.readouterr().err
@@ -153,7 +151,7 @@ def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program, capsys):
 
 
 def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
-  calls, file = applied(tmp_path, program, json.dumps({"status": {}}))
+  calls, file = apply_jobset(tmp_path, program, json.dumps({"status": {}}))
   assert not file.exists()
   assert "is running already" in capsys.readouterr().err
   assert gke.main(["status", *COMMAND]) == 0
@@ -213,7 +211,7 @@ def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(
     "/home/me",
   ],
 )
-def test_a_directory_of_the_system_is_not_opened_to_all(path, program, capsys):
+def test_a_system_directory_is_refused_as_host_directory(path, program, capsys):
   calls = program("kubectl")
   assert gke.main(["start", "--image=i", f"--host_directory={path}", *COMMAND]) == 2
   assert (
@@ -312,14 +310,14 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
     (sky.main, ["start", "--env=GITHUB_PAT=1", *COMMAND], "GITHUB_PAT: looks like a secret"),
   ],
 )
-def test_what_cannot_start_is_refused_in_one_line(main, argv, message, capsys):
+def test_bad_flags_are_refused_in_one_line(main, argv, message, capsys):
   assert main(argv) == 2
   err = capsys.readouterr().err
   assert message in err
   assert len(err.splitlines()) == 1
 
 
-def test_the_workdir_is_the_one_that_the_command_takes():
+def test_the_last_workdir_of_the_command_counts():
   for flags in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
     parsed = commands.parse(
       commands.make_parser("", ("start",)), ["start", "--", "python", *flags, "--config=x"]
@@ -327,7 +325,7 @@ def test_the_workdir_is_the_one_that_the_command_takes():
     assert commands.read_job(parsed).workdir == "gs://b/run"
 
 
-def test_a_command_is_not_checked_on_demand(tmp_path, program):
+def test_the_check_may_be_switched_off(tmp_path, program):
   program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
   assert gke.main(["start", "--image=i", "--unchecked", *TRAIN, "--config=/own/recipe.py"]) == 0
   assert "/own/recipe.py" in (tmp_path / "manifest").read_text()
@@ -345,7 +343,7 @@ def test_the_image_has_what_the_manifest_runs():
 # The check before
 
 
-def test_devices_links_and_disk(tmp_path):
+def test_a_host_is_checked_for_devices_links_and_disk(tmp_path):
   assert "8 devices compute right" in preflight.check_devices()
   assert "8 devices of 1 hosts add up right" in preflight.check_links(8)
   assert "free in" in preflight.check_disk(0.001)
@@ -355,7 +353,7 @@ def test_devices_links_and_disk(tmp_path):
   assert not fsspec.filesystem("memory").find("/preflight")
 
 
-def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
+def test_a_faulty_host_is_reported_in_one_line(tmp_path, capsys):
   (tmp_path / "file").write_text("")
   for flags, message in [
     (["--workdir=/proc/no/such/place"], "cannot write"),
@@ -369,7 +367,7 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
     assert len(err.splitlines()) == 1, err
 
 
-def test_a_check_that_hangs_ends():
+def test_a_hanging_check_is_ended():
   program = (
     "import time; from launch import preflight; preflight.check_host = lambda args: "
     "time.sleep(600)\n"

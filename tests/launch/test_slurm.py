@@ -1,5 +1,4 @@
-"""SLURM: the batch script by itself, and a real cluster of one node where Debian's packages are
-installed."""
+"""SLURM jobs start, stop and restart by the batch script, alone and in a real cluster."""
 
 import json
 import os
@@ -14,7 +13,7 @@ from launch import slurm
 from runs import NANO, REPO, environment, losses, run, train
 
 
-def fake(folder, name, text):
+def fake_programs(folder, name, text):
   path = folder / name
   path.write_text(f"#!/bin/bash\n{text}\n")
   path.chmod(0o755)
@@ -22,18 +21,18 @@ def fake(folder, name, text):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-  """SLURM's programs as scripts: nothing is queued, and `sbatch` runs its script at once."""
+  """Write SLURM's programs as scripts; `sbatch` runs its script at once."""
   folder = tmp_path / "bin"
   folder.mkdir()
-  fake(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
-  fake(folder, "srun", 'shift; exec "$@"')
-  fake(
+  fake_programs(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
+  fake_programs(folder, "srun", 'shift; exec "$@"')
+  fake_programs(
     folder,
     "python",
     f'[ "$2" = launch.preflight ] && {{ echo "$@" >> {tmp_path}/checked; exit 0; }}; exit 9',
   )
-  fake(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
-  fake(
+  fake_programs(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
+  fake_programs(
     folder,
     "sbatch",
     f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code',
@@ -61,7 +60,7 @@ def test_exit_codes_decide_about_the_queue(code, requeued, programs):
 
 
 def test_a_host_that_fails_the_check_trains_nothing(programs):
-  fake(programs / "bin", "python", "exit 69")
+  fake_programs(programs / "bin", "python", "exit 69")
   assert start(programs, program=f"open({str(programs / 'trained')!r}, 'w')") == 0
   assert (programs / "code").read_text().strip() == "69"
   assert not (programs / "trained").exists()
@@ -70,7 +69,7 @@ def test_a_host_that_fails_the_check_trains_nothing(programs):
 
 def test_one_task_with_an_error_to_mend_ends_the_job(programs):
   """SLURM kills the other tasks, and srun passes on the highest code."""
-  fake(
+  fake_programs(
     programs / "bin", "srun", 'shift; SLURM_PROCID=0 "$@"; SLURM_PROCID=1 "$@"; code=$?; exit $code'
   )
   assert (
@@ -85,11 +84,11 @@ def test_one_task_with_an_error_to_mend_ends_the_job(programs):
   assert (programs / "scontrol").exists()
 
 
-def test_a_task_saves_where_its_shell_alone_gets_term(programs):
+def test_a_task_saves_although_only_its_shell_gets_term(programs):
   up = programs / "up"
   wait = f"until [ -e {up} ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done"
-  fake(programs / "bin", "srun", f'shift; "$@" & {wait}; kill -TERM $!; wait $!')
-  fake(programs / "bin", "python", "exit 0")  # the check before
+  fake_programs(programs / "bin", "srun", f'shift; "$@" & {wait}; kill -TERM $!; wait $!')
+  fake_programs(programs / "bin", "python", "exit 0")  # the check before
   handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
   program = f"import signal, sys, time; {handler}; open({str(up)!r}, 'w'); time.sleep(60)"
   assert start(programs, program=program) == 0
@@ -97,7 +96,7 @@ def test_a_task_saves_where_its_shell_alone_gets_term(programs):
   assert (programs / "scontrol").read_text() == "requeue 7\n"
 
 
-def test_restarts_have_an_end(programs, monkeypatch):
+def test_restarts_are_limited(programs, monkeypatch):
   monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
   assert start(programs, flags=["--restarts=2"], program="import sys; sys.exit(69)") == 0
   assert not (programs / "scontrol").exists()
@@ -148,8 +147,8 @@ def test_a_job_in_the_queue_is_left_alone(programs, capsys):
   assert "job 41, running" in capsys.readouterr().out
 
 
-def test_stop_lets_a_running_job_save_and_not_come_back(programs):
-  fake(programs / "bin", "scancel", f'echo "$@" >> {programs}/scancel')
+def test_stop_lets_a_running_job_save_for_good(programs):
+  fake_programs(programs / "bin", "scancel", f'echo "$@" >> {programs}/scancel')
   (programs / "queue").write_text("41 RUNNING\n42 PENDING\n")
   (programs / "a run").mkdir()
   assert start(programs, action="stop") == 0
@@ -167,14 +166,14 @@ def test_stop_lets_a_running_job_save_and_not_come_back(programs):
   assert not (programs / "scontrol").exists()
 
 
-def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
+def test_bad_flags_are_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
   assert (
     slurm.main(["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"])
     == 2
   )
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
-  fake(
+  fake_programs(
     programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
   )
   assert start(programs) == 2
@@ -200,12 +199,11 @@ time.sleep(1 if last.exists() else 120)
 
 @real
 def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
-  """Two tasks, in a workdir with a space: stopped for good, then given TERM as before the time is
-  up."""
+  """Two tasks are stopped for good, then given TERM as before a time limit."""
   workdir = tmp_path / "a run"
   log = workdir / "slurm.log"
   flags = ["--tasks_per_node=2", "--", sys.executable, "-S", "-c", WAITS, f"--workdir={workdir}"]
-  with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
+  with slurm_cluster.cluster(_workdir_of_run(tmp_path / "cluster")) as slurms:
 
     def ask(*words):
       return subprocess.run(
@@ -240,9 +238,8 @@ def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
 
 @real
 @pytest.mark.heavy
-def test_submit_cancel_resubmit_resume(tmp_path):
-  """Two tasks of a real job: cancelled, which saves; submitted again; given TERM, which puts it
-  back into the queue."""
+def test_a_job_that_is_cancelled_and_resubmitted_resumes(tmp_path):
+  """Two tasks are cancelled, submitted again, then given TERM, which requeues them."""
   flags = ("--config.total_steps=60", "--config.checkpoint.every=20", "--config.mesh.fsdp=4")
   workdir = tmp_path / "run"
   cache = tmp_path / "compiled"
@@ -254,7 +251,7 @@ def test_submit_cancel_resubmit_resume(tmp_path):
     "--",
     *train(workdir, *flags, recipe=NANO),
   ]
-  with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
+  with slurm_cluster.cluster(_workdir_of_run(tmp_path / "cluster")) as slurms:
     own = slurms | {
       name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
     }
@@ -310,6 +307,6 @@ def test_submit_cancel_resubmit_resume(tmp_path):
   assert max(abs(a - b) for (_, a), (_, b) in zip(resumed_losses, uninterrupted_losses)) < 1e-5
 
 
-def _made(folder):
+def _workdir_of_run(folder):
   folder.mkdir()
   return folder

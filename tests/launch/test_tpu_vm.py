@@ -1,5 +1,4 @@
-"""Cloud TPU VMs through a gcloud that is ours: hosts are folders in which what is sent to them
-runs."""
+"""Cloud TPU VMs are created, used, retried and deleted through a fake gcloud."""
 
 import fcntl
 import json
@@ -27,8 +26,7 @@ SAVES = (
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-  """Returns `prepare(**what goes wrong)`, which returns `calls()`: the words of each call so
-  far."""
+  """Return `prepare(**faults)`, which returns `calls()`: the arguments of each call so far."""
   folder = tmp_path / "cloud"
   folder.mkdir()
   fake = tmp_path / "bin" / "gcloud"
@@ -78,7 +76,7 @@ EMPTY_TAR = empty_tar()
 
 
 def start(*flags, program="pass", arguments=(), action="start", keep=True):
-  """Runs the launcher; with `keep`, the hosts and their files outlast the job."""
+  """Run the launcher; with `keep`, the hosts and their files outlast the job."""
   keep_flag = ("--keep",) if keep else ()
   return tpu_vm.main(
     [action, *FLAGS, *keep_flag, *flags, "--", "python", "-c", program, WORKDIR, *arguments]
@@ -89,7 +87,7 @@ def host_files(cloud, name):
   return [path.read_text() for path in sorted(cloud.folder.glob(f"host-*/jobs/*/{name}"))]
 
 
-def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
+def test_a_job_runs_on_all_hosts_and_resumes_when_started_again(cloud, capsys):
   calls = cloud(states=[["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]])
   assert start(program="import os; print('trained', os.getcwd())") == 0
   logs = host_files(cloud, "log")
@@ -114,14 +112,14 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   assert "trained" in capsys.readouterr().out
   # without a launcher that watches
   assert start(action="stop", keep=False) == 0
-  assert not queued(cloud)
+  assert not queued_request(cloud)
   assert len(calls("queued-resources", "delete")) == 1
   assert start(action="delete") == 0
   assert start(action="status") == 0
   assert "no such slice" in capsys.readouterr().out
 
 
-def test_a_slice_taken_away_is_asked_for_again(cloud, capsys):
+def test_a_preempted_slice_is_requested_again(cloud, capsys):
   calls = cloud(states=[["ACTIVE", "ACTIVE", "ACTIVE", "SUSPENDED"], ["ACTIVE"]])
   once = cloud.folder / "once"
   program = (
@@ -136,7 +134,7 @@ def test_a_slice_taken_away_is_asked_for_again(cloud, capsys):
   assert "has finished (0 failures, 1 preemptions before)" in err
 
 
-def test_no_capacity_is_waited_for(cloud, capsys):
+def test_missing_capacity_is_waited_for(cloud, capsys):
   stock_out = "RESOURCE_EXHAUSTED: There is no more capacity in the zone"
   calls = cloud(create_errors=[stock_out, stock_out])
   assert start() == 0
@@ -166,7 +164,7 @@ def test_errors_of_the_cloud_have_classes(error, code, message, cloud, capsys):
   assert len(calls("queued-resources", "create")) == 1
 
 
-def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsys):
+def test_only_unreachable_hosts_are_tried_again(cloud, capsys):
   calls = cloud(hosts=3, unreachable={"1": 2})
   assert start() == 0
   first = [
@@ -177,13 +175,13 @@ def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsy
   assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
 
 
-def test_a_host_that_stays_away_ends_it(cloud, capsys):
+def test_a_host_that_stays_unreachable_ends_the_launcher(cloud, capsys):
   cloud(unreachable={"1": 99})
   assert start("--restarts=1") == 69
   assert "worker 1 of t5-base" in capsys.readouterr().err
 
 
-def test_a_slice_taken_away_while_it_is_set_up_is_asked_for_again(cloud, capsys):
+def test_a_slice_preempted_during_setup_is_requested_again(cloud, capsys):
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], unreachable={"1": 4})
   assert start("--restarts=0") == 0
   assert len(calls("queued-resources", "create")) == 2
@@ -191,7 +189,7 @@ def test_a_slice_taken_away_while_it_is_set_up_is_asked_for_again(cloud, capsys)
   assert ("(0 failures, 1 preemptions before)") in err
 
 
-def test_a_state_that_cannot_be_asked_for_is_asked_again(cloud):
+def test_a_failing_query_of_the_state_is_repeated(cloud):
   cloud(describe_errors=["INTERNAL: 503 try again"])
   assert start() == 0
 
@@ -210,14 +208,14 @@ def test_a_slice_is_deleted_when_its_job_ends(code, cloud, capsys):
   calls = cloud()
   assert start(keep=False, program=f"import sys; print('worked'); sys.exit({code})") == code
   assert len(calls("queued-resources", "delete")) == 1
-  assert not queued(cloud)
+  assert not queued_request(cloud)
   assert "is deleted and no longer billed" in capsys.readouterr().err
   logs = [path.read_text() for path in (cloud.folder.parent / "logs").glob("*/*.log")]
   assert len(logs) == 2
   assert all("worked" in log for log in logs)
 
 
-def test_a_slice_that_cannot_be_deleted_is_no_success(cloud, capsys, monkeypatch):
+def test_a_slice_that_cannot_be_deleted_is_an_error(cloud, capsys, monkeypatch):
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
   cloud(delete_errors=["INTERNAL: 503 try again"] * 9)
   assert start(keep=False) == 69
@@ -225,7 +223,7 @@ def test_a_slice_that_cannot_be_deleted_is_no_success(cloud, capsys, monkeypatch
   assert ("is billed until it is deleted") in err
 
 
-def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, capsys):
+def test_a_slice_that_another_command_deletes_is_not_requested_again(cloud, capsys):
   calls = cloud()
   codes = []
   program = "import os, time; open(os.path.expanduser('~/up'), 'w'); time.sleep(30)"
@@ -240,20 +238,19 @@ def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, caps
   assert "another command has deleted the slice" in capsys.readouterr().err
 
 
-def test_a_run_saves_and_its_slice_goes_at_the_end_of_its_lifetime(cloud, capsys):
+def test_a_run_saves_and_its_slice_is_deleted_at_the_end_of_its_lifetime(cloud, capsys):
   calls = cloud(created="2020-01-01T00:00:00.123456789Z")
   handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))"
   program = f"import signal, sys, time; {handler}; time.sleep(30)"
   assert start(keep=False, program=program) == 75
   assert "168 hours are over (--max_hours)" in capsys.readouterr().err
   assert len(calls("queued-resources", "create")) == 1
-  assert not queued(cloud)
+  assert not queued_request(cloud)
 
 
 @pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
-def test_the_first_host_deletes_a_slice_that_nobody_watches(hours, program, cloud, monkeypatch):
-  """After the job, and at the end of its lifetime with a save before; the launcher is gone as soon
-  as the job runs."""
+def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, monkeypatch):
+  """It does so after the job, or at the end of its lifetime after a save."""
   monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
   monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
   monkeypatch.setattr(tpu_vm, "_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -261,13 +258,13 @@ def test_the_first_host_deletes_a_slice_that_nobody_watches(hours, program, clou
   # the host may be faster
   assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
   deadline = time.monotonic() + 30
-  while queued(cloud) and time.monotonic() < deadline:
+  while queued_request(cloud) and time.monotonic() < deadline:
     time.sleep(0.1)
   (deleted,) = calls("queued-resources", "delete")
   assert {"--force", "--async"} <= set(deleted)
 
 
-def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch):
+def test_failing_requests_are_limited_and_state_the_reason(cloud, capsys, monkeypatch):
   waits = []
   monkeypatch.setattr(tpu_vm.Shell, "__init__", shell_that_counts(waits))
   calls = cloud(states=[["FAILED"]] * 99, reason={"message": "runtime version x is not supported"})
@@ -280,16 +277,16 @@ def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch)
   assert longest[1] == pytest.approx(2 * longest[0])
 
 
-def test_a_request_that_cannot_succeed_is_made_once(cloud, capsys):
+def test_a_request_that_cannot_succeed_is_not_repeated(cloud, capsys):
   calls = cloud(states=[["FAILED"]] * 99, reason={"code": 3, "message": "no such type"})
   assert start() == 2
   assert len(calls("queued-resources", "create")) == 1
   assert "no such type" in capsys.readouterr().err
-  assert not queued(cloud)
+  assert not queued_request(cloud)
 
 
-def test_a_host_that_hangs_is_asked_again_and_then_given_up(cloud, capsys, monkeypatch):
-  """On a slice that is taken away meanwhile, the job starts on the next."""
+def test_a_hanging_host_is_retried_and_then_given_up(cloud, capsys, monkeypatch):
+  """If the slice is preempted meanwhile, the job starts on the next."""
   monkeypatch.setattr(tpu_vm, "_SSH_SECONDS", 1.0)
   monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], hangs={"1": 4})
@@ -300,7 +297,7 @@ def test_a_host_that_hangs_is_asked_again_and_then_given_up(cloud, capsys, monke
   assert "no answer within 1 s" in capsys.readouterr().err
 
 
-def queued(cloud):
+def queued_request(cloud):
   with (cloud.folder / "lock").open("w") as lock:  # of the calls of gcloud
     fcntl.flock(lock, fcntl.LOCK_EX)
     return json.loads((cloud.folder / "state.json").read_text())["queued"]
@@ -316,7 +313,7 @@ def shell_that_counts(waits):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_stop_ends_a_job_for_good(saves, cloud, capsys):
-  """It saves, unless it has only begun and TERM ends it."""
+  """The job saves, unless it has only begun and TERM ends it."""
   cloud(states=[["ACTIVE"]])
   handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); "
   program = (
@@ -391,7 +388,7 @@ def test_a_dry_run_prints_the_commands_of_every_host(kind, hosts, capsys):
 
 @pytest.mark.parametrize("version, source", [("3.10", "uv"), ("3.11", "venv"), ("3.12", "venv")])
 def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
-  """The script of the installation, with programs that only say what they are asked for."""
+  """The installation script runs with programs that only log their arguments."""
   new = version != "3.10"
   programs = tmp_path / "bin"
   venv = tmp_path / "venv"
@@ -425,7 +422,7 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   ] * 2
 
 
-def test_several_slices_are_one_queued_resource(cloud, capsys):
+def test_several_slices_are_requested_as_one_resource(cloud, capsys):
   calls = cloud(states=[["ACTIVE"]], hosts=1)
   assert start("--slices=2") == 0
   (created,) = calls("queued-resources", "create")
@@ -480,7 +477,7 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
     ),
   ],
 )
-def test_what_cannot_start_is_refused_in_one_line(argv, message, capsys):
+def test_bad_flags_are_refused_in_one_line(argv, message, capsys):
   assert tpu_vm.main(argv) == 2
   err = capsys.readouterr().err
   assert message in err

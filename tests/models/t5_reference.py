@@ -1,5 +1,4 @@
-"""T5 again, in plain numpy and float64, one query at a time: slow, and independent of everything in
-the package."""
+"""Compute T5's logits in numpy and float64, one query at a time, independently of the package."""
 
 import math
 
@@ -7,7 +6,7 @@ import numpy as np
 
 
 def bucket(relative: int, bidirectional: bool, buckets: int = 32, max_distance: int = 128) -> int:
-  """The bucket of `key position - query position`, from the formula of the T5 paper's code."""
+  """Return the bucket of `key position - query position`, by the formula of T5's code."""
   first = 0
   if bidirectional:
     buckets //= 2
@@ -35,7 +34,7 @@ def gelu(x):
 
 
 class T5:
-  """Reads the weights of a model by name; `logits` answers for one example."""
+  """Read a model's weights by name, and compute the logits of one example."""
 
   def __init__(self, size, weights):
     self.dims = size.dims
@@ -43,7 +42,7 @@ class T5:
     self.w = {name: np.asarray(a, np.float64) for name, a in weights.items()}
 
   def attention(self, name, layer, x, memory, table, bidirectional, see):
-    """`see(query, key)` says whether a key is visible; `table` is None in cross-attention."""
+    """Return attention in which `see(query, key)` tells visible keys; `table` is None across."""
     N = self.dims.heads
     H = self.dims.head_dim
     q, k, v = (
@@ -90,7 +89,7 @@ class T5:
     return rms_norm(x, self.w[f"{stack}/final_norm/scale"])
 
   def logits(self, encoder_tokens, decoder_tokens):
-    """[T, V] of one example; padding of the encoder is invisible."""
+    """Return the logits [T, V] of one example; the encoder's padding is invisible."""
     real = encoder_tokens > 0
     memory = self.stack("encoder", encoder_tokens, lambda t, s: real[s])
     x = self.stack("decoder", decoder_tokens, lambda t, s: s <= t, memory, lambda t, s: real[s])

@@ -1,5 +1,4 @@
-"""What adding a part costs: one file in its folder, and `config.model` names it. Nothing else is
-touched."""
+"""A new family, core, position or head is one file in its folder that `config.model` names."""
 
 import importlib
 import inspect
@@ -103,7 +102,7 @@ PLACES = {"core": (cores, CORE), "position": (positions, POSITION), "head": (hea
 
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
-  """A file `toy.py` in each of the four folders, without writing into the package."""
+  """Write a file `toy.py` in a folder of its own for each of the four kinds of parts."""
   for name, (package, source) in {**PLACES, "family": (t5x_like.models, FAMILY)}.items():
     folder = tmp_path / name
     folder.mkdir()
@@ -118,8 +117,8 @@ def toys(tmp_path, monkeypatch):
       delattr(package, "toy")
 
 
-def made(**config):
-  """`config.model` as a recipe has it, made as a run makes it."""
+def make_model(**config):
+  """Resolve `config.model` and build it as a run does."""
   config = {"name": "toy", "variant": "small", "layers": "loop", **config}
   return slots.make(
     "config.model", config, t5x_like.models, "Model", rngs=nnx.Rngs(params=jax.random.key(0))
@@ -133,18 +132,18 @@ def run(model):
 
 def test_a_family_is_one_file(toys):
   assert "toy" in slots.names(t5x_like.models)
-  assert run(made())["logits"].shape == (2, 7, 32)
-  assert made(tokens={"pad": 3}).variant.tokens.pad == 3
+  assert run(make_model())["logits"].shape == (2, 7, 32)
+  assert make_model(tokens={"pad": 3}).variant.tokens.pad == 3
   with pytest.raises(
     UserError, match=r"config\.model\.variant: found 'smal'.*did you mean 'small'"
   ):
-    made(variant="smal")
+    make_model(variant="smal")
   with pytest.raises(
     UserError,
     match=r"config\.model\.haed: unknown key \(did you mean "
     r"'head'\?\); it takes",
   ):
-    made(haed="none")
+    make_model(haed="none")
 
 
 def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
@@ -158,42 +157,42 @@ def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, mo
 
 
 def test_a_core_is_one_file(toys):
-  model = made(design={"core": {"name": "toy", "power": 2}})
+  model = make_model(design={"core": {"name": "toy", "power": 2}})
   attention = model.encoder.blocks.self_attention.layer
   assert (attention.core.name, attention.core.power) == ("toy", 2)
   value = np.asarray(run(model)["logits"])
   assert np.isfinite(value).all()
-  assert not np.allclose(value, run(made(design={"core": "toy"}))["logits"])
+  assert not np.allclose(value, run(make_model(design={"core": "toy"}))["logits"])
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.core\.power: found 0 .*expected a "
     r"whole number above 0",
   ):
-    made(design={"core": {"name": "toy", "power": 0}})
+    make_model(design={"core": {"name": "toy", "power": 0}})
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.core\.dims: unknown key; it takes "
     r"power",
   ):
-    made(design={"core": {"name": "toy", "dims": 3}})
+    make_model(design={"core": {"name": "toy", "dims": 3}})
   with pytest.raises(
     UserError, match="attention core 'toy' cannot do a position bias on the logits"
   ):
-    run(made(design={"core": "toy", "position": "alibi"}))
-  core = made(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
+    run(make_model(design={"core": "toy", "position": "alibi"}))
+  core = make_model(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
   assert core.name == "toy"
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.core\.encoder\.powr: .*did you "
     r"mean 'power'",
   ):
-    made(design={"core": {"encoder": {"name": "toy", "powr": 1}}})
+    make_model(design={"core": {"encoder": {"name": "toy", "powr": 1}}})
 
 
 def test_a_position_is_one_file(toys):
-  model = made(design={"position": {"name": "toy", "step": 0.5}})
+  model = make_model(design={"position": {"name": "toy", "step": 0.5}})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/way"]
-  plain = run(made())
+  plain = run(make_model())
   moved = run(model)
   assert not np.allclose(plain["logits"], moved["logits"])
   with pytest.raises(
@@ -201,29 +200,29 @@ def test_a_position_is_one_file(toys):
     match=r"config\.model\.design\.position\.stepp: .*did you mean "
     r"'step'",
   ):
-    made(design={"position": {"name": "toy", "stepp": 0.5}})
+    make_model(design={"position": {"name": "toy", "stepp": 0.5}})
   with pytest.raises(
     UserError,
     match=r"config\.model\.design\.position: found 'toy' mixed with "
     r"others",
   ):
-    made(design={"position": ["toy", "rope"]})
+    make_model(design={"position": ["toy", "rope"]})
 
 
 def test_a_head_is_one_file(toys):
-  assert run(made(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
+  assert run(make_model(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
   with pytest.raises(
     UserError,
     match=r"config\.model\.head\.part: unknown key \(did you mean "
     r"'parts'\?\)",
   ):
-    made(head={"name": "toy", "part": 4})
+    make_model(head={"name": "toy", "part": 4})
   with pytest.raises(
     UserError,
     match=r"config\.model\.head: found 'tou', expected one of .*did "
     r"you mean 'toy'",
   ):
-    made(head="tou")
+    make_model(head="tou")
 
 
 @pytest.mark.parametrize("package", [cores, positions, heads], ids=lambda package: package.__name__)

@@ -1,4 +1,4 @@
-"""CoAtNet against plain numpy, and every way of computing it."""
+"""CoAtNet equals plain numpy, in every way of computing it."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from scipy import special
-from test_families import FORMS, close, same
+from test_families import FORMS, assert_close, assert_same
 
 import more
 from t5x_like.architectures.hybrid_encoder import HybridVariant
@@ -119,7 +119,7 @@ def reference(p, x, middle):
 
 
 @pytest.mark.parametrize("variant", more.beyond(1, [SMALL, MIDDLE]), ids=["plain", "middle"])
-def test_the_model_is_what_plain_numpy_computes(variant):
+def test_logits_equal_plain_numpys(variant):
   chosen = families.Case(f"coatnet:{variant.middle}", "coatnet", variant)
   image = families.whole(chosen, 3)["image"]
   arrays = {name: np.asarray(x, np.float64) for name, x in families.arrays(chosen).items()}
@@ -133,18 +133,18 @@ def test_the_model_is_what_plain_numpy_computes(variant):
 
 
 @pytest.mark.more
-def test_every_parameter_is_trained_and_sharded_is_one_device():
+def test_every_parameter_has_a_gradient_and_a_mesh_changes_nothing():
   plain = families.plain(CASE)
   for name, gradient in plain[1].items():
     assert np.isfinite(gradient).all(), name
     assert np.abs(gradient).max() > 0, name
-  same(families.value_and_gradients(CASE, families.rules(CASE)), plain)
+  assert_same(families.value_and_gradients(CASE, families.rules(CASE)), plain)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
 def test_scan_loop_and_remat_are_the_same_function(form):
-  same(families.value_and_gradients(CASE, **form), families.plain(CASE))
+  assert_same(families.value_and_gradients(CASE, **form), families.plain(CASE))
 
 
 @pytest.mark.more
@@ -152,7 +152,7 @@ def test_dropped_paths_and_another_number_of_channels():
   batch = families.whole(CASE, 4)
   model = families.model(CASE, drop_path=0.5)
   plain = np.asarray(families.model(CASE)(batch)["logits"])
-  close(np.asarray(model(batch)["logits"]), plain)
+  assert_close(np.asarray(model(batch)["logits"]), plain)
   assert np.abs(np.asarray(model(batch, jax.random.key(0))["logits"]) - plain).max() > 1e-3
   with pytest.raises(
     UserError,
@@ -176,7 +176,7 @@ def test_dropped_paths_and_another_number_of_channels():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused(changes, message):
+def test_sizes_that_do_not_fit_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     jax.eval_shape(
       lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0)

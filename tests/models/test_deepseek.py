@@ -1,4 +1,4 @@
-"""DeepSeek-V3: a narrow cache, biases that balance loads, and the token after the next."""
+"""DeepSeek-V3 caches latents, balances loads by biases, and predicts the token after the next."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ BALANCE = "decoder/rest/blocks/moe/layer/router/balance"
 
 
 @functools.cache
-def made(depth=0, **changes):
+def build_model(depth=0, **changes):
   variant = dataclasses.replace(
     SMALL, design=dataclasses.replace(SMALL.design, init_stddev=0.3, **changes)
   )
@@ -53,15 +53,15 @@ def batch(rows=4, length=9):
 
 
 def test_the_cache_holds_the_latent_and_one_key():
-  model = made()
+  model = build_model()
   cache = jax.eval_shape(lambda: model.start_decoding(batch(), 9)).cache
   shapes = {x.shape for x in jax.tree.leaves(cache)}
   assert shapes == {(1, 4, 9, 6 + 2), (2, 4, 9, 6 + 2)}  # layers, rows, slots, rank + rope
 
 
-def stepped(rules=None, parts=1):
-  """The model's parameters before and after a step of plain descent, and its metrics."""
-  model = made()
+def take_step(rules=None, parts=1):
+  """Return the parameters before and after a step of plain descent, and its metrics."""
+  model = build_model()
   schedule = SCHEDULES["constant"](learning_rate=0.0)
   named = params.named_params(model)
   clipped = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
@@ -81,8 +81,8 @@ def stepped(rules=None, parts=1):
 
 
 def loads():
-  """The choices of each expert of the two layers with experts, counted one by one."""
-  model = params.with_arrays(made(), params.arrays(made()))
+  """Count the choices of each expert of the two layers with experts."""
+  model = params.with_arrays(build_model(), params.arrays(build_model()))
   counted = []
   original = Moe.__call__
 
@@ -100,9 +100,9 @@ def loads():
 
 @pytest.mark.parametrize("way", more.beyond(1, ["accumulated", "whole", "sharded"]))
 def test_a_step_moves_biases_against_the_load(way):
-  """Each by its step, by the load of the global batch, however it is cut; nothing else notices."""
+  """Each moves by its step, by the load of the global batch, however it is cut."""
   rules = Rules.make(make_mesh({"data": 2, "expert": 2, "fsdp": 2})) if way == "sharded" else None
-  before, after, metrics = stepped(rules, parts=2 if way == "accumulated" else 1)
+  before, after, metrics = take_step(rules, parts=2 if way == "accumulated" else 1)
   loads_after = loads()
   assert loads_after.sum() == 2 * 4 * 9 * 2
   assert len(np.unique(loads_after)) > 3
@@ -136,8 +136,8 @@ def test_biases_balance_a_skewed_layer():
   assert violations[-10:].mean() < 0.2
 
 
-def test_a_token_stays_in_its_groups():
-  router = made().decoder.rest.blocks.moe.layer.router
+def test_a_token_chooses_experts_of_its_best_groups():
+  router = build_model().decoder.rest.blocks.moe.layer.router
   logits = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 8)), jnp.float32)
   router = jax.tree.map(lambda x: x[0], router)
   router.balance = nnx.Param(jnp.linspace(-0.2, 0.2, 8), axes=(None,), unit=(1,))
@@ -155,10 +155,9 @@ def test_a_token_stays_in_its_groups():
     )
 
 
-def test_the_token_after_the_next():
-  """The loss is that of targets two ahead; the block sees the next token and none after; table and
-  head are shared."""
-  model = made(depth=1)
+def test_the_second_block_predicts_the_token_after_the_next():
+  """Targets lie two ahead; the block sees the next token only; table and head are shared."""
+  model = build_model(depth=1)
   data = batch()
   assert not [
     n for n in params.named_params(model) if n.startswith("mtp") and ("table" in n or "head" in n)
@@ -179,11 +178,11 @@ def test_the_token_after_the_next():
   changed = np.abs(run(model, nudged) - run(model, data)).max((0, 2)) > 1e-6
   assert list(changed) == [False] * 4 + [True] * 5
   with pytest.raises(UserError, match="config.model.mtp_depth=1"):
-    Objective.check(made(), {})
+    Objective.check(build_model(), {})
 
 
 def test_packed_rows_predict_within_their_sequence():
-  model = made(depth=1)
+  model = build_model(depth=1)
   data = batch(rows=1)
   segments = np.array([[1] * 4 + [2] * 5], np.int32)
   positions = np.concatenate([np.arange(4), np.arange(5)])[None].astype(np.int32)
@@ -205,4 +204,4 @@ def test_dense_layers_come_first():
   assert any(n.startswith("decoder/first/blocks/mlp") for n in names)
   assert not any("first/blocks/moe" in n or "rest/blocks/mlp" in n for n in names)
   with pytest.raises(UserError, match="dense_layers: found 3, expected fewer than the 3 layers"):
-    made(dense_layers=3)
+    build_model(dense_layers=3)

@@ -12,7 +12,7 @@ import families
 import jax
 import pytest
 from flax import nnx
-from test_families import CHECKS, FORMS, same
+from test_families import CHECKS, FORMS, assert_same
 
 from t5x_like import slots
 from t5x_like.architectures.build import StackBuilder
@@ -172,7 +172,7 @@ DESIGNS = {  # design, and the heads that share keys and values
 
 
 def schemes(designs):
-  """The positions of designs, one after another."""
+  """Yield the positions of designs, one after another."""
   return [
     p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))
   ]
@@ -248,18 +248,20 @@ def test_every_choice_is_in_some_design():
 
 
 @cases()
-def test_properties(case):
+def test_every_design_has_the_properties_of_families(case):
   for check in CHECKS:
     check(case)
 
 
 @cases({"t5": TURNS}, extra_cases=TURNS[1:])
 def test_loop_without_activations_is_the_scan_with_them(case):
-  same(families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case))
+  assert_same(
+    families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case)
+  )
 
 
 def abstract_block(design, **options):
-  """The parts of a builder of 64 wide blocks, with the deviations of their kernels."""
+  """Return the parts of a builder of blocks of width 64, with their kernels' deviations."""
   parts = StackBuilder(design, Dims(64, 4, 4, 16, 256, 2), causal=False, **options)
   return parts, jax.eval_shape(lambda: parts.block(nnx.Rngs(0)))
 
@@ -319,7 +321,7 @@ def test_tables_of_gpt_start_as_in_the_authors_code():
 
 
 @pytest.mark.parametrize("experts", [None, Experts(experts=2, top_k=1)])
-def test_dropout_spares_the_named_places(experts):
+def test_dropout_leaves_out_the_named_places(experts):
   for spared in ((), ("inputs", "mlp")):
     parts, block = abstract_block(Design(no_dropout=spared, experts=experts), dropout_rate=0.5)
     rates = {name: getattr(block, name).dropout.rate for name in block.names}

@@ -1,4 +1,4 @@
-"""DETR: published sizes, what is trained, and the same function however it is computed."""
+"""DETR has its published sizes, and computes the same function in every way of computing it."""
 
 import math
 
@@ -62,7 +62,7 @@ def loss_and_gradients(detector, data, rules=None):
   return float(value), {name: np.asarray(g) for name, g in gradients.items()}
 
 
-def same(actual, expected):
+def assert_same(actual, expected):
   assert actual[0] == pytest.approx(expected[0], rel=1e-4)
   for name, gradient in expected[1].items():
     np.testing.assert_allclose(
@@ -78,9 +78,9 @@ def test_every_way_of_computing_is_the_same_function_and_all_but_frozen_norms_is
     frozen = name.startswith("backbone/") and "/norm/" in name
     assert np.isfinite(gradient).all(), name
     assert (np.abs(gradient).max() > 0) != frozen, name
-  same(loss_and_gradients(model(backbone=RESNET, layers="scan", remat="full"), data), plain)
+  assert_same(loss_and_gradients(model(backbone=RESNET, layers="scan", remat="full"), data), plain)
   rules = Rules.make(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()), {})
-  same(loss_and_gradients(model(backbone=RESNET, layers="scan"), data, rules), plain)
+  assert_same(loss_and_gradients(model(backbone=RESNET, layers="scan"), data, rules), plain)
 
 
 def test_published_sizes():
@@ -107,7 +107,7 @@ def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
   )
 
 
-def test_padding_is_not_attended_to_and_the_rest_is():
+def test_attention_sees_the_image_and_no_padding():
   data = batch(2, 88, 96)
   detector = model(backbone=RESNET)
   data["image_size"] = np.array([[24, 32], [88, 96]], np.int32)
@@ -179,7 +179,7 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
 
 
 @pytest.mark.parametrize("row", more.beyond(1, TABLE_3), ids=str)
-def test_without_positions_where_a_cell_lies_means_nothing(row):
+def test_without_positions_the_order_of_cells_changes_nothing(row):
   """Cells in another order change a detector's answers, unless only the queries have vectors."""
   detector = model(places=PositionEmbeddings(**row))
   data = batch(2, 32, 32)
@@ -201,9 +201,8 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
   [(PositionEmbeddings(), False), (PositionEmbeddings(cells="both", queries="both"), True)],
   ids=str,
 )
-def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, message):
-  """Attention that looks nowhere in particular: what is found does not change as a thing moves, or
-  it does."""
+def test_values_carry_positions_only_if_these_are_added_to_the_inputs(places, message):
+  """Attention is uniform, so only values can tell where a thing is."""
   detector = model(places=places)
   blind = {
     name: 0 * x if "query" in name or "/key/" in name else x
@@ -239,7 +238,7 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
       jax.eval_shape(lambda: model(**changes)(data))
 
 
-def test_cells_enter_the_encoder_whole():
+def test_cells_enter_the_encoder_without_dropout():
   """Dropout is in the layers alone, as in the authors' code."""
   data = batch(2)
   detector = model(dropout=0.5)
@@ -250,7 +249,7 @@ def test_cells_enter_the_encoder_whole():
 
 
 @pytest.mark.more
-def test_parts_at_rates_of_their_own():
+def test_parts_train_at_their_own_rates():
   overrides = [
     "tuning.name=by_part",
     "clip_norm=0.0",

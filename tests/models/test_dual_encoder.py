@@ -1,5 +1,4 @@
-"""Pairs of encoders: what the text is read from, every way of computing the same, and the losses on
-their outputs."""
+"""Image and text encoders have their papers' losses, the same in every way of computing them."""
 
 import dataclasses
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from families import drawn
 from flax import nnx
-from test_families import same
+from test_families import assert_same
 
 import more
 from t5x_like.architectures.design import Tokens, Variant
@@ -84,7 +83,7 @@ def plain(request):
   return OBJECTIVES[request.param], value_and_gradients(OBJECTIVES[request.param]())
 
 
-def test_losses_are_those_of_the_papers_code(plain):
+def test_losses_equal_those_of_the_papers_code(plain):
   objective, (value, gradients, sums) = plain
   outputs = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
   logits = outputs["logits"]
@@ -110,10 +109,10 @@ MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
 
 
 @pytest.mark.parametrize("mesh", more.beyond(1, MESHES), ids=str)
-def test_in_parts_on_eight_devices_it_is_the_same_loss_over_the_whole_batch(plain, mesh):
+def test_parts_and_eight_devices_have_the_loss_of_the_global_batch(plain, mesh):
   objective, expected = plain
   sharded = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
-  same(sharded[:2], expected[:2])
+  assert_same(sharded[:2], expected[:2])
   assert sharded[2]["correct"] == expected[2]["correct"]
 
 
@@ -121,10 +120,10 @@ def test_rows_without_weight_are_not_compared(plain):
   objective, expected = plain
   padded = {name: np.concatenate([x, x[::-1][:3]]) for name, x in batch().items()}
   padded["example_weights"][-3:] = 0
-  same(value_and_gradients(objective(), features=padded)[:2], expected[:2])
+  assert_same(value_and_gradients(objective(), features=padded)[:2], expected[:2])
 
 
-def test_a_text_is_what_comes_before_its_end():
+def test_tokens_after_the_end_of_a_text_have_no_influence():
   features = batch()
   dual_encoder = model()
   expected = run(dual_encoder, features)
@@ -148,7 +147,7 @@ def test_a_text_is_what_comes_before_its_end():
   np.testing.assert_allclose(np.linalg.norm(expected["image_embeddings"], axis=1), 1, rtol=1e-5)
 
 
-def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
+def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
   features = batch()
   variant = dataclasses.replace(SMALL, reading="mean")
   dual_encoder = model()
@@ -165,7 +164,7 @@ def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
 
 
 @pytest.mark.more
-def test_a_coatnet_reads_the_images_of_basic():
+def test_basic_encodes_images_by_a_coatnet():
   image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
   variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
   make = lambda key: basic.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731

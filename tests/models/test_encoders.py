@@ -1,4 +1,4 @@
-"""Encoders: fine-tuning heads, and the two networks of ELECTRA and of DeBERTa v3."""
+"""Encoders have fine-tuning heads and hidden states, and ELECTRA and DeBERTa v3 two networks."""
 
 import dataclasses
 import types
@@ -60,8 +60,8 @@ HEADS = [  # head, shapes, whether it drops out
   HEADS,
   ids=[h if isinstance(h, str) else "-".join(map(str, h.values())) for h, *_ in HEADS],
 )
-def test_heads(head, shapes, drops):
-  """Shapes are as said, the variant remembers the head, and only a key makes it drop out."""
+def test_heads_have_their_shapes_and_drop_out_only_with_a_key(head, shapes, drops):
+  """The variant remembers its head."""
   model = tiny.model(BERT, family=bert, head=head, dropout=0.5)
   assert model.variant.head == head
 
@@ -95,13 +95,13 @@ def test_heads(head, shapes, drops):
     ({"name": "classification", "activation": "tan"}, "config.model.head.activation: found 'tan'"),
   ],
 )
-def test_a_head_that_is_not_there_is_refused(head, message):
+def test_an_unknown_head_is_refused(head, message):
   with pytest.raises(UserError, match=message):
     tiny.model(BERT, family=bert, head=head)
 
 
 @pytest.mark.parametrize("family", [bert, more.later(albert), more.later(deberta)])
-def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
+def test_a_hidden_state_is_the_output_of_an_encoder_of_as_many_layers(family):
   """Of a post-norm encoder: state 1 is the output of the encoder of one layer."""
   variant = shrunk(next(iter(family.VARIANTS.values())))
   one_layer = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
@@ -188,7 +188,7 @@ def test_electra_networks_share_what_comes_before_the_stacks(variant):
   )
 
 
-def test_the_generator_of_the_paper():
+def test_the_generator_has_the_papers_sizes():
   assert electra.GENERATORS["electra-small"].dims.embed == 64
   assert electra.GENERATORS["electra-small"].embed == 128
   for name in ("electra-base", "electra-large"):

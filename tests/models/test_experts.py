@@ -1,5 +1,4 @@
-"""Switch Transformers and Mixtral: published sizes, and what experts mean for training and
-decoding."""
+"""Switch Transformers and Mixtral have their published sizes, and train, shard and decode."""
 
 import dataclasses
 import functools
@@ -58,13 +57,13 @@ def test_published_sizes(family, name):
   "family, name, active", [(mixtral, "8x7b", 12.9e9), (mixtral, "8x22b", 39.1e9)]
 )
 def test_published_active_sizes(family, name, active):
-  """What one token meets: all but the experts it is not sent to."""
+  """A token meets all parameters but those of experts that it is not sent to."""
   named = params.named_params(abstract(family, name))
   size = sum(np.prod(p.shape) * (2 / 8 if "expert" in p.axes else 1) for p in named.values())
   assert abs(size - active) < 0.1e9
 
 
-def test_experts_are_where_the_checkpoints_have_them():
+def test_experts_are_in_the_layers_of_the_checkpoints():
   """Layers 1, 3, 5, … from 0, as transformers places them; all of c."""
   for name, layers in (("switch-base-8", ["mlp_0", "moe_1"]), ("switch-c-2048", ["moe"])):
     model = abstract(switch, name)
@@ -140,8 +139,8 @@ def test_scan_and_remat_change_nothing():
     assert tiny.relative_error(other_gradients, gradients) < 1e-4
 
 
-def test_padding_and_neighbours_do_not_matter():
-  """More padding, on both sides, leaves the losses of the router and the logits as they are."""
+def test_padding_changes_no_router_loss_and_no_logit():
+  """More padding is added on both sides."""
   _, model = tiny_switch()
   batch = {n: x for n, x in tiny.batch(3, 8, 6).items() if "input" in n}
   longer = {n: np.pad(x, ((0, 0), (0, 4))) for n, x in batch.items()}

@@ -1,5 +1,4 @@
-"""What holds for every family: what may see what, and that every way of computing a model gives the
-same model."""
+"""Every family hides what it must, and is the same function in every way of computing it."""
 
 import families
 import numpy as np
@@ -19,7 +18,7 @@ def cases(candidates):
   return pytest.mark.parametrize("case", marked, ids=[case.name for case in candidates])
 
 
-def close(outputs, expected, rtol=1e-5, atol=1e-5, name=""):
+def assert_close(outputs, expected, rtol=1e-5, atol=1e-5, name=""):
   scale = max(np.abs(expected).max(), 1e-30)
   np.testing.assert_allclose(outputs, expected, rtol=rtol, atol=atol * scale, err_msg=name)
 
@@ -48,7 +47,7 @@ def check_padding(case):
   logits = families.forward(case)
   if "short" in logits:
     n = logits["short"].shape[1]
-    close(logits["apart"][0, :n], logits["short"][0])
+    assert_close(logits["apart"][0, :n], logits["short"][0])
   assert all(np.isfinite(x).all() for x in logits.values())
 
 
@@ -58,13 +57,13 @@ def check_packing(case):
   if case.lacks("packing"):
     return
   logits, (a, b) = families.forward(case), families.LENGTHS[case.sides[-1]][1]
-  close(logits["packed"][0, :a], logits["apart"][0, :a])
-  close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
+  assert_close(logits["packed"][0, :a], logits["apart"][0, :a])
+  assert_close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
 
 
 def check_decoding(case):
   if "decoded" in families.forward(case):
-    close(families.forward(case)["decoded"], families.forward(case)["whole"])
+    assert_close(families.forward(case)["decoded"], families.forward(case)["whole"])
 
 
 def check_bfloat16(case):
@@ -84,15 +83,15 @@ CHECKS = [check_sight, check_padding, check_packing, check_decoding, check_bfloa
 
 @cases(CASES)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_property(check, case):
+def test_every_family_has_the_property(check, case):
   check(case)
 
 
 FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
 
 
-def same(outputs, expected):
-  close(outputs[0], expected[0], rtol=1e-4)
+def assert_same(outputs, expected):
+  assert_close(outputs[0], expected[0], rtol=1e-4)
   assert outputs[1].keys() == expected[1].keys()
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in expected[1].items():
@@ -116,7 +115,7 @@ def test_every_way_of_computing_is_the_same_function(way, case):
   """The covering families in one way each; `make test-more` has the others. test_designs.py covers
   their parts."""
   form = {"rules": families.rules(case)} if way == "sharded" else way
-  same(families.value_and_gradients(case, **form), families.plain(case))
+  assert_same(families.value_and_gradients(case, **form), families.plain(case))
 
 
 @cases(FIRST)

@@ -1,5 +1,4 @@
-"""Families on images: what patches and positions mean, and that every way of computing gives the
-same model."""
+"""Image families use patches and positions rightly, in every way of computing them."""
 
 import dataclasses
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_families import FORMS, close, same
+from test_families import FORMS, assert_close, assert_same
 
 import more
 import t5x_like.models
@@ -36,7 +35,7 @@ POSITIONS = slots.names(image_positions)
 
 
 def case(family="vit", position=None, **changes) -> families.Case:
-  """The first variant of a family, shrunk."""
+  """Return the first variant of a family, shrunk."""
   first = next(iter(slots.module(family, t5x_like.models).VARIANTS.values()))
   design = (
     first.design if position is None else dataclasses.replace(first.design, position=position)
@@ -100,9 +99,9 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
     assert np.isfinite(gradient).all(), name
     assert np.abs(gradient).max() > 0, name
   if (case_number + turn) % 2:
-    same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
+    assert_same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
   else:
-    same(families.value_and_gradients(chosen, **FORMS[case_number // 2 % 2]), plain)
+    assert_same(families.value_and_gradients(chosen, **FORMS[case_number // 2 % 2]), plain)
 
 
 SPLIT = [
@@ -113,9 +112,9 @@ SPLIT = [
 
 
 @pytest.mark.parametrize("chosen", more.beyond(2, SPLIT), ids=lambda case: case.name)
-def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_same(chosen):
+def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_assert_same(chosen):
   rules = Rules.make(make_mesh({"data": 2, "sequence": 4}))
-  same(families.value_and_gradients(chosen, rules), families.plain(chosen))
+  assert_same(families.value_and_gradients(chosen, rules), families.plain(chosen))
   assert not rules.dropped
 
 
@@ -135,7 +134,7 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   )
   logits, shuffled_logits = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
   if name == "none":
-    close(shuffled_logits, logits)
+    assert_close(shuffled_logits, logits)
   else:
     assert np.abs(logits - shuffled_logits).max() > 1e-3 * np.abs(logits).max()
   # Positions are explicit: patches given in another order, with their numbers, are the same
@@ -143,8 +142,8 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   visible_BK = np.tile(order, (2, 1))
   states = model.encode(image)[0]
   encoded = model.encode(image, visible_BK=jnp.asarray(visible_BK))[0]
-  close(np.asarray(encoded[:, 1:]), np.asarray(states[:, 1:][:, order]))
-  close(np.asarray(encoded[:, 0]), np.asarray(states[:, 0]))
+  assert_close(np.asarray(encoded[:, 1:]), np.asarray(states[:, 1:][:, order]))
+  assert_close(np.asarray(encoded[:, 0]), np.asarray(states[:, 0]))
 
 
 HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
@@ -212,11 +211,11 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   )
   plain = np.asarray(model(batch)["logits"])
   assert plain.shape == (2, 6, 12)
-  close(
+  assert_close(
     np.asarray(model(batch | {"visible_patches": batch["visible_patches"][:, ::-1]})["logits"]),
     plain,
   )
-  close(
+  assert_close(
     np.asarray(model(batch | {"masked_patches": batch["masked_patches"][:, ::-1]})["logits"]),
     plain[:, ::-1],
   )
@@ -243,7 +242,7 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
     arrays[f"{out}/kernel"] = arrays[f"{out}/kernel"] * scale[:, None]
     arrays[f"{out}/bias"] = arrays[f"{out}/bias"] * scale
   folded = params.with_arrays(families.model(plain), arrays)
-  close(np.asarray(model(batch)["logits"]), np.asarray(folded(batch)["logits"]))
+  assert_close(np.asarray(model(batch)["logits"]), np.asarray(folded(batch)["logits"]))
   for change in ({"norm_position": "post"}, {"parallel": "two_norms"}):
     with pytest.raises(UserError, match="config.model.design.layer_scale: found 0.1"):
       dataclasses.replace(plain.variant.design, layer_scale=0.1, **change)
@@ -267,11 +266,13 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   at_inputs = logits(
     "inputs", other_arrays | {f"inputs/position/{n}": x[0] for n, x in tables.items()}
   )
-  close(logits("every_layer", other_arrays | {start + n: x for n, x in once.items()}), at_inputs)
+  assert_close(
+    logits("every_layer", other_arrays | {start + n: x for n, x in once.items()}), at_inputs
+  )
   shared = logits(
     "every_layer_shared", other_arrays | {f"position/{n}": x[0] for n, x in tables.items()}
   )
-  close(
+  assert_close(
     logits(
       "every_layer", other_arrays | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}
     ),
@@ -280,19 +281,19 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   assert np.abs(shared - at_inputs).max() > 1e-2
 
 
-def test_every_pixel_is_seen():
+def test_every_pixel_has_an_influence():
   chosen = case()
   image = families.whole(chosen, 1)["image"]
   gradient = jax.grad(lambda x: jnp.sum(families.model(chosen)({"image": x})["logits"] ** 2))(image)
   assert (np.abs(gradient) > 0).all()
 
 
-def test_a_dropped_path_leaves_examples_out_whole():
+def test_a_dropped_path_leaves_out_all_of_an_example():
   chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
   batch = families.whole(chosen, 8)
   model = families.model(chosen, drop_path=0.5, drop_path_rates="uniform")
   plain = np.asarray(families.model(chosen)(batch)["logits"])
-  close(np.asarray(model(batch)["logits"]), plain)
+  assert_close(np.asarray(model(batch)["logits"]), plain)
   runs = [np.asarray(model(batch, jax.random.key(n))["logits"]) for n in range(6)]
   np.testing.assert_array_equal(runs[0], np.asarray(model(batch, jax.random.key(0))["logits"]))
   rows = {tuple(np.round(run[0], 4)) for run in runs}
@@ -383,7 +384,7 @@ def test_relative_positions_depend_on_offsets_alone():
   assert {rows[0, 2], rows[2, 0], rows[0, 1]} == {35, 36, 37}
 
 
-def test_sinusoidal_positions_tell_rows_and_columns():
+def test_sinusoidal_positions_encode_rows_and_columns():
   table = sinusoidal_2d.sine_table(16, Grid(3, 4, 1))
   patches = table[1:].reshape(3, 4, 16)
   assert not table[0].any()
@@ -440,7 +441,7 @@ def test_sinusoidal_positions_tell_rows_and_columns():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused(changes, shape, message):
+def test_images_and_options_that_do_not_fit_are_refused(changes, shape, message):
   with pytest.raises(UserError, match=message):
     model = families.abstract(case(**changes))
     jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
@@ -467,4 +468,4 @@ def test_the_last_norm_stands_before_pooling_after_it_or_both():
     expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
     expected = normed(expected, arrays, after) if after in norms else expected
     normalised = model.head.norm(model.head.pool(model.encoder.final_norm(jnp.asarray(x_BTD))))
-    close(np.asarray(normalised), np.asarray(expected))
+    assert_close(np.asarray(normalised), np.asarray(expected))

@@ -1,4 +1,4 @@
-"""Every family with products of 8-bit factors."""
+"""Every family multiplies 8-bit factors with unchanged parameters, and learns as in bfloat16."""
 
 import dataclasses
 import pathlib
@@ -22,8 +22,8 @@ from t5x_like.nn.linear import Linear, matmul
 from t5x_like.objectives import decoder, encoder_decoder
 
 
-def multiplied(model) -> dict[str, bool]:
-  """Whether each part of a model with a product of its own has an 8-bit one."""
+def multiplies_8_bits(model) -> dict[str, bool]:
+  """Return whether each part of a model with a product has an 8-bit one, by name."""
   layers = [
     (path, part) for path, part in nnx.iter_modules(model) if isinstance(part, Linear | Moe)
   ]
@@ -41,7 +41,7 @@ FAMILIES = [name for name in families.families() if name not in WITHOUT]
   "family",
   [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.more) for name in FAMILIES],
 )
-def test_every_family_has_them_with_the_same_parameters(family):
+def test_every_family_multiplies_8_bits_with_the_same_parameters(family):
   case = next(c for c in families.representatives() if c.family == family)
   design = dataclasses.replace(case.variant.design, quantization="fp8")
   if design.experts:
@@ -55,9 +55,9 @@ def test_every_family_has_them_with_the_same_parameters(family):
   assert {n: p.shape for n, p in params.named_params(quantized).items()} == {
     n: p.shape for n, p in params.named_params(plain).items()
   }
-  layers = multiplied(quantized)
+  layers = multiplies_8_bits(quantized)
   assert any(layers.values())
-  assert not any(multiplied(plain).values())
+  assert not any(multiplies_8_bits(plain).values())
   assert [name for name, eight in layers.items() if eight != ("blocks" in name)] == []
 
 
@@ -107,7 +107,7 @@ def batches(name: str, seed: int, rows: int = 8, length: int = 64):
 
 
 def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
-  """The losses of a run in bfloat16, in nats a target token."""
+  """Return the losses of a run in bfloat16, in nats a target token."""
   family, variant, objective = TASKS[name]
   variant = dataclasses.replace(
     variant, design=dataclasses.replace(variant.design, quantization=quantization)

@@ -1,5 +1,4 @@
-"""Families in stages: what a window sees, plain numpy's MViT v2, another window, and what cannot
-be."""
+"""Families in stages limit attention to windows, equal plain numpy, and resize their positions."""
 
 import families
 import jax
@@ -7,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_families import close
+from test_families import assert_close
 from test_image_families import case
 
 import more
@@ -80,7 +79,7 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
     return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x_BTD, state))
 
   for got, expected in zip(found(Short()), found(Dense()), strict=True):
-    close(got, expected)
+    assert_close(got, expected)
 
 
 def test_merging_puts_squares_side_by_side():
@@ -129,18 +128,18 @@ OTHER = {"resolution": 14, "kv_stride": 2, "patch": 4, "patch_size": 5}
 
 
 @pytest.mark.parametrize("changes", more.beyond(1, [{}, OTHER]), ids=str)
-def test_mvit_is_plain_numpys(changes):
+def test_mvits_logits_equal_plain_numpys(changes):
   chosen = case("mvit", depths=(1, 2), **changes)
   batch = families.whole(chosen, 2)
   arrays = {n: np.asarray(a) for n, a in families.arrays(chosen).items()}
   logits = np.asarray(jax.jit(lambda m, b: m(b)["logits"])(families.model(chosen), batch))
-  close(
+  assert_close(
     logits, np.stack([mvit(arrays, chosen.variant, image) for image in batch["image"]]), rtol=1e-4
   )
 
 
 def mvit(p: dict, variant, image: np.ndarray) -> np.ndarray:
-  """Li et al. 2022, section 4.1, in loops. [labels] from [Y, X, C]."""
+  """Return the logits [labels] of an image [Y, X, C] by loops (Li et al. 2022, section 4.1)."""
   size = variant.patch_size
   step = variant.patch
   side = -(-len(image) // step)
@@ -266,7 +265,7 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
     ("swin", {"head": {"name": "reconstruction"}}, "config.model.head: found .*reconstruction"),
   ],
 )
-def test_what_does_not_fit_is_refused(family, changes, message):
+def test_sizes_that_do_not_fit_are_refused(family, changes, message):
   with pytest.raises(UserError, match=message):
     families.abstract(case(family, **changes))
 

@@ -1,5 +1,4 @@
-"""Properties of T5: what may see what, and that every way of computing the same thing gives the
-same thing."""
+"""T5 hides later tokens and padding, and is the same function in every way of computing it."""
 
 import functools
 from unittest import mock
@@ -36,7 +35,7 @@ def logits(model, batch):
 
 
 def features(*rows):
-  """A batch of the given (encoder tokens, decoder tokens), padded to S and T."""
+  """Return a batch of (encoder tokens, decoder tokens) pairs, padded to S and T."""
   batch = {
     "encoder_input_tokens": np.zeros((len(rows), S), np.int32),
     "decoder_input_tokens": np.zeros((len(rows), T), np.int32),
@@ -60,7 +59,7 @@ def random_batch(rows=3, **arguments):
 # What may see what
 
 
-def test_causality():
+def test_a_changed_token_changes_all_later_logits_and_no_earlier_one():
   """Changing decoder token t changes the logits from t on, every one of them, and not a bit of
   those before."""
   batch = {n: np.repeat(x, T, axis=0) for n, x in random_batch(1, padded=False).items()}
@@ -113,7 +112,7 @@ def test_rows_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("version", SIZES)
-def test_packed_sequences_are_those_unpacked(version):
+def test_packed_sequences_have_the_logits_of_separate_rows(version):
   pairs = [(tokens(5, 1), tokens(9, 2)), (tokens(3, 3), tokens(4, 4)), (tokens(2, 5), tokens(6, 6))]
   unpacked = np.asarray(logits(model(version), features(*pairs)))
   packed = {}
@@ -219,7 +218,7 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
     ),
   ],
 )
-def test_bad_remat(remat, message):
+def test_a_bad_remat_is_refused(remat, message):
   with pytest.raises(UserError, match=message):
     tiny.abstract(SIZES["1.1"], remat=remat)
 
@@ -332,7 +331,7 @@ def test_bfloat16_gradients_point_where_those_of_float32_do():
 # Dropout
 
 
-def test_dropout():
+def test_dropout_depends_on_its_key_alone():
   m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.1), params.arrays(model("1.1")))
   batch = random_batch(2)
   run = jax.jit(lambda m, b, key: m(b, key)["logits"])
@@ -348,8 +347,8 @@ def test_dropout():
   assert np.abs(first_key - plain).max() > 1e-2
 
 
-def test_every_dropout_has_a_key_of_its_own():
-  """2 stacks x (input, output, 2 layers x (attention, MLP and residuals)): no two share a key."""
+def test_no_two_dropouts_share_a_key():
+  """There are 2 stacks x (input, output, 2 layers x (attention, MLP and residuals))."""
   m = params.with_arrays(
     tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1"))
   )

@@ -1,4 +1,4 @@
-"""T5's decoder-only models: a prefix that is everything makes an encoder, no prefix a decoder."""
+"""T5's decoder-only models see a prefix as an encoder does and the rest causally."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""T5 against its definition written out in numpy, and the sizes of the published models."""
+"""T5's logits equal its definition in numpy, and its variants have their published sizes."""
 
 import jax
 import numpy as np

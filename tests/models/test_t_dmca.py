@@ -1,5 +1,4 @@
-"""Layers of several cores in turn, as in Liu et al. 2018; test_families.py has their other
-properties."""
+"""Layers take several cores in turn, as in Liu et al. 2018."""
 
 import dataclasses
 
@@ -28,15 +27,14 @@ def case(name, core, dims=DIMS):
   )
 
 
-def test_what_compression_reaches():
-  """The first layer sees 3 tokens, the second all whole strides: together everything but the latest
-  odd token."""
+def test_compression_reaches_all_but_the_latest_odd_token():
+  """The first layer sees 3 tokens, the second all complete strides."""
   reach = families.forward(case("reach", (LOCAL, COMPRESSED)))["reach"]
   assert np.array_equal(reach > 0, np.tri(families.T, dtype=bool))
 
 
 @pytest.mark.parametrize("experts", [128, 256])
-def test_the_layers_of_the_paper(experts):
+def test_the_layers_have_the_papers_cores(experts):
   names = params.named_params(
     families.abstract(Case("moe", "t_dmca", t_dmca.VARIANTS[f"t-dmca-moe-{experts}"]))
   )

@@ -1,5 +1,4 @@
-"""XLNet's query stream: what a prediction depends on, and the same in packed rows and at fewer
-places."""
+"""XLNet's query stream sees only earlier predictions, in packed rows and at fewer positions too."""
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,7 @@ def model():
 
 
 def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
-  """By gradient; not on itself, though its content stands in the row, and not on what is predicted
-  later."""
+  """Gradients are zero for itself and for tokens predicted later."""
   first_row = {name: x[:1] for name, x in BATCH.items()}
 
   @jax.jit
@@ -46,7 +44,7 @@ def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(m
   assert (content == (order[None] <= order[:, None])).all()
 
 
-def test_places_packing_and_padding_change_nothing(model):
+def test_fewer_positions_packing_and_padding_change_no_logits(model):
   """All logits, those at masked places alone, and those of two sequences in one row with garbage
   behind them."""
   positions = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
@@ -69,7 +67,7 @@ def test_places_packing_and_padding_change_nothing(model):
   assert not np.allclose(filled[0, 2], selected[0, 2])
 
 
-def test_states_are_those_of_the_published_order(model):
+def test_states_equal_those_of_rows_that_end_with_cls(model):
   """<cls> begins a row here, and ends it in a segment of its own there."""
   our_batch = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
   rotated_batch = {name: np.roll(x, -1, axis=1) for name, x in our_batch.items()}

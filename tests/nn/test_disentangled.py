@@ -1,4 +1,4 @@
-"""Disentangled attention against its formula, one pair of tokens at a time."""
+"""Disentangled attention equals its formula, one pair of tokens at a time."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ def model(buckets=BUCKETS, max_distance=MOST):
 
 
 def row(distance):
-  """The row of He et al. 2021's table for a distance, from the released code."""
+  """Return the table row of He et al. 2021 for a distance, by the released code."""
   middle = BUCKETS // 2
   size = abs(distance)
   if size > middle:
@@ -42,7 +42,7 @@ def row(distance):
   return min(max(int(math.copysign(size, distance)) + BUCKETS, 0), 2 * BUCKETS - 1)
 
 
-def test_the_formula():
+def test_attention_follows_the_formula():
   # longer than the largest distance
   encoder = jax.jit(model)()
   T = 14

@@ -1,4 +1,4 @@
-"""Norms, dropout, masks, the dense core, residuals and parameters, each against its definition."""
+"""Norms, dropout, masks, the dense core, residuals and parameters equal their definitions."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def rngs():
 # Norm
 
 
-def test_rms_norm():
+def test_rms_norm_equals_its_formula():
   norm = params.with_arrays(RMSNorm(8, rngs()), {"scale": jnp.asarray(normal(8))})
   x = 3.0 + normal(2, 5, 8, seed=1)
   x64 = x.astype(np.float64)
@@ -102,7 +102,7 @@ def test_subkeys_differ():
 # Mask
 
 
-def test_masks_combine():
+def test_a_mask_combines_causality_segments_and_windows():
   q = np.array([[0, 1, 0]], np.int32)
   k = np.array([[0, 1, 0, 1]], np.int32)
   q_seg = np.array([[1, 1, 2]], np.int32)
@@ -138,7 +138,7 @@ def attention_reference(q, k, v, allowed, bias, scale):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("biased", [False, True])
-def test_dense_core(kv_heads, biased):
+def test_the_dense_core_equals_its_formula(kv_heads, biased):
   q = normal(2, 5, 6, 8)
   k = normal(2, 7, kv_heads, 8, seed=1)
   v = normal(2, 7, kv_heads, 8, seed=2)
@@ -209,7 +209,7 @@ def test_block_applies_sublayers_in_order_and_adds_their_losses():
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_mlp(gated):
+def test_an_mlp_equals_its_formula(gated):
   mlp = Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=gated)
   w = {n: np.asarray(a, np.float64) for n, a in params.arrays(mlp).items()}
   x = normal(2, 3, 4)

@@ -1,5 +1,4 @@
-"""Adapters: none at first, the same as merged into the kernels, and the only parameters with a
-gradient."""
+"""Adapters start as nothing, equal the kernels they are merged into, and alone have gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +29,18 @@ TARGETS = {
 }
 
 
-def plain(case, layers):
+def build_plain_model(case, layers):
   return case.model_class(nnx.Rngs(params=jax.random.key(1)), variant=case.variant, layers=layers)
 
 
-def adapted(kind, layers="scan"):
-  return lora.add_adapters(plain(CASES[kind], layers), TARGETS[kind], 2, 6.0, jax.random.key(2))
+def build_adapted_model(kind, layers="scan"):
+  return lora.add_adapters(
+    build_plain_model(CASES[kind], layers), TARGETS[kind], 2, 6.0, jax.random.key(2)
+  )
 
 
-def noised(model):
-  """With adapters that do something: B is drawn, too."""
+def build_with_random_adapters(model):
+  """Return a model whose adapters have an effect: B is random too."""
 
   def draw(n, x):
     return jax.random.normal(jax.random.key(len(n)), x.shape) if n.endswith("lora_b") else x
@@ -54,10 +55,10 @@ def noised(model):
 def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   @jax.jit
   def logits(batch):
-    model = adapted(kind, layers)
-    moved = noised(model)
+    model = build_adapted_model(kind, layers)
+    moved = build_with_random_adapters(model)
     models = (
-      plain(CASES[kind], layers),
+      build_plain_model(CASES[kind], layers),
       model,
       moved,
       without_adapters(moved, merged=True),
@@ -76,7 +77,9 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 def test_the_defaults_adapt_queries_and_values(kind):
   tuning = tunings_lora.make()
   parameters = params.named_params(
-    jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {}))
+    jax.eval_shape(
+      lambda: tuning.adapt(build_plain_model(CASES[kind], "scan"), jax.random.key(2), {})
+    )
   )
   adapters = [name.split("/")[-2] for name in parameters if name.endswith(ADAPTERS)]
   assert set(adapters) == {"query", "value"}
@@ -87,9 +90,9 @@ def test_the_defaults_adapt_queries_and_values(kind):
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_names_axes_and_sizes(kind):
-  before = params.named_params(jax.eval_shape(lambda: plain(CASES[kind], "scan")))
-  after = params.named_params(jax.eval_shape(lambda: adapted(kind)))
+def test_adapters_have_the_names_axes_and_sizes_of_their_kernels(kind):
+  before = params.named_params(jax.eval_shape(lambda: build_plain_model(CASES[kind], "scan")))
+  after = params.named_params(jax.eval_shape(lambda: build_adapted_model(kind)))
   assert {name: p.shape for name, p in after.items() if not name.endswith(ADAPTERS)} == {
     name: p.shape for name, p in before.items()
   }
@@ -105,16 +108,18 @@ def test_names_axes_and_sizes(kind):
       *layers,
       *([rows, rank] if name.endswith("a") else [rank, columns]),
     ]
-  merged = params.named_params(jax.eval_shape(lambda: without_adapters(adapted(kind), merged=True)))
+  merged = params.named_params(
+    jax.eval_shape(lambda: without_adapters(build_adapted_model(kind), merged=True))
+  )
   assert {n: (p.shape, p.axes, p.unit) for n, p in merged.items()} == {
     n: (p.shape, p.axes, p.unit) for n, p in before.items()
   }
 
 
-def test_the_adapter_of_the_paper_by_hand():
+def test_an_adapter_follows_its_papers_formula():
   rngs = nnx.Rngs(params=3)
   linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
-  layer = noised(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
+  layer = build_with_random_adapters(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
   x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
   W, b, A, B = (
     np.asarray(p[...], np.float64) for p in (layer.kernel, layer.bias, layer.lora_a, layer.lora_b)
@@ -125,10 +130,10 @@ def test_the_adapter_of_the_paper_by_hand():
 @pytest.mark.parametrize(
   "mesh", beyond(1, [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
 )  # alone, FSDP gathers several kernels as one
-def test_split_over_devices_they_compute_the_same(mesh):
+def test_adapters_split_over_devices_compute_the_same(mesh):
   batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
   rules = Rules.make(make_mesh(mesh))
-  model = jax.jit(lambda: noised(adapted("decoder")))()
+  model = jax.jit(lambda: build_with_random_adapters(build_adapted_model("decoder")))()
   abstract = jax.eval_shape(lambda: model)
   arrays = params.arrays(model)
   sharded = jax.device_put(arrays, rules.param_shardings(params.named_params(abstract)))
@@ -161,6 +166,6 @@ def test_a_target_that_names_no_kernel_is_one_line():
     UserError, match="'qurey' names no kernel .* key, out, query, value, wi, wo"
   ) as error:
     lora.add_adapters(
-      plain(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0)
+      build_plain_model(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0)
     )
   assert "\n" not in str(error.value)

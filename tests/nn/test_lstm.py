@@ -1,4 +1,4 @@
-"""LSTMs: padding is nothing, and a state goes on where it was."""
+"""An LSTM ignores padding and carries its state on where a sequence continues."""
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,15 @@ D = 5
 H = 4
 
 
-def drawn(*shape: int) -> jnp.ndarray:
+def draw_lstm(*shape: int) -> jnp.ndarray:
   return jnp.asarray(np.random.default_rng(shape).standard_normal(shape), jnp.float32)
 
 
 def test_padding_changes_nothing_in_either_direction():
-  """On both sides, of any length and content; its outputs are zero, and it has no gradient."""
+  """Padding of any length and content gives zeros and has no gradient."""
   lstm = BiLstm(D, H, 2, nnx.Rngs(params=jax.random.key(0)))
-  x_BTD = drawn(B, T, D)
-  padded = jnp.concatenate([drawn(B, 3, D), x_BTD, drawn(B, 2, D)], axis=1)
+  x_BTD = draw_lstm(B, T, D)
+  padded = jnp.concatenate([draw_lstm(B, 3, D), x_BTD, draw_lstm(B, 2, D)], axis=1)
   valid = jnp.broadcast_to((jnp.arange(T + 5) >= 3) & (jnp.arange(T + 5) < T + 3), (B, T + 5))
   run = jax.jit(lambda x, valid: lstm(x, valid))
   actual = run(padded, valid)
@@ -36,7 +36,7 @@ def test_padding_changes_nothing_in_either_direction():
 
 def test_a_state_is_carried_on_and_reset_where_a_sequence_starts():
   lstm = Lstm(D, H, nnx.Rngs(params=jax.random.key(1)))
-  x_BTD = drawn(B, T, D)
+  x_BTD = draw_lstm(B, T, D)
   full_states, last = lstm(x_BTD)
   first, state = lstm(x_BTD[:, :2])
   continued, end = lstm(x_BTD[:, 2:], state)
@@ -50,11 +50,11 @@ def test_a_state_is_carried_on_and_reset_where_a_sequence_starts():
 
 def test_in_bfloat16_the_cell_stays_float32():
   lstm = Lstm(D, H, nnx.Rngs(params=jax.random.key(2)))
-  h_BTH, (h, c) = lstm(drawn(B, T, D).astype(jnp.bfloat16))
+  h_BTH, (h, c) = lstm(draw_lstm(B, T, D).astype(jnp.bfloat16))
   assert (h_BTH.dtype, h.dtype, c.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
   assert all(x.dtype == jnp.float32 for x in params.arrays(lstm).values())
   back = jax.eval_shape(
-    lambda x: jax.vjp(lambda x: lstm(x)[0], x)[1], drawn(B, T, D).astype(jnp.bfloat16)
+    lambda x: jax.vjp(lambda x: lstm(x)[0], x)[1], draw_lstm(B, T, D).astype(jnp.bfloat16)
   )
   wide = [x.shape for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2]
   assert wide == [(T, B, H)]  # the cells alone, no gates

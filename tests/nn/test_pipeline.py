@@ -1,4 +1,4 @@
-"""A stack whose layers lie on stages is the same stack, whatever passes through it."""
+"""A stack computes the same when its layers lie on the stages of a pipeline."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ MESH = {"data": 2, "stage": 2, "tensor": 2}
 FSDP = {"fsdp": 4, "stage": 2}
 
 
-def packed(side):
+def packed_batch(side):
   generator = np.random.default_rng(1)
   lengths = generator.integers(3, 6, (ROWS, 2))
   segments = np.zeros((ROWS, LENGTH), np.int32)
@@ -46,30 +46,30 @@ LINFORMER = {"name": "linformer", "k": 4, "length": LENGTH, "share": "layerwise"
 LAYERWISE = replace(next(iter(bert.VARIANTS.values())).design, core=LINFORMER)
 
 CASES = {  # family, design, features, arguments
-  "decoder": (llama, llama.LLAMA2, packed("decoder"), {}),
+  "decoder": (llama, llama.LLAMA2, packed_batch("decoder"), {}),
   "encoder": (
     bert,
     next(iter(bert.VARIANTS.values())).design,
-    packed("encoder"),
+    packed_batch("encoder"),
     {"remat": "full"},
   ),
-  "layerwise": (bert, LAYERWISE, packed("encoder"), {}),
+  "layerwise": (bert, LAYERWISE, packed_batch("encoder"), {}),
   "encoder_decoder": (
     t5_family,
     t5_family.V1_1,
-    packed("encoder") | packed("decoder"),
+    packed_batch("encoder") | packed_batch("decoder"),
     {"layers": "loop"},
   ),
   "experts": (
     mixtral,
     replace(MIXTRAL, experts=replace(MIXTRAL.experts, balance_loss=0.5)),
-    packed("decoder"),
+    packed_batch("decoder"),
     {},
   ),
   "two_rounds": (
     llama,
     llama.LLAMA2,
-    packed("decoder"),
+    packed_batch("decoder"),
     {"pipeline": {"rounds": 2, "microbatches": 4}, "remat": "full"},
   ),
 }
@@ -80,8 +80,7 @@ def rules_of(mesh):
 
 
 def run(case, mesh, **changes):
-  """((logits of real tokens, auxiliary losses), gradients of all parameters, the compiled
-  program)"""
+  """Return ((logits of tokens, auxiliary losses), gradients, the compiled program)."""
   family, design, batch, arguments = CASES[case]
   model = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes))
   rules = rules_of(mesh)
@@ -153,7 +152,7 @@ def test_only_arrays_with_a_row_per_example_are_cut():
     ({"round": 2}, "config.model.pipeline.round: unknown key"),
   ],
 )
-def test_what_does_not_divide(pipeline, message):
+def test_layers_and_rows_that_do_not_divide_are_refused(pipeline, message):
   family, design, batch, _ = CASES["decoder"]
   with pytest.raises(UserError, match=message), rules_of(MESH).activate():
     model = jax.eval_shape(

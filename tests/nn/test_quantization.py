@@ -1,5 +1,4 @@
-"""Products of 8-bit factors: their error, their rows, their programs, their layouts, and the runs
-that use them."""
+"""Products of 8-bit factors stay within the rounding bound, row by row, on meshes and in runs."""
 
 import dataclasses
 import re
@@ -36,8 +35,7 @@ HALF_STEPS = {
 
 
 def factors(dtype=jnp.float32):
-  """`x` [3, 5, 64] with rows of very different sizes, a kernel [64, 24] and a gradient [3, 5,
-  24]."""
+  """Return `x` [3, 5, 64] with rows of several sizes, a kernel [64, 24], a gradient [3, 5, 24]."""
   generator = np.random.default_rng(0)
   sizes = 10.0 ** generator.integers(-3, 3, (3, 5, 1))
   x, kernel, g = (generator.standard_normal(shape) for shape in [(3, 5, 64), (64, 24), (3, 5, 24)])
@@ -50,8 +48,7 @@ def outcome(multiply, x, kernel, g):
 
 
 def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
-  """The largest error that rounding two matrices of float64 can make in the sum of their
-  products."""
+  """Return the largest error of a float64 product of two matrices that are rounded to 8 bits."""
 
   def error(x, axis, dtype):
     of_scale, of_value = HALF_STEPS[dtype]
@@ -99,7 +96,7 @@ def test_products_are_within_the_bound_of_rounding(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_row_depends_on_another(kind):
-  """So causality, packing and decoding hold as without rounding."""
+  """Causality, packing and decoding therefore hold as without rounding."""
   x, kernel, g = factors(jnp.bfloat16)
   run = jax.jit(lambda x, g: outcome(PRODUCTS[kind], x, kernel, g)[:2])
   row_factors = jnp.asarray([1.0, 1e6, 0.0], x.dtype)[:, None, None]
@@ -108,7 +105,7 @@ def test_no_row_depends_on_another(kind):
     assert (actual[2] == 0).all()
 
 
-def test_what_is_not_finite_stays_so():
+def test_values_that_are_not_finite_stay_so():
   _, kernel, g = factors()
   for bad in (jnp.nan, jnp.inf):
     y = jax.jit(lambda x: outcome(PRODUCTS["int8"], x, kernel, g)[0])(jnp.full((3, 5, 64), bad))
@@ -129,7 +126,7 @@ def test_programs_multiply_8_bit_factors(kind, operands, platform):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_experts_multiply_as_alone(kind):
+def test_experts_multiply_as_single_layers_do(kind):
   rows, kernels, g = (
     jax.random.normal(jax.random.key(i), s)
     for i, s in enumerate([(2, 3, 4, 16), (2, 16, 8), (2, 3, 4, 8)])
@@ -163,7 +160,7 @@ def test_sorted_experts_are_refused():
 @pytest.mark.parametrize(
   "shape", [{"fsdp": 4}, pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.more)]
 )
-def test_equal_on_a_mesh(kind, shape):
+def test_a_mesh_changes_no_product(kind, shape):
   """Kernels are gathered in 8 bits; fp8 rounds gradients of kernels by the scales of a device's own
   tokens."""
   rules = Rules.make(make_mesh(shape, jax.devices()[:4]))
@@ -194,7 +191,7 @@ def test_equal_on_a_mesh(kind, shape):
     assert difference <= limit * size
 
 
-def test_decoding_keeps_them():
+def test_decoding_multiplies_8_bit_factors():
   linear = Linear((8, 4), AXES, params.normal(1.0), nnx.Rngs(0))
   linear.multiply = PRODUCTS["int8"]
   prepared = prepare_for_loop(nnx.List([linear]), jnp.bfloat16)

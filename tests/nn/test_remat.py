@@ -1,5 +1,4 @@
-"""Layers that differ are recomputed one at a time: a block that holds several would keep all of
-their activations."""
+"""Different layers of a period are recomputed one at a time, to keep few activations at once."""
 
 import dataclasses
 
@@ -43,7 +42,7 @@ def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
 
 
 def _products(jaxpr) -> int:
-  """Count the grouped products of a program, its inner ones included."""
+  """Count the grouped products of a program and of its inner programs."""
   inner = sum(
     _products(inner)
     for equation in jaxpr.eqns

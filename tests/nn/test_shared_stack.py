@@ -1,4 +1,4 @@
-"""Layers that share their parameters against a stack of as many equal layers."""
+"""Layers that share parameters equal a stack of as many equal layers."""
 
 import dataclasses
 

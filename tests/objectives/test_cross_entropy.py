@@ -1,5 +1,4 @@
-"""Cross-entropy in chunks: equal to that of all logits at once, on one device and on many, and
-never holding them."""
+"""Cross-entropy in chunks equals that of all logits, on any mesh, without ever holding these."""
 
 import dataclasses
 import math
@@ -78,7 +77,7 @@ def assert_equal(actual, expected, tolerance=1e-6):
   ],
   ids=str,
 )
-def test_chunks_change_nothing(case, smoothing, small_chunks):
+def test_chunks_change_no_loss_and_no_gradient(case, smoothing, small_chunks):
   logits = logits_of(**case)
   assert _cross_entropy.Chunking.for_logits(logits).columns == 128
   assert _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
@@ -101,7 +100,7 @@ def test_logits_that_fit_are_computed_once():
   "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
+def test_meshes_change_no_loss_and_no_gradient(mesh, tied, small_chunks, capfd):
   rules = Rules.make(make_mesh(mesh))
   axes = ("vocab", "embed") if tied else ("embed", "vocab")
   logits = logits_of(vocab=1024, tied=tied, bias=True)
@@ -125,8 +124,8 @@ def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
 SIZES = Dims(embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16, layers=1)
 
 
-def largest(program: str) -> int:
-  """Elements of the largest array in a compiled program."""
+def largest_array(program: str) -> int:
+  """Return the number of elements of the largest array in a compiled program."""
   shapes = re.findall(r"\b(?:f32|bf16|s32|pred|u32)\[([\d,]+)\]", program)
   return max(math.prod(map(int, shape.split(","))) for shape in set(shapes))
 
@@ -166,18 +165,18 @@ def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
   logits_size = tokens * vocab
   chunked = compiled(objective)
   assert (
-    largest(chunked.as_text())
+    largest_array(chunked.as_text())
     <= max(tokens * _cross_entropy.MAX_CHUNK_COLUMNS, vocab * SIZES.embed)
     < logits_size / 3
   )
   if vocab == 32_128:  # the control: the scan would find them
     control = compiled(dense)
-    assert largest(control.as_text()) >= logits_size
+    assert largest_array(control.as_text()) >= logits_size
     temporaries = [program.memory_analysis().temp_size_in_bytes for program in (chunked, control)]
     assert temporaries[0] < temporaries[1] / 2
 
 
-def test_samples_in_chunks_have_the_distribution(small_chunks):
+def test_samples_in_chunks_follow_the_distribution(small_chunks):
   shares = np.full(1000, 1e-5)
   shares[[3, 130, 500, 999]] = 0.5, 0.25, 0.15, 0.1 - 996e-5
   logits = VocabularyLogits(jnp.ones((4, 2_500, 1)), jnp.log(shares)[None].astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""What objectives declare for reports, and what is said of one that lacks a part."""
+"""Objectives declare the sums that reports show, and one without a declaration is refused."""
 
 import json
 import types
@@ -49,7 +49,7 @@ def test_classes_have_an_entropy_where_the_loss_is_a_softmax(name):
   assert not objective(loss="sigmoid").likelihood
 
 
-def test_an_objective_of_ones_own_has_no_unit_of_ours():
+def test_a_users_objective_has_no_unit():
   assert loss_unit({"objective.name": "my.module:Objective"}) == ""
   assert loss_unit({}) == ""
 

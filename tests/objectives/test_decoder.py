@@ -1,4 +1,4 @@
-"""The objective of decoder-only models, on the features that the tasks make."""
+"""The decoder objective costs the targets of its tasks, alone and packed, and no prefix."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ evaluated = jax.jit(
 )
 
 
-def test_sums_are_those_of_the_shared_arithmetic(model):
+def test_sums_equal_those_of_the_token_losses(model):
   batch = features(TARGETS, prefix_B=tf.constant([1, 6, 11]))
   loss, sums = evaluated(model, batch)
   logits = jax.jit(lambda model, batch: model(batch))(model, batch)["logits"]
@@ -52,7 +52,7 @@ def test_sums_are_those_of_the_shared_arithmetic(model):
     np.testing.assert_allclose(sums[name], value, rtol=1e-5)
 
 
-def test_packed_documents_cost_what_they_cost_alone(model):
+def test_packed_documents_have_the_losses_of_separate_rows(model):
   documents = np.array([[1] * 5 + [2] * 7, [1] * 12, [1] + [2] * 3 + [3] * 8])
   packed, _ = evaluated(model, features(TARGETS, tf.constant(documents, tf.int32)))
   alone = 0.0
@@ -70,9 +70,8 @@ def test_packed_documents_cost_what_they_cost_alone(model):
   assert abs(unmasked - packed) > 1e-3 * packed
 
 
-def test_nothing_predicted_is_seen(model):
-  """A target of the rest moves only the logits behind it; a token of the prefix moves those of the
-  prefix too."""
+def test_logits_see_the_prefix_and_earlier_targets_only(model):
+  """A changed target moves later logits; a changed prefix token those of the prefix too."""
   logits = jax.jit(lambda model, batch: model(batch)["logits"])
   cut = tf.constant([5] * 3)
   before = logits(model, features(TARGETS, prefix_B=cut))

@@ -1,5 +1,4 @@
-"""Detection against numpy and scipy: matching, losses, and what padding and the division of a batch
-may not change."""
+"""Detection matches and costs boxes as numpy and scipy do, and ignores padding."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ generator = np.random.default_rng(0)
 
 
 def giou(a, b) -> float:
-  """Of two boxes by middle and size, one at a time."""
+  """Return GIoU of two boxes by centre and size, in plain Python."""
   (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = (
     (c[0] - c[2] / 2, c[1] - c[3] / 2, c[0] + c[2] / 2, c[1] + c[3] / 2) for c in (a, b)
   )
@@ -27,7 +26,7 @@ def giou(a, b) -> float:
 
 
 def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[str, float]:
-  """DETR's losses as the paper writes them, by loops; sums over the layers, each of them a mean."""
+  """Return DETR's losses by loops: sums over layers of means over boxes."""
   logits = np.concatenate([outputs["earlier_logits"], outputs["logits"][:, None]], 1).astype(
     np.float64
   )
@@ -70,7 +69,7 @@ def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[st
 
 
 class Fixed:
-  """A model whose outputs are given."""
+  """Stand in for a model with fixed outputs."""
 
   def __init__(self, outputs):
     self.given = outputs
@@ -100,7 +99,7 @@ def case(B=3, L=3, Q=9, M=6, V=5):
   return outputs, batch
 
 
-def test_losses_are_those_of_scipys_matching():
+def test_losses_equal_those_of_scipys_matching():
   for _ in range(5):
     outputs, batch = case()
     expected = reference(outputs, batch)
@@ -127,7 +126,7 @@ def test_the_assignment_costs_as_little_as_scipys(shape):
     )
 
 
-def test_padding_and_images_that_do_not_count_change_nothing():
+def test_padding_and_images_without_weight_change_no_loss():
   outputs, batch = case()
   loss, sums = losses(outputs, batch)
   padding = {
@@ -157,7 +156,7 @@ def test_parts_of_a_batch_add_up_to_it():
   assert float(sum(part_losses)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
 
 
-def test_what_is_not_finite_ends_and_is_told_by_the_loss():
+def test_values_that_are_not_finite_end_in_a_loss_that_is_not():
   outputs, batch = case()
   outputs["logits"][0, 0] = np.nan
   assert np.isnan(losses(outputs, batch)[0])

@@ -1,5 +1,4 @@
-"""Distillation against its formulas in numpy, and in runs: the teacher stays, whatever family it is
-of."""
+"""Distillation follows its formulas and never changes the teacher, whatever its family."""
 
 import dataclasses
 import json
@@ -34,7 +33,7 @@ B = 5
 V = 7
 
 
-def small(family, head, dims=Dims(16, 4, 4, 4, 32, 2), resolution=8, labels=V):  # noqa: B008 (frozen)
+def build_small_model(family, head, dims=Dims(16, 4, 4, 4, 32, 2), resolution=8, labels=V):  # noqa: B008 (frozen)
   first = next(iter(family.VARIANTS.values()))
   changed = dict(
     dims=dims, patch=4, resolution=resolution, channels=1, head={"name": head, "labels": labels}
@@ -64,13 +63,13 @@ def log_softmax(x):
 
 
 @pytest.mark.parametrize("student", [deit, vit])
-def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(student):
+def test_losses_follow_the_paper_and_no_gradient_reaches_the_teacher(student):
   head = "distillation" if student is deit else "image_classification"
-  model = small(student, head)
+  model = build_small_model(student, head)
   data = batch()
-  model.reference = small(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
+  model.reference = build_small_model(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
   outputs = {n: np.asarray(x) for n, x in model(data).items()}
-  taught = np.asarray(model.reference(data)["logits"], np.float64)
+  folder_with_student = np.asarray(model.reference(data)["logits"], np.float64)
   student_gradients, teacher_gradients = (
     outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation")
   )
@@ -85,8 +84,8 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
   # of a perfect prediction, as everywhere here
   free = best * np.log(best) + (V - 1) * even * np.log(even)
   labels = -(target * log_softmax(student_gradients)).sum(-1) + free
-  hard = -log_softmax(teacher_gradients)[np.arange(B), taught.argmax(-1)]
-  p = log_softmax(taught / 3)
+  hard = -log_softmax(teacher_gradients)[np.arange(B), folder_with_student.argmax(-1)]
+  p = log_softmax(folder_with_student / 3)
   q = log_softmax(np.asarray(teacher_gradients, np.float64) / 3)
   soft = 9 * (np.exp(p) * (p - q)).sum(-1)
   arrays = params.arrays(model)
@@ -101,7 +100,7 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
       (weights * ((1 - share) * labels + share * distilled)).sum(), rel=1e-4
     )
     assert float(sums["distillation_loss"]) == pytest.approx((weights * distilled).sum(), rel=1e-4)
-    same = outputs["logits"].argmax(-1) == taught.argmax(-1)
+    same = outputs["logits"].argmax(-1) == folder_with_student.argmax(-1)
     assert float(sums["agreement"]) == (weights * same).sum()
     assert set(sums) == {
       *Objective.reported_sums,
@@ -110,8 +109,8 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
     assert all((np.abs(g).max() > 0) != n.startswith("reference/") for n, g in gradients.items())
 
 
-def test_sigmoid_losses_are_means_over_classes_and_both_classes_of_a_mixture_are_right():
-  model = small(vit, "image_classification")
+def test_sigmoid_losses_are_means_over_classes_with_both_classes_of_a_mixture():
+  model = build_small_model(vit, "image_classification")
   data = batch()
   # the first is all the other's
   data["label_share"] = np.linspace(0, 1, len(data["label"])).astype(np.float32)
@@ -138,9 +137,9 @@ def test_sigmoid_losses_are_means_over_classes_and_both_classes_of_a_mixture_are
     (dict(labels=3), r"config.teacher: found logits \[3\], expected \[7\]"),
   ],
 )
-def test_a_teacher_of_another_form_is_one_line(teacher, message):
-  model = small(vit, "image_classification")
-  model.reference = small(vit, "image_classification", **teacher)
+def test_a_teacher_of_another_form_is_refused_in_one_line(teacher, message):
+  model = build_small_model(vit, "image_classification")
+  model.reference = build_small_model(vit, "image_classification", **teacher)
   with pytest.raises(UserError, match=message):
     Objective.check(model, describe(8, 1, False))
   model.reference = model
@@ -173,8 +172,8 @@ STUDENT = (
 
 
 @pytest.fixture(scope="module")
-def school(tmp_path_factory, compiled):
-  """A folder with a teacher of two steps."""
+def folder_with_teacher(tmp_path_factory, compiled):
+  """Return a folder with a teacher of two steps."""
   folder = tmp_path_factory.mktemp("distillation")
   assert (
     run(folder / "teacher", folder / "cache", "--config.total_steps=2", "--config.evals={}") == 0
@@ -183,17 +182,20 @@ def school(tmp_path_factory, compiled):
 
 
 @pytest.fixture(scope="module")
-def taught(school):
-  """The same folder, with a student that the teacher taught for 4 steps."""
-  flags = (*STUDENT, f"--config.teacher.workdir={school}/teacher")
-  assert run(school / "student", school / "cache", *flags) == 0
-  return school
+def folder_with_student(folder_with_teacher):
+  """Return the teacher's folder after a student has learned in it for 4 steps."""
+  flags = (*STUDENT, f"--config.teacher.workdir={folder_with_teacher}/teacher")
+  assert run(folder_with_teacher / "student", folder_with_teacher / "cache", *flags) == 0
+  return folder_with_teacher
 
 
 @pytest.mark.more
-def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, tmp_path, capsys):
+def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(
+  folder_with_student, tmp_path, capsys
+):
   teacher, early, late = (
-    load_tensors(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4))
+    load_tensors(folder_with_student / n, step)
+    for n, step in (("teacher", 2), ("student", 2), ("student", 4))
   )
   copies = [name for name in late if name.startswith("params/reference/")]
   assert len(copies) == sum(name.startswith("params/") for name in teacher)
@@ -209,22 +211,25 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
     if name.startswith("params/encoder")
   )
   assert not any("reference" in name for name in late if not name.startswith("params/"))
-  flags = (*STUDENT, f"--config.teacher.workdir={taught}/teacher")
-  assert run(tmp_path, taught / "cache", *flags, "--config.total_steps=2") == 0
-  assert run(tmp_path, taught / "cache", *flags) == 0
-  assert_same_bits(tmp_path, taught / "student", 4)
+  flags = (*STUDENT, f"--config.teacher.workdir={folder_with_student}/teacher")
+  assert run(tmp_path, folder_with_student / "cache", *flags, "--config.total_steps=2") == 0
+  assert run(tmp_path, folder_with_student / "cache", *flags) == 0
+  assert_same_bits(tmp_path, folder_with_student / "student", 4)
   rows = read_metrics(tmp_path)
   metric_names = {name.split("/")[-1] for name in rows[-1]}
   assert {"top1", "distillation_loss", "agreement", "teacher_correct"} <= metric_names
   assert evaluate.main([f"--workdir={tmp_path}", "--evals=loss"]) == 0
-  assert run(tmp_path, taught / "cache", *STUDENT, "--config.teacher.workdir=elsewhere") == 2
+  assert (
+    run(tmp_path, folder_with_student / "cache", *STUDENT, "--config.teacher.workdir=elsewhere")
+    == 2
+  )
   assert "config.teacher.workdir: elsewhere is neither a directory here" in capsys.readouterr().err
 
 
 @pytest.mark.more
-def test_a_finished_student_has_no_teacher(taught, tmp_path):
-  student = load(str(taught / "student"), batch_size=8)
-  assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
+def test_a_finished_student_has_no_teacher(folder_with_student, tmp_path):
+  student = load(str(folder_with_student / "student"), batch_size=8)
+  assert convert_hf.main([f"--input={folder_with_student}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
   assert student.vocabulary.size == 10
@@ -258,26 +263,32 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
     ),
   ],
 )
-def test_a_teacher_that_cannot_be_is_one_line(flags, message, school, tmp_path, capsys):
+def test_an_impossible_teacher_is_refused_in_one_line(
+  flags, message, folder_with_teacher, tmp_path, capsys
+):
   from PIL import Image
 
   for name in "ab":
-    (school / "classes" / name).mkdir(parents=True, exist_ok=True)
-    Image.new("L", (16, 16), 40).save(school / "classes" / name / "1.png")
-  teacher_flags = [flag.format(folder=school) if "{folder}" in flag else flag for flag in flags]
+    (folder_with_teacher / "classes" / name).mkdir(parents=True, exist_ok=True)
+    Image.new("L", (16, 16), 40).save(folder_with_teacher / "classes" / name / "1.png")
+  teacher_flags = [
+    flag.format(folder=folder_with_teacher) if "{folder}" in flag else flag for flag in flags
+  ]
   split = ["--config.eval_split=train"] * ("classes" in str(flags))
-  assert run(tmp_path, school / "cache", *teacher_flags, *split) == 2
+  assert run(tmp_path, folder_with_teacher / "cache", *teacher_flags, *split) == 2
   error = capsys.readouterr().err.strip()
-  assert message.format(folder=school) in error
+  assert message.format(folder=folder_with_teacher) in error
   assert "\n" not in error
 
 
 @pytest.mark.parametrize("source", more.beyond(0, ["hugging_face", "text"]))
-def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
-  """Published weights, and classifiers of texts, of which one is deeper than the other."""
+def test_published_and_deeper_teachers_teach(source, folder_with_student, tmp_path, capsys):
+  """One teacher has published weights; of two text classifiers one is deeper."""
   if source == "hugging_face":
-    cache = f"--config.task.cache={taught}/cache"
-    assert convert_hf.main([f"--input={taught}/teacher", f"--output={tmp_path}/hf"]) == 0
+    cache = f"--config.task.cache={folder_with_student}/cache"
+    assert (
+      convert_hf.main([f"--input={folder_with_student}/teacher", f"--output={tmp_path}/hf"]) == 0
+    )
     teacher_flags = [
       "--input",
       f"{tmp_path}/hf",
@@ -289,8 +300,10 @@ def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
     ]
     assert convert_hf.main(teacher_flags) == 0
     flags = (*STUDENT, f"--config.teacher.workdir={tmp_path}/teacher")
-    assert run(tmp_path / "student", taught / "cache", *flags) == 0, capsys.readouterr().err
-    assert_same_bits(tmp_path / "student", taught / "student", 4)
+    assert run(tmp_path / "student", folder_with_student / "cache", *flags) == 0, (
+      capsys.readouterr().err
+    )
+    assert_same_bits(tmp_path / "student", folder_with_student / "student", 4)
     return
   flags = [f"--config.{flag}" for flag in fine_tuning("classification", tmp_path)]
   defaults = ["--config=configs/roberta/base.py:debug", "--config.evals={}", *flags]

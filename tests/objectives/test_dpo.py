@@ -1,5 +1,4 @@
-"""DPO against its formula on whole logits, and on a preference set made here: the margin rises, the
-reference stays."""
+"""DPO follows its formula, raises the margin of preferred answers and keeps its reference."""
 
 import json
 
@@ -26,7 +25,7 @@ WORDS = "ten green bottles stood upon a wall and one of them fell".split()
 
 
 def pairs(folder, n=24):
-  """The preferred answer repeats the prompt, the other one is `no`."""
+  """Return pairs whose preferred answer repeats the prompt, against `no`."""
   rows = [{"prompt": f"{a} {b}", "chosen": a, "rejected": "no"} for a in WORDS for b in WORDS][:n]
   (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   return f"jsonl:train={folder}/pairs.jsonl,validation={folder}/pairs.jsonl"
@@ -40,7 +39,7 @@ def build(folder, records=None, **arguments):
   return task.build("preferences", "train", **options)
 
 
-def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
+def test_rows_have_weights_on_the_answers_alone(tmp_path):
   talk = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
   longer_talk = [*talk, {"role": "user", "content": "So?"}]
   answer = {"role": "assistant", "content": "Good."}
@@ -74,7 +73,7 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
       assert batch["decoder_input_tokens"][row, side][0] == vocabularies.start_id(BYTES)
 
 
-def test_a_margin_goes_with_its_pair(tmp_path):
+def test_margins_of_the_data_belong_to_their_pairs(tmp_path):
   records = [
     {"prompt": "a", "chosen": "b", "rejected": "c" * n, "better_by": n / 2} for n in (1, 2)
   ]
@@ -129,18 +128,18 @@ def test_a_margin_goes_with_its_pair(tmp_path):
     ),
   ],
 )
-def test_bad_pairs_are_one_line(record, arguments, message, tmp_path):
+def test_bad_pairs_are_refused_in_one_line(record, arguments, message, tmp_path):
   with pytest.raises(UserError, match=message) as error:
     build(tmp_path, [record], **arguments)
   assert "\n" not in str(error.value)
 
 
-def test_bad_options_are_one_line():
+def test_bad_options_are_refused_in_one_line():
   with pytest.raises(UserError, match="found beta 0.0 and label_smoothing 0.1"):
     Objective(beta=0.0, label_smoothing=0.1)
 
 
-def drawn_batch(case, B=3, T=8):
+def draw_batch(case, B=3, T=8):
   generator = np.random.default_rng(5)
   tokens = generator.integers(3, case.variant.vocab_size, (B, 2, T + 1)).astype(np.int32)
   first = np.array([[2, 5], [1, 3], [6, 2]])
@@ -157,14 +156,13 @@ def drawn_batch(case, B=3, T=8):
 
 
 @pytest.mark.parametrize("adapters", more.beyond(1, [True, False]))
-def test_loss_and_gradients_are_those_of_the_formula(adapters):
-  """Equation 7 on log-softmax of all logits, row by row, and its gradient by differentiating
-  that."""
+def test_loss_and_gradients_follow_the_formula(adapters):
+  """Equation 7 is computed on log-softmax of all logits, row by row."""
   from t5x_like.models import gpt
 
   case = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
   base = model(case)
-  batch = drawn_batch(case)
+  batch = draw_batch(case)
   beta = 0.3
   smoothing = 0.1
   if adapters:
@@ -306,10 +304,10 @@ def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
 
 
 @pytest.mark.more
-def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(
+def test_a_run_that_starts_from_another_has_its_weights_as_the_reference(
   tmp_path, compiled, capsys
 ):
-  """As they are, and merged of adapters; where adapters are trained there is no copy."""
+  """Adapters are merged; where adapters are trained there is no copy."""
   run = tmp_path / "run"
   assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={run}"]) == 0
   late = load_tensors(run, 3)

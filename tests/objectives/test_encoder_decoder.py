@@ -1,4 +1,4 @@
-"""Token losses against scipy, written out one token at a time."""
+"""Token losses equal scipy's, one token at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def losses(logits=LOGITS, targets=TARGETS, weights=WEIGHTS, smoothing=0.0, z_los
 
 
 @pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.3, 1e-2)])
-def test_sums_against_scipy(smoothing, z_loss):
+def test_sums_equal_scipys(smoothing, z_loss):
   loss, sums = losses(smoothing=smoothing, z_loss=z_loss)
   log_p = special.log_softmax(LOGITS.astype(np.float64), axis=-1)
   log_z = special.logsumexp(LOGITS.astype(np.float64), axis=-1)
@@ -62,7 +62,7 @@ def test_a_perfect_prediction_costs_nothing_and_is_the_best(smoothing):
   assert np.abs(gradient(jnp.log(p))).max() < 1e-6
 
 
-def test_gradients_are_the_textbook_ones():
+def test_gradients_are_probabilities_minus_targets():
   smoothing = 0.1
   z_loss = 1e-2
   gradient = jax.grad(lambda x: token_losses(x, TARGETS, WEIGHTS, smoothing, z_loss)[0])(
@@ -92,7 +92,7 @@ def test_tokens_without_weight_are_ignored():
   )
 
 
-def test_sums_add_up_over_any_cut_of_the_batch():
+def test_sums_of_parts_add_up_to_those_of_the_batch():
   uncut_loss, uncut_sums = losses(smoothing=0.1, z_loss=1e-3)
   rows = [
     losses(LOGITS[b : b + 1], TARGETS[b : b + 1], WEIGHTS[b : b + 1], 0.1, 1e-3) for b in range(B)
@@ -104,7 +104,7 @@ def test_sums_add_up_over_any_cut_of_the_batch():
     )
 
 
-def test_large_logits_and_low_precision():
+def test_large_logits_and_bfloat16_stay_exact():
   loss, _ = losses(logits=LOGITS * 1e4)
   assert np.isfinite(loss)
   low = token_losses(jnp.asarray(LOGITS, jnp.bfloat16), TARGETS, WEIGHTS, 0.0, 0.0)[0]

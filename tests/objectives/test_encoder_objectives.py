@@ -1,5 +1,4 @@
-"""Objectives of encoders against plain numpy, and the same from whole batches and from parts of
-them."""
+"""Encoder objectives equal plain numpy, in a batch and in its parts."""
 
 import dataclasses
 import math
@@ -35,8 +34,7 @@ XLNET = dataclasses.replace(xlnet.VARIANTS["xlnet-tiny"], dims=DIMS, vocab_size=
 
 
 def batch(seed=0):
-  """Rows of different lengths with different numbers of predicted tokens, in spans of one or
-  two."""
+  """Return rows of different lengths with spans of one or two predicted tokens."""
   generator = np.random.default_rng(seed)
   tokens = generator.integers(3, V, (B, S)).astype(np.int32)
   real = np.arange(S) < generator.integers(8, S + 1, (B, 1))
@@ -69,8 +67,8 @@ def log_softmax(x):
   )
 
 
-def token_mean(logits, targets, weights):
-  """(mean loss, accuracy) over the weighted tokens."""
+def mean_over_tokens(logits, targets, weights):
+  """Return (mean loss, accuracy) over the weighted tokens."""
   positions = np.nonzero(weights)
   log_p = log_softmax(np.asarray(logits)[positions])
   return -log_p[np.arange(len(log_p)), targets[positions]].mean(), (
@@ -78,14 +76,14 @@ def token_mean(logits, targets, weights):
   ).mean()
 
 
-def test_mlm_with_next_sentences():
+def test_masked_tokens_and_next_sentences_equal_numpy():
   model = tiny.model(SIZE, family=bert)
   data = batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
   assert set(sums) == {*mlm.Objective.reported_sums, "weights", "next_sentence_weights"}
   outputs = jax.jit(model.__class__.__call__)(model, data)
   count = data["encoder_loss_weights"].sum()
-  masked, accuracy = token_mean(
+  masked, accuracy = mean_over_tokens(
     outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"]
   )
   log_p = log_softmax(outputs["next_sentence_logits"])
@@ -111,7 +109,7 @@ NAMES = ["mlm", "replaced_tokens", "permutation"]
 
 
 @pytest.mark.parametrize(("objective", "family", "size"), more.beyond(1, OBJECTIVES), ids=NAMES)
-def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
+def test_packed_pairs_have_the_losses_of_separate_rows(objective, family, size):
   """Pairs of rows packed into one, with their own [CLS], segment and positions."""
   model = tiny.model(size, family=family)
   data = batch()
@@ -142,7 +140,7 @@ def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
   )
 
 
-def test_span_boundary():
+def test_the_span_boundary_objective_equals_numpy():
   model = tiny.model(SIZE, family=bert, head="span_boundary")
   data = batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)
@@ -168,7 +166,7 @@ def test_span_boundary():
     h = np.concatenate([x[row, start], x[row, end], named["places"][position - start - 1]])
     h = layer(layer(h, "dense", "norm"), "dense_2", "norm_2")
     losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, position]])
-  masked, _ = token_mean(
+  masked, _ = mean_over_tokens(
     head(jnp.asarray(x, jnp.float32), model.embed)["logits"].dense(), targets, weights
   )
   count = weights.sum()
@@ -181,7 +179,7 @@ def test_span_boundary():
 ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
 
 
-def test_electra():
+def test_electras_losses_equal_numpy():
   model = tiny.model(ELECTRA, family=electra)
   data = batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
@@ -191,7 +189,7 @@ def test_electra():
     data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids")
   )
   generated = model.generate(data)["logits"].dense()
-  masked, _ = token_mean(generated, targets, weights)
+  masked, _ = mean_over_tokens(generated, targets, weights)
   sampled = np.asarray(electra_objective.sample_tokens(generated, jax.random.key(0), 1.0))
   corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
   judged = np.asarray(
@@ -210,7 +208,7 @@ def test_electra():
 
 
 @pytest.mark.parametrize("pad", [0, 1, None])
-def test_electra_tells_padding_by_segments_or_by_the_models_own_id(pad):
+def test_electra_recognises_padding_by_segments_or_by_the_padding_id(pad):
   class Model:
     variant = dataclasses.replace(ELECTRA, tokens=dataclasses.replace(ELECTRA.tokens, pad=pad))
 
@@ -227,7 +225,7 @@ def test_electra_tells_padding_by_segments_or_by_the_models_own_id(pad):
   np.testing.assert_array_equal(weights > 0, np.ones_like(real) if pad is None else real)
 
 
-def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
+def test_generated_samples_follow_the_distribution_and_pass_no_gradient():
   shares = np.array([0.5, 0.3, 0.15, 0.05])
   logits = jnp.tile(jnp.log(shares), (1, 60_000, 1))
   for temperature in (1.0, 2.0):
@@ -261,7 +259,7 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   ],
   ids=["mlm", "span_boundary", "electra"],
 )
-def test_logits_at_masked_positions_alone_change_nothing(objective, family, size, head):
+def test_logits_at_masked_positions_alone_change_no_loss(objective, family, size, head):
   model = tiny.model(size, family=family, **({"head": head} if head else {}))
   everywhere = batch()
   positions = np.zeros((B, 5), np.int32)  # one more than any row needs
@@ -291,7 +289,7 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
   more.beyond(1, [*OBJECTIVES, (ALIKE, electra, ELECTRA)]),
   ids=[*NAMES, "electra"],
 )
-def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
+def test_parts_of_a_batch_and_devices_change_no_loss(objective, family, size):
   make = tiny.maker(size, family=family)
   losses = []
   for devices, parts in ((1, 1), (4, 2)):
@@ -322,8 +320,7 @@ def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
   ids=["mlm", "electra"],
 )
 def test_means_over_an_evaluation_set_do_not_depend_on_the_batch_size(objective, family, size):
-  """The rows of a set differ in length and in predicted tokens; means of batches would depend on
-  how they are cut."""
+  """Means of batches would depend on how rows of different lengths are batched."""
   model = tiny.model(size, family=family)
   data = batch()
   run = jax.jit(objective)

@@ -1,5 +1,4 @@
-"""What holds for every objective, on the model and the data of a recipe: new ones are found by
-themselves."""
+"""Every registered objective is finite, sums over parts and has gradients, on a recipe's data."""
 
 import pathlib
 
@@ -36,8 +35,8 @@ BY_ARGUMENT["cached_distillation"] = "configs/qwen/distil.py:cached,debug"
 BY_ARGUMENT |= topics.cases("OBJECTIVE_RECIPES")
 
 
-def answered(batch):
-  """Random completions and rewards, or passages, in the places that a step of their kind fills."""
+def with_answers(batch):
+  """Fill in random completions and rewards, or passages, where a rollout would."""
   generator = np.random.default_rng(0)
   made = {name: x.copy() for name, x in batch.items()}
   if "passage_tokens" in batch:
@@ -54,7 +53,7 @@ def answered(batch):
 
 
 def config_for(name, folder):
-  """A laptop recipe that trains by the objective."""
+  """Return a laptop recipe that trains by the objective."""
   if name in FINE_TUNING:
     return recipes.load("configs/roberta/base.py:debug", fine_tuning(name, folder))
   if name in BY_ARGUMENT:
@@ -79,7 +78,7 @@ def test_objective(name, tmp_path):
   assert not objective.missing_features(task.features), (
     "it needs features that its own recipe does not have"
   )
-  batch = answered(batch) if objective.step_module else objective.prepare(batch, parts.model)
+  batch = with_answers(batch) if objective.step_module else objective.prepare(batch, parts.model)
   if hasattr(objective, "estimate_advantages"):
     batch = jax.jit(
       lambda arrays, b: objective.estimate_advantages(params.with_arrays(parts.model, arrays), b)

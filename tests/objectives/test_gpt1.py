@@ -1,5 +1,4 @@
-"""GPT-1's fine-tuning: rows spelled by hand, the loss by hand, both orders, options, and scores
-after training."""
+"""GPT-1's fine-tuning lays out rows, costs them and scores labels as its paper does."""
 
 import json
 
@@ -34,13 +33,12 @@ def pairs(folder, **more):
 
 
 def row(*parts):
-  """Ids of texts and of marks."""
+  """Return the ids of texts and marks."""
   return [i for part in parts for i in ([part] if isinstance(part, int) else BYTES.encode(part))]
 
 
-def held(batch, example, number):
-  """The row of an example without its padding; its targets are the next tokens, with weight up to
-  the extract token."""
+def unpadded_row(batch, example, number):
+  """Return an example's row without padding; weights end at the extract token."""
   inputs, targets, weights, segments = (
     batch[f"decoder_{name}"][example, number]
     for name in ("input_tokens", "target_tokens", "loss_weights", "segment_ids")
@@ -52,7 +50,7 @@ def held(batch, example, number):
   return inputs[:n].tolist()
 
 
-def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
+def test_rows_hold_pairs_in_both_orders_and_each_option(tmp_path):
   single_order = pairs(tmp_path)
   both_orders = pairs(tmp_path, both_orders=True)
   about = {
@@ -64,19 +62,21 @@ def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
   assert single_order.features == task_features.declare(about)
   assert both_orders.features == task_features.declare(about | {"both_orders": True})
   batch = next(loader.eval_batches(both_orders, batch_size=2))
-  assert held(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
-  assert held(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
-  assert held(batch, 1, 0) == held(next(loader.eval_batches(single_order, batch_size=2)), 1, 0)
+  assert unpadded_row(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
+  assert unpadded_row(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
+  assert unpadded_row(batch, 1, 0) == unpadded_row(
+    next(loader.eval_batches(single_order, batch_size=2)), 1, 0
+  )
   chosen = build(tmp_path, "multiple_choice", [CHOICE], text="{text}", options="options", choices=2)
   batch = next(loader.eval_batches(chosen, batch_size=1))
-  assert [held(batch, 0, n) for n in (0, 1)] == [
+  assert [unpadded_row(batch, 0, n) for n in (0, 1)] == [
     row(START, "one", DELIMITER, t, EXTRACT) for t in CHOICE["options"]
   ]
   assert batch["option_labels"].tolist() == [[1, 2]]
 
 
 class _Fixed:
-  """A model of known scores and logits."""
+  """Stand in for a model with fixed scores and logits."""
 
   def __init__(self, scores, logits):
     self._outputs = {"scores": jnp.asarray(scores), "logits": jnp.asarray(logits)}
@@ -129,9 +129,8 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
 
 
 @pytest.mark.more
-def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsys):
-  """From the weights of a language model, and with the language model beside; the dev set is
-  scored."""
+def test_a_pretrained_decoder_learns_labels(tmp_path, compiled, capsys):
+  """The language model's loss is added; the dev set is scored."""
   short = (
     "--config.total_steps=2",
     "--config.eval_every=2",
@@ -190,7 +189,7 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
     ),
   ],
 )
-def test_bad_input_is_one_line(arguments, message, tmp_path):
+def test_bad_input_is_refused_in_one_line(arguments, message, tmp_path):
   with pytest.raises(UserError, match=message):
     settings = {
       "text": "{a}",

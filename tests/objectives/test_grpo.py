@@ -1,5 +1,4 @@
-"""GRPO, Dr. GRPO, DAPO, GSPO and RLOO against their formulas in numpy, and their mean gradients
-against a bandit's."""
+"""GRPO, Dr. GRPO, DAPO, GSPO and RLOO follow their formulas, and their expected gradients."""
 
 import itertools
 import types
@@ -23,7 +22,7 @@ PROMPT = 2
 
 
 class Table:
-  """A model whose logits are its only parameter."""
+  """Stand in for a model whose logits are its only parameter."""
 
   def __init__(self, logits_RTV, reference=None):
     self.logits_RTV = logits_RTV
@@ -34,8 +33,8 @@ class Table:
 
 
 @pytest.fixture(scope="module")
-def drawn():
-  """(logits of a model and of its reference, a batch): two groups, the second without a signal."""
+def random_rollout():
+  """Return (logits of a model, of its reference, a batch of two groups, one without signal)."""
   generator = np.random.default_rng(3)
   policy, reference = (generator.normal(size=(B * K, PROMPT + N, V)) for _ in range(2))
   targets = generator.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
@@ -54,14 +53,13 @@ def drawn():
 
 
 def log_p(logits, targets):
-  """The log-probabilities [B, K, N] of the last N targets."""
+  """Return the log-probabilities [B, K, N] of the last N targets."""
   every = log_softmax(logits, axis=-1).reshape(B, K, PROMPT + N, V)[..., PROMPT:, :]
   return np.take_along_axis(every, targets[..., PROMPT:, None], -1)[..., 0]
 
 
-def by_hand(objective, policy, base, batch):
-  """(loss sum, sum of KL, sum of the clipped shares), completion by completion and token by
-  token."""
+def loss_by_loops(objective, policy, base, batch):
+  """Return (loss sum, sum of KL, sum of the clipped shares) by loops over tokens."""
   p = log_p(policy, batch["decoder_target_tokens"])
   r = log_p(base, batch["decoder_target_tokens"])
   old = batch["decoder_log_probabilities"]
@@ -114,10 +112,10 @@ def by_hand(objective, policy, base, batch):
   ],
   ids=["grpo", "dr_grpo", "dapo", "gspo", "rloo"],
 )
-def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
-  policy, base, batch = drawn
+def test_loss_and_metrics_follow_the_papers(objective, random_rollout):
+  policy, base, batch = random_rollout
   loss, sums = objective(Table(jnp.asarray(policy), Table(jnp.asarray(base))), batch)
-  expected, kl, clipped = by_hand(objective, policy, base, batch)
+  expected, kl, clipped = loss_by_loops(objective, policy, base, batch)
   np.testing.assert_allclose([loss, sums["loss"], sums["kl"]], [expected, expected, kl], rtol=1e-4)
   by_token = getattr(objective, "form", None) == "dapo"
   assert sums["weights"] == (17 if by_token else B * K)
@@ -143,10 +141,9 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
 
 
 @pytest.mark.parametrize("objective", [grpo.Objective("exact"), rloo.Objective("exact")])
-def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
-  """A reference may find the padding behind the end impossible, and the model not; their ratio is
-  no number."""
-  policy, base, batch = drawn
+def test_padding_after_a_completion_stays_finite(objective, random_rollout):
+  """The model may find padding possible and its reference not: their ratio is no number."""
+  policy, base, batch = random_rollout
   behind = batch["decoder_loss_weights"].reshape(B * K, -1) == 0
   sure = np.where(np.eye(V)[batch["decoder_target_tokens"].reshape(B * K, -1)] > 0, 200.0, 0.0)
   policy, base = (
@@ -170,9 +167,8 @@ def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
   ],
   ids=["rloo", "dr_grpo"],
 )
-def test_the_mean_gradient_is_that_of_the_expected_reward(objective, share):
-  """A bandit of three arms: the mean over every pair of draws is exact. Dr. GRPO's is 1 - 1/K of
-  it, as is known."""
+def test_the_mean_gradient_is_the_expected_rewards(objective, share):
+  """On a bandit of three arms all pairs of draws are averaged; Dr. GRPO's has 1 - 1/K of it."""
   reward_V = np.array([0.3, 1.0, -0.5])
   theta_V = jnp.asarray([0.2, -0.4, 0.5])
   pairs = np.array(list(itertools.product(range(3), repeat=2)), np.int32)
@@ -209,7 +205,7 @@ def test_without_beta_there_is_no_reference():
 
 
 def of_experts(factor: float):
-  """A model of 8 experts, 2 for each token, with so many slots per choice."""
+  """Return a model of 8 experts, 2 for each token, with the given capacity factor."""
   design = Design(
     experts=Experts(experts=8, top_k=2, dispatch="capacity", eval_capacity_factor=factor)
   )
@@ -245,6 +241,6 @@ def test_experts_that_drop_no_token_learn_from_rewards():
     ),
   ],
 )
-def test_bad_options_are_one_line(make, message):
+def test_bad_options_are_refused_in_one_line(make, message):
   with pytest.raises(UserError, match=message):
     make()

@@ -1,4 +1,4 @@
-"""PPO against its formulas in numpy, token by token, and its passes over a rollout."""
+"""PPO follows its formulas token by token, and makes several passes over a rollout."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ PROMPT = 2
 
 
 class Small:
-  """A model whose hidden states, token table and value head are its parameters."""
+  """Stand in for a model with hidden states, a token table and a value head."""
 
   def __init__(self, x_RTD, table_VD, head_D, reference=None):
     self.x_RTD = x_RTD
@@ -58,7 +58,7 @@ def case(seed=3):
 
 
 def log_p(model, targets):
-  """The log-probabilities [B, K, N] of the last N targets."""
+  """Return the log-probabilities [B, K, N] of the last N targets."""
   x, table, _ = model
   every = log_softmax(np.asarray(x @ table.T, np.float64), axis=-1).reshape(B, K, PROMPT + N, V)[
     ..., PROMPT:, :
@@ -71,8 +71,8 @@ def value(model):
   return np.asarray(x @ head, np.float64).reshape(B, K, PROMPT + N)[..., PROMPT:]
 
 
-def by_hand(o, models, batch):
-  """(loss, policy loss, value loss, clipped tokens): sums over tokens."""
+def losses_by_loops(o, models, batch):
+  """Return sums over tokens: (loss, policy loss, value loss, clipped tokens)."""
   policy_model, rollout, reference = models
   lengths = batch["decoder_loss_weights"].sum(-1).astype(int)
   p = (log_p(m, batch["decoder_target_tokens"]) for m in (policy_model, reference))
@@ -105,7 +105,7 @@ def by_hand(o, models, batch):
   return policy + o.value_weight * squares, policy, squares, clipped
 
 
-def test_loss_and_figures_are_those_of_the_papers():
+def test_loss_and_metrics_follow_the_papers():
   models, batch = case()
   o = Objective(
     "exact", clip=0.1, value_clip=0.05, value_weight=0.3, gamma=0.9, gae_lambda=0.8, beta=0.2
@@ -114,7 +114,9 @@ def test_loss_and_figures_are_those_of_the_papers():
   judged = o.estimate_advantages(rollout, batch)
   loss, sums = o(policy, judged)
   names = ("loss", "policy_loss", "value_loss", "clip_fraction")
-  np.testing.assert_allclose([sums[name] for name in names], by_hand(o, models, batch), rtol=1e-4)
+  np.testing.assert_allclose(
+    [sums[name] for name in names], losses_by_loops(o, models, batch), rtol=1e-4
+  )
   assert loss == sums["loss"]
   assert sums["weights"] == sums["completion_length"] == 18
   assert 0 < sums["clip_fraction"] < 18
@@ -158,7 +160,7 @@ def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
 @pytest.mark.parametrize(
   "options", [{"clip": 1.0}, {"gae_lambda": 1.1}, {"beta": -0.1}, {"value_weight": 0.0}]
 )
-def test_bad_options_are_one_line(options):
+def test_bad_options_are_refused_in_one_line(options):
   with pytest.raises(
     UserError,
     match=f"{next(iter(options))} {next(iter(options.values()))}.*, expected clip between",

@@ -1,4 +1,4 @@
-"""Reward models and ORPO against their formulas in numpy, and on a preference set made here."""
+"""Reward models and ORPO follow their formulas, and learn a preference."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from scipy.special import expit, log_softmax
 
-from objectives.test_dpo import drawn_batch, flags
+from objectives.test_dpo import draw_batch, flags
 from t5x_like import rewards, train
 from t5x_like.errors import UserError
 from t5x_like.models import gpt
@@ -21,11 +21,11 @@ CASE = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
 
 @pytest.fixture(scope="module")
 def batch():
-  return drawn_batch(CASE)
+  return draw_batch(CASE)
 
 
 @pytest.fixture(scope="module")
-def scoring():
+def model_with_scores():
   return gpt.Model(nnx.Rngs(3), variant=CASE.variant, scores=1)
 
 
@@ -35,14 +35,16 @@ def one(batch, row, side):
   }
 
 
-def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
+def test_the_reward_loss_follows_bradley_and_terry(batch, model_with_scores):
   centre = 0.1
   gap = 0.2
   scores = np.array([0.0, 1.0, -0.5], np.float32)
-  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch | {"margin": scores})
+  loss, sums = reward.Objective(centre=centre, gap=gap)(
+    model_with_scores, batch | {"margin": scores}
+  )
   rewards = np.array(
     [
-      [float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
+      [float(model_with_scores.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
       for row in range(3)
     ]
   )
@@ -56,13 +58,13 @@ def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
   assert sums["correct"] == (margins > 0).sum()
 
 
-def test_orpo_is_the_loss_of_its_paper(batch, scoring):
-  loss, sums = orpo.Objective(beta=0.3)(scoring, batch)
+def test_orpo_follows_its_paper(batch, model_with_scores):
+  loss, sums = orpo.Objective(beta=0.3)(model_with_scores, batch)
   means = np.empty((3, 2))
   for row in range(3):
     for side in (0, 1):
       log_p = log_softmax(
-        np.asarray(scoring(one(batch, row, side))["logits"][0], np.float64), axis=-1
+        np.asarray(model_with_scores(one(batch, row, side))["logits"][0], np.float64), axis=-1
       )
       weights = batch["decoder_loss_weights"][row, side]
       target_log_p = np.take_along_axis(
@@ -76,11 +78,11 @@ def test_orpo_is_the_loss_of_its_paper(batch, scoring):
 
 
 @pytest.mark.parametrize("objective", [reward, orpo])
-def test_padding_pairs_count_for_nothing(objective, batch, scoring):
+def test_padding_pairs_count_for_nothing(objective, batch, model_with_scores):
   padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
   for actual, expected in zip(
-    objective.Objective()(scoring, padded)[1].values(),
-    objective.Objective()(scoring, batch)[1].values(),
+    objective.Objective()(model_with_scores, padded)[1].values(),
+    objective.Objective()(model_with_scores, batch)[1].values(),
   ):
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
@@ -131,7 +133,7 @@ def test_a_reward_model_needs_a_score(tmp_path, capsys):
   assert "scores" in capsys.readouterr().err
 
 
-def test_bad_options_are_one_line():
+def test_bad_options_are_refused_in_one_line():
   with pytest.raises(UserError, match="found centre -1.0 and gap 0.0, expected neither below 0"):
     reward.Objective(centre=-1.0)
   with pytest.raises(

@@ -1,5 +1,4 @@
-"""Distillation of language models: the formulas in numpy, chunks of tokens, and a teacher's stored
-tokens."""
+"""Distillation of language models follows its formulas, by a teacher's stored tokens as well."""
 
 import json
 
@@ -37,7 +36,7 @@ class Small:
 
 @pytest.fixture(scope="module")
 def case():
-  """(hidden states and table of a student, of its teacher, a batch)"""
+  """Return (hidden states and table of a student, of its teacher, a batch)."""
   draw = np.random.default_rng(4)
   pairs = [[draw.normal(size=s).astype(np.float32) for s in ((B, T, D), (V, D))] for _ in range(2)]
   targets = draw.integers(0, V, (B, T)).astype(np.int32)
@@ -53,7 +52,7 @@ def cached(teacher, k):
 
 
 @pytest.mark.parametrize("k", [V, 3])
-def test_the_loss_is_that_of_the_formula(k, case):
+def test_the_loss_follows_the_formula(k, case):
   student, teacher, batch = case
   log_q, log_p = (
     log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in (student, teacher)
@@ -101,7 +100,7 @@ def test_a_temperature_divides_the_logits_of_both(case):
 
 
 @pytest.mark.parametrize("tokens", [None, 2], ids=["whole", "chunks"])
-def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, monkeypatch):
+def test_stored_probabilities_of_all_tokens_equal_the_online_teacher(tokens, case, monkeypatch):
   student, teacher, batch = case
 
   def online(student):
@@ -127,9 +126,8 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
 
 
 @pytest.mark.parametrize("wider", ["teacher", "student"])
-def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
-  """The published sizes of a family may share a tokenizer, and not the number of rows of their
-  tables."""
+def test_padding_of_a_vocabulary_changes_no_loss(wider, case):
+  """Sizes of a family may share a tokenizer but pad their tables differently."""
   student, teacher, batch = case
   logits = {"student": student, "teacher": teacher}
   x, table = logits[wider]
@@ -147,7 +145,7 @@ def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
   assert sums["distillation_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_bad_options_are_one_line(tmp_path):
+def test_bad_options_are_refused_in_one_line(tmp_path):
   with pytest.raises(
     UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"
   ):
@@ -163,7 +161,7 @@ def test_bad_options_are_one_line(tmp_path):
 
 @pytest.mark.more
 @pytest.mark.runs
-def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys):
+def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, capsys):
   recipe = ["--config=tests/recipes/nano_decoder.py"]
   k = 5
   steps = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2"]
@@ -204,7 +202,7 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
 @pytest.mark.parametrize(
   "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
 )
-def test_meshes_change_nothing(mesh, monkeypatch):
+def test_meshes_change_no_loss_and_no_gradient(mesh, monkeypatch):
   draw = np.random.default_rng(8)
   sizes = (4, 12, 16), (64, 16)
   student, teacher = ([draw.normal(size=s).astype(np.float32) for s in sizes] for _ in range(2))

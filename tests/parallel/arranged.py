@@ -1,5 +1,6 @@
-"""Trains on CPU devices that lie as those of a TPU slice do: python -m tests.parallel.arranged
-v5e:4x4 <train's flags>
+"""Train on CPU devices that are arranged as the devices of a TPU slice.
+
+    python -m tests.parallel.arranged v5e:4x4 <train's flags>
 
 Device i of process p stands for the i-th device of host p: meshes, rows and groups of devices are
 those of the slice.

@@ -1,5 +1,4 @@
-"""Where the devices of TPU slices are and which host has them, as the TPU compiler says, kept in
-layouts.json.
+"""Read where the devices of TPU slices are, and which host has them, as the TPU compiler says.
 
 python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (the extra `plan`)
 """
@@ -36,7 +35,7 @@ class Device:
 
 
 def read() -> dict[tuple[str, int], list[Device]]:
-  """The devices of every topology, by (name, slices)."""
+  """Return the devices of every topology in layouts.json, by (name, slices)."""
   layouts = {}
   for key, layout in json.loads(FILE.read_text()).items():
     name, _, slices = key.partition(" x ")
@@ -47,8 +46,8 @@ def read() -> dict[tuple[str, int], list[Device]]:
   return layouts
 
 
-def described(name: str, slices: int) -> dict:
-  """A topology as the compiler has it: [process, slice, core, x, y, z] of each device."""
+def describe(name: str, slices: int) -> dict:
+  """Return [process, slice, core, x, y, z] of each device of a topology of the compiler."""
   from t5x_like.planning import hardware
 
   topology = hardware.parse(name, slices)
@@ -63,7 +62,7 @@ def described(name: str, slices: int) -> dict:
 
 if __name__ == "__main__":
   lines = [
-    f'"{name} x {slices}": {json.dumps(described(name, slices), separators=(",", ":"))}'
+    f'"{name} x {slices}": {json.dumps(describe(name, slices), separators=(",", ":"))}'
     for name, slices in TOPOLOGIES
   ]
   FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

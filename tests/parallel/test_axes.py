@@ -1,5 +1,4 @@
-"""Every mesh axis alone, and several together: ten steps of each architecture are those of one
-device."""
+"""Ten steps of each architecture on every mesh axis are those of one device."""
 
 import dataclasses
 import functools
@@ -69,7 +68,7 @@ def batch(seed):
 
 @functools.cache
 def train(kind, mesh):
-  """(metrics by name, each [10]; the final parameters)."""
+  """Return (metrics by name, each [10]; the final parameters)."""
   family, design, objective, options = MODELS[kind]
   sizes, changes = MESHES.get(mesh, ({}, {}))
   rules = Rules.make(
@@ -108,7 +107,7 @@ CASES = USUAL + [case for case in CASES if case not in USUAL]
 
 
 @pytest.mark.parametrize("kind, mesh", beyond(len(USUAL), CASES))
-def test_ten_steps_on_a_mesh(kind, mesh, capfd):
+def test_ten_steps_on_a_mesh_equal_one_devices(kind, mesh, capfd):
   metrics, final = train(kind, mesh)
   # the partitioner's word for replicating an activation
   assert "rematerialization" not in capfd.readouterr().err

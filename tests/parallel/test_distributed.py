@@ -1,4 +1,4 @@
-"""Real processes meet, or say in one line why not."""
+"""Processes of a job meet and agree, or each says in one line why not."""
 
 import contextlib
 import json
@@ -116,13 +116,13 @@ def assert_refused(result, *words, expected=(2, "error: ")):
 TRANSIENT = (69, "transient error: ")  # launchers start again
 
 
-def test_processes_meet_and_agree():
+def test_processes_with_equal_facts_start():
   facts = "distributed.check_agreement({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
   results = finish(start_job(free_port(), range(3), 3, body=f"{facts}; {facts}"))
   assert [(code, out) for code, out, _ in results] == [(0, f"met {i} 3") for i in range(3)], results
 
 
-def test_a_difference_names_process_and_fact():
+def test_a_difference_is_refused_by_process_and_fact():
   body = "distributed.check_agreement({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
   for result in finish(start_job(free_port(), range(2), 2, body=body)):
     assert_refused(result, "process 1 has config hash b, process 0 has a")
@@ -140,7 +140,7 @@ def test_a_process_that_does_not_report_is_named():
 @pytest.mark.parametrize(
   "waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"]
 )
-def test_who_loses_the_first_process_ends_as_transient(waits):
+def test_losing_the_first_process_is_a_transient_error(waits):
   body = f"import os, time; time.sleep(1) or os._exit(9) if jax.process_index() == 0 else {waits}"
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
   assert first[0] == 9
@@ -210,13 +210,13 @@ def test_a_missing_process_is_named_by_all():
   assert time.time() - started < 200
 
 
-def test_an_unreachable_coordinator():
+def test_an_unreachable_coordinator_is_named():
   port = free_port()
   (result,) = finish(start_job(port, [1], 2, timeout=2))
   assert_refused(result, f"127.0.0.1:{port} within 2 s", "Connection refused", expected=TRANSIENT)
 
 
-def test_a_port_in_use():
+def test_a_port_in_use_is_refused():
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
     assert_refused(
@@ -242,7 +242,7 @@ def test_a_port_in_use():
     ),
   ],
 )
-def test_wrong_variables(environment, message, monkeypatch):
+def test_wrong_environment_variables_are_refused(environment, message, monkeypatch):
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
   with pytest.raises(distributed.UserError, match=message):
@@ -318,30 +318,33 @@ KEYED = {
     {"key": "\ud800"},
   ],
 )
-def test_a_stranger_does_not_end_a_job(message):
-  """Process 0 ignores it, and goes on when its own process 1 comes."""
-  assert gathered([json.dumps(KEYED | message).encode(), json.dumps(KEYED).encode()]) is None
+def test_a_connection_of_a_stranger_is_ignored(message):
+  """Process 0 goes on when its own process 1 connects."""
+  assert (
+    gather_from_strangers([json.dumps(KEYED | message).encode(), json.dumps(KEYED).encode()])
+    is None
+  )
 
 
 @pytest.mark.parametrize(
   "content", [b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 5000, b"\xff\xfe", b"x" * 10_000]
 )
-def test_nonsense_at_the_port_does_not_end_a_job(content):
-  assert gathered([content, json.dumps(KEYED).encode()]) is None
+def test_nonsense_at_the_port_is_ignored(content):
+  assert gather_from_strangers([content, json.dumps(KEYED).encode()]) is None
 
 
-def test_a_slow_talker_has_a_few_seconds(monkeypatch):
+def test_a_slow_connection_has_a_few_seconds(monkeypatch):
   monkeypatch.setattr(distributed, "_GREETING_SECONDS", 0.3)
-  assert gathered([b"{", json.dumps(KEYED).encode()], end=b"") is None
+  assert gather_from_strangers([b"{", json.dumps(KEYED).encode()], end=b"") is None
 
 
-def test_a_process_that_is_counted_otherwise_is_named_when_another_is_missing():
-  error = gathered([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
+def test_a_process_with_another_count_is_named_when_one_is_missing():
+  error = gather_from_strangers([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
   assert isinstance(error, distributed.UserError)
   assert "missing: process 1; process 1 of 3 came" in str(error)
 
 
-def gathered(contents, seconds=20.0, end=b"\n"):
+def gather_from_strangers(contents, seconds=20.0, end=b"\n"):
   """Send lines to process 0 of a job of two, each by a connection of its own; return its error, if
   any."""
   port = free_port()

@@ -1,4 +1,4 @@
-"""Logical axes become shardings, and what cannot be cut is refused by name, in one line."""
+"""Logical axes become shardings; sizes that do not divide are refused by name in one line."""
 
 import re
 
@@ -26,12 +26,12 @@ def rules(changes=None, **mesh):
   )
 
 
-def named(**sizes):
+def make_parameter(**sizes):
   make = tiny.maker(tiny.sizes("1.1", **sizes), vocab_size=64)
   return params.named_params(jax.eval_shape(make, jax.random.key(0)))
 
 
-def refusal(do, *arguments, **named_arguments):
+def refusal_of(do, *arguments, **named_arguments):
   with pytest.raises(UserError) as caught:
     do(*arguments, **named_arguments)
   message = str(caught.value)
@@ -67,14 +67,14 @@ def test_mesh_has_every_axis_and_is_of_type_auto():
   ],
 )
 def test_meshes_that_do_not_fit_are_refused(sizes, message_part):
-  message = refusal(make_mesh, sizes)
+  message = refusal_of(make_mesh, sizes)
   assert all(part in message for part in message_part), message
 
 
 # Rules
 
 
-def test_specs():
+def test_logical_axes_become_partition_specs():
   r = rules(data=2, fsdp=2, tensor=2)
   assert r.spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
   assert r.spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
@@ -96,10 +96,10 @@ def test_a_recipe_changes_rules():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-  message = refusal(rules, {"embd": "fsdp"}, fsdp=8)
+  message = refusal_of(rules, {"embd": "fsdp"}, fsdp=8)
   assert "rules.embd" in message
   assert "did you mean 'embed'?" in message
-  message = refusal(rules, {"embed": "fspd"}, fsdp=8)
+  message = refusal_of(rules, {"embed": "fspd"}, fsdp=8)
   assert "rules.embed" in message
   assert "'fspd'" in message
   assert "did you mean 'fsdp'?" in message
@@ -107,8 +107,8 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 def test_tensor_must_divide_whole_heads():
   """6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut."""
-  message = refusal(
-    rules(data=2, tensor=4).param_shardings, named(heads=6, head_dim=64, embed=64, mlp=64)
+  message = refusal_of(
+    rules(data=2, tensor=4).param_shardings, make_parameter(heads=6, head_dim=64, embed=64, mlp=64)
   )
   for part in (
     "attention/layer/",
@@ -121,7 +121,7 @@ def test_tensor_must_divide_whole_heads():
     "rules.",
   ):
     assert part in message, (part, message)
-  split = rules(tensor=2).param_shardings(named(heads=6, head_dim=64, embed=64, mlp=64))
+  split = rules(tensor=2).param_shardings(make_parameter(heads=6, head_dim=64, embed=64, mlp=64))
   assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(
     None, None, "tensor"
   )
@@ -132,26 +132,28 @@ def test_tensor_must_divide_whole_heads():
 
 
 def test_other_axes_that_do_not_divide_are_refused_by_name():
-  message = refusal(rules(fsdp=8).param_shardings, named(embed=20))
+  message = refusal_of(rules(fsdp=8).param_shardings, make_parameter(embed=20))
   assert "embed" in message
   assert "20 embed" in message
   assert "embed->fsdp" in message
   assert "into 8" in message
   assert "rules.embed=None" in message
-  message = refusal(rules({"embed": None}, tensor=8).param_shardings, named(heads=8, mlp=36))
+  message = refusal_of(
+    rules({"embed": None}, tensor=8).param_shardings, make_parameter(heads=8, mlp=36)
+  )
   assert "mlp" in message
   assert "36 mlp" in message
   assert "into 8" in message
-  message = refusal(
-    rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).param_shardings, named(embed=12)
+  message = refusal_of(
+    rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).param_shardings, make_parameter(embed=12)
   )
   assert "fsdp+data" in message
   assert "into 8" in message
 
 
 def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
-  shardings = rules(fsdp=4, tensor=2).param_shardings(named())
-  for name, p in named().items():
+  shardings = rules(fsdp=4, tensor=2).param_shardings(make_parameter())
+  for name, p in make_parameter().items():
     local = np.prod(shardings[name].shard_shape(p.shape))
     ways = 1 if "scale" in name else 2 if "position" in name else 8
     assert local * ways == np.prod(p.shape), name
@@ -160,7 +162,7 @@ def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
 # Activations
 
 
-def test_constrain_does_nothing_outside_and_pins_inside():
+def test_constrain_pins_a_sharding_only_under_rules():
   x = jnp.ones((8, 4, 16))
   assert constrain(x, "batch", "length", "activation_mlp") is x
   r = rules(data=2, fsdp=2, tensor=2)
@@ -182,12 +184,12 @@ def test_constrain_does_nothing_outside_and_pins_inside():
 # The rows of a process
 
 
-def test_local_rows():
+def test_a_process_reads_the_rows_of_its_devices():
   assert local_rows(rules(data=4, tensor=2).batch(), 32).tolist() == [*range(32)]
 
 
 class Elsewhere:
-  """A sharding as another process sees it: only some of the devices are its own."""
+  """Stand in for a sharding as another process sees it, which owns only some devices."""
 
   def __init__(self, sharding, devices):
     self.sharding = sharding
@@ -253,9 +255,8 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
 @pytest.mark.parametrize(
   "mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=4, sequence=2)], ids=str
 )
-def test_gathered_and_scattered(mesh):
-  """`matmul` on a mesh: its value and gradients are those of one device, and the gradient is split
-  as the kernel is."""
+def test_a_matmul_on_a_mesh_equals_one_devices(mesh):
+  """Its gradient is split as the kernel is."""
   r = rules(**mesh)
   generator = np.random.default_rng(0)
   x, kernel, g = (
@@ -290,9 +291,8 @@ def test_gathered_and_scattered(mesh):
 
 
 @pytest.mark.parametrize("mesh, gathers", [(dict(fsdp=8), 1), (dict(fsdp=4, tensor=2), 3)], ids=str)
-def test_kernels_together(mesh, gathers):
-  """Layers of one input give what each gives by itself; kernels split by FSDP alone are gathered as
-  one."""
+def test_layers_of_one_input_gather_their_kernels_at_once(mesh, gathers):
+  """Each computes the same alone; kernels are split by FSDP."""
   r = rules(**mesh)
   layers = [
     Linear((16, width), ("embed", axis), params.fan_in_normal(16), nnx.Rngs(seed), bias=seed == 1)
@@ -347,9 +347,8 @@ def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_
 @pytest.mark.parametrize(
   "mesh, lengths", [(dict(fsdp=8), (2, 4)), (dict(data=2, fsdp=4), (2, 2))], ids=str
 )
-def test_exchanged_in_stages(mesh, lengths, monkeypatch):
-  """An all-to-all along one dimension of a torus after the other moves everything to where one
-  all-to-all would."""
+def test_an_exchange_in_stages_equals_one_all_to_all(mesh, lengths, monkeypatch):
+  """Each stage is an all-to-all along one dimension of a torus."""
   r = rules(**mesh)
   positions = np.arange(np.prod(lengths)).reshape(lengths)
   groups = [np.moveaxis(positions, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
@@ -377,9 +376,8 @@ class OnTorus:
     self.coords = coords
 
 
-def test_stages_of_a_torus():
-  """Each stage scatters along one dimension of the torus; together they leave every device the part
-  it would have."""
+def test_a_torus_has_a_stage_for_each_dimension():
+  """After all stages every device has the part that one all-to-all leaves it."""
   mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
   assert exchange_stages(mesh(jax.devices()), "data") == [None]

@@ -1,5 +1,4 @@
-"""Meshes over TPU slices: all start, whatever the hosts, and every row is read where it is needed
-and nowhere else."""
+"""Meshes start on all TPU slices, and each row is read by the hosts that need it alone."""
 
 import json
 
@@ -19,8 +18,8 @@ TWENTY = [(name, 1) for name in ("v5e:8x8", "v5e:16x16", "v5p:4x4x4", "v6e:8x8",
 SEVERAL = [*MESHES, {"fsdp": 8, "tensor": -1}, {"fsdp": 2, "sequence": 2, "tensor": 2, "data": -1}]
 
 
-def every_row_is_read(devices, sizes, rows=2):
-  """Makes the mesh, and holds each host's rows against those of its devices, one by one."""
+def assert_every_row_is_read(devices, sizes, rows=2):
+  """Make the mesh, and compare each host's rows with those of its devices."""
   rules = Rules.make(make_mesh(sizes, devices))
   sharding = rules.batch()
   batch = rows * rules.ways("batch")
@@ -48,16 +47,16 @@ def every_row_is_read(devices, sizes, rows=2):
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("topology", TWENTY, ids=str)
-def test_the_twenty_meshes(topology, sizes):
-  every_row_is_read(SLICES[topology], sizes)
+def test_twenty_meshes_read_every_row_where_it_is_needed(topology, sizes):
+  assert_every_row_is_read(SLICES[topology], sizes)
 
 
 @pytest.mark.parametrize("topology", [key for key in SLICES if key not in TWENTY], ids=str)
-def test_meshes_of_other_slices(topology):
+def test_meshes_of_other_slices_read_every_row(topology):
   devices = SLICES[topology]
   slices = topology[1]
   for sizes in SEVERAL if len(devices) >= 16 else [{"data": -1}]:
-    mesh = every_row_is_read(devices, sizes | ({"replica": slices} if slices > 1 else {}))
+    mesh = assert_every_row_is_read(devices, sizes | ({"replica": slices} if slices > 1 else {}))
     if slices > 1:  # replicas are slices: no other axis leaves one
       for slice_mesh in mesh.devices:
         assert len({device.slice_index for device in slice_mesh.flat}) == 1
@@ -66,7 +65,7 @@ def test_meshes_of_other_slices(topology):
       make_mesh({"data": -1}, devices)
 
 
-def test_nodes_of_gpus_are_slices_if_asked():
+def test_nodes_of_gpus_may_be_slices():
   kinds = {"core_on_chip": 0, "coords": (), "device_kind": "NVIDIA H200", "platform": "gpu"}
   devices = [
     layouts.Device(i, process_index=i // 8, slice_index=i // 8, **kinds) for i in range(32)
@@ -77,7 +76,7 @@ def test_nodes_of_gpus_are_slices_if_asked():
     {"data": 4, "tensor": 8},
     {"fsdp": 16, "tensor": 2},
   ):
-    mesh = every_row_is_read(devices, sizes)
+    mesh = assert_every_row_is_read(devices, sizes)
     if "fsdp" not in sizes or "replica" in sizes:
       assert [d.slice_index for d in mesh.devices.flat] == [i // 8 for i in range(32)]
 
@@ -87,7 +86,7 @@ def test_nodes_of_gpus_are_slices_if_asked():
   "topology, sizes", [("v5e:4x4", {"data": -1}), ("v5e:4x8", {"data": 8, "fsdp": 4})], ids=str
 )
 def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_cache):
-  """4 and 8 real processes whose CPU devices lie as the slice's do."""
+  """4 and 8 real processes have CPU devices that are arranged as a slice's."""
   devices = SLICES[topology, 1]
   hosts = len({device.process_index for device in devices})
   flags = [
@@ -128,8 +127,8 @@ def quick_cache(tmp_path):
 
 
 @pytest.mark.heavy
-def test_layouts_are_those_of_the_compiler():
-  """And so are the meshes of 3,072 hosts."""
+def test_stored_layouts_are_the_compilers():
+  """The meshes of 3,072 hosts are compared too."""
   try:
     hardware.library()
   except UserError as error:
@@ -139,15 +138,15 @@ def test_layouts_are_those_of_the_compiler():
 
   program = (
     "import json, sys\nsys.path.append('tests')\nfrom tests.parallel.layouts import *\n"
-    "from tests.parallel.test_slices import every_row_is_read\n"
+    "from tests.parallel.test_slices import assert_every_row_is_read\n"
     "from t5x_like.planning import hardware\n"
     "saved = json.loads(FILE.read_text())\n"
-    "assert all(saved[f'{name} x {slices}'] == described(name, slices) for name, slices in "
+    "assert all(saved[f'{name} x {slices}'] == describe(name, slices) for name, slices in "
     "TOPOLOGIES)\n"
     "devices = hardware.devices(hardware.parse('v5p:16x16x48'))\n"
     "assert len({d.process_index for d in devices}) == 3072\n"
-    "every_row_is_read(devices, {'fsdp': -1})\n"
-    "every_row_is_read(devices, {'data': -1, 'fsdp': 64, 'tensor': 8})\n"
+    "assert_every_row_is_read(devices, {'fsdp': -1})\n"
+    "assert_every_row_is_read(devices, {'data': -1, 'fsdp': 64, 'tensor': 8})\n"
   )
   process = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
@@ -155,7 +154,7 @@ def test_layouts_are_those_of_the_compiler():
   assert process.returncode == 0, process.stderr[-2000:]
 
 
-def test_layouts_are_read_as_written():
+def test_layouts_are_read_back_as_written():
   written = json.loads(layouts.FILE.read_text())
   assert set(SLICES) == set(layouts.TOPOLOGIES)
   assert len(written) == len(SLICES)

@@ -1,7 +1,7 @@
-"""The smallest run there can be: a T5 of two narrow layers on the built-in corpus, with dropout on.
+"""Train a T5 of two narrow layers on the built-in corpus, with dropout.
 
-It compiles in a second or two, which is most of what a run of it costs; tests override what they
-need.
+It compiles in a second or two, which is most of the time that its run takes. Tests override
+the values that they need.
 """
 
 from configs.t5 import base

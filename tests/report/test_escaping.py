@@ -1,4 +1,4 @@
-"""Hostile names and texts in pages stay text: no element, attribute or script comes of them."""
+"""Hostile names and texts stay text in pages: they make no element, attribute or script."""
 
 import html.parser
 import json
@@ -62,7 +62,7 @@ ELEMENTS |= set(
 
 
 class Page(html.parser.HTMLParser):
-  """What a browser makes of a page: its elements, attributes and texts."""
+  """Parse a page as a browser does: its elements, attributes and texts."""
 
   def __init__(self, page: str):
     super().__init__()
@@ -83,7 +83,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_in_the_report_of_a_run(tmp_path, value):
+def test_the_report_of_a_run_escapes_texts(tmp_path, value):
   run = tmp_path / value.replace("/", "_")
   (run / "samples").mkdir(parents=True)
   name = value.replace("/", "_")
@@ -118,7 +118,7 @@ def test_in_the_report_of_a_run(tmp_path, value):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_in_the_results_of_a_suite(tmp_path, value):
+def test_the_results_of_a_suite_escape_texts(tmp_path, value):
   rows = [
     {"input": "a " * n, "target": value if n % 2 else "b", "prediction": "b"} for n in range(1, 25)
   ]
@@ -168,7 +168,7 @@ def test_in_the_results_of_a_suite(tmp_path, value):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_in_a_chart_and_a_page_of_data(value):
+def test_charts_and_pages_of_data_escape_texts(value):
   drawn = charts.bars({value: 1.0, "b": 2.0}, value)
   assert Page(f"<figure>{drawn}</figure>").labels == [value]
   assert not re.search(r"<script|<img", drawn)

@@ -1,5 +1,4 @@
-"""Goodput: the seconds of steps, saves, evaluations and disruptions, over kills, add up to the time
-since the start."""
+"""Goodput splits all time since the start into steps, saves, evaluations and disruptions."""
 
 import json
 
@@ -21,7 +20,7 @@ def line(seconds, waited=0.0):
   return {"train/seconds_per_step": seconds, "train/data_wait_fraction": waited}
 
 
-def test_every_second_has_a_name(tmp_path):
+def test_every_second_is_counted_once(tmp_path):
   clock = Clock()
   file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, 990.0, clock)  # 10 s until the state was there
@@ -56,7 +55,7 @@ def test_every_second_has_a_name(tmp_path):
   )
 
 
-def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
+def test_an_orderly_stop_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
   clock = Clock()
   file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
@@ -75,7 +74,7 @@ def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(
     assert goodput.Goodput(file, 1, clock.now, clock)._record["began"] == clock.now
 
 
-def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
+def test_a_clock_set_back_subtracts_no_time(tmp_path):
   clock = Clock()
   file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
@@ -92,7 +91,7 @@ def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
   assert totals["goodput"] == pytest.approx(40 / 70, abs=1e-3)
 
 
-def test_the_program_was_started_before(tmp_path):
+def test_the_time_before_the_import_counts(tmp_path):
   import time
 
   assert time.time() - 86_400 * 30 < goodput._program_start() <= time.time()

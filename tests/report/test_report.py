@@ -1,5 +1,4 @@
-"""The report is one self-contained page, a pure function of the workdir, and shows what is in
-it."""
+"""The report is one self-contained page that depends on the files of its workdir alone."""
 
 import json
 import re
@@ -74,7 +73,7 @@ def fill(workdir):
   )
 
 
-def test_shows_everything_in_one_self_contained_page(tmp_path):
+def test_one_self_contained_page_shows_everything(tmp_path):
   fill(tmp_path / "run")
   path = write_report(tmp_path / "run")
   page = path.read_text()
@@ -102,7 +101,7 @@ def test_shows_everything_in_one_self_contained_page(tmp_path):
   assert len(ids) == len(set(ids)), "ids are unique within the page"
 
 
-def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
+def test_filled_text_is_readable_and_marks_wrong_words(tmp_path):
   fill(tmp_path / "run")
   page = write_report(tmp_path / "run").read_text()
   gap = '<span class="sentinel">____</span>'
@@ -171,7 +170,7 @@ def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
     ),
   ],
 )
-def test_verdicts(losses, message):
+def test_the_verdict_follows_from_the_metrics(losses, message):
   rows = [
     {"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0}
     for n, x in enumerate(losses, 1)
@@ -231,7 +230,7 @@ def test_an_index_of_metrics_changes_no_series():
   assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
 
 
-def test_is_a_pure_function_of_the_files(tmp_path):
+def test_the_page_depends_on_the_files_alone(tmp_path):
   fill(tmp_path / "run")
   first = write_report(tmp_path / "run").read_bytes()
   assert write_report(tmp_path / "run").read_bytes() == first
@@ -245,7 +244,7 @@ def test_an_empty_workdir_has_a_report_too(tmp_path):
   assert "<svg" not in page
 
 
-def test_long_texts_take_no_time_and_are_cut():
+def test_long_texts_are_compared_quickly_and_cut():
   tokens = [f"word{number * 7919 % 50}" for number in range(20_000)]
   long = " ".join(tokens)
   begin = time.monotonic()
@@ -269,7 +268,7 @@ def test_words_are_marked_by_a_longest_common_subsequence():
   assert not html["good"]
 
 
-def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch):
+def test_a_failing_or_late_page_is_only_a_warning(tmp_path, capsys, monkeypatch):
   (tmp_path / "config.json").write_text("{")
   assert run_report.write_page(tmp_path) is None
   out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a finished run shows imports only what its task needs."""
+"""A finished run on text imports nothing of images to show its results."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The summary at the start of a run: one screen, with the details in files."""
+"""The summary at a run's start fits on one screen, and files hold its details."""
 
 import types
 
@@ -22,14 +22,14 @@ def rules(**mesh):
   )
 
 
-def named():
+def make_parameter():
   make = tiny.maker(tiny.sizes("1.1"), vocab_size=64)
   return params.named_params(jax.eval_shape(make, jax.random.key(0)))
 
 
-def test_sharding_table():
+def test_the_sharding_table_lists_every_parameter():
   r = rules(data=2, fsdp=2, tensor=2)
-  parameters = named()
+  parameters = make_parameter()
   header, *rows, total = sharding_table(parameters, r).splitlines()
   assert header.split() == ["parameter", "shape", "logical", "axes", "mesh", "axes", "MiB/device"]
   assert [row.split()[0] for row in rows] == list(parameters)
@@ -50,7 +50,7 @@ def test_sharding_table():
   assert "one device" in sharding_table(parameters, rules())
 
 
-def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
+def test_the_summary_states_model_data_mesh_steps_and_duration(tmp_path):
   make = tiny.maker(tiny.sizes("1.1"), vocab_size=64)
   model = jax.eval_shape(make, jax.random.key(0))
   config = ConfigDict(
@@ -92,7 +92,7 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
   assert "about 2 h at the pace of earlier steps" in summarize(session, assembly, cost, 3600)
 
 
-def test_numbers_in_words():
+def test_large_numbers_are_shortened():
   seconds = {
     0.2: "0 s",
     99: "99 s",

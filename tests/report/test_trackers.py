@@ -1,5 +1,4 @@
-"""Trackers: each step once in the real libraries after kills, and no failure of theirs ends a
-run."""
+"""Trackers get each step once despite kills, and none of their failures ends a run."""
 
 import collections
 import json
@@ -20,7 +19,7 @@ PROJECT = {"wandb": "project", "mlflow": "experiment"}
 
 
 class Service:
-  """A remote run in memory, which can be down and refuses a step that it has."""
+  """Stand in for a remote run that can be down and refuses a step that it has."""
 
   def __init__(self):
     self.rows = []
@@ -61,7 +60,7 @@ def test_every_line_is_sent_in_order_without_what_is_not_finite(tmp_path):
   assert service.closed == "finished"
 
 
-def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(
+def test_a_failure_is_reported_once_and_its_lines_are_sent_afterwards(
   tmp_path, caplog, monkeypatch
 ):
   monkeypatch.setattr(_following, "_RETRY_SECONDS", 0.01)
@@ -80,7 +79,7 @@ def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(
   )
 
 
-def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
+def test_an_unreachable_tracker_ends_no_run(tmp_path):
   service = Service()
   service.down = True
   with following(tmp_path, service) as writer:
@@ -89,7 +88,7 @@ def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
   assert service.rows == []
 
 
-def test_a_library_that_is_not_installed_is_one_line(monkeypatch):
+def test_a_missing_library_is_refused_in_one_line(monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   for name in PROJECT:
     with pytest.raises(
@@ -109,9 +108,8 @@ def test_an_unknown_tracker_and_argument_are_refused():
     )
 
 
-def killed_and_resumed(workdir, *flags):
-  """Kill a run in the midst of its steps, twice, and finish it; return the steps of its metrics by
-  name."""
+def kill_and_resume(workdir, *flags):
+  """Kill a run twice amid its steps and finish it; return its metrics' steps by name."""
   flags = [
     *flags,
     "--config.eval_every=10",
@@ -144,7 +142,7 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
 
   from t5x_like.report.trackers.wandb import read_records
 
-  expected = killed_and_resumed(
+  expected = kill_and_resume(
     tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}'
   )
   steps_by_metric = collections.defaultdict(list)
@@ -168,7 +166,7 @@ def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
   uri = (tmp_path / "store").as_uri()
   workdir = tmp_path / "run"
   trackers = {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": {}}
-  expected = killed_and_resumed(workdir, f"--config.trackers={json.dumps(trackers)}")
+  expected = kill_and_resume(workdir, f"--config.trackers={json.dumps(trackers)}")
   client = mlflow.MlflowClient(tracking_uri=uri)
   (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
   assert run.info.status == "FINISHED"

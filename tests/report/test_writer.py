@@ -41,8 +41,7 @@ with MetricsWriter(workdir, resume_step=start, trackers=events) as writer:
 
 
 def tensorboard_steps(workdir):
-  """The steps TensorBoard would show: a session that starts at a step makes it forget what came
-  from there on."""
+  """Return the steps that TensorBoard shows: a session replaces the steps after its start."""
   steps = []
   for path in sorted(workdir.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime_ns):
     content = path.read_bytes()
@@ -73,7 +72,7 @@ def test_lines_are_flat_json_with_the_step_first(tmp_path):
   assert read_metrics(tmp_path / "nothing") == []
 
 
-def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
+def test_metrics_are_gapless_after_kills(tmp_path):
   for start, kill in [(0, 12), (10, 17), (5, 9), (8, 99)]:
     process = subprocess.run(
       [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path), str(start), str(kill)],
@@ -92,7 +91,7 @@ def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
   [b'{"step": 2, "tr', b"\xff\xfe", b"[2]", b'{"train/loss": 1}', b'{"step": 2.5}', b"[" * 100_000],
   ids=range(6),
 )
-def test_a_torn_or_foreign_line_is_told_once_and_kept_aside(bad, tmp_path, caplog):
+def test_a_torn_or_foreign_line_is_reported_once_and_set_aside(bad, tmp_path, caplog):
   write(tmp_path, [1, 2, 3])
   path = tmp_path / "metrics.jsonl"
   lines = path.read_bytes().splitlines()
@@ -111,7 +110,7 @@ def test_a_torn_or_foreign_line_is_told_once_and_kept_aside(bad, tmp_path, caplo
   assert aside.read_bytes() == content
 
 
-def test_lines_that_are_gone_are_missed_and_marked_once(tmp_path):
+def test_lost_lines_are_noticed_and_marked_once(tmp_path):
   write(tmp_path, range(1, 10))
   path = tmp_path / "metrics.jsonl"
   path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
@@ -157,7 +156,7 @@ def replace_with_an_equal_file(path):
     (replace_with_an_equal_file, "replaced", [1, 2, 3]),
   ],
 )
-def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(
+def test_a_file_that_changes_during_the_run_is_reported_and_continued(
   change, message, present, tmp_path, caplog
 ):
   workdir = tmp_path / "run"
@@ -187,14 +186,14 @@ def test_a_file_that_another_run_has_replaced_gets_no_line(tmp_path):
   assert read_metrics(tmp_path) == []
 
 
-def test_a_file_that_was_removed_after_its_last_line_is_marked_too(tmp_path):
+def test_a_file_removed_after_its_last_line_is_marked_too(tmp_path):
   with MetricsWriter(tmp_path, resume_step=0) as writer:
     writer.write(7, {"train/loss": 1.0})
     (tmp_path / "metrics.jsonl").unlink()
   assert read_metrics(tmp_path) == [{"step": 7, "missing_from": 1}]
 
 
-def test_lines_that_are_there_twice_are_dropped_and_kept_aside(tmp_path, caplog):
+def test_repeated_lines_are_dropped_and_set_aside(tmp_path, caplog):
   with MetricsWriter(tmp_path, resume_step=0) as writer:
     for step in (1, 2):
       writer.write(step, {"train/loss": 1.0})
@@ -224,7 +223,7 @@ def test_a_partial_last_line_is_dropped(tmp_path):
   assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
 
 
-def test_a_refusing_disk_is_one_line(tmp_path):
+def test_a_refusing_disk_ends_in_one_line(tmp_path):
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
   writer = MetricsWriter(tmp_path, resume_step=0)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
@@ -249,7 +248,7 @@ def test_only_the_primary_writes(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_lines_tell_the_time_that_is_left(tmp_path, capfd, monkeypatch):
+def test_progress_lines_state_the_remaining_time(tmp_path, capfd, monkeypatch):
   clock = iter(range(0, 10_000, 30))  # a step takes 30 s, as the clock is read twice for one
   monkeypatch.setattr(console.time, "monotonic", lambda: next(clock) / 4 * 10)
   write(tmp_path, range(1, 11))
@@ -260,7 +259,7 @@ def test_lines_tell_the_time_that_is_left(tmp_path, capfd, monkeypatch):
   assert len(lines) == 10
 
 
-def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd):
+def test_progress_is_a_bar_on_a_terminal_or_few_lines(tmp_path, capfd):
   write(tmp_path, range(1, 9), **{"train/tokens_per_second": 12345.6})
   write(tmp_path, [8], resume_step=7, **{"eval/books/loss": 2.5})
   lines = capfd.readouterr().err.splitlines()

@@ -1,5 +1,4 @@
-"""Compiled programs are kept between starts, give the same bits, and one that is damaged is
-compiled again."""
+"""Compiled programs are cached between starts with the same bits; damaged ones are recompiled."""
 
 import os
 import random
@@ -48,14 +47,14 @@ def start(workdir, devices=1, home="home"):
   return printed, int(hits), bits
 
 
-def flipped(data: bytes, generator: random.Random) -> bytes:
+def flip_bit(data: bytes, generator: random.Random) -> bytes:
   position = generator.randrange(len(data) // 4, len(data))
   return (
     data[:position] + bytes([data[position] ^ 1 << generator.randrange(8)]) + data[position + 1 :]
   )
 
 
-def test_kept_exact_and_mended(tmp_path):
+def test_programs_are_cached_exactly_and_recompiled_if_damaged(tmp_path):
   generator = random.Random(0)
   printed, hits, bits = start(tmp_path)
   assert "0 of 0 MB" in printed
@@ -65,7 +64,7 @@ def test_kept_exact_and_mended(tmp_path):
   assert hits >= len(entries) > 0
   assert again == bits
   assert f": {len(entries)} of" in printed
-  for damage in (lambda data: data[:-20], lambda data: flipped(data, generator), lambda data: b""):
+  for damage in (lambda data: data[:-20], lambda data: flip_bit(data, generator), lambda data: b""):
     for entry in entries:
       written = entry.stat()
       entry.write_bytes(damage(entry.read_bytes()))
@@ -77,7 +76,7 @@ def test_kept_exact_and_mended(tmp_path):
   assert start(tmp_path)[1] >= len(entries)
 
 
-def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
+def test_programs_that_another_user_put_into_a_workdir_are_not_run(tmp_path):
   assert start(tmp_path, home="theirs")[1] == 0
   foreign_programs = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
   assert foreign_programs
@@ -87,7 +86,7 @@ def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
   assert (tmp_path / "mine/.cache/t5x_like/secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_home_none_are_kept(tmp_path):
+def test_without_a_home_directory_no_program_is_cached(tmp_path):
   (tmp_path / "home").write_text("a file")
   printed, hits, _ = start(tmp_path)
   assert "are not kept" in printed
@@ -97,7 +96,7 @@ def test_without_a_home_none_are_kept(tmp_path):
 
 
 def test_every_flipped_bit_is_found(monkeypatch):
-  """Even where an entry is as good as random, which compression leaves as it is."""
+  """Compression leaves an entry of random bytes as it is."""
   generator = random.Random(1)
   monkeypatch.setattr(
     compilation_cache, "compress_executable", compilation_cache.compress_executable
@@ -106,18 +105,18 @@ def test_every_flipped_bit_is_found(monkeypatch):
   entry = compilation_cache.compress_executable(generator.randbytes(5_000) + b"code" * 5_000)
   for _ in range(300):
     with pytest.raises(Exception):  # noqa: B017 -- the library's own
-      compilation_cache.decompress_executable(flipped(entry, generator))
+      compilation_cache.decompress_executable(flip_bit(entry, generator))
 
 
-def test_several_simulated_devices_keep_none(tmp_path):
-  """Read again, their collectives may deadlock."""
+def test_programs_of_several_simulated_devices_are_not_cached(tmp_path):
+  """Read from a cache, their collectives may deadlock."""
   printed, hits, bits = start(tmp_path, devices=2)
   assert "are not kept: on several simulated CPU devices" in printed
   assert start(tmp_path, devices=2) == (printed, 0, bits)
   assert not (tmp_path / "compiled").exists()
 
 
-def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
+def test_the_oldest_programs_are_deleted_for_new_ones(tmp_path, monkeypatch):
   monkeypatch.setattr(compile_cache, "_MAX_BYTES", 250)
   for age, name in enumerate(("new", "old", "older", "oldest")):
     entry = tmp_path / f"{name}-cache"
@@ -130,7 +129,7 @@ def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode, private", [(0o755, True), (0o775, False), (0o777, False)])
-def test_a_cache_that_others_may_write_is_found_by_the_secret(tmp_path, monkeypatch, mode, private):
+def test_a_shared_cache_has_a_directory_for_each_secret(tmp_path, monkeypatch, mode, private):
   shared = tmp_path / "shared"
   shared.mkdir()
   shared.chmod(mode)

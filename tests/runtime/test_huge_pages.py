@@ -1,4 +1,4 @@
-"""A process that gives itself huge pages."""
+"""A process restarts itself once with huge pages and loses nothing of its start."""
 
 import json
 import os
@@ -19,9 +19,8 @@ def test_tunables_are_extended_once():
   assert huge_pages.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
 
 
-def test_a_module_run_keeps_its_process_arguments_and_input(tmp_path):
-  """Started as `python -m`, it comes back once with the same id, flags, arguments and standard
-  input."""
+def test_a_restarted_module_keeps_its_process_id_arguments_and_input(tmp_path):
+  """`python -m` comes back once, with its flags and standard input."""
   (tmp_path / "program.py").write_text(
     "import json, os, sys\n"
     "from t5x_like.runtime import huge_pages\n"

@@ -1,4 +1,4 @@
-"""Memory that a process keeps between the steps of a program."""
+"""A process reuses its memory between the steps of a program."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ for _ in range(8):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="acts on glibc's allocator")
-def test_steps_use_the_same_pages_again():
+def test_steps_reuse_their_pages():
   """Without it, every step has a page fault for each 4 KB of its temporaries."""
   environment = os.environ | {
     "GLIBC_TUNABLES": "",
@@ -45,6 +45,6 @@ def test_steps_use_the_same_pages_again():
 @pytest.mark.parametrize(
   "tunable", ["glibc.malloc.trim_threshold=1", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9"]
 )
-def test_tunables_of_the_user_stand(tunable, monkeypatch):
+def test_the_users_tunables_are_not_changed(tunable, monkeypatch):
   monkeypatch.setenv("GLIBC_TUNABLES", tunable)
   assert not malloc.keep_freed_memory(0)

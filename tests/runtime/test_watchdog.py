@@ -1,5 +1,4 @@
-"""A process in which nothing ends for too long says where it stands and exits with the code that
-launchers restart."""
+"""A process in which nothing ends for too long prints its stacks and exits to be restarted."""
 
 import subprocess
 import sys
@@ -49,7 +48,7 @@ def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
     assert "in _watch" in text
 
 
-def test_beats_keep_it_quiet_and_leaving_ends_it():
+def test_beats_and_leaving_keep_the_watchdog_quiet():
   with Watchdog(10) as dog:  # a busy machine may sleep longer than it is told to
     for _ in range(13):
       time.sleep(0.8)
@@ -65,7 +64,7 @@ def test_goodput_is_the_share_of_steps_in_the_time_since_the_first_start():
   assert goodput.add(1e6) == 1.0
 
 
-def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
+def test_a_step_whose_repetition_differs_is_noticed():
   faults = []
 
   def step(state, _):

@@ -1,4 +1,4 @@
-"""tools.average: a workdir with the mean of a run's checkpoints, that other commands read."""
+"""`tools.average` writes a workdir with the mean of checkpoints that other commands read."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""tools.coordinates: activations move as much at all widths under muP, and more in wide models
-without it."""
+"""`tools.coordinates` shows that activations change alike at all widths under muP only."""
 
 import json
 
@@ -19,7 +18,7 @@ SMALL = {
 
 
 @pytest.mark.runs
-def test_changes_are_flat_under_mup_and_grow_without(tmp_path):
+def test_changes_grow_with_the_width_except_under_mup(tmp_path):
   def exponents(*flags):
     output = tmp_path / "found.json"
     settings = [f"--config.{key}={value}" for key, value in SMALL.items()]

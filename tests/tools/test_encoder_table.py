@@ -1,4 +1,4 @@
-"""The program of `make benchmarks`, on a model and files as small as can be."""
+"""The program of `make benchmarks` trains, scores and continues a table of tasks."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, compiled):
-  """A directory with the files of CoLA, and an output in which the model is converted already."""
+  """Return a directory with CoLA's files and an output that already has the model."""
   root = tmp_path_factory.mktemp("root")
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   recipe = "--config=tests/recipes/nano_encoder.py"
@@ -62,7 +62,7 @@ def test_the_same_command_continues_to_the_same_table(root, capsys):
   assert "| cola |" in (folder / "results.md").read_text()  # the table is of all that are done
 
 
-def test_all_parts_of_squad_are_read_or_else_the_whole_file(tmp_path):
+def test_squad_is_read_from_all_its_parts_or_from_one_file(tmp_path):
   args = argparse.Namespace(data=str(tmp_path), max_steps=None, seeds=None)
   for name in ("train-v1.1.a.json", "train-v1.1.b.json.gz", "dev-v1.1.json", "dev-v1.1.a.json"):
     (tmp_path / name).touch()
@@ -80,7 +80,7 @@ def test_all_parts_of_squad_are_read_or_else_the_whole_file(tmp_path):
 
 
 def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
-  """Once, and only while something handles the signal."""
+  """It sends one signal, and only while a handler is installed."""
   import signal
   import time
 
@@ -111,13 +111,13 @@ def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
     (["--data=nowhere"], "--data=nowhere: found no directory"),
   ],
 )
-def test_what_cannot_be_run_is_one_line(flags, message, tmp_path, capsys):
+def test_bad_flags_are_refused_in_one_line(flags, message, tmp_path, capsys):
   assert encoder_table.main([f"--data={tmp_path}", f"--output={tmp_path}/out", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert message in line
 
 
-def test_the_tasks_are_those_of_the_packages_suites():
+def test_the_tasks_are_those_of_the_suite():
   tasks = custom_suites.load_suite(str(encoder_table.SUITE)).tasks
   assert list(tasks) == ["rte", "cola", "stsb", "ner", "mrpc", "qqp", "pos", "sst2", "squad"]
   assert all(task.encoder and task.epochs and task.rates for task in tasks.values())

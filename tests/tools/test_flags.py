@@ -1,4 +1,4 @@
-"""Wrong flags of the tools that prepare data are one line."""
+"""Tools that prepare data refuse wrong flags in one line."""
 
 import pytest
 
@@ -16,7 +16,7 @@ REQUIRED = ["--source=text:a.txt", "--output=out"]
     (prepare_data, [], "the following arguments are required: --vocabulary"),
   ],
 )
-def test_a_wrong_flag_is_one_line(tool, flags, message, capsys):
+def test_a_wrong_flag_is_refused_in_one_line(tool, flags, message, capsys):
   assert tool.main([*REQUIRED, *flags]) == 2
   errors = capsys.readouterr().err
   assert message in errors

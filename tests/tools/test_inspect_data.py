@@ -1,5 +1,4 @@
-"""tools.inspect_data: what is shown is what the loader gives, and nothing in a text can act on the
-page."""
+"""`tools.inspect_data` shows the loader's batches, and no text can act on its page."""
 
 import io
 import re
@@ -16,7 +15,7 @@ from tools import inspect_data
 pytestmark = pytest.mark.runs
 
 
-def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
+def test_the_page_shows_the_ids_of_the_batch(tmp_path, capsys):
   page = tmp_path / "page.html"
   flags = ["--config=configs/t5/base.py:debug", "--step=3", "--examples=2"]
   assert inspect_data.main([*flags, f"--html={page}"]) == 0
@@ -43,7 +42,7 @@ def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   assert "\x1b" not in printed
 
 
-def test_texts_cannot_act_and_hidden_things_are_seen():
+def test_texts_are_escaped_and_invisible_characters_are_shown():
   vocabulary = ByteVocabulary()
   ids = np.array([*vocabulary.encode("<script>[red]\x1b\0"), 383, 1, 0, 0], np.int32)
   ones = np.ones_like(ids)
@@ -87,7 +86,7 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
     (["--config.task.store=nowhere"], "nowhere/train: no token store"),
   ],
 )
-def test_bad_flags_are_one_line(flags, message, capsys):
+def test_bad_flags_are_refused_in_one_line(flags, message, capsys):
   assert inspect_data.main(["--config=configs/t5/base.py:debug", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
   assert error.startswith("error:")

@@ -1,5 +1,4 @@
-"""tools.ladder: fits that find the law of the losses, rates, sizes in proportion, and a ladder that
-goes on."""
+"""`tools.ladder` fits laws of losses and rates to small runs, and predicts a larger one."""
 
 import json
 
@@ -15,7 +14,7 @@ from tools.ladder import fitting, page, sizes
 SIZES = (3e4, 1e5, 4e5, 1.6e6)
 
 
-def test_the_fit_finds_a_law_of_sizes_and_of_tokens():
+def test_a_fit_recovers_a_law_of_sizes_and_of_tokens():
   law = fitting.Law(2.0, 60.0, 0.35)
   fitted = fitting.fit([fitting.Point(N, 1.0, law(N, 1.0)) for N in SIZES])
   assert fitted(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4)
@@ -33,7 +32,7 @@ def test_too_few_runs_are_refused():
     fitting.fit([fitting.Point(N, 1.0, 2.0) for N in (1e4, 1e5)] * 2)
 
 
-def test_the_best_rate_lies_between_and_falls_as_a_power():
+def test_the_best_rate_is_interpolated_and_falls_by_a_power_law():
   rates = np.asarray([1e-3, 2e-3, 4e-3, 8e-3])
   losses = 2.0 + 0.1 * np.log(rates / 3e-3) ** 2
   assert fitting.best_rate(rates, losses) == (pytest.approx(3e-3), True)
@@ -81,7 +80,7 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
     )
 
 
-def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
+def test_a_run_without_evaluation_is_refused(monkeypatch, tmp_path):
   monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
   monkeypatch.setattr("t5x_like.train.train_config", lambda *_: None)
@@ -90,7 +89,7 @@ def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
     ladder.Ladder(config, str(tmp_path), None, 1).trial("128x2", 2, 0.1)
 
 
-def test_the_page_says_how_far_off_the_prediction_was():
+def test_the_page_states_the_error_of_the_prediction():
   law = fitting.Law(2.0, 60.0, 0.35)
   trials = [
     ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate)
@@ -112,7 +111,7 @@ def test_the_page_says_how_far_off_the_prediction_was():
 
 @pytest.mark.more
 @pytest.mark.runs
-def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, monkeypatch):
+def test_a_ladder_predicts_measures_and_trains_nothing_twice(tmp_path, capsys, monkeypatch):
   flags = [
     "--config=configs/gpt/my_text.py",
     "--sizes=32x1,64x1,96x1",

@@ -1,5 +1,4 @@
-"""`tools.benchmark marks`: every mark's small form runs on a machine with jax, flax, optax and
-numpy alone."""
+"""`tools.benchmark marks` runs with jax, flax, optax and numpy alone, on one GPU."""
 
 import json
 import os
@@ -72,14 +71,14 @@ def test_a_step_of_images_is_timed(compiled, one_device, capsys):
     (["--here"], "--here: found 5 marks, expected one; name it with --only"),
   ],
 )
-def test_what_cannot_be_measured_is_one_line(flags, message, capsys):
+def test_bad_flags_are_refused_in_one_line(flags, message, capsys):
   assert benchmark.main(["marks", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert message in line
 
 
-def test_a_mark_has_the_first_gpu_alone_unless_another_is_named(monkeypatch, capsys):
-  """And where no step can be measured, each has said why."""
+def test_a_mark_uses_the_first_gpu_unless_another_is_named(monkeypatch, capsys):
+  """If no step can be measured, each attempt prints its reason."""
   visible_devices = []
 
   def run(command, env, stderr, **options):

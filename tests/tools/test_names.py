@@ -1,5 +1,4 @@
-"""Every tool is found and runs by its name where no directory called `tools` is on the path, as in
-the wheel."""
+"""Every tool is found by its name in the layout of the wheel, without a directory `tools`."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The page shows the stored plans; recipes and the store agree; failures keep the store."""
+"""The page shows the stored plans, which recipes state and failures do not change."""
 
 import json
 import pathlib
@@ -21,8 +21,7 @@ def test_the_page_shows_every_stored_plan():
 
 
 def test_recipes_state_the_stored_plans():
-  """By the recipe's file and the topology, within a tenth; a plan that is stored anew needs its
-  line there anew."""
+  """A recipe's figures differ by less than a tenth from a stored plan of its topology."""
   stored = json.loads((DOCS / "plans.json").read_text())
   told = 0
   pattern = r"planned on (\w+ [\dx]+)\b[^:]*: ([\d.]+) s a step, (\d+) % MFU \(docs/plans\.json\)"
@@ -66,6 +65,6 @@ def test_a_compiler_that_fails_leaves_the_stored_plan(monkeypatch, tmp_path, cap
 @pytest.mark.parametrize(
   "flag, message", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")]
 )
-def test_names_that_match_nothing_are_one_line(flag, message, capsys):
+def test_names_that_match_nothing_are_refused_in_one_line(flag, message, capsys):
   assert plans.main([flag]) == 2
   assert message in capsys.readouterr().err

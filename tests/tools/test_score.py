@@ -1,4 +1,4 @@
-"""tools.score end to end: every benchmark in the format of its official files."""
+"""`tools.score` scores every benchmark from files in their official formats."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ SQUAD = squad(
 )
 
 
-def test_squad_as_a_command(tmp_path):
+def test_squad_is_scored_by_the_command(tmp_path):
   references = write(tmp_path / "dev.json.gz", SQUAD)
   # named as anything, told by its first bytes
   predictions = write(
@@ -44,7 +44,7 @@ def test_squad_as_a_command(tmp_path):
   }
 
 
-def test_squad_v2(score, tmp_path):
+def test_squad_v2_is_scored_with_and_without_probabilities(score, tmp_path):
   answers = {"r1": ["Rome"], "r2": [], "r3": []}
   references = ("dev.json", squad(answers))
   na = write(tmp_path / "na.json", {"r1": 0.2, "r2": 0.9, "r3": 0.5})
@@ -68,7 +68,7 @@ def test_squad_v2(score, tmp_path):
   assert (only["exact"], only["missing"], only["NoAns_exact"]) == (100.0, 2, None)
 
 
-def test_languages(score, tmp_path, capsys):
+def test_multilingual_squad_normalises_by_language(score, tmp_path, capsys):
   zh = squad({"1": ["北京大学"]})
   de = squad({"1": ["der Hund"]})
   chinese = score("mlqa", ("test-context-zh-question-zh.json", zh), ("p.json", {"1": "北京"}))
@@ -97,7 +97,7 @@ def test_languages(score, tmp_path, capsys):
 
 
 def table(header, row, labels):
-  """Lines of a TSV file; in `row`, {i} is the number and {label} the label."""
+  """Return lines of a TSV file; in `row`, {i} is the number and {label} the label."""
   return [header, *(row.format(i=i, label=label) for i, label in enumerate(labels))]
 
 
@@ -139,7 +139,7 @@ SUBMITTED = {
 
 
 @pytest.mark.parametrize("task", GLUE)
-def test_glue(score, task):
+def test_glue_tasks_are_scored_in_every_form_of_predictions(score, task):
   references, gold, wrong, _ = GLUE[task]
   right = score(f"glue/{task}", ("dev.tsv", references), ("p.tsv", submission(gold)))
   assert right[MAIN.get(task, "accuracy")] == pytest.approx(100)
@@ -155,7 +155,7 @@ def test_glue(score, task):
   assert worse[MAIN.get(task, "accuracy")] < 100
 
 
-def test_glue_by_hand(score):
+def test_glue_scores_equal_those_by_hand(score):
   dev = (
     "dev.tsv",
     [
@@ -172,8 +172,8 @@ def test_glue_by_hand(score):
   assert scores == {"f1": pytest.approx(80.0), "accuracy": 75.0, "examples": 4, "invalid": 1}
 
 
-def test_glue_ids_of_another_column(score):
-  """Pairs 2 to 5 are called by their ids, of which two are numbers of rows too."""
+def test_predictions_may_use_the_ids_of_another_column(score):
+  """Pairs have the ids 2 to 5, of which two are row numbers too."""
   references = [QQP[0], *(f"{i + 2}\t1\t2\ta\tb\t{label}" for i, label in enumerate("1101"))]
   by_id = [
     "id\tprediction",
@@ -182,7 +182,7 @@ def test_glue_ids_of_another_column(score):
   assert score("glue/qqp", ("dev.tsv", references), ("p.tsv", by_id))["accuracy"] == 100
 
 
-def test_mnli_both(tmp_path, capsys):
+def test_mnli_is_scored_on_both_halves(tmp_path, capsys):
   flags = []
   for half, labels in (("matched", ["neutral"] * 3), ("mismatched", GLUE["mnli_mismatched"][1])):
     flags.append(f"--references={write(tmp_path / f'dev_{half}.tsv', GLUE[f'mnli_{half}'][0])}")
@@ -194,7 +194,7 @@ def test_mnli_both(tmp_path, capsys):
   assert scores["accuracy"] == pytest.approx(200 / 3)
 
 
-def test_glue_average(tmp_path, capsys):
+def test_the_average_of_glue_follows_the_leaderboard(tmp_path, capsys):
   for task, (references, gold, wrong, path) in GLUE.items():
     write(tmp_path / "glue" / path, references)
     labels = [wrong, *gold[1:]] if task == "wnli" else ["entailment"] * 2 if task == "rte" else gold
@@ -229,7 +229,7 @@ SUPERGLUE = {
 
 
 def multirc(labels):
-  """A passage with two questions, of two answers and of one."""
+  """Return a passage with a question of two answers and a question of one."""
   answers = [{"idx": 8 + i, "label": label} for i, label in enumerate(labels)]
   return [
     {
@@ -252,7 +252,7 @@ RECORD = [
 
 
 @pytest.mark.parametrize("task", SUPERGLUE)
-def test_superglue(score, task):
+def test_superglue_tasks_are_scored(score, task):
   reference, label, main = SUPERGLUE[task]
   rows = (
     "val.jsonl",
@@ -267,7 +267,7 @@ def test_superglue(score, task):
   assert scores["examples"] == 2
 
 
-def test_cb_by_hand(score):
+def test_cbs_scores_equal_those_by_hand(score):
   gold = ["entailment", "contradiction", "neutral", "entailment"]
   predicted = ["entailment", "neutral", "neutral", "entailment"]
   rows = [
@@ -282,7 +282,7 @@ def test_cb_by_hand(score):
   }
 
 
-def test_multirc_and_record(score):
+def test_multirc_and_record_equal_scores_by_hand(score):
   scores = score(
     "superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", jsonl(MULTIRC_GIVEN))
   )
@@ -301,7 +301,7 @@ def test_multirc_and_record(score):
   assert record == {"exact_match": 0.0, "f1": pytest.approx(200 / 3), "examples": 1}
 
 
-def test_superglue_average(tmp_path, capsys):
+def test_the_average_of_superglue_follows_the_leaderboard(tmp_path, capsys):
   for task, (reference, label, _) in SUPERGLUE.items():
     row = {"idx": 0, "label": reference, "text": "a b", "target": WSC}
     write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([row]))
@@ -320,7 +320,7 @@ def test_superglue_average(tmp_path, capsys):
   assert scores["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
 
 
-def test_every_name_is_documented():
+def test_every_benchmark_is_documented():
   text = (
     pathlib.Path(__file__).resolve().parents[2] / "docs" / "how-to" / "score-predictions.md"
   ).read_text()

@@ -1,4 +1,4 @@
-"""tools.score on choices, tags, texts and open questions, in the format of their official files."""
+"""`tools.score` reads choices, tags, texts and open questions in their official formats."""
 
 import pytest
 
@@ -50,7 +50,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_choices(score, name):
+def test_choices_are_scored_in_every_form_of_predictions(score, name):
   rows, right, wrong = CHOICES[name]
   references = ("questions.jsonl", jsonl(rows))
   by_id = jsonl({"id": i, "prediction": choice} for i, choice in enumerate(right))
@@ -61,7 +61,7 @@ def test_choices(score, name):
   assert scores["examples"] == len(rows)
 
 
-def test_scores_of_choices(score):
+def test_a_score_for_each_choice_is_a_prediction(score):
   rows, *_ = CHOICES["arc"]
   predictions = jsonl(
     {"id": name, "prediction": scores}
@@ -70,7 +70,7 @@ def test_scores_of_choices(score):
   assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", predictions))["accuracy"] == 50
 
 
-def test_labels_in_a_file_of_their_own(score):
+def test_labels_may_have_their_own_file(score):
   questions = jsonl(
     [{"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}] * 2
   )
@@ -80,7 +80,7 @@ def test_labels_in_a_file_of_their_own(score):
   assert score("piqa", ("valid-labels.lst", ["0", "1"]), ("p.lst", ["0", "0"]))["accuracy"] == 50
 
 
-def test_mmlu_csv_and_subjects(score):
+def test_mmlu_is_scored_by_subject_and_read_from_csv(score):
   csv = ['"Which, of these?",a,b,c,d,D', "Second,a,b,c,d,A"]
   assert score("mmlu", ("law_test.csv", csv), ("p.txt", ["D", "B"]))["accuracy"] == 50
   rows = [
@@ -96,7 +96,7 @@ def test_mmlu_csv_and_subjects(score):
   assert scores["mean_of_groups"]["accuracy"] == 75
 
 
-def test_race(tmp_path, capsys, score):
+def test_race_is_scored_by_level(tmp_path, capsys, score):
   for level, answers in (("high", ["A", "C"]), ("middle", ["B"])):
     text = {
       "id": f"{level}7.txt",
@@ -120,7 +120,7 @@ def test_race(tmp_path, capsys, score):
   assert score("race", ("dev.jsonl", rows), ("p.txt", ["A", "C"]))["accuracy"] == 100
 
 
-def test_swag_and_codah_files(score):
+def test_files_of_swag_and_codah_are_read(score):
   header = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
   )
@@ -157,7 +157,7 @@ CONLLU = [
 ]
 
 
-def test_entities(score):
+def test_entities_are_scored_in_every_form_of_predictions(score):
   predicted = [line.replace("I-PER", "O") for line in CONLL]
   scores = score("ner", ("dev.conll", CONLL), ("p.conll", predicted))
   assert scores["f1"] == 50
@@ -182,7 +182,7 @@ def test_entities(score):
   assert score("ner", ("dev.conllu", CONLLU), ("p.txt", ["O B-X", "O"]))["f1"] == 100
 
 
-def test_parts_of_speech(score):
+def test_parts_of_speech_are_scored(score):
   predicted = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
   scores = score("pos", ("dev.conllu", CONLLU), ("p.conllu", predicted))
   assert scores == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
@@ -193,7 +193,7 @@ def test_parts_of_speech(score):
   assert score("pos", ("dev.conll", CONLL), ("p.conll", CONLL), "--column=1")["tokens"] == 4
 
 
-def test_translation(score):
+def test_translations_have_sacrebleus_scores(score):
   streams = [
     ["The dog bit the man.", "It was not unexpected.", "The man bit him first."],
     ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
@@ -214,7 +214,7 @@ def test_translation(score):
   assert "case:lc" in char["signature"]
 
 
-def test_odd_lines_stay_what_they_are(score):
+def test_odd_lines_stay_texts(score):
   lines = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
   scores = score("chrf", ("ref.txt", lines), ("system.txt", lines))
   assert scores["chrf"] == pytest.approx(100)
@@ -222,9 +222,8 @@ def test_odd_lines_stay_what_they_are(score):
   assert scores["empty"] == 1
 
 
-def test_tables_of_long_and_quoted_texts(score):
-  """Without a header, and with a comma in the first text; a column without texts behind the others
-  is nothing."""
+def test_tables_of_long_and_quoted_texts_are_read(score):
+  """They lack a header, have a comma in the first text, or an empty last column."""
   rows = jsonl(
     [{"question": "a, b?", "answer": ["x" * 200_000]}, {"question": "c?", "answer": ["y"]}]
   )
@@ -236,7 +235,7 @@ def test_tables_of_long_and_quoted_texts(score):
   assert score("nq", ("nq.jsonl", rows), ("p.tsv", table))["exact_match"] == 100
 
 
-def test_summaries(score):
+def test_summaries_are_scored_by_rouge(score):
   rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
   scores = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
   assert scores == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
@@ -249,7 +248,7 @@ def test_summaries(score):
   )
 
 
-def test_open_questions(score):
+def test_open_questions_accept_any_of_their_answers(score):
   nq = jsonl(
     [
       {"question": "who?", "answer": ["Ann Lee", "Lee"]},
@@ -295,7 +294,7 @@ def test_open_questions(score):
   )
 
 
-def test_last_words_and_sums(score):
+def test_last_words_and_results_of_sums_are_scored(score):
   rows = jsonl([{"context": "a", "continuation": "signs"}, {"text": "and then Ann said hello"}])
   assert score("lambada", ("test.jsonl", rows), ("p.txt", ["signs", "goodbye"]))["accuracy"] == 50
   rows = jsonl(
@@ -326,7 +325,7 @@ def test_the_gold_beside_a_prediction_is_not_scored(score, key):
 
 
 @pytest.mark.parametrize("keys", [*zip(KEYS, KEYS[1:]), ("prediction", "generated_text")])
-def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
+def test_two_possible_keys_of_the_prediction_are_refused(tmp_path, capsys, keys):
   rows = [{"id": row["id"], **dict.fromkeys(keys, row["answer"])} for row in SUMS]
   flags = (
     f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
@@ -338,9 +337,8 @@ def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
 
 
 @pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
-def test_ids_that_are_numbers_in_another_order(score, field):
-  """Right predictions stand in the order of their ids, and beside another index in the order of the
-  references."""
+def test_numeric_ids_are_matched_in_any_order(score, field):
+  """Beside another index, predictions are in the order of the references."""
   rows = [{field: row["id"], "answer": row["answer"]} for row in SUMS]
   predictions = sorted(
     ({field: row["id"], "prediction": row["answer"]} for row in SUMS), key=lambda row: row[field]
@@ -360,7 +358,7 @@ def test_ids_that_are_numbers_in_another_order(score, field):
     )
 
 
-def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
+def test_an_index_that_could_be_an_id_or_a_number_is_refused(tmp_path, capsys):
   rows = [{"index": number, "prediction": "1"} for number in range(4)]
   flags = (
     f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
@@ -371,7 +369,7 @@ def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
   assert "its 'index' could be an example's 'id' or its number" in output
 
 
-def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
+def test_texts_that_begin_with_brackets_are_no_json(score, tmp_path, capsys):
   lines = ["[Musik] Hallo zusammen.", '{"so"} sagt man', "[1] Hier ist [ein] Satz."]
   for first in range(3):
     texts = lines[first:] + lines[:first]

@@ -1,5 +1,4 @@
-"""tools.score on bad input: one line that names what is wrong, exit code 2, nothing on stdout; and
-the flags."""
+"""`tools.score` refuses bad input in one line that names the file, with exit code 2."""
 
 import gzip
 import json
@@ -15,10 +14,10 @@ DEV = [
 
 
 @pytest.fixture
-def refused(tmp_path, capsys):
-  """Scores contents (None: no such file; bytes as they are) and returns the refusal."""
+def refusal(tmp_path, capsys):
+  """Return a function that scores files and returns the refusal; a content of None is no file."""
 
-  def of(benchmark, references, predictions, *flags):
+  def score_files(benchmark, references, predictions, *flags):
     paths = []
     for flag, (name, content) in (("references", references), ("predictions", predictions)):
       paths.append(f"--{flag}={tmp_path / name}")
@@ -30,31 +29,31 @@ def refused(tmp_path, capsys):
     assert code == 2
     return output
 
-  return of
+  return score_files
 
 
-def test_names_and_flags(refused, tmp_path):
+def test_unknown_names_and_bad_flags_are_refused(refusal, tmp_path):
   files = (("dev.tsv", DEV), ("p.tsv", submission("110")))
-  assert "did you mean 'glue/wnli'?" in refused("glue/wnl", *files)
-  assert "did you mean 'squad'?" in refused("sqaud", *files)
-  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refused(
+  assert "did you mean 'glue/wnli'?" in refusal("glue/wnl", *files)
+  assert "did you mean 'squad'?" in refusal("sqaud", *files)
+  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refusal(
     "glue/wnli", *files, "--bootstrp=10"
   )
-  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refused(
+  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refusal(
     "bleu", *files, "--tokenise=13a"
   )
-  assert "expected one of" in refused("bleu", *files, "--tokenize=13b")
-  assert "expected 'refuse' or 'wrong'" in refused("glue/wnli", *files, "--invalid=no")
-  assert "--bootstrap=0: expected at least 1" in refused("glue/wnli", *files, "--bootstrap=0")
-  assert "invalid int value" in refused("glue/wnli", *files, "--bootstrap=many")
-  assert "unknown argument" in refused("glue/wnli", *files, "stray")
-  assert "found 2 files, expected one" in refused(
+  assert "expected one of" in refusal("bleu", *files, "--tokenize=13b")
+  assert "expected 'refuse' or 'wrong'" in refusal("glue/wnli", *files, "--invalid=no")
+  assert "--bootstrap=0: expected at least 1" in refusal("glue/wnli", *files, "--bootstrap=0")
+  assert "invalid int value" in refusal("glue/wnli", *files, "--bootstrap=many")
+  assert "unknown argument" in refusal("glue/wnli", *files, "stray")
+  assert "found 2 files, expected one" in refusal(
     "glue/wnli", *files, f"--references={tmp_path / 'dev.tsv'}"
   )
-  assert "expected a directory" in refused("glue", *files)
+  assert "expected a directory" in refusal("glue", *files)
 
 
-def test_required_flags(capsys):
+def test_missing_flags_are_refused(capsys):
   assert "--predictions" in run(capsys, "squad", "--references=x")[1]
 
 
@@ -109,8 +108,8 @@ def test_required_flags(capsys):
     (("p.txt", b"1\n\xff\n0"), "p.txt:2: found byte 0xff that is not UTF-8"),
   ],
 )
-def test_predictions(refused, predictions, expected):
-  assert expected in refused("glue/wnli", ("dev.tsv", DEV), predictions)
+def test_bad_predictions_are_refused(refusal, predictions, expected):
+  assert expected in refusal("glue/wnli", ("dev.tsv", DEV), predictions)
 
 
 @pytest.mark.parametrize(
@@ -175,42 +174,42 @@ def test_predictions(refused, predictions, expected):
     ("pos", ("dev.conllu", ["# nothing", ""]), "holds no examples"),
   ],
 )
-def test_references(refused, benchmark, references, expected):
-  assert expected in refused(benchmark, references, ("p.json", {"0": "1", "1": "1", "2": "0"}))
+def test_bad_references_are_refused(refusal, benchmark, references, expected):
+  assert expected in refusal(benchmark, references, ("p.json", {"0": "1", "1": "1", "2": "0"}))
 
 
-def test_values_of_other_benchmarks(refused, tmp_path):
+def test_bad_values_are_refused_by_each_benchmark(refusal, tmp_path):
   dev = ("dev.json", squad({"1": ["a"]}))
-  assert "id 1: found None, expected a text" in refused("squad", dev, ("p.json", {"1": None}))
+  assert "id 1: found None, expected a text" in refusal("squad", dev, ("p.json", {"1": None}))
   na = write(tmp_path / "na.json", {"2": 0.5})
   flag = f"--na_probabilities={na}"
-  assert "no probability for the question 1" in refused(
+  assert "no probability for the question 1" in refusal(
     "squad_v2", dev, ("p.json", {"1": "a"}), flag
   )
   write(na, {"1": "high"})
-  assert "found 'high', expected a probability" in refused(
+  assert "found 'high', expected a probability" in refusal(
     "squad_v2", dev, ("p.json", {"1": "a"}), flag
   )
   stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
-  assert "pearson and spearman are not defined" in refused("glue/stsb", stsb, ("p.txt", ["3", "3"]))
-  assert "expected a number" in refused("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
+  assert "pearson and spearman are not defined" in refusal("glue/stsb", stsb, ("p.txt", ["3", "3"]))
+  assert "expected a number" in refusal("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
   conll = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
-  assert "found 1 tags, expected 2" in refused("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
-  assert "found the token 'Bob', expected 'Ann'" in refused(
+  assert "found 1 tags, expected 2" in refusal("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
+  assert "found the token 'Bob', expected 'Ann'" in refusal(
     "ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""])
   )
-  assert "found the tag 'PER'" in refused("ner", conll, ("p.txt", ["PER O"]))
-  assert "1 predictions without ids for 2 examples" in refused(
+  assert "found the tag 'PER'" in refusal("ner", conll, ("p.txt", ["PER O"]))
+  assert "1 predictions without ids for 2 examples" in refusal(
     "bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"])
   )
   one_based = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
-  assert "expected one of 1, 2, as a text, or a letter" in refused(
+  assert "expected one of 1, 2, as a text, or a letter" in refusal(
     "winogrande", one_based, ("p.json", [1])
   )
-  assert "found 1 scores, expected 2" in refused("winogrande", one_based, ("p.json", [[0.5]]))
+  assert "found 1 scores, expected 2" in refusal("winogrande", one_based, ("p.json", [[0.5]]))
 
 
-def test_parallel_references_differ_in_length(tmp_path, capsys):
+def test_parallel_references_of_different_lengths_are_refused(tmp_path, capsys):
   paths = [write(tmp_path / f"r{n}.txt", ["a"] * n) for n in (2, 3)]
   flags = [f"--references={path}" for path in paths]
   code, output = run(capsys, "bleu", *flags, f"--predictions={paths[0]}")
@@ -218,15 +217,15 @@ def test_parallel_references_differ_in_length(tmp_path, capsys):
   assert "r3.txt: found 3 texts, expected 2, as in" in output
 
 
-def test_bootstrap_and_comparison(tmp_path, capsys):
+def test_a_comparison_has_bootstrapped_intervals_and_a_p_value(tmp_path, capsys):
   dev = write(tmp_path / "dev.jsonl", jsonl({"label": label} for label in [0, 1] * 50))
-  worse_first = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
-  theirs = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
+  better_system = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
+  worse_system = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
   out = tmp_path / "result.json"
   flags = (
     f"--references={dev}",
-    f"--predictions={worse_first}",
-    f"--compare={theirs}",
+    f"--predictions={better_system}",
+    f"--compare={worse_system}",
     "--bootstrap=120",
     "--seed=3",
   )

@@ -1,10 +1,10 @@
-"""The generated pages hold their facts, and the listing knows every key that a recipe takes."""
+"""The generated pages list every key that a recipe takes, with its default."""
 
 from t5x_like import listing, recipes
 from tools import write_reference
 
 
-def test_the_generated_pages_hold_every_key_and_every_plan(tmp_path, monkeypatch):
+def test_the_generated_pages_list_every_key_and_plan(tmp_path, monkeypatch):
   monkeypatch.setattr(write_reference, "_FOLDER", tmp_path)
   monkeypatch.setattr(write_reference, "_REPO", tmp_path)
   assert write_reference.main([]) == 0

@@ -1,4 +1,4 @@
-"""Our Adafactor is optax's, step for step, however it is arranged."""
+"""Our Adafactor takes optax's steps, for single layers and for layers of a stack."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def draw(seed, scale=1.0):
     ],
   ),
 )
-def test_equals_optax(settings):
+def test_updates_equal_optaxs(settings):
   rate = schedule.rsqrt(warmup_steps=2)
   expected = {("weight_decay_rate" if k == "weight_decay" else k): v for k, v in settings.items()}
   a = optimizer.adafactor(rate, **settings)
@@ -86,7 +86,7 @@ def test_layers_of_a_stack_do_not_mix():
 
 
 def test_a_parameter_of_more_elements_than_int32_counts_is_traced():
-  """PaLM 540B's table of tokens has 4.7e9."""
+  """PaLM 540B's token table has 4.7e9 elements."""
   rule = optimizer.adafactor(schedule.rsqrt(warmup_steps=2))
   params = {"table": jax.ShapeDtypeStruct((256_000, 18_432), jnp.float32)}
   updates, _ = jax.eval_shape(lambda p: rule.update(p, rule.init(p), p, step=1), params)

@@ -1,5 +1,4 @@
-"""Parts that do not fit each other are refused, and a run records the attention cores of its
-model."""
+"""Parts that do not fit each other are refused, and a run records its model's attention cores."""
 
 import dataclasses
 import json
@@ -14,13 +13,13 @@ from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
 
-def resolved(*overrides):
+def resolve_recipe(*overrides):
   return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
 def test_the_attention_cores_in_use_are_named():
   def cores(length, *overrides):
-    config = resolved(*overrides)
+    config = resolve_recipe(*overrides)
     task = tasks.build(split="train", **config.task.to_dict())
     features = {
       name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()
@@ -89,14 +88,14 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
   ],
 )
 def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, message):
-  config = resolved(*overrides)
+  config = resolve_recipe(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(UserError, match=message):
     assembly.check_task(config, build_parts(config), task)
 
 
 def test_a_head_of_another_kind_is_refused():
-  config = resolved(f"model={ENCODER}", f"task={MLM}", "objective.name=classification")
+  config = resolve_recipe(f"model={ENCODER}", f"task={MLM}", "objective.name=classification")
   task = tasks.build(split="train", **config.task.to_dict())
   labels = {"label": tasks.Feature((), "int32"), "example_weights": tasks.Feature((), "float32")}
   tokens = {"encoder_input_tokens": task.features["encoder_input_tokens"]}
@@ -104,5 +103,5 @@ def test_a_head_of_another_kind_is_refused():
   with pytest.raises(UserError, match="'logits' with 2 axes, found 3 axes with model bert"):
     assembly.check_task(config, build_parts(config), task)
   classifier = ENCODER.replace("}", ', "head": {"name": "classification", "labels": 2}}')
-  config = resolved(f"model={classifier}", f"task={MLM}", "objective.name=classification")
+  config = resolve_recipe(f"model={classifier}", f"task={MLM}", "objective.name=classification")
   assembly.check_task(config, build_parts(config), task)

@@ -1,4 +1,4 @@
-"""Classification and detection that start from published encoders of images, by the commands."""
+"""Published image encoders are fine-tuned to classify and become the backbone of a detector."""
 
 import json
 
@@ -48,7 +48,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_published_encoders_are_fine_tuned_and_lent_to_a_detector(name, cache, tmp_path):
+def test_published_encoders_start_a_classifier_and_then_a_detector(name, cache, tmp_path):
   start, flags = start_of(name, tmp_path, cache)
   head = {"name": "image_classification"}
   more_flags = (f"--config.init.workdir={start}", f"--config.model.head={json.dumps(head)}", *SHORT)

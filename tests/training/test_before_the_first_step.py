@@ -1,5 +1,4 @@
-"""Whatever can be known before the first step is told before it, in one line, and nothing of a run
-is begun."""
+"""Errors that are known before the first step end a run in one line before it writes anything."""
 
 import json
 import pathlib
@@ -14,8 +13,8 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 LOSS = "--config.evals.loss={}"
 
 
-def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
-  """The line that ends a train command, which has saved nothing."""
+def refusal_of_train(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
+  """Run a train command that must fail before it saves anything; return its last line."""
   capsys.readouterr()
   assert train.main([f"--config={recipe}", f"--workdir={tmp_path / 'run'}", *flags]) == 2
   line = capsys.readouterr().err
@@ -72,16 +71,16 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
     ("phases.half={\"until\": 0}", "config.phases.half.until: found 0"),
   ],
 )  # fmt: skip
-def test_a_value_that_cannot_be(key, message, capsys, tmp_path):
-  line = refused(capsys, tmp_path, LOSS, f"--config.{key}")
+def test_an_impossible_value_is_refused(key, message, capsys, tmp_path):
+  line = refusal_of_train(capsys, tmp_path, LOSS, f"--config.{key}")
   assert re.search(message, line), line
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "a/b", "..", "a b", "ü", "x" * 80, "-x", "a\nb", "🙂"])
 @pytest.mark.parametrize("kind", ["evals", "phases"])
-def test_a_name_that_metrics_and_files_cannot_have(name, kind, capsys, tmp_path):
+def test_a_name_that_metrics_or_files_cannot_have_is_refused(name, kind, capsys, tmp_path):
   value = {"evals": {"name": "loss"}, "phases": {"until": 3}}[kind]
-  line = refused(capsys, tmp_path, f"--config.{kind}={json.dumps({name: value})}")
+  line = refusal_of_train(capsys, tmp_path, f"--config.{kind}={json.dumps({name: value})}")
   dotted = f"--config.{kind}: found '{{" in line and "dots" in line
   assert (
     dotted
@@ -90,10 +89,10 @@ def test_a_name_that_metrics_and_files_cannot_have(name, kind, capsys, tmp_path)
   )
 
 
-def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
+def test_such_a_name_of_a_mixtures_part_is_refused(capsys, tmp_path):
   part = {"name": "span_corruption", "store": "builtin"}
   task = {"name": "mixture", "parts": {"$a$": part, "b": part}}
-  assert "config.task.parts: found the name '$a$'" in refused(
+  assert "config.task.parts: found the name '$a$'" in refusal_of_train(
     capsys, tmp_path, f"--config.task={json.dumps(task)}"
   )
 
@@ -111,30 +110,30 @@ def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
     ({"metric": "LABEL/accuracy", "goal": "most"}, "selection.goal: found 'most'"),
   ],
 )
-def test_what_selects_a_checkpoint(chosen, message, capsys, tmp_path):
+def test_a_bad_selection_metric_is_refused(chosen, message, capsys, tmp_path):
   chosen = {
     key: value.replace("LABEL", LABEL) if isinstance(value, str) else value
     for key, value in chosen.items()
   }
-  line = refused(capsys, tmp_path, LOSS, f"--config.selection={json.dumps(chosen)}")
+  line = refusal_of_train(capsys, tmp_path, LOSS, f"--config.selection={json.dumps(chosen)}")
   assert re.search(message, line), line
 
 
 LABEL = "eval/builtin_span_corruption"
 
 
-def test_a_selection_without_evaluators(capsys, tmp_path):
-  assert "config.evals has no evaluator" in refused(
+def test_a_selection_without_evaluators_is_refused(capsys, tmp_path):
+  assert "config.evals has no evaluator" in refusal_of_train(
     capsys, tmp_path, '--config.selection={"metric": "eval/x/loss"}'
   )
 
 
-def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monkeypatch):
+def test_two_evaluators_of_one_metric_name_are_refused(capsys, tmp_path, monkeypatch):
   from t5x_like.evals import span_infilling
 
   monkeypatch.setattr(span_infilling.Evaluator, "metric_names", lambda self: ("loss",))
   flags = (LOSS, "--config.evals.span_infilling={}")
-  line = refused(capsys, tmp_path, *flags)
+  line = refusal_of_train(capsys, tmp_path, *flags)
   assert "config.evals.span_infilling: eval/" in line
   assert "/loss is written twice, by loss too" in line
 
@@ -142,9 +141,9 @@ def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monk
 @pytest.mark.parametrize(
   "text", ["import sys; sys.exit(0)", "def get_config(): raise SystemExit(0)"]
 )
-def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
+def test_a_recipe_that_exits_is_refused(text, capsys, tmp_path):
   (tmp_path / "recipe.py").write_text(text)
-  line = refused(capsys, tmp_path, recipe=str(tmp_path / "recipe.py"))
+  line = refusal_of_train(capsys, tmp_path, recipe=str(tmp_path / "recipe.py"))
   assert "the recipe failed: SystemExit: 0" in line
 
 
@@ -162,12 +161,12 @@ def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
     (f"--profile=0:{10**20}", "two step numbers"),
   ],
 )
-def test_steps_that_no_run_has(flag, message, capsys, tmp_path):
-  assert message in refused(capsys, tmp_path, flag)
+def test_steps_outside_of_the_run_are_refused(flag, message, capsys, tmp_path):
+  assert message in refusal_of_train(capsys, tmp_path, flag)
 
 
 @pytest.mark.parametrize("step", [-1, 10**20 - 1, "nan", "٣"])
-def test_a_step_of_inspect_data(step, capsys):
+def test_inspect_data_refuses_a_bad_step(step, capsys):
   from tools import inspect_data
 
   assert inspect_data.main(["--config=tests/recipes/nano.py", f"--step={step}"]) == 2
@@ -177,7 +176,7 @@ def test_a_step_of_inspect_data(step, capsys):
 @pytest.mark.parametrize(
   "folder", ["samples", "profile", "pictures", "best", "checkpoints", "logs"]
 )
-def test_a_place_that_cannot_be_written_to(folder, capsys, tmp_path):
+def test_a_workdir_that_cannot_be_written_to_is_refused(folder, capsys, tmp_path):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / folder).write_text("a file")
   capsys.readouterr()
@@ -188,7 +187,7 @@ def test_a_place_that_cannot_be_written_to(folder, capsys, tmp_path):
   assert line.count("\n") == 1
 
 
-def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
+def test_an_evaluation_directory_that_cannot_be_written_to_is_refused(trained, capsys, tmp_path):
   import shutil
 
   workdir = tmp_path / "copy"
@@ -199,7 +198,7 @@ def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
   assert "evaluations: cannot be written to" in capsys.readouterr().err
 
 
-def test_names_are_drawn_as_they_are():
+def test_names_with_markup_are_drawn_literally():
   rows = [
     {
       "step": step,
@@ -222,7 +221,7 @@ def test_names_are_drawn_as_they_are():
     assert "$\\b$" in svg
 
 
-def test_every_evaluator_tells_the_names_that_it_writes(trained):
+def test_every_evaluator_declares_the_metric_names_that_it_writes(trained):
   from t5x_like import evals, slots
 
   for name in slots.names(evals):

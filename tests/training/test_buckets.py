@@ -1,5 +1,4 @@
-"""Batches cut to few lengths: no token is lost, all processes agree, losses and resumed runs
-stay."""
+"""Cutting batches to few lengths loses no token, and changes no loss and no resumed run."""
 
 import json
 
@@ -20,7 +19,7 @@ PAD = 3
 
 
 def rows(used: list[int], length: int) -> np.ndarray:
-  """Rows of so many tokens, which may have id 0, and padding."""
+  """Return rows of tokens of the given lengths, some with id 0, and padding."""
   tokens = np.arange(length) % 3
   return np.where(np.arange(length) < np.array(used)[:, None], tokens, PAD).astype(np.int32)
 
@@ -34,7 +33,7 @@ def test_lengths_are_shares_of_a_row():
 @pytest.mark.parametrize(
   ("longest", "length"), [(1, 16), (16, 16), (17, 24), (73, 80), (80, 80), (0, 16)]
 )
-def test_every_token_is_kept_and_little_padding(longest, length):
+def test_cutting_keeps_every_token_and_little_padding(longest, length):
   tokens = rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
   cut = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
@@ -65,7 +64,7 @@ def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targ
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
-def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path, capsys):
+def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path, capsys):
   """Batches of 4 rows of 10 to 60 bytes; with dropout the resumed run has the same bits."""
   overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   texts = ("word " * (2 + n * n % 11) for n in range(40))
@@ -124,7 +123,7 @@ def test_images_keep_every_pixel_and_lose_padding():
     assert kind.cut_features(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
 
 
-def detecting(folder, name: str, backbone: dict, steps: int, capsys) -> str:
+def train_detector(folder, name: str, backbone: dict, steps: int, capsys) -> str:
   """Train a detector on images cut to thirds of 96 pixels; return the output."""
   flags = ["--config=configs/detr/base.py:debug", f"--config.model.backbone={json.dumps(backbone)}"]
   flags += [
@@ -152,17 +151,17 @@ def detecting(folder, name: str, backbone: dict, steps: int, capsys) -> str:
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
   backbone = {"name": "resnet", "stem": 8, "widths": [16], "depths": [1]}
-  output = detecting(tmp_path, "whole", backbone, 4, capsys)
+  output = train_detector(tmp_path, "whole", backbone, 4, capsys)
   assert "the first batch of images of 64 x 64 pixels" in output
   for steps in (2, 4):
-    detecting(tmp_path, "resumed", backbone, steps, capsys)
+    train_detector(tmp_path, "resumed", backbone, steps, capsys)
   assert fingerprints(tmp_path / "resumed", 4) == fingerprints(tmp_path / "whole", 4)
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
-def test_images_stay_whole_before_a_backbone_that_sees_padding_from_afar(tmp_path, capsys):
-  output = detecting(tmp_path, "group", {"name": "small_cnn", "widths": [8, 16]}, 1, capsys)
+def test_images_are_not_cut_before_a_backbone_with_group_norm(tmp_path, capsys):
+  output = train_detector(tmp_path, "group", {"name": "small_cnn", "widths": [8, 16]}, 1, capsys)
   assert (
     "in the backbone SmallCnn, cells far from the padding depend on it; batches are not cut"
     in output

@@ -1,4 +1,4 @@
-"""The number of a model's classes follows from the data, where a recipe leaves it open."""
+"""A recipe that leaves the number of classes open takes it from the data."""
 
 from types import SimpleNamespace
 
@@ -16,15 +16,15 @@ from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 NAMES = ("cat", "dog", "owl")
 
 
-def counted(recipe: str, *overrides: str):
+def resolve_class_count(recipe: str, *overrides: str):
   return class_count.fill_class_count(resolve(recipes.load(recipe, overrides)), len(NAMES))
 
 
 @pytest.mark.parametrize(
   "recipe", ["configs/vit/base.py", "configs/swin/base.py", "configs/deit/base.py:debug"]
 )
-def test_a_head_without_labels_has_those_of_the_data(recipe):
-  config = counted(recipe)
+def test_a_head_without_labels_has_as_many_as_the_data(recipe):
+  config = resolve_class_count(recipe)
   assert config.model.head.labels == 3
   assert not config.teacher or config.teacher.model.head.labels == 3
   assert (
@@ -33,15 +33,17 @@ def test_a_head_without_labels_has_those_of_the_data(recipe):
   )
 
 
-def test_a_detector_counts_and_a_number_stays():
-  assert counted("configs/detr/base.py").model.labels == 3
-  assert counted("configs/detr/base.py", "model.labels=auto").model.labels == 3
-  assert counted("configs/detr/base.py", "model.labels=91").model.labels == 91
-  assert counted("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
-  taught = counted("configs/deit/base.py:debug", "model.head.labels=7")
+def test_a_detector_takes_the_number_from_the_data_unless_it_is_stated():
+  assert resolve_class_count("configs/detr/base.py").model.labels == 3
+  assert resolve_class_count("configs/detr/base.py", "model.labels=auto").model.labels == 3
+  assert resolve_class_count("configs/detr/base.py", "model.labels=91").model.labels == 91
+  assert (
+    resolve_class_count("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
+  )
+  taught = resolve_class_count("configs/deit/base.py:debug", "model.head.labels=7")
   assert taught.model.head.labels == taught.teacher.model.head.labels == 7
   assert (
-    counted("configs/vit/mae.py").model.head
+    resolve_class_count("configs/vit/mae.py").model.head
     == resolve(recipes.load("configs/vit/mae.py")).model.head
   )
 
@@ -56,7 +58,7 @@ def test_a_run_takes_the_number_from_its_data(tmp_path):
   assert assembly.identity["model"]["labels"] == 10
 
 
-def test_without_classes_auto_is_refused():
+def test_auto_is_refused_for_data_without_classes():
   config = resolve(recipes.load("configs/vit/base.py", ["model.head.labels=auto"]))
   assert class_count.drop_automatic_labels(config).model.head.get("labels") is None
   with pytest.raises(
@@ -65,7 +67,7 @@ def test_without_classes_auto_is_refused():
     class_count.fill_class_count(config, 0)
 
 
-def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
+def test_one_class_is_refused_and_classes_without_examples_are_reported(capsys):
   objective = SimpleNamespace(targets="label", spare_classes=0)
   config = resolve(recipes.load("configs/vit/base.py"))
 
@@ -86,7 +88,7 @@ def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
     checked(("cat",), [0])
 
 
-def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
+def test_data_with_fewer_classes_than_the_run_are_refused_with_a_remedy(tmp_path):
   learned = LabelVocabulary(NAMES)
   (tmp_path / "vocabulary").mkdir()
   learned.save(tmp_path / "vocabulary")

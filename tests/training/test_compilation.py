@@ -1,4 +1,4 @@
-"""The count of model FLOPs, against closed forms."""
+"""The count of a model's FLOPs equals closed forms."""
 
 import types
 
@@ -30,7 +30,7 @@ def batch():
 @pytest.mark.parametrize(
   "form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}]
 )
-def test_t5_small_by_hand(form):
+def test_flops_of_t5_small_equal_the_sum_by_hand(form):
   model = jax.eval_shape(
     lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form),
     jax.random.key(0),
@@ -99,7 +99,7 @@ def test_causal_attention_counts_half(core, form):
 
 
 def test_windows_count_the_keys_that_they_leave():
-  """30 on average: half of them, for causality, is the mean of 1, 2, …, 16, 16, …"""
+  """Queries see 30 keys on average, half of that by causality: the mean of 1, 2, …, 16, 16, …."""
   counts = []
   for windows in ([16], [16, None], [None]):
     make = lambda key, w=windows: gpt.Model(  # noqa: E731
@@ -121,8 +121,8 @@ def test_windows_count_the_keys_that_they_leave():
 
 
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
-def test_what_is_frozen_has_less_of_a_backward_pass(form):
-  """Adapters of queries, and the last norm alone."""
+def test_frozen_parameters_save_flops_of_the_backward_pass(form):
+  """Trained are adapters of queries, then the last norm alone."""
   rank = 4
   L = 4
   D = 256
@@ -159,8 +159,8 @@ def test_what_is_frozen_has_less_of_a_backward_pass(form):
 
 
 @pytest.mark.parametrize("quantization", beyond(1, ["int8", "fp8"]))
-def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
-  """Frozen kernels cost two, attention and adapters three."""
+def test_8_bit_products_count_as_others_do_where_adapters_are_trained(quantization):
+  """Frozen kernels cost two passes; attention and adapters three."""
   design = {"quantization": quantization}
   tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
 
@@ -195,14 +195,14 @@ def test_counts_through_control_flow():
   assert jaxpr_flops.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
 
 
-def test_ragged_product():
+def test_flops_of_a_ragged_product():
   x = jnp.ones((7, 4))
   kernels = jnp.ones((3, 4, 5))
   sizes = jnp.array([2, 0, 5])
   assert jaxpr_flops.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
 
 
-def test_convolution():
+def test_flops_of_a_convolution():
   x = jnp.ones((2, 8, 8, 3))
   kernel = jnp.ones((3, 3, 3, 16))
 
@@ -231,7 +231,7 @@ def test_convolution():
     ("NVIDIA A10G", 70e12),
   ],
 )
-def test_peaks_of_data_sheets(kind, peak):
+def test_peak_flops_are_those_of_data_sheets(kind, peak):
   peak_flops, source = device_peak.peak_flops(
     types.SimpleNamespace(device_kind=kind, platform="any")
   )
@@ -247,7 +247,7 @@ def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
 
 
 @pytest.mark.more
-def test_peak_of_a_cpu_is_measured():
+def test_the_peak_of_a_cpu_is_measured():
   rate, source = device_peak.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8
   assert "measured" in source

@@ -1,4 +1,4 @@
-"""With `dtype=bfloat16`, blocks pass on, keep for the backward pass and multiply nothing wider."""
+"""With `dtype=bfloat16`, blocks pass on, store and multiply nothing wider than bfloat16."""
 
 import collections
 import pathlib
@@ -59,17 +59,17 @@ def equations(jaxpr):
           yield from equations(getattr(inner, "jaxpr", inner))
 
 
-def wide(values, axes: int) -> list[tuple[int, ...]]:
+def wide_arrays(values, axes: int) -> list[tuple[int, ...]]:
   return [v.aval.shape for v in values if v.aval.dtype == jnp.float32 and v.aval.ndim >= axes]
 
 
-def on_purpose(equation) -> bool:
+def is_wide_by_design(equation) -> bool:
   frames = equation.source_info.traceback.frames
   return any(name in frame.function_name for frame in frames for name in WIDE)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_nothing_is_wider_than_the_compute_dtype(recipe):
+def test_no_array_is_wider_than_the_compute_dtype_but_by_design(recipe):
   # As on an accelerator: layers in a scan, which keeps the activations with names.
   options = ["model.dtype=bfloat16", "model.layers=scan", "model.remat=minimal"]
   config, task = steps.resolve(recipes.load(f"{recipe}:tiny", options), "cpu", None)
@@ -85,17 +85,19 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
   carried = []
   residual_shapes = []
   for equation in equations(program.jaxpr):
-    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not on_purpose(
+    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not is_wide_by_design(
       equation
     ):
-      products.update(wide(equation.invars, 2))
-    if equation.primitive.name == "scan" and not on_purpose(equation):
+      products.update(wide_arrays(equation.invars, 2))
+    if equation.primitive.name == "scan" and not is_wide_by_design(equation):
       first = equation.params["num_consts"]
       last = equation.params["num_carry"]
       carried += [
-        shape for shape in wide(equation.invars[first : first + last], 3) if shape[0] == rows
+        shape for shape in wide_arrays(equation.invars[first : first + last], 3) if shape[0] == rows
       ]
-      residual_shapes += [shape for shape in wide(equation.outvars[last:], 4) if shape[1] == rows]
+      residual_shapes += [
+        shape for shape in wide_arrays(equation.outvars[last:], 4) if shape[1] == rows
+      ]
   assert not products, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
   assert not carried, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
   assert not residual_shapes, (

@@ -1,5 +1,4 @@
-"""Runs of detection: exact resume, scores and what was found in files, and Hugging Face's form of a
-trained model."""
+"""Detection runs resume exactly, write scores and detections, and convert to Hugging Face."""
 
 import json
 
@@ -49,7 +48,7 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(trained_folder, tmp_path):
   assert_same_bits(tmp_path, trained_folder / "uninterrupted", 4)
 
 
-def test_scores_and_what_was_found(trained_folder, capsys):
+def test_scores_and_detections_are_written(trained_folder, capsys):
   (last,) = [
     row
     for row in read_metrics(trained_folder / "uninterrupted")
@@ -73,7 +72,7 @@ def test_scores_and_what_was_found(trained_folder, capsys):
   assert len(rows[0]["detections"]) == 12
 
 
-def test_predictions_are_what_the_evaluation_found(trained_folder, tmp_path):
+def test_predictions_equal_the_evaluations_detections(trained_folder, tmp_path):
   assert evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=detection"]) == 0
   expected = (
     next((trained_folder / "uninterrupted" / "evaluations").rglob("*.jsonl"))
@@ -114,7 +113,7 @@ def test_predictions_are_what_the_evaluation_found(trained_folder, tmp_path):
   assert [row["detections"] for row in rows] == sure
 
 
-def test_a_run_goes_to_hugging_face_and_back(trained_folder, tmp_path):
+def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
   exported = tmp_path / "there"
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={exported}"]) == 0
@@ -151,7 +150,9 @@ def test_a_run_goes_to_hugging_face_and_back(trained_folder, tmp_path):
     ("--config.task.channels=1", "config.task.mean: found"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flag, message, trained_folder, tmp_path, capsys):
+def test_parts_that_do_not_fit_are_refused_in_one_line(
+  flag, message, trained_folder, tmp_path, capsys
+):
   assert run(tmp_path, trained_folder / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
   assert message in error

@@ -1,5 +1,4 @@
-"""The moving average of the weights: its arithmetic, and its way through runs, evaluations and
-exports."""
+"""A moving average of the weights follows its formula, and runs, evaluations and exports use it."""
 
 import json
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.runs
 NANO = "tests/recipes/nano_image.py"
 
 
-def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
+def test_the_average_starts_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
   sgd = ema.with_ema(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
   optimizer = guard.skip_refused_updates(tunings.freeze_others(sgd, ["a"]))
   arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
@@ -78,7 +77,7 @@ def run(workdir, cache, *flags) -> int:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
+def test_a_run_saves_evaluates_resumes_and_exports_its_average(tmp_path, capsys):
   uninterrupted = tmp_path / "whole"
   parts = tmp_path / "parts"
   cache = tmp_path / "cache"
@@ -121,8 +120,8 @@ def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
   assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
 
 
-def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
-  """And one that is given up; both on a checkpoint's tensors by name."""
+def test_starting_or_dropping_the_average_keeps_the_optimizers_state():
+  """The tensors of a checkpoint are matched by name."""
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = OPTIMIZERS["adamw"](lambda step: 0.5)
   averaged_adam = ema.with_ema(adam, 0.9)

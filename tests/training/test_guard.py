@@ -1,5 +1,4 @@
-"""Updates that are not numbers: a run stops, leaves them out, or goes back, and resumes all of
-it."""
+"""A run stops at updates that are not finite, skips them or goes back, and resumes bit for bit."""
 
 import contextlib
 import dataclasses
@@ -26,8 +25,7 @@ TOTAL = 10
 
 
 def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
-  """A run on data with one poisoned batch; its exit code and the positions of the batches it
-  drew."""
+  """Train on data with one poisoned batch; return (exit code, positions of the batches drawn)."""
   drawn = []
   batches = phases.iterate_batches
   advance = TrainingRun.advance
@@ -84,7 +82,7 @@ SKIP = ("--config.guard.name=skip",)
 ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 
-def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batch(tmp_path, capsys):
+def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys):
   noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
   assert go(tmp_path, noted)[0] == 3
   assert steps(tmp_path) == [2, 4]
@@ -111,7 +109,7 @@ def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batc
 
 
 @pytest.mark.more
-def test_it_goes_back_and_on_with_later_batches(tmp_path, capsys):
+def test_a_run_goes_back_to_a_checkpoint_and_on_with_later_batches(tmp_path, capsys):
   code, drawn = go(tmp_path, *ROLLBACK)
   assert code == 0
   assert "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
@@ -137,7 +135,7 @@ def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("flags", [SKIP, ROLLBACK], ids=["skip", "rollback"])
-def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
+def test_a_run_stopped_anywhere_ends_with_the_same_bits(flags, tmp_path):
   assert go(tmp_path / "whole", *flags)[0] == 0
   for stop_at in (3, 5, 6, 7, 9):
     workdir = tmp_path / str(stop_at)
@@ -148,7 +146,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
 
 
 @pytest.mark.more
-def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
+def test_a_requested_return_to_a_step_happens_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert go(tmp_path, *clean)[0] == 0
   before = fingerprints(tmp_path, 4)
@@ -172,7 +170,7 @@ def read(capsys) -> str:
 @pytest.mark.parametrize(
   "guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"]
 )
-def test_verdicts_replayed_in_plain_python(guard):
+def test_verdicts_equal_those_of_plain_python(guard):
   generator = np.random.default_rng(0)
   values = generator.uniform(1, 1.4, 60)
   values[[3, 20, 21, 40]], values[[30, 45]] = 2.5, [np.nan, np.inf]
@@ -214,7 +212,7 @@ def verdicts(guard, losses) -> list[bool]:
   "mean, jitter, spike",
   [(-1, 0.01, 50), (-1000, 10, 1e5), (0, 1, 50), (-1e-3, 1e-4, 1), (2, 0.3, 9), (0, 0, 0)],
 )
-def test_a_spike_is_one_whatever_the_sign_of_the_losses(mean, jitter, spike):
+def test_spikes_are_recognised_whatever_the_sign_of_the_losses(mean, jitter, spike):
   losses = mean + jitter * np.sin(np.arange(60))
   losses[40] = spike if spike else 0.0
   accepted = verdicts(GUARDS["skip"](spike=2.0, window=10), losses)

@@ -1,5 +1,4 @@
-"""Runs on images: exact resume with everything random that there is, another resolution, and what
-cannot be."""
+"""Image runs resume exactly with all their random parts, change resolution, and refuse misfits."""
 
 import dataclasses
 import json
@@ -59,7 +58,7 @@ def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_ha
   assert_same_bits(tmp_path, trained_folder / "uninterrupted", 4)
 
 
-def test_metrics_of_images_are_written_and_found_again(trained_folder, capsys):
+def test_metrics_of_images_are_written_and_reproduced_by_evaluate(trained_folder, capsys):
   (last,) = [
     row
     for row in read_metrics(trained_folder / "uninterrupted")
@@ -109,7 +108,7 @@ def test_another_resolution_starts_from_the_interpolated_positions(
   assert np.isfinite(arrays["inputs/position/table"]).all()
 
 
-def test_a_run_goes_to_hugging_face_and_back(trained_folder, tmp_path):
+def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
   exported = tmp_path / "there"
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={exported}"]) == 0
@@ -150,7 +149,7 @@ def test_another_resolution_starts_from_published_weights(trained_folder, tmp_pa
 
 
 @pytest.mark.more
-def test_other_classes_get_a_head_of_their_own(trained_folder, tmp_path):
+def test_other_classes_get_a_new_head(trained_folder, tmp_path):
   from PIL import Image
 
   for name in "ab":
@@ -169,7 +168,7 @@ def test_other_classes_get_a_head_of_their_own(trained_folder, tmp_path):
   assert report["initialised"] == report["ignored"] == ["head/out/bias", "head/out/kernel"]
 
 
-def test_a_report_has_pictures_and_evaluations_too(trained_folder):
+def test_a_report_has_pictures_and_evaluations(trained_folder):
   from PIL import Image
 
   pictures = {
@@ -196,7 +195,7 @@ def test_a_report_has_pictures_and_evaluations_too(trained_folder):
 
 
 @pytest.mark.more
-def test_two_processes_find_the_scores_and_pictures_of_one(trained_folder, tmp_path):
+def test_two_processes_compute_the_scores_and_pictures_of_one(trained_folder, tmp_path):
   """On four devices each; in training, every image of an epoch is read by one of them, once
   (`test_addressing.py`)."""
   assert (
@@ -226,7 +225,7 @@ def test_two_processes_find_the_scores_and_pictures_of_one(trained_folder, tmp_p
   assert (copy / "evaluations" / "pictures" / "attention.png").is_file()
 
 
-def test_what_is_drawn_is_what_was_computed():
+def test_pictures_show_the_attention_rollout_and_the_confusion_matrix():
   """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion
   matrix."""
   from t5x_like.models import vit
@@ -337,7 +336,9 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(trained_folder, tmp
     ("--config.objective.name=mlm", "config.objective"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flag, message, trained_folder, tmp_path, capsys):
+def test_parts_that_do_not_fit_are_refused_in_one_line(
+  flag, message, trained_folder, tmp_path, capsys
+):
   assert run(tmp_path, trained_folder / "cache", flag) == 2
   error = capsys.readouterr().err.strip()
   assert message in error

@@ -1,5 +1,4 @@
-"""Runs on images and texts: what is learned is found by name and by retrieval; resume; a second
-life; Hugging Face."""
+"""Image-text runs learn to classify and retrieve, resume exactly, and convert to Hugging Face."""
 
 import itertools
 import json
@@ -33,7 +32,7 @@ SHAPES = {
 KINDS = list(itertools.product(COLORS, SHAPES))
 
 
-def drawing(color: str, shape: str, generator) -> Image.Image:
+def draw_shape(color: str, shape: str, generator) -> Image.Image:
   y, x = np.mgrid[:16, :16] - generator.uniform(6, 10, (2, 1, 1))
   pixels = generator.integers(0, 60, (16, 16, 3)) + SHAPES[shape](y, x)[..., None] * (
     np.array(COLORS[color]) - 30
@@ -43,19 +42,21 @@ def drawing(color: str, shape: str, generator) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-  """Coloured shapes: pairs with captions to train on, and others in a folder for each kind."""
+  """Return a folder of coloured shapes: captioned pairs to train on, and a folder of each kind."""
   folder = tmp_path_factory.mktemp("shapes")
   generator = np.random.default_rng(0)
   rows = []
   for number, (color, shape) in enumerate(KINDS * 40):
-    drawing(color, shape, generator).save(folder / f"{number}.png")
+    draw_shape(color, shape, generator).save(folder / f"{number}.png")
     captions = [f"a {color} {shape}", f"this {shape} is {color}", f"{shape}, {color}"]
     rows.append(json.dumps({"image": f"{number}.png", "caption": captions}))
   for split, chosen in (("train", rows[12:]), ("validation", rows[:12])):  # one of each kind
     (folder / f"{split}.jsonl").write_text("\n".join(chosen) + "\n")
   for (color, shape), number in itertools.product(KINDS, range(8)):
     (folder / "kinds" / f"{color} {shape}").mkdir(parents=True, exist_ok=True)
-    drawing(color, shape, generator).save(folder / "kinds" / f"{color} {shape}" / f"{number}.png")
+    draw_shape(color, shape, generator).save(
+      folder / "kinds" / f"{color} {shape}" / f"{number}.png"
+    )
   return folder
 
 
@@ -89,7 +90,7 @@ def learned(data, tmp_path_factory):
 
 
 @pytest.mark.more
-def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_others(learned):
+def test_zero_shot_classification_and_retrieval_find_what_was_learned(learned):
   rows = read_metrics(learned)
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
   assert last["eval/zero_shot/top1"] > 50
@@ -114,7 +115,7 @@ def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_ot
 
 
 @pytest.mark.more
-def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_path, capsys):
+def test_predict_gives_an_image_its_best_text(learned, data, tmp_path, capsys):
   names = [f"a {color} {shape}" for color, shape in KINDS]
   (tmp_path / "texts.txt").write_text("\n".join(names))
   ask = [f"--workdir={learned}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
@@ -137,7 +138,7 @@ def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_
 
 
 @pytest.mark.more
-def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
+def test_a_run_is_converted_to_hugging_face_and_back(learned, data, tmp_path):
   exported = tmp_path / "there"
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={learned}", f"--output={exported}"]) == 0
@@ -162,7 +163,7 @@ def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
 
 
 @pytest.mark.more
-def test_a_run_goes_on_from_another_at_another_resolution(learned, data, tmp_path):
+def test_a_run_starts_from_another_at_another_resolution(learned, data, tmp_path):
   size = (
     "--config.model.resolution=24",
     "--config.task.resolution=24",
@@ -215,14 +216,14 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
     (("--config.task.channels=1",), "config.model.channels"),
   ],
 )
-def test_what_does_not_fit_is_one_line(flags, message, data, tmp_path, capsys):
+def test_parts_that_do_not_fit_are_refused_in_one_line(flags, message, data, tmp_path, capsys):
   assert run(tmp_path, data, *flags) == 2
   error = capsys.readouterr().err.strip()
   assert message in error
   assert "\n" not in error
 
 
-def test_ranks_against_brute_force():
+def test_ranks_equal_those_of_brute_force():
   generator = np.random.default_rng(0)
   image_NP = generator.standard_normal((300, 4))
   text_CP = generator.standard_normal((700, 4))

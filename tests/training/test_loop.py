@@ -1,5 +1,4 @@
-"""The order of the loop: what is saved before an evaluation is not lost with it, and each start
-leaves a record."""
+"""The loop saves before it evaluates, and each start leaves a record."""
 
 import json
 import os
@@ -30,7 +29,7 @@ def go(workdir, *flags) -> int:
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *every, *limit, *flags])
 
 
-def evaluations(workdir) -> list[dict]:
+def evaluated_steps(workdir) -> list[dict]:
   steps = [
     {n: v for n, v in row.items() if not n.endswith("/seconds")} for row in read_metrics(workdir)
   ]
@@ -41,7 +40,7 @@ def evaluations(workdir) -> list[dict]:
 def full_output(tmp_path_factory, compiled):
   workdir = tmp_path_factory.mktemp("full_output")
   assert go(workdir) == 0
-  assert [row["step"] for row in evaluations(workdir)] == [2, 4, 6]
+  assert [row["step"] for row in evaluated_steps(workdir)] == [2, 4, 6]
   return workdir
 
 
@@ -61,11 +60,11 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, full_output, tmp_
   with pytest.raises(RuntimeError, match="the evaluator is broken"):
     go(tmp_path)
   assert steps(tmp_path)[-1] == failing
-  assert [row["step"] for row in evaluations(tmp_path)][-1:] != [failing]
+  assert [row["step"] for row in evaluated_steps(tmp_path)][-1:] != [failing]
   monkeypatch.undo()
   assert go(tmp_path) == 0
   assert losses(tmp_path) == losses(full_output)
-  assert evaluations(tmp_path) == evaluations(full_output)
+  assert evaluated_steps(tmp_path) == evaluated_steps(full_output)
   assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
 
 
@@ -73,8 +72,7 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, full_output, tmp_
   ("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)])
 )
 def test_a_signal_waits_for_no_evaluation(moment, step, full_output, tmp_path, monkeypatch):
-  """It comes after a step, or in the midst of an evaluation, at a step that need not be one to
-  save."""
+  """The signal comes after a step, or during an evaluation at a step that is not to be saved."""
   from t5x_like.evals.loss import Evaluator
   from t5x_like.training.run import TrainingRun
 
@@ -97,11 +95,11 @@ def test_a_signal_waits_for_no_evaluation(moment, step, full_output, tmp_path, m
   monkeypatch.setattr(Evaluator, "__call__", evaluating)
   assert go(tmp_path, "--config.checkpoint.every=3") == 75
   assert steps(tmp_path)[-1] == step
-  assert step not in [row["step"] for row in evaluations(tmp_path)]
+  assert step not in [row["step"] for row in evaluated_steps(tmp_path)]
   monkeypatch.undo()
   assert go(tmp_path) == 0
   assert losses(tmp_path) == losses(full_output)
-  assert evaluations(tmp_path) == evaluations(full_output)
+  assert evaluated_steps(tmp_path) == evaluated_steps(full_output)
   assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
 
 
@@ -213,7 +211,7 @@ def test_a_refused_update_takes_the_loop_back(refused, expected):
     (range(8, 20), "save 3, evaluate 4, save 6, start, step 8, stop, save 8, evaluate 8, finish"),
   ],
 )
-def test_a_profile_has_the_steps_of_the_metrics_and_nothing_else(window, expected, monkeypatch):
+def test_a_profile_covers_the_steps_of_its_window(window, expected, monkeypatch):
   run = Scripted([])
   monkeypatch.setattr("jax.profiler.start_trace", lambda folder: run.done.append("start"))
   monkeypatch.setattr("jax.profiler.stop_trace", lambda: run.done.append("stop"))
@@ -230,7 +228,7 @@ def test_a_profile_has_the_steps_of_the_metrics_and_nothing_else(window, expecte
 
 
 @pytest.mark.parametrize(("refused", "saved"), [([], 5), ([5], 3)])
-def test_a_signal_saves_the_step_or_the_one_gone_back_to(refused, saved):
+def test_a_signal_saves_the_step_or_the_step_returned_to(refused, saved):
   run = Scripted(refused, signalled=5)
   with pytest.raises(Preempted, match=f"saved step {saved} of 8 in here"):
     loop.train(run)

@@ -1,4 +1,4 @@
-"""Runs that train adapters alone: what moves, resuming, starting from one, and exporting it."""
+"""Runs that train adapters move only these, resume, start other runs and are exported merged."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_a_run_in_two_parts_is_the_same_run(runs, tmp_path):
 
 @pytest.mark.more
 def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
-  """The logits of the run, of what is exported from it, and of a run that begins with it."""
+  """The logits of the run, of its export and of a run that starts from it are equal."""
   from t5x_like.interop import hf
   from tools import convert_hf
 
@@ -114,8 +114,8 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
     (["--config.tuning.rank=3"], "(tuning.rank: 2 there, 3 here); use a new --workdir"),
   ],
 )
-def test_what_cannot_be_is_one_line(flags, message, runs, tmp_path, capsys):
-  """The last: a run goes on with the adapters that it began with."""
+def test_impossible_adapters_are_refused_in_one_line(flags, message, runs, tmp_path, capsys):
+  """In the last case a run resumes with other adapters than it began with."""
   workdir = runs / "lora" if "=3" in flags[0] else tmp_path
   command = [
     *FLAGS,

@@ -1,4 +1,4 @@
-"""Padding is what segments or the padding id tell, never id 0 as such."""
+"""The meter counts padding by segments or by the padding id, and time without waits."""
 
 import time
 import types
@@ -33,14 +33,14 @@ SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
     ({"image": np.zeros((2, 3))}, 0, 0.0),
   ],
 )
-def test_what_counts_as_padding(batch, pad_id, share):
+def test_padding_is_counted_by_segments_or_by_the_padding_id(batch, pad_id, share):
   meter = StepMeter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
   assert meter.next_batch() is batch
   assert meter.finish_step()["padding_fraction"] == share
 
 
 def test_goodput_after_a_start_leaves_out_waits_as_before():
-  """Four steps of two seconds, half of which waited for data, in sixteen seconds."""
+  """Half of four steps of two seconds waited for data, in sixteen seconds."""
   rows = [
     {"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5}
     for step in range(1, 5)

@@ -1,5 +1,4 @@
-"""A mixture of labelled tasks that starts from another run: its rates, and the vocabulary of all of
-its parts."""
+"""A mixture of labelled tasks draws by its rates and takes the vocabulary that it starts from."""
 
 import json
 
@@ -16,7 +15,7 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 @pytest.fixture
 def pretrained(tmp_path):
-  """The config and vocabulary of a T5, all that is read before the weights."""
+  """Return the directory of a T5's config and vocabulary, which are read before weights."""
   config = resolve(recipes.load("tests/recipes/nano.py"))
   (tmp_path / "config.json").write_text(config.to_json())
   ByteVocabulary(100).save(tmp_path / "vocabulary")

@@ -1,5 +1,4 @@
-"""Optimizer state in the hosts' memory: the same training, and refused where there is no such
-memory."""
+"""Optimizer state in the hosts' memory trains alike, or is refused where there is none."""
 
 import types
 
@@ -18,8 +17,8 @@ from t5x_like.training.step import make_step
 NANO = ("mesh.data=2", "mesh.fsdp=4", "optimizer.name=adamw", "model.layers=scan")
 
 
-def trained(*overrides):
-  """(losses of three steps, the state after them)"""
+def train_three_steps(*overrides):
+  """Return (the losses of three steps, the state after them)."""
   config = resolve(recipes.load("tests/recipes/nano.py", NANO + overrides))
   parts = build_parts(config)
   state = init_state(parts.make_model, parts.optimizer, parts.state, seed=1)
@@ -43,7 +42,7 @@ def trained(*overrides):
 
 @pytest.mark.more
 def test_offloaded_state_trains_alike():
-  (losses, state), (expected, _) = trained("optimizer.offload=True"), trained()
+  (losses, state), (expected, _) = train_three_steps("optimizer.offload=True"), train_three_steps()
   np.testing.assert_allclose(losses, expected, rtol=1e-6)
   kinds = {(leaf.ndim > 0, leaf.sharding.memory_kind) for leaf in jax.tree.leaves(state.opt_state)}
   assert kinds == {(True, offload.HOST), (False, "device")}

@@ -1,5 +1,4 @@
-"""Optimizers see every layer of a stack by itself, and their state is split like the parameters it
-belongs to."""
+"""Optimizers treat each layer of a stack by itself and split their state as its parameters."""
 
 import dataclasses
 
@@ -42,8 +41,8 @@ SHAPES = {
 }
 
 
-def random(seed, scale=1.0):
-  """Layers of very different magnitude, so that statistics mixed across layers would show."""
+def draw_layers(seed, scale=1.0):
+  """Draw layers of very different magnitudes, so that statistics mixed across layers would show."""
   generator = np.random.default_rng(seed)
   arrays = {}
   for name, shape in SHAPES.items():
@@ -151,8 +150,8 @@ CASES = {  # ours, and optax's for one layer
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_layers_are_optimised_one_by_one(case):
   our_optimizer, single_optimizer = CASES[case]
-  start = random(0)
-  gradients = [random(s, 0.1 * s) for s in range(1, 4)]
+  start = draw_layers(0)
+  gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
   final = run(update_layerwise(our_optimizer, AXES), start, gradients)
   assert final.keys() == start.keys()
   expected = [
@@ -178,8 +177,8 @@ def test_stacked_layers_are_optimised_one_by_one(case):
 
 
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
-  start = random(0)
-  gradients = [random(s, 0.1 * s) for s in range(1, 4)]
+  start = draw_layers(0)
+  gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
   final = run(update_layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
   adam = run(update_layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
   for name in ("blocks/mlp", "blocks/square"):
@@ -201,10 +200,10 @@ def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw
     np.testing.assert_allclose(final[name], adam[name], rtol=1e-5, atol=1e-6)
 
 
-def test_stacking_does_mix_layers_without_it():
-  """The control of the test above: plain Adafactor over stacked arrays gives something else."""
-  start = random(0)
-  gradients = [random(1)]
+def test_plain_adafactor_mixes_the_layers_of_a_stack():
+  """This shows that the test of stacked layers would notice mixed statistics."""
+  start = draw_layers(0)
+  gradients = [draw_layers(1)]
   plain = run(adafactor(optax.constant_schedule(0.1)), start, gradients)
   layered = run(update_layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
   assert (
@@ -214,10 +213,10 @@ def test_stacking_does_mix_layers_without_it():
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_zero_leave_everything_finite(case):
-  start = random(0)
+  start = draw_layers(0)
   gradients = [
     jax.tree.map(jnp.zeros_like, start),
-    {n: g.at[..., 5:].set(0) for n, g in random(1).items()},
+    {n: g.at[..., 5:].set(0) for n, g in draw_layers(1).items()},
   ]
   final = run(update_layerwise(CASES[case][0], AXES), start, gradients)
   assert all(np.isfinite(a).all() for a in final.values())
@@ -226,7 +225,7 @@ def test_gradients_of_zero_leave_everything_finite(case):
 
 
 def test_adamw_decays_matrices_only():
-  start = random(0)
+  start = draw_layers(0)
   zero = jax.tree.map(jnp.zeros_like, start)
   final = run(
     update_layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero]
@@ -248,11 +247,11 @@ def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
   np.testing.assert_array_equal(final["blocks/norm"], np.full((3, 1), 1.5))
 
 
-def test_adafactor_first_step_is_the_paper_s():
+def test_the_first_step_of_adafactor_is_the_papers():
   """One factored matrix, step 1: decay is 0, so the statistics are the gradient's own row and
   column means."""
-  g = np.asarray(random(1)["table"], np.float64)
-  p = np.asarray(random(0)["table"], np.float64)
+  g = np.asarray(draw_layers(1)["table"], np.float64)
+  p = np.asarray(draw_layers(0)["table"], np.float64)
   final = run(
     adafactor(optax.constant_schedule(0.01)),
     {"w": jnp.asarray(p)},
@@ -293,7 +292,7 @@ def axes_by_statistic(optimizer, shapes, axes):
   return axes_of
 
 
-def test_adafactor_statistics_keep_the_axes_they_keep():
+def test_adafactor_statistics_have_the_axes_of_their_rows_and_columns():
   statistics_axes = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
   assert statistics_axes["table", "v_row"] == ((128,), ("embed",))
   assert statistics_axes["table", "v_col"] == (
@@ -311,7 +310,7 @@ def test_adafactor_statistics_keep_the_axes_they_keep():
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
+def test_equal_dimensions_are_distinguished_by_values(stacked):
   """With both axes equal the shape cannot tell rows from columns: a gradient that differs by row
   only can."""
   axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
@@ -341,7 +340,7 @@ def test_adam_moments_are_split_as_their_parameter():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
+def test_a_models_optimizer_state_is_split_as_its_parameters(name):
   """On a mesh of FSDP and tensor, no statistic of a matrix is kept whole on every device."""
   rules = Rules.make(make_mesh({"fsdp": 4, "tensor": 2}))
   make = tiny.maker(tiny.sizes("1.1", embed=128, mlp=256, heads=4, head_dim=32), vocab_size=256)
@@ -364,8 +363,8 @@ def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
       assert local < leaf.size, (path, leaf.sharding)
 
 
-def test_what_decays():
-  """Experts' biases are vectors, although they are matrices."""
+def test_weight_decay_spares_vectors_and_biases():
+  """The biases of experts form a matrix, and are spared."""
   kernels = {"layer/wi": (8, 4, 6), "out/kernel": (4, 6)}
   tables = {"embed/table": (9, 4), "position/table": (5, 4)}
   shapes = {**kernels, **tables, "layer/wi_bias": (8, 6), "out/bias": (6,), "norm/scale": (4,)}
@@ -382,7 +381,7 @@ def test_what_decays():
     ), undecayed
 
 
-def test_stable_adamw_is_the_papers():
+def test_stable_adamw_follows_its_paper():
   """Algorithm 2 of Wortsman et al. 2023 by hand; the second gradient is so large that the rate
   falls."""
   b1 = 0.9
@@ -413,7 +412,7 @@ def test_stable_adamw_is_the_papers():
   np.testing.assert_allclose(actual, theta, rtol=1e-5)
 
 
-def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
+def test_ademamix_follows_its_paper():
   """Algorithm 1 of Pagliardini et al. 2024 by hand, whose updates and warm-up are counted from
   1."""
   b1 = 0.8
@@ -452,7 +451,7 @@ def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
 @pytest.mark.parametrize(
   "name", [name for name in OPTIMIZERS if "mu_dtype" in slots.argument_names(OPTIMIZERS[name])]
 )
-def test_first_moments_in_bfloat16_stay_so(name):
+def test_first_moments_stay_in_bfloat16(name):
   """The slow average of AdEMAMix is none of them: a ten-thousandth of a change is lost in
   bfloat16."""
   optimizer = OPTIMIZERS[name](

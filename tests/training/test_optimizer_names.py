@@ -1,4 +1,4 @@
-"""Tensors of an optimizer's state have names with a meaning, whatever it is wrapped in."""
+"""Tensors of an optimizer's state have names that do not depend on the optimizer's wrappers."""
 
 import json
 
@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-def wrapped(optimizer):
+def make_wrapped_optimizer(optimizer):
   return {
     "bare": update_layerwise(optimizer, AXES),
     "clipped": optax.chain(optax.clip_by_global_norm(1.0), update_layerwise(optimizer, AXES)),
@@ -38,7 +38,7 @@ def wrapped(optimizer):
 
 
 def state_of(optimizer):
-  """A state of random values after one update, by its counts."""
+  """Return random state after one update and the numbers of updates in it."""
   generator = np.random.default_rng(0)
   empty = jax.eval_shape(
     optimizer.init, {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
@@ -54,7 +54,9 @@ def state_of(optimizer):
 
 @pytest.mark.parametrize("case", CASES)
 def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
-  states = {name: state_of(optimizer) for name, optimizer in wrapped(CASES[case]).items()}
+  states = {
+    name: state_of(optimizer) for name, optimizer in make_wrapped_optimizer(CASES[case]).items()
+  }
   named = {name: optimizer.to_named(state) for name, state in states.items()}
   statistics = {
     "adafactor": ("adafactor/v", "adafactor/v_row", "adafactor/v_col"),

@@ -1,4 +1,4 @@
-"""Phases: a run stopped before, at and after a boundary ends with the bits of one that was not."""
+"""A run stopped before, at or after a boundary of phases ends with the bits of an unbroken one."""
 
 import json
 
@@ -65,8 +65,8 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
     assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in errors
 
 
-def test_batches_go_on_across_phases():
-  """A ramp of batch sizes, a rest on another corpus and a return give the examples of one order."""
+def test_phases_draw_one_sequence_of_examples():
+  """Batches grow, pause for another corpus and return."""
   changes = {
     "a": {"until": 2, "batch_size": 4},
     "b": {"until": 5, "task": {"length": 16}},
@@ -97,6 +97,6 @@ def test_batches_go_on_across_phases():
     ('{"a": {"until": 3, "batch_size": "8"}}', "phases.a.batch_size: found '8'"),
   ],
 )
-def test_what_is_no_phase_is_refused(changes, message):
+def test_bad_phases_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))

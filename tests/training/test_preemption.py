@@ -1,4 +1,4 @@
-"""A signal stops real processes after one and the same step."""
+"""A signal stops all processes of a run after the same step."""
 
 import os
 import pathlib
@@ -96,7 +96,7 @@ def test_a_second_sigint_ends_the_process_at_once():
   assert time.time() - started < 300
 
 
-def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():
+def test_handlers_see_a_signal_and_are_restored():
   before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
   with StopRequest() as stop:
     assert not stop.requested()
@@ -105,7 +105,7 @@ def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():
   assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_works_in_a_thread_that_cannot_take_signals():
+def test_a_thread_that_cannot_handle_signals_works():
   requests = []
 
   def body():

@@ -1,4 +1,4 @@
-"""Resolving a recipe fills in defaults and sizes, and opens no data."""
+"""Resolving a recipe fills in defaults and sizes without opening data."""
 
 import json
 import pathlib
@@ -20,30 +20,30 @@ RECIPES = sorted(
 )
 
 
-def resolved(*overrides):
+def resolve_recipe(*overrides):
   return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
 def test_a_vocabulary_that_is_not_given_is_the_published_one():
-  assert resolved("model.vocab_size=None").model.vocab_size == 32128
-  assert resolved("model.vocab_size=500").model.vocab_size == 500
+  assert resolve_recipe("model.vocab_size=None").model.vocab_size == 32128
+  assert resolve_recipe("model.vocab_size=500").model.vocab_size == 500
   config = recipes.load("tests/recipes/nano.py")
   config.model = {"name": "t5", "variant": "byt5-small"}
   assert resolve(config).model.vocab_size == 384
 
 
 def test_a_recipe_changes_the_design_of_its_family():
-  config = resolved(
+  config = resolve_recipe(
     "model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop"
   )
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
   assert config.model.to_dict() == slots.to_json(config)["model"]
   design = build_parts(config).model.variant.design
   assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
-  assert resolved().model.design.to_dict() == {}
+  assert resolve_recipe().model.design.to_dict() == {}
 
 
-def test_a_word_stays_one_unless_a_table_replaces_it():
+def test_a_part_named_by_a_word_stays_a_word_unless_a_table_replaces_it():
   load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
   assert load("task.store=1815").task.store == "1815"
   assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {
@@ -53,8 +53,8 @@ def test_a_word_stays_one_unless_a_table_replaces_it():
 
 
 @pytest.fixture
-def closed(monkeypatch):
-  """Fails a test that builds a task or opens a store."""
+def forbid_data(monkeypatch):
+  """Fail a test that builds a task or opens a store."""
 
   def opened(*_, **__):
     raise AssertionError("data were opened")
@@ -64,7 +64,7 @@ def closed(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_recipe_opens_data(recipe, closed, monkeypatch):
+def test_no_recipe_opens_data(recipe, forbid_data, monkeypatch):
   monkeypatch.chdir(REPO)
   model = resolve(recipes.load(f"{recipe}:debug")).model
   assert isinstance(model.get("vocab_size", 0), int)
@@ -87,14 +87,14 @@ def test_no_recipe_opens_data(recipe, closed, monkeypatch):
 def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch, request):
   vocabulary = stores.ByteVocabulary(900)
   stores.write(tmp_path / "train", [[5, 6, 7]], vocabulary)
-  request.getfixturevalue("closed")
+  request.getfixturevalue("forbid_data")
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = json.loads(json.dumps(task).replace("STORE", str(tmp_path)))
   assert load_task_vocabulary(config).fingerprint == vocabulary.fingerprint
   assert resolve(config).model.vocab_size == padded_vocab_size(vocabulary) == 1280
 
 
-def test_a_task_without_a_vocabulary_needs_a_size(closed):
+def test_a_task_without_a_vocabulary_needs_a_size(forbid_data):
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = {"name": "image_classification", "source": "digits"}
   with pytest.raises(
@@ -104,7 +104,7 @@ def test_a_task_without_a_vocabulary_needs_a_size(closed):
 
 
 def test_resolving_twice_changes_nothing():
-  config = resolved()
+  config = resolve_recipe()
   assert resolve(config).to_dict() == config.to_dict()
 
 
@@ -125,12 +125,12 @@ def test_a_config_saved_before_a_key_has_its_default(capsys):
   "override",
   ['mesh={"__class__": 1}', "mesh.__class__.x=1", "__class__=3", 'evals={"a": {"__class__": 2}}'],
 )
-def test_names_of_python_are_no_keys(override):
+def test_attribute_names_of_python_are_refused_as_keys(override):
   with pytest.raises(UserError, match="^--config.*__class__"):
     recipes.load("tests/recipes/nano.py", [override])
 
 
-def test_a_saved_config_with_a_name_of_python_is_refused():
+def test_a_saved_config_with_an_attribute_name_of_python_is_refused():
   saved = recipes.load("tests/recipes/nano.py").to_dict()
   with pytest.raises(
     UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"

@@ -1,5 +1,4 @@
-"""Runs that learn from rewards, through the command: stopped in the middle of a rollout, evaluated,
-refused."""
+"""Runs that learn from rewards resume in the middle of a rollout with the same bits."""
 
 import contextlib
 import json
@@ -117,7 +116,7 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
     ),
   ],
 )
-def test_recipes_that_cannot_be_are_one_line(
+def test_impossible_recipes_are_refused_in_one_line(
   changes, message, one_device, tmp_path, compiled, capsys
 ):
   assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
@@ -126,7 +125,7 @@ def test_recipes_that_cannot_be_are_one_line(
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatch):
+def test_eight_devices_have_the_losses_of_one(name, tmp_path, compiled, capsys, monkeypatch):
   monkeypatch.setattr(
     exact, "reward", lambda texts, _: [sum(letter < "A" for letter in text) / 4 for text in texts]
   )

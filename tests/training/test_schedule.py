@@ -1,4 +1,4 @@
-"""Learning-rate schedules against their closed forms."""
+"""Learning-rate schedules equal their closed forms."""
 
 import math
 
@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, arguments, expected", CASES)
-def test_closed_form(name, arguments, expected):
+def test_schedules_equal_their_closed_forms(name, arguments, expected):
   schedule = SCHEDULES[name](**arguments)
   actual = np.array([float(schedule(np.int32(step))) for step in STEPS])
   np.testing.assert_allclose(actual, [expected(step) for step in STEPS], rtol=1e-5, atol=1e-8)

@@ -1,5 +1,4 @@
-"""Schedule-free learning: optax's own sequence at the run's rates, and the mean that a run
-evaluates and hands out."""
+"""Schedule-free learning takes optax's steps at the run's rates, and evaluates the mean weights."""
 
 import json
 
@@ -22,7 +21,7 @@ RATE = optax.linear_schedule(0.0, 0.1, 3)
 AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")}
 
 
-def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
+def test_updates_and_mean_equal_optaxs_at_a_schedules_rates():
   values = ConfigDict({"schedule_free": 0.9, "ema": 0.0, "b1": 0.0})
   our_optimizer = update_layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
   optimizer = guard.skip_refused_updates(
@@ -78,7 +77,7 @@ def test_momentum_and_another_average_are_refused(key, value):
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled")
-def test_a_run_resumes_and_hands_out_its_mean(tmp_path):
+def test_a_run_resumes_and_exports_its_mean(tmp_path):
   adam = json.dumps({"name": "adamw", "b1": 0.0, "mu_dtype": "bfloat16", "schedule_free": 0.9})
   schedule = json.dumps({"name": "constant", "learning_rate": 0.01})
   flags = [f"--config={NANO}", f"--config.optimizer={adam}", f"--config.schedule={schedule}"]

@@ -1,4 +1,4 @@
-"""The checkpoint that a metric picks, over kills and returns."""
+"""The checkpoint that a metric selects does not depend on kills and returns."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ SCORES = [(1, 50.0), (2, 60.0), (3, 55.0), (4, 60.0), (5, 59.0)]
 
 @pytest.mark.parametrize("killed_after", [0, 2, 4])
 def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, tmp_path):
-  """Offered one after another, with a new object made of the written scores after any of them."""
+  """After any offer, a new object may be read from the written scores."""
   config = _Config(patience=3)
   rows = []
   tracker = None

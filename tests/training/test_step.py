@@ -1,4 +1,4 @@
-"""The step: sums divided once, however the batch is cut; exact in everything that is repeated."""
+"""A step divides sums once, however its batch is cut, and repeats bit for bit."""
 
 import functools
 
@@ -27,7 +27,7 @@ OBJECTIVE = Objective(label_smoothing=0.1, z_loss=1e-3)
 
 @functools.cache
 def set_up(optimizer="sgd", *, accumulation_steps=1, dropout=0.0, mesh=(), seed=3):
-  """(step, first state): the weights are the same for all arguments."""
+  """Return (step, first state); the weights are the same for all arguments."""
   rules = Rules.make(make_mesh(dict(mesh), jax.devices()[: dict(mesh).get("data", 1)]))
   make = tiny.maker(tiny.sizes("1.1"), dropout=dropout)
   model = jax.eval_shape(make, jax.random.key(0))
@@ -47,8 +47,8 @@ def first_arrays():
   return params.arrays(tiny.model(tiny.sizes("1.1"), noisy=False))
 
 
-def uneven(seed=0):
-  """Rows whose weights differ widely, so that a mean of means would be far from the mean."""
+def uneven_batch(seed=0):
+  """Return rows whose weights differ widely, so that a mean of means is far from the mean."""
   batch = tiny.batch(ROWS, 9, 7, seed=seed, padded=False)
   ends = [7, 1, 2, 7, 0, 1, 3, 7]
   batch["decoder_loss_weights"] = (np.arange(7) < np.array(ends)[:, None]).astype(np.float32)
@@ -58,10 +58,10 @@ def uneven(seed=0):
 
 @functools.cache
 def reference():
-  """(mean loss, gradients) by plain differentiation of the objective over the whole batch."""
+  """Return (mean loss, gradients) of the undivided batch by plain differentiation."""
   _, state = set_up()
   model = tiny.model(tiny.sizes("1.1"), noisy=False)
-  batch = uneven()
+  batch = uneven_batch()
 
   def mean(arrays):
     loss, sums = OBJECTIVE(params.with_arrays(model, arrays), batch)
@@ -72,13 +72,12 @@ def reference():
 
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [4, 2, 1]))
-def test_one_step_of_plain_descent(accumulation_steps):
-  """With SGD the change of the parameters is the gradient itself: that of the mean over all weights
-  of the batch."""
+def test_a_step_of_sgd_subtracts_the_gradient_of_the_global_mean(accumulation_steps):
+  """The mean is over all weights of the batch, however it is accumulated."""
   step, state = set_up(accumulation_steps=accumulation_steps)
-  after, metrics = step(state, uneven())
+  after, metrics = step(state, uneven_batch())
   sums, gradients = reference()
-  weights = uneven()["decoder_loss_weights"].sum()
+  weights = uneven_batch()["decoder_loss_weights"].sum()
   assert int(after.step) == 1
   assert float(metrics["target_tokens"]) == weights == sums["weights"]
   for name, g in gradients.items():
@@ -103,10 +102,9 @@ def test_one_step_of_plain_descent(accumulation_steps):
     np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_accumulation_would_show_a_mean_of_means():
-  """The control: gradients of parts, each divided by its own weights, are far from the gradient of
-  the whole."""
-  batch, (step, state) = uneven(), set_up()
+def test_gradients_of_a_mean_of_means_differ():
+  """This shows that the test of accumulation would notice a mean of means."""
+  batch, (step, state) = uneven_batch(), set_up()
   halves = [{n: x[i::2] for n, x in batch.items()} for i in (0, 1)]
   states = [state, *(step(state, part)[0] for part in (batch, *halves))]
   first, *after = (jax.tree.map(np.asarray, s.params) for s in states)
@@ -125,7 +123,7 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
     now = state
     losses = []
     for n in range(3):
-      now, metrics = step(now, uneven(n))
+      now, metrics = step(now, uneven_batch(n))
       losses.append(float(metrics["loss"]))
     runs.append((jax.tree.map(np.asarray, now), losses))
   assert runs[0][1] == runs[1][1]
@@ -135,7 +133,7 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
 @pytest.mark.more
 def test_dropout_is_a_function_of_seed_and_step_alone():
   step, state = set_up(dropout=0.3)
-  loss = lambda step, state: float(step(state, uneven())[1]["loss"])  # noqa: E731
+  loss = lambda step, state: float(step(state, uneven_batch())[1]["loss"])  # noqa: E731
   loss_at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
   assert len(set(loss_at.values())) == 3  # every step drops something else
   assert loss(step, _at_step(state, 7)) == loss_at[7]  # and a resumed run what the first would have
@@ -149,31 +147,30 @@ def _at_step(state, n):
   return type(state)(jnp.int32(n), state.params, state.opt_state)
 
 
-def test_a_batch_without_any_weight_changes_nothing_and_stays_finite():
+def test_a_batch_without_weight_changes_nothing():
   for accumulation_steps in (1, 4):
     step, state = set_up(accumulation_steps=accumulation_steps)
-    batch = {**uneven(), "decoder_loss_weights": np.zeros((ROWS, 7), np.float32)}
+    batch = {**uneven_batch(), "decoder_loss_weights": np.zeros((ROWS, 7), np.float32)}
     after, metrics = step(state, batch)
     assert all(np.isfinite(float(m)) for m in metrics.values())
     assert float(metrics["loss"]) == 0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
-  """Two parts of eight rows on four devices: the parts are cut within each device's rows, and the
-  step is the same."""
+def test_accumulation_on_a_mesh_cuts_the_rows_of_each_device():
+  """Two parts of eight rows on four devices give the same step."""
   step, state = set_up(accumulation_steps=2, mesh=(("data", 4),))
   rules = Rules.make(make_mesh({"data": 4}, jax.devices()[:4]))
-  batch = {n: jax.device_put(x, rules.batch()) for n, x in uneven().items()}
+  batch = {n: jax.device_put(x, rules.batch()) for n, x in uneven_batch().items()}
   after, metrics = step(state, batch)
-  expected, expected_metrics = set_up()[0](set_up()[1], uneven())
+  expected, expected_metrics = set_up()[0](set_up()[1], uneven_batch())
   for name in metrics:
     np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
   assert tiny.relative_error(after.params, expected.params) < 1e-6
 
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [2, 1]))
-def test_only_what_is_trained_has_a_gradient(accumulation_steps):
+def test_only_trained_parameters_have_gradients_and_state(accumulation_steps):
   """Trained parameters move as they do among all; the others keep their bits, and the optimizer has
   none of them."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]
@@ -191,7 +188,10 @@ def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   } == set(names)
   options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))
   step = jax.jit(make_step(model, OBJECTIVE, update, schedule, rules, **options))
-  expected, (after, metrics) = full_step(state, uneven())[0], step(trained_state, uneven())
+  expected, (after, metrics) = (
+    full_step(state, uneven_batch())[0],
+    step(trained_state, uneven_batch()),
+  )
   for name, x in first_arrays().items():
     if name in names:
       np.testing.assert_allclose(

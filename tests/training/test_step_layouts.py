@@ -1,5 +1,4 @@
-"""The same training on every layout of devices: one device, data, FSDP and tensor parallelism, and
-accumulation."""
+"""Training is the same on one device and with data, FSDP, tensor parallelism and accumulation."""
 
 import functools
 
@@ -50,7 +49,7 @@ RUNS = {  # T5 version, dropout rate, optimizer, schedule
 }
 
 
-def named(table, *, name, **arguments):
+def name_of_layout(table, *, name, **arguments):
   return functools.partial(table[name], **arguments)
 
 
@@ -60,9 +59,9 @@ def set_up(run, layout):
   rules = Rules.make(make_mesh(mesh, jax.devices()[:devices]))
   make = tiny.maker(tiny.sizes(version, **WIDTHS), vocab_size=VOCAB, dropout=dropout)
   model = jax.eval_shape(make, jax.random.key(0))
-  schedule = named(SCHEDULES, **schedule)()
+  schedule = name_of_layout(SCHEDULES, **schedule)()
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  update = update_layerwise(named(OPTIMIZERS, **optimizer)(schedule), axes)
+  update = update_layerwise(name_of_layout(OPTIMIZERS, **optimizer)(schedule), axes)
   step = make_step(
     model,
     Objective(label_smoothing=0.1, z_loss=1e-4),
@@ -77,7 +76,7 @@ def set_up(run, layout):
 
 @functools.cache
 def first_state(run):
-  """The state at step 0, drawn on one device."""
+  """Draw the state at step 0 on one device."""
   make, update, _, abstract, _ = set_up(run, "one")
   return jax.tree.map(np.asarray, init_state(make, update, abstract, seed=5))
 
@@ -115,7 +114,7 @@ PAIRS = [
 @pytest.mark.parametrize(
   "run, layout, base", more.beyond(2, PAIRS), ids=[f"{r}-{a}" for r, a, _ in PAIRS]
 )
-def test_every_layout_trains_alike(run, layout, base, capfd):
+def test_every_layout_has_the_losses_and_parameters_of_one_device(run, layout, base, capfd):
   metrics, final, *_ = train(run, layout)
   # the partitioner's word for replicating an activation
   assert "rematerialization" not in capfd.readouterr().err
@@ -131,8 +130,8 @@ def test_every_layout_trains_alike(run, layout, base, capfd):
 
 
 @pytest.mark.parametrize("run", more.beyond(1, RUNS))
-def test_the_runs_compared_do_learn(run):
-  """Equality would be empty if the parameters had hardly moved."""
+def test_the_compared_runs_learn(run):
+  """Equal parameters would prove nothing if they had hardly moved."""
   metrics, final, *_ = train(run, "one")
   start = first_state(run).params
   assert metrics["loss"][-1] < metrics["loss"][0] - 0.5
@@ -140,14 +139,14 @@ def test_the_runs_compared_do_learn(run):
   assert min(moved.values()) > 1e-3, moved
 
 
-def test_dropout_is_on_and_differs_from_part_to_part():
+def test_dropout_is_on_and_differs_between_parts_of_a_batch():
   unsplit_loss = train("adamw_dropout", "one")[0]["loss"]
   parts = train("adamw_dropout", "accumulated")[0]["loss"]
   assert abs(unsplit_loss[0] - parts[0]) > 1e-3
   assert np.abs(unsplit_loss - parts).max() < 0.3
 
 
-def assert_as_planned(leaf, planned):
+def assert_shardings(leaf, planned):
   assert (leaf.shape, leaf.dtype) == (planned.shape, planned.dtype)
   assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (
     leaf.sharding,
@@ -169,7 +168,7 @@ def assert_as_planned(leaf, planned):
 def test_a_trained_state_stays_where_the_abstract_state_puts_it(run, layout):
   *_, state, abstract = train(run, layout)
 
-  jax.tree.map(assert_as_planned, state, abstract)
+  jax.tree.map(assert_shardings, state, abstract)
 
 
 def test_every_mesh_draws_the_same_first_state():
@@ -177,4 +176,4 @@ def test_every_mesh_draws_the_same_first_state():
   make, update, _, abstract, _ = set_up("adafactor", "data_fsdp_tensor")
   state = init_state(make, update, abstract, seed=5)
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), expected)
-  jax.tree.map(assert_as_planned, state, abstract)
+  jax.tree.map(assert_shardings, state, abstract)

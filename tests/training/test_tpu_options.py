@@ -1,5 +1,4 @@
-"""The TPU compiler's options are those of the chip, and neither override the user nor stop a
-run."""
+"""The TPU compiler gets the options of its chip, unless the user sets them or libtpu lacks them."""
 
 import re
 import types
@@ -13,7 +12,7 @@ VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
 class Lowered:
-  """Stands for a lowered step, for a libtpu that knows the options `known`."""
+  """Stand in for a lowered step that a libtpu compiles which knows only some options."""
 
   def __init__(self, known):
     self.known = known

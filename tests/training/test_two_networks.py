@@ -1,4 +1,4 @@
-"""Fine-tuning from a run that pretrained a generator and a discriminator."""
+"""Fine-tuning starts from the discriminator of a run that pretrained it with a generator."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.usefixtures("compiled", "one_device"), pytest.mark.mor
 
 
 @pytest.mark.parametrize("recipe", ["electra/small", "deberta/base"])
-def test_the_discriminator_is_tuned(recipe, tmp_path, capsys):
+def test_fine_tuning_starts_from_the_discriminator(recipe, tmp_path, capsys):
   """Its token table is the sum of the generator's and its own, where each has a part of its own."""
   two_networks, discriminator_only = (f"--workdir={tmp_path}/{name}" for name in ("both", "one"))
   assert train.main([f"--config=configs/{recipe}.py:debug", two_networks]) == 0

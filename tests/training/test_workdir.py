@@ -1,5 +1,4 @@
-"""Commands meet workdirs that others write to, that lost files, or that a loss of power has cut;
-nothing is lost."""
+"""Commands lose nothing of a workdir that others write to, or that lost or tore files."""
 
 import contextlib
 import json
@@ -32,14 +31,14 @@ def go(workdir, total: int = 4, *flags) -> int:
 
 
 @pytest.fixture
-def workdir_with_checkpoints(trained, tmp_path):
-  """A copy of the run of four steps."""
+def trained_copy(trained, tmp_path):
+  """Return a copy of a run of four steps."""
   shutil.copytree(trained, tmp_path / "run")
   return tmp_path / "run"
 
 
-def fetched(address, tmp_path) -> pathlib.Path:
-  """A local directory with the small files of a workdir."""
+def download_small_files(address, tmp_path) -> pathlib.Path:
+  """Download the small files of a workdir; return their local directory."""
   if "://" not in str(address):
     return pathlib.Path(address)
   files, root = fsspec.core.url_to_fs(address)
@@ -51,7 +50,9 @@ def fetched(address, tmp_path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
-def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, monkeypatch, capsys):
+def test_steps_that_another_run_saves_before_it_hands_over_are_kept(
+  address, tmp_path, monkeypatch, capsys
+):
   address = address.format(tmp_path)
   hold = workdirs.lock_workdir
   other_steps = [4]
@@ -65,7 +66,7 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
   monkeypatch.setattr(workdirs, "lock_workdir", after_another)
   assert go(address, 6) == 0
   assert not other_steps
-  folder = fetched(address, tmp_path)
+  folder = download_small_files(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
   assert [row["changes"] for row in workdirs.read_history(folder) if "changes" in row] == [
     [],
@@ -76,12 +77,10 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
 
 
 @pytest.mark.parametrize("how", more.beyond(1, ["removed", "empty", "a dangling link", "a file"]))
-def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(
-  how, workdir_with_checkpoints, capsys
-):
-  checkpoints = workdir_with_checkpoints / "checkpoints"
-  before = (workdir_with_checkpoints / "metrics.jsonl").read_bytes()
-  checkpoints.rename(workdir_with_checkpoints / "elsewhere")
+def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(how, trained_copy, capsys):
+  checkpoints = trained_copy / "checkpoints"
+  before = (trained_copy / "metrics.jsonl").read_bytes()
+  checkpoints.rename(trained_copy / "elsewhere")
   if how == "empty":
     checkpoints.mkdir()
   elif how == "a dangling link":
@@ -89,7 +88,7 @@ def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(
   elif how == "a file":
     checkpoints.write_text("")
   for _ in range(2):
-    assert go(workdir_with_checkpoints, 6) == 2
+    assert go(trained_copy, 6) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     expected = {
       "a dangling link": "a link to /mnt/not/mounted, which is not there",
@@ -97,32 +96,32 @@ def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(
     }
     assert expected.get(how, "holds no checkpoint, but history.jsonl says that step") in error
     assert how in expected or "--from_step=0" in error
-    assert (workdir_with_checkpoints / "metrics.jsonl").read_bytes() == before
+    assert (trained_copy / "metrics.jsonl").read_bytes() == before
   checkpoints.rmdir() if how == "empty" else checkpoints.unlink(missing_ok=True)
-  (workdir_with_checkpoints / "elsewhere").rename(checkpoints)
-  assert go(workdir_with_checkpoints, 6) == 0
-  assert [step for step, _ in losses(workdir_with_checkpoints)] == [1, 2, 3, 4, 5, 6]
+  (trained_copy / "elsewhere").rename(checkpoints)
+  assert go(trained_copy, 6) == 0
+  assert [step for step, _ in losses(trained_copy)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(
-  workdir_with_checkpoints, trained, capsys
+def test_beginning_anew_sets_the_old_metrics_aside_and_ends_with_the_same_bits(
+  trained_copy, trained, capsys
 ):
-  before = (workdir_with_checkpoints / "metrics.jsonl").read_bytes()
-  shutil.rmtree(workdir_with_checkpoints / "checkpoints")
-  assert go(workdir_with_checkpoints, 2, "--from_step=0") == 0
-  (aside,) = workdir_with_checkpoints.glob("metrics.*.jsonl")
+  before = (trained_copy / "metrics.jsonl").read_bytes()
+  shutil.rmtree(trained_copy / "checkpoints")
+  assert go(trained_copy, 2, "--from_step=0") == 0
+  (aside,) = trained_copy.glob("metrics.*.jsonl")
   assert aside.read_bytes() == before
-  assert [step for step, _ in losses(workdir_with_checkpoints)] == [1, 2]
-  assert go(workdir_with_checkpoints, 4, "--from_step=0") == 0, "it acts once"
+  assert [step for step, _ in losses(trained_copy)] == [1, 2]
+  assert go(trained_copy, 4, "--from_step=0") == 0, "it acts once"
   assert "from step 2 of 4" in capsys.readouterr().out
-  assert len(list(workdir_with_checkpoints.glob("metrics.*.jsonl"))) == 1
-  assert losses(workdir_with_checkpoints) == losses(trained)
-  assert fingerprints(workdir_with_checkpoints, 4) == fingerprints(trained, 4)
-  assert go(workdir_with_checkpoints, 6, "--from_step=2") == 0
-  assert sorted(
-    path.name for path in (workdir_with_checkpoints / "checkpoints").glob("*.set_aside")
-  ) == ["4.set_aside"]
-  assert len(list(workdir_with_checkpoints.glob("metrics.*.jsonl"))) == 2
+  assert len(list(trained_copy.glob("metrics.*.jsonl"))) == 1
+  assert losses(trained_copy) == losses(trained)
+  assert fingerprints(trained_copy, 4) == fingerprints(trained, 4)
+  assert go(trained_copy, 6, "--from_step=2") == 0
+  assert sorted(path.name for path in (trained_copy / "checkpoints").glob("*.set_aside")) == [
+    "4.set_aside"
+  ]
+  assert len(list(trained_copy.glob("metrics.*.jsonl"))) == 2
 
 
 @pytest.mark.more
@@ -142,12 +141,12 @@ def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
   assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
 
 
-def test_metrics_prove_a_save_where_history_is_gone(workdir_with_checkpoints, capsys):
-  shutil.rmtree(workdir_with_checkpoints / "checkpoints")
-  (workdir_with_checkpoints / "history.jsonl").unlink()
-  with open(workdir_with_checkpoints / "metrics.jsonl", "a") as file:
+def test_metrics_prove_a_save_where_history_is_gone(trained_copy, capsys):
+  shutil.rmtree(trained_copy / "checkpoints")
+  (trained_copy / "history.jsonl").unlink()
+  with open(trained_copy / "metrics.jsonl", "a") as file:
     file.write('{"step": 5, "train/loss": 1.0}\n')
-  assert go(workdir_with_checkpoints) == 2
+  assert go(trained_copy) == 2
   assert "metrics.jsonl reaches step 5, and a step was saved every 2" in capsys.readouterr().err
 
 
@@ -210,71 +209,61 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
 
 
 @pytest.mark.more
-def test_going_back_acts_once_though_history_has_a_torn_line(workdir_with_checkpoints, caplog):
-  with open(workdir_with_checkpoints / "history.jsonl", "ab") as file:
+def test_going_back_happens_once_despite_a_torn_line_of_history(trained_copy, caplog):
+  with open(trained_copy / "history.jsonl", "ab") as file:
     file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
   for _ in range(2):
-    assert go(workdir_with_checkpoints, 4, "--from_step=2") == 0
+    assert go(trained_copy, 4, "--from_step=2") == 0
   assert caplog.text.count("torn or foreign line is skipped") == 1
-  assert [
-    path.name for path in (workdir_with_checkpoints / "checkpoints").glob("*.set_aside*")
-  ] == ["4.set_aside"]
-  assert steps(workdir_with_checkpoints) == [2, 4]
+  assert [path.name for path in (trained_copy / "checkpoints").glob("*.set_aside*")] == [
+    "4.set_aside"
+  ]
+  assert steps(trained_copy) == [2, 4]
 
 
 @pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
-def test_a_damaged_config_is_taken_from_history(content, workdir_with_checkpoints, caplog, capsys):
-  path = workdir_with_checkpoints / "config.json"
-  before = (workdir_with_checkpoints / "config.json").read_bytes()
+def test_a_damaged_config_is_taken_from_history(content, trained_copy, caplog, capsys):
+  path = trained_copy / "config.json"
+  before = (trained_copy / "config.json").read_bytes()
   path.unlink() if content is None else path.write_bytes(content)
-  assert (
-    evaluate.main([f"--workdir={workdir_with_checkpoints}", "--config.evals.loss.max_examples=8"])
-    == 0
-  )
+  assert evaluate.main([f"--workdir={trained_copy}", "--config.evals.loss.max_examples=8"]) == 0
   assert f"{path}: " in caplog.text
   assert "its copy in history.jsonl is used" in caplog.text
-  assert go(workdir_with_checkpoints, 4, "--config.seed=1") == 2
+  assert go(trained_copy, 4, "--config.seed=1") == 2
   assert "seed: 0 there, 1 here" in capsys.readouterr().err
-  assert go(workdir_with_checkpoints, 4, "--config.evals.loss.max_examples=None") == 0
+  assert go(trained_copy, 4, "--config.evals.loss.max_examples=None") == 0
   assert path.read_bytes() == before
 
 
-def test_a_damaged_config_without_a_copy_says_how_to_mend_it(workdir_with_checkpoints, capsys):
-  (workdir_with_checkpoints / "config.json").write_bytes(b"")
-  rows = [
-    json.loads(line)
-    for line in (workdir_with_checkpoints / "history.jsonl").read_text().splitlines()
-  ]
+def test_a_damaged_config_without_a_copy_says_how_to_mend_it(trained_copy, capsys):
+  (trained_copy / "config.json").write_bytes(b"")
+  rows = [json.loads(line) for line in (trained_copy / "history.jsonl").read_text().splitlines()]
   rows[0]["config"]["seed"] = 5  # its digest is another now
-  (workdir_with_checkpoints / "history.jsonl").write_text(
-    "".join(json.dumps(row) + "\n" for row in rows)
-  )
+  (trained_copy / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   for code in (
-    go(workdir_with_checkpoints),
-    evaluate.main([f"--workdir={workdir_with_checkpoints}"]),
+    go(trained_copy),
+    evaluate.main([f"--workdir={trained_copy}"]),
   ):
     assert code == 2
   for error in capsys.readouterr().err.splitlines()[-2:]:
     assert (
       "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
     )
-  (workdir_with_checkpoints / "config.json").unlink()
-  assert go(workdir_with_checkpoints) == 0
+  (trained_copy / "config.json").unlink()
+  assert go(trained_copy) == 0
 
 
 @pytest.mark.parametrize("left", more.beyond(1, [2, None]))
-def test_metrics_that_are_gone_are_told_and_leave_a_gap(left, workdir_with_checkpoints, capsys):
-  path = workdir_with_checkpoints / "metrics.jsonl"
+def test_lost_metrics_are_reported_and_leave_a_gap(left, trained_copy, capsys):
+  path = trained_copy / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
   path.unlink() if left is None else path.write_bytes(b"".join(lines[:left]))
   first = 1 if left is None else 3
-  assert go(workdir_with_checkpoints, 6) == 0
+  assert go(trained_copy, 6) == 0
   assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
-  assert [
-    row["missing_from"] for row in read_metrics(workdir_with_checkpoints) if "missing_from" in row
-  ] == [first]
-  assert (
-    f"Steps {first} to 4 have no metrics" in (workdir_with_checkpoints / "report.html").read_text()
-  )
-  assert go(workdir_with_checkpoints, 6) == 0
+  assert [row["missing_from"] for row in read_metrics(trained_copy) if "missing_from" in row] == [
+    first
+  ]
+  assert f"Steps {first} to 4 have no metrics" in (trained_copy / "report.html").read_text()
+  assert go(trained_copy, 6) == 0
   assert "have no metrics" not in capsys.readouterr().out

@@ -1,5 +1,4 @@
-"""The lock of a workdir: kept after its file was deleted, and lost to whoever made a new one
-meanwhile."""
+"""A workdir's lock outlives the deletion of its file, unless another run has made it anew."""
 
 import contextlib
 
@@ -28,8 +27,7 @@ def test_a_deleted_lock_is_taken_again(tmp_path):
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_lock_that_another_run_has_made_anew_is_lost(lives, tmp_path):
-  """Whether that run is still there or has been and gone: it may have saved what the first does not
-  know of."""
+  """The other run may have ended: it may have saved steps that the first does not know."""
   with contextlib.closing(workdir.lock_workdir(tmp_path)) as first, contextlib.ExitStack() as stack:
     (tmp_path / "lock").unlink()
     second = workdir.lock_workdir(tmp_path)

@@ -1,5 +1,4 @@
-"""What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the
-dense core."""
+"""Draw inputs and masks for tests of attention cores, and compare cores with the dense core."""
 
 import dataclasses
 
@@ -20,7 +19,7 @@ DIMS = Dims(embed=32, heads=4, kv_heads=2, head_dim=8, mlp=64, layers=1)
 
 
 def make(spec, dims=DIMS, causal=False):
-  """A core as a recipe has it."""
+  """Build a core as a recipe does."""
   return slots.make("core", spec, cores, "make", rngs=rngs(), dims=dims, causal=causal)
 
 
@@ -57,7 +56,7 @@ def packed(T=37):
 
 
 def mask(kind: str, T=37) -> Mask:
-  """One of `KINDS` for two rows of T tokens; a suffix `_w5` gives it a window."""
+  """Return one of `KINDS` for two rows of T tokens; a suffix `_w5` adds a window of 5."""
   kind, _, window = kind.partition("_w")
   window = int(window) if window else None
   pos = positions(T)
@@ -80,7 +79,7 @@ KINDS = ("full", "padded", "causal", "prefix", "packed", "packed_causal")
 
 
 def bias(kind: str, T=37, N=4):
-  """(the stack's bias, the layer's position)"""
+  """Return (the stack's bias, the layer's position)."""
   if kind == "table":
     return RelativeBias(rngs(5), heads(N), buckets=8, max_distance=20), None
   if kind == "array":
@@ -89,7 +88,7 @@ def bias(kind: str, T=37, N=4):
 
 
 def sees_a_key(mask: Mask, B=2) -> jax.Array:
-  """bool [B, T]: queries that see any key."""
+  """Return bool [B, T]: queries that see any key."""
   allowed = mask.dense()
   T = mask.q_pos.shape[1]
   return (
@@ -116,7 +115,7 @@ def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):
 
 
 def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
-  """Output and every gradient, parameters of the bias among them."""
+  """Assert that output and all gradients, also of the bias's parameters, are the dense core's."""
   rows = sees_a_key(mask) if rows is None else rows
   actual = with_gradients(core, mask, rows, **options)(*args)
   expected = with_gradients(Dense(), mask, rows, **options)(*args)

@@ -1,5 +1,4 @@
-"""Whole models with each core: scan equals loop, decoding equals the forward pass, and what they
-refuse."""
+"""Models with each core decode and scan as they compute, and refuse what their core refuses."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ MODELS += [(Decoder, "local", "relative_bias")]
 
 
 @pytest.mark.parametrize("kind, name, position", more.beyond(2, MODELS))
-def test_models_scan_equals_loop(kind, name, position):
+def test_scan_has_the_outputs_and_gradients_of_a_loop(kind, name, position):
   """Outputs, and all gradients of cores with parameters or a backward pass of their own,
   rematerialised in the scan; the dense core agrees where the core is exact."""
   features = batch("encoder" if kind is Encoder else "decoder")

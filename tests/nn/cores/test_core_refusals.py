@@ -1,4 +1,4 @@
-"""What the cores refuse: masks, positions, lengths and options they cannot honour."""
+"""Cores refuse masks, positions, lengths and options that they cannot honour."""
 
 import ast
 import pathlib
@@ -36,7 +36,7 @@ BIDIRECTIONAL = ("linformer", "bigbird")
     ("decoding", "decoding from a cache"),
   ],
 )
-def test_refusals_of_the_approximate_cores(name, feature, message):
+def test_approximate_cores_refuse_masks_and_options(name, feature, message):
   causal = name == "memory_compressed" and feature == "prefix"
   core = cases.make(name, causal=causal)
   if feature == "prefix" and name in BIDIRECTIONAL:
@@ -54,7 +54,7 @@ def test_refusals_of_the_approximate_cores(name, feature, message):
   assert "\n" not in str(error.value)
 
 
-def test_refusals_of_the_exact_cores():
+def test_exact_cores_refuse_masks_and_options():
   shaw = ShawPosition(cases.rngs(), cases.DIMS)
   for name in ("chunked", "local"):
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_refusals_of_the_exact_cores():
 
 
 @pytest.mark.parametrize("name", ["local", "bigbird"])
-def test_refusal_of_other_lengths_of_keys(name):
+def test_other_lengths_of_keys_are_refused(name):
   core = cases.make({"name": "local", "window": 3} if name == "local" else name)
   with pytest.raises(
     UserError, match=f"core '{name}' cannot do attention from 37 queries to 20 keys"
@@ -76,7 +76,7 @@ def test_refusal_of_other_lengths_of_keys(name):
     core(*cases.qkv(S=20), Mask(positions(37), positions(20)), scale=0.4)
 
 
-def test_refusals_of_lengths():
+def test_bad_lengths_are_refused():
   core = BigBird(block=4, random_blocks=2)
   for T in (1, 36):
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_refusals_of_lengths():
     Linformer(cases.rngs(), cases.DIMS, k=4, length=36)(*cases.qkv(), M["full"], scale=0.4)
 
 
-def test_memory_compressed_refuses_the_other_kind_of_stack():
+def test_memory_compressed_attention_refuses_the_other_kind_of_stack():
   core = MemoryCompressed(cases.rngs(), cases.DIMS, causal=True)
   with pytest.raises(
     UserError, match="cannot do bidirectional attention in a core made for a causal stack"
@@ -135,15 +135,15 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
     ),
   ],
 )
-def test_bad_options(spec, message):
+def test_bad_options_are_refused(spec, message):
   with pytest.raises(UserError, match=message) as error:
     cases.make(spec)
   assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", slots.names(cores))
-def test_what_a_core_refuses_is_what_the_base_checks(name):
-  """A misspelt refusal would never be raised: every one of them is, here, by some call."""
+def test_every_refusal_that_a_core_declares_is_checked_by_the_base(name):
+  """A misspelt refusal would never be raised; here some call raises each of them."""
   core = cases.make(name)
   calls = {
     "causal": (M["causal"], {}),

@@ -1,5 +1,4 @@
-"""What holds for every attention core, with the arguments it has by default: new ones are found by
-themselves."""
+"""Every core, with its default arguments, computes the dense core's attention or refuses a rule."""
 
 import core_cases as cases
 import jax

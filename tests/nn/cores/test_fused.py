@@ -1,4 +1,4 @@
-"""The kernel with whole rows of logits, in Pallas' interpreter."""
+"""The kernel with complete rows of logits equals the dense core, in Pallas' interpreter."""
 
 import types
 
@@ -35,7 +35,7 @@ CORE = Fused()
     ],
   ),
 )
-def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
+def test_output_and_gradients_equal_the_dense_cores(kind, bias, kv_heads, logits, monkeypatch):
   """Output and all gradients, with several rows in a step or one; rows of one array of biases share
   its gradient."""
   monkeypatch.setattr(fused, "LOGITS_PER_STEP", logits)
@@ -52,8 +52,8 @@ def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
     (512, 1024, 20, 80, False, "TPU v5 lite", False),
   ],
 )
-def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses):
-  """As the compiler found for each."""
+def test_lengths_that_exceed_a_chips_memory_are_refused(T, S, heads, width, biased, chip, refuses):
+  """The limits are those that the compiler reported for each chip."""
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=chip)]))
   q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
   bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
@@ -65,8 +65,8 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
 
 @pytest.mark.more
 @pytest.mark.parametrize("width", [80, 96])
-def test_cross_attention_of_odd_lengths_with_a_row_that_sees_nothing(width):
-  """And with biases of each row."""
+def test_cross_attention_of_odd_lengths_equals_the_dense_cores(width):
+  """One row sees nothing, and each row has its biases."""
   T = 19
   S = 45
   mask = Mask(positions(T), positions(S), k_valid=jnp.arange(S)[None] < jnp.array([[S], [0]]))
@@ -75,7 +75,7 @@ def test_cross_attention_of_odd_lengths_with_a_row_that_sees_nothing(width):
 
 
 @pytest.mark.more
-def test_rows_and_heads_of_a_step_in_16_bits():
+def test_bfloat16_steps_of_several_rows_and_heads_equal_the_dense_cores():
   """Two heads of width 64 fill a register; eight rows of 24 tokens share a step."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=8, T=24, S=40, N=4, K=4, H=64))
   mask = Mask(
@@ -86,7 +86,7 @@ def test_rows_and_heads_of_a_step_in_16_bits():
 
 
 @pytest.mark.parametrize("shared", beyond(1, [(), ((-2,),)]))
-def test_dropout_with_the_mask_that_it_draws(shared):
+def test_dropout_applies_the_mask_that_the_kernel_draws(shared):
   """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh
   that splits rows, queries and heads."""
   dropout = Dropout(0.3, shared)
@@ -117,7 +117,7 @@ def test_dropout_with_the_mask_that_it_draws(shared):
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
 
 
-def test_stages_of_a_pipeline_map_over_it():
+def test_stages_of_a_pipeline_map_over_the_kernel():
   """Each has a key of its own; the kernels are lowered for a TPU."""
   mask = Mask(positions(128), positions(128), causal=True)
 
@@ -135,8 +135,8 @@ def test_stages_of_a_pipeline_map_over_it():
   assert lowered.as_text().count("@tpu_custom_call(") == 2
 
 
-def test_what_dropout_keeps_is_random():
-  """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
+def test_dropout_masks_are_random():
+  """Neighbours, heads, rows and keys are independent, within five standard deviations."""
   draws = np.stack(
     [
       dropout_mask(Dropout(0.1), pair, 64, 65, row, head)

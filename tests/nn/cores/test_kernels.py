@@ -1,4 +1,4 @@
-"""The kernels of TPUs and GPUs, and the choice among the exact cores."""
+"""The kernels of TPUs and GPUs equal the dense core, and `auto` chooses among them."""
 
 import dataclasses
 import re
@@ -35,7 +35,7 @@ def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
 
 
 def test_dropout_shared_by_queries_is_exact_in_kernels():
-  """The weights that the dense core drops, by whole values: in the result and in all gradients."""
+  """They drop the weights that the dense core drops, in the output and in all gradients."""
   mask = dataclasses.replace(cases.mask("packed_causal", T=64), aligned=True)
   options = dict(scale=0.4, dropout=Dropout(0.3, (-2,)), key=jax.random.key(1))
   q, k, v = cases.qkv(T=64, N=2, K=1)
@@ -79,7 +79,7 @@ def test_splash_on_a_mesh_and_across_lengths():
     cases.assert_equals_dense(CORE, mask, (*cases.qkv(T=20, S=200, N=4, K=2), None, None))
 
 
-def test_kernels_refuse_what_they_cannot_do():
+def test_kernels_refuse_masks_and_lengths_that_they_cannot_honour():
   q, k, v = cases.qkv()
   with pytest.raises(
     UserError, match="core 'splash' cannot do causality or windows over explicit positions"
@@ -120,7 +120,7 @@ def test_kernels_refuse_what_they_cannot_do():
     ("gpu", "full", {"dtype": jnp.float32}, "chunked"),
   ],
 )
-def test_the_choice(platform, kind, options, expected):
+def test_auto_chooses_the_fastest_core_that_fits(platform, kind, options, expected):
   def name(T, aligned=True):
     mask = dataclasses.replace(cases.mask(kind, T), aligned=aligned)
     bias = cases.bias(options.get("bias", "none"), T)[0]
@@ -145,7 +145,7 @@ def test_the_choice(platform, kind, options, expected):
   [("7.5", "chunked"), ("gfx942", "chunked"), ("8.0", "cudnn"), ("12.0", "cudnn")],
 )
 def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capability, name):
-  """Those before Ampere, and AMD's."""
+  """These are GPUs before Ampere, and AMD's."""
   device = types.SimpleNamespace(device_kind="a GPU", compute_capability=capability)
   mesh = types.SimpleNamespace(devices=np.array([device]))
   x = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16)
@@ -154,7 +154,7 @@ def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capabil
     assert Auto().select(x, x, mask, Softmax()).name == name
 
 
-def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes():
+def test_dropout_uses_the_kernel_that_draws_it_up_to_its_longest_rows():
   def name(T, aligned=True):
     x = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16)
     mask = cases.mask("causal", T)
@@ -170,7 +170,7 @@ def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
-  """DeBERTa's, which are arrays; blocks could not compute them piece by piece."""
+  """DeBERTa's are arrays, which cores cannot compute block by block."""
   mask = Mask(positions(1024), positions(1024))
   q, bias = (
     jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024))

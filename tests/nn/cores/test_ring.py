@@ -1,4 +1,4 @@
-"""Ring attention: what the dense core computes, without any device holding all keys."""
+"""Ring attention equals the dense core without any device holding all keys."""
 
 import core_cases as cases
 import jax
@@ -18,7 +18,7 @@ T = 40  # ten tokens a device, in blocks of four: the last one is padded
 
 
 def mesh(**axes):
-  """Devices in an order of their own, as on a slice."""
+  """Return a mesh whose devices are not in the order of their ids, as on a slice."""
   devices = np.array(jax.devices())[[0, 4, 1, 5, 2, 6, 3, 7]]
   return make_mesh(axes, list(devices))
 
@@ -32,7 +32,7 @@ def mesh(**axes):
     ("full_w5", None, {}),
   ],
 )
-def test_it_equals_dense_on_a_split_length(kind, bias, options):
+def test_a_split_length_equals_the_dense_core(kind, bias, options):
   with Rules.make(mesh(data=2, sequence=4)).activate(), record_cores() as used:
     cases.assert_equals_dense(
       CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options
@@ -56,8 +56,8 @@ def test_no_device_holds_all_keys():
 
 
 @pytest.mark.parametrize("n", [4, 5, 8])
-def test_causal_work_is_the_same_on_every_device(n):
-  """The zigzag order can be undone, and no device has more visible pairs than another."""
+def test_zigzag_order_balances_causal_work(n):
+  """The order can be undone, and all devices have equally many visible pairs."""
   mesh = Mesh(np.array(jax.devices()[:n]), ("sequence",))
   device_ring = ring.DeviceRing(("sequence",), n)
   split = PartitionSpec(None, "sequence")
@@ -73,7 +73,7 @@ def test_causal_work_is_the_same_on_every_device(n):
   assert not np.array_equal(zigzag, pos)
 
 
-def test_it_is_the_chunked_core_where_nothing_goes_around():
+def test_an_unsplit_length_uses_the_chunked_core():
   (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
   with record_cores() as used:
     CORE(q, k, v, mask, scale=0.4)

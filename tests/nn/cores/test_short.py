@@ -1,4 +1,4 @@
-"""The kernel for many short sequences, in Pallas' interpreter."""
+"""The kernel for many short sequences equals the dense core, in Pallas' interpreter."""
 
 import core_cases as cases
 import jax
@@ -28,14 +28,14 @@ from t5x_like.parallel.rules import Rules
     ],
   ),
 )
-def test_it_equals_dense(kind, bias, T, N, K, H):
-  """Output and all gradients, for a number of sequences that fills no tile."""
+def test_output_and_gradients_equal_the_dense_cores(kind, bias, T, N, K, H):
+  """The number of sequences fills no tile."""
   args = (*cases.qkv(T=T, N=N, K=K, H=H), *cases.bias(bias, T, N))
   cases.assert_equals_dense(Short(), cases.mask(kind, T), args, rows=jnp.ones((2, T), bool))
 
 
 def test_devices_that_share_queries_are_refused():
-  """Each has all keys, more than its queries."""
+  """Each device would have all keys but only some of the queries."""
   q = jnp.ones((2, 32, 2, 16))
   mask = Mask(positions(32), positions(32))
   with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
@@ -44,8 +44,8 @@ def test_devices_that_share_queries_are_refused():
 
 
 @pytest.mark.more
-def test_blocks_of_sequences_and_heads_in_16_bits():
-  """And over a mesh; sequences share the bias, and its gradient is a sum over all of them."""
+def test_bfloat16_blocks_equal_the_dense_core_also_on_a_mesh():
+  """Sequences share the bias; its gradient sums over all of them."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=80, T=49, N=8, K=8, H=32))
   mask = Mask(positions(49), positions(49))
   bias = jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))

@@ -1,5 +1,4 @@
-"""The cores that compute something else than dense attention, against plain numpy, and what they
-cost."""
+"""Sparse and compressed cores equal plain numpy and cost as little as their papers say."""
 
 import core_cases as cases
 import jax
@@ -29,8 +28,8 @@ def attention(q, k, v, counts, scale):
   return out
 
 
-def moved(core):
-  """The core with all its parameters away from their initial values, so that a null key is none."""
+def build_with_random_parameters(core):
+  """Return the core with random parameters, so that a null key has an effect."""
   arrays = params.arrays(core)
   noisy = {
     name: a + cases.normal(*a.shape, seed=50 + i) for i, (name, a) in enumerate(arrays.items())
@@ -73,7 +72,7 @@ def test_bigbird_equals_dense_attention_under_its_block_matrix(plan, random_bloc
     np.testing.assert_allclose(out[row], expected * valid[row][:, None, None], rtol=1e-4, atol=1e-5)
 
 
-def test_bigbird_random_plan():
+def test_random_blocks_of_bigbird_are_a_valid_plan():
   plan = draw_random_blocks(20, 3, 4, seed=0)
   for head, row in np.ndindex(3, 18):
     blocks = set(plan[head, row].tolist())
@@ -101,9 +100,9 @@ def test_bigbird_gradient_stays_within_its_blocks():
 
 @pytest.mark.parametrize("share", ["none", "headwise", "kv"])
 @pytest.mark.parametrize("S", [13, 20])
-def test_linformer(share, S):
+def test_linformer_equals_numpy(share, S):
   spec = {"name": "linformer", "k": 5, "length": 20, "share": share}
-  core = moved(cases.make(spec))
+  core = build_with_random_parameters(cases.make(spec))
   assert params.count(core) == {"none": 2 * 2, "headwise": 2, "kv": 1}[share] * 5 * 20
   q, k, v = cases.qkv(T=S)
   valid = np.arange(S)[None] < np.array([[S], [S - 6]])
@@ -126,7 +125,7 @@ def test_linformer(share, S):
 
 @pytest.mark.parametrize("share", ["none", "headwise"])
 def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
-  core = moved(
+  core = build_with_random_parameters(
     cases.make({"name": "linformer", "k": 5, "length": 37, "share": share, "sequences": 2})
   )
   q, k, v = cases.qkv()
@@ -146,7 +145,7 @@ def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
 
 @pytest.mark.parametrize("share", ["none", "kv"])
 @pytest.mark.parametrize("length", [5, 15])
-def test_linformer_that_starts_by_pooling(share, length):
+def test_linformer_may_start_as_mean_pooling(share, length):
   core = cases.make(
     {"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"}
   )
@@ -163,9 +162,9 @@ def test_linformer_that_starts_by_pooling(share, length):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("S, stride", [(12, 3), (14, 3), (9, 2)])
-def test_memory_compressed(causal, S, stride):
+def test_memory_compressed_attention_equals_numpy(causal, S, stride):
   spec = {"name": "memory_compressed", "stride": stride}
-  core = moved(cases.make(spec, causal=causal))
+  core = build_with_random_parameters(cases.make(spec, causal=causal))
   q, k, v = cases.qkv(T=S)
   valid = np.arange(S)[None] < np.array([[S], [S - 4]])
   mask = Mask(positions(S), positions(S), k_valid=jnp.asarray(valid), causal=causal)
@@ -199,8 +198,8 @@ def test_memory_compressed(causal, S, stride):
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_memory_compressed_is_causal():
-  core = moved(MemoryCompressed(cases.rngs(), cases.DIMS, causal=True))
+def test_memory_compressed_attention_is_causal():
+  core = build_with_random_parameters(MemoryCompressed(cases.rngs(), cases.DIMS, causal=True))
   q, k, v = cases.qkv(B=1, T=12)
   mask = Mask(positions(12), positions(12), causal=True)
   run = jax.jit(
@@ -235,7 +234,7 @@ def test_dropout_keeps_the_expectation(core):
 
 
 def flops(spec, T, causal=False):
-  """Of the forward and the backward pass, as the compiler counts them."""
+  """Return FLOPs of the forward and the backward pass, as the compiler counts them."""
   core = cases.make(spec, Dims(32, heads=2, kv_heads=2, head_dim=16, mlp=64, layers=1), causal)
   mask = Mask(positions(T), positions(T), causal=causal)
   shapes = [jax.ShapeDtypeStruct((1, T, 2, 16), jnp.float32)] * 3
@@ -270,7 +269,7 @@ def test_linformer_flops_grow_linearly_with_the_length():
 
 
 @pytest.mark.parametrize("stride", [3, 6])
-def test_memory_compressed_takes_a_part_of_the_flops_of_dense(stride):
+def test_memory_compressed_attention_saves_flops(stride):
   compressed = {"name": "memory_compressed", "stride": stride}
   dense = "dense"
   assert flops(compressed, 3072, True) < 1.25 / stride * flops(dense, 3072, True)

@@ -1,4 +1,4 @@
-"""Mixtures of experts against a plain numpy reference, one token and one expert at a time."""
+"""Mixtures of experts equal a plain numpy reference, one token and one expert at a time."""
 
 import functools
 import math
@@ -77,7 +77,7 @@ def run(moe, x_BTD, context, key=None):
 
 
 def reference(moe, x, valid=None):
-  """(outputs, chosen experts, probabilities, logits, dropped choices); loops over everything."""
+  """Return (outputs, chosen experts, probabilities, logits, dropped choices) by loops."""
   arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(moe).items()}
   options = moe.experts
   x = np.asarray(x, np.float64)
@@ -110,7 +110,7 @@ def reference(moe, x, valid=None):
 
 @pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs(kind, dispatch):
+def test_outputs_equal_the_reference(kind, dispatch):
   moe = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
   y, aux = run(moe, tokens(), context())
   np.testing.assert_allclose(y, reference(moe, tokens())[0], rtol=1e-4, atol=1e-4)
@@ -136,8 +136,8 @@ def test_full_experts_drop_later_choices(kind):
     np.testing.assert_allclose(aux["moe_dropped"], dropped / choices, rtol=1e-6)
 
 
-def test_evaluations_have_slots_of_their_own():
-  """Training, which has a key, drops as many choices as with its own factor alone."""
+def test_evaluation_has_its_own_capacity_factor():
+  """Training, which has a key, drops as many choices as with its factor alone."""
   moe = layer(top_k=1, dispatch="capacity", capacity_factor=0.6, eval_capacity_factor=float(E))
   alone = layer(top_k=1, dispatch="capacity", capacity_factor=0.6)
   for key, dropped in (
@@ -224,7 +224,7 @@ def test_losses_are_means_over_valid_tokens(kind, where):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_importance_and_load_are_the_papers(training):
+def test_importance_and_load_follow_their_paper(training):
   """Shazeer et al. 2017, equations 6 to 11, token by token; the noise is read back from the
   logits."""
   moe = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2)
@@ -260,9 +260,8 @@ def test_importance_and_load_are_the_papers(training):
   np.testing.assert_allclose(aux["moe_load_loss"], 0.2 * (load.std() / load.mean()) ** 2, rtol=1e-4)
 
 
-def test_the_noisy_gate_starts_at_zero_and_even():
-  """Both kernels are zero at first; the noise spreads tokens over all experts, and both kernels get
-  gradients."""
+def test_the_noisy_gate_starts_with_zero_kernels_and_even_loads():
+  """The noise spreads tokens over all experts, and both kernels have gradients."""
   moe = Moe(
     D,
     F,
@@ -305,7 +304,7 @@ def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
 # Randomness and precision
 
 
-def test_noise_only_with_a_key():
+def test_routers_draw_noise_only_with_a_key():
   moe = layer(top_k=2, router="noisy_top_k")
   x = tokens(rows=64, length=64)
   route = jax.jit(lambda router, x, key: router(x, key))
@@ -341,7 +340,7 @@ def test_the_backward_pass_of_a_router_keeps_tokens_in_their_own_dtype(options):
   ]
 
 
-def test_dropout_only_with_a_key():
+def test_experts_drop_out_only_with_a_key():
   for dispatch in ({}, ENOUGH):
     moe = layer(dropout_rate=0.5, **dispatch)
     first, second = (run(moe, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
@@ -416,7 +415,7 @@ def loss(moe, arrays, x):
 @pytest.mark.parametrize(
   "dispatch, over", [("dropless", "data"), ("capacity", "data"), ("capacity", "fsdp")]
 )
-def test_sharded_is_unsharded(dispatch, over):
+def test_a_mesh_changes_no_loss_and_no_gradient(dispatch, over):
   moe = layer(dispatch=dispatch, capacity_factor=1.0)
   x = tokens()
   step, shardings, rows = compiled_on_mesh(moe, x, over)
@@ -433,7 +432,7 @@ def test_sharded_is_unsharded(dispatch, over):
   jax.tree.map(assert_close, (y, aux, gradients), (y1, aux1, gradients1))
 
 
-def test_tokens_go_to_experts_and_kernels_stay():
+def test_tokens_move_to_experts_and_kernels_stay():
   """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is
   the control."""
   moe = layer(dispatch="capacity", capacity_factor=1.0)

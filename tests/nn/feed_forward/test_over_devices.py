@@ -1,4 +1,4 @@
-"""Experts without drops on a mesh: rows travel between devices, and nothing else changes."""
+"""Experts without capacity exchange rows between a mesh's devices, and nothing else changes."""
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +66,8 @@ def on(rules, moe, arrays, x_BTD):
   "mesh", MESHES, ids=["-".join(f"{a}{n}" for a, n in mesh.items()) for mesh in MESHES]
 )
 @pytest.mark.parametrize("even", [True, False], ids=["", "one_expert"])
-def test_outputs_and_gradients_are_one_devices(mesh, even):
-  """Also where every token of the batch chooses the same two experts, so that one device gets all
-  rows."""
+def test_outputs_and_gradients_equal_one_devices(mesh, even):
+  """In one case every token chooses the same two experts, so one device gets all rows."""
   moe, arrays = layer()
   x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
   if not even:
@@ -103,7 +102,7 @@ def test_no_device_gathers_the_rows_of_the_batch():
 
 @pytest.mark.parametrize("factor", [1.25, 4.0])
 def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
-  """With room for the rows of all four devices there are none."""
+  """With room for the rows of all four devices no round is skipped."""
   moe, arrays = layer(factor=factor)
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
   gradient = jax.jit(jax.grad(lambda arrays, x: run(moe, arrays, x)[0]))

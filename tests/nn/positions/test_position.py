@@ -1,4 +1,4 @@
-"""Relative buckets against the published facts and against the formula in exact arithmetic."""
+"""Relative buckets equal T5's published table and the formula in exact arithmetic."""
 
 import fractions
 
@@ -36,7 +36,7 @@ CAUSAL = {
 }
 
 
-def past(distances, *, bidirectional, buckets=32, max_distance=128):
+def bucket_of_past(distances, *, bidirectional, buckets=32, max_distance=128):
   relative = jnp.asarray(-np.asarray(distances, np.int32))
   return np.asarray(
     relative_buckets(
@@ -46,8 +46,7 @@ def past(distances, *, bidirectional, buckets=32, max_distance=128):
 
 
 def exact_bucket(d, buckets, max_distance):
-  """`exact + floor(log(d/exact) / log(max/exact) * (buckets-exact))` by comparing rationals: no
-  rounding anywhere."""
+  """Compute `exact + floor(log(d/exact) / log(max/exact) * (buckets-exact))` without rounding."""
   exact = buckets // 2
   if d < exact:
     return d
@@ -61,8 +60,8 @@ def exact_bucket(d, buckets, max_distance):
 
 
 @pytest.mark.parametrize("bidirectional, first", [(True, BIDIRECTIONAL), (False, CAUSAL)])
-def test_buckets_of_the_past(bidirectional, first):
-  buckets = past(range(400), bidirectional=bidirectional)
+def test_buckets_of_earlier_keys_are_the_published_ones(bidirectional, first):
+  buckets = bucket_of_past(range(400), bidirectional=bidirectional)
   small = min(first)
   expected = []
   bucket = 0
@@ -73,7 +72,7 @@ def test_buckets_of_the_past(bidirectional, first):
   assert (np.diff(buckets) >= 0).all()
   assert (buckets[list(first)[-1] :] == buckets[-1]).all()
   last = 15 if bidirectional else 31
-  assert past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
+  assert bucket_of_past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
 
 
 @pytest.mark.parametrize(
@@ -83,21 +82,24 @@ def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
   distances = list(range(3 * max_distance))
   expected = [exact_bucket(d, buckets, max_distance) for d in distances]
   np.testing.assert_array_equal(
-    past(distances, bidirectional=False, buckets=buckets, max_distance=max_distance), expected
+    bucket_of_past(distances, bidirectional=False, buckets=buckets, max_distance=max_distance),
+    expected,
   )
   np.testing.assert_array_equal(
-    past(distances, bidirectional=True, buckets=2 * buckets, max_distance=max_distance), expected
+    bucket_of_past(distances, bidirectional=True, buckets=2 * buckets, max_distance=max_distance),
+    expected,
   )
 
 
-def test_the_future():
+def test_later_keys_have_their_own_buckets_or_share_the_first():
   distances = np.arange(1, 300)
   np.testing.assert_array_equal(
-    past(-distances, bidirectional=True), 16 + past(distances, bidirectional=True)
+    bucket_of_past(-distances, bidirectional=True),
+    16 + bucket_of_past(distances, bidirectional=True),
   )
-  assert (past(-distances, bidirectional=False) == 0).all()
-  assert past([0], bidirectional=True) == 0
-  assert past([0], bidirectional=False) == 0
+  assert (bucket_of_past(-distances, bidirectional=False) == 0).all()
+  assert bucket_of_past([0], bidirectional=True) == 0
+  assert bucket_of_past([0], bidirectional=False) == 0
 
 
 def test_bias_reads_the_table_at_explicit_positions():
@@ -123,7 +125,8 @@ def test_bias_trains_the_table():
 
   gradient = np.asarray(jax.grad(total)(params.arrays(position))["table"])
   counts = np.bincount(
-    past(np.maximum(positions.T - positions, 0).ravel(), bidirectional=False), minlength=32
+    bucket_of_past(np.maximum(positions.T - positions, 0).ravel(), bidirectional=False),
+    minlength=32,
   )
   np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))
 

@@ -1,5 +1,4 @@
-"""Position schemes and DeepNorm against the formulas of their papers, in plain numpy, one number at
-a time."""
+"""Position schemes and DeepNorm equal their papers' formulas in numpy, one number at a time."""
 
 import math
 
@@ -36,7 +35,7 @@ def rngs():
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_sinusoidal(interleaved):
+def test_sinusoidal_positions_follow_their_paper(interleaved):
   """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of
   the same."""
   D = 8
@@ -53,7 +52,7 @@ def test_sinusoidal(interleaved):
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_learned(offset):
+def test_learned_positions_are_rows_of_a_table(offset):
   scheme = LearnedPosition(rngs(), 8, params.normal(1.0), length=40, offset=offset)
   pos = np.minimum(POS, 39)
   table = np.asarray(scheme.table[...])
@@ -86,7 +85,7 @@ SCALINGS = {
 @pytest.mark.parametrize(
   "interleaved, fraction", [(False, 1.0), (True, 1.0), (False, 0.5), (True, 0.25)]
 )
-def test_rope(interleaved, fraction, scaling):
+def test_rope_follows_its_paper(interleaved, fraction, scaling):
   """Su et al. 2021, equation 15: the pair (x1, x2) turns by pos * theta^(-2i/R)."""
   H = 16
   x = normal(2, 5, 3, 16)
@@ -134,7 +133,7 @@ def test_llama3_scaling_has_all_its_regions():
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8])
-def test_alibi(heads):
+def test_alibi_follows_its_paper(heads):
   """Press et al. 2022, section 3: a penalty of m times the distance, m = 2^(-8/n), 2^(-16/n), …"""
   bias = np.asarray(Alibi(Dims(64, heads, heads, 16, 128, 1)).bias(POS, POS[:, ::-1]))
   assert bias.shape == (2, heads, 5, 5)
@@ -169,7 +168,7 @@ def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
 
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_shaw(values, kv_heads):
+def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
   """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij
   (v_j + aV_ij)."""
   B = 2
@@ -205,7 +204,7 @@ def test_shaw(values, kv_heads):
 # DeepNorm
 
 
-def test_deepnorm_weights():
+def test_deepnorm_weights_are_those_of_its_table():
   """Wang et al. 2022, figure 2, at the depths of its table: N encoder layers, M decoder layers."""
   N = 18
   M = 6
@@ -225,7 +224,7 @@ def test_deepnorm_weights():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_deepnorm_blocks(causal):
+def test_deepnorm_blocks_follow_their_equation(causal):
   """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on
   query and key."""
   design = Design(norm="layernorm", norm_position="deepnorm")

@@ -1,5 +1,4 @@
-"""Shampoo is its formula in numpy, has the size of Adam's update, and is Adam where nothing is
-preconditioned."""
+"""Shampoo follows its formula in numpy, takes steps as large as Adam's, and may skip sides."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ def powers(x, power):
 
 
 @pytest.mark.parametrize("widest", [9, 5], ids=["both", "one"])
-def test_the_update_is_that_of_the_formula(widest):
-  """Roots of the second step on are those of the last even one."""
+def test_updates_follow_the_formula(widest):
+  """Roots are computed at every second step and reused at the step after."""
   gradients = draw_gradients((6, 4))[:4]
   b1 = 0.9
   b2 = 0.99
