@@ -153,7 +153,7 @@ def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, mo
     UserError,
     match=r"config\.model\.design\.position: Toy declares 'place', which is now 'owner'; rename it",
   ):
-    made(design={"position": "toy"})
+    make_model(design={"position": "toy"})
 
 
 def test_a_core_is_one_file(toys):
