@@ -22,7 +22,7 @@ import fsspec
 from t5x_like.errors import TransientError, UserError, is_transient, one_line
 from t5x_like.files import store_errors
 from t5x_like.files.local import Versioned
-from t5x_like.files.store_errors import ErrorKind
+from t5x_like.files.store_errors import ErrorKind, error_chain
 
 ByteRange = slice | None  # a range of a file's bytes; None is the whole file
 
@@ -32,8 +32,10 @@ _PACKAGES = {
   "s3": "s3fs",
   "az": "adlfs",
   "abfs": "adlfs",
+  "abfss": "adlfs",
   "hf": "huggingface_hub",
   "http": "aiohttp",
+  "https": "aiohttp",
 }
 _MAX_REQUESTS = 32  # of fsspec at once
 _ABSENT = b"\x02"  # TensorStore's generation of an absent file
@@ -227,8 +229,8 @@ def _open(root: str, kind: type):
   except Exception as error:
     if is_transient(error):
       raise TransientError(f"{root}: cannot be opened now ({one_line(error)[:300]})") from error
-    package = _PACKAGES.get(root.partition("://")[0].removesuffix("s"))
-    remedy = "use an address that fsspec knows, or a mounted directory"
-    if package:
+    remedy = "correct the address, or use a mounted directory"
+    package = _PACKAGES.get(root.partition("://")[0])
+    if package and any(isinstance(cause, ImportError) for cause in error_chain(error)):
       remedy = f"pip install {package}"
     raise UserError(f"{root}: cannot be opened ({one_line(error)[:200]}); {remedy}") from error

@@ -1,6 +1,7 @@
 """Addresses that cannot be meant are refused by every program, and what is written outlasts a loss
 of power."""
 
+import importlib.util
 import os
 import pathlib
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from t5x_like import evaluate, predict, train, trust
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files import globs, leases, locks, remote
+from t5x_like.files import clients, globs, leases, locks, remote
 from t5x_like.files.paths import as_path, check_directory, is_remote
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
@@ -278,3 +279,21 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
   assert (
     file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]
   )
+
+
+@pytest.mark.parametrize(
+  ("address", "remedy"),
+  [
+    ("s3://Bad_Bucket!/", "correct the address"),
+    ("gs://UPPER/", "correct the address"),
+    ("nosuch://x/", "correct the address"),
+    ("az://container/", "pip install adlfs"),
+    ("abfs://container@account/", "pip install adlfs"),
+  ],
+)
+def test_an_address_is_refused_with_the_remedy_for_its_cause(address, remedy):
+  """An invalid bucket's name is corrected; only a missing package is installed."""
+  if "adlfs" in remedy and importlib.util.find_spec("adlfs"):
+    pytest.skip("adlfs is installed")
+  with pytest.raises(UserError, match=remedy):
+    clients.open_client(address)
