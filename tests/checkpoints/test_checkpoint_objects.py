@@ -111,7 +111,10 @@ def both_in_a_save(first_pauses_at: int):
   url = f"memory://{uuid.uuid4().hex}/checkpoints"
   workdir = Workdir()
   save([1], mesh, url)
-  paused, go, write, commit = (threading.Event() for _ in range(4))
+  paused = threading.Event()
+  go = threading.Event()
+  write = threading.Event()
+  commit = threading.Event()
   calls = []
   check_first = workdir.take()
 

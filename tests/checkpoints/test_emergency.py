@@ -22,7 +22,10 @@ from t5x_like.parallel.mesh import make_mesh
 @pytest.fixture(scope="module")
 def shardings():
   mesh = make_mesh({"replica": 2, "fsdp": 4})
-  named = lambda *parts: NamedSharding(mesh, P(*parts))  # noqa: E731
+
+  def named(*parts):
+    return NamedSharding(mesh, P(*parts))
+
   return {
     "params": {"w": named("fsdp"), "b": named(None, "fsdp")},
     "odd": named("fsdp"),

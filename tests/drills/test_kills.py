@@ -32,7 +32,10 @@ def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_pa
   count = kills(5) if processes == 1 else kills(3, share=4)
   total = steps(count)
   launcher = [] if processes == 1 else [train("")[0], *PAIR]
-  command = lambda workdir: [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]  # noqa: E731
+
+  def command(workdir):
+    return [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]
+
   code, output = run(command(tmp_path / "whole"), **where)
   assert code == 0, output
   name = f"{processes} on a disk"
@@ -62,7 +65,10 @@ def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
   server.root.mkdir()
   for name, value in object_server.environment(server).items():
     monkeypatch.setenv(name, value)
-  command = lambda name: train(f"gs://bucket/{name}", *FLAGS, f"--config.total_steps={total}")  # noqa: E731
+
+  def command(name):
+    return train(f"gs://bucket/{name}", *FLAGS, f"--config.total_steps={total}")
+
   with server.running():
     code, output = run(command("whole"), **where)
     assert code == 0, output

@@ -68,7 +68,8 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
   command = train("gs://bucket/run", *flags)
   with Process(command, **where) as process:
     assert process.until(lambda: "new run in" in process.output_so_far()), process.end()
-    server.upload_delay, began = 8.0, time.monotonic()
+    server.upload_delay = 8.0
+    began = time.monotonic()
     code, output = process.end()
   assert code == 69, output
   assert "checkpoint was not written within 5 s" in output, output

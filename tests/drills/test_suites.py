@@ -73,7 +73,8 @@ def test_a_suite_killed_in_every_phase_ends_with_the_same_files(tmp_path):
     assert "Traceback" not in output, f"{phase}: {output[-2000:]}"
   code, output = run(killed_at(command("parts"), "never", "", also=NANO), **where)
   assert code == 0, output
-  uninterrupted, parts = (contents(tmp_path / name) for name in ("whole", "parts"))
+  uninterrupted = contents(tmp_path / "whole")
+  parts = contents(tmp_path / "parts")
   assert uninterrupted.keys() == parts.keys()
   assert {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
   for name, scores in uninterrupted.items():

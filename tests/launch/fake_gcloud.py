@@ -97,7 +97,8 @@ def scp(arguments):
 def main(arguments):
   with (CLOUD / "lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    state, plan = (json.loads((CLOUD / name).read_text()) for name in ("state.json", "plan.json"))
+    state = json.loads((CLOUD / "state.json").read_text())
+    plan = json.loads((CLOUD / "plan.json").read_text())
     with (CLOUD / "calls.jsonl").open("a") as calls:
       calls.write(json.dumps(arguments) + "\n")
     assert arguments[:2] == ["compute", "tpus"], arguments

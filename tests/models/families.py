@@ -228,7 +228,10 @@ def drawn(name: str, shape) -> np.ndarray:
 
 @functools.cache
 def abstract(case: Case, **arguments):
-  make = lambda key: case.model_class(nnx.Rngs(params=key), variant=case.variant, **arguments)  # noqa: E731
+
+  def make(key):
+    return case.model_class(nnx.Rngs(params=key), variant=case.variant, **arguments)
+
   return jax.eval_shape(make, jax.random.key(0))
 
 

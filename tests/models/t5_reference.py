@@ -45,10 +45,9 @@ class T5:
     """Return attention in which `see(query, key)` tells visible keys; `table` is None across."""
     N = self.dims.heads
     H = self.dims.head_dim
-    q, k, v = (
-      (y @ self.w[f"{name}/{p}/kernel"][layer]).reshape(len(y), N, H)
-      for p, y in (("query", x), ("key", memory), ("value", memory))
-    )
+    q = (x @ self.w[f"{name}/query/kernel"][layer]).reshape(len(x), N, H)
+    k = (memory @ self.w[f"{name}/key/kernel"][layer]).reshape(len(memory), N, H)
+    v = (memory @ self.w[f"{name}/value/kernel"][layer]).reshape(len(memory), N, H)
     out = np.zeros((len(x), N, H))
     for t in range(len(x)):
       visible = [s for s in range(len(memory)) if see(t, s)]

@@ -39,7 +39,8 @@ def gelu(x):
 
 
 def convolution(p, name, x, stride=1):
-  kernel, (_, Y, X, _) = p[f"{name}/kernel"], x.shape
+  kernel = p[f"{name}/kernel"]
+  _, Y, X, _ = x.shape
   x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
   apply = (lambda part, k: part * k) if kernel.ndim == 3 else (lambda part, k: part @ k)
   parts = (
@@ -69,9 +70,9 @@ def mbconv(p, name, x, first):
 
 def attention(p, name, x, side):
   B, T, _ = x.shape
-  q, k, v = (
-    linear(p, f"{name}/{part}", x).reshape(B, T, -1, 4) for part in ("query", "key", "value")
-  )
+  q = linear(p, f"{name}/query", x).reshape(B, T, -1, 4)
+  k = linear(p, f"{name}/key", x).reshape(B, T, -1, 4)
+  v = linear(p, f"{name}/value", x).reshape(B, T, -1, 4)
   table = p[f"{name}/position/table"]
   bias = np.zeros((q.shape[2], T, T))
   for t in range(T):

@@ -40,7 +40,10 @@ def build_model(depth=0, **changes):
   variant = dataclasses.replace(
     SMALL, design=dataclasses.replace(SMALL.design, init_stddev=0.3, **changes)
   )
-  make = lambda key: deepseek.Model(nnx.Rngs(params=key), variant=variant, mtp_depth=depth)  # noqa: E731
+
+  def make(key):
+    return deepseek.Model(nnx.Rngs(params=key), variant=variant, mtp_depth=depth)
+
   return jax.jit(make)(jax.random.key(0))
 
 

@@ -282,7 +282,10 @@ def test_kernels_start_with_the_scales_of_their_variance():
 def test_kernels_of_mpt_start_as_in_llm_foundry():
   """`kaiming_normal_` with the gain of ReLU and `init_div_is_residual`, the defaults of its
   `MPTConfig`."""
-  make = lambda key: mpt.Model(nnx.Rngs(params=key), variant="7b")  # noqa: E731
+
+  def make(key):
+    return mpt.Model(nnx.Rngs(params=key), variant="7b")
+
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
   stddevs = {n.removeprefix("decoder/blocks/"): p.stddev for n, p in named.items() if p.stddev}
   kernel = (2 / 4096) ** 0.5
@@ -300,7 +303,10 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
 def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
   """`uniform_unit_scaling` in `transformer_base_v1`, of fan_avg, and N(0, 1/D) for the shared
   table."""
-  make = lambda key: transformer.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
+
+  def make(key):
+    return transformer.Model(nnx.Rngs(params=key), variant=variant)
+
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
   D = transformer.VARIANTS[variant].dims.embed
   kernels = {n: p for n, p in named.items() if "kernel" in n}
@@ -315,7 +321,10 @@ def test_tables_of_gpt_start_as_in_the_authors_code():
   """`wpe` and `wte` in model.py of openai/gpt-2; one table for both in train.py of
   openai/finetune-transformer-lm."""
   for variant, deviation in {"gpt1": 0.02, "gpt2": 0.01, "gpt3-small": 0.01}.items():
-    make = lambda key: gpt.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
+
+    def make(key):
+      return gpt.Model(nnx.Rngs(params=key), variant=variant)
+
     named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
     assert (named["inputs/position/table"].stddev, named["embed/table"].stddev) == (deviation, 0.02)
 

@@ -34,7 +34,10 @@ OBJECTIVES = {"contrastive": contrastive.Objective, "pairwise_sigmoid": pairwise
 
 
 def model(arrays=None, **arguments):
-  make = lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, bias=-3.0, **arguments)  # noqa: E731
+
+  def make(key):
+    return clip.Model(nnx.Rngs(params=key), variant=SMALL, bias=-3.0, **arguments)
+
   abstract = jax.eval_shape(make, jax.random.key(0))
   if arrays is None:
     arrays = {
@@ -52,7 +55,8 @@ def batch(rows=B):
   tokens = generator.integers(3, 64, (rows, T)).astype(np.int32)
   for row in range(rows):
     end = 2 + row % (T - 2)
-    tokens[row, end], tokens[row, end + 1 :] = 1, 0
+    tokens[row, end] = 1
+    tokens[row, end + 1 :] = 0
   image = generator.standard_normal((rows, 6, 6, 3)).astype(np.float32)
   return {"image": image, "text_input_tokens": tokens, "example_weights": np.ones(rows, np.float32)}
 
@@ -89,10 +93,8 @@ def test_losses_equal_those_of_the_papers_code(plain):
   logits = outputs["logits"]
   z = 2 * np.eye(B) - 1
   if objective is contrastive.Objective:
-    rows, columns = (
-      -np.log(np.diag(np.exp(x) / np.exp(x).sum(1, keepdims=True))).mean()
-      for x in (logits, logits.T)
-    )
+    rows = -np.log(np.diag(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))).mean()
+    columns = -np.log(np.diag(np.exp(logits.T) / np.exp(logits.T).sum(1, keepdims=True))).mean()
     expected = (rows + columns) / 2
   else:
     expected = np.log1p(np.exp(-z * logits)).sum() / B
@@ -167,7 +169,10 @@ def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
 def test_basic_encodes_images_by_a_coatnet():
   image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
   variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
-  make = lambda key: basic.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
+
+  def make(key):
+    return basic.Model(nnx.Rngs(params=key), variant=variant)
+
   dual_encoder = make(jax.random.key(0))
   images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
   outputs = dual_encoder({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
@@ -202,7 +207,10 @@ def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
 def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its
   `VisionTransformer`."""
-  make = lambda key: clip.Model(nnx.Rngs(params=key), variant="clip-b32")  # noqa: E731
+
+  def make(key):
+    return clip.Model(nnx.Rngs(params=key), variant="clip-b32")
+
   stddevs = {
     name: p.stddev
     for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()

@@ -56,7 +56,8 @@ def check_packing(case):
   own."""
   if case.lacks("packing"):
     return
-  logits, (a, b) = families.forward(case), families.LENGTHS[case.sides[-1]][1]
+  logits = families.forward(case)
+  a, b = families.LENGTHS[case.sides[-1]][1]
   assert_close(logits["packed"][0, :a], logits["apart"][0, :a])
   assert_close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
 

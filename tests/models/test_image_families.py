@@ -132,7 +132,8 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
     patchify(jnp.asarray(shuffled), chosen.variant),
     patchify(jnp.asarray(image), chosen.variant)[:, order],
   )
-  logits, shuffled_logits = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
+  logits = np.asarray(model({"image": image})["logits"])
+  shuffled_logits = np.asarray(model({"image": shuffled})["logits"])
   if name == "none":
     assert_close(shuffled_logits, logits)
   else:
@@ -182,7 +183,10 @@ def test_patches_and_heads_start_as_in_each_authors_code():
   of all kernels. Google's heads start at 0, the others with the deviation of the other kernels."""
 
   def deviation(family, variant, name="patches/kernel", **options):
-    make = lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **options)  # noqa: E731
+
+    def make(key):
+      return family.Model(nnx.Rngs(params=key), variant=variant, **options)
+
     return params.named_params(jax.eval_shape(make, jax.random.key(0)))[name].stddev
 
   assert deviation(vit, "vit-tiny") == pytest.approx(48**-0.5)

@@ -154,13 +154,19 @@ def mvit(p: dict, variant, image: np.ndarray) -> np.ndarray:
       entry = stage > 0 and layer == 0
       name = f"stage_{stage + 1}/" + ("entry/" if entry else "stack/blocks/")
       at = () if entry else (layer - (stage > 0),)
-      get = lambda part: p[name + part][at]  # noqa: E731
+
+      def get(part):
+        return p[name + part][at]
+
       normed = norm(x, get, "self_attention/in_norm/")
       y = pooling_attention(normed, get, variant.heads[stage], 2 if entry else 1, stride)
       x = (max_pool(linear(normed, get, "self_attention/shortcut/")) if entry else x) + y
       hidden = linear(norm(x, get, "mlp/in_norm/"), get, "mlp/layer/wi/")
       x = x + linear(np.asarray(jax.nn.gelu(hidden, approximate=False)), get, "mlp/layer/wo/")
-  whole = lambda part: p[part]  # noqa: E731
+
+  def whole(part):
+    return p[part]
+
   return linear(norm(x, whole, "final_norm/").mean((0, 1)), whole, "head/out/")
 
 
@@ -202,14 +208,18 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
   Q = len(q)
   K = len(k)
   H = q.shape[-1]
-  rows, columns = (get(f"self_attention/layer/position/{name}") for name in ("rows", "columns"))
-  place = lambda i, j: int(i * max(K / Q, 1) + (K - 1 - j) * max(Q / K, 1))  # noqa: E731
+  rows = get("self_attention/layer/position/rows")
+  columns = get("self_attention/layer/position/columns")
+
+  def key_position(i, j):
+    return int(i * max(K / Q, 1) + (K - 1 - j) * max(Q / K, 1))
+
   out = np.zeros_like(q)
   for i, j, n in np.ndindex(Q, Q, heads):
     logits = np.zeros((K, K))
     for a, b in np.ndindex(K, K):
       logits[a, b] = q[i, j, n] @ (
-        k[a, b, n] / np.sqrt(H) + rows[place(i, a)] + columns[place(j, b)]
+        k[a, b, n] / np.sqrt(H) + rows[key_position(i, a)] + columns[key_position(j, b)]
       )
     weights = np.exp(logits - logits.max())
     out[i, j, n] = np.tensordot(weights / weights.sum(), v[:, :, n], 2) + q[i, j, n]
@@ -218,8 +228,10 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
 
 def test_another_window_starts_from_the_interpolated_table():
   name = "stage_1/stack/blocks/self_attention_1/layer/position/table"
-  source, target = (families.abstract(case("swin", window=window)) for window in (3, 2))
-  old, fresh = (params.named_params(model)[name] for model in (target, source))
+  source = families.abstract(case("swin", window=3))
+  target = families.abstract(case("swin", window=2))
+  old = params.named_params(target)[name]
+  fresh = params.named_params(source)[name]
   table = jnp.asarray(np.random.default_rng(0).standard_normal(old.shape), jnp.float32)
   resized = np.asarray(
     warm_start._resize_positions(name, table, fresh, (source, target), "elsewhere")

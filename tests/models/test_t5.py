@@ -192,9 +192,9 @@ def test_remat_keeps_less():
     gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
     return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
 
-  full, partial, minimal = (
-    products(remat=r) for r in ("full", {"name": "save", "names": ["mlp_hidden"]}, "minimal")
-  )
+  full = products(remat="full")
+  partial = products(remat={"name": "save", "names": ["mlp_hidden"]})
+  minimal = products(remat="minimal")
   assert full > partial > minimal > products(remat="none")  # logits are products too
   assert full > products(remat="dots") >= products(remat="none")
 
@@ -235,9 +235,8 @@ def test_gradients_equal_finite_differences():
     return Objective(z_loss=1e-3)(params.with_arrays(m, arrays), batch)[0]
 
   h = 1e-3
-  ahead, behind = (
-    float(total({n: a + s * direction[n] for n, a in arrays.items()})) for s in (h, -h)
-  )
+  ahead = float(total({n: a + h * direction[n] for n, a in arrays.items()}))
+  behind = float(total({n: a + -h * direction[n] for n, a in arrays.items()}))
   slope = (ahead - behind) / (2 * h)
   _, gradients = loss_and_gradients("1.1", 0.0)
   np.testing.assert_allclose(
@@ -302,11 +301,13 @@ def test_bfloat16_is_close_to_float32(version):
   low = params.with_arrays(tiny.abstract(SIZES[version], dtype="bfloat16"), params.arrays(full))
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(low))
   batch = tiny.batch(4, S, T)
-  expected, got = (np.asarray(logits(m, batch)) for m in (full, low))
+  expected = np.asarray(logits(full, batch))
+  got = np.asarray(logits(low, batch))
   assert got.dtype == np.float32
   assert np.sqrt(np.mean((got - expected) ** 2)) < 0.03 * expected.std()
   features = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-  low_loss, full_loss = (float(token_losses(x, *features, 0.0, 0.0)[0]) for x in (got, expected))
+  low_loss = float(token_losses(got, *features, 0.0, 0.0)[0])
+  full_loss = float(token_losses(expected, *features, 0.0, 0.0)[0])
   assert abs(low_loss - full_loss) < 0.01 * full_loss
   assert np.abs(got - expected).max() > 0  # it did compute in another precision
 
@@ -339,9 +340,9 @@ def test_dropout_depends_on_its_key_alone():
   np.testing.assert_array_equal(plain, run(m, batch, None))
   # no key: no dropout
   np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)
-  first_key, first_key_again, second_key = (
-    np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1)
-  )
+  first_key = np.asarray(run(m, batch, jax.random.key(0)))
+  first_key_again = np.asarray(run(m, batch, jax.random.key(0)))
+  second_key = np.asarray(run(m, batch, jax.random.key(1)))
   np.testing.assert_array_equal(first_key, first_key_again)
   assert np.abs(first_key - second_key).max() > 1e-2
   assert np.abs(first_key - plain).max() > 1e-2

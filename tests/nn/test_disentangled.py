@@ -62,8 +62,11 @@ def test_attention_follows_the_formula():
     y = x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
     return y.reshape(len(y), -1)
 
-  q, k, v = (project(name, x_TD).reshape(-1, N, H) for name in ("query", "key", "value"))
-  r_q, r_k = (project(name, vectors).reshape(-1, N, H) for name in ("query", "key"))
+  q = project("query", x_TD).reshape(-1, N, H)
+  k = project("key", x_TD).reshape(-1, N, H)
+  v = project("value", x_TD).reshape(-1, N, H)
+  r_q = project("query", vectors).reshape(-1, N, H)
+  r_k = project("key", vectors).reshape(-1, N, H)
   expected = np.zeros((T, N, H))
   for n in range(N):
     for i in range(T):

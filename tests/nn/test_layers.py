@@ -127,7 +127,8 @@ def test_a_mask_combines_causality_segments_and_windows():
 def attention_reference(q, k, v, allowed, bias, scale):
   B, T, N, H = q.shape
   repeat = N // k.shape[2]
-  k, v = (np.repeat(a.astype(np.float64), repeat, axis=2) for a in (k, v))
+  k = np.repeat(k.astype(np.float64), repeat, axis=2)
+  v = np.repeat(v.astype(np.float64), repeat, axis=2)
   logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64) * scale, k) + (
     0 if bias is None else bias
   )
@@ -159,7 +160,9 @@ def test_the_dense_core_equals_its_formula(kv_heads, biased):
 
 
 def test_dense_core_is_finite_without_any_visible_key():
-  q, k, v = (jnp.asarray(normal(1, 3, 2, 4, seed=i)) for i in range(3))
+  q = jnp.asarray(normal(1, 3, 2, 4, seed=0))
+  k = jnp.asarray(normal(1, 3, 2, 4, seed=1))
+  v = jnp.asarray(normal(1, 3, 2, 4, seed=2))
   mask = Mask(positions(3), positions(3), k_valid=jnp.zeros((1, 3), bool))
   out, gradient = jax.value_and_grad(lambda q: dense(q, k, v, mask, None, scale=1.0).sum())(q)
   assert np.isfinite(out)
@@ -167,7 +170,9 @@ def test_dense_core_is_finite_without_any_visible_key():
 
 
 def test_dense_core_softmax_is_float32_in_bfloat16():
-  q, k, v = (normal(1, 4, 1, 16, seed=i) for i in range(3))
+  q = normal(1, 4, 1, 16, seed=0)
+  k = normal(1, 4, 1, 16, seed=1)
+  v = normal(1, 4, 1, 16, seed=2)
   low = [jnp.asarray(a, jnp.bfloat16) for a in (q, k, v)]
   out = dense(*low, Mask(positions(4), positions(4)), None, scale=1.0)
   expected = attention_reference(*(np.asarray(a, np.float64) for a in low), True, None, 1.0)
@@ -247,10 +252,8 @@ def test_parameters_are_named_replaced_and_counted():
 
 def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
   source = rngs()
-  a, b = (
-    params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
-    for _ in range(2)
-  )
+  a = params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
+  b = params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
   assert abs(float(a.std()) - 0.5 / 8) < 1e-3
   assert abs(float((a * b).mean())) < 1e-4
 
@@ -266,7 +269,10 @@ def test_sizes_that_do_not_fit_are_refused():
 def test_dropout_draws_no_array_of_pairs(shape):
   """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of
   two to 128 lanes."""
-  draw = lambda key: dropout_mask(key, 0.25, shape)[0]  # noqa: E731
+
+  def draw(key):
+    return dropout_mask(key, 0.25, shape)[0]
+
   jaxpr = jax.make_jaxpr(draw)(jax.random.key(0))
   arrays = [
     v.aval

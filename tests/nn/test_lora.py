@@ -121,9 +121,10 @@ def test_an_adapter_follows_its_papers_formula():
   linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
   layer = build_with_random_adapters(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
   x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
-  W, b, A, B = (
-    np.asarray(p[...], np.float64) for p in (layer.kernel, layer.bias, layer.lora_a, layer.lora_b)
-  )
+  W = np.asarray(layer.kernel[...], np.float64)
+  b = np.asarray(layer.bias[...], np.float64)
+  A = np.asarray(layer.lora_a[...], np.float64)
+  B = np.asarray(layer.lora_b[...], np.float64)
   np.testing.assert_allclose(layer(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 

@@ -35,8 +35,10 @@ def packed_batch(side):
   segments = np.zeros((ROWS, LENGTH), np.int32)
   pos = np.zeros((ROWS, LENGTH), np.int32)
   for row, (a, b) in enumerate(lengths):
-    segments[row, :a], segments[row, a : a + b] = 1, 2
-    pos[row, :a], pos[row, a : a + b] = np.arange(a), np.arange(b)
+    segments[row, :a] = 1
+    segments[row, a : a + b] = 2
+    pos[row, :a] = np.arange(a)
+    pos[row, a : a + b] = np.arange(b)
   tokens = generator.integers(2, 64, (ROWS, LENGTH)).astype(np.int32) * (segments > 0)
   return {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments, f"{side}_positions": pos}
 

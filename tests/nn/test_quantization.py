@@ -38,7 +38,9 @@ def factors(dtype=jnp.float32):
   """Return `x` [3, 5, 64] with rows of several sizes, a kernel [64, 24], a gradient [3, 5, 24]."""
   generator = np.random.default_rng(0)
   sizes = 10.0 ** generator.integers(-3, 3, (3, 5, 1))
-  x, kernel, g = (generator.standard_normal(shape) for shape in [(3, 5, 64), (64, 24), (3, 5, 24)])
+  x = generator.standard_normal((3, 5, 64))
+  kernel = generator.standard_normal((64, 24))
+  g = generator.standard_normal((3, 5, 24))
   return jnp.asarray(x * sizes, dtype), jnp.asarray(kernel, jnp.float32), jnp.asarray(g, dtype)
 
 
@@ -60,10 +62,8 @@ def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
       * 1.001
     )
 
-  a, b = (
-    np.moveaxis(np.asarray(x, np.float64), axis, last)
-    for x, axis, last in ((a, axis_a, 1), (b, axis_b, 0))
-  )
+  a = np.moveaxis(np.asarray(a, np.float64), axis_a, 1)
+  b = np.moveaxis(np.asarray(b, np.float64), axis_b, 0)
   error_a = error(a, 1, dtype_a)
   error_b = error(b, 0, dtype_b)
   return (
@@ -164,9 +164,8 @@ def test_a_mesh_changes_no_product(kind, shape):
   """Kernels are gathered in 8 bits; fp8 rounds gradients of kernels by the scales of a device's own
   tokens."""
   rules = Rules.make(make_mesh(shape, jax.devices()[:4]))
-  x, g = (
-    jax.random.normal(jax.random.key(i), (8, 4, n), jnp.bfloat16) for i, n in ((0, 16), (1, 32))
-  )
+  x = jax.random.normal(jax.random.key(0), (8, 4, 16), jnp.bfloat16)
+  g = jax.random.normal(jax.random.key(1), (8, 4, 32), jnp.bfloat16)
   kernel = jax.random.normal(jax.random.key(2), (16, 32))
 
   def run(x, kernel, g):
@@ -185,9 +184,8 @@ def test_a_mesh_changes_no_product(kind, shape):
   for actual, expected, limit in zip(
     program(*placed), outcome(PRODUCTS[kind], x, kernel, g), (1e-2, 1e-2, 0.1), strict=True
   ):
-    difference, size = (
-      jnp.linalg.norm(a.astype(jnp.float32)) for a in (actual - expected, expected)
-    )
+    difference = jnp.linalg.norm((actual - expected).astype(jnp.float32))
+    size = jnp.linalg.norm(expected.astype(jnp.float32))
     assert difference <= limit * size
 
 

@@ -43,10 +43,8 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
     out = params.with_arrays(model, arrays)(batch)
     return jnp.sum(jnp.sin(out["logits"])) + jnp.sum(out["next_sentence_logits"])
 
-  actual, expected = (
-    jax.jit(jax.value_and_grad(value))(x, m)
-    for x, m in ((shared_arrays, shared), (repeated_arrays, separate))
-  )
+  actual = jax.jit(jax.value_and_grad(value))(shared_arrays, shared)
+  expected = jax.jit(jax.value_and_grad(value))(repeated_arrays, separate)
   np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in actual[1].items():

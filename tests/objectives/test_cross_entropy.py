@@ -37,19 +37,28 @@ def small_chunks(monkeypatch):
 
 
 def logits_of(vocab=1000, tied=False, bias=False, softcap=None):
-  draw = lambda *shape: jnp.asarray(RNG.standard_normal(shape), jnp.float32)  # noqa: E731
+
+  def draw(*shape):
+    return jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+
   kernel = draw(vocab, D) if tied else draw(D, vocab)
   return VocabularyLogits(draw(B, T, D), kernel, draw(vocab) if bias else None, tied, softcap)
 
 
 def loss_and_gradients(logits, smoothing=0.1):
-  loss = lambda logits: token_losses(logits, TARGETS, WEIGHTS, smoothing, 1e-2)  # noqa: E731
+
+  def loss(logits):
+    return token_losses(logits, TARGETS, WEIGHTS, smoothing, 0.01)
+
   (value, sums), gradients = jax.value_and_grad(loss, has_aux=True)(logits)
   return value, sums, gradients
 
 
 def dense_loss_and_gradients(logits, smoothing=0.1):
-  loss = lambda logits: token_losses(logits.dense(), TARGETS, WEIGHTS, smoothing, 1e-2)  # noqa: E731
+
+  def loss(logits):
+    return token_losses(logits.dense(), TARGETS, WEIGHTS, smoothing, 0.01)
+
   (value, sums), gradients = jax.value_and_grad(loss, has_aux=True)(logits)
   return value, sums, gradients
 

@@ -16,9 +16,8 @@ generator = np.random.default_rng(0)
 
 def giou(a, b) -> float:
   """Return GIoU of two boxes by centre and size, in plain Python."""
-  (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = (
-    (c[0] - c[2] / 2, c[1] - c[3] / 2, c[0] + c[2] / 2, c[1] + c[3] / 2) for c in (a, b)
-  )
+  (ax0, ay0, ax1, ay1) = (a[0] - a[2] / 2, a[1] - a[3] / 2, a[0] + a[2] / 2, a[1] + a[3] / 2)
+  (bx0, by0, bx1, by1) = (b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2)
   intersection = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
   union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - intersection
   hull = (max(ax1, bx1) - min(ax0, bx0)) * (max(ay1, by1) - min(ay0, by0))
@@ -84,8 +83,13 @@ def losses(outputs, batch):
 
 
 def case(B=3, L=3, Q=9, M=6, V=5):
-  f32 = lambda *shape: generator.standard_normal(shape).astype(np.float32)  # noqa: E731
-  boxes = lambda *shape: np.asarray(jax.nn.sigmoid(f32(*shape)))  # noqa: E731
+
+  def f32(*shape):
+    return generator.standard_normal(shape).astype(np.float32)
+
+  def boxes(*shape):
+    return np.asarray(jax.nn.sigmoid(f32(*shape)))
+
   outputs = {"logits": 2 * f32(B, Q, V), "boxes": boxes(B, Q, 4)}
   outputs |= {"earlier_logits": 2 * f32(B, L - 1, Q, V), "earlier_boxes": boxes(B, L - 1, Q, 4)}
   low = generator.uniform(0, 0.6, (B, M, 2))

@@ -81,7 +81,8 @@ def test_gradients_are_probabilities_minus_targets():
 def test_tokens_without_weight_are_ignored():
   loud = LOGITS.copy()
   changed_targets = TARGETS.copy()
-  loud[WEIGHTS == 0], changed_targets[WEIGHTS == 0] = 1e4, 0
+  loud[WEIGHTS == 0] = 10000.0
+  changed_targets[WEIGHTS == 0] = 0
   np.testing.assert_allclose(
     losses(loud, changed_targets, smoothing=0.1, z_loss=1e-3)[0],
     losses(smoothing=0.1, z_loss=1e-3)[0],

@@ -128,12 +128,14 @@ def test_packed_pairs_have_the_losses_of_separate_rows(objective, family, size):
       }
       for name, x in pair_batch.items():
         packed[name][row, begin : begin + size] = x[:size]
-      firsts[row, number], begin = begin, begin + size
+      firsts[row, number] = begin
+      begin = begin + size
   labels = np.pad(data["next_sentence_label"].reshape(-1, 2), ((0, 0), (0, 1)))
   if family is bert:
     packed |= {"encoder_cls_positions": firsts, "next_sentence_label": labels}
   objective = jax.jit(objective)
-  (loss, sums), (expected, expected_sums) = objective(model, packed), objective(model, data)
+  loss, sums = objective(model, packed)
+  expected, expected_sums = objective(model, data)
   assert float(loss) == pytest.approx(float(expected), rel=1e-5)
   assert {n: float(x) for n, x in sums.items()} == pytest.approx(
     {n: float(x) for n, x in expected_sums.items()}, rel=1e-5
@@ -149,11 +151,15 @@ def test_the_span_boundary_objective_equals_numpy():
   weights = data["encoder_loss_weights"]
   x = np.asarray(model.encode(data)[0], np.float64)
   head = model.head
-  gelu = lambda h: 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))  # noqa: E731
+
+  def gelu(h):
+    return 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))
+
   named = {name: np.asarray(value, np.float64) for name, value in params.arrays(head).items()}
 
   def layer(h, dense, norm):
-    weight, bias = (named[f"{dense}/{part}"] for part in ("kernel", "bias"))
+    weight = named[f"{dense}/kernel"]
+    bias = named[f"{dense}/bias"]
     h = gelu(h @ weight + bias)
     h = (h - h.mean()) / np.sqrt(h.var() + 1e-12)
     return h * named[f"{norm}/scale"] + named[f"{norm}/bias"]
@@ -185,9 +191,9 @@ def test_electras_losses_equal_numpy():
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
   weights_of = {"weights", "discriminator_weights", "replaced_weights"}
   assert set(sums) == {*electra_objective.Objective.reported_sums, *weights_of}
-  targets, weights, real = (
-    data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids")
-  )
+  targets = data["encoder_target_tokens"]
+  weights = data["encoder_loss_weights"]
+  real = data["encoder_segment_ids"]
   generated = model.generate(data)["logits"].dense()
   masked, _ = mean_over_tokens(generated, targets, weights)
   sampled = np.asarray(electra_objective.sample_tokens(generated, jax.random.key(0), 1.0))
@@ -269,7 +275,10 @@ def test_logits_at_masked_positions_alone_change_no_loss(objective, family, size
 
   @jax.jit
   def run(arrays, data):
-    loss = lambda arrays: objective(params.with_arrays(model, arrays), data)  # noqa: E731
+
+    def loss(arrays):
+      return objective(params.with_arrays(model, arrays), data)
+
     return jax.value_and_grad(loss, has_aux=True)(arrays)
 
   arrays = params.arrays(model)

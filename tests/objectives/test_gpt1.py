@@ -15,7 +15,8 @@ from t5x_like.report.writer import read_metrics
 
 BYTES = vocabularies.load("bytes")
 START = vocabularies.start_id(BYTES)
-DELIMITER, EXTRACT = (vocabularies.special_id(BYTES, name) for name in ("sep", "cls"))
+DELIMITER = vocabularies.special_id(BYTES, "sep")
+EXTRACT = vocabularies.special_id(BYTES, "cls")
 PAIRS = [{"a": "one", "b": "two", "label": "no"}, {"a": "one one", "b": "one", "label": "yes"}]
 CHOICE = {"text": "one", "options": ["two", "three"], "label": 1}
 
@@ -39,10 +40,10 @@ def row(*parts):
 
 def unpadded_row(batch, example, number):
   """Return an example's row without padding; weights end at the extract token."""
-  inputs, targets, weights, segments = (
-    batch[f"decoder_{name}"][example, number]
-    for name in ("input_tokens", "target_tokens", "loss_weights", "segment_ids")
-  )
+  inputs = batch["decoder_input_tokens"][example, number]
+  targets = batch["decoder_target_tokens"][example, number]
+  weights = batch["decoder_loss_weights"][example, number]
+  segments = batch["decoder_segment_ids"][example, number]
   n = int(segments.sum())
   assert np.array_equal(targets[: n - 1], inputs[1:n])
   assert inputs[n - 1] == EXTRACT
@@ -94,9 +95,8 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
   S = 5
   C = {"classes": 3}.get(kind, 1)
   V = 7
-  scores, logits = (
-    generator.standard_normal((B * R, *n)).astype(np.float32) for n in ((C,), (S, V))
-  )
+  scores = generator.standard_normal((B * R, *(C,))).astype(np.float32)
+  logits = generator.standard_normal((B * R, *(S, V))).astype(np.float32)
   batch = {
     "decoder_input_tokens": np.zeros((B, R, S), np.int32),
     "decoder_target_tokens": generator.integers(0, V, (B, R, S)).astype(np.int32),

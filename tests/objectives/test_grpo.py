@@ -36,7 +36,8 @@ class Table:
 def random_rollout():
   """Return (logits of a model, of its reference, a batch of two groups, one without signal)."""
   generator = np.random.default_rng(3)
-  policy, reference = (generator.normal(size=(B * K, PROMPT + N, V)) for _ in range(2))
+  policy = generator.normal(size=(B * K, PROMPT + N, V))
+  reference = generator.normal(size=(B * K, PROMPT + N, V))
   targets = generator.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
   lengths = np.array([[1, 3, 2, 3], [2, 2, 1, 3]])
   weights = np.zeros((B, K, PROMPT + N), np.float32)
@@ -146,9 +147,8 @@ def test_padding_after_a_completion_stays_finite(objective, random_rollout):
   policy, base, batch = random_rollout
   behind = batch["decoder_loss_weights"].reshape(B * K, -1) == 0
   sure = np.where(np.eye(V)[batch["decoder_target_tokens"].reshape(B * K, -1)] > 0, 200.0, 0.0)
-  policy, base = (
-    np.where(behind[..., None], sign * sure, x) for sign, x in ((-1, policy), (1, base))
-  )
+  policy = np.where(behind[..., None], -1 * sure, policy)
+  base = np.where(behind[..., None], 1 * sure, base)
 
   def loss(logits):
     return objective(Table(logits, Table(jnp.asarray(base))), batch)

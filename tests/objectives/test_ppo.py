@@ -38,7 +38,8 @@ def case(seed=3):
   """(parameters of a model, of the rollout's and of the reference, a batch): completions of 1 to N
   tokens."""
   draw = np.random.default_rng(seed)
-  x, other = (draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32) for _ in range(2))
+  x = draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32)
+  other = draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32)
   table = draw.normal(size=(V, D)).astype(np.float32)
   head = draw.normal(size=D).astype(np.float32)
   models = (x, table, head), (x + 0.1 * other, table, head), (other, table, head)
@@ -78,7 +79,9 @@ def losses_by_loops(o, models, batch):
   p = (log_p(m, batch["decoder_target_tokens"]) for m in (policy_model, reference))
   r = None
   v = value(rollout)
-  (p, r), old, A = p, batch["decoder_log_probabilities"], {}
+  p, r = p
+  old = batch["decoder_log_probabilities"]
+  A = {}
   for b, k in np.ndindex(B, K):
     n = lengths[b, k]
     rewards = [

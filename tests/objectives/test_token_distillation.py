@@ -205,7 +205,8 @@ def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, caps
 def test_meshes_change_no_loss_and_no_gradient(mesh, monkeypatch):
   draw = np.random.default_rng(8)
   sizes = (4, 12, 16), (64, 16)
-  student, teacher = ([draw.normal(size=s).astype(np.float32) for s in sizes] for _ in range(2))
+  student = [draw.normal(size=s).astype(np.float32) for s in sizes]
+  teacher = [draw.normal(size=s).astype(np.float32) for s in sizes]
   batch = {"decoder_target_tokens": draw.integers(0, 64, (4, 12)).astype(np.int32)}
   batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | cached(teacher, 5)
   monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", 128)

@@ -259,9 +259,9 @@ def test_a_matmul_on_a_mesh_equals_one_devices(mesh):
   """Its gradient is split as the kernel is."""
   r = rules(**mesh)
   generator = np.random.default_rng(0)
-  x, kernel, g = (
-    generator.standard_normal(s).astype(np.float32) for s in ((8, 4, 16), (16, 32), (8, 4, 32))
-  )
+  x = generator.standard_normal((8, 4, 16)).astype(np.float32)
+  kernel = generator.standard_normal((16, 32)).astype(np.float32)
+  g = generator.standard_normal((8, 4, 32)).astype(np.float32)
   axes = ("embed", "mlp")
 
   def gradients(x, kernel, g):
@@ -378,7 +378,10 @@ class OnTorus:
 
 def test_a_torus_has_a_stage_for_each_dimension():
   """After all stages every device has the part that one all-to-all leaves it."""
-  mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
+
+  def mesh(devices):
+    return Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])
+
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
   assert exchange_stages(mesh(jax.devices()), "data") == [None]
   assert exchange_stages(mesh(torus[:4]), "data") == [None]
@@ -405,7 +408,10 @@ def test_a_torus_has_a_stage_for_each_dimension():
   real = Mesh(np.array(jax.devices()), ("data",))
   spec = PartitionSpec("data")
   x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
-  run = lambda groups: jax.shard_map(  # noqa: E731
-    lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False
-  )(x)
+
+  def run(groups):
+    return jax.shard_map(
+      lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False
+    )(x)
+
   np.testing.assert_allclose(run(stages), run([None]), rtol=1e-5)

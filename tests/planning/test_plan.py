@@ -330,7 +330,9 @@ def candidate(mesh, batch_size, bound, rows):
 
 
 def test_search_plans_the_best_candidates_and_ranks_them_by_seconds(monkeypatch, capsys):
-  data, fsdp, tensor = 'mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"tensor":8}'
+  data = 'mesh={"data":8}'
+  fsdp = 'mesh={"fsdp":8}'
+  tensor = 'mesh={"tensor":8}'
   candidates = []
   for rows in (2, 1):
     for mesh in (data, fsdp, tensor):

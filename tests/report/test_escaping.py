@@ -66,7 +66,10 @@ class Page(html.parser.HTMLParser):
 
   def __init__(self, page: str):
     super().__init__()
-    self.elements, self.attributes, self.labels, self.texts = set(), set(), [], []
+    self.elements = set()
+    self.attributes = set()
+    self.labels = []
+    self.texts = []
     self.feed(page)
     self.close()
     assert self.elements <= ELEMENTS, self.elements - ELEMENTS

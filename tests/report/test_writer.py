@@ -56,7 +56,10 @@ def tensorboard_steps(workdir):
 
 
 def write(workdir, steps, resume_step=0, **extra):
-  make_trackers = lambda: [console.Tracker().open(workdir, "run", resume_step, {"total_steps": 10})]  # noqa: E731
+
+  def make_trackers():
+    return [console.Tracker().open(workdir, "run", resume_step, {"total_steps": 10})]
+
   with MetricsWriter(workdir, resume_step=resume_step, trackers=make_trackers) as writer:
     for step in steps:
       writer.write(step, {"train/loss": 1 / step, **extra})

@@ -76,11 +76,13 @@ def test_layers_of_a_stack_do_not_mix():
   rate = schedule.constant(learning_rate=0.1)
   axes = {"w": ("layers", "embed", "mlp")}
   stacked = optimizer.update_layerwise(optimizer.adafactor(rate), axes)
-  params, grads = ({"w": jax.random.normal(jax.random.key(k), (3, 128, 130))} for k in range(2))
+  params = {"w": jax.random.normal(jax.random.key(0), (3, 128, 130))}
+  grads = {"w": jax.random.normal(jax.random.key(1), (3, 128, 130))}
   together, _ = stacked.update(grads, stacked.init(params), params, step=0)
   alone = optimizer.adafactor(rate)
   for layer in range(3):
-    p, g = ({"w": x["w"][layer]} for x in (params, grads))
+    p = {"w": params["w"][layer]}
+    g = {"w": grads["w"][layer]}
     single_update, _ = alone.update(g, alone.init(p), p, step=0)
     np.testing.assert_allclose(together["w"][layer], single_update["w"], rtol=1e-5)
 

@@ -102,12 +102,15 @@ def test_windows_count_the_keys_that_they_leave():
   """Queries see 30 keys on average, half of that by causality: the mean of 1, 2, …, 16, 16, …."""
   counts = []
   for windows in ([16], [16, None], [None]):
-    make = lambda key, w=windows: gpt.Model(  # noqa: E731
-      nnx.Rngs(params=key),
-      variant="gpt2-tiny",
-      vocab_size=384,
-      design={"windows": w, "position": "alibi"},
-    )
+
+    def make(key, w=windows):
+      return gpt.Model(
+        nnx.Rngs(params=key),
+        variant="gpt2-tiny",
+        vocab_size=384,
+        design={"windows": w, "position": "alibi"},
+      )
+
     model = flops.with_dense_cores(jax.eval_shape(make, jax.random.key(0)))
     batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
     counts.append(
@@ -126,7 +129,10 @@ def test_frozen_parameters_save_flops_of_the_backward_pass(form):
   rank = 4
   L = 4
   D = 256
-  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **form)  # noqa: E731
+
+  def make(key):
+    return gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **form)
+
   model = jax.eval_shape(make, jax.random.key(0))
   tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
   inputs = {

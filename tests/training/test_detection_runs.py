@@ -128,9 +128,8 @@ def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
   assert (
     convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
   )
-  original_arrays, imported_arrays = (
-    load(str(path), batch_size=8).run.arrays for path in (trained_folder / "uninterrupted", back)
-  )
+  original_arrays = load(str(trained_folder / "uninterrupted"), batch_size=8).run.arrays
+  imported_arrays = load(str(back), batch_size=8).run.arrays
   assert original_arrays.keys() == imported_arrays.keys()
   assert all(
     np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays

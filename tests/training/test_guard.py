@@ -173,7 +173,8 @@ def read(capsys) -> str:
 def test_verdicts_equal_those_of_plain_python(guard):
   generator = np.random.default_rng(0)
   values = generator.uniform(1, 1.4, 60)
-  values[[3, 20, 21, 40]], values[[30, 45]] = 2.5, [np.nan, np.inf]
+  values[[3, 20, 21, 40]] = 2.5
+  values[[30, 45]] = [np.nan, np.inf]
   norms = np.ones(60)
   norms[50] = np.inf
   judge = jax.jit(guard.judge)

@@ -124,9 +124,8 @@ def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
   assert (
     convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={NANO}", cache]) == 0
   )
-  original_arrays, imported_arrays = (
-    load(str(path), batch_size=8).run.arrays for path in (trained_folder / "uninterrupted", back)
-  )
+  original_arrays = load(str(trained_folder / "uninterrupted"), batch_size=8).run.arrays
+  imported_arrays = load(str(back), batch_size=8).run.arrays
   assert all(
     np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
   )
@@ -251,12 +250,12 @@ def test_pictures_show_the_attention_rollout_and_the_confusion_matrix():
     }
     block = jax.tree.unflatten(jax.tree.structure(built.encoder.blocks), list(corners.values()))
     y = np.asarray(block.self_attention.in_norm(x))
-    q, k = (
-      (
-        y @ corners[f"self_attention/layer/{n}/kernel"] + corners[f"self_attention/layer/{n}/bias"]
-      ).reshape(2, 5, 2, 8)
-      for n in ("query", "key")
-    )
+    q = (
+      y @ corners["self_attention/layer/query/kernel"] + corners["self_attention/layer/query/bias"]
+    ).reshape(2, 5, 2, 8)
+    k = (
+      y @ corners["self_attention/layer/key/kernel"] + corners["self_attention/layer/key/bias"]
+    ).reshape(2, 5, 2, 8)
     weights = jax.nn.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5, axis=-1)
     rolled = (np.mean(weights, 1) + np.eye(5)) / 2 @ rolled
     x, *_ = block(x, Context(mask=Mask(np.arange(5)[None], np.arange(5)[None])), None, None)

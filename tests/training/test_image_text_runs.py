@@ -154,9 +154,8 @@ def test_a_run_is_converted_to_hugging_face_and_back(learned, data, tmp_path):
     )
     == 0
   )
-  original_arrays, imported_arrays = (
-    load(str(path), batch_size=8).run.arrays for path in (learned, back)
-  )
+  original_arrays = load(str(learned), batch_size=8).run.arrays
+  imported_arrays = load(str(back), batch_size=8).run.arrays
   assert all(
     np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
   )

@@ -42,7 +42,8 @@ def train_three_steps(*overrides):
 
 @pytest.mark.more
 def test_offloaded_state_trains_alike():
-  (losses, state), (expected, _) = train_three_steps("optimizer.offload=True"), train_three_steps()
+  losses, state = train_three_steps("optimizer.offload=True")
+  expected, _ = train_three_steps()
   np.testing.assert_allclose(losses, expected, rtol=1e-6)
   kinds = {(leaf.ndim > 0, leaf.sharding.memory_kind) for leaf in jax.tree.leaves(state.opt_state)}
   assert kinds == {(True, offload.HOST), (False, "device")}

@@ -67,7 +67,12 @@ def one_layer(arrays, layer):
 
 
 RATE = optax.linear_schedule(0.1, 0.02, 3)
-matrices = lambda p: jax.tree.map(lambda a: a.ndim > 1, p)  # noqa: E731
+
+
+def matrices(p):
+  return jax.tree.map(lambda a: a.ndim > 1, p)
+
+
 CASES = {  # ours, and optax's for one layer
   "adafactor": (adafactor(RATE), optax.adafactor(RATE)),
   "adafactor_decay": (
@@ -240,7 +245,8 @@ def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
     update_layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0}
   )
   start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
-  up, down = (jax.tree.map(lambda x, g=g: jnp.full_like(x, g), start) for g in (-1.0, 0.5))
+  up = jax.tree.map(lambda x, g=-1.0: jnp.full_like(x, -1.0), start)
+  down = jax.tree.map(lambda x, g=0.5: jnp.full_like(x, 0.5), start)
   np.testing.assert_array_equal(run(optimizer, start, [up])["table"], [[1.0, 2.0]])
   final = run(optimizer, start, [up, up, down])
   np.testing.assert_array_equal(final["table"], [[1.5, 1.5]])
@@ -281,7 +287,10 @@ def axes_by_statistic(optimizer, shapes, axes):
   state = jax.eval_shape(update_layerwise(optimizer, axes).init, arrays)
   tree = state_axes(state, named)
   axes_of = {}
-  is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)  # noqa: E731
+
+  def is_axes(x):
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_axes)
   for (path, leaf_axes), leaf in zip(leaves, jax.tree.leaves(state), strict=True):
     assert len(leaf_axes) == leaf.ndim
@@ -435,7 +444,10 @@ def test_ademamix_follows_its_paper():
     {"w": jnp.asarray(theta, jnp.float32)},
     [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
   )["w"]
-  half_life = lambda beta: np.log(0.5) / np.log(beta) - 1  # noqa: E731
+
+  def half_life(beta):
+    return np.log(0.5) / np.log(beta) - 1
+
   fast = slow = v = 0.0
   for t, g in enumerate(gradients, 1):
     share = min(1.0, t / warmup)

@@ -44,7 +44,10 @@ def test_a_recipe_changes_the_design_of_its_family():
 
 
 def test_a_part_named_by_a_word_stays_a_word_unless_a_table_replaces_it():
-  load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
+
+  def load(*overrides):
+    return recipes.load("configs/roberta/base.py", overrides)
+
   assert load("task.store=1815").task.store == "1815"
   assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {
     "name": "tokens",

@@ -104,7 +104,8 @@ def test_a_step_of_sgd_subtracts_the_gradient_of_the_global_mean(accumulation_st
 
 def test_gradients_of_a_mean_of_means_differ():
   """This shows that the test of accumulation would notice a mean of means."""
-  batch, (step, state) = uneven_batch(), set_up()
+  batch = uneven_batch()
+  step, state = set_up()
   halves = [{n: x[i::2] for n, x in batch.items()} for i in (0, 1)]
   states = [state, *(step(state, part)[0] for part in (batch, *halves))]
   first, *after = (jax.tree.map(np.asarray, s.params) for s in states)
@@ -133,7 +134,10 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
 @pytest.mark.more
 def test_dropout_is_a_function_of_seed_and_step_alone():
   step, state = set_up(dropout=0.3)
-  loss = lambda step, state: float(step(state, uneven_batch())[1]["loss"])  # noqa: E731
+
+  def loss(step, state):
+    return float(step(state, uneven_batch())[1]["loss"])
+
   loss_at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
   assert len(set(loss_at.values())) == 3  # every step drops something else
   assert loss(step, _at_step(state, 7)) == loss_at[7]  # and a resumed run what the first would have
@@ -188,10 +192,8 @@ def test_only_trained_parameters_have_gradients_and_state(accumulation_steps):
   } == set(names)
   options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))
   step = jax.jit(make_step(model, OBJECTIVE, update, schedule, rules, **options))
-  expected, (after, metrics) = (
-    full_step(state, uneven_batch())[0],
-    step(trained_state, uneven_batch()),
-  )
+  expected = full_step(state, uneven_batch())[0]
+  after, metrics = step(trained_state, uneven_batch())
   for name, x in first_arrays().items():
     if name in names:
       np.testing.assert_allclose(

@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.usefixtures("compiled", "one_device"), pytest.mark.mor
 @pytest.mark.parametrize("recipe", ["electra/small", "deberta/base"])
 def test_fine_tuning_starts_from_the_discriminator(recipe, tmp_path, capsys):
   """Its token table is the sum of the generator's and its own, where each has a part of its own."""
-  two_networks, discriminator_only = (f"--workdir={tmp_path}/{name}" for name in ("both", "one"))
+  two_networks = f"--workdir={tmp_path}/both"
+  discriminator_only = f"--workdir={tmp_path}/one"
   assert train.main([f"--config=configs/{recipe}.py:debug", two_networks]) == 0
   overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   still = (

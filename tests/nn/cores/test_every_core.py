@@ -45,7 +45,9 @@ def test_core(name):
   tried = ((T, {rule: run for rule in RULES if (run := attention(name, rule, T))}) for T in LENGTHS)
   T, accepted = next((one for one in tried if one[1]), (0, {}))
   assert accepted, "it refuses every mask there is"
-  (q, k, v), REAL, PRESENT = cases.qkv(B=1, T=T), T - PADDING, 5 * T // 12
+  q, k, v = cases.qkv(B=1, T=T)
+  REAL = T - PADDING
+  PRESENT = 5 * T // 12
   for rule, run in accepted.items():
     out = run(q, k, v)
     assert out.shape == q.shape

@@ -55,7 +55,8 @@ def test_output_and_gradients_equal_the_dense_cores(kind, bias, kv_heads, logits
 def test_lengths_that_exceed_a_chips_memory_are_refused(T, S, heads, width, biased, chip, refuses):
   """The limits are those that the compiler reported for each chip."""
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=chip)]))
-  q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
+  q = jax.ShapeDtypeStruct((4, T, heads, width), jnp.bfloat16)
+  k = jax.ShapeDtypeStruct((4, S, heads, width), jnp.bfloat16)
   bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
   with use_layout(types.SimpleNamespace(mesh=mesh)):
     reason = Fused.unsupported(q, k, Mask(positions(T), positions(S)), Softmax(bias))

@@ -172,9 +172,8 @@ def test_dropout_uses_the_kernel_that_draws_it_up_to_its_longest_rows():
 def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
   """DeBERTa's are arrays, which cores cannot compute block by block."""
   mask = Mask(positions(1024), positions(1024))
-  q, bias = (
-    jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024))
-  )
+  q = jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.bfloat16)
+  bias = jax.ShapeDtypeStruct((1, 2, 1024, 1024), jnp.bfloat16)
   with use_platform(platform):
     assert (
       jax.eval_shape(lambda q, bias: Auto()(q, q, q, mask, bias, scale=0.4), q, bias).shape

@@ -42,7 +42,8 @@ def test_a_split_length_equals_the_dense_core(kind, bias, options):
 
 def test_no_device_holds_all_keys():
   on = mesh(data=2, sequence=4)
-  (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
+  q, k, v = cases.qkv(T=T)
+  mask = cases.mask("causal", T)
   with Rules.make(on).activate():
     split = [
       jax.device_put(x, NamedSharding(on, PartitionSpec("data", "sequence"))) for x in (q, k, v)
@@ -74,7 +75,8 @@ def test_zigzag_order_balances_causal_work(n):
 
 
 def test_an_unsplit_length_uses_the_chunked_core():
-  (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
+  q, k, v = cases.qkv(T=T)
+  mask = cases.mask("causal", T)
   with record_cores() as used:
     CORE(q, k, v, mask, scale=0.4)
   assert used == {"attention": {"chunked"}}

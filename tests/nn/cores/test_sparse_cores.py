@@ -107,7 +107,9 @@ def test_linformer_equals_numpy(share, S):
   q, k, v = cases.qkv(T=S)
   valid = np.arange(S)[None] < np.array([[S], [S - 6]])
   out = core(q, k, v, Mask(positions(S), positions(S), k_valid=jnp.asarray(valid)), scale=0.4)
-  q, k, v = (np.asarray(x) for x in (q, k, v))
+  q = np.asarray(q)
+  k = np.asarray(k)
+  v = np.asarray(v)
   E = np.asarray(core.keys[...])
   F = E if share == "kv" else np.asarray(core.values[...])
   for row in range(2):
@@ -152,7 +154,10 @@ def test_linformer_may_start_as_mean_pooling(share, length):
   q, k, v = (np.asarray(x) for x in cases.qkv(T=length))
   out = core(q, k, v, Mask(positions(length), positions(length)), scale=0.4)
   for row in range(2):
-    pooled = lambda x: x[row].reshape(5, -1, 2, 8).sum(1) / (length // 5) ** 0.5  # noqa: E731
+
+    def pooled(x):
+      return x[row].reshape(5, -1, 2, 8).sum(1) / (length // 5) ** 0.5
+
     expected = attention(q[row], pooled(k), pooled(v), np.ones((4, length, 5)), 0.4)
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
 
@@ -169,7 +174,9 @@ def test_memory_compressed_attention_equals_numpy(causal, S, stride):
   valid = np.arange(S)[None] < np.array([[S], [S - 4]])
   mask = Mask(positions(S), positions(S), k_valid=jnp.asarray(valid), causal=causal)
   out = jax.jit(lambda q, k, v: core(q, k, v, mask, scale=0.4))(q, k, v)
-  q, k, v = (np.asarray(x) for x in (q, k, v))
+  q = np.asarray(q)
+  k = np.asarray(k)
+  v = np.asarray(v)
   n = -(-S // stride)
   for row in range(2):
     short = {}

@@ -81,7 +81,8 @@ def reference(moe, x, valid=None):
   arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(moe).items()}
   options = moe.experts
   x = np.asarray(x, np.float64)
-  k, (rows, length, _) = options.top_k, x.shape
+  k = options.top_k
+  rows, length, _ = x.shape
   capacity = min(length, math.ceil(options.capacity_factor * length * k / E))
   capacity = capacity if options.dispatch == "capacity" else length
   logits = np.einsum("btd,de->bte", x, arrays["router/kernel"])
@@ -237,9 +238,8 @@ def test_importance_and_load_follow_their_paper(training):
   _, aux = run(
     moe, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key
   )
-  kernel, noise = (
-    np.asarray(moe.router.__dict__[name][...], np.float64) for name in ("kernel", "noise")
-  )
+  kernel = np.asarray(moe.router.__dict__["kernel"][...], np.float64)
+  noise = np.asarray(moe.router.__dict__["noise"][...], np.float64)
   importance = np.zeros(E)
   load = np.zeros(E)
   for b, t in zip(*np.nonzero(valid), strict=True):
@@ -343,7 +343,8 @@ def test_the_backward_pass_of_a_router_keeps_tokens_in_their_own_dtype(options):
 def test_experts_drop_out_only_with_a_key():
   for dispatch in ({}, ENOUGH):
     moe = layer(dropout_rate=0.5, **dispatch)
-    first, second = (run(moe, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
+    first = run(moe, tokens(), context(), jax.random.key(0))[0]
+    second = run(moe, tokens(), context(), jax.random.key(1))[0]
     assert float(jnp.abs(first - second).max()) > 1e-2
     assert (
       run(moe, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]

@@ -89,7 +89,8 @@ def test_rope_follows_its_paper(interleaved, fraction, scaling):
   """Su et al. 2021, equation 15: the pair (x1, x2) turns by pos * theta^(-2i/R)."""
   H = 16
   x = normal(2, 5, 3, 16)
-  R, (arguments, scale) = int(H * fraction), SCALINGS[scaling]
+  R = int(H * fraction)
+  arguments, scale = SCALINGS[scaling]
   expected = x.astype(np.float64)
   for b, t in np.ndindex(*POS.shape):
     for i in range(R // 2):
@@ -106,7 +107,8 @@ def test_rope_follows_its_paper(interleaved, fraction, scaling):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
-  x, g = (jnp.asarray(normal(2, 5, 3, 16, seed=seed), dtype) for seed in (0, 1))
+  x = jnp.asarray(normal(2, 5, 3, 16, seed=0), dtype)
+  g = jnp.asarray(normal(2, 5, 3, 16, seed=1), dtype)
   rope = Rope(interleaved=interleaved)
   results = {}
   for platform in ("cpu", "tpu"):
