@@ -246,9 +246,8 @@ def test_a_workdir_that_looks_like_a_flag_is_refused(capsys):
 
 def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch):
   monkeypatch.setenv("API_KEY", "s3cr3t\nvalue")
-  assert (
-    slurm.main(["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]) == 2
-  )
+  flags = ["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]
+  assert slurm.main(flags) == 2
   assert "s3cr3t" not in "".join(capsys.readouterr())
   assert os.environ["API_KEY"]
 

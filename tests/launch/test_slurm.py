@@ -168,10 +168,8 @@ def test_stop_lets_a_running_job_save_for_good(programs):
 
 def test_bad_flags_are_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
-  assert (
-    slurm.main(["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"])
-    == 2
-  )
+  flags = ["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"]
+  assert slurm.main(flags) == 2
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
   fake_programs(
     programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"

@@ -93,9 +93,8 @@ def test_a_job_runs_on_all_hosts_and_resumes_when_started_again(cloud, capsys):
   logs = host_files(cloud, "log")
   assert len(logs) == 2
   assert all("trained" in log and log.rstrip().endswith("/project") for log in logs)
-  assert all(
-    file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed")
-  )
+  for file in cloud.folder.glob("host-*/installed"):
+    assert file.read_text().endswith("-e project[tpu]\n")
   (created,) = calls("queued-resources", "create")
   assert "--spot" in created, created
   assert "--node-id=t5-base-506d7fdd" in created, created
@@ -344,12 +343,18 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out
   assert all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
-  assert (
-    tpu_vm.main(
-      ["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *arguments]
-    )
-    == 0
-  )
+  flags = [
+    "start",
+    "--dry_run",
+    *FLAGS,
+    "--env=HF_TOKEN",
+    "--",
+    "python",
+    "x.py",
+    WORKDIR,
+    *arguments,
+  ]
+  assert tpu_vm.main(flags) == 0
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out
   assert "hush" not in out

@@ -203,8 +203,7 @@ def test_a_resumed_run_may_switch(tmp_path, capsys):
   flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path}"]
   with hide_other_devices():
     assert train.main([*flags, "--config.total_steps=2"]) == 0
-    assert (
-      train.main([*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]) == 0
-    )
+    arguments = [*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]
+    assert train.main(arguments) == 0
   assert "resuming with a changed config: model.design" in capsys.readouterr().out
   assert [row["step"] for row in read_metrics(tmp_path) if "train/loss" in row] == [1, 2, 3, 4]

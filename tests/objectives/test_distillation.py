@@ -285,9 +285,8 @@ def test_published_and_deeper_teachers_teach(source, folder_with_student, tmp_pa
   """One teacher has published weights; of two text classifiers one is deeper."""
   if source == "hugging_face":
     cache = f"--config.task.cache={folder_with_student}/cache"
-    assert (
-      convert_hf.main([f"--input={folder_with_student}/teacher", f"--output={tmp_path}/hf"]) == 0
-    )
+    arguments = [f"--input={folder_with_student}/teacher", f"--output={tmp_path}/hf"]
+    assert convert_hf.main(arguments) == 0
     teacher_flags = [
       "--input",
       f"{tmp_path}/hf",
@@ -311,7 +310,6 @@ def test_published_and_deeper_teachers_teach(source, folder_with_student, tmp_pa
     "--config.objective=" + json.dumps({"name": "distillation"}),
     f"--config.teacher.workdir={tmp_path}/teacher",
   ]
-  assert train.main([*defaults, *distilled, f"--workdir={tmp_path}/student"]) == 0, (
-    capsys.readouterr().err
-  )
+  arguments = [*defaults, *distilled, f"--workdir={tmp_path}/student"]
+  assert train.main(arguments) == 0, capsys.readouterr().err
   assert any("train/distillation_loss" in row for row in read_metrics(tmp_path / "student"))

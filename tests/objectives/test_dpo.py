@@ -315,9 +315,8 @@ def test_a_run_that_starts_from_another_has_its_weights_as_the_reference(
   policy_names = [name.replace("reference/", "") for name in copies]
   begin = (f"--config.init.workdir={run}", "--config.total_steps=1", "--config.evals={}")
   still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0")
-  assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, (
-    capsys.readouterr().err
-  )
+  arguments = [*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]
+  assert train.main(arguments) == 0, capsys.readouterr().err
   after = load_tensors(tmp_path / "next", 1)
   for copy, name in zip(copies, policy_names):
     assert after[copy].tobytes() == after[name].tobytes() == late[name].tobytes(), name

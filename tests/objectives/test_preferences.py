@@ -95,17 +95,12 @@ def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(
   objective_flags = (f"--config.objective={json.dumps(values)}", f"--config.model.scores={scores}")
   run = tmp_path / "run"
   parted = tmp_path / "parted"
-  assert train.main([*flags(tmp_path, *objective_flags), f"--workdir={run}"]) == 0, (
-    capsys.readouterr().err
-  )
+  arguments = [*flags(tmp_path, *objective_flags), f"--workdir={run}"]
+  assert train.main(arguments) == 0, capsys.readouterr().err
   evaluated = [row for row in read_metrics(run) if "eval/pairs_preferences/accuracy" in row]
   assert evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
-  assert (
-    train.main(
-      [*flags(tmp_path, *objective_flags, "--config.total_steps=3"), f"--workdir={parted}"]
-    )
-    == 0
-  )
+  arguments = [*flags(tmp_path, *objective_flags, "--config.total_steps=3"), f"--workdir={parted}"]
+  assert train.main(arguments) == 0
   assert train.main([*flags(tmp_path, *objective_flags), f"--workdir={parted}"]) == 0
   assert_same_bits(run, parted, 6)
   pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
@@ -124,12 +119,11 @@ def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(
 
 
 def test_a_reward_model_needs_a_score(tmp_path, capsys):
-  assert (
-    train.main(
-      [*flags(tmp_path, '--config.objective={"name": "reward"}'), f"--workdir={tmp_path}/run"]
-    )
-    == 2
-  )
+  arguments = [
+    *flags(tmp_path, '--config.objective={"name": "reward"}'),
+    f"--workdir={tmp_path}/run",
+  ]
+  assert train.main(arguments) == 2
   assert "scores" in capsys.readouterr().err
 
 

@@ -165,9 +165,8 @@ def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, caps
   recipe = ["--config=tests/recipes/nano_decoder.py"]
   k = 5
   steps = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2"]
-  assert train.main([*recipe, *steps, f"--workdir={tmp_path}/teacher"]) == 0, (
-    capsys.readouterr().err
-  )
+  flags = [*recipe, *steps, f"--workdir={tmp_path}/teacher"]
+  assert train.main(flags) == 0, capsys.readouterr().err
   stored = [
     f"--workdir={tmp_path}/teacher",
     f"--k={k}",
@@ -187,9 +186,8 @@ def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, caps
     "objective": {"name": "cached_distillation"},
   }
   overrides = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
-  assert train.main([*recipe, *steps, *overrides, f"--workdir={tmp_path}/student"]) == 0, (
-    capsys.readouterr().err
-  )
+  flags = [*recipe, *steps, *overrides, f"--workdir={tmp_path}/student"]
+  assert train.main(flags) == 0, capsys.readouterr().err
   rows = read_metrics(tmp_path / "student")
   assert 0 < rows[0]["train/remainder"] < 1
   assert rows[0]["train/distillation_loss"] > 0

@@ -53,12 +53,8 @@ def test_predictions_from_a_directory_are_the_librarys(published, tmp_path):
   image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
-  assert (
-    predict.main(
-      [f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=10"]
-    )
-    == 0
-  )
+  flags = [f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=10"]
+  assert predict.main(flags) == 0
   predictions = json.loads(out.read_text())["predictions"]
   probabilities = {row["label"]: row["probability"] for row in predictions}
   expected = torch.softmax(torch.tensor(logits(model, image)), 0).numpy()
@@ -144,12 +140,13 @@ def test_a_detector_has_the_librarys_detections_starts_a_run_and_is_exported_aga
   image = np.random.default_rng(0).integers(0, 256, (*SIDES, 3)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
-  assert (
-    predict.main(
-      [f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=7"]
-    )
-    == 0
-  )
+  arguments = [
+    f"--workdir={directory}",
+    f"--input={tmp_path}/one.png",
+    f"--output={out}",
+    "--top_k=7",
+  ]
+  assert predict.main(arguments) == 0
   detections = json.loads(out.read_text())["detections"]
   p_QV, boxes_Q4 = detect(model, image)
   order = np.argsort(-p_QV.max(-1))

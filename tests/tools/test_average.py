@@ -27,7 +27,6 @@ def test_the_new_workdir_has_the_mean_of_the_steps(trained, tmp_path, capsys):
     np.testing.assert_allclose(
       x, (np.asarray(first[name]) + np.asarray(second[name])) / 2, rtol=1e-5, atol=1e-7
     )
-  assert (
-    average.main([f"--workdir={trained}", f"--output={tmp_path / 'other'}", "--steps=999"]) == 2
-  )
+  flags = [f"--workdir={trained}", f"--output={tmp_path / 'other'}", "--steps=999"]
+  assert average.main(flags) == 2
   assert "--steps: found 999, expected some of" in capsys.readouterr().err

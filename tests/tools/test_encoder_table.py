@@ -21,10 +21,8 @@ def root(tmp_path_factory, compiled):
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   recipe = "--config=tests/recipes/nano_encoder.py"
   with hide_other_devices():
-    assert (
-      train.main([recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)])
-      == 0
-    )
+    arguments = [recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)]
+    assert train.main(arguments) == 0
   (root / "data" / "CoLA").mkdir(parents=True)
   for name in ("train", "dev"):
     lines = [f"gj04\t{n % 2}\t\tsentence number {n}" for n in range(40)]

@@ -125,15 +125,13 @@ def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
     "--config.task.boxes=6",
     "--config.model.labels=3",
   )
-  assert (
-    convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
-  )
+  arguments = [f"--input={exported}", f"--output={back}", f"--config={RECIPE}", *flags]
+  assert convert_hf.main(arguments) == 0
   original_arrays = load(str(trained_folder / "uninterrupted"), batch_size=8).run.arrays
   imported_arrays = load(str(back), batch_size=8).run.arrays
   assert original_arrays.keys() == imported_arrays.keys()
-  assert all(
-    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
-  )
+  for name in original_arrays:
+    assert np.array_equal(original_arrays[name], imported_arrays[name])
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,8 @@ def test_a_run_saves_evaluates_resumes_and_exports_its_average(tmp_path, capsys)
   ]
   losses = []
   for use in ("True", "False"):
-    assert (
-      evaluate.main(
-        [f"--workdir={uninterrupted}", "--evals=loss", f"--config.optimizer.use_ema={use}"]
-      )
-      == 0
-    )
+    flags = [f"--workdir={uninterrupted}", "--evals=loss", f"--config.optimizer.use_ema={use}"]
+    assert evaluate.main(flags) == 0
     (path,) = (uninterrupted / "evaluations").glob("3_digits*.json")
     losses.append(json.loads(path.read_text())["metrics"]["loss"])
   assert (

@@ -65,18 +65,16 @@ def test_metrics_of_images_are_written_and_reproduced_by_evaluate(trained_folder
     if "eval/digits_image_classification/top1" in row
   ]
   rows = [row for row in read_metrics(trained_folder / "uninterrupted") if "train/loss" in row]
-  assert all(
-    row["train/images_per_second"] > 0 and "train/tokens_per_second" not in row for row in rows
-  )
+  for row in rows:
+    assert row["train/images_per_second"] > 0
+    assert "train/tokens_per_second" not in row
   assert {"top1", "top5", "2_shot_top1", "loss", "accuracy"} <= {
     name.split("/")[-1] for name in last
   }
   assert not any("perplexity" in name for name in last)
   assert any("unigram_entropy" in name for name in last)
-  assert (
-    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
-    == 0
-  )
+  flags = [f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"]
+  assert evaluate.main(flags) == 0
   metrics = json.loads(
     next((trained_folder / "uninterrupted" / "evaluations").glob("*.json")).read_text()
   )["metrics"]
@@ -121,14 +119,12 @@ def test_a_run_is_converted_to_hugging_face_and_back(trained_folder, tmp_path):
     {"height": 16, "width": 16},
   )
   cache = f"--config.task.cache={trained_folder}/cache"
-  assert (
-    convert_hf.main([f"--input={exported}", f"--output={back}", f"--config={NANO}", cache]) == 0
-  )
+  flags = [f"--input={exported}", f"--output={back}", f"--config={NANO}", cache]
+  assert convert_hf.main(flags) == 0
   original_arrays = load(str(trained_folder / "uninterrupted"), batch_size=8).run.arrays
   imported_arrays = load(str(back), batch_size=8).run.arrays
-  assert all(
-    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
-  )
+  for name in original_arrays:
+    assert np.array_equal(original_arrays[name], imported_arrays[name])
 
 
 @pytest.mark.more
@@ -137,9 +133,8 @@ def test_another_resolution_starts_from_published_weights(trained_folder, tmp_pa
   back = tmp_path / "back"
   cache = f"--config.task.cache={trained_folder}/cache"
   assert convert_hf.main([f"--input={trained_folder}/uninterrupted", f"--output={published}"]) == 0
-  assert (
-    convert_hf.main([f"--input={published}", f"--output={back}", f"--config={NANO}", cache]) == 0
-  )
+  arguments = [f"--input={published}", f"--output={back}", f"--config={NANO}", cache]
+  assert convert_hf.main(arguments) == 0
   flags = (f"--config.init.workdir={back}", "--config.total_steps=1", *LARGER)
   assert run(tmp_path / "larger", trained_folder / "cache", *flags) == 0
   report = json.loads((tmp_path / "larger" / "init.json").read_text())
@@ -176,16 +171,14 @@ def test_a_report_has_pictures_and_evaluations(trained_folder):
   }
   confusion = "confusion_digits_image_classification"
   assert pictures.keys() == {"augmented", "attention", confusion}
-  assert all(
-    image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in pictures.values()
-  )
+  for image in pictures.values():
+    assert image.info["Title"]
+    assert np.asarray(image.convert("L")).std() > 1
   assert (trained_folder / "uninterrupted" / "report.html").read_text().count(
     "data:image/png;base64,"
   ) == 3
-  assert (
-    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
-    == 0
-  )
+  flags = [f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"]
+  assert evaluate.main(flags) == 0
   again = {
     path.stem
     for path in (trained_folder / "uninterrupted" / "evaluations" / "pictures").glob("*.png")
@@ -197,10 +190,8 @@ def test_a_report_has_pictures_and_evaluations(trained_folder):
 def test_two_processes_compute_the_scores_and_pictures_of_one(trained_folder, tmp_path):
   """On four devices each; in training, every image of an epoch is read by one of them, once
   (`test_addressing.py`)."""
-  assert (
-    evaluate.main([f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"])
-    == 0
-  )
+  arguments = [f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"]
+  assert evaluate.main(arguments) == 0
   (picture,) = (
     json.loads(path.read_text())
     for path in (trained_folder / "uninterrupted" / "evaluations").glob("4_*.json")

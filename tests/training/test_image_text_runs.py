@@ -123,9 +123,8 @@ def test_predict_gives_an_image_its_best_text(learned, data, tmp_path, capsys):
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
   assert len(rows) == 96
   assert np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
-  assert all(
-    sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3) for row in rows
-  )
+  for row in rows:
+    assert sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3)
   capsys.readouterr()
   assert predict.main(ask) == 2
   assert (
@@ -143,22 +142,17 @@ def test_a_run_is_converted_to_hugging_face_and_back(learned, data, tmp_path):
   back = tmp_path / "back"
   assert convert_hf.main([f"--input={learned}", f"--output={exported}"]) == 0
   assert json.loads((exported / "config.json").read_text())["model_type"] == "clip"
-  assert (
-    convert_hf.main(
-      [
-        f"--input={exported}",
-        f"--output={back}",
-        f"--config={NANO}",
-        f"--config.task.cache={data}/cache",
-      ]
-    )
-    == 0
-  )
+  flags = [
+    f"--input={exported}",
+    f"--output={back}",
+    f"--config={NANO}",
+    f"--config.task.cache={data}/cache",
+  ]
+  assert convert_hf.main(flags) == 0
   original_arrays = load(str(learned), batch_size=8).run.arrays
   imported_arrays = load(str(back), batch_size=8).run.arrays
-  assert all(
-    np.array_equal(original_arrays[name], imported_arrays[name]) for name in original_arrays
-  )
+  for name in original_arrays:
+    assert np.array_equal(original_arrays[name], imported_arrays[name])
 
 
 @pytest.mark.more

@@ -33,10 +33,8 @@ def runs(tmp_path_factory, compiled):
   """A pretrained model, and a run from it that trains adapters."""
   folder = tmp_path_factory.mktemp("runs")
   assert train.main([*FLAGS, f"--workdir={folder}/base", "--config.total_steps=2"]) == 0
-  assert (
-    train.main([*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"])
-    == 0
-  )
+  flags = [*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"]
+  assert train.main(flags) == 0
   return folder
 
 
@@ -79,12 +77,8 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
     f"--config.init.workdir={runs}/lora",
     "--config.total_steps=1",
   ]
-  assert (
-    train.main(
-      [*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]
-    )
-    == 0
-  )
+  flags = [*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]
+  assert train.main(flags) == 0
   assert convert_hf.main([f"--input={runs}/lora", f"--output={tmp_path}/exported"]) == 0
   tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
 

@@ -46,20 +46,14 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   assert saved["features"]["encoder_input_tokens"] == [64]
   assert "data_short" in saved["fingerprints"]
   other_phases = FLAGS[1].replace("32", "48")
-  assert (
-    train.main([*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"])
-    == 2
-  )
+  flags = [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
+  assert train.main(flags) == 2
   assert "fingerprints.data_short" in capsys.readouterr().err
   for until, size in ((3, 16), (2, 8)):
     changed = {"short": {"until": until, "task": {"length": 32}, "batch_size": size}}
     other_phases = f"--config.phases={json.dumps(changed)}"
-    assert (
-      train.main(
-        [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
-      )
-      == 2
-    )
+    flags = [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
+    assert train.main(flags) == 2
     errors = capsys.readouterr().err
     assert f"found phase short up to step {until} at batch size {size}" in errors, errors
     assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in errors

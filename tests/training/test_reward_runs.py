@@ -136,9 +136,8 @@ def test_eight_devices_have_the_losses_of_one(name, tmp_path, compiled, capsys, 
   for devices in (1, 8):
     with hide_other_devices() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
-      assert (
-        train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0
-      ), capsys.readouterr().err
+      arguments = [*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]
+      assert train.main(arguments) == 0, capsys.readouterr().err
     losses_by_devices.append([row for row in read_metrics(run) if "train/reward" in row])
   for single, eight in zip(*losses_by_devices, strict=True):
     assert all(single[name] == eight[name] for name in ("train/reward", "train/completion_length"))

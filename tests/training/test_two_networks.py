@@ -23,12 +23,8 @@ def test_fine_tuning_starts_from_the_discriminator(recipe, tmp_path, capsys):
     "--config.total_steps=2",
   )
   start = f"--config.init.workdir={tmp_path}/both"
-  assert (
-    train.main(
-      ["--config=tests/recipes/nano_encoder.py", discriminator_only, *overrides, *still, start]
-    )
-    == 0
-  ), capsys.readouterr()
+  flags = ["--config=tests/recipes/nano_encoder.py", discriminator_only, *overrides, *still, start]
+  assert train.main(flags) == 0, capsys.readouterr()
   before = load_tensors(tmp_path / "both", 2)
   after = load_tensors(tmp_path / "one", 2)
   table = before["params/embed/table"] + before.get("params/generator/embed/table", 0)
