@@ -44,7 +44,7 @@ def save(steps, mesh, url=URL, **options):
       checkpoints.save(step, make_state(step, mesh), {"step": step}, finite=False)
 
 
-def restored(mesh, step=None, url=URL):
+def restore_state(mesh, step=None, url=URL):
   return Checkpoints(url).restore(abstract_of(make_state(1, mesh), mesh), step)
 
 
@@ -58,7 +58,7 @@ def test_restores_exactly_onto_other_meshes_whatever_the_store_does(server, trou
     server.stale = server.names()
   save([3, 4], mesh)
   for shape in ((2, 4), (8, 1), (1, 8)):
-    step, state, metadata = restored(mesh_of(*shape))
+    step, state, metadata = restore_state(mesh_of(*shape))
     assert step == (4 if server.stale is None else 2)
     server.stale = None
     assert metadata == {"step": step}
@@ -76,7 +76,7 @@ def test_an_unfinished_save_does_not_count_and_is_removed_by_the_next(server, mo
   server.writes_left = None
   assert Checkpoints(URL).steps() == [1]
   assert len(list((server.root / "run/checkpoints").iterdir())) == 2
-  assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
+  assert as_bytes(restore_state(mesh)[1]) == as_bytes(make_state(1, mesh))
   save([3], mesh)
   assert Checkpoints(URL).steps() == [1, 3]
   (unfinished,) = server.root.glob("run/checkpoints/2-*")
@@ -103,7 +103,7 @@ class Workdir:
     return check
 
 
-def both_in_a_save(first_pauses_at: int):
+def pause_and_take_over(first_pauses_at: int):
   """A run that is paused in its first save, at a call of `check`; a second run that takes over,
   saves step 3 meanwhile, and commits it once the first has ended. Returns the checkpoints of the
   second."""
@@ -147,7 +147,7 @@ def both_in_a_save(first_pauses_at: int):
 
 @pytest.mark.parametrize("pauses_at", [1, 2], ids=["before its check of the manifest", "after it"])
 def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pauses_at):
-  first, second, go, commit, mesh, url = both_in_a_save(pauses_at)
+  first, second, go, commit, mesh, url = pause_and_take_over(pauses_at)
   if pauses_at == 2:  # the first wakes only once the second has committed and cleaned
     commit.set()
     second.wait()
@@ -157,7 +157,7 @@ def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pause
   commit.set()
   second.close()
   assert Checkpoints(url).steps() == [1, 3]
-  step, state, _ = restored(mesh, url=url)
+  step, state, _ = restore_state(mesh, url=url)
   assert step == 3
   assert as_bytes(state) == as_bytes(make_state(3, mesh))
 
@@ -169,7 +169,7 @@ def test_an_intact_attempt_at_a_step_is_restored_beside_a_damaged_one(name, capl
   save([1, 2], mesh, url)
   (intact,) = [directory for directory in as_path(url).iterdir() if directory.name.startswith("2-")]
   (as_path(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
-  step, state, _ = restored(mesh, url=url)
+  step, state, _ = restore_state(mesh, url=url)
   assert step == 2
   assert as_bytes(state) == as_bytes(make_state(2, mesh))
   assert ("a damaged attempt to save it is passed over" in caplog.text) == (name < intact.name)
@@ -177,7 +177,7 @@ def test_an_intact_attempt_at_a_step_is_restored_beside_a_damaged_one(name, capl
     assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 2
     checkpoints.save(2, make_state(2, mesh), {"step": 2}, finite=False)
     checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
-  assert restored(mesh, url=url)[0] == 3
+  assert restore_state(mesh, url=url)[0] == 3
 
 
 def test_saves_outlast_a_store_that_is_down_for_a_while(server):
@@ -185,7 +185,7 @@ def test_saves_outlast_a_store_that_is_down_for_a_while(server):
   server.unavailable = 1.0
   threading.Timer(4, lambda: setattr(server, "unavailable", 0.0)).start()
   save([1], mesh)
-  assert restored(mesh)[0] == 1
+  assert restore_state(mesh)[0] == 1
 
 
 def test_damage_is_found_and_set_aside_and_few_steps_are_kept(server, caplog):
@@ -203,12 +203,12 @@ def test_damage_is_found_and_set_aside_and_few_steps_are_kept(server, caplog):
     assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4
     assert ("step 6 is damaged") in caplog.text
     checkpoints.save(6, make_state(6, mesh), {"step": 6}, finite=False)
-  assert restored(mesh)[0] == 6
+  assert restore_state(mesh)[0] == 6
   assert len(list(server.root.glob("run/checkpoints/6-*"))) == 2
   for blob in server.root.glob("run/checkpoints/*/tensors-00000.bin"):
     blob.write_bytes(blob.read_bytes()[:-9])
   with pytest.raises(DamageError, match="every checkpoint is damaged"):
-    restored(mesh)
+    restore_state(mesh)
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
@@ -238,7 +238,7 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
       server.fault = lambda at, name: None
       path.write_bytes(damage)
     caplog.clear()
-    step, state, _ = restored(mesh)
+    step, state, _ = restore_state(mesh)
     assert step == 1, damage
     assert as_bytes(state) == as_bytes(make_state(1, mesh)), damage
     # a step without a manifest is none
@@ -247,7 +247,7 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
     with pytest.raises(
       UserError if uncommitted else DamageError, match="gs://bucket/run/checkpoints"
     ):
-      restored(mesh, step=2)
+      restore_state(mesh, step=2)
 
 
 @pytest.mark.parametrize(
@@ -259,15 +259,15 @@ def test_a_refusal_is_never_damage(answer, message, server):
   for operations in (("range",), ("read", "range"), ("list",), None)[2 * (answer == "no bucket") :]:
     server.fault = lambda at, _, asked=operations: answer if asked is None or at in asked else None
     with pytest.raises(UserError, match=message):
-      restored(mesh)
+      restore_state(mesh)
   with pytest.raises(UserError, match=message), Checkpoints(URL) as checkpoints:
     server.fault = lambda at, _: answer if at in ("write", "create") else None
     checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
   server.fault = lambda at, _: None
-  assert restored(mesh)[0] == 2
+  assert restore_state(mesh)[0] == 2
 
 
-def held(url, seconds: float) -> Lease:
+def make_lease(url, seconds: float) -> Lease:
   return Lease(as_path(url), "lease", "is training in it ({})", seconds)
 
 
@@ -285,7 +285,7 @@ def held(url, seconds: float) -> Lease:
   ],
 )
 def test_a_lost_lease_states_its_reason(answer, kind, message, server):
-  with held("gs://bucket/run", seconds=60) as lease:
+  with make_lease("gs://bucket/run", seconds=60) as lease:
     if answer is None:
       as_path("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
     server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
@@ -295,7 +295,7 @@ def test_a_lost_lease_states_its_reason(answer, kind, message, server):
 
 
 def test_renewals_of_a_lease_resume_after_a_refusal(server, capfd):
-  with held("gs://bucket/run", seconds=0.6) as lease:
+  with make_lease("gs://bucket/run", seconds=0.6) as lease:
     server.fault = lambda at, _: "forbidden"
     time.sleep(0.5)
     server.fault = lambda at, _: None
@@ -309,16 +309,16 @@ def test_renewals_of_a_lease_resume_after_a_refusal(server, capfd):
 @pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
 def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path):
   url = url.format(tmp_path)
-  with held(url, seconds=2.4) as lease:
+  with make_lease(url, seconds=2.4) as lease:
     with pytest.raises(Exception, match="another process is training in it"):
-      with held(url, seconds=2.4):
+      with make_lease(url, seconds=2.4):
         pass
     time.sleep(3)
     lease.check()
-  with held(url, seconds=2.4) as lost:
+  with make_lease(url, seconds=2.4) as lost:
     lost.abandon()  # as if its host had lost power
     began = time.monotonic()
-    with held(url, seconds=2.4) as lease:
+    with make_lease(url, seconds=2.4) as lease:
       assert time.monotonic() - began >= 2
       lease.check()
       with pytest.raises(TransientError, match="another process has taken"):
@@ -327,7 +327,7 @@ def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path
 
 
 def test_a_lease_of_a_dead_process_on_this_host_is_taken_at_once(tmp_path):
-  lease = held(tmp_path, seconds=60)
+  lease = make_lease(tmp_path, seconds=60)
   (tmp_path / "lease").write_text(json.dumps(lease.content | {"holder": "x", "process": 2**22 + 1}))
   began = time.monotonic()
   with lease:
@@ -343,6 +343,6 @@ def test_a_large_shard_is_written_in_parts(server, monkeypatch):
   assert len(files) > 3
   assert max(file.stat().st_size for file in files) <= 300
   for step in (1, 2):
-    restored_step, state, _ = restored(mesh_of(8, 1), step)
+    restored_step, state, _ = restore_state(mesh_of(8, 1), step)
     assert restored_step == step
     assert as_bytes(state) == as_bytes(make_state(step, mesh))

@@ -23,13 +23,13 @@ from t5x_like.parallel.mesh import make_mesh
 def shardings():
   mesh = make_mesh({"replica": 2, "fsdp": 4})
 
-  def named(*parts):
+  def sharding_of(*parts):
     return NamedSharding(mesh, P(*parts))
 
   return {
-    "params": {"w": named("fsdp"), "b": named(None, "fsdp")},
-    "odd": named("fsdp"),
-    "step": named(),
+    "params": {"w": sharding_of("fsdp"), "b": sharding_of(None, "fsdp")},
+    "odd": sharding_of("fsdp"),
+    "step": sharding_of(),
   }
 
 
@@ -52,11 +52,9 @@ def abstract(shardings):
   )
 
 
-def assert_same(tree, restored):
-  return all(
-    np.array_equal(a, b)
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(restored), strict=True)
-  )
+def is_same(tree, restored):
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(restored), strict=True)
+  return all(np.array_equal(array, restored_array) for array, restored_array in pairs)
 
 
 def open_run(where, name="run"):
@@ -85,7 +83,7 @@ def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed_run, shardings
   with open_run(killed_run) as run:
     step, restored, metadata = run.restore(abstract(shardings))
     assert (step, metadata) == (3, {"of": 3})
-    assert assert_same(restored, state(3, shardings))
+    assert is_same(restored, state(3, shardings))
     metadata.clear()  # the caller's own
     run.wait()
     assert run.steps() == [3]
@@ -120,7 +118,7 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
   with open_run(killed_run) as run:
     step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert assert_same(restored, state(expected, shardings))
+    assert is_same(restored, state(expected, shardings))
   assert "differs from its checksum" in caplog.text
 
 
@@ -144,7 +142,7 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
   with open_run(tmp_path) as run:
     step, restored, _ = run.restore(abstract(shardings))
     assert step == expected
-    assert assert_same(restored, state(expected, shardings))
+    assert is_same(restored, state(expected, shardings))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -181,7 +179,7 @@ def test_copies_of_another_run_or_of_abandoned_steps_do_not_count(killed_run, sh
     assert run.restore(abstract(shardings)) is None
     run.save_copy(1, state(7, shardings), {}, lambda: None)
   with open_run(killed_run) as run:
-    assert assert_same(run.restore(abstract(shardings))[1], state(7, shardings))
+    assert is_same(run.restore(abstract(shardings))[1], state(7, shardings))
 
 
 def test_a_newer_checkpoint_comes_first_and_failing_copies_are_reported(

@@ -27,14 +27,14 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
   folder, lock = (tmp_path / "run", "lock") if where == "disk" else (server.root / "run", "lease")
   command = train(folder if where == "disk" else "gs://bucket/run", *FLAGS)
 
-  def committed() -> bool:
+  def has_committed_step() -> bool:
     return any("tmp" not in path.parent.name for path in folder.glob("checkpoints/*/manifest*"))
 
   with server.running():
     code, output = run(train(tmp_path / "whole", *FLAGS), **cache)
     assert code == 0, output
     with Process(command, **cache) as first:
-      assert first.until(lambda: count_metrics(folder) >= 10 and committed()), first.end()
+      assert first.until(lambda: count_metrics(folder) >= 10 and has_committed_step()), first.end()
       first.send(signal.SIGSTOP)
       (folder / lock).unlink()
       with Process(command, **cache) as second:
@@ -75,10 +75,10 @@ def test_a_run_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
       assert first.until(lambda: attempts()), first.end()
       first.send(signal.SIGSTOP)
       halted = attempts()
-      committed = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
+      has_committed_step = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
       with Process(command, **cache) as second:
         assert second.until(
-          lambda: committed or len(attempts()) > 1 or count_metrics(folder) > 10
+          lambda: has_committed_step or len(attempts()) > 1 or count_metrics(folder) > 10
         ), second.end()
         first.send(signal.SIGCONT)
         code, output = first.end()

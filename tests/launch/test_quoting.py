@@ -152,14 +152,14 @@ def test_a_reference_of_kubernetes_stays_text():
 
 @pytest.mark.parametrize("value", [*HOSTILE, *BROKEN])
 def test_directives_of_slurm_that_are_not_one_line_are_refused(value, run):
-  for key, given in (
+  for key, directive_value in (
     ("--partition", flags(partition=value)),
     ("--account", flags(account=value)),
     ("--time", flags(time=value)),
     ("--comment", flags(sbatch=[f"--comment={value}"])),
   ):
     try:
-      script = slurm.script(job("/runs/a"), given, "/runs/a/slurm.log")
+      script = slurm.script(job("/runs/a"), directive_value, "/runs/a/slurm.log")
     except UserError as error:
       assert str(error).startswith(f"{key}: found ")
       assert len(str(error).splitlines()) == 1
@@ -204,7 +204,7 @@ def test_values_of_several_lines_are_refused(route, value, capsys, monkeypatch, 
   monkeypatch.chdir(tmp_path)
   remote = "/runs" if route == "slurm" else "gs://bucket"
 
-  def refused(arguments, *tell):
+  def assert_refused(arguments, *tell):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert len(err.splitlines()) == 1
@@ -214,13 +214,13 @@ def test_values_of_several_lines_are_refused(route, value, capsys, monkeypatch, 
 
   train = ["--", *COMMAND, f"--workdir={remote}/a"]
   for key in keys:
-    refused([*words, f"{key}={value}", *train], key.partition("=")[0])
-  refused([*words, "--", *COMMAND, f"--workdir={remote}/{value}"], "--workdir")
-  refused([*words, *train, f"--config.x={value}"], "--config.x")
-  refused([*words, *train, value])
+    assert_refused([*words, f"{key}={value}", *train], key.partition("=")[0])
+  assert_refused([*words, "--", *COMMAND, f"--workdir={remote}/{value}"], "--workdir")
+  assert_refused([*words, *train, f"--config.x={value}"], "--config.x")
+  assert_refused([*words, *train, value])
   if "\0" not in value:
     monkeypatch.setenv("A", value)
-    refused([*words, "--env=A", *train], "--env=A")
+    assert_refused([*words, "--env=A", *train], "--env=A")
 
 
 @pytest.mark.parametrize("value", ["a\ntouch PWNED", "$(touch PWNED)", "'; touch PWNED; '"])
@@ -278,12 +278,12 @@ def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, m
   modes = []
   write = commands.os.open
 
-  def opened(path, flags, mode=0o777, **options):
+  def open_and_note(path, flags, mode=0o777, **options):
     number = write(path, flags, mode, **options)
     modes.append(os.fstat(number).st_mode & 0o777)
     return number
 
-  monkeypatch.setattr(commands.os, "open", opened)
+  monkeypatch.setattr(commands.os, "open", open_and_note)
   script = tmp_path / "slurm.sh"
   victim = tmp_path / "victim"
   victim.write_text("precious")

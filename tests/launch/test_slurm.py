@@ -217,21 +217,21 @@ def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
 
-    def said(word):
+    def log_count(word):
       return log.read_text().count(word) if log.exists() else 0
 
     launcher("start")
-    until(lambda: said("up") == 2)
+    until(lambda: log_count("up") == 2)
     launcher("stop")
     until(lambda: "not queued" in launcher("status"))
-    assert (said("saved"), said("into the queue")) == (2, 0)
+    assert (log_count("saved"), log_count("into the queue")) == (2, 0)
     launcher("start")
-    until(lambda: said("up") == 4)
+    until(lambda: log_count("up") == 4)
     (workdir / "last").touch()
     ask("scancel", "--signal=TERM", ask("squeue", "--noheader", "--format=%i").strip())
-    until(lambda: said("up") == 6)
+    until(lambda: log_count("up") == 6)
     until(lambda: "not queued" in launcher("status"))
-    assert (said("saved"), said("back into the queue (restart 1)")) == (4, 1)
+    assert (log_count("saved"), log_count("back into the queue (restart 1)")) == (4, 1)
 
 
 @real
@@ -270,33 +270,31 @@ def test_a_job_that_is_cancelled_and_resubmitted_resumes(tmp_path):
         assert time.monotonic() < deadline, (workdir / "slurm.log").read_text()[-3000:]
         time.sleep(0.2)
 
-    def trained():
-      return (
-        max((step for step, _ in losses(workdir)), default=0)
-        if (workdir / "metrics.jsonl").exists()
-        else 0
-      )
+    def last_step():
+      if not (workdir / "metrics.jsonl").exists():
+        return 0
+      return max((step for step, _ in losses(workdir)), default=0)
 
-    def said(words):
+    def log_count(words):
       return (workdir / "slurm.log").exists() and words in (workdir / "slurm.log").read_text()
 
     launcher("start")
     launcher("start")  # does nothing
     assert len(ask("squeue", "--noheader").splitlines()) == 1
-    until(lambda: trained() > 3)
+    until(lambda: last_step() > 3)
     launcher("stop")
     until(lambda: "not queued" in launcher("status"))
-    stopped = trained()
+    stopped = last_step()
     assert 3 < stopped < 60
     assert "exit code 75: back" not in (workdir / "slurm.log").read_text()
     launcher("start")
-    until(lambda: said(f"from step {stopped} of 60"))
-    until(lambda: trained() > stopped + 3)
+    until(lambda: log_count(f"from step {stopped} of 60"))
+    until(lambda: last_step() > stopped + 3)
     number = ask("squeue", "--noheader", "--format=%i").strip()
     ask("scancel", "--signal=TERM", number)  # as before the time is up
-    until(lambda: said("exit code 75: back into the queue (restart 1)"))
+    until(lambda: log_count("exit code 75: back into the queue (restart 1)"))
     until(lambda: "not queued" in launcher("status"))
-  assert trained() == 60
+  assert last_step() == 60
   code, output = run(train(tmp_path / "whole", *flags), devices=8, cache=cache)
   assert code == 0, output
   resumed_losses = losses(workdir)

@@ -89,13 +89,13 @@ def loads():
   counted = []
   original = Moe.__call__
 
-  def spied(self, x_BTD, context, cache, key):
+  def spy(self, x_BTD, context, cache, key):
     routing = self.router(x_BTD, None)
     counted.append(np.bincount(np.asarray(routing.experts_BTk).ravel(), minlength=8))
     return original(self, x_BTD, context, cache, key)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(Moe, "__call__", spied)
+    patch.setattr(Moe, "__call__", spy)
     model.decoder.rest.layers = "loop"
     model.outputs(batch())
   return np.stack(counted)

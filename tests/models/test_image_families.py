@@ -154,12 +154,12 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
   """As in the code of ViT's authors; only a head that asks for it drops out before its
   classifier."""
 
-  def made(**head):
+  def build_model(**head):
     options = dict(variant="vit-tiny", dropout=0.5, head={"name": "image_classification", **head})
     return jax.eval_shape(lambda: vit.Model(nnx.Rngs(params=jax.random.key(0)), **options))
 
-  plain = made()
-  block = made().encoder.blocks
+  plain = build_model()
+  block = build_model().encoder.blocks
   within = (
     plain.inputs.dropout,
     block.self_attention.dropout,
@@ -170,7 +170,7 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
   assert (
     plain.encoder.dropout.rate,
     plain.head.dropout.rate,
-    made(dropout=0.3).head.dropout.rate,
+    build_model(dropout=0.3).head.dropout.rate,
   ) == (0.0, 0.0, 0.3)
   network = jax.eval_shape(
     lambda: convnext.Model(nnx.Rngs(params=jax.random.key(0)), variant="convnext-tiny", dropout=0.5)
@@ -456,7 +456,7 @@ def test_the_last_norm_stands_before_pooling_after_it_or_both():
   generator = np.random.default_rng(0)
   x_BTD = generator.standard_normal((2, 10, 16), np.float32)
 
-  def normed(x, arrays, name):
+  def normalize(x, arrays, name):
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
 
@@ -469,7 +469,7 @@ def test_the_last_norm_stands_before_pooling_after_it_or_both():
     )
     arrays = params.arrays(model)
     assert {name for name in (before, after) if f"{name}/scale" in arrays} == set(norms)
-    expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
-    expected = normed(expected, arrays, after) if after in norms else expected
+    expected = (normalize(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
+    expected = normalize(expected, arrays, after) if after in norms else expected
     normalised = model.head.norm(model.head.pool(model.encoder.final_norm(jnp.asarray(x_BTD))))
     assert_close(np.asarray(normalised), np.asarray(expected))

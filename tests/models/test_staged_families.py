@@ -69,7 +69,7 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
 
   x_BTD = jax.random.normal(jax.random.key(1), (3, rows * columns, 64))
 
-  def found(core):
+  def outputs_and_gradients(core):
     graph, state = make(core)
 
     def loss(x_BTD, state):
@@ -78,7 +78,9 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
 
     return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x_BTD, state))
 
-  for got, expected in zip(found(Short()), found(Dense()), strict=True):
+  for got, expected in zip(
+    outputs_and_gradients(Short()), outputs_and_gradients(Dense()), strict=True
+  ):
     assert_close(got, expected)
 
 
@@ -164,10 +166,10 @@ def mvit(p: dict, variant, image: np.ndarray) -> np.ndarray:
       hidden = linear(norm(x, get, "mlp/in_norm/"), get, "mlp/layer/wi/")
       x = x + linear(np.asarray(jax.nn.gelu(hidden, approximate=False)), get, "mlp/layer/wo/")
 
-  def whole(part):
+  def get_stem(part):
     return p[part]
 
-  return linear(norm(x, whole, "final_norm/").mean((0, 1)), whole, "head/out/")
+  return linear(norm(x, get_stem, "final_norm/").mean((0, 1)), get_stem, "head/out/")
 
 
 def linear(x, get, name):
@@ -191,7 +193,7 @@ def max_pool(x):
 
 
 def pooling_attention(x, get, heads, q_stride, kv_stride):
-  def pooled(name, stride):
+  def pool(name, stride):
     y = linear(x, get, f"self_attention/layer/{name}/")
     kernel = get(f"self_attention/layer/pool_{name}/kernel")
     side = -(-len(y) // stride)
@@ -202,9 +204,9 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
         outputs[i, j] += padded[i * stride + a, j * stride + b] * kernel[a, b]
     return norm(outputs, get, f"self_attention/layer/pool_{name}/norm/")
 
-  q = pooled("query", q_stride)
-  k = pooled("key", kv_stride)
-  v = pooled("value", kv_stride)
+  q = pool("query", q_stride)
+  k = pool("key", kv_stride)
+  v = pool("value", kv_stride)
   Q = len(q)
   K = len(k)
   H = q.shape[-1]

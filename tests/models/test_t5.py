@@ -302,14 +302,14 @@ def test_bfloat16_is_close_to_float32(version):
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(low))
   batch = tiny.batch(4, S, T)
   expected = np.asarray(logits(full, batch))
-  got = np.asarray(logits(low, batch))
-  assert got.dtype == np.float32
-  assert np.sqrt(np.mean((got - expected) ** 2)) < 0.03 * expected.std()
+  low_precision = np.asarray(logits(low, batch))
+  assert low_precision.dtype == np.float32
+  assert np.sqrt(np.mean((low_precision - expected) ** 2)) < 0.03 * expected.std()
   features = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-  low_loss = float(token_losses(got, *features, 0.0, 0.0)[0])
+  low_loss = float(token_losses(low_precision, *features, 0.0, 0.0)[0])
   full_loss = float(token_losses(expected, *features, 0.0, 0.0)[0])
   assert abs(low_loss - full_loss) < 0.01 * full_loss
-  assert np.abs(got - expected).max() > 0  # it did compute in another precision
+  assert np.abs(low_precision - expected).max() > 0  # it did compute in another precision
 
 
 def test_bfloat16_gradients_point_where_those_of_float32_do():

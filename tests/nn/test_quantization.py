@@ -49,7 +49,7 @@ def outcome(multiply, x, kernel, g):
   return y, *back(g)
 
 
-def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
+def largest_rounding_error(a, b, axis_a, axis_b, dtype_a, dtype_b):
   """Return the largest error of a float64 product of two matrices that are rounded to 8 bits."""
 
   def error(x, axis, dtype):
@@ -79,9 +79,9 @@ def test_products_are_within_the_bound_of_rounding(kind):
   flat_x = x.reshape(15, 64)
   flat_g = g.reshape(15, 24)
   bounds = [
-    bound(flat_x, kernel, 1, 0, product.factors, product.factors),
-    bound(flat_g, kernel, 1, 1, product.gradients, product.factors),
-    bound(flat_x, flat_g, 0, 0, product.factors, product.gradients)
+    largest_rounding_error(flat_x, kernel, 1, 0, product.factors, product.factors),
+    largest_rounding_error(flat_g, kernel, 1, 1, product.gradients, product.factors),
+    largest_rounding_error(flat_x, flat_g, 0, 0, product.factors, product.gradients)
     if product.rounds_kernel_gradient
     else 1e-5 * (np.abs(flat_x).T @ np.abs(flat_g)),
   ]
@@ -140,10 +140,10 @@ def test_experts_multiply_as_single_layers_do(kind):
       [PRODUCTS[kind](r, k, r.dtype, AXES) for r, k in zip(rows, kernels, strict=True)]
     )
 
-  def both(rows, kernels, g):
+  def both_products(rows, kernels, g):
     return [(f(rows, kernels), *jax.vjp(f, rows, kernels)[1](g)) for f in (experts, alone)]
 
-  for actual, expected in zip(*jax.jit(both)(rows, kernels, g), strict=True):
+  for actual, expected in zip(*jax.jit(both_products)(rows, kernels, g), strict=True):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 

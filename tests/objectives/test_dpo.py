@@ -189,13 +189,12 @@ def test_loss_and_gradients_follow_the_formula(adapters):
     return sum(w * p for w, p in zip(batch["decoder_loss_weights"][row, side], sums))
 
   @jax.jit
-  def expected(arrays):
+  def formula_loss(arrays):
     def loss(arrays):
-      m = (
-        params.with_arrays(policy, merged | arrays)
-        if adapters
-        else params.with_arrays(base, arrays)
-      )
+      if adapters:
+        m = params.with_arrays(policy, merged | arrays)
+      else:
+        m = params.with_arrays(base, arrays)
       m = without_adapters(m, merged=True)
       total = 0.0
       margins = []
@@ -213,7 +212,7 @@ def test_loss_and_gradients_follow_the_formula(adapters):
     return jax.value_and_grad(loss, has_aux=True)(arrays)
 
   @jax.jit
-  def found(arrays):
+  def our_loss(arrays):
     objective = Objective(beta=beta, label_smoothing=smoothing)
     everything = params.arrays(policy)
     return jax.value_and_grad(
@@ -221,8 +220,8 @@ def test_loss_and_gradients_follow_the_formula(adapters):
     )(arrays)
 
   arrays = {name: moved[name] for name in learned}
-  (loss, margins), gradients = expected(arrays)
-  (total, sums), our_gradients = found(arrays)
+  (loss, margins), gradients = formula_loss(arrays)
+  (total, sums), our_gradients = our_loss(arrays)
   assert sums["weights"] == 3
   assert np.abs(margins).min() > 1e-3
   np.testing.assert_allclose(

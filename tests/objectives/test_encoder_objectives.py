@@ -198,17 +198,19 @@ def test_electras_losses_equal_numpy():
   masked, _ = mean_over_tokens(generated, targets, weights)
   sampled = np.asarray(electra_objective.sample_tokens(generated, jax.random.key(0), 1.0))
   corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
-  judged = np.asarray(
+  discriminator_logits = np.asarray(
     model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64
   )
   replaced = (weights > 0) & (sampled != targets)
-  token_losses = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
+  token_losses = np.log1p(np.exp(np.where(replaced, -discriminator_logits, discriminator_logits)))[
+    real > 0
+  ]
   assert float(loss / weights.sum()) == pytest.approx(masked + 50 * token_losses.mean(), rel=1e-4)
   means = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
   assert means["loss"] == pytest.approx(masked, rel=1e-4)
   assert means["discriminator_loss"] == pytest.approx(token_losses.mean(), rel=1e-4)
   assert means["discriminator_accuracy"] == pytest.approx(
-    ((judged > 0) == replaced)[real > 0].mean()
+    ((discriminator_logits > 0) == replaced)[real > 0].mean()
   )
   assert means["replaced"] == pytest.approx(replaced.sum() / real.sum())
 
@@ -241,11 +243,11 @@ def test_generated_samples_follow_the_distribution_and_pass_no_gradient():
   data = batch()
   arrays = params.arrays(model)
 
-  def judged(arrays):
+  def discriminator_logits(arrays):
     _, sums = electra_objective.Objective()(params.with_arrays(model, arrays), data)
     return sums["discriminator_loss"]
 
-  gradients = jax.jit(jax.grad(judged))(arrays)
+  gradients = jax.jit(jax.grad(discriminator_logits))(arrays)
   generator_names = [
     name for name in gradients if name.startswith(("generator/head", "generator/encoder"))
   ]

@@ -39,10 +39,10 @@ def case(seed=3):
   tokens."""
   draw = np.random.default_rng(seed)
   x = draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32)
-  other = draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32)
+  reference_x = draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32)
   table = draw.normal(size=(V, D)).astype(np.float32)
   head = draw.normal(size=D).astype(np.float32)
-  models = (x, table, head), (x + 0.1 * other, table, head), (other, table, head)
+  models = (x, table, head), (x + 0.1 * reference_x, table, head), (reference_x, table, head)
   targets = draw.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
   weights = np.zeros((B, K, PROMPT + N), np.float32)
   weights[..., PROMPT:] = np.arange(N) < np.array([[1, 4], [3, 2], [4, 4]])[..., None]

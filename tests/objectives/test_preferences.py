@@ -29,7 +29,7 @@ def model_with_scores():
   return gpt.Model(nnx.Rngs(3), variant=CASE.variant, scores=1)
 
 
-def one(batch, row, side):
+def select_side(batch, row, side):
   return {
     name: batch[name][row, side][None] for name in ("decoder_input_tokens", "decoder_segment_ids")
   }
@@ -44,7 +44,7 @@ def test_the_reward_loss_follows_bradley_and_terry(batch, model_with_scores):
   )
   rewards = np.array(
     [
-      [float(model_with_scores.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
+      [float(model_with_scores.outputs(select_side(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
       for row in range(3)
     ]
   )
@@ -64,7 +64,8 @@ def test_orpo_follows_its_paper(batch, model_with_scores):
   for row in range(3):
     for side in (0, 1):
       log_p = log_softmax(
-        np.asarray(model_with_scores(one(batch, row, side))["logits"][0], np.float64), axis=-1
+        np.asarray(model_with_scores(select_side(batch, row, side))["logits"][0], np.float64),
+        axis=-1,
       )
       weights = batch["decoder_loss_weights"][row, side]
       target_log_p = np.take_along_axis(

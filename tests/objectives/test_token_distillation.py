@@ -46,7 +46,7 @@ def case():
   }
 
 
-def cached(teacher, k):
+def top_tokens(teacher, k):
   log_p, ids = jax.lax.top_k(jax.nn.log_softmax(teacher[0] @ teacher[1].T), k)
   return {"teacher_tokens": ids, "teacher_log_probabilities": log_p}
 
@@ -71,7 +71,9 @@ def test_the_loss_follows_the_formula(k, case):
   w = batch["decoder_loss_weights"]
   target = batch["decoder_target_tokens"]
   ce = -np.take_along_axis(log_q, target[..., None], -1)[..., 0]
-  loss, sums = cached_distillation.Objective(share=0.7)(Small(*student), batch | cached(teacher, k))
+  loss, sums = cached_distillation.Objective(share=0.7)(
+    Small(*student), batch | top_tokens(teacher, k)
+  )
   np.testing.assert_allclose(loss, (w * (0.3 * ce + 0.7 * kl)).sum(), rtol=1e-5)
   np.testing.assert_allclose(
     [sums["loss"], sums["distillation_loss"], sums["remainder"]],
@@ -110,7 +112,7 @@ def test_stored_probabilities_of_all_tokens_equal_the_online_teacher(tokens, cas
   if tokens:
     monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", B * tokens * V)
     assert "scan" in str(jax.make_jaxpr(online)(student))
-  stored = batch | cached(teacher, V)
+  stored = batch | top_tokens(teacher, V)
   from_store = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(
     student
   )
@@ -206,21 +208,21 @@ def test_meshes_change_no_loss_and_no_gradient(mesh, monkeypatch):
   student = [draw.normal(size=s).astype(np.float32) for s in sizes]
   teacher = [draw.normal(size=s).astype(np.float32) for s in sizes]
   batch = {"decoder_target_tokens": draw.integers(0, 64, (4, 12)).astype(np.int32)}
-  batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | cached(teacher, 5)
+  batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | top_tokens(teacher, 5)
   monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", 128)
 
-  def both(student, teacher, batch):
+  def both_losses(student, teacher, batch):
     online = token_distillation.Objective(share=0.5)(Small(*student, Small(*teacher)), batch)[0]
     return online + cached_distillation.Objective(share=0.5)(Small(*student), batch)[0]
 
-  expected = jax.value_and_grad(both)(student, teacher, batch)
+  expected = jax.value_and_grad(both_losses)(student, teacher, batch)
   rules = Rules.make(make_mesh(mesh))
   x = rules.sharding(("batch", "length", None))
   table = rules.sharding(("vocab", "embed"))
 
   def within(*arguments):
     with rules.activate():
-      return jax.value_and_grad(both)(*arguments)
+      return jax.value_and_grad(both_losses)(*arguments)
 
   placed = [[jax.device_put(a, s) for a, s in zip(pair, (x, table))] for pair in (student, teacher)]
   rows = {

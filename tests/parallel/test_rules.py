@@ -229,9 +229,9 @@ def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
     host_devices = devices[2 * host : 2 * host + 2]
     rows = local_rows(Elsewhere(sharding, host_devices), 32)
     assert (np.diff(rows) > 0).all()
-    held = {row for device in host_devices for row in range(*shards[device][0].indices(32))}
-    assert set(rows.tolist()) == held
-    hosts_by_row[host] = held
+    host_rows = {row for device in host_devices for row in range(*shards[device][0].indices(32))}
+    assert set(rows.tolist()) == host_rows
+    hosts_by_row[host] = host_rows
   assert set().union(*hosts_by_row.values()) == set(range(32))
 
 

@@ -73,8 +73,10 @@ def test_a_step_whose_repetition_differs_is_noticed():
       moved = {"w": moved["w"].at[5].add(1e-6)}
     return TrainState(state.step + 1, moved, state.opt_state, state.watch), {}
 
-  made = jax.tree.map(jnp.asarray, TrainState(np.int32(6), {"w": np.ones(64, np.float32)}, {}))
-  state, _ = compute_twice(step, made, None)
+  first_state = jax.tree.map(
+    jnp.asarray, TrainState(np.int32(6), {"w": np.ones(64, np.float32)}, {})
+  )
+  state, _ = compute_twice(step, first_state, None)
   assert int(state.step) == 7
   assert (np.asarray(state.params["w"]) == 2).all()
   faults[:] = [True, False]

@@ -91,11 +91,11 @@ def test_a_run_without_evaluation_is_refused(monkeypatch, tmp_path):
 
 def test_the_page_states_the_error_of_the_prediction():
   law = fitting.Law(2.0, 60.0, 0.35)
-  trials = [
-    ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate)
-    for N in SIZES
-    for rate in (0.1, 0.2)
-  ]
+  trials = []
+  for N in SIZES:
+    for rate in (0.1, 0.2):
+      loss = law(N, 1.0) + rate
+      trials.append(ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, loss))
   trials.append(ladder.Trial("big", 10**7, 100, 1e5, 0.4, float("inf")))
   prediction = ladder.Prediction(
     "big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2

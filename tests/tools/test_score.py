@@ -197,7 +197,11 @@ def test_mnli_is_scored_on_both_halves(tmp_path, capsys):
 def test_the_average_of_glue_follows_the_leaderboard(tmp_path, capsys):
   for task, (references, gold, wrong, path) in GLUE.items():
     write(tmp_path / "glue" / path, references)
-    labels = [wrong, *gold[1:]] if task == "wnli" else ["entailment"] * 2 if task == "rte" else gold
+    labels = gold
+    if task == "wnli":
+      labels = [wrong, *gold[1:]]
+    elif task == "rte":
+      labels = ["entailment"] * 2
     write(tmp_path / "ours" / f"{SUBMITTED.get(task, task.upper())}.tsv", submission(labels))
   flags = (f"--references={tmp_path / 'glue'}", f"--predictions={tmp_path / 'ours'}")
   code, scores = run(capsys, "glue", *flags)
@@ -270,11 +274,11 @@ def test_superglue_tasks_are_scored(score, task):
 def test_cbs_scores_equal_those_by_hand(score):
   gold = ["entailment", "contradiction", "neutral", "entailment"]
   predicted = ["entailment", "neutral", "neutral", "entailment"]
-  rows = [
-    jsonl({"idx": i, "label": label} for i, label in enumerate(labels))
-    for labels in (gold, predicted)
-  ]
-  scores = score("superglue/cb", ("val.jsonl", rows[0]), ("CB.jsonl", rows[1]))
+
+  def rows_of(labels):
+    return jsonl({"idx": i, "label": label} for i, label in enumerate(labels))
+
+  scores = score("superglue/cb", ("val.jsonl", rows_of(gold)), ("CB.jsonl", rows_of(predicted)))
   assert scores == {
     "accuracy": 75.0,
     "macro_f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3),
@@ -324,9 +328,6 @@ def test_every_benchmark_is_documented():
   text = (
     pathlib.Path(__file__).resolve().parents[2] / "docs" / "how-to" / "score-predictions.md"
   ).read_text()
-  missing = [
-    name
-    for name in BENCHMARKS
-    if f"`{name.split('/')[-1]}`" not in text and f"`{name}`" not in text
-  ]
-  assert not missing
+  for name in BENCHMARKS:
+    short_name = name.split("/")[-1]
+    assert f"`{short_name}`" in text or f"`{name}`" in text, name

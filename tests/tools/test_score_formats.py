@@ -56,7 +56,7 @@ def test_choices_are_scored_in_every_form_of_predictions(score, name):
   by_id = jsonl({"id": i, "prediction": choice} for i, choice in enumerate(right))
   assert score(name, references, ("p.jsonl", by_id))["accuracy"] == 100
   assert score(name, references, ("p.json", wrong))["accuracy"] < 100
-  scores = score(name, references, ("p.txt", [str(one) for one in right]))
+  scores = score(name, references, ("p.txt", [str(right_choice) for right_choice in right]))
   assert scores["accuracy"] == 100
   assert scores["examples"] == len(rows)
 

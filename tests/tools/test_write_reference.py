@@ -18,17 +18,18 @@ def test_the_generated_pages_list_every_key_and_plan(tmp_path, monkeypatch):
     assert "llama 3.1 8b" in (tmp_path / page).read_text()
 
 
-def groups():
-  return {
-    (group.section, group.name): {
-      key.name.removeprefix(f"{group.section}."): key for key in group.keys
-    }
-    for group in listing.groups()
-  }
+def keys_by_group():
+  """Return the listed keys by (section, name of the part), then by their names in the section."""
+  keys_of = {}
+  for group in listing.groups():
+    prefix = f"{group.section}."
+    keys = {key.name.removeprefix(prefix): key for key in group.keys}
+    keys_of[group.section, group.name] = keys
+  return keys_of
 
 
 def test_the_keys_of_a_recipe_are_listed():
-  listed = groups()
+  listed = keys_by_group()
   config = recipes.load("configs/gpt/my_text.py")
   assert set(config) == set(listed["", ""]) | {
     section.partition(".")[0] for section, _ in listed if section
@@ -39,7 +40,7 @@ def test_the_keys_of_a_recipe_are_listed():
 
 
 def test_a_key_has_its_own_default_and_description():
-  listed = groups()
+  listed = keys_by_group()
   assert listed["", ""]["batch_size"].default == "128"
   assert "examples per step" in listed["", ""]["batch_size"].about
   assert listed["optimizer", "lamb"]["b2"].default != listed["optimizer", "lion"]["b2"].default

@@ -71,7 +71,7 @@ def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path,
   data = "".join(f"{text.strip()}\t{('same', 'other')[n % 2]}\n" for n, text in enumerate(texts))
   (tmp_path / "data").write_text("text\tlabel\n" + data)
 
-  def go(name, steps, *flags):
+  def train_run(name, steps, *flags):
     every = (
       "--config.checkpoint.every=1",
       "--config.checkpoint.keep_last=9",
@@ -88,20 +88,20 @@ def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path,
     return tmp_path / name
 
   still = ("--config.model.dropout=0.0",)
-  cut = go("cut", 4, "--config.task.buckets=4", *still)
-  uncut = go("whole", 4, *still)
+  cut = train_run("cut", 4, "--config.task.buckets=4", *still)
+  uncut = train_run("whole", 4, *still)
   for cut_loss, uncut_loss in zip(losses(cut), losses(uncut), strict=True):
     assert cut_loss[0] == uncut_loss[0]
     assert cut_loss[1] == pytest.approx(uncut_loss[1], rel=1e-5)
-  taken = [
+  shapes = [
     row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)
   ]
-  assert len(set(map(round, taken))) > 1, "all batches had one length, so that nothing is shown"
+  assert len(set(map(round, shapes))) > 1, "all batches had one length, so that nothing is shown"
   assert json.loads((cut / "config.json").read_text())["features"]["encoder_input_tokens"] == [64]
   noisy = ("--config.task.buckets=4", "--config.model.dropout=0.1")
-  unbroken = go("unbroken", 4, *noisy)
+  unbroken = train_run("unbroken", 4, *noisy)
   for steps in (2, 4):
-    parts = go("parts", steps, *noisy)
+    parts = train_run("parts", steps, *noisy)
   assert losses(parts) == losses(unbroken)
   assert fingerprints(parts, 4) == fingerprints(unbroken, 4)
 

@@ -71,21 +71,21 @@ def test_one_class_is_refused_and_classes_without_examples_are_reported(capsys):
   objective = SimpleNamespace(targets="label", spare_classes=0)
   config = resolve(recipes.load("configs/vit/base.py"))
 
-  def checked(names, labels):
+  def printed_by_check(names, labels):
     task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
     class_count.check_class_count(
       config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task
     )
     return capsys.readouterr().out
 
-  assert checked(NAMES, [0, 1, 2, 1]) == ""
-  assert "task pets: no example for training has 2 of the 3 classes: cat, owl" in checked(
+  assert printed_by_check(NAMES, [0, 1, 2, 1]) == ""
+  assert "task pets: no example for training has 2 of the 3 classes: cat, owl" in printed_by_check(
     NAMES, [1, 1]
   )
   with pytest.raises(
     UserError, match="config.task: found one class, 'cat', in task image_classification, from which"
   ):
-    checked(("cat",), [0])
+    printed_by_check(("cat",), [0])
 
 
 def test_data_with_fewer_classes_than_the_run_are_refused_with_a_remedy(tmp_path):

@@ -24,24 +24,22 @@ POISON = 4  # the batch with NaN in it, which step 5 meets
 TOTAL = 10
 
 
-def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
-  """Train on data with one poisoned batch; return (exit code, positions of the batches drawn)."""
+def train_on_poisoned_data(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
+  """Train with one poisoned batch; return (exit code, positions of the batches drawn)."""
   drawn = []
   batches = phases.iterate_batches
   advance = TrainingRun.advance
   calls = []
 
-  def poisoned(built, position, rows):
+  def poison_one_batch(built, position, rows):
     for number, batch in enumerate(batches(built, position, rows), start=position):
       drawn.append(number)
       weights = batch["decoder_loss_weights"]
-      yield (
-        batch | {"decoder_loss_weights": weights * np.float32(np.nan)}
-        if number == POISON
-        else batch
-      )
+      if number == POISON:
+        batch = batch | {"decoder_loss_weights": weights * np.float32(np.nan)}
+      yield batch
 
-  def signalled(self):
+  def advance_and_signal(self):
     calls.append(self.step)
     try:
       return advance(self)
@@ -51,8 +49,8 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
 
   shared = (f"--config.total_steps={TOTAL}", "--config.checkpoint.every=2", "--config.evals={}")
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(phases, "iterate_batches", poisoned)
-    patched.setattr(TrainingRun, "advance", signalled)
+    patched.setattr(phases, "iterate_batches", poison_one_batch)
+    patched.setattr(TrainingRun, "advance", advance_and_signal)
     argv = [
       f"--config={NANO}",
       f"--workdir={workdir}",
@@ -84,11 +82,11 @@ ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys):
   noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
-  assert go(tmp_path, noted)[0] == 3
+  assert train_on_poisoned_data(tmp_path, noted)[0] == 3
   assert steps(tmp_path) == [2, 4]
   errors = capsys.readouterr().err
   assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in errors
-  assert go(tmp_path, noted, *SKIP)[0] == 0
+  assert train_on_poisoned_data(tmp_path, noted, *SKIP)[0] == 0
   assert (tmp_path / "outcomes").read_text() == "failed\nfinished\n"
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   loss_by_step = dict(losses(tmp_path))
@@ -110,7 +108,7 @@ def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys
 
 @pytest.mark.more
 def test_a_run_goes_back_to_a_checkpoint_and_on_with_later_batches(tmp_path, capsys):
-  code, drawn = go(tmp_path, *ROLLBACK)
+  code, drawn = train_on_poisoned_data(tmp_path, *ROLLBACK)
   assert code == 0
   assert "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
   assert drawn == [*range(6), *range(5, 13)]
@@ -125,7 +123,7 @@ def test_a_run_goes_back_to_a_checkpoint_and_on_with_later_batches(tmp_path, cap
 
 def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
   assert (
-    go(
+    train_on_poisoned_data(
       tmp_path, '--config.guard={"name": "rollback", "steps": 7}', "--config.checkpoint.keep_last=4"
     )[0]
     == 2
@@ -136,11 +134,11 @@ def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
 @pytest.mark.heavy
 @pytest.mark.parametrize("flags", [SKIP, ROLLBACK], ids=["skip", "rollback"])
 def test_a_run_stopped_anywhere_ends_with_the_same_bits(flags, tmp_path):
-  assert go(tmp_path / "whole", *flags)[0] == 0
+  assert train_on_poisoned_data(tmp_path / "whole", *flags)[0] == 0
   for stop_at in (3, 5, 6, 7, 9):
     workdir = tmp_path / str(stop_at)
-    assert go(workdir, *flags, stop_at=stop_at)[0] == 75
-    assert go(workdir, *flags)[0] == 0
+    assert train_on_poisoned_data(workdir, *flags, stop_at=stop_at)[0] == 75
+    assert train_on_poisoned_data(workdir, *flags)[0] == 0
     assert losses(workdir) == losses(tmp_path / "whole")
     assert fingerprints(workdir, TOTAL) == fingerprints(tmp_path / "whole", TOTAL)
 
@@ -148,15 +146,15 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(flags, tmp_path):
 @pytest.mark.more
 def test_a_requested_return_to_a_step_happens_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
-  assert go(tmp_path, *clean)[0] == 0
+  assert train_on_poisoned_data(tmp_path, *clean)[0] == 0
   before = fingerprints(tmp_path, 4)
-  assert go(tmp_path, *clean, "--from_step=3")[0] == 2
+  assert train_on_poisoned_data(tmp_path, *clean, "--from_step=3")[0] == 2
   assert ("no checkpoint of step 3; steps here: [2, 4]") in read(capsys)
-  assert go(tmp_path, *clean, "--from_step=2")[0] == 0
+  assert train_on_poisoned_data(tmp_path, *clean, "--from_step=2")[0] == 0
   assert "from step 2 of 4" in read(capsys)
   assert fingerprints(tmp_path, 4) == before
   assert (tmp_path / "checkpoints" / "4.set_aside").is_dir()
-  assert go(tmp_path, *clean, "--from_step=2")[0] == 0
+  assert train_on_poisoned_data(tmp_path, *clean, "--from_step=2")[0] == 0
   assert "is finished at step 4" in read(capsys)
   rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
   assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]

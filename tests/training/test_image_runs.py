@@ -179,20 +179,19 @@ def test_a_report_has_pictures_and_evaluations(trained_folder):
   ) == 3
   flags = [f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"]
   assert evaluate.main(flags) == 0
-  again = {
+  pictures_of_evaluation = {
     path.stem
     for path in (trained_folder / "uninterrupted" / "evaluations" / "pictures").glob("*.png")
   }
-  assert again == pictures.keys()
+  assert pictures_of_evaluation == pictures.keys()
 
 
 @pytest.mark.more
 def test_two_processes_compute_the_scores_and_pictures_of_one(trained_folder, tmp_path):
-  """On four devices each; in training, every image of an epoch is read by one of them, once
-  (`test_addressing.py`)."""
+  """Each process has four devices."""
   arguments = [f"--workdir={trained_folder}/uninterrupted", "--evals=image_classification"]
   assert evaluate.main(arguments) == 0
-  (picture,) = (
+  (of_one_process,) = (
     json.loads(path.read_text())
     for path in (trained_folder / "uninterrupted" / "evaluations").glob("4_*.json")
   )
@@ -209,15 +208,16 @@ def test_two_processes_compute_the_scores_and_pictures_of_one(trained_folder, tm
   )
   code, output = in_processes([*LAUNCHER, "--", *command, *flags])
   assert code == 0, output
-  (two,) = (json.loads(path.read_text()) for path in (copy / "evaluations").glob("4_*.json"))
-  assert two["metrics"]["images"] == 297
-  assert two == picture
+  (of_two_processes,) = (
+    json.loads(path.read_text()) for path in (copy / "evaluations").glob("4_*.json")
+  )
+  assert of_two_processes["metrics"]["images"] == 297
+  assert of_two_processes == of_one_process
   assert (copy / "evaluations" / "pictures" / "attention.png").is_file()
 
 
 def test_pictures_show_the_attention_rollout_and_the_confusion_matrix():
-  """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion
-  matrix."""
+  """Both are computed again in numpy, layer by layer and cell by cell."""
   from t5x_like.models import vit
   from t5x_like.nn import params
   from t5x_like.report import pictures
@@ -234,18 +234,21 @@ def test_pictures_show_the_attention_rollout_and_the_confusion_matrix():
   x = built.inputs(_tokens(built, image), np.arange(5)[None], None, None)
   rolled = np.eye(5)
   for layer in range(2):
-    corners = {
-      n.removeprefix("encoder/blocks/"): a[layer]
-      for n, a in arrays.items()
-      if n.startswith("encoder/blocks/")
-    }
-    block = jax.tree.unflatten(jax.tree.structure(built.encoder.blocks), list(corners.values()))
+    layer_arrays = {}
+    for name, array in arrays.items():
+      if name.startswith("encoder/blocks/"):
+        layer_arrays[name.removeprefix("encoder/blocks/")] = array[layer]
+    block = jax.tree.unflatten(
+      jax.tree.structure(built.encoder.blocks), list(layer_arrays.values())
+    )
     y = np.asarray(block.self_attention.in_norm(x))
     q = (
-      y @ corners["self_attention/layer/query/kernel"] + corners["self_attention/layer/query/bias"]
+      y @ layer_arrays["self_attention/layer/query/kernel"]
+      + layer_arrays["self_attention/layer/query/bias"]
     ).reshape(2, 5, 2, 8)
     k = (
-      y @ corners["self_attention/layer/key/kernel"] + corners["self_attention/layer/key/bias"]
+      y @ layer_arrays["self_attention/layer/key/kernel"]
+      + layer_arrays["self_attention/layer/key/bias"]
     ).reshape(2, 5, 2, 8)
     weights = jax.nn.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5, axis=-1)
     rolled = (np.mean(weights, 1) + np.eye(5)) / 2 @ rolled
@@ -264,7 +267,7 @@ def _tokens(vit, image):
 
 @pytest.mark.more
 def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(trained_folder, tmp_path):
-  """And the autoencoder's report shows what it reconstructs."""
+  """The autoencoder's report shows what it reconstructs."""
   task = {"name": "masked_images", "source": "digits", "resolution": 16, "channels": 1, "patch": 4}
   head = {"name": "reconstruction", "depth": 1, "embed": 16, "heads": 2, "mlp": 16}
   slots = {

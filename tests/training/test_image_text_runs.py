@@ -71,7 +71,7 @@ def run(workdir, data, *flags) -> int:
 
 
 @pytest.fixture(scope="module")
-def learned(data, tmp_path_factory):
+def trained_run(data, tmp_path_factory):
   folder = tmp_path_factory.mktemp("learned")
   kinds = {
     "name": "image_classification",
@@ -90,8 +90,8 @@ def learned(data, tmp_path_factory):
 
 
 @pytest.mark.more
-def test_zero_shot_classification_and_retrieval_find_what_was_learned(learned):
-  rows = read_metrics(learned)
+def test_zero_shot_classification_and_retrieval_find_what_was_learned(trained_run):
+  rows = read_metrics(trained_run)
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
   assert last["eval/zero_shot/top1"] > 50
   assert last["eval/zero_shot/images"] == 96  # of 12 kinds
@@ -105,8 +105,10 @@ def test_zero_shot_classification_and_retrieval_find_what_was_learned(learned):
   assert max(scales) <= 100 * 1.0001
   # the same on other devices, and in other batches
   other_layout = ("--config.batch_size=40", "--config.mesh.tensor=2")
-  assert evaluate.main([f"--workdir={learned}", "--evals=zero_shot,retrieval", *other_layout]) == 0
-  files = list((learned / "evaluations").glob("*.json"))
+  assert (
+    evaluate.main([f"--workdir={trained_run}", "--evals=zero_shot,retrieval", *other_layout]) == 0
+  )
+  files = list((trained_run / "evaluations").glob("*.json"))
   assert len(files) == 2
   for path in files:
     label = "eval/zero_shot/" if "zero_shot" in path.name else prefix
@@ -115,10 +117,10 @@ def test_zero_shot_classification_and_retrieval_find_what_was_learned(learned):
 
 
 @pytest.mark.more
-def test_predict_gives_an_image_its_best_text(learned, data, tmp_path, capsys):
+def test_predict_gives_an_image_its_best_text(trained_run, data, tmp_path, capsys):
   names = [f"a {color} {shape}" for color, shape in KINDS]
   (tmp_path / "texts.txt").write_text("\n".join(names))
-  ask = [f"--workdir={learned}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
+  ask = [f"--workdir={trained_run}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
   assert predict.main([*ask, f"--texts={tmp_path}/texts.txt", "--top_k=12", "--batch_size=40"]) == 0
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
   assert len(rows) == 96
@@ -137,10 +139,10 @@ def test_predict_gives_an_image_its_best_text(learned, data, tmp_path, capsys):
 
 
 @pytest.mark.more
-def test_a_run_is_converted_to_hugging_face_and_back(learned, data, tmp_path):
+def test_a_run_is_converted_to_hugging_face_and_back(trained_run, data, tmp_path):
   exported = tmp_path / "there"
   back = tmp_path / "back"
-  assert convert_hf.main([f"--input={learned}", f"--output={exported}"]) == 0
+  assert convert_hf.main([f"--input={trained_run}", f"--output={exported}"]) == 0
   assert json.loads((exported / "config.json").read_text())["model_type"] == "clip"
   flags = [
     f"--input={exported}",
@@ -149,21 +151,22 @@ def test_a_run_is_converted_to_hugging_face_and_back(learned, data, tmp_path):
     f"--config.task.cache={data}/cache",
   ]
   assert convert_hf.main(flags) == 0
-  original_arrays = load(str(learned), batch_size=8).run.arrays
+  original_arrays = load(str(trained_run), batch_size=8).run.arrays
   imported_arrays = load(str(back), batch_size=8).run.arrays
   for name in original_arrays:
     assert np.array_equal(original_arrays[name], imported_arrays[name])
 
 
 @pytest.mark.more
-def test_a_run_starts_from_another_at_another_resolution(learned, data, tmp_path):
+def test_a_run_starts_from_another_at_another_resolution(trained_run, data, tmp_path):
   size = (
     "--config.model.resolution=24",
     "--config.task.resolution=24",
     "--config.schedule.total_steps=4",
   )
   assert (
-    run(tmp_path, data, f"--config.init.workdir={learned}", "--config.total_steps=1", *size) == 0
+    run(tmp_path, data, f"--config.init.workdir={trained_run}", "--config.total_steps=1", *size)
+    == 0
   )
   report = json.loads((tmp_path / "init.json").read_text())
   assert report["resized"] == {"image/inputs/position/table": "17 to 37 rows"}

@@ -18,7 +18,7 @@ from tests.runs import NANO, fingerprints, losses, steps
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 
-def go(workdir, *flags) -> int:
+def train_run(workdir, *flags) -> int:
   every = (
     "--config.total_steps=6",
     "--config.checkpoint.every=2",
@@ -37,16 +37,18 @@ def evaluated_steps(workdir) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def full_output(tmp_path_factory, compiled):
-  workdir = tmp_path_factory.mktemp("full_output")
-  assert go(workdir) == 0
+def uninterrupted(tmp_path_factory, compiled):
+  workdir = tmp_path_factory.mktemp("uninterrupted")
+  assert train_run(workdir) == 0
   assert [row["step"] for row in evaluated_steps(workdir)] == [2, 4, 6]
   return workdir
 
 
 @pytest.mark.parametrize("failing", more.beyond(1, [4, 6]))
 @pytest.mark.more
-def test_an_evaluator_that_raises_loses_no_checkpoint(failing, full_output, tmp_path, monkeypatch):
+def test_an_evaluator_that_raises_loses_no_checkpoint(
+  failing, uninterrupted, tmp_path, monkeypatch
+):
   call = evaluation.Evaluation.__call__
   calls = []
 
@@ -58,20 +60,20 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, full_output, tmp_
 
   monkeypatch.setattr(evaluation.Evaluation, "__call__", broken)
   with pytest.raises(RuntimeError, match="the evaluator is broken"):
-    go(tmp_path)
+    train_run(tmp_path)
   assert steps(tmp_path)[-1] == failing
   assert [row["step"] for row in evaluated_steps(tmp_path)][-1:] != [failing]
   monkeypatch.undo()
-  assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(full_output)
-  assert evaluated_steps(tmp_path) == evaluated_steps(full_output)
-  assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
+  assert train_run(tmp_path) == 0
+  assert losses(tmp_path) == losses(uninterrupted)
+  assert evaluated_steps(tmp_path) == evaluated_steps(uninterrupted)
+  assert fingerprints(tmp_path, 6) == fingerprints(uninterrupted, 6)
 
 
 @pytest.mark.parametrize(
   ("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)])
 )
-def test_a_signal_waits_for_no_evaluation(moment, step, full_output, tmp_path, monkeypatch):
+def test_a_signal_waits_for_no_evaluation(moment, step, uninterrupted, tmp_path, monkeypatch):
   """The signal comes after a step, or during an evaluation at a step that is not to be saved."""
   from t5x_like.evals.loss import Evaluator
   from t5x_like.training.run import TrainingRun
@@ -93,14 +95,14 @@ def test_a_signal_waits_for_no_evaluation(moment, step, full_output, tmp_path, m
 
   monkeypatch.setattr(TrainingRun, "advance", signalled)
   monkeypatch.setattr(Evaluator, "__call__", evaluating)
-  assert go(tmp_path, "--config.checkpoint.every=3") == 75
+  assert train_run(tmp_path, "--config.checkpoint.every=3") == 75
   assert steps(tmp_path)[-1] == step
   assert step not in [row["step"] for row in evaluated_steps(tmp_path)]
   monkeypatch.undo()
-  assert go(tmp_path) == 0
-  assert losses(tmp_path) == losses(full_output)
-  assert evaluated_steps(tmp_path) == evaluated_steps(full_output)
-  assert fingerprints(tmp_path, 6) == fingerprints(full_output, 6)
+  assert train_run(tmp_path) == 0
+  assert losses(tmp_path) == losses(uninterrupted)
+  assert evaluated_steps(tmp_path) == evaluated_steps(uninterrupted)
+  assert fingerprints(tmp_path, 6) == fingerprints(uninterrupted, 6)
 
 
 @pytest.mark.more
@@ -110,7 +112,7 @@ def test_every_start_leaves_a_line_of_history(tmp_path):
     ("--config.total_steps=2",),
     ("--config.total_steps=4",),
   ):
-    assert go(tmp_path, "--config.evals={}", *flags) == 0
+    assert train_run(tmp_path, "--config.evals={}", *flags) == 0
   rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
   assert [row["step"] for row in rows] == [0, 2, 2]
   assert [row["changes"] for row in rows] == [[], [], ["total_steps: 2 -> 4"]]
@@ -217,12 +219,12 @@ def test_a_profile_covers_the_steps_of_its_window(window, expected, monkeypatch)
   monkeypatch.setattr("jax.profiler.stop_trace", lambda: run.done.append("stop"))
   advance = run.advance
 
-  def advanced():
+  def advance_and_note():
     if "start" in run.done and "stop" not in run.done:
       run.done.append(f"step {run.step + 1}")
     return advance()
 
-  run.advance = advanced
+  run.advance = advance_and_note
   loop.train(run, profile=window)
   assert ", ".join(run.done) == expected
 

@@ -14,7 +14,7 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 @pytest.fixture
-def pretrained(tmp_path):
+def t5_directory(tmp_path):
   """Return the directory of a T5's config and vocabulary, which are read before weights."""
   config = resolve(recipes.load("tests/recipes/nano.py"))
   (tmp_path / "config.json").write_text(config.to_json())
@@ -22,11 +22,11 @@ def pretrained(tmp_path):
   return tmp_path
 
 
-def test_parts_and_evaluations_take_the_vocabulary_of_the_run(pretrained):
-  init = json.dumps({"workdir": str(pretrained)})
+def test_parts_and_evaluations_take_the_vocabulary_of_the_run(t5_directory):
+  init = json.dumps({"workdir": str(t5_directory)})
   config = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
   path = config.task.shared.vocabulary
-  assert path.startswith(str(pretrained))
+  assert path.startswith(str(t5_directory))
   assert "vocabulary" not in config.task
   assert config.model.variant == "nano"
   assert {values.task.vocabulary for values in config.evals.values()} == {path}

@@ -53,7 +53,7 @@ def draw_layers(seed, scale=1.0):
   return arrays
 
 
-def run(optimizer, values, gradients):
+def update_repeatedly(optimizer, values, gradients):
   state = optimizer.init(values)
   update = jax.jit(optax.with_extra_args_support(optimizer).update)
   for step, gradient in enumerate(gradients):
@@ -157,19 +157,23 @@ def test_stacked_layers_are_optimised_one_by_one(case):
   our_optimizer, single_optimizer = CASES[case]
   start = draw_layers(0)
   gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
-  final = run(update_layerwise(our_optimizer, AXES), start, gradients)
+  final = update_repeatedly(update_layerwise(our_optimizer, AXES), start, gradients)
   assert final.keys() == start.keys()
   expected = [
     (
       None,
-      run(single_optimizer, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]),
+      update_repeatedly(
+        single_optimizer, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]
+      ),
     )
   ]
   for layer in range(LAYERS):
     expected.append(
       (
         layer,
-        run(single_optimizer, one_layer(start, layer), [one_layer(g, layer) for g in gradients]),
+        update_repeatedly(
+          single_optimizer, one_layer(start, layer), [one_layer(g, layer) for g in gradients]
+        ),
       )
     )
   for layer, arrays in expected:
@@ -184,8 +188,10 @@ def test_stacked_layers_are_optimised_one_by_one(case):
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
   start = draw_layers(0)
   gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
-  final = run(update_layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
-  adam = run(update_layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
+  final = update_repeatedly(
+    update_layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients
+  )
+  adam = update_repeatedly(update_layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
   for name in ("blocks/mlp", "blocks/square"):
     for layer in range(LAYERS):
       w = np.asarray(start[name][layer])
@@ -209,8 +215,10 @@ def test_plain_adafactor_mixes_the_layers_of_a_stack():
   """This shows that the test of stacked layers would notice mixed statistics."""
   start = draw_layers(0)
   gradients = [draw_layers(1)]
-  plain = run(adafactor(optax.constant_schedule(0.1)), start, gradients)
-  layered = run(update_layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
+  plain = update_repeatedly(adafactor(optax.constant_schedule(0.1)), start, gradients)
+  layered = update_repeatedly(
+    update_layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients
+  )
   assert (
     tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
   )
@@ -223,7 +231,7 @@ def test_gradients_of_zero_leave_everything_finite(case):
     jax.tree.map(jnp.zeros_like, start),
     {n: g.at[..., 5:].set(0) for n, g in draw_layers(1).items()},
   ]
-  final = run(update_layerwise(CASES[case][0], AXES), start, gradients)
+  final = update_repeatedly(update_layerwise(CASES[case][0], AXES), start, gradients)
   assert all(np.isfinite(a).all() for a in final.values())
   if case == "adafactor":
     np.testing.assert_array_equal(final["table"][:, 5:], start["table"][:, 5:])
@@ -232,7 +240,7 @@ def test_gradients_of_zero_leave_everything_finite(case):
 def test_adamw_decays_matrices_only():
   start = draw_layers(0)
   zero = jax.tree.map(jnp.zeros_like, start)
-  final = run(
+  final = update_repeatedly(
     update_layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero]
   )
   for name in start:
@@ -247,8 +255,8 @@ def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
   start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
   up = jax.tree.map(lambda x, g=-1.0: jnp.full_like(x, -1.0), start)
   down = jax.tree.map(lambda x, g=0.5: jnp.full_like(x, 0.5), start)
-  np.testing.assert_array_equal(run(optimizer, start, [up])["table"], [[1.0, 2.0]])
-  final = run(optimizer, start, [up, up, down])
+  np.testing.assert_array_equal(update_repeatedly(optimizer, start, [up])["table"], [[1.0, 2.0]])
+  final = update_repeatedly(optimizer, start, [up, up, down])
   np.testing.assert_array_equal(final["table"], [[1.5, 1.5]])
   np.testing.assert_array_equal(final["blocks/norm"], np.full((3, 1), 1.5))
 
@@ -258,7 +266,7 @@ def test_the_first_step_of_adafactor_is_the_papers():
   column means."""
   g = np.asarray(draw_layers(1)["table"], np.float64)
   p = np.asarray(draw_layers(0)["table"], np.float64)
-  final = run(
+  final = update_repeatedly(
     adafactor(optax.constant_schedule(0.01)),
     {"w": jnp.asarray(p)},
     [{"w": jnp.asarray(g, jnp.float32)}],
@@ -402,7 +410,7 @@ def test_stable_adamw_follows_its_paper():
     lambda step: 0.1, b1=b1, b2=b2, eps=eps, weight_decay=decay
   )
   gradients = [np.arange(1.0, 7).reshape(2, 3), np.full((2, 3), -40.0), np.ones((2, 3))]
-  actual = run(
+  actual = update_repeatedly(
     our_optimizer,
     {"w": jnp.asarray(theta, jnp.float32)},
     [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
@@ -439,7 +447,7 @@ def test_ademamix_follows_its_paper():
     np.ones((2, 3)),
     np.ones((2, 3)),
   ]
-  actual = run(
+  actual = update_repeatedly(
     our_optimizer,
     {"w": jnp.asarray(theta, jnp.float32)},
     [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],

@@ -83,25 +83,25 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
 
 @pytest.mark.more
 def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, capsys):
-  def go(steps, *flags):
+  def train_run(steps, *flags):
     shared = ("--config.checkpoint.every=2", "--config.evals={}", f"--config.total_steps={steps}")
     code = train.main([f"--config={NANO}", f"--workdir={tmp_path}", *shared, *flags])
     return code, capsys.readouterr()
 
-  assert go(2)[0] == 0
+  assert train_run(2)[0] == 0
   assert "adafactor/count" in fingerprints(tmp_path, 2)
   other_optimizer = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
   other_optimizer += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
-  code, said = go(4, *other_optimizer)
+  code, said = train_run(4, *other_optimizer)
   assert code == 2
   assert "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
   fresh = (*other_optimizer, "--config.checkpoint.fresh_optimizer=true")
-  code, said = go(4, *fresh)
+  code, said = train_run(4, *fresh)
   assert code == 0
   assert "adamw starts without a state at step 2" in said.out
   assert ("clip_norm: 0.0 -> 1.0") in said.out
   # the same again keeps the state, without clipping too
-  code, said = go(6, *fresh, "--config.clip_norm=0.0")
+  code, said = train_run(6, *fresh, "--config.clip_norm=0.0")
   assert code == 0
   assert "without a state" not in said.out
   assert "from step 4 of 6" in said.out

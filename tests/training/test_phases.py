@@ -23,19 +23,19 @@ FLAGS = (
 )
 
 
-def go(workdir, steps):
+def train_run(workdir, steps):
   assert train.main([*FLAGS, f"--workdir={workdir}", f"--config.total_steps={steps}"]) == 0
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.more
 def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
-  go(tmp_path / "whole", 4)
+  train_run(tmp_path / "whole", 4)
   printed = capsys.readouterr().out
   assert "phase short from step 0" in printed
   assert "phase main from step 2" in printed
   for steps in (1, 2, 4):
-    go(tmp_path / "parts", steps)
+    train_run(tmp_path / "parts", steps)
   printed = capsys.readouterr().out
   assert "phase short from step 1" in printed
   assert printed.count("phase main from step 2") == 1
@@ -70,11 +70,10 @@ def test_phases_draw_one_sequence_of_examples():
     "configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"]
   )
   built = phases.build_phases(config, lambda values: task.build(split="train", **values))
-  rows = [
-    row.tobytes()
-    for step in (*range(2), *range(5, 9))
-    for row in next(phases.iterate_batches(built, step))["decoder_target_tokens"]
-  ]
+  rows = []
+  for step in (*range(2), *range(5, 9)):
+    batch = next(phases.iterate_batches(built, step))
+    rows += [row.tobytes() for row in batch["decoder_target_tokens"]]
   last_phase = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
   assert rows == [next(last_phase)["decoder_target_tokens"].tobytes() for _ in rows]
   assert len(rows) == 72

@@ -59,11 +59,11 @@ def test_a_part_named_by_a_word_stays_a_word_unless_a_table_replaces_it():
 def forbid_data(monkeypatch):
   """Fail a test that builds a task or opens a store."""
 
-  def opened(*_, **__):
+  def refuse_to_open(*_, **__):
     raise AssertionError("data were opened")
 
-  monkeypatch.setattr(tasks, "build_at", opened)
-  monkeypatch.setattr(tokens.TokenStore, "open", opened)
+  monkeypatch.setattr(tasks, "build_at", refuse_to_open)
+  monkeypatch.setattr(tokens.TokenStore, "open", refuse_to_open)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

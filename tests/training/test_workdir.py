@@ -24,7 +24,7 @@ FLAGS = (
 )
 
 
-def go(workdir, total: int = 4, *flags) -> int:
+def train_run(workdir, total: int = 4, *flags) -> int:
   return train.main(
     [f"--config={NANO}", f"--workdir={workdir}", *FLAGS, f"--config.total_steps={total}", *flags]
   )
@@ -59,12 +59,12 @@ def test_steps_that_another_run_saves_before_it_hands_over_are_kept(
 
   def after_another(workdir):
     if other_steps:  # the other run goes on, and ends just before this one gets the workdir
-      assert go(address, other_steps.pop()) == 0
+      assert train_run(address, other_steps.pop()) == 0
     return hold(workdir)
 
-  assert go(address, 2) == 0
+  assert train_run(address, 2) == 0
   monkeypatch.setattr(workdirs, "lock_workdir", after_another)
-  assert go(address, 6) == 0
+  assert train_run(address, 6) == 0
   assert not other_steps
   folder = download_small_files(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
@@ -88,7 +88,7 @@ def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(how, trained
   elif how == "a file":
     checkpoints.write_text("")
   for _ in range(2):
-    assert go(trained_copy, 6) == 2
+    assert train_run(trained_copy, 6) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     expected = {
       "a dangling link": "a link to /mnt/not/mounted, which is not there",
@@ -99,7 +99,7 @@ def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(how, trained
     assert (trained_copy / "metrics.jsonl").read_bytes() == before
   checkpoints.rmdir() if how == "empty" else checkpoints.unlink(missing_ok=True)
   (trained_copy / "elsewhere").rename(checkpoints)
-  assert go(trained_copy, 6) == 0
+  assert train_run(trained_copy, 6) == 0
   assert [step for step, _ in losses(trained_copy)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -108,16 +108,16 @@ def test_beginning_anew_sets_the_old_metrics_aside_and_ends_with_the_same_bits(
 ):
   before = (trained_copy / "metrics.jsonl").read_bytes()
   shutil.rmtree(trained_copy / "checkpoints")
-  assert go(trained_copy, 2, "--from_step=0") == 0
+  assert train_run(trained_copy, 2, "--from_step=0") == 0
   (aside,) = trained_copy.glob("metrics.*.jsonl")
   assert aside.read_bytes() == before
   assert [step for step, _ in losses(trained_copy)] == [1, 2]
-  assert go(trained_copy, 4, "--from_step=0") == 0, "it acts once"
+  assert train_run(trained_copy, 4, "--from_step=0") == 0, "it acts once"
   assert "from step 2 of 4" in capsys.readouterr().out
   assert len(list(trained_copy.glob("metrics.*.jsonl"))) == 1
   assert losses(trained_copy) == losses(trained)
   assert fingerprints(trained_copy, 4) == fingerprints(trained, 4)
-  assert go(trained_copy, 6, "--from_step=2") == 0
+  assert train_run(trained_copy, 6, "--from_step=2") == 0
   assert sorted(path.name for path in (trained_copy / "checkpoints").glob("*.set_aside")) == [
     "4.set_aside"
   ]
@@ -127,17 +127,17 @@ def test_beginning_anew_sets_the_old_metrics_aside_and_ends_with_the_same_bits(
 @pytest.mark.more
 def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
   address = "memory://vanished/run"
-  assert go(address, 2) == 0
+  assert train_run(address, 2) == 0
   files, root = fsspec.core.url_to_fs(address)
   files.rm(f"{root}/checkpoints", recursive=True)
   before = files.cat_file(f"{root}/metrics.jsonl")
-  assert go(address, 4) == 2
+  assert train_run(address, 4) == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert (
     f"{address}/checkpoints: holds no checkpoint, but history.jsonl says that step 2 was saved"
   ) in error
   assert files.cat_file(f"{root}/metrics.jsonl") == before
-  assert go(address, 2, "--from_step=0") == 0
+  assert train_run(address, 2, "--from_step=0") == 0
   assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
 
 
@@ -146,7 +146,7 @@ def test_metrics_prove_a_save_where_history_is_gone(trained_copy, capsys):
   (trained_copy / "history.jsonl").unlink()
   with open(trained_copy / "metrics.jsonl", "a") as file:
     file.write('{"step": 5, "train/loss": 1.0}\n')
-  assert go(trained_copy) == 2
+  assert train_run(trained_copy) == 2
   assert "metrics.jsonl reaches step 5, and a step was saved every 2" in capsys.readouterr().err
 
 
@@ -154,17 +154,17 @@ def test_metrics_prove_a_save_where_history_is_gone(trained_copy, capsys):
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
   tmp_path, trained, monkeypatch, capsys
 ):
-  def killed(self, *_, **__):
+  def kill(self, *_, **__):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(Checkpoints, "save", killed)
+  monkeypatch.setattr(Checkpoints, "save", kill)
   for _ in range(2):
     with contextlib.suppress(KeyboardInterrupt):
-      go(tmp_path)
+      train_run(tmp_path)
   monkeypatch.undo()
   assert [step for step, _ in losses(tmp_path)] == [1, 2]
   assert workdirs.find_saved_step(workdirs.read_history(tmp_path)) is None
-  assert go(tmp_path) == 0
+  assert train_run(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3
   assert losses(tmp_path) == losses(trained)
 
@@ -181,7 +181,7 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
     return advance(self)
 
   monkeypatch.setattr(TrainingRun, "advance", looking)
-  assert go(tmp_path, 6) == 0
+  assert train_run(tmp_path, 6) == 0
   assert noted[0] in (2, 4)
   assert len([row for row in workdirs.read_history(tmp_path) if "saved" in row]) == 1
 
@@ -213,7 +213,7 @@ def test_going_back_happens_once_despite_a_torn_line_of_history(trained_copy, ca
   with open(trained_copy / "history.jsonl", "ab") as file:
     file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
   for _ in range(2):
-    assert go(trained_copy, 4, "--from_step=2") == 0
+    assert train_run(trained_copy, 4, "--from_step=2") == 0
   assert caplog.text.count("torn or foreign line is skipped") == 1
   assert [path.name for path in (trained_copy / "checkpoints").glob("*.set_aside*")] == [
     "4.set_aside"
@@ -229,9 +229,9 @@ def test_a_damaged_config_is_taken_from_history(content, trained_copy, caplog, c
   assert evaluate.main([f"--workdir={trained_copy}", "--config.evals.loss.max_examples=8"]) == 0
   assert f"{path}: " in caplog.text
   assert "its copy in history.jsonl is used" in caplog.text
-  assert go(trained_copy, 4, "--config.seed=1") == 2
+  assert train_run(trained_copy, 4, "--config.seed=1") == 2
   assert "seed: 0 there, 1 here" in capsys.readouterr().err
-  assert go(trained_copy, 4, "--config.evals.loss.max_examples=None") == 0
+  assert train_run(trained_copy, 4, "--config.evals.loss.max_examples=None") == 0
   assert path.read_bytes() == before
 
 
@@ -241,7 +241,7 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(trained_copy, capsy
   rows[0]["config"]["seed"] = 5  # its digest is another now
   (trained_copy / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   for code in (
-    go(trained_copy),
+    train_run(trained_copy),
     evaluate.main([f"--workdir={trained_copy}"]),
   ):
     assert code == 2
@@ -250,20 +250,20 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(trained_copy, capsy
       "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
     )
   (trained_copy / "config.json").unlink()
-  assert go(trained_copy) == 0
+  assert train_run(trained_copy) == 0
 
 
 @pytest.mark.parametrize("left", more.beyond(1, [2, None]))
-def test_lost_metrics_are_reported_and_leave_a_gap(left, trained_copy, capsys):
+def test_lost_metrics_are_reported_and_leave_a_gap(remaining, trained_copy, capsys):
   path = trained_copy / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
-  path.unlink() if left is None else path.write_bytes(b"".join(lines[:left]))
-  first = 1 if left is None else 3
-  assert go(trained_copy, 6) == 0
+  path.unlink() if remaining is None else path.write_bytes(b"".join(lines[:remaining]))
+  first = 1 if remaining is None else 3
+  assert train_run(trained_copy, 6) == 0
   assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
   assert [row["missing_from"] for row in read_metrics(trained_copy) if "missing_from" in row] == [
     first
   ]
   assert f"Steps {first} to 4 have no metrics" in (trained_copy / "report.html").read_text()
-  assert go(trained_copy, 6) == 0
+  assert train_run(trained_copy, 6) == 0
   assert "have no metrics" not in capsys.readouterr().out

@@ -387,7 +387,7 @@ def test_decoding_never_drops():
 # On a mesh
 
 
-def compiled_on_mesh(moe, x, rows="data", **changes):
+def compile_on_mesh(moe, x, rows="data", **changes):
   """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of
   the rows)."""
   rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
@@ -419,7 +419,7 @@ def loss(moe, arrays, x):
 def test_a_mesh_changes_no_loss_and_no_gradient(dispatch, over):
   moe = layer(dispatch=dispatch, capacity_factor=1.0)
   x = tokens()
-  step, shardings, rows = compiled_on_mesh(moe, x, over)
+  step, shardings, rows = compile_on_mesh(moe, x, over)
   (_, (y, aux)), gradients = step(
     jax.device_put(params.arrays(moe), shardings), jax.device_put(x, rows)
   )
@@ -440,7 +440,7 @@ def test_tokens_move_to_experts_and_kernels_stay():
   # those of all experts
   kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}
   texts = [
-    compiled_on_mesh(moe, tokens(), **changes)[0].as_text()
+    compile_on_mesh(moe, tokens(), **changes)[0].as_text()
     for changes in ({}, {"activation_expert": None})
   ]
   sharded_program, control = (
@@ -451,7 +451,7 @@ def test_tokens_move_to_experts_and_kernels_stay():
   assert control & kernels
   # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
   # gradients of its own experts: nothing of all experts is on any device.
-  text = compiled_on_mesh(moe, tokens(), "fsdp")[0].as_text()
+  text = compile_on_mesh(moe, tokens(), "fsdp")[0].as_text()
   gathered_shapes = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
   assert gathered_shapes, gathered_shapes
   for shape in gathered_shapes:

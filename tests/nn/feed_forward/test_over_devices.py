@@ -50,7 +50,7 @@ def run(moe, arrays, x_BTD, key=None):
   return jnp.sum(jnp.sin(y_BTD + jnp.arange(T, dtype=y_BTD.dtype)[:, None])), (y_BTD, aux)
 
 
-def on(rules, moe, arrays, x_BTD):
+def run_on_mesh(rules, moe, arrays, x_BTD):
   gradient = jax.value_and_grad(lambda arrays, x_BTD: run(moe, arrays, x_BTD), (0, 1), has_aux=True)
   if rules is None:
     return jax.jit(gradient)(arrays, x_BTD)
@@ -74,10 +74,10 @@ def test_outputs_and_gradients_equal_one_devices(mesh, even):
     x_BTD = jnp.abs(x_BTD)
     kernel = arrays["router/kernel"]
     arrays |= {"router/kernel": kernel.at[:].set(0.01 * kernel).at[:, 2:4].add(1.0)}
-  (value, (y, _)), gradients = on(None, moe, arrays, x_BTD)
+  (value, (y, _)), gradients = run_on_mesh(None, moe, arrays, x_BTD)
   rules = Rules.make(make_mesh(mesh))
   assert over_devices.dispatch_axes(rules, x_BTD.shape, E, F) is not None
-  (value_, (y_, _)), gradients_ = on(rules, moe, arrays, x_BTD)
+  (value_, (y_, _)), gradients_ = run_on_mesh(rules, moe, arrays, x_BTD)
   np.testing.assert_allclose(y_, y, atol=2e-5)
   np.testing.assert_allclose(value_, value, rtol=1e-5)
   jax.tree.map(
