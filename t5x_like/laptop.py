@@ -79,7 +79,7 @@ def _shrink_model(config: ConfigDict, debug: bool) -> None:
   with config.model.unlocked(), config.model.ignore_type():
     config.model.remat = "none"
     if has_images:
-      if config.task.name != "object_detection":
+      if not _task_member(config.task.name, "ANY_RESOLUTION"):
         config.model.resolution = _RESOLUTION
       for key in ("patch", "drop_path"):
         if key in config.model:
@@ -147,7 +147,7 @@ def _design_fields(variant) -> dict[str, Any]:
 def _task_member(task: str | None, member: str) -> Any:
   """Return a member of a task's module that describes its laptop form; None without such a member.
 
-  The members are `tiny`, `BUILT_IN` and `FEW_TARGETS`.
+  The members are `tiny`, `BUILT_IN`, `FEW_TARGETS` and `ANY_RESOLUTION`.
   """
   if task not in slots.names(tasks):
     return None

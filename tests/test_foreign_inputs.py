@@ -22,6 +22,7 @@ from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import as_path
 from t5x_like.library import model as library
 from t5x_like.training import workdir as workdirs
+from tests import topics
 from tests.fuzz.harness import Sandbox
 from tests.fuzz.sentinels import MODULE, Sentinels
 from tests.recipes import nano
@@ -317,20 +318,11 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path):
 
 
 RECORDS = {
-  "a coco file": (
-    "coco:{0}/rows.json",
-    {"images": [{"file_name": "../secret.txt", "height": 1, "width": 1, "id": 1}]},
-  ),
-  "a coco address": (
-    "coco:{0}/rows.json",
-    {"images": [{"file_name": "gs://b/x", "height": 1, "width": 1, "id": 1}]},
-  ),
-  "boxes": ("boxes:{0}/rows.csv", "filename,class,xmin,ymin,xmax,ymax\n../secret.txt,a,0,0,1,1\n"),
   "an arrow state": (
     "arrow:{0}/state",
     {"_data_files": [{"filename": "../../elsewhere/secret.txt"}]},
   ),
-}
+} | topics.cases("FOREIGN_RECORDS")
 
 
 @pytest.mark.parametrize("case", RECORDS)

@@ -31,7 +31,6 @@ RECIPES = {
   "configs/deberta/base.py": (),
   "configs/deepseek/v3.py": (),
   "configs/deit/base.py": (),
-  "configs/detr/base.py": (),
   "configs/electra/small.py": (),
   "configs/finetune/chat.py:lora": (),
   "configs/finetune/decoder.py": (),

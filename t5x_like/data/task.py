@@ -59,7 +59,6 @@ class Task:
       `batch`.
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the
       example of each)`.
-    boxes: the boxes of all examples, a `data.images.boxes.Boxes`, for tasks that have boxes.
     repeats: consecutive copies of each example per epoch, each with its own random draws.
     buckets: the most lengths of a training batch, see `training/buckets.py`; 1 is rows of one
       length.
@@ -79,7 +78,6 @@ class Task:
   labels: np.ndarray | None = None
   eval_batch: BatchFunction | None = None
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
-  boxes: Any = None
   repeats: int = 1
   buckets: int = 1
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals.detection import SHOWN_SCORE, describe_detections, to_corners, top_detections
 from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 from t5x_like.nn import params
@@ -62,12 +61,12 @@ def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str,
   Raises:
     UserError: the model finds neither classes nor objects, or a flag does not apply to it.
   """
-  if "image_size" in model.REQUIRED_FEATURES:
-    return ObjectDetection(model, vocabulary, task, flags)
+  if hasattr(model, "build_image_predictor"):
+    return model.build_image_predictor(vocabulary, task, flags)
   return ImageClassification(model, vocabulary, task, flags)
 
 
-class _ImagePredictor:
+class ImagePredictor:
   """The base class of predictors that answer files, a batch at a time.
 
   A subclass defines the model's inputs for a file (`features`), its computation (`compute`, traced)
@@ -124,7 +123,7 @@ class _ImagePredictor:
       return str(error)
 
 
-class ImageClassification(_ImagePredictor):
+class ImageClassification(ImagePredictor):
   """A predictor that classifies the centre crop of each image, as in evaluation.
 
   `--top_k` is the number of classes.
@@ -142,16 +141,16 @@ class ImageClassification(_ImagePredictor):
         "images no classes; give the workdir of a classifier"
       )
     labels = outputs["logits"].shape[-1]
-    self.names = _class_names(vocabulary, labels)
+    self.names = class_names(vocabulary, labels)
     self.top_k = min(self.top_k, labels)
 
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
     task = layout.fill_defaults(task)
-    self.top_k = _read_top_k(flags, "classifies images", "classes", 5)
+    self.top_k = read_top_k(flags, "classifies images", "classes", 5)
     self._sides = height_and_width(variant.resolution)
     self.channels = variant.channels
     self._fit_options = {name: task[name] for name in ("crop", "fit", "mean", "method")}
-    self._normalise = _normalisation(task)
+    self._normalise = normalisation(task)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
     fitted_YXC = pictures.fit_to_resolution(image_YXC, self._sides, **self._fit_options)
@@ -179,49 +178,7 @@ class ImageClassification(_ImagePredictor):
     }
 
 
-class ObjectDetection(_ImagePredictor):
-  """A predictor that detects the objects in each image, resized as in evaluation.
-
-  It returns the objects with a score of at least 0.5 or, with `--top_k`, that many of the
-  likeliest.
-  """
-
-  def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    self._top_k = _read_top_k(flags, "finds objects in images", "objects", 0)
-    self.channels = model.variant.channels
-    task = layout.fill_defaults(task)
-    self._longest = task["resolution"]
-    self._shortest = task["shortest"]
-    self._normalise = _normalisation(task)
-    self._names = _class_names(vocabulary, model.variant.labels)
-
-  def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    resized_YXC = self._normalise(pictures.resize_sides(image_YXC, self._shortest, self._longest))
-    height, width = resized_YXC.shape[:2]
-    padded = np.zeros((self._longest, self._longest, self.channels), np.float32)
-    padded[:height, :width] = resized_YXC
-    return {"image": padded, "image_size": np.array([height, width], np.int32)}
-
-  def compute(self, model, batch):
-    return top_detections(model.outputs(batch))
-
-  def answer(
-    self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray
-  ) -> dict[str, Any]:
-    """Return `detections`, each with `label`, `score` and `box`.
-
-    A box is ymin, xmin, ymax, xmax in pixels of the file.
-    """
-    chosen = np.argsort(-score_Q, kind="stable")
-    if self._top_k:
-      chosen = chosen[: self._top_k]
-    else:
-      chosen = chosen[score_Q[chosen] >= SHOWN_SCORE]
-    boxes = to_corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
-    return {"detections": describe_detections(boxes, class_Q[chosen], score_Q[chosen], self._names)}
-
-
-def _read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> int:
+def read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> int:
   """Return `--top_k`; raise UserError for other flags, which do not apply to images."""
   unknown_flags = [name for name in flags if name != "top_k"]
   if unknown_flags:
@@ -234,12 +191,14 @@ def _read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> 
   return flags.get("top_k", default)
 
 
-def _class_names(vocabulary, labels: int) -> list[str]:
+def class_names(vocabulary, labels: int) -> list[str]:
+  """Return the names of classes; those that the vocabulary does not name are "class N"."""
   names = getattr(vocabulary, "names", ())
   return [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
 
 
-def _normalisation(task: Mapping[str, Any]):
+def normalisation(task: Mapping[str, Any]):
+  """Return the function that normalises pixels from 0 to 255 as a task does."""
   mean = np.asarray(task["mean"], np.float32)
   std = np.asarray(task["std"], np.float32)
   return lambda image_YXC: (image_YXC / 255.0 - mean) / std

@@ -7,11 +7,9 @@ opened. The known families are the modules of `interop/families`.
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import pathlib
-import pkgutil
 import re
 import shutil
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like import slots
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
@@ -341,12 +340,12 @@ def _check_link(file: pathlib.Path) -> None:
 
 def model_types() -> dict[str, str]:
   """Map Hugging Face model types to modules of `interop.families`."""
-  modules = [module.name for module in pkgutil.iter_modules(families.__path__)]
-  return {model_type: name for name in modules for model_type in _import_family(name).MODEL_TYPES}
+  names = slots.names(families)
+  return {model_type: name for name in names for model_type in _import_family(name).MODEL_TYPES}
 
 
 def _import_family(name: str) -> ModuleType:
-  return importlib.import_module(f"{families.__name__}.{name}")
+  return slots.module(name, families)
 
 
 def _find_family(model_type: str | None, origin: str) -> ModuleType:

@@ -24,7 +24,7 @@ class Context:
     valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no
       validity).
     position_vectors, memory_position_vectors: [B, T, D] and [B, S, D], added to queries and keys by
-      `architectures.positioned_attention`.
+      `contrib.detection.positioned_attention`.
     depth: float32 [layers of a block], their depth in the model from 0 to 1; None unless drop-path
       rates grow with it.
   """

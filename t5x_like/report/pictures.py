@@ -24,7 +24,6 @@ from t5x_like.nn import params
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.remat import KEEP_ALL
-from t5x_like.report import box_pictures
 from t5x_like.resolution import height_and_width
 from t5x_like.rows import run_in_batches
 
@@ -79,31 +78,13 @@ def draw_pictures(
     if rows and 1 < len(eval_task.classes) <= _MAX_CLASSES:
       title = f"{name}: the classes of rows, taken for those of columns, in percent"
       pictures[f"confusion_{name}"] = (title, confusion(rows, eval_task.classes))
-    if eval_task.boxes is not None:
-      boxes = _draw_group_boxes(group, batch, eval_task, config)
-      if boxes is not None:
-        title = f"{name}: what is there (dashed) and what was found"
-        pictures[f"boxes_{name}"] = (title, boxes)
+    if hasattr(eval_task, "draw_predictions"):
+      pixels_NYXC = _denormalize(batch["image"], config)
+      drawing = eval_task.draw_predictions(pixels_NYXC, batch, group.predictions)
+      if drawing is not None:
+        kind, title, image = drawing
+        pictures[f"{kind}_{name}"] = (f"{name}: {title}", image)
   return pictures
-
-
-def _draw_group_boxes(group, batch: dict[str, np.ndarray], eval_task, config: ConfigDict):
-  """Draw the detections in the batch's images; return None if the group has none of them."""
-  row_by_image = {}
-  for row in group.predictions:
-    if {"objects", "detections"} <= row.keys():
-      row_by_image[row["image"]] = row
-  index_N = [index for index in batch["example_index"].tolist() if index in row_by_image]
-  if not index_N:
-    return None
-  N = len(index_N)
-  return box_pictures.draw_boxes(
-    _denormalize(batch["image"][:N], config),
-    batch["image_size"][:N],
-    [row_by_image[index] for index in index_N],
-    eval_task.boxes.pixels[index_N],
-    eval_task.classes,
-  )
 
 
 def write(workdir, pictures: Pictures) -> None:

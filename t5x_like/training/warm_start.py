@@ -31,7 +31,6 @@ from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
 from t5x_like.abstract_model import build_model, resolve_model
 from t5x_like.architectures.conv_encoder import ConvEncoder
-from t5x_like.architectures.detector import Detector
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, one_line
@@ -140,9 +139,14 @@ def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, An
 
 
 def _becomes_backbone(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
-  """Return whether a model of another family becomes the backbone of the recipe's detector."""
+  """Return whether a model of another family becomes the backbone of the recipe's model."""
   model_class = slots.find("config.model.name", recipe.get("name"), t5x_like.models, "Model")
-  return saved["name"] != recipe["name"] and issubclass(model_class, Detector)
+  return saved["name"] != recipe["name"] and _takes_backbone(model_class)
+
+
+def _takes_backbone(model: Any) -> bool:
+  """Return whether a model, or class, may start from an image encoder as its backbone."""
+  return getattr(model, "TAKES_BACKBONE", False)
 
 
 def _make_backbone_spec(
@@ -360,7 +364,7 @@ class _InitialWeights:
     self._step = step
     self._source_arrays = arrays
     self._source_model = model
-    self._is_backbone = isinstance(parts.model, Detector) and not isinstance(model, Detector)
+    self._is_backbone = _takes_backbone(parts.model) and not _takes_backbone(model)
     self._axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
     self._loaded: list[str] = []
     self._resized: dict[str, str] = {}

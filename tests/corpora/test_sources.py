@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import formats
 from t5x_like.errors import UserError
+from tests import topics
 
 DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
   lambda s: s.strip()
@@ -325,7 +326,8 @@ def test_damaged_records_are_refused(dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "form", ["lines", "jsonl", "folders", "coco", "arrow", "record", "t5:stsb:jsonl"]
+  "form",
+  ["lines", "jsonl", "folders", "arrow", "record", "t5:stsb:jsonl", *topics.cases("FILE_SOURCES")],
 )
 def test_a_path_too_long_for_a_name_is_one_line(form):
   assert "too long for a file's name" in refusal(f"{form}:{'x' * 300}")

@@ -138,7 +138,6 @@ CASES = {
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
   "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],
   "corrupted_images": [{"images": "digits", "resolution": 12, "patch": 3}],
-  "object_detection": [{"images": "digit_scenes", "resolution": 40, "shortest": 32, "boxes": 4}],
   "image_text": [{"images": "digits", "resolution": 12, "caption_field": "label", "length": 8}],
 } | topics.cases("TASKS")
 

@@ -102,17 +102,6 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
   assert task_features.declare(arguments) == build(split="train", **arguments).features
 
 
-def test_features_of_images_with_boxes(tmp_path):
-  arguments = {
-    "name": "object_detection",
-    "source": "digit_scenes",
-    "cache": str(tmp_path),
-    "boxes": 5,
-  }
-  arguments |= {"resolution": 48, "channels": 1, "mean": (0.5,), "std": (0.5,)}
-  assert task_features.declare(arguments) == build(split="validation", **arguments).features
-
-
 @pytest.mark.parametrize(
   "more",
   [

@@ -25,7 +25,7 @@ from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import _embeddings, detection
+from t5x_like.evals import _embeddings
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -437,6 +437,7 @@ def expect_correlation(run: Run, split: str) -> set[float]:
 
 
 def expect_average_precision(run: Run, split: str) -> set[float]:
+  detection = slots.module("detection", evals)
   model, batch, task = run.open_split(split)
   detect = jax.jit(lambda model, batch: detection.top_detections(model.outputs(batch)))
   score_NQ, class_NQ, box_NQ4 = jax.device_get(detect(model, batch))

@@ -19,7 +19,6 @@ from t5x_like.benchmarks import predictions
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.corpora import builtin
-from t5x_like.corpora.sources import open_source
 from t5x_like.data import task
 from t5x_like.data.images import store as image_store
 from t5x_like.errors import DamageError, UserError
@@ -230,34 +229,6 @@ def picture(path: pathlib.Path) -> None:
   data = io.BytesIO()
   Image.new("RGB", (8, 8)).save(data, "PNG")
   path.write_bytes(data.getvalue())
-
-
-def test_annotations_name_images_of_their_directory(tmp_path):
-  picture(tmp_path / "secret.png")
-  picture(tmp_path / "images" / "sub" / "a.png")
-  image = {"id": 1, "height": 8, "width": 8}
-
-  def coco(name):
-    content = {
-      "images": [image | {"file_name": name}],
-      "annotations": [],
-      "categories": [{"id": 1, "name": "c"}],
-    }
-    (tmp_path / "boxes.json").write_text(json.dumps(content))
-    return list(open_source(f"coco:train={tmp_path}/boxes.json@{tmp_path}/images").records("train"))
-
-  assert coco("sub/a.png")[0][1]["image"]
-  for name in ("../secret.png", f"/{tmp_path}/secret.png", "sub/../../secret.png", 3):
-    with pytest.raises(
-      UserError,
-      match=r"boxes.json, image 0: found file_name .*, expected a "
-      r"path below",
-    ):
-      coco(name)
-  (tmp_path / "voc" / "ImageSets" / "Main").mkdir(parents=True)
-  (tmp_path / "voc" / "ImageSets" / "Main" / "train.txt").write_text("../../secret\n")
-  with pytest.raises(UserError, match=r"train.txt: found '../../secret', expected a name"):
-    open_source(f"voc:{tmp_path}/voc")
 
 
 def test_records_name_images_of_the_folder_that_is_given(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from t5x_like import recipes, train
 from t5x_like.training import restoring
 from t5x_like.training.resolve import resolve
+from tests import topics
 from tests.fuzz.harness import Sandbox, generator
 
 pytestmark = pytest.mark.runs
@@ -216,10 +217,14 @@ def test_every_recipe(part, sandbox, known):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
   size = CASES // 4
   # whose data take longer to prepare than a case may
-  for path in ("deit", "detr", "deit/deit3", "finetune/encoder"):
-    base = f"{REPO}/configs/{path if '/' in path else f'{path}/base'}.py:debug"
+  slow_recipes = [
+    f"configs/{path}.py:debug" for path in ("deit/base", "deit/deit3", "finetune/encoder")
+  ]
+  slow_recipes += topics.cases("SLOW_RECIPES")
+  for recipe in slow_recipes:
+    base = f"{REPO}/{recipe}"
     assert run(sandbox, base, [], False, "prepares data", seconds=300).end == "success", (
       sandbox.outcomes
     )
   fuzz(sandbox, known, bases, range(part * size, (part + 1) * size))
-  sandbox.check(least=size + 4)
+  sandbox.check(least=size + len(slow_recipes))

@@ -1,4 +1,4 @@
-"""Images and boxes of every layout, damaged, lying or hostile: one line, or a store that counts
+"""Images of every layout, damaged, lying or hostile: one line, or a store that counts
 what it skipped."""
 
 import gzip
@@ -11,40 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t5x_like.corpora.sources import open_source
-from t5x_like.data.images import boxes, store
+from t5x_like.data.images import store
 from tests.fuzz import bending
 
 pytestmark = pytest.mark.runs
 
-LAYOUTS = ("idx", "folders", "voc", "coco")
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 4), np.uint8)
-VOC = (
-  "<annotation><size><width>10</width><height>12</height><depth>3</depth></size><object><name>cat</name>"
-  "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>8</xmax><ymax>9</ymax></bndbox></object></annotation>"
-)
-BOMB = (
-  '<!DOCTYPE a [<!ENTITY a0 "cat">'
-  + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
-  + "]>"
-)
-HOSTILE_XML = {
-  "an entity bomb": BOMB + VOC.replace("cat", "&a9;"),
-  "an external entity": '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
-  + VOC.replace("cat", "&x;"),
-  "a quadratic bomb": f'<!DOCTYPE a [<!ENTITY a "{"x" * 100_000}">]>'
-  + VOC.replace("cat", "&a;" * 20_000),
-  "an external DTD": '<!DOCTYPE a SYSTEM "file:///etc/passwd">' + VOC,
-  "deep": "<a>" * 200_000 + "</a>" * 200_000,
-  "NaN": VOC.replace("<xmin>1", "<xmin>nan"),
-  "infinite": VOC.replace("<xmax>8", "<xmax>1e400"),
-  "huge": VOC.replace("<width>10", f"<width>{'9' * 5000}"),
-  "a large side": VOC.replace("<width>10", "<width>1" + "0" * 400),
-  "no size": VOC.replace("<width>10</width>", ""),
-  "negative": VOC.replace("<height>12", "<height>-12"),
-  "no name": VOC.replace("<name>cat</name>", "<name/>"),
-  "UTF-16": VOC,
-}
 
 
 def encoded(kind: str, mode: str = "RGB", **options) -> bytes:
@@ -177,100 +149,51 @@ def write_folders(rng: random.Random, folder) -> str:
   return f"{name!r}: {change}"
 
 
-def write_voc(rng: random.Random, folder) -> str:
-  for name in ("Annotations", "JPEGImages"):
-    (folder / name).mkdir()
-  kind = rng.choice(("hostile", "hostile", "bent", "picture"))
-  text = VOC.encode()
-  data = encoded("JPEG")
-  change = ""
-  if kind == "hostile":
-    change = rng.choice(sorted(HOSTILE_XML))
-    text = HOSTILE_XML[change].encode("utf-16" if change == "UTF-16" else "utf-8")
-  elif kind == "bent":
-    text, change = bending.bent(text, rng)
-  else:
-    data, change = picture(rng)
-  (folder / "Annotations" / "1.xml").write_bytes(VOC.encode())
-  (folder / "JPEGImages" / "1.jpg").write_bytes(encoded("JPEG"))
-  (folder / "Annotations" / "2.xml").write_bytes(text)
-  (folder / "JPEGImages" / "2.jpg").write_bytes(data)
-  return change
+WRITERS = {"idx": write_idx, "folders": write_folders}
+SOURCES = {"idx": "idx:{0}/a-images-idx3-ubyte", "folders": "folders:{0}"}
 
 
-def write_coco(rng: random.Random, folder) -> str:
-  tree = {
-    "images": [{"id": n, "file_name": f"{n}.jpg", "height": 12, "width": 10} for n in (1, 2)],
-    "annotations": [
-      {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 5, 6], "area": 30, "iscrowd": 0}
-      for n in (1, 2)
-    ],
-    "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-  }
-  content = bending.json_text(tree)
-  data = encoded("JPEG")
-  change = ""
-  kind = rng.choice(("tree", "tree", "tree", "bent", "deep", "picture"))
-  if kind == "tree":
-    changed, change = bending.mutated(tree, rng, rng.choice((1, 1, 2, 3)))
-    content = bending.json_text(changed)
-  elif kind == "bent":
-    content, change = bending.bent(content, rng)
-  elif kind == "deep":
-    content = bending.DEEP
-    change = "deep"
-  else:
-    data, change = picture(rng)
-  (folder / "boxes.json").write_bytes(content)
-  (folder / "1.jpg").write_bytes(encoded("JPEG"))
-  (folder / "2.jpg").write_bytes(data)
-  return change
+def prepare(source: str, out) -> None:
+  """Prepare the images of a source, and read one."""
+  store.open_store(source, "train", cache=str(out)).read(np.arange(1))
 
 
-WRITERS = {"idx": write_idx, "folders": write_folders, "voc": write_voc, "coco": write_coco}
-SOURCES = {"idx": "a-images-idx3-ubyte", "folders": "", "voc": "", "coco": "boxes.json"}
+def draw_case(rng: random.Random, root, writers: dict, sources: dict, prepare):
+  """Write the images of a layout, damaged; return what was done, and the call that prepares them.
 
-
-def reader(layout: str, root):
-  """What prepares the images of a layout, with their labels or boxes."""
-  source = f"{layout}:{root}/in/{SOURCES[layout]}".rstrip("/")
-
-  def call(out):
-    if layout in ("idx", "folders"):
-      return store.open_store(source, "train", cache=str(out)).read(np.arange(1))
-    notes, _ = boxes.make_notes(open_source(source), "objects", "image", ())
-    found = store.open_store(source, "train", label_field=None, notes=notes, cache=str(out))
-    return boxes.read_boxes(found).pad_learned(100)
-
-  return lambda out: (call(out), None)[1]
+  Args:
+    writers: layout -> the function that writes it and says how it damaged it.
+    sources: layout -> its source, by the folder.
+    prepare: prepares the images of (a source, a folder for the store).
+  """
+  layout = rng.choice(list(writers))
+  (root / "in").mkdir()
+  change = writers[layout](rng, root / "in")
+  source = sources[layout].format(root / "in")
+  return f"{layout}: {change}", lambda out: prepare(source, out)
 
 
 def case(rng: random.Random, root):
-  layout = rng.choice(LAYOUTS)
-  (root / "in").mkdir()
-  change = WRITERS[layout](rng, root / "in")
-  return f"{layout}: {change}", reader(layout, root)
+  return draw_case(rng, root, WRITERS, SOURCES, prepare)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_whole_layouts_are_read(layout, tmp_path, monkeypatch):
+class Never(random.Random):
+  """Chooses no mutation where there is a choice, and the picture that is whole where there is
+  none."""
+
+  def random(self):
+    return 0.99
+
+  def choice(self, options):
+    whole = ("picture", "PNG", "x.png")
+    return next((option for option in whole if option in options), options[0])
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_whole_layouts_are_read(layout, tmp_path):
   """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
-
-  class Never(random.Random):
-    """Chooses no mutation where there is a choice, and the picture that is whole where there is
-    none."""
-
-    def random(self):
-      return 0.99
-
-    def choice(self, options):
-      return next(
-        (option for option in ("picture", "PNG", "x.png") if option in options), options[0]
-      )
-
-  (tmp_path / "in").mkdir()
-  WRITERS[layout](Never(0), tmp_path / "in")
-  reader(layout, tmp_path)(tmp_path / "out")
+  _, call = draw_case(Never(0), tmp_path, {layout: WRITERS[layout]}, SOURCES, prepare)
+  call(tmp_path / "out")
 
 
 def test_a_few_mutated_images(tmp_path):

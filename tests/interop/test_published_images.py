@@ -31,10 +31,6 @@ MADE = {"mean": (0.4, 0.4, 0.4), "std": (0.1, 0.2, 0.3), "channels": 3}
       {"fit": "squeezed", **MADE},
     ),
     (
-      {"name": "object_detection", "shortest": 64, "resolution": 99, **PIXELS},
-      {"shortest": 64, **MADE},
-    ),
-    (
       {"name": "image_classification", "channels": 1, "crop": 1.0},
       {"mean": (0.5,), "std": (0.5,), "channels": 1, "crop": 1.0},
     ),
@@ -46,8 +42,6 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
   variant = SimpleNamespace(
     channels=task.get("channels", 3), resolution=task.get("resolution", 224)
   )
-  if task["name"] == "object_detection":
-    variant.queries = 5
   found = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
   assert found | expected == found
 

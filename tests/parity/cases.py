@@ -10,6 +10,8 @@ import zlib
 import numpy as np
 
 from parity import decoders
+from parity.resnets import RESNET
+from tests import topics
 
 VOCAB = 64
 
@@ -331,12 +333,6 @@ CASES |= {
   "siglip": Case("SiglipModel", "SiglipConfig", SIGNED, "image_text", length=13, **EMBEDDED)
 }
 MAPS = dict(logits="", outputs=dict(pooler_output="pooled"))
-RESNET = dict(
-  model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1]
-)
-BASIC = dict(
-  model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic"
-)
 IN_RESNET = {key: value for key, value in RESNET.items() if key != "model_type"} | dict(
   image_size=45, num_labels=5
 )
@@ -353,36 +349,6 @@ CASES |= {
   "convnext": Case("ConvNextForImageClassification", "ConvNextConfig", CONVNEXT, "image"),
   "convnext-body": Case(
     "ConvNextModel", "ConvNextConfig", CONVNEXT | dict(num_channels=1), "image", **MAPS
-  ),
-}
-DETR = dict(
-  use_timm_backbone=False,
-  backbone_config=RESNET | dict(out_features=["stage4"]),
-  d_model=16,
-  encoder_layers=1,
-  decoder_layers=2,
-  encoder_ffn_dim=24,
-  decoder_ffn_dim=20,
-  encoder_attention_heads=4,
-  decoder_attention_heads=4,
-  num_queries=7,
-  num_labels=5,
-)
-GREY_DETR = dict(
-  backbone_config=BASIC | dict(out_features=["stage2"], num_channels=1), num_channels=1, d_model=24
-)
-BOXES = dict(pred_boxes="boxes")
-CASES |= {
-  "detr": Case(
-    "DetrForObjectDetection", "DetrConfig", DETR, "detection", outputs=BOXES, size=(97, 131)
-  ),
-  "detr-grey": Case(
-    "DetrForObjectDetection",
-    "DetrConfig",
-    DETR | GREY_DETR,
-    "detection",
-    outputs=BOXES,
-    size=(35, 29),
   ),
 }
 SWIN = dict(
@@ -417,6 +383,7 @@ CASES |= {
   "swinv2-grey": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN | DEEP, "image"),
 }
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
+CASES |= {name: Case(**values) for name, values in topics.cases("PARITY").items()}
 
 
 def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:

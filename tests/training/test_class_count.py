@@ -9,7 +9,6 @@ import pytest
 from t5x_like import recipes
 from t5x_like.errors import UserError
 from t5x_like.training import class_count, open_with_recipe
-from t5x_like.training.assembly import assemble
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
@@ -33,10 +32,7 @@ def test_a_head_without_labels_has_as_many_as_the_data(recipe):
   )
 
 
-def test_a_detector_takes_the_number_from_the_data_unless_it_is_stated():
-  assert resolve_class_count("configs/detr/base.py").model.labels == 3
-  assert resolve_class_count("configs/detr/base.py", "model.labels=auto").model.labels == 3
-  assert resolve_class_count("configs/detr/base.py", "model.labels=91").model.labels == 91
+def test_a_stated_number_stays():
   assert (
     resolve_class_count("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
   )
@@ -46,16 +42,6 @@ def test_a_detector_takes_the_number_from_the_data_unless_it_is_stated():
     resolve_class_count("configs/vit/mae.py").model.head
     == resolve(recipes.load("configs/vit/mae.py")).model.head
   )
-
-
-def test_a_run_takes_the_number_from_its_data(tmp_path):
-  (tmp_path / "cache").mkdir()
-  overrides = [f"task.cache={tmp_path}/cache"]
-  assembly = assemble(
-    resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run")
-  )
-  assert assembly.config.model.labels == 10
-  assert assembly.identity["model"]["labels"] == 10
 
 
 def test_auto_is_refused_for_data_without_classes():

@@ -31,7 +31,7 @@ class Augmentation(Generic[Image]):
   Attributes:
     numbers: number of random numbers it takes.
     apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255,
-      of any size, or one with boxes, see `data/box_augmentations`.
+      of any size, or one with boxes, see `contrib/detection`.
     box: for a change of a part of the image alone, (height and width int32 [2], float32 [numbers])
       -> int32 [4], the part's y, x, height and width. `apply` takes the part, so no more than the
       part of a file need be decoded.

@@ -199,7 +199,7 @@ def _resized_shape(
 def resize_sides(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
   """Resize the shorter side to `shortest` pixels, or less to keep the longer within `longest`.
 
-  Equal to `resize_sides` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
+  Equal to `resize_sides` of `contrib/detection/data/box_augmentations`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
   low = shape.min()

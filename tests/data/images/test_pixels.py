@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t5x_like.data.box_augmentations import _sizes
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.quiet_tensorflow import tf
 
@@ -99,20 +98,6 @@ def test_a_squeezed_image_fills_the_resolution(shape, sides):
     image, sides_2=sides, crop=0.5, mean=mean, fit="squeezed"
   )
   np.testing.assert_allclose(squeezed, resize_bicubic(image, sides), atol=2e-3)
-
-
-def test_sides_for_a_detector_are_rounded_down():
-  assert pictures.resize_sides(np.zeros((48, 77, 1)), 40, 99).shape == (40, 64, 1)  # from 64.17
-  assert pictures.resize_sides(np.zeros((77, 48, 1)), 41, 60).shape == (60, 37, 1)  # from 37.4
-
-
-@pytest.mark.parametrize(
-  "shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)]
-)
-def test_an_image_for_a_detector_is_the_same_without_tensorflow(shape, shortest, longest):
-  image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-  expected = _sizes.resize_sides(tf.constant(image), tf.constant(shortest), longest).numpy()
-  np.testing.assert_allclose(pictures.resize_sides(image, shortest, longest), expected, atol=2e-3)
 
 
 GREY = np.arange(0, 250, 5, dtype=np.int32).reshape(5, 10)

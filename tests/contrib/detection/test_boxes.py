@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.contrib.detection.data import boxes
+from t5x_like.contrib.detection.data.box_augmentations import crop, flip, resize, scale_jitter
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.augmentations import chain
-from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
-from t5x_like.data.images import boxes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 

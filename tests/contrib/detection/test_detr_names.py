@@ -7,9 +7,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from interop.test_golden import write
-from parity import cases
+from parity import resnets
+from t5x_like.contrib.detection.families import detr
 from t5x_like.interop import hf, resnet
-from t5x_like.interop.families import detr
 
 PREFIX = detr.BACKBONE
 
@@ -39,7 +39,7 @@ def test_names_of_timm():
 def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_path, monkeypatch):
   golden = write("detr", tmp_path / "own")
   values = json.loads(str(golden["config"]))
-  backbone = cases.RESNET
+  backbone = resnets.RESNET
   sizes = dict(
     stem=backbone["embedding_size"],
     widths=tuple(backbone["hidden_sizes"]),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from t5x_like.contrib.detection.data.box_augmentations import Boxed
 from t5x_like.data.augmentations import Augmentation, Share
-from t5x_like.data.box_augmentations import Boxed
 from t5x_like.data.quiet_tensorflow import tf
 
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from t5x_like import evals, recipes, slots
+from t5x_like.contrib.detection.data.boxes import Boxes
+from t5x_like.contrib.detection.evals import _best_boxes, detection
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
-from t5x_like.data.images.boxes import Boxes
-from t5x_like.evals import EvalContext, _best_boxes, detection
+from t5x_like.errors import UserError
+from t5x_like.evals import EvalContext
 from t5x_like.nn import params
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
@@ -302,3 +305,11 @@ def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path)
     np.testing.assert_allclose(
       row["detections"][0]["score"], other["detections"][0]["score"], atol=2e-4
     )
+
+
+def test_scores_without_pycocotools_are_refused_with_the_package_to_install(monkeypatch):
+  monkeypatch.setitem(sys.modules, "pycocotools", None)
+  model = SimpleNamespace(REQUIRED_FEATURES=("image", "image_size"))
+  context = SimpleNamespace(task=SimpleNamespace(boxes=(), classes=CLASSES), model=model)
+  with pytest.raises(UserError, match=r"pip install 't5x-like\[detection\]'"):
+    detection.Evaluator(context)

@@ -9,15 +9,15 @@ import dataclasses
 import json
 from collections.abc import Callable
 
-from t5x_like.architectures.detector import DetectorVariant
-from t5x_like.architectures.positioned_attention import PositionEmbeddings
+from t5x_like.contrib.detection.detector import DetectorVariant
+from t5x_like.contrib.detection.models import detr
+from t5x_like.contrib.detection.positioned_attention import PositionEmbeddings
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet
 from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import ACTIVATIONS, label_fields
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
-from t5x_like.models import detr
 from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 

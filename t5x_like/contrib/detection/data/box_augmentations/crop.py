@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from t5x_like.contrib.detection.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.augmentations import Augmentation, Share
-from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Condition, PositiveInt
 

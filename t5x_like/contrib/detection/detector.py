@@ -1,7 +1,8 @@
 """An object detector: a backbone, an encoder of its features, and a decoder of object queries."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from t5x_like.architectures import backbones
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import resolve_variant, stack_options
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.positioned_attention import (
+from t5x_like.contrib.detection.positioned_attention import (
   PositionedBuilder,
   PositionEmbeddings,
   add_positions,
@@ -27,6 +28,10 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import PositiveInt, Rate
+
+if TYPE_CHECKING:
+  from t5x_like.contrib.detection.predictor import ObjectDetection
+  from t5x_like.vocabularies import Vocabulary
 
 _BOX_LAYERS = 3
 
@@ -82,6 +87,7 @@ class Detector(nnx.Module):
   VARIANTS: ClassVar[dict[str, DetectorVariant]] = {}
   VARIANT = DetectorVariant
   REQUIRED_FEATURES = ("image", "image_size")
+  TAKES_BACKBONE = True
 
   def __init__(
     self,
@@ -153,6 +159,14 @@ class Detector(nnx.Module):
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)
+
+  def build_image_predictor(
+    self, vocabulary: "Vocabulary", task: Mapping[str, Any], flags: dict[str, Any]
+  ) -> "ObjectDetection":
+    """Return the predictor that detects objects; see `inference.images.build_predictor`."""
+    from t5x_like.contrib.detection.predictor import ObjectDetection  # reads images
+
+    return ObjectDetection(self, vocabulary, task, flags)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Predict a class and a box for each query.

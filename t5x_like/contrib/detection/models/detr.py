@@ -6,7 +6,7 @@ added at every attention.
 """
 
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.detector import Detector, DetectorVariant
+from t5x_like.contrib.detection.detector import Detector, DetectorVariant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -10,11 +10,11 @@ from flax import nnx
 
 import more
 from t5x_like import recipes
-from t5x_like.architectures.positioned_attention import PositionEmbeddings, sine_positions
+from t5x_like.contrib.detection.models import detr
+from t5x_like.contrib.detection.objectives import detection
+from t5x_like.contrib.detection.positioned_attention import PositionEmbeddings, sine_positions
 from t5x_like.errors import UserError
-from t5x_like.models import detr
 from t5x_like.nn import params
-from t5x_like.objectives import detection
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import flops

@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
+from t5x_like.contrib.detection.models import detr
+from t5x_like.contrib.detection.objectives import detection
 from t5x_like.errors import UserError
-from t5x_like.models import detr
-from t5x_like.objectives import detection
 
 generator = np.random.default_rng(0)
 

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, boxes
+from t5x_like.contrib.detection.sources import boxes
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources._files import read_bytes
 from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line

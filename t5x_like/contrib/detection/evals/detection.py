@@ -2,6 +2,7 @@
 percent."""
 
 import contextlib
+import importlib.util
 import io
 import re
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.contrib.detection.evals import _best_boxes
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _best_boxes
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
@@ -31,7 +33,7 @@ class Evaluator:
     at_most: the number of likeliest detections per image that count; COCO's is 100.
 
   Raises:
-    UserError: the task has no boxes, or the model is no detector.
+    UserError: the task has no boxes, the model is no detector, or pycocotools is not installed.
   """
 
   def __init__(
@@ -53,6 +55,10 @@ class Evaluator:
       )
     if "image_size" not in context.model.REQUIRED_FEATURES:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
+    if importlib.util.find_spec("pycocotools") is None:
+      raise UserError(
+        "evaluator detection: pycocotools is not installed; pip install 't5x-like[detection]'"
+      )
 
     self._run = context.jit(
       lambda model, batch: (*top_detections(model.outputs(batch)), batch["example_index"])
@@ -128,7 +134,7 @@ def average_precision(
   """Compute the metrics of detections with pycocotools, in percent.
 
   Args:
-    truth: a `data.images.boxes.Boxes`.
+    truth: a `data.boxes.Boxes`.
     detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax,
       xmax, classes [Q], scores [Q]).
     classes: the names of the classes.

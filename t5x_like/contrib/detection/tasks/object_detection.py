@@ -18,16 +18,20 @@ function of the image, the epoch and the seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Unpack
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
+
+import numpy as np
 
 from t5x_like import slots
+from t5x_like.contrib.detection import box_pictures
+from t5x_like.contrib.detection.data import box_augmentations
+from t5x_like.contrib.detection.data import boxes as image_boxes
+from t5x_like.contrib.detection.data.box_augmentations import Boxed, _sizes
 from t5x_like.corpora.sources import check_split, open_source, parse_split
-from t5x_like.data import box_augmentations
 from t5x_like.data.augmentations import Augmentation, chain
-from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import boxes as image_boxes
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
@@ -38,6 +42,51 @@ from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digit_scenes"}
+# Models of this task have no resolution of their own, which a laptop form would reduce.
+ANY_RESOLUTION = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectionTask(Task):
+  """A task of images with boxes.
+
+  Attributes:
+    boxes: the boxes of all examples.
+  """
+
+  boxes: image_boxes.Boxes
+
+  def draw_predictions(
+    self,
+    pixels_NYXC: np.ndarray,
+    batch: dict[str, np.ndarray],
+    predictions: Sequence[dict[str, Any]],
+  ) -> tuple[str, str, Any] | None:
+    """Draw the detections in a batch's images.
+
+    Args:
+      pixels_NYXC: the images, from 0 to 255.
+      batch: the batch, with `example_index`.
+      predictions: the rows of an evaluator.
+    Returns:
+      (the kind of picture, its title, a Pillow image); None if no row is about these images.
+    """
+    row_by_image = {}
+    for row in predictions:
+      if {"objects", "detections"} <= row.keys():
+        row_by_image[row["image"]] = row
+    index_N = [index for index in batch["example_index"].tolist() if index in row_by_image]
+    if not index_N:
+      return None
+    N = len(index_N)
+    sheet = box_pictures.draw_boxes(
+      pixels_NYXC[:N],
+      batch["image_size"][:N],
+      [row_by_image[index] for index in index_N],
+      self.boxes.pixels[index_N],
+      self.classes,
+    )
+    return "boxes", "what is there (dashed) and what was found", sheet
 
 
 def features(vocabulary, /, *, resolution: int, channels: int, boxes: int, **_) -> Features:
@@ -65,7 +114,7 @@ def task(
   image_field: str = "image",
   objects_field: str = "objects",
   **images: Unpack[Source],
-) -> Task:
+) -> DetectionTask:
   """Make the task.
 
   Args:
@@ -111,7 +160,7 @@ def task(
   detection = _DetectionExamples(
     pixels, stored_boxes, example_features, boxes, resolution, shortest, chain(steps)
   )
-  return Task(
+  return DetectionTask(
     name=source.label or f"{store.name}_object_detection",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.contrib.detection.data import boxes
 from t5x_like.corpora.sources import Record, Skip, field_value, open_source
 from t5x_like.corpora.sources._derived import Derived
-from t5x_like.data.images import boxes
 from t5x_like.data.images.pictures import (
   ANNOTATED_SIZE,
   UnusableImage,

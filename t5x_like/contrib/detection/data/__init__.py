@@ -1,0 +1,1 @@
+"""Boxes of images, and their augmentation."""
