@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Collection
 from typing import Any
 
 from t5x_like.errors import UserError
@@ -70,6 +71,7 @@ class Fields:
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
+    tensor_names: the names of the tensors beside the config.
     tensor_count, parameter_count: the number of tensors, and of values in them, in the files beside
       the config; see `field_types.check_fields`.
   Raises:
@@ -80,12 +82,14 @@ class Fields:
     self,
     values: dict[str, Any],
     origin: str,
+    tensor_names: Collection[str] = (),
     tensor_count: int | None = None,
     parameter_count: int | None = None,
   ):
     check_fields(values, origin, tensor_count, parameter_count)
     self.values = values
     self.origin = origin
+    self.tensor_names = tensor_names
     self._unused = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
@@ -101,6 +105,11 @@ class Fields:
     if default is ...:
       raise UserError(f"{self.origin}: field {name!r} is missing; the config is incomplete")
     return default
+
+  def take_nullable(self, name: str, default: Any) -> Any:
+    """Return the value of a field, which may be null; the default only if the field is missing."""
+    value = self.take(name, None)
+    return value if name in self.values else default
 
   def choose(self, name: str, table: dict, default: Any = ...) -> Any:
     """Look up the value of a field in a table; raise UserError if the table lacks it."""

@@ -1,18 +1,17 @@
-"""Read and write the fields of Hugging Face configs that decoder-only families share.
+"""Entries of config tables that decoder-only families share.
 
-These are the special tokens, the rotary positions and the layers with a window. The functions
-`require_…` refuse designs that a Hugging Face model type cannot express.
+These are sizes, special tokens, rotary positions, layers with a window, and experts.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
-from t5x_like.architectures.design import Tokens
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import exact_cores, require_design
+from t5x_like.interop.config_table import Entry, Field
+from t5x_like.interop.variant_paths import get_attribute
 
 GATED_ACTIVATIONS = {
   "silu": "swiglu",
@@ -37,7 +36,7 @@ LOCAL = "sliding_attention"  # the type of a layer with a window
 FULL = "full_attention"
 LAYER_TYPES = (LOCAL, FULL)
 
-ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+_ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
 # For each scaling: the name of a parameter in a config -> the name of our argument.
 _LLAMA3 = {
@@ -69,32 +68,267 @@ _COMMON_PARAMETERS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"
 _IGNORED_PARAMETERS = {"attn_factor", "extrapolation_factor", "finetuned"}
 
 
-def take_nullable(fields: Fields, name: str, default: Any) -> Any:
-  """Return the value of a field, which may be null; the default only if the field is missing."""
-  value = fields.take(name, None)
-  return value if name in fields.values else default
+@dataclasses.dataclass(frozen=True)
+class HeadDim(Field):
+  """The width of a head, of types whose heads must divide the embedding width all the same."""
+
+  name: str = "head_dim"
+  attribute: str = "dims.head_dim"
+  default: int | None = None
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    dims = variant.dims
+    if dims.embed % dims.heads:
+      raise UserError(
+        f"dims.embed is {dims.embed}; this model type supports only multiples of {dims.heads} heads"
+      )
+    return super().write(variant)
 
 
-def read_special_tokens(
-  fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None
-) -> Tokens:
-  """Return the special ids of a config, or a family's defaults.
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens(Entry):
+  """The ids of padding, start and end, with a family's defaults.
 
   A negative padding id means that there is none. Of several end ids, only the first is used.
   """
-  pad = take_nullable(fields, "pad_token_id", pad)
-  start = take_nullable(fields, "bos_token_id", start)
-  eos = take_nullable(fields, "eos_token_id", eos)
-  if isinstance(eos, list):
-    eos = eos[0]
-  if pad is not None and pad < 0:
-    pad = None
-  return Tokens(pad, start or 0, eos or 0)
+
+  pad: int | None = None
+  start: int | None = None
+  eos: int | None = None
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    pad = fields.take_nullable("pad_token_id", self.pad)
+    start = fields.take_nullable("bos_token_id", self.start)
+    eos = fields.take_nullable("eos_token_id", self.eos)
+    if isinstance(eos, list):
+      eos = eos[0]
+    if pad is not None and pad < 0:
+      pad = None
+    return {"tokens": Tokens(pad, start or 0, eos or 0)}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    tokens = variant.tokens
+    return {"pad_token_id": tokens.pad, "bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
-def special_token_fields(tokens: Tokens) -> dict[str, int | None]:
-  """Return the fields of a config that name its special ids."""
-  return {"pad_token_id": tokens.pad, "bos_token_id": tokens.start, "eos_token_id": tokens.eos}
+@dataclasses.dataclass(frozen=True)
+class Window(Entry):
+  """A window of `sliding_window` tokens in every layer, null for none."""
+
+  default: int | None
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    return {"design.windows": (fields.take_nullable("sliding_window", self.default),)}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    return {"sliding_window": variant.design.windows[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayersByType(Entry):
+  """Layers with and without a window, which `layer_types` lists.
+
+  Attributes:
+    window: the default width of the windows.
+    full_every: without `layer_types`, each `full_every`-th layer has no window.
+    period_field: a field that changes `full_every`.
+    rope: the rotary positions of both types of layer; None if they do not differ in them.
+  """
+
+  window: int
+  full_every: int
+  period_field: str | None = None
+  rope: "RopeByType | None" = None
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    period = self.full_every
+    if self.period_field:
+      period = fields.take(self.period_field, period)
+    layers = fields.take("num_hidden_layers")
+    default = [FULL if (layer + 1) % period == 0 else LOCAL for layer in range(layers)]
+    types = read_layer_types(fields, default)
+    width = fields.take_nullable("sliding_window", self.window)
+    values = {"design.windows": arrange_windows(types, width)}
+    if self.rope:
+      local, full = self.rope.read(fields)
+      position = tuple(local if layer_type == LOCAL else full for layer_type in types)
+      values["design.position"] = local if local == full else position
+    return values
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    values = write_layer_types(variant) | {"sliding_window": window_width(variant, self.window)}
+    return values | self.rope.write(variant) if self.rope else values
+
+
+def read_layer_types(fields: Fields, default: list[str]) -> list[str]:
+  """Return the types of the layers of the shortest repeating pattern.
+
+  Raises:
+    UserError: the list has another length than the layers, or names an unknown type.
+  """
+  layers = fields.take("num_hidden_layers")
+  types = fields.take("layer_types", default)
+  if len(types) != layers or set(types) - set(LAYER_TYPES):
+    expected = f"{layers} of {' or '.join(map(repr, LAYER_TYPES))}"
+    raise fields.refusal("layer_types", types, expected)
+  for period in range(1, len(types)):
+    if len(types) % period == 0 and types == types[:period] * (len(types) // period):
+      return types[:period]
+  return types
+
+
+def arrange_windows(types: list[str], width: int | None) -> tuple[int | None, ...]:
+  """Return a design's windows for the types of layers: the width, or None without a window."""
+  return tuple(width if layer_type == LOCAL else None for layer_type in types)
+
+
+def window_width(variant: Variant, default: int | None) -> int | None:
+  """Return the width of the widest window of a variant; the default if it has none."""
+  return max((window for window in variant.design.windows if window), default=default)
+
+
+def write_layer_types(variant: Variant) -> dict[str, list[str]]:
+  """Return the field that lists the types of a variant's layers."""
+  period = [FULL if window is None else LOCAL for window in variant.design.windows]
+  return {"layer_types": [period[layer % len(period)] for layer in range(variant.dims.layers)]}
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutedExperts(Entry):
+  """The number of experts, and of those that each token uses; with defaults.
+
+  A single normalised gate would be constant, so that a token uses two or more.
+
+  Attributes:
+    older_name: another name of the first field, which is written too.
+  """
+
+  experts: int
+  top_k: int
+  older_name: str | None = None
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    default = self.experts
+    if self.older_name:
+      default = fields.take(self.older_name, default)
+    experts = fields.take("num_local_experts", default)
+    top_k = fields.take("num_experts_per_tok", self.top_k)
+    if not 2 <= top_k <= experts:
+      raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
+    return {"design.experts.experts": experts, "design.experts.top_k": top_k}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    experts = get_attribute(variant, "design.experts.experts")
+    values = {
+      "num_local_experts": experts,
+      "num_experts_per_tok": get_attribute(variant, "design.experts.top_k"),
+    }
+    return values | {self.older_name: experts} if self.older_name else values
+
+
+@dataclasses.dataclass(frozen=True)
+class Unquantized(Entry):
+  """The refusal of quantized files, with advice on how to get others."""
+
+  advice: str
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    if fields.take("quantization_config", None):
+      raise UserError(
+        f"{fields.origin}: field 'quantization_config' is there, expected none: {self.advice}"
+      )
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope(Entry):
+  """The rotary positions of all layers; see `read_rope` and `write_rope`.
+
+  Attributes:
+    theta, fraction, names: see `read_rope`.
+    interleaved: whether neighbouring channels rotate together.
+  """
+
+  theta: float = 1e4
+  fraction: float | None = None
+  names: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
+  interleaved: bool = False
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    position = read_rope(fields, theta=self.theta, fraction=self.fraction, names=self.names)
+    if self.interleaved:
+      position["interleaved"] = True
+    return {"design.position": position}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    position = require_rope(variant.design.position)
+    if self.fraction is None:
+      return add_older_rope_fields(write_rope(position))
+    theta_name, fraction_name = self.names
+    fraction = position.get("fraction", 1.0)
+    values = add_older_rope_fields(write_rope(position, partial_rotary_factor=fraction))
+    values[theta_name] = values.pop("rope_theta")
+    return values | {fraction_name: fraction}
+
+
+def require_rope(position: str | dict | tuple) -> dict[str, Any]:
+  """Return the arguments of rotary positions, of the first layer if layers differ.
+
+  Raises:
+    UserError: the positions are not rotary.
+  """
+  scheme = position[0] if isinstance(position, tuple) else position
+  arguments = {"name": scheme} if isinstance(scheme, str) else scheme
+  if arguments["name"] != "rope":
+    raise UserError(f"design.position is {position!r}; this model type supports only 'rope'")
+  return arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeByType:
+  """The rotary positions of layers with and without a window, with default bases.
+
+  Attributes:
+    local_name: the field for the local base in files from before version 5, where `rope_scaling`
+      applies only to the full layers.
+  """
+
+  local: float
+  full: float
+  local_name: str = "rope_theta"
+
+  def read(self, fields: Fields) -> tuple[dict, dict]:
+    """Return (the positions of layers with a window, those of layers without)."""
+    parameters = fields.take("rope_parameters", {})
+    if set(parameters) - set(LAYER_TYPES):
+      expected = f"an object for each of {' and '.join(LAYER_TYPES)}"
+      raise fields.refusal("rope_parameters", parameters, expected)
+    local_fields = {
+      "rope_theta": fields.take(self.local_name, self.local),
+      "rope_parameters": parameters.get(LOCAL),
+    }
+    full_fields = {
+      "rope_theta": fields.take("rope_theta", self.full),
+      "rope_parameters": parameters.get(FULL),
+      "rope_scaling": fields.values.get("rope_scaling"),
+      "max_position_embeddings": fields.values.get("max_position_embeddings"),
+    }
+    fields.ignore("rope_scaling")
+    local_rope = read_rope(Fields(local_fields, fields.origin))
+    return local_rope, read_rope(Fields(full_fields, fields.origin))
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    """Return the fields of both, from the first layer of each type."""
+    design = variant.design
+    positions = design.position if isinstance(design.position, tuple) else (design.position,)
+    parameters: dict[str, dict] = {}
+    for layer, layer_type in enumerate(write_layer_types(variant)["layer_types"]):
+      position = require_rope(positions[layer % len(positions)])
+      parameters.setdefault(layer_type, write_rope(position))
+    values = add_older_rope_fields(parameters)
+    if self.local_name not in values:
+      values[self.local_name] = parameters.get(LOCAL, values)["rope_theta"]
+    return values
 
 
 def read_rope(
@@ -166,7 +400,7 @@ class _RopeScaling:
       return {"dynamic": {"factor": factor, "original_length": self._max_length()}}
     if kind in ("longrope", "su") and {"short_factor", "long_factor"} <= names <= set(_LONG_ROPE):
       return {"longrope": self._read_long_rope()}
-    kinds = ", ".join(map(repr, ("default", *ROPE_SCALINGS)))
+    kinds = ", ".join(map(repr, ("default", *_ROPE_SCALINGS)))
     raise self._refusal(f"rope_type {kinds} with its parameters")
 
   def _refusal(self, expected: str) -> UserError:
@@ -237,99 +471,6 @@ def yarn_temperature(factor: float, weight: float) -> float:
   return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def read_local_and_full_rope(
-  fields: Fields, *, local: float, full: float, local_name: str = "rope_theta"
-) -> tuple[dict, dict]:
-  """Return (rotary positions of layers with a window, those of layers without).
-
-  Args:
-    local, full: default bases.
-    local_name: the field for the local base in files from before version 5, where `rope_scaling`
-      applies only to the full layers.
-  Raises:
-    UserError: as `read_rope` does.
-  """
-  parameters = fields.take("rope_parameters", {})
-  if set(parameters) - set(LAYER_TYPES):
-    expected = f"an object for each of {' and '.join(LAYER_TYPES)}"
-    raise fields.refusal("rope_parameters", parameters, expected)
-  local_fields = {
-    "rope_theta": fields.take(local_name, local),
-    "rope_parameters": parameters.get(LOCAL),
-  }
-  full_fields = {
-    "rope_theta": fields.take("rope_theta", full),
-    "rope_parameters": parameters.get(FULL),
-    "rope_scaling": fields.values.get("rope_scaling"),
-    "max_position_embeddings": fields.values.get("max_position_embeddings"),
-  }
-  fields.ignore("rope_scaling")
-  local_rope = read_rope(Fields(local_fields, fields.origin))
-  return local_rope, read_rope(Fields(full_fields, fields.origin))
-
-
-def read_local_layers(fields: Fields, is_local: Callable[[int], bool]) -> list[bool]:
-  """Return for each layer of the shortest repeating pattern whether it has a window.
-
-  Args:
-    is_local: decides whether a layer has a window if the config does not list the types of layers.
-  Raises:
-    UserError: the list has another length than the layers, or names an unknown type.
-  """
-  layers = fields.take("num_hidden_layers")
-  default = [LOCAL if is_local(layer) else FULL for layer in range(layers)]
-  types = fields.take("layer_types", default)
-  if len(types) != layers or set(types) - set(LAYER_TYPES):
-    expected = f"{layers} of {' or '.join(map(repr, LAYER_TYPES))}"
-    raise fields.refusal("layer_types", types, expected)
-  return [layer_type == LOCAL for layer_type in types[: _period(types)]]
-
-
-def _period(types: list[str]) -> int:
-  """Return the length of the shortest pattern that repeats to the whole list."""
-  for period in range(1, len(types)):
-    if len(types) % period == 0 and types == types[:period] * (len(types) // period):
-      return period
-  return len(types)
-
-
-def arrange_by_kind(is_local: list[bool], local: Any, full: Any) -> Any:
-  """Return a field of a design for a pattern of layers with and without a window.
-
-  Returns:
-    A tuple with `local` for each layer with a window and `full` for the others; a single value if
-    both are equal.
-  """
-  if local == full:
-    return local
-  return tuple(local if has_window else full for has_window in is_local)
-
-
-def arrange_windows(is_local: list[bool], window: int | None) -> tuple[int | None, ...]:
-  """Return a design's windows for a pattern of layers: the width, or None without a window."""
-  return tuple(window if has_window else None for has_window in is_local)
-
-
-def window_width(design, default: int | None) -> int | None:
-  """Return the width of the widest window of a design; the default if it has none."""
-  return max((window for window in design.windows if window), default=default)
-
-
-def write_layer_types(windows: tuple, layers: int) -> list[str]:
-  """Return `layer_types` for a design's windows."""
-  period = [FULL if window is None else LOCAL for window in windows]
-  return [period[layer % len(period)] for layer in range(layers)]
-
-
-def allow_one_window(design) -> dict[str, list]:
-  """Return arguments for `require_plain_decoder` that allow windows of only one width."""
-  widths = {window for window in design.windows if window is not None}
-  if len(widths) < 2:
-    return {"windows": [design.windows]}
-  # No design equals the second entry; it completes the list of allowed values in the message.
-  return {"windows": [(None,), "one window, and None"]}
-
-
 def write_rope(position: dict[str, Any], **parameters: float) -> dict[str, Any]:
   """Return `rope_parameters` for a design's position, extended by `parameters`."""
   theta = position.get("theta", 1e4)
@@ -358,28 +499,6 @@ def _to_parameters(table: dict[str, str], arguments: dict[str, Any]) -> dict[str
   return {name: arguments[argument] for name, argument in table.items() if argument in arguments}
 
 
-def write_rope_by_kind(model) -> dict[str, dict]:
-  """Return `rope_parameters` by type of layer.
-
-  Raises:
-    UserError: layers of one type differ in their positions.
-  """
-  design = model.variant.design
-  positions = design.position if isinstance(design.position, tuple) else (design.position,)
-  parameters: dict[str, dict] = {}
-  layer_types = write_layer_types(design.windows, model.variant.dims.layers)
-  for layer, layer_type in enumerate(layer_types):
-    position = positions[layer % len(positions)]
-    required = require_position(model, "rope", "theta", *ROPE_SCALINGS, position=position)
-    rope = write_rope(required)
-    if parameters.setdefault(layer_type, rope) != rope:
-      raise UserError(
-        f"design.position differs among the layers of {layer_type}; this model type has one "
-        "scheme for each type of layer"
-      )
-  return parameters
-
-
 def add_older_rope_fields(parameters: dict[str, Any]) -> dict[str, Any]:
   """Return `rope_parameters` with the fields that `transformers` before version 5 reads instead.
 
@@ -406,95 +525,3 @@ def add_older_rope_fields(parameters: dict[str, Any]) -> dict[str, Any]:
     factor = 1.0 if scaling["rope_type"] == "dynamic" else scaling["factor"]
     fields["max_position_embeddings"] = round(factor * length)
   return fields
-
-
-def require_dropless_experts(experts, *, normalised: bool) -> None:
-  """Refuse experts other than a dropless softmax over two or more, as wide as the MLP.
-
-  Args:
-    normalised: whether gates must add up to one.
-  Raises:
-    UserError: the experts cannot be expressed.
-  """
-  is_dropless_softmax = experts.router == "softmax" and experts.dispatch == "dropless"
-  has_other_widths = experts.mlp or experts.shared
-  lacks_normalisation = normalised and experts.normalise is False
-  if experts.top_k < 2 or not is_dropless_softmax or has_other_widths or lacks_normalisation:
-    gates = " whose gates add up to one" if normalised else ""
-    raise UserError(
-      f"design.experts is {experts!r}; this type supports only a softmax over two or more "
-      f"experts{gates}, with dispatch 'dropless', each as wide as the MLP, and none shared"
-    )
-
-
-def require_position(
-  model, name: str, *arguments: str, position: str | dict | tuple | None = None
-) -> dict:
-  """Return the position scheme of a design with its arguments.
-
-  Args:
-    name: the required scheme.
-    arguments: the names of the arguments that it may have.
-    position: the scheme to check, where layers differ; by default the scheme of the whole design.
-  Raises:
-    UserError: the scheme is not `name`, or has other arguments.
-  """
-  if position is None:
-    position = model.variant.design.position
-  if isinstance(position, tuple):
-    require_design(model, position=[name])
-  scheme = position if isinstance(position, dict) else {"name": position}
-  allowed = {"name", *arguments}
-  extra = {key for key, value in scheme.items() if key not in allowed and value}
-  if scheme["name"] != name or extra:
-    require_design(model, position=[name])
-  return scheme
-
-
-def require_plain_decoder(
-  model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected
-) -> None:
-  """Refuse designs that a model type cannot express.
-
-  Args:
-    square: require heads that together are as wide as the embedding.
-    heads: require as many key/value heads as query heads.
-    mlp: require a feed-forward layer four times as wide as the embedding.
-    expected: allowed values by field of the design; other fields must be as in a plain pre-norm
-      `Design`.
-  Raises:
-    UserError: the design cannot be expressed; names the field or the sizes.
-  """
-  dims = model.variant.dims
-  plain = dict(
-    norm_position="pre",
-    parallel="no",
-    biases=(),
-    qk_norm=False,
-    attention_scale=[None, dims.head_dim**-0.5],
-    softcap=None,
-    windows=(None,),
-    core=exact_cores(model.variant.design),
-    experts=None,
-    embed_scale=False,
-    embed_norm=False,
-    tied=True,
-    logits_scale=False,
-    logits_softcap=None,
-    logits_bias=False,
-  )
-  require_design(model, **(plain | expected))
-  if square and dims.heads * dims.head_dim != dims.embed:
-    raise UserError(
-      f"{dims.heads} heads of width {dims.head_dim} are not the embedding width {dims.embed}, as "
-      "this type needs"
-    )
-  if heads and dims.kv_heads != dims.heads:
-    raise UserError(
-      f"{dims.kv_heads} key/value heads for {dims.heads} heads; this type needs as many of both"
-    )
-  if mlp and dims.mlp != 4 * dims.embed:
-    raise UserError(
-      f"feed-forward width {dims.mlp} is not four times the embedding width {dims.embed}, as this "
-      "type needs"
-    )

@@ -54,14 +54,13 @@ def map_stacked(
     )
 
 
-def map_grouped_qkv(
-  mapping: TensorMapping, hf_name: str, path: str, *index: int, heads: int, kv_heads: int
-) -> None:
+def map_grouped_qkv(mapping: TensorMapping, hf_name: str, path: str, *index: int) -> None:
   """Map [K (N / K + 2) H, in]: the queries, key and value of one key/value head after another.
 
   BLOOM, GPT-NeoX and Falcon have this order.
   """
-  group = heads // kv_heads
+  kv_heads = mapping.model.variant.dims.kv_heads
+  group = mapping.model.variant.dims.heads // kv_heads
 
   def split(x: np.ndarray) -> list[np.ndarray]:
     head_dim = x.shape[0] // kv_heads // (group + 2)

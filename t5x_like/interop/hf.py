@@ -7,6 +7,7 @@ opened. The known families are the modules of `interop/families`.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -30,6 +31,7 @@ from t5x_like.files.local import check_link
 from t5x_like.files.mirror import fetch
 from t5x_like.interop import families, published_images
 from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import ModelType, refuse_contradictory_sizes
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
 from t5x_like.interop.tensor_mapping import Tensor, TensorMapping
 from t5x_like.nn import params
@@ -82,9 +84,9 @@ def read_parameters(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
     rules: see `load`.
   """
   directory = pathlib.Path(model.origin.path)
-  family, files = _open_files(json.loads(model.origin.config), directory)
+  model_type, files = _open_files(json.loads(model.origin.config), directory)
   mapping = TensorMapping(model)
-  family.map_tensors(mapping)
+  model_type.map_tensors(mapping)
   _check_tensors(mapping, files)
   arrays = {}
   for name, parameter in params.named_params(model).items():
@@ -111,7 +113,7 @@ def load_abstract(
   def create(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
 
-  with _refuse_contradictory_sizes(f"{directory}/config.json"):
+  with refuse_contradictory_sizes(f"{directory}/config.json"):
     model = jax.eval_shape(create, jax.random.key(0))
   model.origin = Origin(str(directory), text, files.dtype)
   return model
@@ -134,10 +136,9 @@ def _read_config(directory: pathlib.Path) -> tuple[str, TensorFiles, type, dict[
   values = checked_json.parse_json(
     text, dict, where, "the config of a Hugging Face model; copy it again"
   )
-  family, files = _open_files(values, directory)
-  fields = Fields(values, where, len(files.names), files.parameter_count)
-  with _refuse_contradictory_sizes(where):
-    model_class, arguments = family.read_config(fields, files.names)
+  model_type, files = _open_files(values, directory)
+  fields = Fields(values, where, files.names, len(files.names), files.parameter_count)
+  model_class, arguments = model_type.read(fields)
   fields.refuse_unused()
   return text, files, model_class, arguments
 
@@ -153,33 +154,21 @@ def model_type_of(values: dict) -> Any:
   return values.get("model_type")
 
 
-def _open_files(values: dict, directory: pathlib.Path) -> tuple[ModuleType, TensorFiles]:
-  """Return (family, files) of a directory with the values of its config."""
-  family = _find_family(model_type_of(values), f"{directory}/config.json")
-  return family, _tensor_files(family, directory, values)
+def _open_files(values: dict, directory: pathlib.Path) -> tuple[ModelType, TensorFiles]:
+  """Return (model type, files) of a directory with the values of its config."""
+  model_type = find_model_type(model_type_of(values), f"{directory}/config.json")
+  return model_type, _tensor_files(model_type, directory, values)
 
 
-def _tensor_files(family: ModuleType, directory: pathlib.Path, values: dict) -> TensorFiles:
+def _tensor_files(model_type: ModelType, directory: pathlib.Path, values: dict) -> TensorFiles:
   class_names = values.get("architectures") or ["Model"]
   is_body = isinstance(class_names, list) and str(class_names[0]).endswith("Model")
   return TensorFiles(
     directory,
-    getattr(family, "canonical_name", str),
-    getattr(family, "BODY_PREFIX", ""),
-    strip_common_prefix=is_body and hasattr(family, "HEADS"),
+    model_type.canonical_name,
+    model_type.body_prefix or "",
+    strip_common_prefix=is_body and model_type.body_prefix is None,
   )
-
-
-@contextlib.contextmanager
-def _refuse_contradictory_sizes(where: str):
-  """Turn errors from contradictory layer sizes into a `UserError` that names the config."""
-  try:
-    yield
-  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-    raise UserError(
-      f"{where}: its sizes make no model ({type(error).__name__}: {one_line(error)[:200]}), "
-      "expected sizes that fit each other; correct the config, or copy it again"
-    ) from error
 
 
 def save(
@@ -206,16 +195,16 @@ def save(
   directory = pathlib.Path(path)
   origin = getattr(model, "origin", None)
   old_config = json.loads(origin.config) if origin else {}
-  family, config = _write_config(model, model_type_of(old_config))
+  model_type, config = _write_config(model, model_type_of(old_config))
   if dtype is None:
     dtype = origin.dtype if origin else "float32"
   config["dtype"] = dtype
   mapping = TensorMapping(model)
-  family.map_tensors(mapping)
-  _check_parameters(mapping, f"{directory}: {model_type_of(config)}")
+  model_type.map_tensors(mapping)
+  _check_parameters(mapping, f"{directory}: {model_type.name}")
   is_unchanged = False
   if model_type_of(old_config) == model_type_of(config):
-    is_unchanged = _has_original_variant(model, family, mapping, old_config)
+    is_unchanged = _has_original_variant(model, model_type, mapping, old_config)
     config = config | old_config if is_unchanged else old_config | config
     config["dtype"] = dtype
   if "torch_dtype" in config:  # of readers before version 5
@@ -235,8 +224,8 @@ def save(
       json_files[published_images.FILE] = processor
   unread = {}
   if is_unchanged:
-    unread = _read_unread_tensors(mapping, pathlib.Path(origin.path), family, old_config)
-  file_name = getattr(family, "file_naming", lambda model: str)(model)
+    unread = _read_unread_tensors(mapping, pathlib.Path(origin.path), model_type, old_config)
+  file_name = model_type.file_naming(model)
   mapping.tensors = [
     dataclasses.replace(tensor, name=file_name(tensor.name)) for tensor in mapping.tensors
   ]
@@ -268,11 +257,12 @@ def _check_parameters(mapping: TensorMapping, where: str) -> None:
 
 
 def _has_original_variant(
-  model: nnx.Module, family: ModuleType, mapping: TensorMapping, old_config: dict
+  model: nnx.Module, model_type: ModelType, mapping: TensorMapping, old_config: dict
 ) -> bool:
   """Return whether a model still has the variant that its original config describes."""
-  fields = Fields(old_config, f"{model.origin.path}/config.json")
-  _, arguments = family.read_config(fields, {tensor.name for tensor in mapping.tensors})
+  tensor_names = {tensor.name for tensor in mapping.tensors}
+  fields = Fields(old_config, f"{model.origin.path}/config.json", tensor_names)
+  _, arguments = model_type.read(fields)
   return arguments["variant"] == model.variant
 
 
@@ -338,45 +328,78 @@ def _check_link(file: pathlib.Path) -> None:
     raise UserError(f"{file}: {error.strerror}; copy the file there") from error
 
 
-def model_types() -> dict[str, str]:
-  """Map Hugging Face model types to modules of `interop.families`."""
-  names = slots.names(families)
-  return {model_type: name for name in names for model_type in _import_family(name).MODEL_TYPES}
+def model_types() -> dict[str, ModelType]:
+  """Return the model types of all modules of `interop.families` by name."""
+  types = {}
+  for name in slots.names(families):
+    for model_type in _module_types(name):
+      types[model_type.name] = model_type
+  return types
 
 
-def _import_family(name: str) -> ModuleType:
-  return slots.module(name, families)
+@functools.cache
+def _module_types(name: str) -> tuple[ModelType, ...]:
+  """Return the model types of a module of `interop.families`."""
+  module = slots.module(name, families)
+  if hasattr(module, "TYPES"):
+    return module.TYPES
+  return tuple(_ModuleType(module, model_type) for model_type in module.MODEL_TYPES)
 
 
-def _find_family(model_type: str | None, origin: str) -> ModuleType:
-  """Return the module of a model type; raise UserError if there is none."""
-  modules = model_types()
-  if not isinstance(model_type, str) or model_type not in modules:
-    suggestion = did_you_mean(str(model_type), modules)
+class _ModuleType:
+  """A model type of a module that has functions instead of a table."""
+
+  def __init__(self, module: ModuleType, name: str):
+    self.module = module
+    self.name = name
+    self.classes = module.MODELS
+    self.body_prefix = getattr(module, "BODY_PREFIX", None if hasattr(module, "HEADS") else "")
+    self.canonical_name = getattr(module, "canonical_name", str)
+    self.map_tensors = module.map_tensors
+    self.file_naming = getattr(module, "file_naming", lambda model: str)
+
+  def read(self, fields: Fields) -> tuple[type, dict[str, Any]]:
+    with refuse_contradictory_sizes(fields.origin):
+      return self.module.read_config(fields, fields.tensor_names)
+
+  def write(self, model, original_type: str | None) -> dict[str, Any]:
+    return self.module.write_config(model, original_type)
+
+
+def find_model_type(name: str | None, origin: str) -> ModelType:
+  """Return the model type of a name; raise UserError if there is none."""
+  types = model_types()
+  if not isinstance(name, str) or name not in types:
+    suggestion = did_you_mean(str(name), types)
     raise UserError(
-      f"{origin}: model_type is {quote_name(model_type)}, expected one of "
-      f"{', '.join(sorted(modules))}{suggestion}"
+      f"{origin}: model_type is {quote_name(name)}, expected one of "
+      f"{', '.join(sorted(types))}{suggestion}"
     )
-  return _import_family(modules[model_type])
+  return types[name]
 
 
-def _write_config(model, model_type: str | None) -> tuple[ModuleType, dict[str, Any]]:
-  """Return (module, config) of the first family that can express the model.
+def _write_config(model, original_type: str | None) -> tuple[ModelType, dict[str, Any]]:
+  """Return (model type, config) of the first type that can express the model.
 
-  The family of `model_type` is tried first.
+  The original type is tried first, then its family.
   """
-  modules = model_types()
-  preferred = modules.get(model_type)
+  candidates = []
+  for name in slots.names(families):
+    types = _module_types(name)
+    is_family = any(model_type.name == original_type for model_type in types)
+    for model_type in types:
+      candidates.append((model_type.name != original_type, not is_family, model_type))
   refusals = []
-  for name in sorted(set(modules.values()), key=lambda name: (name != preferred, name)):
-    family = _import_family(name)
-    if isinstance(model, family.MODELS):
-      try:
-        return family, family.write_config(model, model_type)
-      except UserError as error:
-        refusals.append(str(error))
-  why = "; ".join(refusals) or "no Hugging Face family matches it"
-  raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
+  for _, _, model_type in sorted(candidates, key=lambda candidate: candidate[:2]):
+    if not isinstance(model, model_type.classes):
+      continue
+    try:
+      config = model_type.write(model, original_type)
+      return find_model_type(model_type_of(config), "config.json"), config
+    except UserError as error:
+      refusals.append(str(error))
+  reasons = "; ".join(dict.fromkeys(refusals)) or "no Hugging Face family matches it"
+  raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {reasons}")
 
 
 def _check_tensors(mapping: TensorMapping, files: TensorFiles) -> None:
@@ -407,13 +430,13 @@ def _check_tensors(mapping: TensorMapping, files: TensorFiles) -> None:
 
 
 def _read_unread_tensors(
-  mapping: TensorMapping, directory: pathlib.Path, family: ModuleType, values: dict
+  mapping: TensorMapping, directory: pathlib.Path, model_type: ModelType, values: dict
 ) -> dict[str, np.ndarray]:
   """Read the tensors that the model does not use from its original files, if these still exist."""
   suffixes = mapping.unread_suffixes
   if not suffixes or not (directory / "config.json").is_file():
     return {}
-  files = _tensor_files(family, directory, values)
+  files = _tensor_files(model_type, directory, values)
   return {name: files.read(name) for name in sorted(files.names) if name.endswith(suffixes)}
 
 

@@ -30,13 +30,10 @@ from t5x_like.nn.dims import Dims
 
 def built(values: dict):
   """The variant of a config."""
-  family = importlib.import_module(
-    f"t5x_like.interop.families.{hf.model_types()[values['model_type']]}"
-  )
   fields = Fields(values, "config.json")
-  variant = family.read_config(fields, set())[1]["variant"]
+  _, arguments = hf.find_model_type(values["model_type"], "config.json").read(fields)
   fields.refuse_unused()
-  return variant
+  return arguments["variant"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -32,14 +32,14 @@ TYPES = sorted(name for name in hf.model_types() if not name.startswith("timm/")
 
 def variant_or_refusal(values):
   """Return the variant that a config describes, or the message that refuses the config."""
-  family = hf._find_family(hf.model_type_of(values), "config.json")
+  model_type = hf.find_model_type(hf.model_type_of(values), "config.json")
   fields = Fields(values, "config.json")
   try:
-    variant = family.read_config(fields, set())[1]["variant"]
+    _, arguments = model_type.read(fields)
     fields.refuse_unused()
   except UserError as error:
     return str(error)
-  return variant
+  return arguments["variant"]
 
 
 def without_each_field(values):

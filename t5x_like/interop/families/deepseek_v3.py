@@ -1,109 +1,60 @@
 """DeepSeek-V3, with or without the block that predicts the token after the next."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields, find_key
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.decoders import (
+  SpecialTokens,
+  Unquantized,
+  add_older_rope_fields,
+  read_rope,
+  require_rope,
+  write_rope,
+  yarn_temperature,
+)
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.tensor_mapping import Fused, TensorMapping, prefix_table
+from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.models import deepseek
-from t5x_like.nn.dims import Dims
 from t5x_like.nn.latent_attention import Latent
 
-MODEL_TYPES = ("deepseek_v3",)
-MODELS = (deepseek.Model,)
-BODY_PREFIX = "model."
+_PUBLISHED = deepseek.VARIANTS["v3"]
+_LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the epsilon of other norms
 # our argument -> field
-LATENT = {
+_LATENT = {
   "rank": "kv_lora_rank",
   "query_rank": "q_lora_rank",
   "rope": "qk_rope_head_dim",
   "value": "v_head_dim",
 }
-# our argument -> (field, default)
-EXPERTS = {
-  "experts": ("n_routed_experts", 256),
-  "top_k": ("num_experts_per_tok", 8),
-  "mlp": ("moe_intermediate_size", 2048),
-  "shared": ("n_shared_experts", 1),
-  "groups": ("n_group", 8),
-  "top_groups": ("topk_group", 4),
-  "scale": ("routed_scaling_factor", 2.5),
-  "normalise": ("norm_topk_prob", True),
-}
-_PUBLISHED = deepseek.VARIANTS["v3"]
-_LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the epsilon of other norms
+_ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  if fields.take("quantization_config", None):
-    raise UserError(
-      f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which "
-      "are not read; take a copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's "
-      "repository writes it"
-    )
-  fields.ignore("max_position_embeddings", "attention_dropout", "ep_size", "aux_loss_alpha")
-  fields.ignore(
-    "seq_aux",
-    "num_local_experts",
-    "qk_head_dim",
-    "head_dim",
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
-  )
-  fields.require("scoring_func", "sigmoid")
-  fields.require("topk_method", "noaux_tc")
-  fields.require("moe_layer_freq", 1)
-  layers = fields.take("num_hidden_layers")
-  dense = fields.take("first_k_dense_replace", 3)
-  if dense >= layers:
-    raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
+def _read_attention(fields: Fields) -> dict[str, Any]:
+  """Return the latents, the width of heads and the positions."""
   latent = {}
-  for argument, field in LATENT.items():
-    default = _PUBLISHED.design.latent[argument]
-    latent[argument] = decoders.take_nullable(fields, field, default)
-  epsilon = fields.take("rms_norm_eps", _LATENT_EPSILON)
-  if epsilon != _LATENT_EPSILON:
+  for argument, field in _LATENT.items():
+    latent[argument] = fields.take_nullable(field, _PUBLISHED.design.latent[argument])
+  if fields.take("rms_norm_eps", _LATENT_EPSILON) != _LATENT_EPSILON:
     latent["norm_epsilon"] = _LATENT_EPSILON
-  heads = fields.take("num_attention_heads")
   head_dim = fields.take("qk_nope_head_dim", 128) + latent["rope"]
-  fields.require("num_key_value_heads", heads, None)
+  fields.require("num_key_value_heads", fields.take("num_attention_heads"), None)
   position, scale = _read_position(fields, head_dim)
   if fields.take("rope_interleave", True):
     position["interleaved"] = True
-  routing = {}
-  for argument, (field, default) in EXPERTS.items():
-    routing[argument] = fields.take(field, default)
-  design = dataclasses.replace(
-    _PUBLISHED.design,
-    norm_epsilon=epsilon,
-    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
-    biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=position,
-    attention_scale=scale,
-    latent=latent,
-    experts=deepseek.routing(**routing),
-    dense_layers=dense,
-    tied=fields.take("tie_word_embeddings", False),
-  )
-  dims = Dims(
-    fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers
-  )
-  ids = decoders.read_special_tokens(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
-  has_mtp_block = any(name.startswith(f"model.layers.{layers}.") for name in tensor_names)
-  return deepseek.Model, {
-    "variant": Variant(dims, design, fields.take("vocab_size"), ids),
-    "mtp_depth": 1 if has_mtp_block else 0,
+  return {
+    "dims.head_dim": head_dim,
+    "design.latent": latent,
+    "design.position": position,
+    "design.attention_scale": scale,
   }
-
-
-_ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 
 def _read_position(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
@@ -119,9 +70,9 @@ def _read_position(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   weight_below = yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
   if weight and weight_below and yarn.get("attention_factor") is None:
-    below = decoders.yarn_temperature(factor, weight_below)
-    yarn["attention_factor"] = decoders.yarn_temperature(factor, weight) / below
-  position = decoders.read_rope(Fields(values | {field: yarn}, fields.origin))
+    below = yarn_temperature(factor, weight_below)
+    yarn["attention_factor"] = yarn_temperature(factor, weight) / below
+  position = read_rope(Fields(values | {field: yarn}, fields.origin))
   fields.ignore(*_ROPE_FIELDS)
   scale = _attention_scale(head_dim, factor, weight_below) if weight_below else None
   return position, scale
@@ -129,70 +80,22 @@ def _read_position(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
 
 def _attention_scale(head_dim: int, factor: float, weight: float) -> float:
   """Return the factor of the logits for a factor of YaRN and an `mscale_all_dim`."""
-  return head_dim**-0.5 * decoders.yarn_temperature(factor, weight) ** 2
+  return head_dim**-0.5 * yarn_temperature(factor, weight) ** 2
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
-  experts = model.variant.design.experts
-  if design.latent is None or not experts or not experts.shared:
-    raise UserError(
-      f"design.latent is {design.latent!r} with {experts!r}; this type has both, "
-      "and a shared expert"
-    )
+def _write_attention(variant: Variant) -> dict[str, Any]:
+  design = variant.design
+  if design.latent is None:
+    raise UserError("design.latent is None, which this model type has in every layer")
   latent = Latent(**design.latent)
-  required_latent = design.latent
-  if (latent.norm_epsilon or design.norm_epsilon) != _LATENT_EPSILON:
-    required_latent = {"norm_epsilon": _LATENT_EPSILON}
-  required_experts = dataclasses.replace(
-    deepseek.routing(**{argument: getattr(experts, argument) for argument in EXPERTS}),
-    bias_rate=experts.bias_rate,
-    balance_loss=experts.balance_loss,
-  )
-  decoders.require_plain_decoder(
-    model,
-    square=False,
-    mlp=False,
-    norm="rmsnorm",
-    biases=[(), ("qkv", "out")],
-    activation=list(decoders.GATED_ACTIVATIONS.values()),
-    attention_scale=[design.attention_scale],
-    latent=[required_latent],
-    dense_layers=[design.dense_layers],
-    experts=[required_experts],
-    experts_every=1,
-    tied=[True, False],
-  )
-  position = decoders.require_position(
-    model, "rope", "theta", "interleaved", *decoders.ROPE_SCALINGS
-  )
-  latent_fields = {field: getattr(latent, argument) for argument, field in LATENT.items()}
-  expert_fields = {field: getattr(experts, argument) for argument, (field, _) in EXPERTS.items()}
-  rope = decoders.write_rope(position, **_write_mscale(design, dims.head_dim, position))
+  position = require_rope(design.position)
+  mscale = _write_mscale(design, variant.dims.head_dim, position)
   return {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "vocab_size": variant.vocab_size,
-    "hidden_size": dims.embed,
-    "intermediate_size": dims.mlp,
-    "num_hidden_layers": dims.layers,
-    "num_attention_heads": dims.heads,
-    "num_key_value_heads": dims.heads,
-    "hidden_act": find_key(decoders.GATED_ACTIVATIONS, design.activation),
-    "rms_norm_eps": design.norm_epsilon,
-    **decoders.add_older_rope_fields(rope),
+    **{field: getattr(latent, argument) for argument, field in _LATENT.items()},
+    "qk_nope_head_dim": variant.dims.head_dim - latent.rope,
+    "num_key_value_heads": variant.dims.heads,
     "rope_interleave": bool(position.get("interleaved")),
-    "attention_bias": bool(design.biases),
-    "tie_word_embeddings": design.tied,
-    **latent_fields,
-    "qk_nope_head_dim": dims.head_dim - latent.rope,
-    **expert_fields,
-    "norm_topk_prob": experts.normalise is not False,
-    "first_k_dense_replace": design.dense_layers,
-    "num_nextn_predict_layers": model.mtp_depth,
-    **decoders.special_token_fields(variant.tokens),
+    **add_older_rope_fields(write_rope(position, **mscale)),
   }
 
 
@@ -204,8 +107,8 @@ def _write_mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   excess = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
   if factor <= 1 or excess <= 0:
     raise UserError(
-      f"design.attention_scale is {design.attention_scale!r}; this type supports "
-      "others only with YaRN"
+      f"design.attention_scale is {design.attention_scale!r}; this model type supports others only "
+      "with YaRN"
     )
   weight = excess / (0.1 * math.log(factor))
   for digits in range(1, 17):  # the shortest weight with exactly this factor
@@ -215,58 +118,61 @@ def _write_mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   return {"mscale_all_dim": weight}
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  variant = mapping.model.variant
-  layers = variant.dims.layers
-  dense_layers = variant.design.dense_layers
-  llama.map_table(mapping)
-  expert_stack = "decoder/rest" if dense_layers else "decoder"
-  mapping.norm("model.norm", f"{expert_stack}/final_norm")
-  for layer in range(dense_layers):
-    hf_layer = f"model.layers.{layer}"
-    _map_attention(mapping, hf_layer, "decoder/first", layer)
-    _map_mlp(mapping, hf_layer, "decoder/first", layer)
-  for layer in range(dense_layers, layers):
-    hf_layer = f"model.layers.{layer}"
-    _map_attention(mapping, hf_layer, expert_stack, layer - dense_layers)
-    _map_experts(mapping, hf_layer, expert_stack, layer - dense_layers)
-  if mapping.model.mtp_depth:
-    _map_mtp_block(mapping, f"model.layers.{layers}")
+def _read_dense_layers(fields: Fields) -> dict[str, Any]:
+  layers = fields.take("num_hidden_layers")
+  dense = fields.take("first_k_dense_replace", 3)
+  if dense >= layers:
+    raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
+  return {"design.dense_layers": dense}
 
 
-def _map_mtp_block(mapping: TensorMapping, hf_layer: str) -> None:
-  """Map the block that predicts the token after the next."""
-  table = "model.embed_tokens.weight"
-  head = table if mapping.model.variant.design.tied else "lm_head.weight"
-  mapping.tied[f"{hf_layer}.embed_tokens.weight"] = table
-  mapping.tied[f"{hf_layer}.shared_head.head.weight"] = head
-  mapping.norm(f"{hf_layer}.enorm", "mtp/embed_norm")
-  mapping.norm(f"{hf_layer}.hnorm", "mtp/state_norm")
-  mapping.linear(f"{hf_layer}.eh_proj", "mtp/project")
-  mapping.norm(f"{hf_layer}.shared_head.norm", "mtp/stack/final_norm")
-  _map_attention(mapping, hf_layer, "mtp/stack", 0)
-  _map_experts(mapping, hf_layer, "mtp/stack", 0)
+def _write_dense_layers(variant: Variant) -> dict[str, Any]:
+  return {"first_k_dense_replace": get_attribute(variant, "design.dense_layers")}
 
 
-def _map_attention(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
-  hf_attention = f"{hf_layer}.self_attn"
-  attention = f"{stack}/blocks/self_attention/layer"
-  mapping.norm(f"{hf_layer}.input_layernorm", f"{stack}/blocks/self_attention/in_norm", index)
-  mapping.linear(f"{hf_attention}.kv_a_proj_with_mqa", f"{attention}/down", index)
-  mapping.linear(f"{hf_attention}.o_proj", f"{attention}/out", index)
-  has_query_latent = f"{attention}/query_down/kernel" in mapping.parameter_names
-  if has_query_latent:
-    mapping.linear(f"{hf_attention}.q_b_proj", f"{attention}/query", index)
-    mapping.linear(f"{hf_attention}.q_a_proj", f"{attention}/query_down", index)
-  else:
-    mapping.linear(f"{hf_attention}.q_proj", f"{attention}/query", index)
-  mapping.norm(f"{hf_attention}.kv_a_layernorm", f"{attention}/norm", index)
-  if has_query_latent:
-    mapping.norm(f"{hf_attention}.q_a_layernorm", f"{attention}/query_norm", index)
-  _map_keys_and_values(mapping, f"{hf_attention}.kv_b_proj.weight", attention, index)
+ENTRIES = (
+  Unquantized(
+    "the kernels are in 8 bits, which are not read; take a copy of the model in bfloat16, as "
+    "fp8_cast_bf16.py of DeepSeek-V3's repository writes it"
+  ),
+  *llama.SIZES,
+  llama.ACTIVATION,
+  Field("rms_norm_eps", "design.norm_epsilon", default=_LATENT_EPSILON),
+  llama.ATTENTION_BIAS,
+  Composed(_read_attention, _write_attention),
+  Composed(_read_dense_layers, _write_dense_layers),
+  Field("n_routed_experts", "design.experts.experts", default=256),
+  Field("num_experts_per_tok", "design.experts.top_k", default=8),
+  Field("moe_intermediate_size", "design.experts.mlp", default=2048),
+  Field("n_shared_experts", "design.experts.shared", default=1),
+  Field("n_group", "design.experts.groups", default=8),
+  Field("topk_group", "design.experts.top_groups", default=4),
+  Field("routed_scaling_factor", "design.experts.scale", default=2.5),
+  Field("norm_topk_prob", "design.experts.normalise", default=True),
+  llama.UNTIED,
+  SpecialTokens(start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos),
+  Required("scoring_func", "sigmoid"),
+  Required("topk_method", "noaux_tc"),
+  Required("moe_layer_freq", 1),
+  Ignored("ep_size", "aux_loss_alpha", "seq_aux", "num_local_experts", "qk_head_dim", "head_dim"),
+  Ignored("num_nextn_predict_layers", "num_mtp_layers"),
+)
 
 
-def _map_keys_and_values(mapping: TensorMapping, hf_name: str, attention: str, index: int) -> None:
+class _DeepSeek(ModelType):
+  """DeepSeek-V3, whose file may have a block that predicts the token after the next."""
+
+  def read(self, fields: Fields) -> tuple[type, dict[str, Any]]:
+    model_class, arguments = super().read(fields)
+    prefix = f"model.layers.{arguments['variant'].dims.layers}."
+    has_block = any(name.startswith(prefix) for name in fields.tensor_names)
+    return model_class, arguments | {"mtp_depth": int(has_block)}
+
+  def write(self, model: Any, original_type: str | None = None) -> dict[str, Any]:
+    return super().write(model) | {"num_nextn_predict_layers": model.mtp_depth}
+
+
+def map_keys_and_values(mapping: TensorMapping, hf_name: str, path: str, *index: int) -> None:
   """Map [N (H + value width), rank]: the key and the value of one head after another."""
   heads = mapping.model.variant.dims.heads
   value_width = Latent(**mapping.model.variant.design.latent).value
@@ -281,21 +187,71 @@ def _map_keys_and_values(mapping: TensorMapping, hf_name: str, attention: str, i
     parts = [array.T.reshape(heads, -1, rank) for array in arrays]
     return np.concatenate(parts, axis=1).reshape(-1, rank)
 
-  paths = [f"{attention}/key/kernel", f"{attention}/value/kernel"]
-  mapping.fuse(hf_name, paths, index, split=split, join=join)
+  paths = [f"{path}/key/kernel", f"{path}/value/kernel"]
+  mapping.fuse(f"{hf_name}.weight", paths, *index, split=split, join=join)
 
 
-def _map_mlp(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
-  mlp = f"{stack}/blocks/mlp"
-  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
-  llama.map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{mlp}/layer", index)
+LAYER = {
+  "input_layernorm": "self_attention/in_norm",
+  "self_attn.q_proj": "self_attention/layer/query",
+  "self_attn.q_a_proj": "self_attention/layer/query_down",
+  "self_attn.q_a_layernorm": "self_attention/layer/query_norm",
+  "self_attn.q_b_proj": "self_attention/layer/query",
+  "self_attn.kv_a_proj_with_mqa": "self_attention/layer/down",
+  "self_attn.kv_a_layernorm": "self_attention/layer/norm",
+  "self_attn.kv_b_proj": Fused("self_attention/layer", map_keys_and_values),
+  "self_attn.o_proj": "self_attention/layer/out",
+  "post_attention_layernorm": ("mlp/in_norm", "moe/in_norm"),
+  **llama.GATED_MLP,
+  "mlp.gate": "moe/layer/router",
+  "mlp.gate.e_score_correction_bias": "moe/layer/router/balance",
+  "mlp.shared_experts.gate_proj": "moe/layer/shared/gate",
+  "mlp.shared_experts.up_proj": "moe/layer/shared/wi",
+  "mlp.shared_experts.down_proj": "moe/layer/shared/wo",
+  "mlp.experts.{expert}.gate_proj": "moe/layer/gate",
+  "mlp.experts.{expert}.up_proj": "moe/layer/wi",
+  "mlp.experts.{expert}.down_proj": "moe/layer/wo",
+}
+# of the block that predicts the token after the next
+MTP_BLOCK = {
+  "enorm": "embed_norm",
+  "hnorm": "state_norm",
+  "eh_proj": "project",
+  "shared_head.norm": "stack/final_norm",
+}
 
 
-def _map_experts(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
-  moe = f"{stack}/blocks/moe"
-  hf_mlp = f"{hf_layer}.mlp"
-  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{moe}/in_norm", index)
-  mapping.transpose(f"{hf_mlp}.gate.weight", f"{moe}/layer/router/kernel", index)
-  mapping.copy(f"{hf_mlp}.gate.e_score_correction_bias", f"{moe}/layer/router/balance", index)
-  llama.map_gated_mlp(mapping, f"{hf_mlp}.shared_experts", f"{moe}/layer/shared", index)
-  llama.map_experts(mapping, f"{hf_mlp}.experts", f"{moe}/layer", index)
+def map_tensors(mapping: TensorMapping) -> None:
+  """Map both stacks, the first of layers without experts, and the block after the last layer."""
+  variant = mapping.model.variant
+  layer = dict(LAYER)
+  del layer[
+    "self_attn.q_proj" if Latent(**variant.design.latent).query_rank else "self_attn.q_b_proj"
+  ]
+  hf_layer = "model.layers.{layer}."
+  dense_layers = variant.design.dense_layers
+  expert_stack = "decoder/rest" if dense_layers else "decoder"
+  mapping.add_table(llama.EMBEDDINGS | {"model.norm": f"{expert_stack}/final_norm"})
+  mapping.add_table(prefix_table(hf_layer, "decoder/first/blocks/", layer))
+  mapping.add_table(prefix_table(hf_layer, f"{expert_stack}/blocks/", layer), dense_layers)
+  if not mapping.model.mtp_depth:
+    return
+  hf_block = f"model.layers.{variant.dims.layers}."
+  mapping.add_table(prefix_table(hf_block, "mtp/", MTP_BLOCK))
+  mapping.add_table(prefix_table(hf_layer, "mtp/stack/blocks/", layer), variant.dims.layers)
+  table = "model.embed_tokens.weight"
+  head = table if variant.design.tied else "lm_head.weight"
+  mapping.tied[f"{hf_block}embed_tokens.weight"] = table
+  mapping.tied[f"{hf_block}shared_head.head.weight"] = head
+
+
+TYPES = (
+  _DeepSeek(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    deepseek.Model,
+    _PUBLISHED.design,
+    ENTRIES,
+    **llama.TENSORS | {"tensors": map_tensors},
+  ),
+)

@@ -1,38 +1,39 @@
 """Falcon."""
 
-import dataclasses
+from typing import Any
 
 from t5x_like.architectures.design import Variant
-from t5x_like.errors import UserError
-from t5x_like.interop import decoders, fused_tensors
-from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType
+from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, Rope, SpecialTokens
+from t5x_like.interop.fused_tensors import map_grouped_qkv
+from t5x_like.interop.tensor_mapping import Fused, prefix_table
 from t5x_like.models import falcon
-from t5x_like.nn.dims import Dims
 
-MODEL_TYPES = ("falcon",)
-MODELS = (falcon.Model,)
-BODY_PREFIX = "transformer."
 ALIBI = {"name": "alibi", "falcon": True}
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  alibi = fields.take("alibi", False)
-  if alibi:
-    fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
-    position = ALIBI
-  else:
-    position = decoders.read_rope(fields)
-  fields.ignore(
-    "hidden_dropout",
-    "attention_dropout",
-    "max_position_embeddings",
-    "apply_residual_connection_post_layernorm",
-  )
+def _read_position(fields: Fields) -> dict[str, Any]:
+  if not fields.take("alibi", False):
+    return Rope().read(fields)
+  fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
+  return {"design.position": ALIBI}
+
+
+def _write_position(variant: Variant) -> dict[str, Any]:
+  if variant.design.position == ALIBI:
+    return {"alibi": True}
+  return {"alibi": False} | Rope().write(variant)
+
+
+def _read_layout(fields: Fields) -> dict[str, Any]:
+  """Return the order of the sublayers and the key/value heads.
+
+  Only the newer architecture has groups of heads, or a norm for each of two parallel sublayers.
+  """
   is_new = fields.take("new_decoder_architecture", False)
-  multi_query = fields.take("multi_query", True)
-  norms = fields.take("num_ln_in_parallel_attn", 2 if is_new else 1)
   is_parallel = fields.take("parallel_attn", True)
+  norms = fields.take("num_ln_in_parallel_attn", 2 if is_new else 1)
   if norms not in (1, 2) or (norms == 2 and not is_new) or (is_new and not is_parallel):
     expected = "1 or, with new_decoder_architecture and parallel_attn, 2"
     raise fields.refusal("num_ln_in_parallel_attn", norms, expected)
@@ -41,104 +42,77 @@ def read_config(fields: Fields, tensor_names: set[str]):
     parallel = "two_norms"
   elif is_parallel:
     parallel = "one_norm"
-  design = dataclasses.replace(
-    falcon.DESIGN,
-    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    parallel=parallel,
-    activation=fields.choose("activation", decoders.PLAIN_ACTIVATIONS, "gelu"),
-    biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
-    position=position,
-    tied=fields.take("tie_word_embeddings", True),
-  )
-  D = fields.take("n_embed", fields.take("hidden_size", 4544))
-  heads = fields.take("num_attention_heads", 71)
-  kv_heads = fields.take("num_kv_heads", heads)
-  if multi_query and not is_new:
+  kv_heads = fields.take("num_kv_heads", None)
+  if fields.take("multi_query", True) and not is_new:
     kv_heads = 1
-  layers = fields.take("num_hidden_layers", 32)
-  dims = Dims(D, heads, kv_heads, D // heads, fields.take("ffn_hidden_size", 4 * D), layers)
-  tokens = decoders.read_special_tokens(fields, start=11, eos=11)
-  return falcon.Model, {"variant": Variant(dims, design, fields.take("vocab_size", 65024), tokens)}
+  return {"design.parallel": parallel, "dims.kv_heads": kv_heads}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
-  decoders.require_plain_decoder(
-    model,
-    heads=False,
-    mlp=False,
-    norm="layernorm",
-    parallel=["no", "one_norm", "two_norms"],
-    biases=[(), ("qkv", "out", "mlp")],
-    tied=[True, False],
-    activation=list(decoders.PLAIN_ACTIVATIONS.values()),
-  )
-  alibi = design.position == ALIBI
-  positions = {}
-  if not alibi:
-    position = decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
-    positions = decoders.add_older_rope_fields(decoders.write_rope(position))
-  is_new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
-  if is_new and design.parallel == "no":
-    raise UserError(
-      f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose "
-      "layers are parallel"
-    )
+def _write_layout(variant: Variant) -> dict[str, Any]:
+  dims = variant.dims
+  parallel = variant.design.parallel
+  has_groups = dims.kv_heads not in (1, dims.heads)
   return {
-    "architectures": ["FalconForCausalLM"],
-    "model_type": "falcon",
-    "vocab_size": variant.vocab_size,
-    "hidden_size": dims.embed,
-    "ffn_hidden_size": dims.mlp,
-    "num_hidden_layers": dims.layers,
-    "num_attention_heads": dims.heads,
     "num_kv_heads": dims.kv_heads,
-    "new_decoder_architecture": is_new,
+    "new_decoder_architecture": parallel == "two_norms" or has_groups,
     "multi_query": dims.kv_heads == 1,
-    "parallel_attn": design.parallel != "no",
-    "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
-    "activation": find_key(decoders.PLAIN_ACTIVATIONS, design.activation),
-    "layer_norm_epsilon": design.norm_epsilon,
-    "alibi": alibi,
-    "bias": bool(design.biases),
-    **positions,
-    "tie_word_embeddings": design.tied,
-    **decoders.special_token_fields(variant.tokens),
+    "parallel_attn": parallel != "no",
+    "num_ln_in_parallel_attn": 2 if parallel == "two_norms" else 1,
   }
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  dims = mapping.model.variant.dims
-  design = mapping.model.variant.design
-  mapping.copy("transformer.word_embeddings.weight", "embed/table")
-  mapping.norm("transformer.ln_f", "decoder/final_norm")
-  mapping.ignored_suffixes = ("rotary_emb.inv_freq",)
-  mapping.output("transformer.word_embeddings.weight")
-  is_serial = design.parallel == "no"
-  blocks = "decoder/blocks" if is_serial else "decoder/blocks/parallel/layer"
-  inner = "" if design.parallel == "one_norm" else "/layer"
-  attention = f"{blocks}/self_attention"
-  mlp = f"{blocks}/mlp"
-  for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, dims.layers)):
-    hf_layer = f"transformer.h.{layer}"
-    if is_serial:
-      mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
-      mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
-    elif design.parallel == "two_norms":
-      mapping.norm(f"{hf_layer}.ln_attn", f"{attention}/norm", index)
-      mapping.norm(f"{hf_layer}.ln_mlp", f"{mlp}/norm", index)
-    else:
-      mapping.norm(f"{hf_layer}.input_layernorm", "decoder/blocks/parallel/in_norm", index)
-    fused_tensors.map_grouped_qkv(
-      mapping,
-      f"{hf_layer}.self_attention.query_key_value",
-      f"{attention}{inner}",
-      index,
-      heads=dims.heads,
-      kv_heads=dims.kv_heads,
-    )
-    mapping.linear(f"{hf_layer}.self_attention.dense", f"{attention}{inner}/out", index)
-    mapping.linear(f"{hf_layer}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", index)
-    mapping.linear(f"{hf_layer}.mlp.dense_4h_to_h", f"{mlp}{inner}/wo", index)
+ENTRIES = (
+  Field("vocab_size", "vocab_size", default=65_024),
+  Field("hidden_size", "dims.embed", default=4544, alias="n_embed"),
+  Field("num_hidden_layers", "dims.layers", default=32),
+  Field("num_attention_heads", "dims.heads", default=71),
+  Field("ffn_hidden_size", "dims.mlp", default=None),
+  Composed(_read_layout, _write_layout),
+  Composed(_read_position, _write_position),
+  Choice("activation", "design.activation", PLAIN_ACTIVATIONS, default="gelu"),
+  Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
+  Choice("bias", "design.biases", {True: ("qkv", "out", "mlp"), False: ()}, default=False),
+  Field("tie_word_embeddings", "design.tied", default=True),
+  SpecialTokens(start=11, eos=11),
+  Ignored("hidden_dropout", "attention_dropout", "max_position_embeddings"),
+  Ignored("apply_residual_connection_post_layernorm"),
+)
+
+
+def _sublayer(path: str) -> tuple[str, ...]:
+  """Return the paths in a serial sublayer, and in parallel ones with two norms or one."""
+  sublayer, _, inner = path.partition("/")
+  inner = inner and f"/{inner}"
+  parallel = f"parallel/layer/{sublayer}"
+  return f"{sublayer}/layer{inner}", f"{parallel}/layer{inner}", f"{parallel}{inner}"
+
+
+LAYER = {
+  "input_layernorm": ("self_attention/in_norm", "parallel/in_norm"),
+  "post_attention_layernorm": "mlp/in_norm",
+  "ln_attn": "parallel/layer/self_attention/norm",
+  "ln_mlp": "parallel/layer/mlp/norm",
+  "self_attention.query_key_value": Fused(_sublayer("self_attention"), map_grouped_qkv),
+  "self_attention.dense": _sublayer("self_attention/out"),
+  "mlp.dense_h_to_4h": _sublayer("mlp/wi"),
+  "mlp.dense_4h_to_h": _sublayer("mlp/wo"),
+}
+
+TYPES = (
+  ModelType(
+    "falcon",
+    "FalconForCausalLM",
+    falcon.Model,
+    falcon.DESIGN,
+    ENTRIES,
+    tensors={
+      "transformer.word_embeddings": "embed",
+      "transformer.ln_f": "decoder/final_norm",
+      "lm_head": "head",
+      **prefix_table("transformer.h.{layer}.", "decoder/blocks/", LAYER),
+    },
+    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    ignored_suffixes=("rotary_emb.inv_freq",),
+    body_prefix="transformer.",
+  ),
+)

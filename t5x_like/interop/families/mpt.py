@@ -1,106 +1,91 @@
-"""Read and write MPT's config and map its tensors."""
+"""MPT."""
 
-import dataclasses
+from typing import Any
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import decoders, fused_tensors
+from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.decoders import SpecialTokens
+from t5x_like.interop.fused_tensors import map_stacked
+from t5x_like.interop.tensor_mapping import Fused, prefix_table
 from t5x_like.models import mpt
-from t5x_like.nn.dims import Dims
-
-MODEL_TYPES = ("mpt",)
-MODELS = (mpt.Model,)
-BODY_PREFIX = "transformer."
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  attention = fields.section("attn_config")
-  attention.require("alibi", True)
-  attention.require("alibi_bias_max", 8)
-  attention.require("attn_type", "multihead_attention")
-  attention.require("attn_uses_sequence_id", False)
-  attention.require("clip_qkv", None)
-  attention.require("prefix_lm", False)
-  attention.require("qk_ln", False)
-  attention.ignore("attn_impl", "attn_pdrop")
-  fields.require("expansion_ratio", 4)
-  fields.require("logit_scale", None)
-  fields.require("no_bias", True)
-  # `transformers` never adds learned positions, whatever the config says.
-  fields.ignore(
-    "learned_pos_emb",
-    "max_seq_len",
-    "resid_pdrop",
-    "emb_pdrop",
-    "init_device",
-    "init_config",
-    "norm_type",
-    "embedding_fraction",
-    "verbose",
-  )
-  D = fields.take("d_model", 2048)
-  heads = fields.take("n_heads", 16)
-  layers = fields.take("n_layers", 24)
-  design = dataclasses.replace(
-    mpt.DESIGN,
-    embed_init=(2 / D) ** 0.5,
-    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    attention_scale=attention.take("softmax_scale", None),
-    tied=fields.take("tie_word_embeddings", True),
-  )
-  attention.refuse_unused()
-  dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
-  return mpt.Model, {
-    "variant": Variant(
-      dims, design, fields.take("vocab_size"), decoders.read_special_tokens(fields)
+def _read_attention(fields: Fields) -> dict[str, Any]:
+  section = fields.section("attn_config")
+  section.require("alibi", True)
+  section.require("alibi_bias_max", 8)
+  section.require("attn_type", "multihead_attention")
+  section.require("attn_uses_sequence_id", False)
+  section.require("clip_qkv", None)
+  section.require("prefix_lm", False)
+  section.require("qk_ln", False)
+  section.ignore("attn_impl", "attn_pdrop")
+  scale = section.take("softmax_scale", None)
+  width = fields.take("d_model", 2048)
+  section.refuse_unused()
+  return {"design.attention_scale": scale, "design.embed_init": (2 / width) ** 0.5}
+
+
+def _write_attention(variant: Variant) -> dict[str, Any]:
+  """Return the fields of attention.
+
+  Raises:
+    UserError: the positions are not ALiBi with MPT's slopes, which are those of the paper if the
+      number of heads is a power of two.
+  """
+  position = variant.design.position
+  heads = variant.dims.heads
+  accepted = ["alibi", {"name": "alibi"}] if heads & (heads - 1) == 0 else []
+  mpt_position = {"name": "alibi", "mpt": True}
+  if position not in [*accepted, mpt_position]:
+    raise UserError(
+      f"design.position is {position!r}; this model type supports only {mpt_position!r}"
     )
-  }
+  return {"attn_config": {"alibi": True, "softmax_scale": variant.design.attention_scale}}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = variant.design
-  dims = variant.dims
-  decoders.require_plain_decoder(
-    model,
-    norm="layernorm_no_bias",
-    activation="gelu",
-    attention_scale=[design.attention_scale],
-    tied=[True, False],
-  )
-  position = decoders.require_position(model, "alibi", "mpt")
-  # MPT's slopes are those of the ALiBi paper only if the number of heads is a power of two.
-  is_power_of_two = dims.heads & (dims.heads - 1) == 0
-  if not is_power_of_two and not position.get("mpt"):
-    decoders.require_design(model, position=[{"name": "alibi", "mpt": True}])
-  return {
-    "architectures": ["MptForCausalLM"],
-    "model_type": "mpt",
-    "vocab_size": variant.vocab_size,
-    "d_model": dims.embed,
-    "n_layers": dims.layers,
-    "n_heads": dims.heads,
-    "layer_norm_epsilon": design.norm_epsilon,
-    "attn_config": {"alibi": True, "softmax_scale": design.attention_scale},
-    "tie_word_embeddings": design.tied,
-    **decoders.special_token_fields(variant.tokens),
-  }
+ENTRIES = (
+  Field("vocab_size", "vocab_size"),
+  Field("d_model", "dims.embed", default=2048),
+  Field("n_layers", "dims.layers", default=24),
+  Field("n_heads", "dims.heads", default=16),
+  Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
+  Composed(_read_attention, _write_attention),
+  Field("tie_word_embeddings", "design.tied", default=True),
+  SpecialTokens(),
+  Required("expansion_ratio", 4),
+  Required("logit_scale", None),
+  Required("no_bias", True),
+  # `transformers` never adds learned positions, whatever the config says.
+  Ignored("learned_pos_emb", "max_seq_len", "resid_pdrop", "emb_pdrop", "init_device"),
+  Ignored("init_config", "norm_type", "embedding_fraction", "verbose"),
+)
+LAYER = {
+  "norm_1": "self_attention/in_norm",
+  "norm_2": "mlp/in_norm",
+  "attn.Wqkv": Fused("self_attention/layer", map_stacked),
+  "attn.out_proj": "self_attention/layer/out",
+  "ffn.up_proj": "mlp/layer/wi",
+  "ffn.down_proj": "mlp/layer/wo",
+}
 
-
-def map_tensors(mapping: TensorMapping) -> None:
-  mapping.copy("transformer.wte.weight", "embed/table")
-  mapping.norm("transformer.norm_f", "decoder/final_norm")
-  mapping.output("transformer.wte.weight")
-  for layer, (_, index) in enumerate(
-    locate_layers(mapping.model.decoder, mapping.model.variant.dims.layers)
-  ):
-    hf_layer = f"transformer.blocks.{layer}"
-    attention = "decoder/blocks/self_attention"
-    mlp = "decoder/blocks/mlp"
-    mapping.norm(f"{hf_layer}.norm_1", f"{attention}/in_norm", index)
-    mapping.norm(f"{hf_layer}.norm_2", f"{mlp}/in_norm", index)
-    fused_tensors.map_stacked(mapping, f"{hf_layer}.attn.Wqkv", f"{attention}/layer", index)
-    mapping.linear(f"{hf_layer}.attn.out_proj", f"{attention}/layer/out", index)
-    mapping.linear(f"{hf_layer}.ffn.up_proj", f"{mlp}/layer/wi", index)
-    mapping.linear(f"{hf_layer}.ffn.down_proj", f"{mlp}/layer/wo", index)
+TYPES = (
+  ModelType(
+    "mpt",
+    "MptForCausalLM",
+    mpt.Model,
+    mpt.DESIGN,
+    ENTRIES,
+    tensors={
+      "transformer.wte": "embed",
+      "transformer.norm_f": "decoder/final_norm",
+      "lm_head": "head",
+      **prefix_table("transformer.blocks.{layer}.", "decoder/blocks/", LAYER),
+    },
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    body_prefix="transformer.",
+    free=("design.position",),
+  ),
+)

@@ -1,104 +1,60 @@
 """OPT."""
 
-import dataclasses
-
-from t5x_like.architectures.design import Variant
-from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.config_table import Choice, Field, Ignored, ModelType, Required
+from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, SpecialTokens
+from t5x_like.interop.tensor_mapping import prefix_table
 from t5x_like.models import opt
-from t5x_like.nn.dims import Dims
 
-MODEL_TYPES = ("opt",)
-MODELS = (opt.Model,)
-ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
-def read_config(fields: Fields, tensor_names: set[str]):
-  fields.require("enable_bias", True)
-  fields.require("layer_norm_elementwise_affine", True)
-  fields.require("_remove_final_layer_norm", False)
-  fields.require("tie_word_embeddings", True)
-  fields.ignore("dropout", "attention_dropout", "activation_dropout", "layerdrop")
-  D = fields.take("hidden_size", 768)
-  heads = fields.take("num_attention_heads", 12)
-  design = dataclasses.replace(
-    opt.DESIGN,
-    norm_position="pre" if fields.take("do_layer_norm_before", True) else "post",
-    activation=fields.choose("activation_function", decoders.PLAIN_ACTIVATIONS, "relu"),
-    position={
-      "name": "learned",
-      "length": fields.take("max_position_embeddings", 2048),
-      "offset": 2,
-    },
-  )
-  dims = Dims(
-    D, heads, heads, D // heads, fields.take("ffn_dim", 3072), fields.take("num_hidden_layers", 12)
-  )
-  table = fields.take("word_embed_proj_dim", D)
-  tokens = decoders.read_special_tokens(fields, pad=1, start=2, eos=2)
-  variant = Variant(
-    dims, design, fields.take("vocab_size", 50272), tokens, embed=None if table == D else table
-  )
-  return opt.Model, {"variant": variant}
+ENTRIES = (
+  Field("vocab_size", "vocab_size", default=50_272),
+  Field("hidden_size", "dims.embed", default=768),
+  Field("word_embed_proj_dim", "embed", default=None),
+  Field("num_hidden_layers", "dims.layers", default=12),
+  Field("num_attention_heads", "dims.heads", default=12),
+  Field("ffn_dim", "dims.mlp", default=3072),
+  Field("max_position_embeddings", "design.position.length", default=2048),
+  Choice("do_layer_norm_before", "design.norm_position", {True: "pre", False: "post"}, True),
+  Choice("activation_function", "design.activation", PLAIN_ACTIVATIONS, default="relu"),
+  SpecialTokens(pad=1, start=2, eos=2),
+  Required("enable_bias", True),
+  Required("layer_norm_elementwise_affine", True),
+  Required("_remove_final_layer_norm", False),
+  Required("tie_word_embeddings", True),
+  Ignored("dropout", "attention_dropout", "activation_dropout", "layerdrop"),
+)
+LAYER = {
+  "self_attn_layer_norm": ("self_attention/in_norm", "self_attention/out_norm"),
+  "self_attn.q_proj": "self_attention/layer/query",
+  "self_attn.k_proj": "self_attention/layer/key",
+  "self_attn.v_proj": "self_attention/layer/value",
+  "self_attn.out_proj": "self_attention/layer/out",
+  "final_layer_norm": ("mlp/in_norm", "mlp/out_norm"),
+  "fc1": "mlp/layer/wi",
+  "fc2": "mlp/layer/wo",
+}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
-  decoders.require_plain_decoder(
-    model,
-    mlp=False,
-    norm="layernorm",
-    norm_epsilon=1e-5,
-    norm_position=["pre", "post"],
-    biases=("qkv", "out", "mlp"),
-    activation=list(decoders.PLAIN_ACTIVATIONS.values()),
-  )
-  position = decoders.require_position(model, "learned", "length", "offset")
-  if position.get("offset", 0) != 2:
-    decoders.require_design(model, position=[{**position, "offset": 2}])
-  return {
-    "architectures": ["OPTForCausalLM"],
-    "model_type": "opt",
-    "vocab_size": variant.vocab_size,
-    "hidden_size": dims.embed,
-    "word_embed_proj_dim": variant.embed or dims.embed,
-    "ffn_dim": dims.mlp,
-    "num_hidden_layers": dims.layers,
-    "num_attention_heads": dims.heads,
-    "max_position_embeddings": position.get("length", 512),
-    "do_layer_norm_before": design.norm_position == "pre",
-    "activation_function": find_key(decoders.PLAIN_ACTIVATIONS, design.activation),
-    **decoders.special_token_fields(variant.tokens),
-  }
-
-
-def canonical_name(name: str) -> str:
+def _canonical_name(name: str) -> str:
   """Add the prefix that older files lack."""
   return f"model.{name}" if name.startswith("decoder.") else name
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  variant = mapping.model.variant
-  inputs = "inputs/inner" if variant.embed else "inputs"
-  mapping.copy("model.decoder.embed_tokens.weight", "embed/table")
-  mapping.copy("model.decoder.embed_positions.weight", f"{inputs}/position/table")
-  mapping.tied["lm_head.weight"] = "model.decoder.embed_tokens.weight"
-  if variant.embed:
-    mapping.linear("model.decoder.project_in", "inputs/project")
-    mapping.linear("model.decoder.project_out", "head/project")
-  is_pre_norm = variant.design.norm_position == "pre"
-  if is_pre_norm:
-    mapping.norm("model.decoder.final_layer_norm", "decoder/final_norm")
-  norm = "in_norm" if is_pre_norm else "out_norm"
-  for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, variant.dims.layers)):
-    hf_layer = f"model.decoder.layers.{layer}"
-    attention = "decoder/blocks/self_attention"
-    mlp = "decoder/blocks/mlp"
-    mapping.norm(f"{hf_layer}.self_attn_layer_norm", f"{attention}/{norm}", index)
-    mapping.norm(f"{hf_layer}.final_layer_norm", f"{mlp}/{norm}", index)
-    mapping.attention(f"{hf_layer}.self_attn", f"{attention}/layer", index, names=ATTENTION_NAMES)
-    mapping.linear(f"{hf_layer}.fc1", f"{mlp}/layer/wi", index)
-    mapping.linear(f"{hf_layer}.fc2", f"{mlp}/layer/wo", index)
+TYPES = (
+  ModelType(
+    "opt",
+    "OPTForCausalLM",
+    opt.Model,
+    opt.DESIGN,
+    ENTRIES,
+    tensors={
+      "model.decoder.embed_tokens": "embed",
+      "model.decoder.embed_positions": ("inputs/position", "inputs/inner/position"),
+      "model.decoder.project_in": "inputs/project",
+      "model.decoder.project_out": "head/project",
+      "model.decoder.final_layer_norm": "decoder/final_norm",
+      **prefix_table("model.decoder.layers.{layer}.", "decoder/blocks/", LAYER),
+    },
+    tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+    canonical_name=_canonical_name,
+  ),
+)
