@@ -1,6 +1,9 @@
 """Read and write one family of Hugging Face model types in each module.
 
-A module defines:
+A module defines `TYPES`, a tuple of `config_table.ModelType`: the tables of its model types. The
+original type of a model is tried first when it is written, then the others in their order.
+
+A module without tables defines:
   MODEL_TYPES: the values of `model_type` that it reads.
   MODELS: our classes that it writes.
   read_config(fields, tensor_names) -> (class, arguments): the model that a config describes.
