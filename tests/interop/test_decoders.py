@@ -2,7 +2,6 @@
 and what no part here computes, or no model type can say, is refused by name."""
 
 import dataclasses
-import importlib
 import json
 import shutil
 import stat
