@@ -111,9 +111,9 @@ def _open_talk(args):
   """Return the `Talk` of a saved model."""
   import jax
 
-  from t5x_like.interop import hub
   from t5x_like.library import model as library
   from t5x_like.runtime import compile_cache, process
+  from t5x_like.saved_model import hub
 
   process.prepare()
   if jax.process_count() > 1:

@@ -46,7 +46,6 @@ from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json
 from t5x_like.files.paths import check_directory, is_remote
-from t5x_like.interop import hub
 
 _QUESTIONS = "questions"
 _QUESTION_BATCH = 32  # rows
@@ -151,21 +150,22 @@ def _evaluate(args, overrides: list[str]) -> None:
   from t5x_like.files.paths import check_writable
   from t5x_like.report import run_report
   from t5x_like.runtime import process
-  from t5x_like.training import open_with_recipe
+  from t5x_like.saved_model import hub
   from t5x_like.training.evaluation import Evaluation
+  from t5x_like.training.open_with_recipe import check_vocabulary, open_with_recipe
 
   if hub.is_hub_name(args.workdir):
     raise hub.missing_model_error(args.workdir, "--workdir")  # results are written beside the model
   process.prepare()
   data.use_cache(args.workdir)
-  run = open_with_recipe.open_with_recipe(args.workdir, args.config, overrides)
-  config = run.config
+  saved = open_with_recipe(args.workdir, args.config, overrides)
+  config = saved.config
   names = None if args.evals is None else args.evals.split(",")
-  evaluation = Evaluation(config, run.model, build_objective(config), run.rules, names)
-  open_with_recipe.check_saved_model(run, evaluation.task.vocabulary)
+  evaluation = Evaluation(config, saved.model, build_objective(config), saved.rules, names)
+  check_vocabulary(saved, evaluation.task.vocabulary)
   if process.is_first():
     check_writable("--workdir", args.workdir, ("evaluations",))
-  step, arrays = run.restore(args.step)
+  step, arrays = saved.restore(args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
   groups = evaluation(arrays)
@@ -177,7 +177,7 @@ def _evaluate(args, overrides: list[str]) -> None:
     if process.is_first():
       _write_group(args.workdir, step, label, group)
   task = evaluation.task
-  run_report.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
+  run_report.draw(f"{args.workdir}/evaluations", config, saved, arrays, task, task, groups)
 
 
 def _write_group(run_directory: str, step: int, label: str, group) -> None:
@@ -254,6 +254,8 @@ def _check_numbers(args, rates: list[float]) -> None:
 
 def _check_output(output: str | None, workdir: str) -> None:
   """Raise UserError if results would be written into the Hub's cache or at an address."""
+  from t5x_like.saved_model import hub
+
   if output:
     return
   if hub.is_hub_name(workdir):
@@ -269,7 +271,7 @@ def _run_suites(args, overrides: list[str]) -> None:
   """Run suites and ask questions; print their table."""
   from t5x_like.benchmarks import custom_suites, steps, suite, tables
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import saved_model
+  from t5x_like.saved_model import hub, open_saved_model
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
@@ -280,7 +282,7 @@ def _run_suites(args, overrides: list[str]) -> None:
   _check_output(args.output, addresses[0])
   workdirs = [hub.local_directory(address, "--workdir") for address in addresses]
   for workdir in workdirs:
-    saved_model.load_identity(workdir)  # raises if there is none
+    open_saved_model(workdir)  # raises if there is none
   folder = "+".join(custom_suites.short_name(name) for name in names) or _QUESTIONS
   scratch_folder = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or f"{workdirs[0]}/suites/{folder}/{scratch_folder}")

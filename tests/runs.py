@@ -154,11 +154,11 @@ def load_tensors(workdir, step: int) -> dict[str, np.ndarray]:
   """Return every tensor of a checkpoint, parameters and optimizer state, by name."""
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
-  from t5x_like.training import open_with_recipe
   from t5x_like.training.build import build_parts
+  from t5x_like.training.open_with_recipe import open_with_recipe
   from t5x_like.training.state import to_tree
 
-  run = open_with_recipe.open_with_recipe(str(workdir), None, ['mesh={"data": -1}'], rows=True)
+  run = open_with_recipe(str(workdir), None, ['mesh={"data": -1}'], rows=True)
   abstract = to_tree(build_parts(run.config).state)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     _, tree, _ = checkpoints.restore(abstract, step)

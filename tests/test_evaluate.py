@@ -18,7 +18,7 @@ from t5x_like.data import task as tasks
 from t5x_like.evals import EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import open_with_recipe
+from t5x_like.training.open_with_recipe import open_with_recipe
 from tests import topics
 from tests.runs import NANO
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 @pytest.fixture(scope="module")
 def restored(trained):
   """(parts, task, arrays) of the finished run."""
-  run = open_with_recipe.open_with_recipe(str(trained), NANO, [])
+  run = open_with_recipe(str(trained), NANO, [])
   task = tasks.build(split="validation", **run.config.task.to_dict())
   return run, task, run.restore()[1]
 
@@ -152,7 +152,7 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
   (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
   parts, task, _ = restored
-  run = open_with_recipe.open_with_recipe(str(tmp_path), NANO, [])
+  run = open_with_recipe(str(tmp_path), NANO, [])
   arrays = run.restore()[1]
   for name, changes, split, most in (
     (task.name, {}, "validation", 16),

@@ -21,6 +21,7 @@ from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import as_path
 from t5x_like.library import model as library
+from t5x_like.saved_model.workdir import read_identity
 from t5x_like.training import workdir as workdirs
 from tests import topics
 from tests.fuzz.harness import Sandbox
@@ -401,22 +402,22 @@ def test_a_run_of_this_user_may_name_any_data(tmp_path):
   trust.begin_command(())
   text = "/data/store"
   workdirs.write_identity(tmp_path, {"task": {"store": text}, "sizes": {2: 1, 10: 2}})
-  assert workdirs.read_identity(tmp_path) == {"task": {"store": text}, "sizes": {"2": 1, "10": 2}}
+  assert read_identity(tmp_path) == {"task": {"store": text}, "sizes": {"2": 1, "10": 2}}
   trust.check_location("config.task.store", text)
   trust.begin_command(())
   content = json.loads((tmp_path / "config.json").read_text())
   (tmp_path / "config.json").write_text(json.dumps(content | {"seed": 1}))
-  workdirs.read_identity(tmp_path)
+  read_identity(tmp_path)
   with pytest.raises(
     UserError,
     match=f"{tmp_path}/config.json: config.task.store: found '/data/store', which is outs",
   ):
     trust.check_location("config.task.store", text)
   trust.begin_command(["--x", text])
-  workdirs.read_identity(tmp_path)
+  read_identity(tmp_path)
   trust.check_location("config.task.store", text)
   trust.begin_command((), everything=True)
-  workdirs.read_identity(tmp_path)
+  read_identity(tmp_path)
   trust.check_location("config.task.store", text)
   assert np.isfinite(content["sizes"]["2"])
 

@@ -35,6 +35,7 @@ LAYERS = {
   "tunings": 1.1,
   "abstract_model": 1.2,
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),
+  "saved_model": 2.2,
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),
   "contrib": 3.1,

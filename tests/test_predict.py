@@ -21,7 +21,7 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.inference import generation, masks, predictors, strategies
 from t5x_like.nn import params
-from t5x_like.training import saved_model as trained_run
+from t5x_like.saved_model import open_saved_model
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -82,7 +82,7 @@ def read(path) -> list[dict]:
 
 def opened(workdir):
   """(model, vocabulary) of a finished run."""
-  run = trained_run.open_saved_model(str(workdir))
+  run = open_saved_model(str(workdir))
   _, arrays = run.restore()
   return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(
     str(workdir / "vocabulary")
@@ -267,7 +267,7 @@ class Fixed(strategies.Greedy):
 
 
 def test_the_end_ends_and_special_ids_are_not_shown(decoder):
-  run = trained_run.open_saved_model(str(decoder))
+  run = open_saved_model(str(decoder))
   _, arrays = run.restore()
   said = generation.Continuation(run.model, ByteVocabulary(), run.identity["features"], Fixed(), 7)
   ids = said.encode(PROMPTS, "-")
@@ -392,7 +392,7 @@ def test_from_standard_input_to_standard_output(decoder, ask, monkeypatch, capsy
 
 
 def test_few_shapes_and_the_order_of_the_rows(decoder):
-  parts = trained_run.open_saved_model(str(decoder))
+  parts = open_saved_model(str(decoder))
   shapes = []
 
   def total(model, batch):

@@ -62,10 +62,11 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import nest
   from t5x_like.nn.linear import has_adapters
-  from t5x_like.training import imported_weights, open_with_recipe, saved_model
+  from t5x_like.saved_model import open_saved_model
+  from t5x_like.training import imported_weights
 
-  run = saved_model.open_saved_model(workdir)
-  if run.published is not None:
+  run = open_saved_model(workdir)
+  if run.is_published:
     raise UserError(
       f"--workdir: {workdir} is a published model, which has no checkpoints of a "
       "run; give a workdir"
@@ -93,9 +94,7 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
     )
   tree = {f"params/{name}": x for name, x in mean.items()}
   tree["step"] = jax.device_put(np.int32(steps[-1]), run.rules.replicated)
-  imported_weights.write_imported_workdir(
-    output, run.config, open_with_recipe.load_vocabulary(run), steps[-1], nest(tree)
-  )
+  imported_weights.write_imported_workdir(output, run.config, run.vocabulary, steps[-1], nest(tree))
   return steps
 
 

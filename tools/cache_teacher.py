@@ -81,14 +81,14 @@ class Teacher:
 
     from t5x_like.nn import params
     from t5x_like.objectives._token_distillation import map_token_chunks
-    from t5x_like.training import open_with_recipe, saved_model
+    from t5x_like.saved_model import open_saved_model
 
     if jax.process_count() > 1:
       raise UserError(f"tools.cache_teacher runs on one process, found {jax.process_count()}")
-    run = saved_model.open_saved_model(workdir)
+    run = open_saved_model(workdir)
     self.workdir = workdir
     self.run = run
-    self.vocabulary = open_with_recipe.load_vocabulary(run)
+    self.vocabulary = run.vocabulary
     self.step, self._arrays = run.restore(None)
     size = min(run.model.variant.vocab_size, self.vocabulary.size)
     if k > size:

@@ -18,8 +18,8 @@ from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json, outputs
 from t5x_like.files.paths import as_path, check_directory
-from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
+from t5x_like.saved_model import hub
 
 
 @handle_errors

@@ -14,7 +14,7 @@ import numpy as np
 from t5x_like.benchmarks import predictions
 from t5x_like.report import charts as report_charts
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import workdir as workdirs
+from t5x_like.saved_model.workdir import read_identity
 
 _CLASSES = 16  # shown; rarer classes are one
 _OTHER = "(other)"
@@ -40,7 +40,7 @@ def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
     title = f"{task}: score of every seed, by rate"
     charts.append({"title": title, "svg": report_charts.spread(scores_by_rate, title)})
   median_run = predictions.median_run(result)
-  identity = workdirs.read_identity(median_run)
+  identity = read_identity(median_run)
   if label not in identity["evals"]:
     return charts
   evaluator = identity["evals"][label]

@@ -11,7 +11,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.files.paths import as_path
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime.process import describe_environment
-from t5x_like.training import workdir as workdirs
+from t5x_like.saved_model.workdir import read_identity
 
 _LENGTHS = ("length", "inputs_length", "targets_length")
 _VERSIONS = (
@@ -45,7 +45,7 @@ def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]
     training, without evaluations).
   """
   rows = read_metrics(folder)
-  identity = workdirs.read_identity(folder)
+  identity = read_identity(folder)
   evaluated = [row for row in rows if f"eval/{counted[0]}" in row]
   last_score = None
   num_examples = None

@@ -33,12 +33,14 @@ from t5x_like.files import checked_json
 from t5x_like.files.paths import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import open_with_recipe, saved_model, selection
+from t5x_like.saved_model import open_saved_model
+from t5x_like.training import selection
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import assemble
 from t5x_like.training.evaluation import Evaluation, GroupResults
 from t5x_like.training.loop import train
 from t5x_like.training.open_run import open_training_run
+from t5x_like.training.open_with_recipe import open_with_recipe
 from t5x_like.training.resolve import resolve
 
 RESULT_FILE = "result.json"
@@ -182,7 +184,7 @@ def _no_task_error(names: Sequence[str], parts: dict[str, dict]) -> UserError:
 
 def form_kind(workdir: str) -> str:
   """Return the form in which tasks are learned, from the pretrained run's architecture."""
-  features = open_with_recipe.feature_shapes(saved_model.load_identity(workdir))
+  features = open_saved_model(workdir).feature_shapes
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"
   return "encoder"
@@ -486,9 +488,9 @@ def _evaluate_best(
   for file, split in test_splits.items():
     evaluation = {"name": name} | values | {"split": split, "max_examples": None}
     overrides.append(f"evals.{file}={json.dumps(evaluation)}")
-  run = open_with_recipe.open_with_recipe(str(folder), None, overrides)
-  step, arrays = run.restore(None, selection.FOLDER)
-  evaluation = Evaluation(run.config, run.model, build_objective(run.config), run.rules)
+  saved = open_with_recipe(str(folder), None, overrides)
+  step, arrays = saved.restore(None, selection.FOLDER)
+  evaluation = Evaluation(saved.config, saved.model, build_objective(saved.config), saved.rules)
   return step, evaluation(arrays)
 
 

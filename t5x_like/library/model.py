@@ -35,9 +35,9 @@ from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from t5x_like.runtime import process
-from t5x_like.training import saved_model
-from t5x_like.training.open_with_recipe import feature_shapes, load_vocabulary, open_with_recipe
-from t5x_like.training.saved_model import SavedModel
+from t5x_like.saved_model import SavedModel, open_saved_model
+from t5x_like.saved_model.model import merge_for_export
+from t5x_like.training.open_with_recipe import open_with_recipe
 
 CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
@@ -93,26 +93,23 @@ class Model:
   def __init__(self, source: SavedModel, step: int | None, batch_size: int):
     if batch_size < 1:
       raise UserError(f"--batch_size={batch_size}: expected at least 1")
-    self.path = source.workdir
+    self.path = source.path
     self.model = source.model
     self._source = source
     self._step = step
     self._batch_size = batch_size
     self._pooled: dict[str, Embedding] = {}
     self._predictors: dict[tuple, Generation | MaskFilling | TextClassification] = {}
-    identity = source.identity
     task = source.config.task
-    self.vocabulary = load_vocabulary(source)
-    ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
-    self.ends = tuple(identity.get("ends", ends))
-    self.forced = tuple(identity.get("forced", (None, None)))
-    self.settings: dict[str, Any] = identity.get("generation", {})
-    self._banned = {tuple(ids) for ids in identity.get("banned", ())}
+    self.vocabulary = source.vocabulary
+    self.ends = source.generation.ends
+    self.forced = source.generation.forced
+    self.settings = source.generation.options
     self.template: str | dict | None = (
       slots.to_plain(task.get("template")) if task.name in CONVERSATIONS else None
     )
     self.features: dict[str, list[int]] = {
-      name: list(shape[-1:]) for name, shape in feature_shapes(identity).items()
+      name: list(shape[-1:]) for name, shape in source.feature_shapes.items()
     }
     self.labels: list[str] | None = None
     if self._classifies and task.get("labels"):
@@ -131,7 +128,7 @@ class Model:
   @property
   def is_published(self) -> bool:
     """Whether the model is a published one, read from a Hugging Face directory, and not a run's."""
-    return self._source.published is not None
+    return self._source.is_published
 
   @property
   def run(self) -> Runner:
@@ -346,7 +343,7 @@ class Model:
     from t5x_like.interop import hf, tokenizer_export
 
     output = outputs.check_new(directory)
-    model = saved_model.merge_for_export(params.with_arrays(self.model, self.run.arrays))
+    model = merge_for_export(params.with_arrays(self.model, self.run.arrays))
     with tempfile.TemporaryDirectory() as temporary:
       local = pathlib.Path(temporary if is_remote(directory) else directory)
       image_task = self._source.config.task.to_dict() if "image" in self.features else None
@@ -439,8 +436,10 @@ class Model:
       raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
     if pooling not in self._pooled:
       self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
-      if note := sentence_pooling.pooling_mismatch(self._source.identity.get("directory"), pooling):
-        process.log(note)
+      if self.is_published:
+        note = sentence_pooling.pooling_mismatch(self._source.vocabulary_directory, pooling)
+        if note:
+          process.log(note)
     return self._pooled[pooling]
 
   def _predictor(self, template: str | dict | None, **options: Unpack[PredictOptions]):
@@ -462,7 +461,7 @@ class Model:
     if isinstance(predict, Generation):
       predict.ends = tuple(sorted({*predict.ends, *self.ends}))
       predict.forced = self.forced
-      predict.banned = {*predict.banned, *self._banned}
+      predict.banned = {*predict.banned, *self._source.generation.banned}
       if self.is_published:  # not trained here, but with its tokenizer
         predict.enclosing_ids = self.vocabulary.enclosing_ids() or predict.enclosing_ids
       if self.is_published and template == published_template.PUBLISHED:
@@ -489,7 +488,7 @@ def load(
   """
   process.prepare()
   trust.admit_locations(str(path))
-  model = Model(saved_model.open_saved_model(str(path), rules, "t5x.load"), step, batch_size)
+  model = Model(open_saved_model(str(path), rules, "t5x.load"), step, batch_size)
   _ = model.run
   return model
 
@@ -502,13 +501,13 @@ def open_model(
 
   Args:
     path, step, batch_size: as in `load`.
-    recipe, overrides: as in `open_run`.
+    recipe, overrides: as in `open_with_recipe`.
   Raises:
-    UserError: as `load` and `open_run`.
+    UserError: as `load` and `open_with_recipe`.
   """
   process.prepare()
   if recipe is None and not overrides:
-    return Model(saved_model.open_saved_model(path), step, batch_size)
+    return Model(open_saved_model(path), step, batch_size)
   return Model(open_with_recipe(path, recipe, overrides, rows=True), step, batch_size)
 
 

@@ -8,16 +8,16 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import vocabularies
-from t5x_like.abstract_model import build_model
-from t5x_like.data import open_values, task_features
+from t5x_like.data import open_values
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
+from t5x_like.saved_model import SavedModel, open_saved_model
+from t5x_like.saved_model.workdir import IDENTITY_FILE
 from t5x_like.training import class_count, imported_weights, warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopt_imported_model, resolve
-from t5x_like.training.saved_model import SavedModel, identify_model, vocabulary_directory
+from t5x_like.vocabularies import Vocabulary
 
 
 def open_with_recipe(
@@ -26,7 +26,7 @@ def open_with_recipe(
   """Open a trained model with a recipe or with changes to its config, without its parameters.
 
   Args:
-    workdir: the run's directory or address; or a Hugging Face directory, or a name of the Hub.
+    workdir: see `open_saved_model`.
     recipe: a recipe as for training, or None for the run's saved config.
     overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
     rows: whether the run is used on rows of any number, so that its batch size does not matter.
@@ -34,32 +34,33 @@ def open_with_recipe(
     UserError: there is no model, it is published and has no saved config, or the config has another
       model.
   """
-  identity, published = identify_model(workdir, "--workdir")
+  saved = open_saved_model(workdir)
   if rows:
     # fits any mesh
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]
-  if recipe is None and published is not None:
-    raise UserError(
-      f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of "
-      "its family and --config.task.store=DIR, or ask it --questions=FILE"
-    )
-  if recipe is None:
-    config = config_lib.restore(identity, overrides, f"{workdir}/{workdirs.IDENTITY_FILE}")
-  else:
-    config, _ = open_values.complete(load_recipe(recipe, overrides))
-    if published is not None:
-      config = warm_start.with_model_keys(config, identity["model"], workdir)
-    else:
-      config = _with_trained_parts(config, identity, workdir)
-  config = resolve(config)
+  config = resolve(_config_for(saved, recipe, overrides))
   rules = Rules.from_config(config)
   rules.check_batch(config.batch_size, config.accumulation_steps)
-  model, _ = build_model(config)
-  run = SavedModel(workdir, config, identity, model, rules, published)
-  check_saved_model(run)
-  if published is not None:
-    imported_weights.check_parameters(published.model, model, workdir, recipe)
-  return run
+  reopened = saved.with_config(config, rules)
+  _check_model(reopened)
+  if saved.is_published:
+    imported_weights.check_parameters(saved.model, reopened.model, workdir, recipe)
+  return reopened
+
+
+def _config_for(saved: SavedModel, recipe: str | None, overrides: Sequence[str]) -> ConfigDict:
+  """Return the config to use a trained model with, before it is resolved."""
+  if recipe is not None:
+    config, _ = open_values.complete(load_recipe(recipe, overrides))
+    if saved.is_published:
+      return warm_start.with_model_keys(config, saved.identity["model"], saved.path)
+    return _with_trained_parts(config, saved.identity, saved.path)
+  if saved.is_published:
+    raise UserError(
+      f"{saved.path}: a published model, without a config or data of its own; add --config=RECIPE "
+      "of its family and --config.task.store=DIR, or ask it --questions=FILE"
+    )
+  return config_lib.restore(saved.identity, overrides, f"{saved.path}/{IDENTITY_FILE}")
 
 
 def _with_trained_parts(config: ConfigDict, identity: dict[str, Any], workdir: str) -> ConfigDict:
@@ -74,71 +75,48 @@ def _with_trained_parts(config: ConfigDict, identity: dict[str, Any], workdir: s
   return config
 
 
-def check_saved_model(run: SavedModel, vocabulary: vocabularies.Vocabulary | None = None) -> None:
-  """Check that the config's model, and a vocabulary, are those of training.
-
-  Raises:
-    UserError: naming the changed keys.
-  """
-  model = run.config.model.to_dict()
-  trained_model = dict(run.identity["model"])
-  if run.published is not None:  # it has no choices of training
+def _check_model(saved: SavedModel) -> None:
+  """Check that the config's model is the trained one; raise UserError naming the changed keys."""
+  model = saved.config.model.to_dict()
+  trained_model = dict(saved.identity["model"])
+  if saved.is_published:  # it has no choices of training
     model = {key: model.get(key) for key in trained_model}
   # dropout does not affect a trained model
   model.pop("dropout", None)
   trained_model.pop("dropout", None)
-  identity = {"model": model}
-  trained_identity = {"model": trained_model}
-  if vocabulary is not None:
-    _check_classes(run, vocabulary)
-    trained_print = workdirs.vocabulary_fingerprint(run.identity)
-    identity["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
-    trained_identity["fingerprints"] = {"vocabulary": trained_print}
-  workdirs.check_identity(trained_identity, identity, run.workdir)
+  workdirs.check_identity({"model": trained_model}, {"model": model}, saved.path)
 
 
-def _check_classes(run: SavedModel, vocabulary: vocabularies.Vocabulary) -> None:
+def check_vocabulary(saved: SavedModel, vocabulary: Vocabulary) -> None:
+  """Check that data have the vocabulary of training; raise UserError naming classes or keys."""
+  _check_classes(saved, vocabulary)
+  trained_prints = {"vocabulary": saved.vocabulary_fingerprint}
+  data_prints = {"vocabulary": vocabulary.fingerprint}
+  workdirs.check_identity(
+    {"fingerprints": trained_prints}, {"fingerprints": data_prints}, saved.path
+  )
+
+
+def _check_classes(saved: SavedModel, vocabulary: Vocabulary) -> None:
   """Refuse data of other classes than a model learned, of some of them, or in another order.
 
   Raises:
     UserError: naming the classes.
   """
   data_classes = getattr(vocabulary, "names", ())
-  if not data_classes or vocabulary.fingerprint == workdirs.vocabulary_fingerprint(run.identity):
+  if not data_classes or vocabulary.fingerprint == saved.vocabulary_fingerprint:
     return
-  model_vocabulary = vocabularies.load(vocabulary_directory(run.workdir, run.identity))
-  model_classes = getattr(model_vocabulary, "names", ())
+  model_classes = getattr(saved.vocabulary, "names", ())
   if not model_classes:
     return
   foreign = [name for name in data_classes if name not in model_classes]
   if foreign:
     raise UserError(
-      f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
+      f"config.task: found data of the class {foreign[0]!r}, but {saved.path} learned "
       f"{', '.join(model_classes[:8])}; take data of these, under their names"
     )
   raise UserError(
     f"config.task: found data of {len(data_classes)} classes, {', '.join(data_classes[:8])}, but "
-    f"{run.workdir} learned {len(model_classes)}; name all of them, "
+    f"{saved.path} learned {len(model_classes)}; name all of them, "
     f"--config.task.classes='{json.dumps(model_classes)}'"
   )
-
-
-def load_vocabulary(run: SavedModel) -> vocabularies.Vocabulary:
-  """Return the run's vocabulary; raise UserError if it is another's or damaged."""
-  if run.published is not None:
-    return run.published.vocabulary
-  vocabulary = vocabularies.load(vocabulary_directory(run.workdir, run.identity))
-  check_saved_model(run, vocabulary)
-  return vocabulary
-
-
-def feature_shapes(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
-  """Return the shapes of a trained model's features, from its data or else its recipe.
-
-  Raises:
-    UserError: imported weights without data, and a task that declares no features.
-  """
-  if identity["features"]:
-    return identity["features"]
-  declared = task_features.declare(identity["task"])
-  return {name: list(feature.shape) for name, feature in declared.items()}

@@ -19,6 +19,7 @@ from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.saved_model.workdir import HISTORY_FILE, Rows, read_history, read_identity
 from t5x_like.store.reader import check_unchanged
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Assembly
@@ -127,8 +128,8 @@ class Session(contextlib.AbstractContextManager):
 
   def _read_past(self) -> list:
     """Return the fields of `PastRun`, as JSON that the first process can send."""
-    rows = workdirs.read_history(self.workdir, self.address)
-    identity = workdirs.read_identity(self.workdir, self.address)
+    rows = read_history(self.workdir, self.address)
+    identity = read_identity(self.workdir, self.address)
     configs = [identity, *(row.get("config") for row in rows)]
     intervals = {_positive_count(config, "log_every") for config in configs} - {None}
     return [
@@ -139,11 +140,11 @@ class Session(contextlib.AbstractContextManager):
       sorted(intervals),
     ]
 
-  def _find_save_evidence(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
+  def _find_save_evidence(self, rows: Rows, identity: dict[str, Any] | None) -> str | None:
     """Return the evidence that a step was saved, from history, imported weights or metrics."""
     step = workdirs.find_saved_step(rows)
     if step is not None:
-      return f"{workdirs.HISTORY_FILE} says that step {step} was saved"
+      return f"{HISTORY_FILE} says that step {step} was saved"
     if (self.workdir / workdirs.IMPORTED_FILE).exists():
       return f"{workdirs.IMPORTED_FILE} says that it holds imported weights"
     last_step = max((row["step"] for row in self.metrics()), default=0)

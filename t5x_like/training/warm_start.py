@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
-from t5x_like.abstract_model import build_model, resolve_model
+from t5x_like.abstract_model import resolve_model
 from t5x_like.architectures.conv_encoder import ConvEncoder
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.data import tasks
@@ -37,10 +37,12 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
-from t5x_like.training import saved_model
+from t5x_like.saved_model import SavedModel, find_saved_model, open_saved_model
+from t5x_like.saved_model.model import merge_for_export
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import REFERENCE, Parts
 from t5x_like.training.state import TrainState
+from t5x_like.vocabularies import Vocabulary
 
 RANDOM = "random"  # `config.teacher.workdir` of a teacher with random weights
 _INIT = "config.init.workdir"
@@ -98,25 +100,34 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
   values = slots.fill("config.init", config.init, config_lib.Init)
   if not values["inherit"]:
     return inherited
-  directory = values["workdir"]
-  saved = saved_model.load_identity(directory, _INIT)
+  saved = open_saved_model(values["workdir"], flag=_INIT)
+  saved_config = saved.identity["model"]
   with inherited.unlocked(), inherited.ignore_type():
     inherited.init = ConfigDict(values | {"inherit": False})
-    if _becomes_backbone(saved["model"], config.model):
-      inherited.model.backbone = ConfigDict(_make_backbone_spec(directory, saved, config))
+    if _becomes_backbone(saved_config, config.model):
+      inherited.model.backbone = ConfigDict(_make_backbone_spec(saved, config))
       return inherited
-    inherited.model = ConfigDict(_merge_models(saved["model"], config.model.to_dict()))
+    inherited.model = ConfigDict(_merge_models(saved_config, config.model.to_dict()))
     _lengthen_positions(inherited)
     if inherited.task.get("store") is not None or "vocab_size" not in inherited.model:
       # A store brings its own vocabulary, which `assembly` checks; image classes may differ.
       return inherited
     for task in _tasks_without_store(inherited):
       if task.get("vocabulary") is None:
-        task["vocabulary"] = saved_model.vocabulary_directory(directory, saved)
+        task["vocabulary"] = saved.vocabulary_directory
       else:
         vocabulary = vocabularies.load(task["vocabulary"])
-        workdirs.check_vocabulary(directory, saved, vocabulary, task["vocabulary"])
+        _check_vocabulary(saved, vocabulary, task["vocabulary"])
   return inherited
+
+
+def _check_vocabulary(saved: SavedModel, vocabulary: Vocabulary, name: str) -> None:
+  """Refuse a vocabulary, `name` for messages, that differs from a saved model's."""
+  if vocabulary.fingerprint != saved.vocabulary_fingerprint:
+    raise UserError(
+      f"config.task.vocabulary: {name} is not the vocabulary that {saved.path} was trained with; "
+      f"leave the key out, and {saved.path}/vocabulary is used, or prepare the store with it"
+    )
 
 
 def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
@@ -149,20 +160,13 @@ def _takes_backbone(model: Any) -> bool:
   return getattr(model, "TAKES_BACKBONE", False)
 
 
-def _make_backbone_spec(
-  directory: str, saved: dict[str, Any], config: ConfigDict
-) -> dict[str, Any]:
+def _make_backbone_spec(saved: SavedModel, config: ConfigDict) -> dict[str, Any]:
   """Return `config.model.backbone` for another run's model, with the recipe's changes.
 
   Raises:
     UserError: the other model is not an image encoder.
   """
-  _, published = saved_model.identify_model(directory, _INIT)
-  if published:
-    model = published.model
-  else:
-    saved_config = config_lib.restore(saved, [], f"{directory}/{workdirs.IDENTITY_FILE}")
-    model, _ = build_model(saved_config)
+  model = saved.model
   variant = getattr(model, "variant", None)
   if isinstance(model, ConvEncoder):
     spec = variant.backbone
@@ -171,13 +175,14 @@ def _make_backbone_spec(
   elif isinstance(model, ImageEncoder):
     spec = {
       "name": "encoder",
-      "model": saved["model"]["name"],
+      "model": saved.identity["model"]["name"],
       "variant": json.loads(json.dumps(dataclasses.asdict(variant))),
       "resolution": config.task.get("resolution"),
     }
   else:
     raise UserError(
-      f"{_INIT}: {directory} holds {saved['model']['name']!r}, which cannot be a backbone of "
+      f"{_INIT}: {saved.path} holds {saved.identity['model']['name']!r}, which cannot be a "
+      "backbone of "
       f"{config.model.name!r}; give a run of an image encoder: vit, dinov2, swin, resnet or "
       "convnext"
     )
@@ -231,16 +236,16 @@ def resolve_teacher(config: ConfigDict, shared: dict[str, Any], platform: str | 
   saved = None
   if values["inherit"] and directory not in (None, RANDOM):
     if model:
-      saved = saved_model.find_identity(directory, _TEACHER)
+      saved = find_saved_model(directory, flag=_TEACHER)
     else:
-      saved = saved_model.load_identity(directory, _TEACHER)
+      saved = open_saved_model(directory, flag=_TEACHER)
   elif not model:
     raise UserError(
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, "
       "or give a Hugging Face directory"
     )
-  if saved:
-    model = saved["model"]
+  if saved is not None:
+    model = saved.identity["model"]
   elif model.get("vocab_size") == "auto":
     shared = shared | {"vocab_size": config.model.vocab_size}
   model = resolve_model("teacher.model", ConfigDict(model | shared), platform)
@@ -269,8 +274,8 @@ def check_sources(config: ConfigDict, vocabulary, workdir: str) -> None:
 def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init`; image classes may differ."""
   if config.init and "vocab_size" in config.model:
-    saved = saved_model.load_identity(config.init.workdir, _INIT)
-    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
+    saved = open_saved_model(config.init.workdir, flag=_INIT)
+    _check_vocabulary(saved, vocabulary, "the data's")
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:
@@ -281,11 +286,11 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   directory = config.teacher.get("workdir")
   if directory in (None, RANDOM):
     return
-  saved = saved_model.find_identity(directory, _TEACHER)
+  saved = find_saved_model(directory, flag=_TEACHER)
   if saved is None:
     return
-  if workdirs.vocabulary_fingerprint(saved) != vocabulary.fingerprint:
-    teacher = vocabularies.load(saved_model.vocabulary_directory(directory, saved))
+  if saved.vocabulary_fingerprint != vocabulary.fingerprint:
+    teacher = vocabularies.load(saved.vocabulary_directory)
     teacher_content = "another vocabulary"
     data_content = "the data's vocabulary"
     if getattr(teacher, "names", None) and getattr(vocabulary, "names", None):
@@ -295,9 +300,9 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
       f"config.teacher.workdir: {directory} was trained with {teacher_content}, expected "
       f"{data_content}"
     )
-  if "resolution" not in config.model or not saved["features"]:
+  if "resolution" not in config.model or not saved.identity["features"]:
     return
-  teacher_pixels = _describe_normalisation(saved["task"])
+  teacher_pixels = _describe_normalisation(saved.identity["task"])
   data_pixels = _describe_normalisation(config.task)
   if teacher_pixels != data_pixels:
     raise UserError(
@@ -495,12 +500,12 @@ def _restore_run(
   Returns:
     (step, parameters by name, abstract model).
   """
-  run = saved_model.open_saved_model(directory, parts.rules, flag)
-  restored_step, arrays = run.restore(step)
-  model = saved_model.merge_for_export(params.with_arrays(run.model, arrays))
+  saved = open_saved_model(directory, parts.rules, flag)
+  restored_step, arrays = saved.restore(step)
+  model = merge_for_export(params.with_arrays(saved.model, arrays))
   if hasattr(model, "networks") and not hasattr(parts.model, "networks"):
     _, model = model.networks()
-  return restored_step, params.arrays(model), run.model
+  return restored_step, params.arrays(model), saved.model
 
 
 def _resize_positions(

@@ -1,29 +1,32 @@
-"""Read and write the files that identify a workdir's run, and check changes of its config.
+"""Lock a workdir, write the files that identify its run, and check changes of its config.
 
-`config.json` is the run's identity; `history.jsonl` has a line for each start, first save and
-rollback.
+`config.json` is the run's identity (`saved_model/workdir.py` reads it); `history.jsonl` has a line
+for each start, first save and rollback.
 """
 
 import datetime
 import json
-import logging
 import pathlib
 from typing import Any
 
 from t5x_like import config as config_lib
 from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import checked_json, exclusive, file_names, local
+from t5x_like.files import exclusive, file_names, local
 from t5x_like.files.leases import Lease
 from t5x_like.files.locks import Lock
 from t5x_like.files.paths import as_path
 from t5x_like.redaction import redact_config
+from t5x_like.saved_model.workdir import (
+  HISTORY_FILE,
+  IDENTITY_FILE,
+  Rows,
+  identity_digest,
+  last_config,
+  read_history,
+)
 
-IDENTITY_FILE = "config.json"
-HISTORY_FILE = "history.jsonl"
 IMPORTED_FILE = "imported.json"  # of weights that were trained elsewhere
-Rows = list[dict[str, Any]]
-_log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own.
 _FIXED_KEYS = (
   "model.",
@@ -72,48 +75,6 @@ def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
   return redact_config(config.to_dict()) | {"fingerprints": prints, "features": features}
 
 
-def read_identity(workdir, address=None) -> dict[str, Any] | None:
-  """Return the saved identity of the run in a workdir, or None if there is no run.
-
-  If the file is missing or damaged, its copy in `history.jsonl` takes its place, with a warning.
-
-  Args:
-    address: the workdir's address, for messages, if it differs.
-  Raises:
-    UserError: the file is not a JSON object and history has no copy, or it cannot be read.
-  """
-  source = address or workdir
-  path = f"{source}/{IDENTITY_FILE}"
-  content = _read_file(workdir, IDENTITY_FILE, path)
-  damage = "missing"
-  if content is not None:
-    try:
-      identity = json.loads(content)
-      if not isinstance(identity, dict):
-        raise ValueError("not a JSON object")
-      signature = identity.pop(trust.SIGNATURE, None)
-      trust.record_file(path, identity, source, trust.is_signed(identity, signature))
-      return identity
-    except (ValueError, RecursionError) as error:
-      damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
-  history_path = f"{source}/{HISTORY_FILE}"
-  history = _read_file(workdir, HISTORY_FILE, history_path)
-  rows = _parse_history(history, history_path) if history else []
-  copy = _last_config(rows)
-  if copy is not None:
-    _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY_FILE)
-    signed = any(trust.is_signed(copy, row.get(trust.SIGNATURE)) for row in rows)
-    trust.record_file(history_path, copy, source, signed)
-    return copy
-  if content is None:
-    return None
-  raise UserError(
-    f"{path}: {damage}, and {HISTORY_FILE} has no copy of it; restore the file from a backup, or "
-    "delete it and run the train command that the run was started with (checkpoints say whether "
-    "the config is theirs)"
-  )
-
-
 def read_imported(workdir) -> dict[str, Any] | None:
   """Return the `model` and the `vocabulary` fingerprint of imported weights, if there are any."""
   path = f"{workdir}/{IMPORTED_FILE}"
@@ -128,17 +89,6 @@ def read_imported(workdir) -> dict[str, Any] | None:
     raise UserError(
       f"{path}: damaged ({one_line(error)}); convert the weights into a new workdir"
     ) from None
-
-
-def _read_file(workdir, name: str, path: str) -> bytes | None:
-  try:
-    return (as_path(workdir) / name).read_bytes()
-  except FileNotFoundError:
-    return None
-  except OSError as error:
-    raise UserError(
-      f"{path}: cannot be read: {error.strerror}; use a directory for --workdir"
-    ) from error
 
 
 def check_identity(
@@ -181,21 +131,6 @@ def check_identity(
   if not has_data:
     return []
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
-
-
-def vocabulary_fingerprint(saved: dict[str, Any]) -> str | None:
-  """Return the fingerprint of the vocabulary in a saved identity; None if it is damaged."""
-  return config_lib.flatten(saved).get("fingerprints.vocabulary")
-
-
-def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
-  """Raise UserError if a vocabulary, `named` for messages, differs from the vocabulary of the run
-  in a workdir."""
-  if vocabulary.fingerprint != vocabulary_fingerprint(saved):
-    raise UserError(
-      f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; "
-      f"leave the key out, and {workdir}/vocabulary is used, or prepare the store with it"
-    )
 
 
 def write_identity(workdir, identity: dict[str, Any]) -> None:
@@ -259,21 +194,6 @@ def _shorten(value: Any) -> str:
   return text if len(text) <= 24 else f"{text[:18]}…"
 
 
-def read_history(workdir, address=None) -> Rows:
-  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones.
-
-  Args:
-    address: the workdir's address, for warnings, if it differs.
-  """
-  content = local.read_content(pathlib.Path(workdir) / HISTORY_FILE)
-  return _parse_history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
-
-
-def _parse_history(content: bytes, where) -> Rows:
-  """Return the lines of a file with this content, without torn and foreign ones."""
-  return [row for row, _ in checked_json.read_rows(content, where, _check_row)]
-
-
 def last_from_step(rows: Rows) -> int | None:
   """Return the `--from_step` of the last start, if it had one."""
   for row in reversed(rows):
@@ -299,16 +219,6 @@ def find_saved_step(rows: Rows) -> int | None:
   return step
 
 
-def _last_config(rows: Rows) -> dict[str, Any] | None:
-  """Return the config of the last start; None if no line has it, or its digest differs."""
-  starts = [row for row in rows if "config_digest" in row]
-  for row in reversed(starts):
-    config = row.get("config")
-    if isinstance(config, dict):
-      return config if _digest(config) == starts[-1]["config_digest"] else None
-  return None
-
-
 def add_start(
   workdir,
   step: int,
@@ -324,12 +234,12 @@ def add_start(
   Raises:
     UserError: the file cannot be written.
   """
-  digest = _digest(identity)
+  digest = identity_digest(identity)
   row = {"step": step, "config_digest": digest, "changes": changes, "environment": environment}
   if from_step is not None:
     row["from_step"] = from_step
-  last_config = _last_config(read_history(workdir))
-  if changes or last_config is None or _digest(last_config) != digest:
+  recorded_config = last_config(read_history(workdir))
+  if changes or recorded_config is None or identity_digest(recorded_config) != digest:
     row["config"] = identity
     row[trust.SIGNATURE] = trust.sign(json.loads(json.dumps(identity)))
   add_line(workdir, row)
@@ -345,16 +255,6 @@ def add_line(workdir, row: dict[str, Any]) -> None:
     raise UserError(
       f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir"
     ) from error
-
-
-def _check_row(row: dict[str, Any]) -> None:
-  if not isinstance(row.get("time"), str):
-    raise ValueError("an object without a time")
-  datetime.datetime.fromisoformat(row["time"])
-
-
-def _digest(identity: dict[str, Any]) -> str:
-  return checked_json.digest(identity)[:16]
 
 
 def _integer_or_none(value: Any) -> int | None:

@@ -9,6 +9,7 @@ from sklearn.metrics import confusion_matrix
 
 from t5x_like.benchmarks import charts as suite_charts
 from t5x_like.benchmarks import predictions
+from t5x_like.saved_model.workdir import IDENTITY_FILE
 from t5x_like.training import workdir as workdirs
 
 
@@ -96,7 +97,7 @@ def test_tags_texts_and_numbers_have_charts(
   for seed in range(2):
     run = tmp_path / str(seed)
     workdirs.write_lines(run / "predictions", "dev.jsonl", rows)
-    workdirs.write_json(run, workdirs.IDENTITY_FILE, {"evals": {"dev": evaluator}, "task": task})
+    workdirs.write_json(run, IDENTITY_FILE, {"evals": {"dev": evaluator}, "task": task})
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/dev/{score}": 50.0}) + "\n")
     result = {"workdir": str(run), "rate": None, "score": 50.0 + seed}
     runs.append(result | {"metrics": {f"dev/{score}": 50.0 + seed}})

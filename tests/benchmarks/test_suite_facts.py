@@ -6,6 +6,7 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
 from t5x_like.benchmarks import facts
+from t5x_like.saved_model.workdir import IDENTITY_FILE
 from t5x_like.training import workdir as workdirs
 
 LABELS = ["no", "yes"]
@@ -19,7 +20,7 @@ def describe_run(folder, evaluator, task, rows, counted) -> dict:
     "total_steps": 4,
     "batch_size": 8,
   }
-  workdirs.write_json(folder, workdirs.IDENTITY_FILE, config)
+  workdirs.write_json(folder, IDENTITY_FILE, config)
   workdirs.write_lines(folder / "predictions", "dev.jsonl", rows)
   metrics = [
     {"step": 1, "train/seconds_per_step": 2.0},

@@ -30,7 +30,7 @@ from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import saved_model
+from t5x_like.saved_model import open_saved_model
 from tests import topics
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -337,7 +337,7 @@ class Run:
   @functools.cached_property
   def _config_and_model(self):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    run = saved_model.open_saved_model(str(self.workdir), Rules.make(mesh))
+    run = open_saved_model(str(self.workdir), Rules.make(mesh))
     return run.config, params.with_arrays(run.model, run.restore()[1])
 
   def open_split(self, split: str):

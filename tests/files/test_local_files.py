@@ -13,6 +13,7 @@ import pytest
 from t5x_like.errors import handle_errors
 from t5x_like.files import local
 from t5x_like.report import page
+from t5x_like.saved_model import workdir as saved_workdir
 from t5x_like.training import workdir as workdirs
 from tests.fuzz.harness import Sandbox
 from tools import convert_hf
@@ -73,12 +74,12 @@ def report(folder: pathlib.Path) -> None:
 
 @handle_errors
 def read_history(folder: pathlib.Path) -> None:
-  workdirs.read_history(folder)
+  saved_workdir.read_history(folder)
 
 
 @handle_errors
 def read_config(folder: pathlib.Path) -> None:
-  workdirs.read_identity(folder)
+  saved_workdir.read_identity(folder)
 
 
 # Readers of files of a workdir, and what each says if it goes on without the file.

@@ -23,9 +23,10 @@ from t5x_like.errors import handle_errors
 from t5x_like.interop import hf
 from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
-from t5x_like.training import open_with_recipe, warm_start
+from t5x_like.training import warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.open_with_recipe import open_with_recipe
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests import stores
@@ -75,7 +76,7 @@ class Maker:
     (workdir / "config.json").write_text(json.dumps(identity))
 
     def call() -> None:
-      run = open_with_recipe.open_with_recipe(str(workdir), None, ())
+      run = open_with_recipe(str(workdir), None, ())
       Evaluation(run.config, run.model, build_objective(run.config), run.rules, None)
 
     return changes, call
@@ -88,9 +89,7 @@ class Maker:
       config = nano.get_config()
       config.init = {"workdir": str(case_folder / "run")}
       warm_start.inherit_model(config)
-      open_with_recipe.load_vocabulary(
-        open_with_recipe.open_with_recipe(str(case_folder / "run"), nano.__file__, ())
-      )
+      _ = open_with_recipe(str(case_folder / "run"), nano.__file__, ()).vocabulary
 
     return changes, call
 

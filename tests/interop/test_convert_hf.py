@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from t5x_like import train
 from t5x_like.interop import hf
 from t5x_like.nn import params
-from t5x_like.training import saved_model as trained_run
+from t5x_like.saved_model import open_saved_model
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs
@@ -19,7 +19,7 @@ NANO = "tests/recipes/nano.py"
 
 
 def arrays(workdir, step):
-  return trained_run.open_saved_model(str(workdir)).restore(step)[1]
+  return open_saved_model(str(workdir)).restore(step)[1]
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from t5x_like.interop import t5x as interop
 from t5x_like.interop.t5x_files import Checkpoint
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime import process
+from t5x_like.saved_model import open_saved_model
 from t5x_like.training import imported_weights
-from t5x_like.training import saved_model as trained_run
 from tools import convert_hf, convert_t5x
 
 pytestmark = pytest.mark.runs
@@ -69,7 +69,7 @@ def converted(directory, workdir, flags, *extra) -> dict[str, np.ndarray]:
     else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   )
   assert convert_t5x.main(argv) == 0
-  return trained_run.open_saved_model(str(workdir)).restore()[1]
+  return open_saved_model(str(workdir)).restore()[1]
 
 
 def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
@@ -201,7 +201,7 @@ def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, co
   arrays = converted(directory, tmp_path / "run", flags, "--config.optimizer.name=adamw")
   table = params["token_embedder/embedding"].astype(jax.numpy.bfloat16)
   assert np.array_equal(arrays["embed/table"], np.float32(table))
-  assert trained_run.open_saved_model(str(tmp_path / "run")).restore()[0] == 0
+  assert open_saved_model(str(tmp_path / "run")).restore()[0] == 0
 
 
 def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeypatch, one_device):

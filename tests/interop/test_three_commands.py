@@ -17,8 +17,8 @@ from t5x_like.interop import hf
 from t5x_like.models import bart, gemma2, gpt, llama, roberta, t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+from t5x_like.saved_model import open_saved_model
 from t5x_like.store.tokens import TokenStore
-from t5x_like.training import saved_model as trained_run
 from tools import convert_hf, prepare_data
 
 pytestmark = pytest.mark.runs
@@ -142,7 +142,7 @@ def test_three_commands(kind, tmp_path, compiled):
 
   saved = json.loads((workdir / "config.json").read_text())
   assert saved["model"]["vocab_size"] == FAMILIES[kind][2] and saved["fingerprints"]["data"]
-  model = trained_run.open_saved_model(str(workdir)).config.model
+  model = open_saved_model(str(workdir)).config.model
   assert model.tokens.to_dict() == {}  # the ids of config.json and of the tokenizer are the same
   end = int(store.document_ends()[0])
   (tokens,) = store.windows([0], end)

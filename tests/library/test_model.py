@@ -17,9 +17,10 @@ from published_models import FAMILIES
 from t5x_like import chat, evaluate, predict, train, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference import flags as generation_flags
-from t5x_like.interop import hf, hub
+from t5x_like.interop import hf
 from t5x_like.library.model import PredictOptions
 from t5x_like.nn import params
+from t5x_like.saved_model import hub
 from tests.runs import REPO
 from tools import convert_hf
 

@@ -9,6 +9,7 @@ import pytest
 from t5x_like.benchmarks import tables
 from t5x_like.report import charts
 from t5x_like.report.page import write_report
+from t5x_like.saved_model.workdir import IDENTITY_FILE
 from t5x_like.training import workdir as workdirs
 from tools import inspect_data
 
@@ -135,7 +136,7 @@ def test_the_results_of_a_suite_escape_texts(tmp_path, value):
       "evals": {label: {"name": "classification", "scores": ["accuracy"]}},
       "task": {"labels": [value, "b"]},
     }
-    workdirs.write_json(run, workdirs.IDENTITY_FILE, saved)
+    workdirs.write_json(run, IDENTITY_FILE, saved)
     (run / "metrics.jsonl").write_text(
       json.dumps({"step": 1, f"eval/{label}/accuracy": 50.0}) + "\n"
     )

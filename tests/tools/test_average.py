@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_like.training import saved_model as trained_runs
+from t5x_like.saved_model import open_saved_model
 from tests import runs
 from tools import average
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.runs
 
 
 def arrays(workdir, step=None):
-  return trained_runs.open_saved_model(str(workdir)).restore(step)[1]
+  return open_saved_model(str(workdir)).restore(step)[1]
 
 
 def test_the_new_workdir_has_the_mean_of_the_steps(trained, tmp_path, capsys):

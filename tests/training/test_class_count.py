@@ -8,7 +8,9 @@ import pytest
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
-from t5x_like.training import class_count, open_with_recipe
+from t5x_like.saved_model.workdir import WorkdirModel
+from t5x_like.training import class_count
+from t5x_like.training.open_with_recipe import check_vocabulary
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
@@ -79,16 +81,15 @@ def test_data_with_fewer_classes_than_the_run_are_refused_with_a_remedy(tmp_path
   (tmp_path / "vocabulary").mkdir()
   learned.save(tmp_path / "vocabulary")
   saved = {"model": {}, "fingerprints": {"vocabulary": learned.fingerprint}}
-  config = SimpleNamespace(model=SimpleNamespace(to_dict=dict))
-  run = SimpleNamespace(workdir=str(tmp_path), identity=saved, config=config, published=None)
-  open_with_recipe.check_saved_model(run, LabelVocabulary(NAMES))
+  run = WorkdirModel(str(tmp_path), saved)
+  check_vocabulary(run, LabelVocabulary(NAMES))
   with pytest.raises(
     UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"
   ):
-    open_with_recipe.check_saved_model(run, LabelVocabulary(("cat", "owl")))
+    check_vocabulary(run, LabelVocabulary(("cat", "owl")))
   with pytest.raises(UserError, match="learned 3; name all of them"):
-    open_with_recipe.check_saved_model(run, LabelVocabulary(NAMES[::-1]))
+    check_vocabulary(run, LabelVocabulary(NAMES[::-1]))
   with pytest.raises(
     UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"
   ):
-    open_with_recipe.check_saved_model(run, LabelVocabulary(("cat", "yak")))
+    check_vocabulary(run, LabelVocabulary(("cat", "yak")))

@@ -11,7 +11,7 @@ import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are
 from t5x_like import train
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
-from t5x_like.training import saved_model
+from t5x_like.saved_model import open_saved_model
 from tests.runs import assert_same_bits, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -83,7 +83,7 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
   tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
 
   def logits(workdir):
-    run = saved_model.open_saved_model(str(workdir))
+    run = open_saved_model(str(workdir))
     _, arrays = run.restore()
     return np.asarray(
       jax.jit(lambda arrays: params.with_arrays(run.model, arrays)(tokens)["logits"])(arrays)

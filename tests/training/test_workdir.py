@@ -12,6 +12,7 @@ import more
 from t5x_like import evaluate, train
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.report.writer import read_metrics
+from t5x_like.saved_model.workdir import read_history
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, fingerprints, losses, steps
@@ -68,7 +69,7 @@ def test_steps_that_another_run_saves_before_it_hands_over_are_kept(
   assert not other_steps
   folder = download_small_files(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
-  assert [row["changes"] for row in workdirs.read_history(folder) if "changes" in row] == [
+  assert [row["changes"] for row in read_history(folder) if "changes" in row] == [
     [],
     ["total_steps: 2 -> 4"],
     ["total_steps: 4 -> 6"],
@@ -163,7 +164,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
       train_run(tmp_path)
   monkeypatch.undo()
   assert [step for step, _ in losses(tmp_path)] == [1, 2]
-  assert workdirs.find_saved_step(workdirs.read_history(tmp_path)) is None
+  assert workdirs.find_saved_step(read_history(tmp_path)) is None
   assert train_run(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3
   assert losses(tmp_path) == losses(trained)
@@ -177,13 +178,13 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
   def looking(self):
     if self.step == 4:
       self.session.wait_for_save()
-      noted.append(workdirs.find_saved_step(workdirs.read_history(self.session.workdir)))
+      noted.append(workdirs.find_saved_step(read_history(self.session.workdir)))
     return advance(self)
 
   monkeypatch.setattr(TrainingRun, "advance", looking)
   assert train_run(tmp_path, 6) == 0
   assert noted[0] in (2, 4)
-  assert len([row for row in workdirs.read_history(tmp_path) if "saved" in row]) == 1
+  assert len([row for row in read_history(tmp_path) if "saved" in row]) == 1
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   path = tmp_path / "history.jsonl"
   path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
   workdirs.add_line(tmp_path, {"saved": 7})
-  rows = workdirs.read_history(tmp_path)
+  rows = read_history(tmp_path)
   assert [row.get("saved") for row in rows] == [None, 7]
   assert workdirs.last_from_step(rows) == 2
   assert workdirs.find_saved_step(rows) == 7

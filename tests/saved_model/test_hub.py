@@ -9,7 +9,7 @@ import pytest
 import t5x_like as t5x
 from t5x_like import chat, evaluate, predict, train
 from t5x_like.errors import UserError
-from t5x_like.interop import hub
+from t5x_like.saved_model import hub
 from tools import convert_hf, few_shot
 
 RECIPE = "--config=configs/gpt/gpt2_124m.py"

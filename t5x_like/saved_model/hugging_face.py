@@ -1,4 +1,4 @@
-"""Open a published model in place of a run: a Hugging Face directory or a name of the Hub."""
+"""Open a published model: a Hugging Face directory or a name of the Hub."""
 
 import dataclasses
 import functools
@@ -8,56 +8,88 @@ from typing import Any
 
 import jax
 from flax import nnx
+from ml_collections import ConfigDict
 
 from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import as_path
-from t5x_like.interop import field_types, generation_settings, hf, hub, published_images
+from t5x_like.interop import field_types, generation_settings, hf, published_images
 from t5x_like.interop.tensor_files import read_text
 from t5x_like.nn import params
 from t5x_like.nn.positions.learned import LearnedPosition
+from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.saved_model.hub import local_directory
+from t5x_like.saved_model.model import GenerationFacts, SavedModel
+from t5x_like.vocabularies import Vocabulary
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
 _FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
 _DEFAULT_LENGTH = 2048  # tokens of a model that names no length
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedModel:
-  """A published model, whose parameters can be read.
+class PublishedModel(SavedModel):
+  """A model that is read from a Hugging Face directory.
 
-  Attributes:
-    identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory`
-      is its place on this machine, `ends` has the ids that end a text, and `forced` the id that an
-      answer begins with and that it ends with where it is cut off, each or None. `generation` has
-      its settings by the names of `predict`'s options, and `banned` the sequences of ids that no
-      text has. Features are those of pretraining, as long as the model reads.
+  Its identity has the keys of a run's that its files give. Features are those of pretraining, as
+  long as the model reads.
+
+  Args:
+    path: the directory, or the name of the Hub.
+    identity: see `SavedModel`.
     model: abstract, its layers one by one on CPU; of images, for those that the directory's
       processor makes.
     vocabulary: its tokenizer, or the names of its classes.
-    original: the abstract model of the weights, if `model` is for images of another size.
+    directory: its place on this machine.
+    generation: the facts of its files.
+    stored: the abstract model of the weights, if `model` is for images of another size.
+    rules: the mesh to restore on; None is all devices.
+
+  Attributes:
+    stored: the abstract model of the weights.
   """
 
-  identity: dict[str, Any]
-  model: nnx.Module
-  vocabulary: vocabularies.Vocabulary
-  original: nnx.Module | None = None
+  is_published = True
 
-  def arrays(self, rules: Rules) -> dict[str, jax.Array]:
-    """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
-    if self.original is None:
-      return hf.read_parameters(self.model, rules)
-    arrays = hf.read_parameters(self.original, rules)
+  def __init__(
+    self,
+    path: str,
+    identity: dict[str, Any],
+    model: nnx.Module,
+    vocabulary: Vocabulary,
+    directory: str,
+    generation: GenerationFacts,
+    stored: nnx.Module | None = None,
+    rules: Rules | None = None,
+  ):
+    super().__init__(path, identity)
+    self.config = ConfigDict(identity)
+    self.model = model
+    self.vocabulary = vocabulary
+    self.vocabulary_directory = directory
+    self.generation = generation
+    self.stored = model if stored is None else stored
+    if rules is not None:
+      self.rules = rules
+
+  @functools.cached_property
+  def rules(self) -> Rules:
+    return Rules.make(make_mesh({"data": -1}))
+
+  def restore(
+    self, step: int | None = None, folder: str = "checkpoints"
+  ) -> tuple[int, dict[str, jax.Array]]:
+    """Return (0, parameters by name), float32; raise as `hf.load`."""
+    arrays = hf.read_parameters(self.stored, self.rules)
     shapes = params.arrays(self.model)
     for name, array in arrays.items():
       if array.shape != shapes[name].shape:  # positions
         module = _module_of(self.model, name)
-        original = _module_of(self.original, name)
-        arrays[name] = jax.device_put(module.resize(array, original), array.sharding)
-    return arrays
+        stored = _module_of(self.stored, name)
+        arrays[name] = jax.device_put(module.resize(array, stored), array.sharding)
+    return 0, arrays
 
 
 def _module_of(model: nnx.Module, name: str) -> nnx.Module:
@@ -65,22 +97,23 @@ def _module_of(model: nnx.Module, name: str) -> nnx.Module:
   return functools.reduce(getattr, name.split("/")[:-1], model)
 
 
-def find(path: str, flag: str) -> PublishedModel | None:
+def find_published_model(path: str, rules: Rules | None, flag: str) -> PublishedModel | None:
   """Open a Hugging Face directory or a name of the Hub; return None if the path is neither.
 
   Args:
+    rules: see `PublishedModel`.
     flag: the flag or key that gave the path, for messages.
   Raises:
     UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of
       a model of images, see `published_images`; or as `hf.load`.
   """
-  directory = hub.local_directory(path, flag)
+  directory = local_directory(path, flag)
   if not (as_path(directory) / "config.json").is_file():
     return None
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
   model = hf.load_abstract(directory, layers=layers)
   if "image" in model.REQUIRED_FEATURES:
-    return _find_image_model(path, directory, model, flag, layers)
+    return _open_image_model(path, directory, model, layers, rules, flag)
   if not vocabularies.has_tokenizer(as_path(directory)):
     raise UserError(
       f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its "
@@ -94,11 +127,7 @@ def find(path: str, flag: str) -> PublishedModel | None:
       "the tokenizer is another model's"
     )
   values = json.loads(model.origin.config)
-  directory_path = pathlib.Path(model.origin.path)
-  is_encoder_decoder = "encoder_input_tokens" in model.REQUIRED_FEATURES
-  generation = _generation_facts(values, directory_path, size, is_encoder_decoder)
-  features_by_name = _features(model, values, vocabulary)
-  shapes = {name: list(feature.shape) for name, feature in features_by_name.items()}
+  shapes = _feature_shapes(_features(model, values, vocabulary))
   identity = {
     "model": {
       "name": _name(type(model)),
@@ -110,11 +139,9 @@ def find(path: str, flag: str) -> PublishedModel | None:
     "features": shapes,
     "task": _task(model, values, shapes),
     "tuning": {},
-    "directory": directory,
-    **generation,
-    "ends": sorted({vocabulary.eos_id, *generation["ends"]}),
   }
-  return PublishedModel(identity, model, vocabulary)
+  generation = _read_generation(model, values, vocabulary)
+  return PublishedModel(path, identity, model, vocabulary, directory, generation, rules=rules)
 
 
 def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
@@ -142,17 +169,16 @@ def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[s
   return task
 
 
-def _generation_facts(
-  config: dict[str, Any], directory: pathlib.Path, size: int, is_encoder_decoder: bool
-) -> dict[str, Any]:
-  """Return the facts of generation for an identity; see `PublishedModel`.
+def _read_generation(model, values: dict[str, Any], vocabulary: Vocabulary) -> GenerationFacts:
+  """Return the facts of generation; ids beyond the model's token vectors are left out.
 
   They are in `generation_config.json`; without that file the library reads them from the config.
 
   Args:
-    config: the content of `config.json`.
-    size: the number of token vectors; ids from it on are left out.
+    values: the content of `config.json`.
   """
+  size = model.variant.vocab_size
+  directory = pathlib.Path(model.origin.path)
   path = directory / generation_settings.FILE
   if path.is_file():
     settings = checked_json.parse_json(
@@ -162,15 +188,19 @@ def _generation_facts(
     field_types.check_fields({name: settings.get(name) for name in names}, str(path))
   else:
     path = directory / "config.json"
-    settings = config
-  ends = config.get("eos_token_id")
+    settings = values
+  ends = {vocabulary.eos_id}
+  for content in (values, settings):
+    ends.update(_ids_below(size, content.get("eos_token_id")))
   forced = [_ids_below(size, settings.get(name)) for name in _FORCED_TOKENS]
-  return {
-    "ends": [*_ids_below(size, ends), *_ids_below(size, settings.get("eos_token_id"))],
-    "forced": [ids[0] if ids else None for ids in forced],
-    "generation": generation_settings.predict_options(settings, is_encoder_decoder, str(path)),
-    "banned": generation_settings.banned_sequences(settings, size),
-  }
+  first, last = [ids[0] if ids else None for ids in forced]
+  is_encoder_decoder = "encoder_input_tokens" in model.REQUIRED_FEATURES
+  return GenerationFacts(
+    ends=tuple(sorted(ends)),
+    forced=(first, last),
+    options=generation_settings.predict_options(settings, is_encoder_decoder, str(path)),
+    banned=frozenset(map(tuple, generation_settings.banned_sequences(settings, size))),
+  )
 
 
 def _ids_below(size: int, ids: Any) -> list[int]:
@@ -180,7 +210,9 @@ def _ids_below(size: int, ids: Any) -> list[int]:
   return [i for i in ids if i is not None and 0 <= i < size]
 
 
-def _find_image_model(path: str, directory: str, model, flag: str, layers: str) -> PublishedModel:
+def _open_image_model(
+  path: str, directory: str, model, layers: str, rules: Rules | None, flag: str
+) -> PublishedModel:
   if flag.startswith("config.teacher") or "text_input_tokens" in model.REQUIRED_FEATURES:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
@@ -196,12 +228,10 @@ def _find_image_model(path: str, directory: str, model, flag: str, layers: str) 
     labels = getattr(variant, "labels", 0)
   vocabulary = published_images.class_names(values, labels)
   task = published_images.image_task(variant, values, directory, flag)
-  features_by_name = published_images.image_features(variant, task)
-  original = None
+  stored = model
   resolution = task.get("resolution")
   starts_run = flag.startswith("config.init")
   if not detects and resolution != variant.resolution and not starts_run:
-    original = model
     model = hf.load_abstract(directory, layers=layers, resolution=resolution)
     variant = model.variant
   if head:
@@ -213,16 +243,15 @@ def _find_image_model(path: str, directory: str, model, flag: str, layers: str) 
       {"name": _name(type(model)), "variant": _plain(variant)} | head_arguments
     ),
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
-    "features": {name: list(feature.shape) for name, feature in features_by_name.items()},
+    "features": _feature_shapes(published_images.image_features(variant, task)),
     "task": task,
     "tuning": {},
-    "directory": directory,
-    "ends": [],
   }
-  return PublishedModel(identity, model, vocabulary, original)
+  generation = GenerationFacts()
+  return PublishedModel(path, identity, model, vocabulary, directory, generation, stored, rules)
 
 
-def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
+def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> features.Features:
   inputs = model.encoder_inputs if hasattr(model, "encoder_inputs") else model.inputs
   length = next(
     (values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _DEFAULT_LENGTH
@@ -234,6 +263,10 @@ def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
   if "encoder_input_tokens" in model.REQUIRED_FEATURES:
     return features.encoder_decoder(length, length, vocabulary)
   return features.decoder(length)
+
+
+def _feature_shapes(features_by_name: features.Features) -> dict[str, list[int]]:
+  return {name: list(feature.shape) for name, feature in features_by_name.items()}
 
 
 def _name(model_class: type) -> str:
