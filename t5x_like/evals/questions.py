@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from t5x_like import slots, trust
+from t5x_like import trust
 from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.inference import questions
 from t5x_like.rows import Runner
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
@@ -57,8 +58,6 @@ class Evaluator:
     max_new_tokens: PositiveInt | None = None,
     max_examples: PositiveInt | None = None,
   ):
-    # `inference` is a layer above: an import statement would break the order of the packages
-    questions = slots.module("questions", "t5x_like.inference")
     for pattern in files:
       trust.check_location("evaluator questions: files", pattern)
     paths = questions.find_files(files)
@@ -70,7 +69,6 @@ class Evaluator:
     features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.end_ids})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
-    self._metrics = questions.METRICS_OF_KIND
     self._ask = questions.Asker(
       _Opened(context.model, vocabulary, features, ends, self._run), options
     )
@@ -81,7 +79,7 @@ class Evaluator:
     return tuple(
       f"{name}/{metric}"
       for name, file in self._files.items()
-      for metric in self._metrics[file.kind]
+      for metric in questions.METRICS_OF_KIND[file.kind]
     )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:

@@ -9,10 +9,21 @@ score the texts of all on the mesh of that run.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
-from t5x_like import slots, trust
+import jax
+import numpy as np
+
+from t5x_like import slots, trust, vocabularies
+from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.published_template import build_chat
 from t5x_like.errors import UserError
+from t5x_like.rows import Runner, padded_length
+from t5x_like.runtime import process
+from t5x_like.saved_model import open_saved_model
+
+_BATCH_SIZE = 32  # rows
 
 
 def reward(
@@ -43,4 +54,70 @@ reward.together = True
 
 @functools.lru_cache(2)
 def _judge(workdir: str, step: int | None):
-  return slots.module("judge", "t5x_like.library").Judge(workdir, step)
+  return Judge(workdir, step)
+
+
+class Judge:
+  """A trained reward model, called as `judge(prompts, answers) -> scores`.
+
+  Args:
+    workdir: the run, on its own mesh, of whose processes each calls the judge with the same prompts
+      and answers.
+    step: its checkpoint; None is the newest.
+  Raises:
+    UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
+  """
+
+  _has_warned = False  # that rows are cut
+
+  def __init__(self, workdir: str, step: int | None = None):
+    saved = open_saved_model(workdir, flag="reward model: workdir")
+    if getattr(saved.model, "scores", None) is None:
+      raise UserError(
+        f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences"
+      )
+    _, arrays = saved.restore(step)
+    template = slots.to_plain(saved.config.task.get("template"))
+    self._workdir = workdir
+    self._run = Runner(saved.model, saved.rules, arrays, _BATCH_SIZE)
+    self._chat = build_chat(template or "plain", saved.vocabulary)  # the task's default
+    self._start = vocabularies.start_id(saved.vocabulary)
+    (self._longest,) = saved.feature_shapes["decoder_input_tokens"][-1:]
+
+  def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
+    """Return the score of each answer, in the row that training would make of it; a longer one
+    loses its beginning.
+
+    Args:
+      prompts: a user's message, or a list of messages, before each answer.
+    Raises:
+      UserError: a message is none of its template's.
+    """
+    talks = [
+      [*self._prompt_messages(prompt), Message(ASSISTANT, answer)]
+      for prompt, answer in zip(prompts, answers)
+    ]
+    rows = [self._chat(talk)[0][:-1].tolist() for talk in talks]
+    max_ids = self._longest - 1
+    if not self._has_warned and max(map(len, rows)) > max_ids:
+      self._has_warned = True
+      process.log(
+        f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning"
+      )
+    rows = [[self._start, *row[-max_ids:]] for row in rows]
+    outputs = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
+    return [float(score) for (score,) in outputs]
+
+  def _prompt_messages(self, prompt: Any) -> list[Message]:
+    if not isinstance(prompt, list):
+      return [Message("user", str(prompt))]
+    messages = read_messages({"prompt": prompt}, "prompt", self._workdir)
+    self._chat.check_prompt(messages, self._workdir)
+    return messages
+
+
+def _scores(model, batch: dict[str, np.ndarray]) -> tuple[jax.Array]:
+  outputs = model.outputs(
+    {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
+  )
+  return (outputs["scores"][:, 0],)

@@ -8,7 +8,6 @@ import pytest
 from t5x_like import rewards, trust, vocabularies
 from t5x_like.data.supervised.chat import Chat
 from t5x_like.errors import UserError
-from t5x_like.library.judge import Judge
 from t5x_like.rewards import exact, model, number
 
 
@@ -92,7 +91,7 @@ REWARD_MODEL = {"name": "model", "workdir": "runs/reward"}
 @pytest.fixture
 def judge(monkeypatch):
   """A reward model that scores every text 1 and notes the rows it reads in `judge.rows`."""
-  judge = object.__new__(Judge)
+  judge = object.__new__(model.Judge)
   judge.rows = []
 
   def score_rows(function, rows, *_):
