@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -13,6 +14,19 @@ from t5x_like import slots, tunings
 from t5x_like.tunings import lora
 
 _ADAPTERS = 1  # folded into the key of the model's parameters
+
+
+def model_name(model_class: type) -> str:
+  """Return the name of a class in `config.model`."""
+  module = model_class.__module__
+  if model_class.__qualname__ == "Model":
+    return module.rpartition(".")[2]
+  return f"{module}:{model_class.__qualname__}"
+
+
+def variant_fields(variant) -> dict[str, Any]:
+  """Return a variant as in a saved config: dicts and lists."""
+  return slots.to_json(dataclasses.asdict(variant))
 
 
 def resolve_model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:

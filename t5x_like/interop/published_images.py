@@ -1,18 +1,14 @@
-"""Read and write the classes of published image models, and the preparation of their images."""
+"""Translate the preparation of images between `preprocessor_config.json` and `config.task`."""
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_like.data import task_features
-from t5x_like.data.features import Features
 from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import as_path
 from t5x_like.resolution import Resolution, from_sides, height_and_width
-from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 FILE = "preprocessor_config.json"
 _METHODS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's number
@@ -29,16 +25,6 @@ _DEFAULT_PROCESSORS = {
 }
 # model types that the library gives images of the file's size
 _ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")
-
-
-def class_names(values: dict[str, Any], labels: int) -> LabelVocabulary:
-  """Return the names of the classes in a config of the library or of timm.
-
-  The name of a class without one is its number.
-  """
-  labels_by_id = values.get("id2label") or dict(enumerate(values.get("label_names") or ()))
-  names = {int(i): str(name) for i, name in labels_by_id.items() if str(i).isdecimal()}
-  return LabelVocabulary([names.get(number, str(number)) for number in range(labels)])
 
 
 def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
@@ -222,21 +208,6 @@ def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
     "crop_pct": 1.0 if task["fit"] == "squeezed" else crop,
     "crop_mode": "squash" if task["fit"].startswith("squeezed") else "center",
   }
-
-
-def image_features(variant, task: dict[str, Any]) -> Features:
-  """Return the features of a model's training."""
-  if hasattr(variant, "queries"):
-    return task_features.declare({"name": "object_detection", "boxes": variant.queries} | task)
-  return layout.describe(task.get("resolution", variant.resolution), variant.channels)
-
-
-def drop_label_count(model: dict[str, Any]) -> dict[str, Any]:
-  """Return a `config.model` whose variant leaves the number of classes to the data of a new run."""
-  variant = json.loads(json.dumps(model["variant"]))
-  if isinstance(variant.get("head"), dict):
-    variant["head"].pop("labels", None)
-  return model | {"variant": variant}
 
 
 def _normalisation(

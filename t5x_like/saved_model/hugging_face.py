@@ -1,6 +1,5 @@
 """Open a published model: a Hugging Face directory or a name of the Hub."""
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -11,7 +10,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from t5x_like import vocabularies
-from t5x_like.data import features
+from t5x_like.abstract_model import model_name, variant_fields
+from t5x_like.data import features, task_features
+from t5x_like.data.features import Features
+from t5x_like.data.images import layout
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import as_path
@@ -24,6 +26,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.saved_model.hub import local_directory
 from t5x_like.saved_model.model import GenerationFacts, SavedModel
 from t5x_like.vocabularies import Vocabulary
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
 _FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
@@ -127,24 +130,15 @@ def find_published_model(path: str, rules: Rules | None, flag: str) -> Published
       "the tokenizer is another model's"
     )
   values = json.loads(model.origin.config)
-  shapes = _feature_shapes(_features(model, values, vocabulary))
-  identity = {
-    "model": {
-      "name": _name(type(model)),
-      "variant": _plain(model.variant),
-      "vocab_size": size,
-      "tokens": {},
-    },
-    "fingerprints": {"vocabulary": vocabulary.fingerprint},
-    "features": shapes,
-    "task": _task(model, values, shapes),
-    "tuning": {},
-  }
+  features_by_name = _features(model, values, vocabulary)
+  task = _task(model, values, features_by_name)
+  identity = _build_identity(model, vocabulary, features_by_name, task)
+  identity["model"] |= {"vocab_size": size, "tokens": {}}
   generation = _read_generation(model, values, vocabulary)
   return PublishedModel(path, identity, model, vocabulary, directory, generation, rules=rules)
 
 
-def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
+def _task(model, values: dict[str, Any], features_by_name: Features) -> dict[str, Any]:
   """Return the arguments of `config.task` for a classifier of texts; no task for another model.
 
   A single label is a regression, as in the library. `independent` says that a text may have several
@@ -159,7 +153,7 @@ def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[s
   task = {
     "name": "classification",
     "text": "{text}",
-    "length": shapes["encoder_input_tokens"][0],
+    "length": features_by_name["encoder_input_tokens"].shape[0],
     "labels": None,
   }
   if number > 1:
@@ -226,7 +220,7 @@ def _open_image_model(
     labels = head.get("labels", 0)
   else:
     labels = getattr(variant, "labels", 0)
-  vocabulary = published_images.class_names(values, labels)
+  vocabulary = _class_names(values, labels)
   task = published_images.image_task(variant, values, directory, flag)
   stored = model
   resolution = task.get("resolution")
@@ -234,24 +228,41 @@ def _open_image_model(
   if not detects and resolution != variant.resolution and not starts_run:
     model = hf.load_abstract(directory, layers=layers, resolution=resolution)
     variant = model.variant
+  features_by_name = _image_features(variant, task)
+  identity = _build_identity(model, vocabulary, features_by_name, task)
   if head:
-    head_arguments = {"head": head}
+    _drop_label_count(identity["model"]["variant"])
+    identity["model"]["head"] = head
   else:
-    head_arguments = {"labels": variant.labels, "queries": variant.queries}
-  identity = {
-    "model": published_images.drop_label_count(
-      {"name": _name(type(model)), "variant": _plain(variant)} | head_arguments
-    ),
-    "fingerprints": {"vocabulary": vocabulary.fingerprint},
-    "features": _feature_shapes(published_images.image_features(variant, task)),
-    "task": task,
-    "tuning": {},
-  }
+    identity["model"] |= {"labels": variant.labels, "queries": variant.queries}
   generation = GenerationFacts()
   return PublishedModel(path, identity, model, vocabulary, directory, generation, stored, rules)
 
 
-def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> features.Features:
+def _class_names(values: dict[str, Any], labels: int) -> LabelVocabulary:
+  """Return the names of the classes in a config of the library or of timm.
+
+  The name of a class without one is its number.
+  """
+  labels_by_id = values.get("id2label") or dict(enumerate(values.get("label_names") or ()))
+  names = {int(i): str(name) for i, name in labels_by_id.items() if str(i).isdecimal()}
+  return LabelVocabulary([names.get(number, str(number)) for number in range(labels)])
+
+
+def _image_features(variant, task: dict[str, Any]) -> Features:
+  """Return the features of a model's training."""
+  if hasattr(variant, "queries"):
+    return task_features.declare({"name": "object_detection", "boxes": variant.queries} | task)
+  return layout.describe(task.get("resolution", variant.resolution), variant.channels)
+
+
+def _drop_label_count(fields: dict[str, Any]) -> None:
+  """Leave the number of classes in a variant to the data of a new run."""
+  if isinstance(fields.get("head"), dict):
+    fields["head"].pop("labels", None)
+
+
+def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> Features:
   inputs = model.encoder_inputs if hasattr(model, "encoder_inputs") else model.inputs
   length = next(
     (values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _DEFAULT_LENGTH
@@ -265,17 +276,14 @@ def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> features
   return features.decoder(length)
 
 
-def _feature_shapes(features_by_name: features.Features) -> dict[str, list[int]]:
-  return {name: list(feature.shape) for name, feature in features_by_name.items()}
-
-
-def _name(model_class: type) -> str:
-  """Return the name of a class in `config.model`."""
-  module = model_class.__module__
-  if model_class.__qualname__ == "Model":
-    return module.rpartition(".")[2]
-  return f"{module}:{model_class.__qualname__}"
-
-
-def _plain(variant) -> dict[str, Any]:
-  return json.loads(json.dumps(dataclasses.asdict(variant)))
+def _build_identity(
+  model: nnx.Module, vocabulary: Vocabulary, features_by_name: Features, task: dict[str, Any]
+) -> dict[str, Any]:
+  """Return a model's facts in the form of a run's `config.json`."""
+  return {
+    "model": {"name": model_name(type(model)), "variant": variant_fields(model.variant)},
+    "fingerprints": {"vocabulary": vocabulary.fingerprint},
+    "features": {name: list(feature.shape) for name, feature in features_by_name.items()},
+    "task": task,
+    "tuning": {},
+  }

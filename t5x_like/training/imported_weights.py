@@ -1,14 +1,12 @@
 """Write a workdir from weights made elsewhere, from which training goes on."""
 
-import dataclasses
-import json
 from typing import Any
 
 from flax import nnx
 from ml_collections import ConfigDict
 
-import t5x_like.models
 from t5x_like import data, slots
+from t5x_like.abstract_model import model_name, variant_fields
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -27,29 +25,16 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   Raises:
     UserError: the recipe is for another family.
   """
-  recipe_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
-  if recipe_class is not model_class:
-    model_name = (
-      f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(
-        ":Model"
-      )
-    )
-    raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {where} holds {model_name!r}; use a "
-      "recipe of that family"
-    )
-  variant_fields = json.loads(json.dumps(dataclasses.asdict(variant)))
-  has_vocabulary = hasattr(variant, "vocab_size")
-  accepted_keys = slots.argument_names(
-    model_class
-  )  # a decoder's variant has a head too, and no use for it
-  model_keys = {
-    key: variant_fields[key]
-    for key in ("head", "labels", "queries")
-    if key in variant_fields and key in accepted_keys
-  }
-  model_keys |= {"vocab_size": variant.vocab_size, "tokens": {}} if has_vocabulary else {}
-  return warm_start.with_model_keys(config, {"variant": variant_fields} | model_keys, where)
+  fields = variant_fields(variant)
+  accepted_keys = slots.argument_names(model_class)
+  model_keys = {"name": model_name(model_class), "variant": fields}
+  for key in ("head", "labels", "queries"):
+    # a decoder's variant has a head too, and no use for it
+    if key in fields and key in accepted_keys:
+      model_keys[key] = fields[key]
+  if hasattr(variant, "vocab_size"):
+    model_keys |= {"vocab_size": variant.vocab_size, "tokens": {}}
+  return warm_start.with_model_keys(config, model_keys, where)
 
 
 def load_task_vocabulary(config: ConfigDict) -> Vocabulary:

@@ -18,7 +18,6 @@ checkpoint.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
-from t5x_like.abstract_model import resolve_model
+from t5x_like.abstract_model import resolve_model, variant_fields
 from t5x_like.architectures.conv_encoder import ConvEncoder
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.data import tasks
@@ -176,7 +175,7 @@ def _make_backbone_spec(saved: SavedModel, config: ConfigDict) -> dict[str, Any]
     spec = {
       "name": "encoder",
       "model": saved.identity["model"]["name"],
-      "variant": json.loads(json.dumps(dataclasses.asdict(variant))),
+      "variant": variant_fields(variant),
       "resolution": config.task.get("resolution"),
     }
   else:
