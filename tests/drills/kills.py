@@ -186,16 +186,17 @@ def assert_same_record(workdir, uninterrupted, total: int) -> None:
   expected_rows = read_metrics(uninterrupted)
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
   assert losses(workdir) == losses(uninterrupted)
-  evaluations = [
-    [_evaluation(row) for row in rows if "train/loss" not in row]
-    for rows in (actual_rows, expected_rows)
-  ]
-  assert evaluations[0] == evaluations[1]
-  assert len(evaluations[0]) == -(-total // EVALUATE)
-  assert [
-    json.loads((pathlib.Path(folder) / "config.json").read_text())["fingerprints"]
-    for folder in (workdir, uninterrupted)
-  ] == [json.loads((pathlib.Path(uninterrupted) / "config.json").read_text())["fingerprints"]] * 2
+
+  def evaluations(rows):
+    return [_evaluation(row) for row in rows if "train/loss" not in row]
+
+  assert evaluations(actual_rows) == evaluations(expected_rows)
+  assert len(evaluations(actual_rows)) == -(-total // EVALUATE)  # the last step is evaluated too
+
+  def fingerprints(folder):
+    return json.loads((pathlib.Path(folder) / "config.json").read_text())["fingerprints"]
+
+  assert fingerprints(workdir) == fingerprints(uninterrupted)
 
 
 def _evaluation(row: dict) -> dict:

@@ -84,14 +84,12 @@ def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
       )
       drill.run(count)
   assert_same_record(workdir, server.root / "whole", total)
-  tensors = [
-    {
-      file.name: file.read_bytes()
-      for file in sorted((server.root / one).glob(f"checkpoints/{total}-*/tensors-*.bin"))
-    }
-    for one in ("killed", "whole")
-  ]
-  assert tensors[0] == tensors[1]
-  assert tensors[0]
+
+  def tensors(name):
+    files = (server.root / name).glob(f"checkpoints/{total}-*/tensors-*.bin")
+    return {file.name: file.read_bytes() for file in files}
+
+  assert tensors("killed") == tensors("whole")
+  assert tensors("killed")
   with capsys.disabled():
     print(f"{drill.told(name)}\n  {len(server.requests)} requests were answered or failed")

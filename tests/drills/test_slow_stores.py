@@ -37,12 +37,12 @@ def times_of_steps(folder) -> dict[int, float]:
   from tensorflow.compat.v1.train import summary_iterator
 
   files = folder.glob("events.*")
-  return {
-    event.step: event.wall_time
-    for file in files
-    for event in summary_iterator(str(file))
-    if event.step
-  }
+  times = {}
+  for file in files:
+    for event in summary_iterator(str(file)):
+      if event.step:
+        times[event.step] = event.wall_time
+  return times
 
 
 def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):

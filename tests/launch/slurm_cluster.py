@@ -56,13 +56,11 @@ def cluster(folder: pathlib.Path):
   config = folder / "slurm.conf"
   config.write_text(CONFIG.format(host=host, user=getpass.getuser(), folder=folder, **ports))
   environment = {**os.environ, "SLURM_CONF": str(config), "PATH": PATH}
-  daemons = [
-    subprocess.Popen(
-      [program, "-D", "-f", str(config), *options], env=environment, stdout=out, stderr=out
-    )
-    for program, options in (("slurmctld", ["-c"]), ("slurmd", ["-N", host]))
-    for out in [(folder / f"{program}.out").open("wb")]
-  ]
+  daemons = []
+  for program, options in (("slurmctld", ["-c"]), ("slurmd", ["-N", host])):
+    command = [program, "-D", "-f", str(config), *options]
+    out = (folder / f"{program}.out").open("wb")
+    daemons.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
   try:
     deadline = time.monotonic() + 300
     while (

@@ -53,11 +53,13 @@ def cloud(tmp_path, monkeypatch):
     plan |= {"create_errors": [], "describe_errors": [], "delete_errors": []} | changes
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "state.json").write_text(json.dumps({"queued": {}}))
-    return lambda *kind: [
-      words
-      for words in map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
-      if words[2:4] == [*kind]
-    ]
+
+    def calls(*kind):
+      lines = (folder / "calls.jsonl").read_text().splitlines()
+      arguments_of_calls = [json.loads(line) for line in lines]
+      return [arguments for arguments in arguments_of_calls if arguments[2:4] == [*kind]]
+
+    return calls
 
   prepare.folder = folder
   return prepare

@@ -145,7 +145,7 @@ def _traits(case: Case) -> set[tuple[str, str]]:
 
 
 def shrunk(variant: Variant, **changes) -> Variant:
-  """The variant at width 16, two layers or one turn of its layers, with `changes` to its design."""
+  """Return the variant at width 16 with two layers, or one turn of them, and a changed design."""
   design = dataclasses.replace(variant.design, **changes)
   dims = variant.dims
   positions = _turns(design.position)
@@ -158,8 +158,10 @@ def shrunk(variant: Variant, **changes) -> Variant:
     len(_turns(design.core)),
   )
   layers = 2 if period == 1 else min(period, dims.layers)
-  cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
-  own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
+  cores = []
+  for core in _turns(design.core):
+    core = {"name": core} if isinstance(core, str) else core
+    cores.append(core | SMALL_CORES.get(core["name"], {}))
   experts = design.experts
   if experts:
     groups = min(experts.groups, 2)
@@ -178,22 +180,22 @@ def shrunk(variant: Variant, **changes) -> Variant:
   design = dataclasses.replace(
     design,
     windows=tuple(None if w is None else 3 for w in design.windows),
-    core=own[0] if len(own) == 1 else tuple(own),
+    core=cores[0] if len(cores) == 1 else tuple(cores),
     experts=experts,
     dense_layers=min(design.dense_layers, 1),
     latent=design.latent
     and dict(rank=6, query_rank=5 if design.latent.get("query_rank") else None, rope=2, value=3),
     position=tuple(position) if isinstance(design.position, tuple) else position[0],
   )
+  head_dim = 8 if partial else 4
+  special_tokens = variant.tokens
+  if special_tokens.pad in range(3, VOCAB):  # the ids that `tokens` draws
+    special_tokens = dataclasses.replace(special_tokens, pad=0)
   return dataclasses.replace(
     variant,
-    dims=Dims(
-      embed=16, heads=4, kv_heads=kv_heads, head_dim=8 if partial else 4, mlp=32, layers=layers
-    ),
+    dims=Dims(embed=16, heads=4, kv_heads=kv_heads, head_dim=head_dim, mlp=32, layers=layers),
     design=design,
-    tokens=dataclasses.replace(variant.tokens, pad=0)
-    if variant.tokens.pad in range(3, VOCAB)
-    else variant.tokens,
+    tokens=special_tokens,
     vocab_size=VOCAB,
     embed=8 if variant.embed else None,
     decoder_layers=layers if variant.decoder_layers else None,
@@ -206,24 +208,22 @@ def _turns(spec) -> tuple:
 
 @functools.cache
 def arrays(case: Case) -> dict[str, jax.Array]:
-  """Weights drawn with numpy: nothing is zero or one, whatever the initialisation; no
-  compilation."""
-  return {
-    name: jnp.asarray(drawn(name, p.shape))
-    for name, p in params.named_params(abstract(case)).items()
-  }
+  """Return random weights without compiling: none is zero or one, whatever the initialisation."""
+  named = params.named_params(abstract(case))
+  return {name: jnp.asarray(random_array(name, p.shape)) for name, p in named.items()}
 
 
-def drawn(name: str, shape) -> np.ndarray:
+def random_array(name: str, shape) -> np.ndarray:
+  """Return random weights of a parameter, which depend on its name; scales are near one."""
   generator = np.random.default_rng(zlib.crc32(name.encode()))
   noise = generator.standard_normal(shape).astype(np.float32)
   if name.endswith("scale"):
     return 1 + 0.1 * noise
-  return (
-    0.1 * noise
-    if name.endswith("bias")
-    else noise / math.sqrt(1 if "embed" in name or len(shape) < 2 else shape[-2])
-  )
+  if name.endswith("bias"):
+    return 0.1 * noise
+  if "embed" in name or len(shape) < 2:
+    return noise
+  return noise / math.sqrt(shape[-2])
 
 
 @functools.cache
@@ -251,7 +251,7 @@ LENGTHS = {"encoder": (S, (4, 5)), "decoder": (T, (3, 4))}
 
 
 def apart(case: Case) -> dict[str, np.ndarray]:
-  """Two rows, a sequence and padding in each."""
+  """Return two rows with a sequence and padding in each."""
   batch = {}
   for side in case.sides:
     length, side_length = LENGTHS[side]
@@ -263,7 +263,7 @@ def apart(case: Case) -> dict[str, np.ndarray]:
 
 
 def short(case: Case) -> dict[str, np.ndarray]:
-  """The first sequence alone, without padding."""
+  """Return the first sequence of `apart` alone, without padding."""
   return {name: x[:1, : LENGTHS[name.split("_")[0]][1][0]] for name, x in apart(case).items()}
 
 
@@ -359,7 +359,7 @@ def forward(case: Case) -> dict[str, np.ndarray]:
       logits = nudged(first_rows)["logits"][0]
       return (
         logits.reshape(length, -1)
-        @ jnp.asarray(drawn("way", (logits.size // length,)[:1] + (1,)))[:, 0]
+        @ jnp.asarray(random_array("way", (logits.size // length,)[:1] + (1,)))[:, 0]
       )
 
     zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
@@ -368,13 +368,13 @@ def forward(case: Case) -> dict[str, np.ndarray]:
       -1
     )
     if decodes:
-      logits_by_name["decoded"] = decoded(m, batches["whole"])
+      logits_by_name["decode_logits"] = decode_logits(m, batches["whole"])
     return logits_by_name
 
   return jax.tree.map(np.asarray, run(arrays(case)))
 
 
-def decoded(m, batch: dict) -> jax.Array:
+def decode_logits(m, batch: dict) -> jax.Array:
   """Logits of the decoder's tokens fed through a cache: three at once, then one by one."""
   tokens_BT = jnp.asarray(batch["decoder_input_tokens"])
   first, state = m.decode(tokens_BT[:, :3], m.start_decoding(batch, T))
@@ -394,7 +394,7 @@ def value_and_gradients(case: Case, rules: Rules | None = None, **form):
   def total(arrays, batch):
     out = model(case, arrays, **form)(batch)
     logits = out.pop("logits")
-    direction = jnp.asarray(drawn("way", (*logits.shape, 1))[..., 0])
+    direction = jnp.asarray(random_array("way", (*logits.shape, 1))[..., 0])
     return jnp.mean(logits * direction) + sum(jnp.mean(x) for x in out.values())
 
   def run(arrays, batch):

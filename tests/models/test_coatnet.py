@@ -43,11 +43,11 @@ def convolution(p, name, x, stride=1):
   _, Y, X, _ = x.shape
   x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
   apply = (lambda part, k: part * k) if kernel.ndim == 3 else (lambda part, k: part @ k)
-  parts = (
-    apply(x[:, dy : dy + Y : stride, dx : dx + X : stride], kernel[dy, dx])
-    for dy in range(3)
-    for dx in range(3)
-  )
+  parts = []
+  for dy in range(3):
+    for dx in range(3):
+      shifted = x[:, dy : dy + Y : stride, dx : dx + X : stride]
+      parts.append(apply(shifted, kernel[dy, dx]))
   return sum(parts) + p.get(f"{name}/bias", 0.0)
 
 

@@ -173,9 +173,11 @@ DESIGNS = {  # design, and the heads that share keys and values
 
 def schemes(designs):
   """Yield the positions of designs, one after another."""
-  return [
-    p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))
-  ]
+  positions = []
+  for design in designs:
+    position = design.position
+    positions += position if isinstance(position, tuple) else (position,)
+  return positions
 
 
 # A scheme that no design above has is tried with its defaults.
@@ -214,13 +216,15 @@ def cases(chosen=KINDS, extra_cases=()):
       case = families.design_case(family, name, design)
       dims = dataclasses.replace(case.variant.dims, kv_heads=kv_heads)
       case = dataclasses.replace(case, variant=dataclasses.replace(case.variant, dims=dims))
-      label = (
-        name not in extra_cases and position % 2 == 0
-        if family == "t5"
-        else position % 2 == (family == "bert")
-      )
-      label = label or name in NEW
-      listed.append(pytest.param(case, id=case.name, marks=[] if label else pytest.mark.more))
+      is_even = position % 2 == 0
+      if family == "t5":
+        is_fast = is_even and name not in extra_cases
+      elif family == "bert":
+        is_fast = not is_even
+      else:
+        is_fast = is_even
+      marks = [] if is_fast or name in NEW else pytest.mark.more
+      listed.append(pytest.param(case, id=case.name, marks=marks))
   return pytest.mark.parametrize("case", listed)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import drawn
+from families import random_array
 from flax import nnx
 from test_families import assert_same
 
@@ -41,7 +41,8 @@ def model(arrays=None, **arguments):
   abstract = jax.eval_shape(make, jax.random.key(0))
   if arrays is None:
     arrays = {
-      name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract).items()
+      name: jnp.asarray(random_array(name, p.shape))
+      for name, p in params.named_params(abstract).items()
     }
     arrays |= {"scale": jnp.float32(1.5), "bias": jnp.float32(-2.0)}
   return params.with_arrays(abstract, arrays)

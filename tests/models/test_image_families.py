@@ -41,11 +41,11 @@ def case(family="vit", position=None, **changes) -> families.Case:
     first.design if position is None else dataclasses.replace(first.design, position=position)
   )
   kind = slots.module(family, t5x_like.models).Model
-  small = (
-    STAGED | ({"window": 3} if issubclass(kind, WindowEncoder) else {})
-    if issubclass(kind, StagedEncoder)
-    else SMALL
-  )
+  small = SMALL
+  if issubclass(kind, StagedEncoder):
+    small = STAGED
+    if issubclass(kind, WindowEncoder):
+      small = STAGED | {"window": 3}
   small = small | OWN.get(family, {})
   changes = small | {"head": {"name": first.head, "labels": 5}} | changes
   variant = dataclasses.replace(first, design=design, **changes)
@@ -68,10 +68,9 @@ BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
 HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
 OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11), "mvit": (9, 14)}  # height, width
-CASES += [
-  dataclasses.replace(case(family, resolution=of), name=f"{family}:oblong")
-  for family, of in OBLONG.items()
-]
+for family, resolution in OBLONG.items():
+  oblong = case(family, resolution=resolution)
+  CASES.append(dataclasses.replace(oblong, name=f"{family}:oblong"))
 LATER = (
   "vit:oblong",
   "swin:oblong",

@@ -48,10 +48,12 @@ def test_every_family_multiplies_8_bits_with_the_same_parameters(family):
     design = dataclasses.replace(
       design, experts=dataclasses.replace(design.experts, dispatch="capacity")
     )
-  plain, quantized = (
-    jax.eval_shape(lambda v=v: case.model_class(nnx.Rngs(params=0), variant=v))
-    for v in (case.variant, dataclasses.replace(case.variant, design=design))
-  )
+
+  def build(variant):
+    return jax.eval_shape(lambda: case.model_class(nnx.Rngs(params=0), variant=variant))
+
+  plain = build(case.variant)
+  quantized = build(dataclasses.replace(case.variant, design=design))
   assert {n: p.shape for n, p in params.named_params(quantized).items()} == {
     n: p.shape for n, p in params.named_params(plain).items()
   }

@@ -27,15 +27,18 @@ def build(folder, name, records, **arguments):
   return task.build(name, "train", architecture="decoder", **options | arguments)
 
 
-def pairs(folder, **more):
+def pairs(folder, **options):
   return build(
-    folder, "classification", PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **more
+    folder, "classification", PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **options
   )
 
 
 def row(*parts):
   """Return the ids of texts and marks."""
-  return [i for part in parts for i in ([part] if isinstance(part, int) else BYTES.encode(part))]
+  ids = []
+  for part in parts:
+    ids += [part] if isinstance(part, int) else BYTES.encode(part)
+  return ids
 
 
 def unpadded_row(batch, example, number):

@@ -42,12 +42,11 @@ def test_the_reward_loss_follows_bradley_and_terry(batch, model_with_scores):
   loss, sums = reward.Objective(centre=centre, gap=gap)(
     model_with_scores, batch | {"margin": scores}
   )
-  rewards = np.array(
-    [
-      [float(model_with_scores.outputs(select_side(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
-      for row in range(3)
-    ]
-  )
+  rewards = np.zeros((3, 2))
+  for row in range(3):
+    for side in (0, 1):
+      outputs = model_with_scores.outputs(select_side(batch, row, side))
+      rewards[row, side] = float(outputs["scores"][0, 0])
   margins = rewards[:, 0] - rewards[:, 1]
   expected = (-np.log(expit(margins - gap - scores)) + centre * rewards.sum(1) ** 2).sum()
   np.testing.assert_allclose(

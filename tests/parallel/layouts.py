@@ -9,15 +9,22 @@ import os
 import pathlib
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
-TOPOLOGIES = [
-  *(
-    (name, 1)
-    for name in ("v4:2x4x4", "v5e:8x8", "v5e:16x16", "v5p:4x4x4", "v6e:8x8", "tpu7x:4x4x4")
-  ),
-  *((name, 1) for name in ("v5e:1x1", "v5e:4x4", "v5e:4x8")),
-  *(("v4:2x2x4", slices) for slices in (2, 4)),
-  *(("v5e:4x4", slices) for slices in (2, 4)),
-  *(("tpu7x:2x2x2", slices) for slices in (2, 4)),
+TOPOLOGIES = [  # (shape of a slice, number of slices)
+  ("v4:2x4x4", 1),
+  ("v5e:8x8", 1),
+  ("v5e:16x16", 1),
+  ("v5p:4x4x4", 1),
+  ("v6e:8x8", 1),
+  ("tpu7x:4x4x4", 1),
+  ("v5e:1x1", 1),
+  ("v5e:4x4", 1),
+  ("v5e:4x8", 1),
+  ("v4:2x2x4", 2),
+  ("v4:2x2x4", 4),
+  ("v5e:4x4", 2),
+  ("v5e:4x4", 4),
+  ("tpu7x:2x2x2", 2),
+  ("tpu7x:2x2x2", 4),
 ]
 
 

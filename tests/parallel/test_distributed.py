@@ -51,17 +51,15 @@ def start(environment, timeout=60, body="pass"):
 
 
 def start_job(port, indices, count, **options):
-  return [
-    start(
-      {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(i),
-      },
-      **options,
-    )
-    for i in indices
-  ]
+  processes = []
+  for i in indices:
+    environment = {
+      "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+      "JAX_NUM_PROCESSES": str(count),
+      "JAX_PROCESS_ID": str(i),
+    }
+    processes.append(start(environment, **options))
+  return processes
 
 
 INTERLEAVED = """
@@ -251,19 +249,17 @@ def test_wrong_environment_variables_are_refused(environment, message, monkeypat
 
 def test_slurm_is_detected():
   port = free_port()
-  processes = [
-    start(
-      {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NTASKS": "2",
-        "SLURM_PROCID": str(i),
-        "SLURM_LOCALID": str(i),
-        "JAX_COORDINATOR_PORT": str(port),
-      }
-    )
-    for i in range(2)
-  ]
+  processes = []
+  for i in range(2):
+    environment = {
+      "SLURM_JOB_ID": "7",
+      "SLURM_STEP_NODELIST": "localhost",
+      "SLURM_NTASKS": "2",
+      "SLURM_PROCID": str(i),
+      "SLURM_LOCALID": str(i),
+      "JAX_COORDINATOR_PORT": str(port),
+    }
+    processes.append(start(environment))
   assert [r[:2] for r in finish(processes)] == [(0, "met 0 2"), (0, "met 1 2")]
 
 

@@ -46,9 +46,10 @@ def test_approximate_cores_refuse_masks_and_options(name, feature, message):
     feature
   )
   with pytest.raises(UserError) as error:
-    core.for_decoding() if feature == "decoding" else core(
-      *cases.qkv(), M.get(feature, M["full"]), bias, position, scale=0.4
-    )
+    if feature == "decoding":
+      core.for_decoding()
+    else:
+      core(*cases.qkv(), M.get(feature, M["full"]), bias, position, scale=0.4)
   assert f"attention core {name!r} cannot do {message}" in str(error.value)
   assert "core='dense'" in str(error.value)
   assert "\n" not in str(error.value)

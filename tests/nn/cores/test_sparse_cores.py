@@ -220,11 +220,10 @@ def test_memory_compressed_attention_is_causal():
 
 @pytest.mark.parametrize("core", ["linformer", "bigbird"])
 def test_dropout_keeps_the_expectation(core):
-  core = (
-    Linformer(cases.rngs(), cases.DIMS, k=5, length=40)
-    if core == "linformer"
-    else BigBird(block=4, random_blocks=1)
-  )
+  if core == "linformer":
+    core = Linformer(cases.rngs(), cases.DIMS, k=5, length=40)
+  else:
+    core = BigBird(block=4, random_blocks=1)
   q, k, v = cases.qkv(T=40)
   mask = Mask(positions(40), positions(40))
 

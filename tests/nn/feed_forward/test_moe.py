@@ -434,25 +434,23 @@ def test_a_mesh_changes_no_loss_and_no_gradient(dispatch, over):
 
 
 def test_tokens_move_to_experts_and_kernels_stay():
-  """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is
-  the control."""
+  """There are two all-to-alls forward and two backward; the control gathers kernels."""
   moe = layer(dispatch="capacity", capacity_factor=1.0)
   # those of all experts
   kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}
-  texts = [
-    compile_on_mesh(moe, tokens(), **changes)[0].as_text()
-    for changes in ({}, {"activation_expert": None})
-  ]
-  sharded_program, control = (
-    {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts
-  )
-  assert texts[0].count(" all-to-all(") == 4, sharded_program
-  assert not sharded_program & kernels, sharded_program
-  assert control & kernels
+
+  def shapes_of_gathers(program):
+    return {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", program)}
+
+  sharded_program = compile_on_mesh(moe, tokens())[0].as_text()
+  control_program = compile_on_mesh(moe, tokens(), activation_expert=None)[0].as_text()
+  assert sharded_program.count(" all-to-all(") == 4, shapes_of_gathers(sharded_program)
+  assert not shapes_of_gathers(sharded_program) & kernels
+  assert shapes_of_gathers(control_program) & kernels
   # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
   # gradients of its own experts: nothing of all experts is on any device.
   text = compile_on_mesh(moe, tokens(), "fsdp")[0].as_text()
-  gathered_shapes = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
+  gathered_shapes = shapes_of_gathers(text)
   assert gathered_shapes, gathered_shapes
   for shape in gathered_shapes:
     assert math.prod(map(int, shape.split(","))) < E * D * F // 2, gathered_shapes
