@@ -12,9 +12,8 @@ from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
-def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **about):
-  """Writes a store; its shards close at the first item that ends at or after so many values of all
-  arrays."""
+def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **facts):
+  """Write a store whose shards end with the first item at or after `shard_values` values in all."""
   work = as_path(f"{path}.work")
   shards = []
   first = 0
@@ -29,38 +28,38 @@ def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabular
     }
     shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, part))
     first = end
-  about = dict(skipped={}, source={}) | about
-  writer.publish(work, path, writer.build_metadata(shards, arrays=arrays, **about), vocabulary)
+  facts = dict(skipped={}, source={}) | facts
+  writer.publish(work, path, writer.build_metadata(shards, arrays=arrays, **facts), vocabulary)
 
 
 class TokenStoreWriter(contextlib.AbstractContextManager):
-  """Writes a token store of the documents that are added, without EOS, in the `with` block."""
+  """Writes a token store of the documents, without EOS, that are added in the `with` block."""
 
   def __init__(
-    self, path, *, vocabulary, append_eos=False, shard_tokens=writer.SHARD_VALUES, **about
+    self, path, *, vocabulary, append_eos=False, shard_tokens=writer.SHARD_VALUES, **facts
   ):
     self._path = path
     self._vocabulary = vocabulary
     self._append_eos = append_eos
     self._shard_tokens = shard_tokens
-    self._about = about
-    self._held = []
+    self._facts = facts
+    self._documents = []
 
   def add(self, tokens, lengths):
     lengths = np.asarray(lengths, np.int64)
-    self._held.append(
+    self._documents.append(
       ids.prepare(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path)
     )
 
   def __exit__(self, kind, error, traceback):
     if kind is None:
-      items = {TOKENS: tuple(map(np.concatenate, zip(*self._held, strict=True)))}
+      items = {TOKENS: tuple(map(np.concatenate, zip(*self._documents, strict=True)))}
       facts = ids.facts(self._vocabulary, self._append_eos)
-      about = (
+      header = (
         dict(arrays=[ids.array(self._vocabulary)], vocabulary=self._vocabulary, facts=facts)
-        | self._about
+        | self._facts
       )
-      write_store(self._path, items, shard_values=self._shard_tokens, **about)
+      write_store(self._path, items, shard_values=self._shard_tokens, **header)
 
 
 def write(path, documents, vocabulary=None, **kwargs):
@@ -78,7 +77,7 @@ def random_documents(count, longest, size=300, seed=0):
 
 
 def edit(path, change, checked=False):
-  """Changes the JSON of a manifest; `checked` also its checksum."""
+  """Change the JSON of a manifest, and with `checked` its checksum too."""
   manifest = json.loads((path / "manifest.json").read_text())
   change(manifest)
   if checked:
@@ -88,5 +87,5 @@ def edit(path, change, checked=False):
 
 
 def many_documents():
-  """Documents for some shards of 8,000 tokens, one of them longer than several."""
+  """Return documents for some shards of 8,000 tokens, of which one fills several shards."""
   return random_documents(200, 400) + [np.full(40_000, 7)] + random_documents(20, 400, seed=1)

@@ -1,5 +1,4 @@
-"""Every task there is: a batch is a function of its step, whoever asks for it and for whichever of
-its rows."""
+"""In every task, a batch is a function of its step, whichever of its rows a host reads."""
 
 import itertools
 import json
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.runs
 
 B = 8
 STEP = 5
-ROWS = ((0, 2, 4, 5, 6), (1, 3, 7))  # what two hosts might make; more of them are in test_loader.py
+ROWS = ((0, 2, 4, 5, 6), (1, 3, 7))  # of two hosts; test_loader.py tests more of them
 BUILTIN = {"store": "builtin"}
 WORDS = "one two three four five six seven eight nine ten".split()
 TSV = "\n".join(
@@ -27,42 +26,41 @@ TSV = "\n".join(
   ]
 )
 CONLL = "\n\n".join("\n".join(f"{word}\tO" for word in WORDS[i % 7 :]) for i in range(60)) + "\n"
-SQUAD = json.dumps(
-  {
-    "data": [
-      {
-        "title": "t",
-        "paragraphs": [
-          {
-            "context": " ".join(WORDS * 3),
-            "qas": [
-              {
-                "id": word,
-                "question": f"After {word}?",
-                "answers": [{"text": word, "answer_start": " ".join(WORDS).index(word)}],
-              }
-              for word in WORDS
-            ],
-          }
-        ],
-      }
-    ]
-  }
-)
-SAID = "\n".join(
-  json.dumps(
-    {
+
+
+def squad_json() -> str:
+  """Return SQuAD's JSON with a question about each word."""
+  context = " ".join(WORDS)
+  questions = []
+  for word in WORDS:
+    answers = [{"text": word, "answer_start": context.index(word)}]
+    questions.append({"id": word, "question": f"After {word}?", "answers": answers})
+  paragraph = {"context": " ".join(WORDS * 3), "qas": questions}
+  return json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]})
+
+
+def conversations_and_choices() -> str:
+  """Return JSON lines with the fields of chat, preferences, prompts and multiple choice."""
+  lines = []
+  for number, (x, y) in enumerate(itertools.product(WORDS, WORDS)):
+    row = {
       "messages": [{"role": "user", "content": x}, {"role": "assistant", "content": y}],
       "prompt": x,
       "chosen": y,
       "rejected": f"{y} {x}",
       "options": [x, y],
-      "label": n % 2,
+      "label": number % 2,
     }
-  )
-  for n, (x, y) in enumerate(itertools.product(WORDS, WORDS))
-)
-FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD, "jsonl": SAID}
+    lines.append(json.dumps(row))
+  return "\n".join(lines)
+
+
+FILES = {
+  "tsv": TSV,
+  "conll": CONLL,
+  "squad": squad_json(),
+  "jsonl": conversations_and_choices(),
+}
 TEXTS = {
   "file": "tsv",
   "inputs": "{a}",
@@ -151,25 +149,31 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("name", "arguments"), EVERY, ids=str)
-def test_addressing(name, arguments, tmp_path):
+def test_a_batch_is_the_same_from_any_step_and_for_any_rows(name, arguments, tmp_path):
   built = build(name, arguments, tmp_path)
 
   def read(rows):
     return next(loader.train_batches(built, batch_size=B, seed=5, start_step=STEP, rows=rows))
 
-  *_, reached = itertools.islice(loader.train_batches(built, batch_size=B, seed=5), STEP + 1)
-  assert {n: (x.shape, x.dtype) for n, x in reached.items()} == {
-    n: ((B, *feature.shape), np.dtype(feature.dtype)) for n, feature in built.features.items()
-  }
+  batches = itertools.islice(loader.train_batches(built, batch_size=B, seed=5), STEP + 1)
+  batch = list(batches)[STEP]
+  assert_features(batch, built)
   parts = [read(rows) for rows in ROWS]
   order = np.argsort(np.concatenate(ROWS))
-  assert_same({n: np.concatenate([part[n] for part in parts])[order] for n in reached}, reached)
-  whole = next(loader.eval_batches(built, batch_size=B, max_examples=B - 1))
-  assert whole.pop("example_index").tolist() == [*range(B - 1), -1]
-  assert {n: x.shape for n, x in whole.items()} == {
-    n: (B, *feature.shape) for n, feature in built.features.items()
-  }
-  assert not any(x[-1].any() for x in whole.values())
+  assert_same({n: np.concatenate([part[n] for part in parts])[order] for n in batch}, batch)
+  eval_batch = next(loader.eval_batches(built, batch_size=B, max_examples=B - 1))
+  assert eval_batch.pop("example_index").tolist() == [*range(B - 1), -1]
+  assert_features(eval_batch, built)
+  for x in eval_batch.values():
+    assert not x[-1].any()
+
+
+def assert_features(batch, built) -> None:
+  """Assert that a batch has the features that its task declares."""
+  assert batch.keys() == built.features.keys()
+  for name, feature in built.features.items():
+    assert batch[name].shape == (B, *feature.shape)
+    assert batch[name].dtype == feature.dtype
 
 
 def build(name, arguments, tmp_path):

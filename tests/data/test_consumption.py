@@ -1,5 +1,4 @@
-"""Phases, replayed over epochs on changing hosts: no example comes twice in an epoch, and none is
-left out."""
+"""Over any phases and hosts, every example of an epoch is read exactly once."""
 
 import collections
 import itertools
@@ -18,8 +17,8 @@ SEED = 7
 NAMES = "abcdefgh"
 
 
-def numbers(name: str, size: int, objective: str = "") -> task.Task:
-  """A task whose examples say what they are: the corpus, the example and the epoch."""
+def number_task(name: str, size: int, objective: str = "") -> task.Task:
+  """Return a task whose features are the numbers of the corpus, the example and the epoch."""
 
   def batch(example_index_B, epoch_B, seed):
     corpus_B = tf.fill(tf.shape(example_index_B), NAMES.index(name))
@@ -33,7 +32,7 @@ def numbers(name: str, size: int, objective: str = "") -> task.Task:
 
 
 SIZES = {"a": 53, "b": 30, "c": 11, "d": 26}
-CORPORA = {name: numbers(name, size) for name, size in SIZES.items()}
+CORPORA = {name: number_task(name, size) for name, size in SIZES.items()}
 A = CORPORA["a"]
 
 
@@ -45,7 +44,7 @@ SCENARIOS = {
   "a ramp of one task": [Phase(A, 8, 5), Phase(A, 16, 3), Phase(A, 32, 3)],
   "another objective on the same windows": [
     Phase(A, 16, 5),
-    Phase(numbers("a", 53, "later"), 16, 6),
+    Phase(number_task("a", 53, "later"), 16, 6),
   ],
   "another length, and back": [Phase(A, 16, 3), Phase(CORPORA["d"], 8, 12), Phase(A, 16, 8)],
   "a ramp of a mixture": [Phase(mix(a=5, b=3, c=2), 8, 6), Phase(mix(a=5, b=3, c=2), 24, 15)],
@@ -65,8 +64,7 @@ SCENARIOS = {
 
 
 def replay(phases, start=0, stop=None, hosts=1):
-  """(corpus, epoch, example) of every row of the steps start..stop-1 in their order, each host's
-  from its loader."""
+  """Return (corpus, epoch, example) of every row of the steps start to stop - 1, host by host."""
   rows = []
   first = 0
   for number, phase in enumerate(phases):
@@ -90,12 +88,9 @@ def replay(phases, start=0, stop=None, hosts=1):
       )
       for host in range(hosts)
     ]
-    for batches in zip(*parts, strict=True):
-      rows += [
-        row
-        for one in batches
-        for row in zip(*(one[n].tolist() for n in ("corpus", "epoch", "example")))
-      ]
+    for batches_of_hosts in zip(*parts, strict=True):
+      for batch in batches_of_hosts:
+        rows += zip(batch["corpus"].tolist(), batch["epoch"].tolist(), batch["example"].tolist())
   return rows
 
 
@@ -104,11 +99,9 @@ def test_every_example_once_an_epoch(name):
   phases = SCENARIOS[name]
   steps = sum(phase.steps for phase in phases)
   cuts = [0, steps // 4, steps // 2 + 1, 3 * steps // 4, steps]  # resumed there, on other hosts
-  rows = [
-    row
-    for begin, end, hosts in zip(cuts, cuts[1:], (1, 2, 8, 4), strict=False)
-    for row in replay(phases, begin, end, hosts)
-  ]
+  rows = []
+  for begin, end, hosts in zip(cuts[:-1], cuts[1:], (1, 2, 8, 4), strict=True):
+    rows += replay(phases, begin, end, hosts)
   assert len(rows) == sum(phase.steps * phase.batch_size for phase in phases)
   visits = collections.Counter(rows)
   assert max(visits.values()) == 1
@@ -116,12 +109,12 @@ def test_every_example_once_an_epoch(name):
   unsettled = max(periods, default=0)  # what the last period passed over is still to come
   for number in {row[0] for row in rows}:
     size = SIZES[NAMES[number]]
-    mine = [row for row in rows if row[0] == number]
-    epochs = collections.Counter(row[1] for row in mine)
-    assert all(epochs[epoch] == size for epoch in range((len(mine) - unsettled) // size))
-    assert max(epochs) <= (len(mine) + unsettled) // size
+    corpus_rows = [row for row in rows if row[0] == number]
+    epochs = collections.Counter(row[1] for row in corpus_rows)
+    assert all(epochs[epoch] == size for epoch in range((len(corpus_rows) - unsettled) // size))
+    assert max(epochs) <= (len(corpus_rows) + unsettled) // size
     if name.startswith("a ramp") or name.startswith("another"):
-      assert len(mine) > 3 * size
+      assert len(corpus_rows) > 3 * size
 
 
 @pytest.mark.parametrize("name", ["a ramp of one task", "a ramp of a mixture"])
@@ -132,45 +125,53 @@ def test_a_ramp_changes_nothing_but_where_batches_end(name):
 
 
 def test_what_a_period_passed_over_comes_first():
-  """Of other rates, the first draws are the least that no place of the earlier schedule held."""
-  one = mix(a=2, b=1, period=3)
-  other = mix(a=1, b=1, period=2)
-  schedule = one.schedule
+  """A later mixture first draws the smallest numbers that the earlier schedule did not draw."""
+  earlier = mix(a=2, b=1, period=3)
+  later = mix(a=1, b=1, period=2)
+  schedule = earlier.schedule
   for examples in range(12):
     drawn = collections.defaultdict(list)
     for part, draw in zip(
       *(x.numpy() for x in schedule.draws(tf.range(examples, dtype=tf.int64), SEED))
     ):
       drawn[part].append(draw)
-    start = consumption.phase_start(other, SEED, [Phase(one, examples, 1)] if examples else [])
+    start = consumption.phase_start(later, SEED, [Phase(earlier, examples, 1)] if examples else [])
     for part, stream in enumerate(start.streams):
       size = SIZES["ab"[part]]
       seed = mixture.part_seed(SEED, "ab"[part])
-      left = tf.constant([place for place in range(60) if place not in drawn[part]][:20], tf.int64)
+      remaining = tf.constant(
+        [place for place in range(60) if place not in drawn[part]][:20], tf.int64
+      )
       example, epoch = stream.locate(tf.range(20, dtype=tf.int64))
-      np.testing.assert_array_equal(epoch, left // size)
-      np.testing.assert_array_equal(example, random.shuffle(left % size, left // size, seed, size))
+      np.testing.assert_array_equal(epoch, remaining // size)
+      np.testing.assert_array_equal(
+        example, random.shuffle(remaining % size, remaining // size, seed, size)
+      )
 
 
-def test_far_phases_cost_what_near_ones_do():
-  """Counts of 10^15 examples, and the step that follows them."""
-  mixed = mix(a=5, b=3, c=2)
-  other = mix(a=1, b=1)
-  phases = [Phase(mixed, 10**6 + 1, 10**9), Phase(other, 3, 10**9), Phase(mixed, 10**6, 10**8)]
+def test_phases_of_10_to_the_15_examples_are_counted_in_closed_form():
+  first_mixture = mix(a=5, b=3, c=2)
+  second_mixture = mix(a=1, b=1)
+  phases = [
+    Phase(first_mixture, 10**6 + 1, 10**9),
+    Phase(second_mixture, 3, 10**9),
+    Phase(first_mixture, 10**6, 10**8),
+  ]
   start = consumption.phase_start(A, SEED, phases)
   assert start.streams[0].next == 0  # a single task is no part of a mixture
-  start = consumption.phase_start(other, SEED, phases)
+  start = consumption.phase_start(second_mixture, SEED, phases)
   total = 10**9 * (10**6 + 1) // 2 + 3 * 10**9 // 2 + 10**14 // 2
-  assert abs(start.streams[0].next - total) <= 30 and start.streams[0].passed.size <= 30
+  assert abs(start.streams[0].next - total) <= 30
+  assert start.streams[0].passed.size <= 30
   before = next(
     loader.train_batches(
-      other, batch_size=4, seed=SEED, start_step=2 * 10**9 + 10**8, earlier=phases
+      second_mixture, batch_size=4, seed=SEED, start_step=2 * 10**9 + 10**8, earlier=phases
     )
   )
   assert abs(int(before["epoch"][before["corpus"] == 0][0]) - total // 53) <= 1
 
 
-def test_what_is_no_phase_is_refused():
+def test_a_step_of_an_earlier_phase_and_a_phase_without_steps_are_refused():
   with pytest.raises(UserError, match="start_step: found 4, expected at least 5"):
     loader.train_batches(A, batch_size=4, seed=0, start_step=4, earlier=[Phase(A, 8, 5)])
   with pytest.raises(UserError, match="phase: found 0 steps of 8 examples"):

@@ -1,5 +1,4 @@
-"""Windows that begin elsewhere in every epoch: replayed token by token, on changing hosts and from
-any step."""
+"""Windows begin elsewhere in every epoch and read every token at most once, on any hosts."""
 
 import collections
 import itertools
@@ -39,49 +38,49 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lm(root):
-  """Its targets are the windows."""
+  """Return a task whose targets are its windows."""
   return task.build("causal_lm", "train", store=root, length=LENGTH, documents_end="any")
 
 
-def places(rows):
-  return np.concatenate([row["decoder_target_tokens"] for row in rows]) - corpora.FIRST
+def read_positions(batches):
+  """Return the positions in the corpus of all tokens of the batches: [rows, length]."""
+  return np.concatenate([row["decoder_target_tokens"] for row in batches]) - corpora.FIRST
 
 
 @pytest.mark.parametrize("hosts", more.beyond(2, [1, 4, 2, 8]))
-def test_every_token_at_most_once_an_epoch(lm, hosts):
+def test_every_token_is_read_at_most_once_an_epoch(lm, hosts):
   def read(start, steps):
-    parts = [
-      list(
-        itertools.islice(
-          loader.train_batches(lm, batch_size=8, seed=SEED, start_step=start, rows=rows), steps
-        )
-      )
-      for rows in np.split(np.arange(8), hosts)
-    ]
-    return places([part[step] for step in range(steps) for part in parts])
+    batches_of_hosts = []
+    for rows in np.split(np.arange(8), hosts):
+      batches = loader.train_batches(lm, batch_size=8, seed=SEED, start_step=start, rows=rows)
+      batches_of_hosts.append(itertools.islice(batches, steps))
+    batches_by_step = zip(*batches_of_hosts, strict=True)
+    return read_positions(list(itertools.chain.from_iterable(batches_by_step)))
 
   steps = 3 * EXAMPLES // 8 + 1
   cut = {1: 1, 2: 3, 4: 5, 8: 6}[hosts]  # resumed there
-  seen_NT = np.concatenate([read(0, cut), read(cut, steps - cut)])
+  positions_NT = np.concatenate([read(0, cut), read(cut, steps - cut)])
   offsets = []
   for epoch in range(3):
-    mine = seen_NT[epoch * EXAMPLES : (epoch + 1) * EXAMPLES]
-    assert (np.diff(mine, axis=1) % TOKENS == 1).all()
-    counts = np.bincount(mine.ravel(), minlength=TOKENS)
-    assert counts.max() == 1 and counts.sum() == EXAMPLES * LENGTH
-    # one stretch, around the end, which ends where the epoch begins
-    left = np.flatnonzero(counts == 0)
-    assert left.size == TOKENS % LENGTH
-    begin = next(place for place in mine[:, 0].tolist() if counts[place - 1] == 0)
-    assert sorted(mine[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
+    windows_of_epoch = positions_NT[epoch * EXAMPLES : (epoch + 1) * EXAMPLES]
+    assert (np.diff(windows_of_epoch, axis=1) % TOKENS == 1).all()
+    counts = np.bincount(windows_of_epoch.ravel(), minlength=TOKENS)
+    assert counts.max() == 1
+    assert counts.sum() == EXAMPLES * LENGTH
+    # The unread tokens are one stretch, which ends where the epoch begins.
+    unread = np.flatnonzero(counts == 0)
+    assert unread.size == TOKENS % LENGTH
+    begin = next(place for place in windows_of_epoch[:, 0].tolist() if counts[place - 1] == 0)
+    assert sorted(windows_of_epoch[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
     offsets.append(begin)
-  assert offsets[0] == 0 and len({offset % LENGTH for offset in offsets}) == 3
+  assert offsets[0] == 0
+  assert len({offset % LENGTH for offset in offsets}) == 3
   drawn = windows.epoch_offsets(tf.constant([0, 1, 2], tf.int64), SEED, TOKENS).numpy().tolist()
   assert drawn == offsets
 
 
 def test_evaluation_has_no_offset(lm):
-  rows = places(list(loader.eval_batches(lm, batch_size=5)))
+  rows = read_positions(list(loader.eval_batches(lm, batch_size=5)))
   np.testing.assert_array_equal(rows, np.arange(EXAMPLES * LENGTH).reshape(EXAMPLES, LENGTH))
 
 
@@ -89,33 +88,39 @@ def test_offsets_are_uniform():
   drawn = windows.epoch_offsets(tf.range(1, 20_001, dtype=tf.int64), SEED, 10).numpy()
   assert np.abs(np.bincount(drawn, minlength=10) - 2_000).max() < 5 * np.sqrt(2_000)
   far = windows.epoch_offsets(tf.constant([1, 2], tf.int64), SEED, 2**61).numpy()
-  assert (far > 2**40).all() and (far < 2**61).all()
+  assert (far > 2**40).all()
+  assert (far < 2**61).all()
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_on_windows(root, name, monkeypatch):
-  moving, fixed = (
-    task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=on) for on in (True, False)
-  )
-  assert moving.fingerprint != fixed.fingerprint and moving.numbering != fixed.numbering
+def test_every_task_of_windows_has_offsets_unless_it_declines_them(root, name, monkeypatch):
+  moving = task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=True)
+  fixed = task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=False)
+  assert moving.fingerprint != fixed.fingerprint
+  assert moving.numbering != fixed.numbering
   assert task.build(name, "train", store=root, **TASKS[name]).fingerprint == moving.fingerprint
-  asked = []
-  around = windows.read_wrapped
-  monkeypatch.setattr(
-    windows, "read_wrapped", lambda read, *window: asked.append(window) or around(read, *window)
-  )
+  reads = []
+  read_wrapped = windows.read_wrapped
+
+  def note_and_read(read, *window):
+    reads.append(window)
+    return read_wrapped(read, *window)
+
+  monkeypatch.setattr(windows, "read_wrapped", note_and_read)
   n = moving.num_examples
   index_B = tf.range(n, dtype=tf.int64)
   epoch_B = tf.fill([n], tf.constant(2, tf.int64))
-  for one, offset in ((moving, int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])), (fixed, 0)):
-    one.batch(index_B, epoch_B, SEED)
-    ((starts_B, length, tokens),) = asked
-    assert n == TOKENS // length and tokens == TOKENS
+  epoch_offset = int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])
+  for built, offset in ((moving, epoch_offset), (fixed, 0)):
+    built.batch(index_B, epoch_B, SEED)
+    ((starts_B, length, tokens),) = reads
+    assert n == TOKENS // length
+    assert tokens == TOKENS
     np.testing.assert_array_equal(starts_B, (offset + length * np.arange(n)) % TOKENS)
-    asked.clear()
+    reads.clear()
 
 
-def test_documents_around_the_end(root):
+def test_documents_are_numbered_in_windows_around_the_end(root):
   lengths = corpora.lengths_of(TOKENS, DOCUMENTS)
   document = np.tile(corpora.document_of(lengths), 2) + np.repeat([0, len(lengths)], TOKENS)
   moving = Windows(root, "train", LENGTH, dynamic_offsets=True)
@@ -123,31 +128,34 @@ def test_documents_around_the_end(root):
   for epoch in range(4):
     epoch_B = tf.fill([EXAMPLES], tf.constant(epoch, tf.int64))
     offset = int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])
-    for row, found in enumerate(moving.document_numbers(index_B, epoch_B, SEED).numpy()):
+    for row, document_numbers in enumerate(moving.document_numbers(index_B, epoch_B, SEED).numpy()):
       begin = (offset + row * LENGTH) % TOKENS
       _, numbers = np.unique(document[begin : begin + LENGTH], return_inverse=True)
-      np.testing.assert_array_equal(found, numbers + 1)
+      np.testing.assert_array_equal(document_numbers, numbers + 1)
 
 
-def test_full_sentences(root):
-  """Rows of an epoch hold every token at most once, all but a row's length of them, and begin
-  elsewhere each time."""
+def test_full_sentences_hold_every_token_at_most_once_and_begin_elsewhere_each_epoch(root):
+  """Up to two rows' length of tokens are left out."""
   mlm = task.build(
     "mlm", "train", store=root, length=32, rate=0.05, mask_share=0.0, random_share=0.0
   )
   first = []
   for epoch in range(3):
     n = mlm.num_examples
-    made = mlm.batch(tf.range(n, dtype=tf.int64), tf.fill([n], tf.constant(epoch, tf.int64)), SEED)
-    ids = made["encoder_input_tokens"].numpy()
-    text = ids[(ids >= corpora.FIRST) & (ids < corpora.FIRST + TOKENS)] - corpora.FIRST
-    assert max(collections.Counter(text.tolist()).values()) == 1 and text.size > TOKENS - 2 * 32
-    first.append(int(ids[0, 1]))
-  assert first[0] == corpora.FIRST and len(set(first)) == 3
-  pairs = {
-    on: task.build(
-      "mlm", "train", store=root, input_format="doc_sentences", length=32, dynamic_offsets=on
+    features = mlm.batch(
+      tf.range(n, dtype=tf.int64), tf.fill([n], tf.constant(epoch, tf.int64)), SEED
     )
-    for on in (True, False)
-  }
-  assert pairs[True].fingerprint == pairs[False].fingerprint
+    ids = features["encoder_input_tokens"].numpy()
+    text = ids[(ids >= corpora.FIRST) & (ids < corpora.FIRST + TOKENS)] - corpora.FIRST
+    assert max(collections.Counter(text.tolist()).values()) == 1
+    assert text.size > TOKENS - 2 * 32
+    first.append(int(ids[0, 1]))
+  assert first[0] == corpora.FIRST
+  assert len(set(first)) == 3
+
+
+def test_rows_of_documents_have_no_offsets(root):
+  arguments = {"store": root, "input_format": "doc_sentences", "length": 32}
+  moving = task.build("mlm", "train", dynamic_offsets=True, **arguments)
+  fixed = task.build("mlm", "train", dynamic_offsets=False, **arguments)
+  assert moving.fingerprint == fixed.fingerprint

@@ -1,4 +1,4 @@
-"""What is told of a task's features without its data is what the task declares."""
+"""The features that are declared without a task's data are those of the task."""
 
 import pytest
 
@@ -40,10 +40,8 @@ BUILT_IN = {"store": "builtin", "split": "train"}
   ids=str,
 )
 def test_features_of_tasks_on_stores(arguments):
-  assert (
-    task_features.declare({"store": "builtin", **arguments})
-    == build(**BUILT_IN, **arguments).features
-  )
+  features = task_features.declare({"store": "builtin", **arguments})
+  assert features == build(**BUILT_IN, **arguments).features
 
 
 def test_features_of_mixtures():
@@ -57,7 +55,7 @@ def test_features_of_mixtures():
 
 
 @pytest.mark.parametrize(
-  "more",
+  "changes",
   [
     {},
     {"packed": False, "targets_length": 40},
@@ -66,14 +64,14 @@ def test_features_of_mixtures():
   ],
   ids=str,
 )
-def test_features_of_examples(more, tmp_path):
+def test_features_of_examples(changes, tmp_path):
   arguments = {
     "name": "text_to_text",
     "source": "builtin",
     "inputs": "reverse: {text}",
     "targets": "{reversed}",
   }
-  arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **more}
+  arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **changes}
   assert task_features.declare(arguments) == build(split="validation", **arguments).features
 
 
@@ -103,7 +101,7 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "more",
+  "changes",
   [
     {"name": "image_classification"},
     {"name": "image_classification", "resolution": 12, "channels": 1, "mixing": {"mixup": 0.5}},
@@ -113,8 +111,8 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
   ],
   ids=str,
 )
-def test_features_of_images(more, tmp_path):
-  arguments = {"source": "digits", "cache": str(tmp_path), **more}
+def test_features_of_images(changes, tmp_path):
+  arguments = {"source": "digits", "cache": str(tmp_path), **changes}
   assert task_features.declare(arguments) == build(split="validation", **arguments).features
 
 

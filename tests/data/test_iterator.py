@@ -225,7 +225,7 @@ def test_errors_are_raised_as_themselves(parallel):
 def test_a_dropped_pipeline_stops_and_lets_go():
   calls = []
   big = np.zeros(1000)
-  others = set(dataset_iterator._open)  # of tests before this one
+  open_before = set(dataset_iterator._open)  # of tests before this one
 
   def count(step):
     calls.append(int(step))
@@ -235,9 +235,9 @@ def test_a_dropped_pipeline_stops_and_lets_go():
   next(iterator)
   del iterator
   deadline = time.monotonic() + 300
-  while dataset_iterator._open - others and time.monotonic() < deadline:
+  while dataset_iterator._open - open_before and time.monotonic() < deadline:
     time.sleep(0.01)
-  assert not dataset_iterator._open - others
+  assert not dataset_iterator._open - open_before
   made = len(calls)
   time.sleep(0.05)
   assert len(calls) == made <= 12

@@ -1,5 +1,4 @@
-"""Batches as a pure function of the step: any step, any host, any epoch; and every eval example
-exactly once."""
+"""A batch is a pure function of its step, on any host; evaluation reads every example once."""
 
 import itertools
 import shutil
@@ -11,18 +10,19 @@ import numpy as np
 import pytest
 
 import more
+from corpora import assert_same
 from stores import TokenStoreWriter
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
-WINDOW = 70  # of 64 inputs
+WINDOW = 70  # tokens of a window of 64 inputs
 EXAMPLES = 53
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-  """A corpus whose token at place i tells i modulo 30,000, in shards that no window respects."""
+  """Write a corpus whose token at position i has the id 2 + i % 30,000, in shards of 97 tokens."""
   root = tmp_path_factory.mktemp("corpus")
   vocabulary = ByteVocabulary(extra_ids=40_000)
   for split, tokens in (
@@ -54,63 +54,59 @@ def take(batches, n):
   return list(itertools.islice(batches, n))
 
 
-def assert_same(found, expected):
-  assert found.keys() == expected.keys()
-  for name in expected:
-    np.testing.assert_array_equal(found[name], expected[name], err_msg=name, strict=True)
-
-
-def examples_of(batch):
-  """The index of each row's example, from its first token."""
+def read_indices(batch):
+  """Return the index of each row's example, from its first token."""
   return (batch["encoder_input_tokens"][:, 0] - 2) // WINDOW
 
 
 def test_features_are_as_declared(train):
   batch = next(loader.train_batches(train, batch_size=8, seed=0))
-  assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
-    name: ((8, *feature.shape), feature.dtype) for name, feature in train.features.items()
-  }
+  assert batch.keys() == train.features.keys()
+  for name, feature in train.features.items():
+    assert batch[name].shape == (8, *feature.shape)
+    assert batch[name].dtype == feature.dtype
   assert train.features["encoder_input_tokens"].shape == (64,)
   assert train.features["decoder_target_tokens"].shape == (14,)
-  assert train.num_examples == EXAMPLES and train.name == "corpus_span_corruption"
+  assert train.num_examples == EXAMPLES
+  assert train.name == "corpus_span_corruption"
   targets = batch["decoder_target_tokens"]
-  assert (targets[:, 0] == train.vocabulary.size - 1).all() and (targets[:, -1] == 1).all()
+  assert (targets[:, 0] == train.vocabulary.size - 1).all()
+  assert (targets[:, -1] == 1).all()
   np.testing.assert_array_equal(batch["decoder_input_tokens"][:, 1:], targets[:, :-1])
-  assert (
-    not batch["decoder_input_tokens"][:, 0].any() and (batch["decoder_loss_weights"] == 1).all()
-  )
+  assert not batch["decoder_input_tokens"][:, 0].any()
+  assert (batch["decoder_loss_weights"] == 1).all()
 
 
 def test_inputs_and_targets_hold_the_window(train):
   for batch in take(loader.train_batches(train, batch_size=16, seed=3), 3):
     for inputs, targets, example in zip(
-      batch["encoder_input_tokens"], batch["decoder_target_tokens"], examples_of(batch)
+      batch["encoder_input_tokens"], batch["decoder_target_tokens"], read_indices(batch)
     ):
       tokens = np.concatenate([inputs, targets])
       tokens = np.sort(tokens[(tokens > 1) & (tokens < 30_002)])
       np.testing.assert_array_equal(tokens, np.arange(WINDOW) + example * WINDOW + 2)
 
 
-def test_reached_by_iterating_or_opened_there(train):
-  reached = take(loader.train_batches(train, batch_size=7, seed=5), 20)
+def test_a_step_has_the_same_batch_reached_by_iterating_or_opened(train):
+  batches = take(loader.train_batches(train, batch_size=7, seed=5), 20)
   for step in (0, 1, 13):
     for offset, batch in enumerate(
       take(loader.train_batches(train, batch_size=7, seed=5, start_step=step), 3)
     ):
-      assert_same(batch, reached[step + offset])
+      assert_same(batch, batches[step + offset])
 
 
 @pytest.mark.parametrize("hosts", more.beyond(1, [4, 2, 8]))
 def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
   slices = [range(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
-  for make, data in (
+  for read_batches, steps in (
     (lambda **kw: loader.train_batches(train, batch_size=8, seed=1, start_step=4, **kw), 12),
     (lambda **kw: loader.eval_batches(validation, batch_size=8, **kw), 2),
   ):
-    whole = take(make(), data)
-    parts = [take(make(rows=rows), data) for rows in slices]
-    assert len(whole) == data
-    for step, batch in enumerate(whole):
+    expected_batches = take(read_batches(), steps)
+    parts = [take(read_batches(rows=rows), steps) for rows in slices]
+    assert len(expected_batches) == steps
+    for step, batch in enumerate(expected_batches):
       assert_same(
         {name: np.concatenate([part[step][name] for part in parts]) for name in batch}, batch
       )
@@ -119,43 +115,43 @@ def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
 def test_a_host_makes_any_set_of_rows(train):
   rows = [0, 3, 4, 9]
   for step in (0, 7):
-    whole = next(loader.train_batches(train, batch_size=10, seed=1, start_step=step))
+    full_batch = next(loader.train_batches(train, batch_size=10, seed=1, start_step=step))
     part = next(loader.train_batches(train, batch_size=10, seed=1, start_step=step, rows=rows))
-    assert_same(part, {name: x[rows] for name, x in whole.items()})
+    assert_same(part, {name: x[rows] for name, x in full_batch.items()})
 
 
 def test_rows_do_not_depend_on_the_batch_size(train):
-  flat = [
-    np.concatenate(
-      [
-        batch["encoder_input_tokens"]
-        for batch in take(loader.train_batches(train, batch_size=size, seed=9), 60 // size)
-      ]
+  def read_60_rows(batch_size):
+    batches = loader.train_batches(train, batch_size=batch_size, seed=9)
+    return np.concatenate(
+      [batch["encoder_input_tokens"] for batch in take(batches, 60 // batch_size)]
     )
-    for size in (1, 4, 60)
-  ]
-  np.testing.assert_array_equal(flat[0], flat[1])
-  np.testing.assert_array_equal(flat[0], flat[2])
+
+  rows = read_60_rows(1)
+  np.testing.assert_array_equal(rows, read_60_rows(4))
+  np.testing.assert_array_equal(rows, read_60_rows(60))
 
 
 def test_each_epoch_is_another_permutation_with_other_noise(train):
-  rows = take(loader.train_batches(train, batch_size=EXAMPLES, seed=2), 4)
-  orders = [examples_of(batch).tolist() for batch in rows]
+  batches = take(loader.train_batches(train, batch_size=EXAMPLES, seed=2), 4)
+  orders = [read_indices(batch).tolist() for batch in batches]
   for order in orders:
     assert sorted(order) == list(range(EXAMPLES))
-  assert len(set(map(tuple, orders))) == 4 and list(range(EXAMPLES)) not in orders
+  assert len(set(map(tuple, orders))) == 4
+  assert list(range(EXAMPLES)) not in orders
   by_example = [
-    batch["encoder_input_tokens"][np.argsort(order)] for batch, order in zip(rows, orders)
+    batch["encoder_input_tokens"][np.argsort(order)] for batch, order in zip(batches, orders)
   ]
   assert (by_example[0] != by_example[1]).any(axis=1).mean() > 0.9
   other_seed = next(loader.train_batches(train, batch_size=EXAMPLES, seed=3))
-  assert examples_of(other_seed).tolist() != orders[0]
+  assert read_indices(other_seed).tolist() != orders[0]
 
 
-def test_fewer_examples_than_a_batch(validation):
+def test_a_batch_larger_than_the_data_spans_epochs(validation):
   batch = next(loader.train_batches(validation, batch_size=25, seed=0))
-  epochs = np.split(examples_of(batch), [10, 20])
-  assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10)) and len(set(epochs[2])) == 5
+  epochs = np.split(read_indices(batch), [10, 20])
+  assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
+  assert len(set(epochs[2])) == 5
 
 
 def test_far_steps_open_as_fast_and_stay_exact(train):
@@ -167,7 +163,7 @@ def test_far_steps_open_as_fast_and_stay_exact(train):
     batch = next(loader.train_batches(train, batch_size=16, seed=0, start_step=step))
     seconds.setdefault(step, []).append(time.perf_counter() - begin)
   assert min(seconds[far]) < 3 * min(seconds[0]) + 0.1
-  assert len(set(examples_of(batch))) > 8
+  assert len(set(read_indices(batch))) > 8
   before, after = take(loader.train_batches(train, batch_size=16, seed=0, start_step=far - 1), 2)
   assert_same(after, batch)
   assert (before["encoder_input_tokens"] != after["encoder_input_tokens"]).any()
@@ -181,12 +177,14 @@ def test_eval_covers_every_example_exactly_once(validation, batch_size):
   assert index[index >= 0].tolist() == list(range(10))
   for batch in batches:
     padding = batch["example_index"] < 0
-    assert all(len(value) == batch_size for value in batch.values())
-    assert all(not value[padding].any() for name, value in batch.items() if name != "example_index")
-    np.testing.assert_array_equal(examples_of(batch)[~padding], batch["example_index"][~padding])
+    for name, value in batch.items():
+      assert len(value) == batch_size
+      if name != "example_index":
+        assert not value[padding].any()
+    np.testing.assert_array_equal(read_indices(batch)[~padding], batch["example_index"][~padding])
     assert batch["decoder_loss_weights"][~padding].all()
-  for again, batch in zip(loader.eval_batches(validation, batch_size=batch_size), batches):
-    assert_same(again, batch)
+  for second_pass, batch in zip(loader.eval_batches(validation, batch_size=batch_size), batches):
+    assert_same(second_pass, batch)
 
 
 def test_eval_of_the_first_examples(validation):
@@ -197,8 +195,7 @@ def test_eval_of_the_first_examples(validation):
 
 @pytest.mark.more
 def test_dropped_and_unfinished_iterators_end(root):
-  """In a program of its own: iterators dropped with batches under way, and two alive when the
-  program ends.
+  """The program drops iterators with batches under way and ends with two alive.
 
   tests/data/test_iterator.py goes through the ways to drop an iterator and to end a program.
   """
@@ -215,10 +212,10 @@ for i in range(12):
   next(beside)
   time.sleep(random.random() * 0.004)
 """
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True
   )
-  assert done.stderr == ""
+  assert process.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -230,8 +227,7 @@ for i in range(12):
     ),
     (
       lambda t: loader.eval_batches(t, batch_size=4, rows=[2, 1]),
-      r"rows: found \[2, 1\], "
-      r"expected ascending",
+      r"rows: found \[2, 1\], expected ascending",
     ),
     (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
     (
@@ -241,7 +237,7 @@ for i in range(12):
     (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
   ],
 )
-def test_loader_refuses(train, call, message):
+def test_impossible_batches_are_refused(train, call, message):
   with pytest.raises(UserError, match=message):
     call(train)
 
@@ -311,11 +307,9 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
   def fingerprint(split="train", **kwargs):
     return task.build("span_corruption", split, store=root, **fixed | kwargs).fingerprint
 
-  assert (
-    fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14)
-    == train.fingerprint
-  )
-  others = [
+  same = fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14)
+  assert same == train.fingerprint
+  other_fingerprints = [
     fingerprint("validation"),
     fingerprint(inputs_length=65),
     fingerprint(targets_length=15),
@@ -323,8 +317,9 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
     fingerprint(dynamic_offsets=True),
     fingerprint(mean_noise_span_length=4),
   ]
-  assert len({train.fingerprint, *others}) == 7
-  assert (
-    task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name
-    == "mine"
-  )
+  assert len({train.fingerprint, *other_fingerprints}) == 7
+
+
+def test_the_label_is_the_name_of_a_task(root):
+  labelled = task.build("span_corruption", "train", store=root, inputs_length=64, label="mine")
+  assert labelled.name == "mine"

@@ -1,5 +1,4 @@
-"""Mixtures: rates exact in every period, draws without gaps, rows as the parts make them, the same
-from any step."""
+"""Mixtures have exact rates in every period, and each part's rows as the part alone makes them."""
 
 import collections
 import itertools
@@ -31,18 +30,14 @@ def root(tmp_path_factory):
 
 
 def causal(root, name, **arguments):
-  # so that the first token tells the window
+  # the first token then tells the window
   fixed = {"documents_end": "nothing", "dynamic_offsets": False}
   return {"name": "causal_lm", "store": str(root / name), "length": 32} | fixed | arguments
 
 
 def denoising(root, name, style, **arguments):
-  return {
-    "name": "denoising",
-    "store": str(root / name),
-    "style": style,
-    "inputs_length": 32,
-  } | arguments
+  store = str(root / name)
+  return {"name": "denoising", "store": store, "style": style, "inputs_length": 32} | arguments
 
 
 def build(parts, **arguments):
@@ -55,7 +50,7 @@ def three(root):
   return build(parts, rates={"a": 5, "b": 3, "c": 2}, period=20)
 
 
-def test_rates():
+def test_temperature_rates_follow_the_sizes_up_to_the_maximum():
   assert mixture.temperature_rates([100, 300], 1.0) == [0.25, 0.75]
   assert mixture.temperature_rates([100, 10**9], 1.0, maximum=300) == [0.25, 0.75]
   np.testing.assert_allclose(mixture.temperature_rates([1, 16], 2.0), [0.2, 0.8])
@@ -68,17 +63,14 @@ def test_unimax_is_equal_up_to_its_epochs():
   generator = np.random.default_rng(0)
   for epochs in (1, 5):
     sizes = generator.integers(1, 10**6, 100)
-    actual = np.array(mixture.unimax_draws(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
-    assert (
-      actual.sum() == pytest.approx(int(sizes.sum() * epochs) // 3)
-      and (actual <= epochs * sizes).all()
-    )
-    free = actual < epochs * sizes
-    assert (
-      free.any()
-      and np.ptp(actual[free]) < 1e-3 * actual.max()
-      and actual[free].min() >= actual[~free].max()
-    )
+    total = int(sizes.sum() * epochs) // 3
+    draws = np.array(mixture.unimax_draws(sizes.tolist(), total, epochs))
+    assert draws.sum() == pytest.approx(total)
+    assert (draws <= epochs * sizes).all()
+    is_unlimited = draws < epochs * sizes
+    assert is_unlimited.any()
+    assert np.ptp(draws[is_unlimited]) < 1e-3 * draws.max()
+    assert draws[is_unlimited].min() >= draws[~is_unlimited].max()
 
 
 def test_counts_are_the_rounded_rates():
@@ -89,9 +81,8 @@ def test_counts_are_the_rounded_rates():
     rates = generator.random(5) + 0.05
     period = int(generator.integers(60, 5_000))
     actual = mixture.counts_per_period(dict(zip("abcde", rates)), period)
-    assert (
-      sum(actual) == period and (abs(np.array(actual) - rates / rates.sum() * period) < 1).all()
-    )
+    assert sum(actual) == period
+    assert (abs(np.array(actual) - rates / rates.sum() * period) < 1).all()
 
 
 @pytest.mark.parametrize(
@@ -111,6 +102,9 @@ def test_counts_are_the_rounded_rates():
 def test_impossible_rates_are_refused(rates, period, message):
   with pytest.raises(UserError, match=message):
     mixture.counts_per_period(rates, period)
+
+
+def test_a_temperature_of_0_is_refused():
   with pytest.raises(UserError, match="temperature: found 0"):
     mixture.temperature_rates([1, 2], 0)
 
@@ -124,70 +118,67 @@ def test_the_schedule_counts_draws_without_gaps():
     assert list(zip(*(part.numpy().tolist() for part in actual))) == expected
   schedule = mixture.Schedule([50, 30, 7])
   periods = 20
-  tasks, draws = (
-    part.numpy() for part in schedule.draws(tf.range(87 * periods, dtype=tf.int64), seed=3)
-  )
+  tasks, draws = schedule.draws(tf.range(87 * periods, dtype=tf.int64), seed=3)
+  tasks = tasks.numpy()
+  draws = draws.numpy()
   for number, count in enumerate(schedule.counts):
     assert ((tasks.reshape(periods, 87) == number).sum(axis=1) == count).all()
     of_period = draws[tasks == number].reshape(periods, count)
     np.testing.assert_array_equal(np.sort(of_period, axis=1).ravel(), np.arange(count * periods))
   orders = {tuple(order) for order in tasks.reshape(periods, 87)}
   assert len(orders) == periods
-  other = schedule.draws(tf.range(87, dtype=tf.int64), seed=4)[0].numpy()
-  assert tuple(other) not in orders
+  other_tasks = schedule.draws(tf.range(87, dtype=tf.int64), seed=4)[0].numpy()
+  assert tuple(other_tasks) not in orders
   # Before the shuffle, which evaluations see, every stretch has the rates too.
   unshuffled = schedule.locate(tf.range(87, dtype=tf.int64), tf.zeros([87], tf.int64))[0].numpy()
   for number, count in enumerate(schedule.counts):
     assert (abs(np.cumsum(unshuffled == number) - np.arange(1, 88) * count / 87) <= 1.5).all()
 
 
-def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
-  """Every part's draws, collected over many batches, are epochs of its windows, each window
-  once."""
-  assert three.num_examples == 20 and three.name == "mixture"
+def test_each_part_goes_through_full_epochs_of_its_windows(root, three):
+  assert three.num_examples == 20
+  assert three.name == "mixture"
   assert three.features["decoder_target_tokens"].shape == (32,)
-  seen = collections.defaultdict(list)
+  draws_of_part = collections.defaultdict(list)
   rows = {name: [] for name in three.features}
   for batch in itertools.islice(loader.train_batches(three, batch_size=16, seed=1), 50):
     for name, value in batch.items():
       rows[name].append(value)
   rows = {name: np.concatenate(value) for name, value in rows.items()}
-  tasks, draws = (
-    part.numpy()
-    for part in mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1)
-  )
+  tasks, draws = mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1)
+  tasks = tasks.numpy()
+  draws = draws.numpy()
   for row in range(800):
     targets = rows["decoder_target_tokens"][row]
     length = 20 if tasks[row] == 1 else 32
     np.testing.assert_array_equal(np.diff(targets[:length]), 1)
-    assert not targets[length:].any() and rows["decoder_loss_weights"][row].sum() == length
-    seen[tasks[row]].append((draws[row], (targets[0] - corpora.FIRST) // length))
+    assert not targets[length:].any()
+    assert rows["decoder_loss_weights"][row].sum() == length
+    draws_of_part[tasks[row]].append((draws[row], (targets[0] - corpora.FIRST) // length))
   for number, (size, length) in enumerate(zip(SIZES.values(), (32, 20, 32))):
     examples = size // length
-    count = 400 * (10, 6, 4)[number] // 10 // 1
-    order = [example for _, example in sorted(seen[number])]
-    assert len(order) == count and len(order) > 3 * examples
+    count = 800 * (10, 6, 4)[number] // 20
+    order = [example for _, example in sorted(draws_of_part[number])]
+    assert len(order) == count
+    assert len(order) > 3 * examples
     epochs = [tuple(order[i : i + examples]) for i in range(0, len(order) - examples + 1, examples)]
     assert all(sorted(epoch) == list(range(examples)) for epoch in epochs)
     assert len(set(epochs)) > len(epochs) // 2 or examples < 5
 
 
 def test_a_part_draws_as_it_would_alone(root):
-  """The noise of a part depends on its own draw, seed and epoch only."""
+  """The noise of a part depends on its draw, seed and epoch alone."""
   parts = {
     style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")
   }
   built = build(parts, period=30)
   styles = sorted(parts)
-  alone = {
-    label: task.build(part["name"], "train", **{k: v for k, v in part.items() if k != "name"})
-    for label, part in parts.items()
-  }
+  tasks_alone = {label: task.build(split="train", **part) for label, part in parts.items()}
   batch = next(loader.train_batches(built, batch_size=60, seed=9, start_step=100))
   tasks, draws = mixture.Schedule([10, 10, 10]).draws(tf.range(60, dtype=tf.int64) + 6_000, seed=9)
   for row in range(60):
     label = styles[tasks[row]]
-    part = alone[label]
+    part = tasks_alone[label]
     seed = mixture.part_seed(9, label)
     epoch = draws[row : row + 1] // part.num_examples
     place = draws[row : row + 1] % part.num_examples
@@ -198,13 +189,13 @@ def test_a_part_draws_as_it_would_alone(root):
       assert not actual[value.shape[1] :].any()
 
 
-def test_more_rows_than_parts_and_fewer(three):
-  for size in (1, 2, 40):
-    whole = [next(loader.train_batches(three, batch_size=40, seed=2))]
-    cut = list(itertools.islice(loader.train_batches(three, batch_size=size, seed=2), 40 // size))
-    corpora.assert_same(
-      {name: np.concatenate([part[name] for part in cut]) for name in cut[0]}, whole[0]
-    )
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_rows_do_not_depend_on_the_batch_size(three, size):
+  large_batch = next(loader.train_batches(three, batch_size=40, seed=2))
+  batches = loader.train_batches(three, batch_size=size, seed=2)
+  parts = list(itertools.islice(batches, 40 // size))
+  joined = {name: np.concatenate([part[name] for part in parts]) for name in large_batch}
+  corpora.assert_same(joined, large_batch)
 
 
 def test_evaluation_is_one_period(three):
@@ -212,16 +203,14 @@ def test_evaluation_is_one_period(three):
   assert [(batch["example_index"] >= 0).sum() for batch in batches] == [8, 8, 4]
 
 
-def test_rates_of_a_recipe(root):
+def test_mixtures_of_equal_rates_have_equal_fingerprints(root):
   parts = {"a": causal(root, "a"), "b": causal(root, "b")}  # 21 and 10 windows
   shared = {key: value for key, value in parts["a"].items() if key != "store"}
   short = {name: {"store": str(root / name)} for name in "ab"}
-  alike = [
-    build(parts, rates="proportional", period=31),
-    build(short, rates="proportional", period=31, shared=shared),
-  ]
-  assert alike[0].fingerprint == alike[1].fingerprint
-  others = [
+  proportional = build(parts, rates="proportional", period=31)
+  shortened = build(short, rates="proportional", period=31, shared=shared)
+  assert proportional.fingerprint == shortened.fingerprint
+  other_tasks = [
     build(parts, rates="equal", period=31),
     build(parts, rates="proportional", maximum=10, period=31),
     build(parts, rates="temperature", temperature=2.0, period=31),
@@ -230,9 +219,11 @@ def test_rates_of_a_recipe(root):
     build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31),
     build(parts, rates={"a": 2, "b": 2}, period=31),
   ]
-  actual = [built.fingerprint for built in others]
-  assert actual[0] == actual[1] == actual[6] and len({alike[0].fingerprint, *actual}) == 6
-  assert others[4].schedule.counts == (20, 10)  # 15 of each would show those of b more than once
+  actual = [built.fingerprint for built in other_tasks]
+  assert actual[0] == actual[1] == actual[6]
+  assert len({proportional.fingerprint, *actual}) == 6
+  # of 15 each, the ten of b would be repeated
+  assert other_tasks[4].schedule.counts == (20, 10)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +280,14 @@ def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
 
 
 def test_parts_that_do_not_go_together_are_refused(root):
-  one = causal(root, "a")
-  for other, message in (
+  first_part = causal(root, "a")
+  for second_part, message in (
     (causal(root, "b", document_mask=True), "decoder_positions, decoder_segment_ids in only one"),
     (denoising(root, "b", "drop_tokens"), "encoder_input_tokens in only one"),
     (causal(root, "bytes"), "expected one: prepare their stores"),
   ):
     with pytest.raises(UserError, match=message):
-      build({"a": one, "b": other})
+      build({"a": first_part, "b": second_part})
 
 
 def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_path):
@@ -326,15 +317,15 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
   built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
   assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
-  alone = {
+  tasks_alone = {
     name: task.build(split="train", **part)
     for name, part in {"a": a, "few/b": b, "few/c": c}.items()
   }
-  flat = mixture.mix(alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
+  flat = mixture.mix(tasks_alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
   assert built.fingerprint == flat.fingerprint
-  corpora.assert_same(
-    *(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat))
-  )
+  nested_batch = next(loader.train_batches(built, batch_size=90, seed=4))
+  flat_batch = next(loader.train_batches(flat, batch_size=90, seed=4))
+  corpora.assert_same(nested_batch, flat_batch)
   sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
   assert dict(zip(sizes.parts, sizes.schedule.counts)) == {"a": 21, "few/b": 12, "few/c": 4}
   shared = {key: value for key, value in a.items() if key != "store"}
@@ -369,20 +360,23 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
   actual = [modes[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
   for mode, share in (("r", 2 / 7), ("s", 1 / 7), ("x", 4 / 7)):
     assert abs(actual.count(mode) / 2940 - share) < 5 * (share * (1 - share) / 2940) ** 0.5
-  met = collections.Counter(zip(windows, actual))
-  assert len(met) == 21 * 3  # every window meets every mode
-  mixed = build({"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16)
-  assert mixed.schedule.counts == (6, 10)
+  modes_of_windows = collections.Counter(zip(windows, actual))
+  assert len(modes_of_windows) == 21 * 3  # every window meets every mode
+  mixture_task = build(
+    {"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16
+  )
+  assert mixture_task.schedule.counts == (6, 10)
   sizes = {
     "ul2": {"name": "ul2", "length": 32},
     "t5": {"name": "span_corruption", "inputs_length": 29},
   }
   shared = {"store": str(root / "a")}
-  mixed = build(sizes, rates="proportional", period=420, shared=shared)
+  mixture_task = build(sizes, rates="proportional", period=420, shared=shared)
   expected = mixture.counts_per_period(
-    {label: mixed.parts[label].num_examples for label in mixed.parts}, 420
+    {label: mixture_task.parts[label].num_examples for label in mixture_task.parts}, 420
   )
-  assert mixed.schedule.counts == tuple(expected) and mixed.parts["ul2"].num_examples == 21
+  assert mixture_task.schedule.counts == tuple(expected)
+  assert mixture_task.parts["ul2"].num_examples == 21
 
 
 def test_ul2_has_its_seven_denoisers(root):
@@ -393,26 +387,28 @@ def test_ul2_has_its_seven_denoisers(root):
   for inputs, targets in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"]):
     if tuple(inputs[:5]) == modes["s"]:  # three quarters, then the last one behind a sentinel
       start = inputs[5]
-      assert (
-        inputs[5:31].tolist() == [*range(start, start + 24), corpora.SIZE - 1, 1]
-        and not inputs[31:].any()
-      )
-      assert (
-        targets[:10].tolist() == [corpora.SIZE - 1, *range(start + 24, start + 32), 1]
-        and not targets[10:].any()
-      )
-  half = next(loader.train_batches(built, batch_size=10, seed=0, start_step=3, rows=range(5, 10)))
-  corpora.assert_same(half, {name: value[35:40] for name, value in batch.items()})
-  rates = {name: 0 for name in ul2.DENOISERS} | {"s": 1}
-  only = task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)
-  assert (
-    only.features["decoder_target_tokens"].shape == (10,) and only.fingerprint != built.fingerprint
+      assert inputs[5:31].tolist() == [*range(start, start + 24), corpora.SIZE - 1, 1]
+      assert not inputs[31:].any()
+      assert targets[:10].tolist() == [corpora.SIZE - 1, *range(start + 24, start + 32), 1]
+      assert not targets[10:].any()
+  second_half = next(
+    loader.train_batches(built, batch_size=10, seed=0, start_step=3, rows=range(5, 10))
   )
-  with pytest.raises(UserError, match="config.task.rates.r_4: no such denoiser"):
-    task.build("ul2", "train", store=str(root / "a"), rates={"r_4": 1})
-  with pytest.raises(UserError, match="config.task.rates.s: found 'often', expected a number"):
-    task.build("ul2", "train", store=str(root / "a"), rates={"s": "often"})
-  with pytest.raises(UserError, match="0 for every denoiser"):
-    task.build(
-      "ul2", "train", store=str(root / "a"), length=32, rates=dict.fromkeys(ul2.DENOISERS, 0)
-    )
+  corpora.assert_same(second_half, {name: value[35:40] for name, value in batch.items()})
+  rates = {name: 0 for name in ul2.DENOISERS} | {"s": 1}
+  s_denoiser = task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)
+  assert s_denoiser.features["decoder_target_tokens"].shape == (10,)
+  assert s_denoiser.fingerprint != built.fingerprint
+
+
+@pytest.mark.parametrize(
+  "rates, words",
+  [
+    ({"r_4": 1}, "config.task.rates.r_4: no such denoiser"),
+    ({"s": "often"}, "config.task.rates.s: found 'often', expected a number"),
+    (dict.fromkeys(ul2.DENOISERS, 0), "0 for every denoiser"),
+  ],
+)
+def test_impossible_rates_of_ul2_are_refused(root, rates, words):
+  with pytest.raises(UserError, match=words):
+    task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)

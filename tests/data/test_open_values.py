@@ -77,20 +77,21 @@ def refused(read):
 )
 def test_usual_tables_need_nothing_but_their_path(name, content, read):
   config, notes = read(name, content)
-  assert list(config.task.labels) == ["a", "b"] and config.task.source.startswith("held_out:")
+  assert list(config.task.labels) == ["a", "b"]
+  assert config.task.source.startswith("held_out:")
   examples = int(notes[2].split()[0])
-  assert (
-    config.total_steps == -(-3 * examples // 32)
-    and config.eval_every == config.checkpoint.every == 1
-  )
-  assert "no split 'validation'" in notes[1] and "held out of train" in notes[1]
+  assert config.total_steps == -(-3 * examples // 32)
+  assert config.eval_every == config.checkpoint.every == 1
+  assert "no split 'validation'" in notes[1]
+  assert "held out of train" in notes[1]
 
 
 def test_the_same_rows_are_held_out_each_time_and_few_rows_lose_more(read):
   first = read("plain.csv", table(ROWS))
   assert read("plain.csv", table(ROWS))[0].to_dict() == first[0].to_dict()
   config, notes = read("few.csv", table(ROWS[:5]))
-  assert config.total_steps == 1 and "0 of" not in notes[2]
+  assert config.total_steps == 1
+  assert "0 of" not in notes[2]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,10 @@ def test_labels_are_those_of_the_table_in_order(labels, expected, read):
   config, notes = read("lines.jsonl", json_lines(labels))
   if expected is None:
     assert config.model.head.labels == 1
-    assert config.task.labels is None and config.selection.metric == "eval/validation/pearson"
-    assert "scores" not in config.evals.validation and "a regression" in notes[2]
+    assert config.task.labels is None
+    assert config.selection.metric == "eval/validation/pearson"
+    assert "scores" not in config.evals.validation
+    assert "a regression" in notes[2]
   else:
     assert list(config.task.labels) == expected
   assert any("an empty label" in note for note in notes) == (None in labels)
@@ -131,7 +134,8 @@ def test_pairs_and_columns_without_names(read):
   for name, separator in (("bare.csv", ","), ("bare.tsv", "\t")):
     named = ("task.text={0}", "task.label_field=1")
     config, _ = read(name, table(ROWS, header=None, separator=separator), *named)
-    assert list(config.task.labels) == ["a", "b"] and config.task.label_field == "1"
+    assert list(config.task.labels) == ["a", "b"]
+    assert config.task.label_field == "1"
 
 
 def test_directories(read, tmp_path):
@@ -146,7 +150,8 @@ def test_directories(read, tmp_path):
     for number in range(9):
       (tmp_path / "texts" / name / f"{number}.txt").write_text(f"{name} {number}")
   config, _ = open_values.complete(recipes.load(RECIPE, [f"task.source={tmp_path / 'texts'}"]))
-  assert list(config.task.labels) == ["cat", "dog"] and "text_folders:" in config.task.source
+  assert list(config.task.labels) == ["cat", "dog"]
+  assert "text_folders:" in config.task.source
 
 
 def test_all_problems_come_at_once(refused, tmp_path):

@@ -1,4 +1,4 @@
-"""Stores that tasks prepare: each request has its own, prepared once, and another's is refused."""
+"""Each request of a task has a store of its own, prepared once; another's store is refused."""
 
 import json
 
@@ -55,12 +55,14 @@ def opened(rows, verify="auto"):
 
 
 def test_a_request_is_prepared_once_and_each_has_its_own(rows_of):
-  asked = rows_of(), rows_of(), rows_of("train[:2]"), rows_of(length=3), rows_of(classes="xy")
-  for rows in asked:
+  requests = rows_of(), rows_of(), rows_of("train[:2]"), rows_of(length=3), rows_of(classes="xy")
+  for rows in requests:
     store = opened(rows)
-    assert store.num_items == (2 if "[" in rows.split else 5) and store.name == rows.source.name
-  assert len(Rows.made) == 3 + 1 + 3 + 3 and len(set(Rows.made)) == 4
-  assert "-train2-" in asked[2].path.name
+    assert store.num_items == (2 if "[" in rows.split else 5)
+    assert store.name == rows.source.name
+  assert len(Rows.made) == 3 + 1 + 3 + 3
+  assert len(set(Rows.made)) == 4
+  assert "-train2-" in requests[2].path.name
 
 
 def test_another_request_and_damage_are_refused_with_the_remedy(rows_of):
@@ -110,9 +112,11 @@ def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp
     patched.setattr(writer, "write_shard", failing)
     with pytest.raises(UserError, match="cannot be written .*No space left.*another output"):
       opened(rows_of())
-  assert not rows_of().path.exists() and len(Rows.made) == 3
+  assert not rows_of().path.exists()
+  assert len(Rows.made) == 3
   # the first shard of two batches was kept
-  assert opened(rows_of()).num_items == 5 and len(Rows.made) == 4
+  assert opened(rows_of()).num_items == 5
+  assert len(Rows.made) == 4
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="config.task.cache: .*file cannot be written"):
     opened(rows_of(cache="file"))

@@ -1,7 +1,5 @@
-"""The order of an epoch: a permutation of every size, as docs/explanation/permutation.md defines
-it, and random."""
+"""The order of an epoch is the permutation of docs/explanation/permutation.md, and is random."""
 
-import collections
 import functools
 import math
 
@@ -13,20 +11,19 @@ from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from tools.benchmark import randomness
 
-# Of some 6,000 scores, one of a perfectly random order is beyond this with a chance of 1e-6; seeds
-# are fixed.
-MOST = 6.4
+# The chance that one of some 6,000 scores of a random order is larger is 1e-6; seeds are fixed.
+MAX_SCORE = 6.4
 WORD = 2**64
 LARGE = [10**6, 2**33 + 1, 976_562_500, 10**12, 2**62 - 1, 2**62]
 
 
 def order(size, count=None, *, epoch=0, seed=0):
-  """The first `count` places of an epoch's order."""
+  """Return the first `count` places of an epoch's order."""
   index = tf.range(size if count is None else count, dtype=tf.int64)
   return random.shuffle(index, tf.fill(tf.shape(index), np.int64(epoch)), seed, size).numpy()
 
 
-# The definition once more, in plain integers.
+# The definition in Python's integers.
 
 
 def mix(word):
@@ -58,24 +55,24 @@ def radices(size):
   return best
 
 
-def added(key, number, other, radix):
-  return (stream((key + stream(0, number + 1)) % WORD, other) >> 32) * radix >> 32
+def round_function(key, number, half, radix):
+  return (stream((key + stream(0, number + 1)) % WORD, half) >> 32) * radix >> 32
 
 
 def encrypt(value, key, high, low):
-  left, right = divmod(value, low)
+  high_half, low_half = divmod(value, low)
   for number in range(0, 8, 2):
-    left = (left + added(key, number, right, high)) % high
-    right = (right + added(key, number + 1, left, low)) % low
-  return left * low + right
+    high_half = (high_half + round_function(key, number, low_half, high)) % high
+    low_half = (low_half + round_function(key, number + 1, high_half, low)) % low
+  return high_half * low + low_half
 
 
 def decrypt(value, key, high, low):
-  left, right = divmod(value, low)
+  high_half, low_half = divmod(value, low)
   for number in range(6, -1, -2):
-    right = (right - added(key, number + 1, left, low)) % low
-    left = (left - added(key, number, right, high)) % high
-  return left * low + right
+    low_half = (low_half - round_function(key, number + 1, high_half, low)) % low
+    high_half = (high_half - round_function(key, number, low_half, high)) % high
+  return high_half * low + low_half
 
 
 def signed(word):
@@ -119,7 +116,7 @@ def test_every_small_size_is_permuted_as_defined(first):
 
 
 @pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1, 500_009, 10**6 + 3])
-def test_a_whole_epoch_is_a_permutation(size):
+def test_an_epoch_is_a_permutation(size):
   assert (np.bincount(order(size), minlength=size) == 1).all()
 
 
@@ -127,11 +124,12 @@ def test_a_whole_epoch_is_a_permutation(size):
 def test_a_million_examples_are_different(size):
   actual = order(size, 10**6, epoch=3)
   assert len(np.unique(actual)) == 10**6
-  assert 0 <= actual.min() and actual.max() < size
+  assert actual.min() >= 0
+  assert actual.max() < size
 
 
 @pytest.mark.parametrize("size", [257, 4097, 65537, *LARGE])
-def test_equals_the_definition_and_goes_back(size):
+def test_shuffle_equals_the_definition_and_can_be_inverted(size):
   generator = np.random.default_rng(size % 2**32)
   index = generator.integers(0, size, 50)
   epoch = generator.integers(-(2**63), 2**63 - 1, 50)
@@ -147,9 +145,8 @@ def test_equals_the_definition_and_goes_back(size):
     assert back.numpy().tolist() == index.tolist()
 
 
-def test_a_walk_takes_few_steps():
-  """The network permutes at most two in a hundred numbers too many, and far fewer for corpora that
-  are not tiny."""
+def test_the_network_permutes_few_numbers_beyond_the_size():
+  """These cost another round: at most 2 %, and far fewer for corpora that are not tiny."""
   for size in randomness.sizes():
     if size > 256:
       high, low = random._radices(size)
@@ -160,24 +157,23 @@ def test_a_walk_takes_few_steps():
 
 @pytest.mark.parametrize("size", [3, 87, 300, 1031, 10**9])
 def test_rows_depend_on_their_own_index_and_epoch_alone(size):
-  """Row by row, eagerly, in a function of unknown length and in tf.data: the same places."""
+  """Rows alone, eager batches, functions of unknown length and tf.data give the same places."""
   generator = np.random.default_rng(0)
   index = generator.integers(0, size, 40)
   epoch = generator.integers(0, 9, 40)
-  one_by_one = [
-    random.shuffle(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0]
-    for i in range(40)
-  ]
-  assert (
-    random.shuffle(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
-  )
+  expected = []
+  for i in range(40):
+    place = random.shuffle(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size)
+    expected.append(place.numpy()[0])
+  places = random.shuffle(tf.constant(index), tf.constant(epoch), 5, size)
+  assert places.numpy().tolist() == expected
   vector = tf.TensorSpec([None], tf.int64)
   function = tf.function(
     lambda index, epoch: random.shuffle(index, epoch, 5, size), input_signature=[vector, vector]
   )
-  assert function(tf.constant(index), tf.constant(epoch)).numpy().tolist() == one_by_one
+  assert function(tf.constant(index), tf.constant(epoch)).numpy().tolist() == expected
   dataset = tf.data.Dataset.from_tensor_slices((index, epoch)).batch(16).map(function)
-  assert np.concatenate(list(dataset.as_numpy_iterator())).tolist() == one_by_one
+  assert np.concatenate(list(dataset.as_numpy_iterator())).tolist() == expected
   assert function(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)).shape == (0,)
 
 
@@ -186,18 +182,17 @@ def test_rows_depend_on_their_own_index_and_epoch_alone(size):
 def test_an_index_outside_is_refused(size, outside):
   index = tf.constant([0, outside or size], tf.int64)
   epoch = tf.zeros([2], tf.int64)
-  with pytest.raises(
-    tf.errors.InvalidArgumentError,
-    match=r"index: expected each in \[0, "
-    rf"{size}\)",
-  ):
-    random.shuffle(index, epoch, 1, size)
-  with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
-    tf.function(lambda index: random.shuffle(index, epoch, 1, size))(index)
-  with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
-    list(
-      tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffle(index, epoch, 1, size))
-    )
+
+  def shuffle(index):
+    return random.shuffle(index, epoch, 1, size)
+
+  words = rf"index: expected each in \[0, {size}\)"
+  with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+    shuffle(index)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+    tf.function(shuffle)(index)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+    list(tf.data.Dataset.from_tensors(index).map(shuffle))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
@@ -211,8 +206,7 @@ def test_round_constants_are_the_stream_of_seed_0():
 
 
 def test_orders_are_frozen():
-  """Runs go on with the same data only while these stay as they are: a change of them is a new
-  edition of the data."""
+  """Runs go on with the same data only while these stay as they are."""
   actual = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
   assert actual == GOLDEN
 
@@ -281,47 +275,46 @@ GOLDEN = {
 )
 def test_orders_are_random(size):
   scores = randomness.study(random.permute, size, seed=0)
-  far = {
-    name: found.round(1).tolist() for name, found in scores.items() if np.abs(found).max() > MOST
-  }
-  assert not far
+  far_scores = {}
+  for name, score in scores.items():
+    if np.abs(score).max() > MAX_SCORE:
+      far_scores[name] = score.round(1).tolist()
+  assert not far_scores
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
-def test_every_order_of_a_tiny_corpus_is_as_likely(size):
-  assert abs(randomness.permutation_score(random.permute, size, seed=7, epochs=40_000)) < MOST
-  over_seeds = random.permute(
+def test_every_order_of_a_tiny_corpus_is_equally_likely(size):
+  score = randomness.permutation_score(random.permute, size, seed=7, epochs=40_000)
+  assert abs(score) < MAX_SCORE
+  orders = random.permute(
     tf.tile(tf.range(size, dtype=tf.int64), [4096]),
     tf.repeat(randomness.keys_of_seeds(0, 4096), size),
     size,
   )
   if size < 6:
-    actual = collections.Counter(
-      map(tuple, over_seeds.numpy().reshape(4096, size).tolist())
-    ).values()
+    _, counts = np.unique(orders.numpy().reshape(4096, size), axis=0, return_counts=True)
     cells = math.factorial(size)
-    assert len(actual) == cells
-    chi_square = sum((count - 4096 / cells) ** 2 for count in actual) * cells / 4096
-    assert abs(randomness._chi_square_score(chi_square, cells - 1)[0]) < MOST
+    assert len(counts) == cells
+    chi_square = ((counts - 4096 / cells) ** 2).sum() * cells / 4096
+    assert abs(randomness._chi_square_score(chi_square, cells - 1)[0]) < MAX_SCORE
 
 
-def _failed(permute, size):
-  return {
-    name for name, found in randomness.study(permute, size, 0).items() if np.abs(found).max() > MOST
-  }
+def find_failed_tests(permute, size) -> set[str]:
+  """Return the names of the tests of randomness that an order fails."""
+  scores = randomness.study(permute, size, 0)
+  return {name for name, score in scores.items() if np.abs(score).max() > MAX_SCORE}
 
 
 @pytest.mark.parametrize("size", [257, 1000])
 def test_the_tests_find_a_network_of_four_rounds(monkeypatch, size):
   monkeypatch.setattr(random, "_ROUND_CONSTANTS", random._ROUND_CONSTANTS[:4])
-  assert "lags 1 to 64" in _failed(random.permute, size)
+  assert "lags 1 to 64" in find_failed_tests(random.permute, size)
 
 
 def test_the_tests_find_orders_that_are_not_random():
-  """An order without a key, one that only starts at random, a stride, and one key for all epochs
-  and seeds."""
+  """These are the identity, one key for all epochs and seeds, a random start, and a stride."""
   size = 10_007
-  everything = set(randomness.study(random.permute, 10_007, 0))
+  all_tests = set(randomness.study(random.permute, 10_007, 0))
 
   def start(key_B):
     return tf.cast(key_B % np.uint64(size), tf.int64)
@@ -329,14 +322,28 @@ def test_the_tests_find_orders_that_are_not_random():
   def keyless(index_B, key_B, size):
     return random.permute(index_B, tf.zeros_like(key_B), size)
 
-  assert _failed(lambda index_B, key_B, size: index_B, size) == everything
-  assert _failed(keyless, size) >= {
+  assert find_failed_tests(lambda index_B, key_B, size: index_B, size) == all_tests
+  assert find_failed_tests(keyless, size) >= {
     "epochs",
     "neighbouring seeds",
     "first place over seeds",
     "last place over seeds",
   }
-  started = _failed(lambda index_B, key_B, size: (index_B + start(key_B)) % size, size)
-  assert started >= {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"}
-  strided = _failed(lambda index_B, key_B, size: (index_B * 3_847 + start(key_B)) % size, size)
-  assert strided >= {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"}
+  failures_of_starts = find_failed_tests(
+    lambda index_B, key_B, size: (index_B + start(key_B)) % size, size
+  )
+  assert failures_of_starts >= {
+    "lags 1 to 64",
+    "runs",
+    "batches over regions",
+    "first two over seeds",
+  }
+  failures_of_strides = find_failed_tests(
+    lambda index_B, key_B, size: (index_B * 3_847 + start(key_B)) % size, size
+  )
+  assert failures_of_strides >= {
+    "lags 1 to 64",
+    "runs",
+    "batches over regions",
+    "first two over seeds",
+  }

@@ -1,5 +1,4 @@
-"""Images in a store: what is taken, what is skipped and counted, and the same bytes whatever
-happened on the way."""
+"""Images are stored upright and decodable, others are counted, and preparation can be resumed."""
 
 import gzip
 import io
@@ -19,53 +18,53 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
 
 
-def built(source, folder, **arguments):
-  options = (
-    dict(resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train")
-    | arguments
+def build(source, folder, **arguments):
+  defaults = dict(
+    resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train"
   )
-  return task.build("image_classification", source=source, **options)
+  return task.build("image_classification", source=source, **defaults | arguments)
 
 
-def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):
+def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(tmp_path, capsys):
   source = folders(tmp_path / "pictures", ODD)
   opened_store = store.open_store(source, "train", cache=str(tmp_path / "cache"))
   assert opened_store.skipped == {
     "not a readable image": 3,
     f"more than {pictures.MAX_PIXELS:,} pixels": 1,
   }
-  assert (
-    opened_store.classes == ("a", "b")
-    and opened_store.labels.tolist() == [0] * 4 + [1] * 4
-    and opened_store.name == "pictures"
-  )
-  names = [
-    name
-    for name in sorted(ODD)
-    if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
-  ]
-  read = dict(zip(names, opened_store.read(np.arange(8)), strict=True))
-  kept = {name for name in names if read[name] == ODD[name]}
-  assert kept == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
-  for name in set(names) - kept:
-    image = Image.open(io.BytesIO(read[name]))
+  assert opened_store.classes == ("a", "b")
+  assert opened_store.labels.tolist() == [0] * 4 + [1] * 4
+  assert opened_store.name == "pictures"
+  unusable = {"b/broken.jpg", "b/notes.txt", "b/empty.png", "b/huge.png"}
+  names = sorted(ODD.keys() - unusable)
+  content_by_name = dict(zip(names, opened_store.read(np.arange(8)), strict=True))
+  unchanged = {name for name in names if content_by_name[name] == ODD[name]}
+  assert unchanged == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
+  for name in set(names) - unchanged:
+    image = Image.open(io.BytesIO(content_by_name[name]))
     original = Image.open(io.BytesIO(ODD[name]))
-    assert image.format == "PNG" and image.mode == ("L" if name == "b/deep.png" else "RGB")
+    assert image.format == "PNG"
+    assert image.mode == ("L" if name == "b/deep.png" else "RGB")
     expected = NOISE[..., 0] if name == "b/deep.png" else np.asarray(original.convert("RGB"))
     assert np.array_equal(np.asarray(image), expected), name
-  assert np.array_equal(opened_store.read(np.array([7, 0]))[0], read[names[7]])
+  assert np.array_equal(opened_store.read(np.array([7, 0]))[0], content_by_name[names[7]])
   out = capsys.readouterr().out
-  assert "5 converted to PNG" in out and "3 records skipped (not a readable image)" in out
-  for channels in (1, 3):
-    actual = next(loader.eval_batches(built(source, tmp_path, channels=channels), batch_size=8))
-    assert actual["image"].shape == (8, 8, 8, channels) and np.isfinite(actual["image"]).all()
-    assert np.abs(actual["image"]).max() <= 1
+  assert "5 converted to PNG" in out
+  assert "3 records skipped (not a readable image)" in out
 
 
-def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
-  upright = Image.fromarray(np.tile(NOISE[:4, :3], (2, 4, 1))).resize(
-    (96, 64), Image.Resampling.BICUBIC
-  )
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_any_mode_are_batched_with_the_channels_of_the_task(channels, tmp_path):
+  source = folders(tmp_path / "pictures", ODD)
+  batch = next(loader.eval_batches(build(source, tmp_path, channels=channels), batch_size=8))
+  assert batch["image"].shape == (8, 8, 8, channels)
+  assert np.isfinite(batch["image"]).all()
+  assert np.abs(batch["image"]).max() <= 1
+
+
+def test_photographs_are_turned_upright_by_their_exif_tag(tmp_path, capsys):
+  noise = Image.fromarray(np.tile(NOISE[:4, :3], (2, 4, 1)))
+  upright = noise.resize((96, 64), Image.Resampling.BICUBIC)
   stored = upright.transpose(Image.Transpose.ROTATE_90)
   tag = Image.Exif()
   tag[0x112] = 6
@@ -80,12 +79,11 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
   )
   assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
   for data, file in zip(opened_store.read(np.arange(4)), files.values(), strict=True):
-    # without regard to a tag, as batches decode it
+    # Batches decode an image without regard to a tag; predictions obey the tag of the file.
     pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)
-    assert pixels.shape == (64, 96, 3) and np.abs(pixels - np.asarray(upright)).mean() < 8
-    np.testing.assert_allclose(
-      pictures.read_pixels(file, 3), pixels, atol=40
-    )  # as predictions see it
+    assert pixels.shape == (64, 96, 3)
+    assert np.abs(pixels - np.asarray(upright)).mean() < 8
+    np.testing.assert_allclose(pictures.read_pixels(file, 3), pixels, atol=40)
     assert Image.open(io.BytesIO(data)).format == Image.open(io.BytesIO(file)).format
 
 
@@ -95,19 +93,23 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   }
   source = folders(tmp_path / "pets", images | {"test/cat/y.png": encode(NOISE)})
   opened = open_source(source)
-  assert opened.splits == ("train", "validation", "test") and opened.classes("label") == (
-    "cat",
-    "dog",
-  )
-  assert opened.name == "pets" and built(source, tmp_path, split="validation").num_examples == 2
-  flat = folders(tmp_path / "flat", images | {"test/y.png": encode(NOISE)})
-  assert open_source(flat).splits == ("train", "validation")  # images without classes
-  # Classes may have such names: images lie right in them.
-  classes = folders(tmp_path / "words", {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)})
-  assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == (
-    "test",
-    "train",
-  )
+  assert opened.splits == ("train", "validation", "test")
+  assert opened.classes("label") == ("cat", "dog")
+  assert opened.name == "pets"
+  assert build(source, tmp_path, split="validation").num_examples == 2
+
+
+def test_a_folder_of_images_without_classes_is_no_split(tmp_path):
+  names = ("train/cat/x.png", "train/dog/x.png", "Val/cat/x.png", "Val/dog/x.png", "test/y.png")
+  source = folders(tmp_path / "flat", {name: encode(NOISE) for name in names})
+  assert open_source(source).splits == ("train", "validation")
+
+
+def test_classes_may_have_the_names_of_splits_if_images_lie_in_them(tmp_path):
+  images = {"test/1.png": encode(NOISE), "train/2.png": encode(NOISE)}
+  opened = open_source(folders(tmp_path / "words", images))
+  assert opened.splits == ("train",)
+  assert opened.classes("label") == ("test", "train")
 
 
 @pytest.mark.parametrize("top", ["", "pets/"])
@@ -130,28 +132,34 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
       archive.writestr(f"{top}{name}" if not name.startswith("__") else name, data)
   source = f"folders:{tmp_path}/pets.zip"
   opened = open_source(source)
-  assert opened.splits == plain.splits and opened.classes("label") == ("cat", "dog")
+  assert opened.splits == plain.splits
+  assert opened.classes("label") == ("cat", "dog")
   for split in opened.splits:
-    assert [one for _, one in opened.records(split)] == [one for _, one in plain.records(split)]
-  assert built(source, tmp_path, split="validation").num_examples == 2
-  one = open_source(f"folders:train={tmp_path}/pets.zip/{top}train")
-  assert [where.removeprefix(str(tmp_path)) for where, _ in one.records("train")] == [
-    f"/pets.zip/{top}train/{name}/train.png" for name in ("cat", "dog")
-  ]
+    expected = [record for _, record in plain.records(split)]
+    assert [record for _, record in opened.records(split)] == expected
+  assert build(source, tmp_path, split="validation").num_examples == 2
+  folder_in_archive = f"{tmp_path}/pets.zip/{top}train"
+  train_source = open_source(f"folders:train={folder_in_archive}")
+  locations = [where for where, _ in train_source.records("train")]
+  assert locations == [f"{folder_in_archive}/{name}/train.png" for name in ("cat", "dog")]
+
+
+def test_a_damaged_zip_archive_is_refused(tmp_path):
   (tmp_path / "bad.zip").write_bytes(b"PK no")
   with pytest.raises(UserError, match="bad.zip: found no zip archive"):
     open_source(f"folders:{tmp_path}/bad.zip")
 
 
-def test_some_of_the_classes_keep_their_numbers(tmp_path):
+def test_given_classes_number_the_labels(tmp_path):
   source = folders(tmp_path / "pets", {f"{name}/1.png": encode(NOISE) for name in ("cat", "owl")})
-  built_task = built(source, tmp_path, classes=("cat", "dog", "owl"))
-  assert built_task.classes == ("cat", "dog", "owl") and built_task.labels.tolist() == [0, 2]
-  assert built(source, tmp_path).labels.tolist() == [0, 1]
+  built_task = build(source, tmp_path, classes=("cat", "dog", "owl"))
+  assert built_task.classes == ("cat", "dog", "owl")
+  assert built_task.labels.tolist() == [0, 2]
+  assert build(source, tmp_path).labels.tolist() == [0, 1]
   with pytest.raises(
     UserError, match="found label 'owl' in field 'label', expected one of cat, dog"
   ):
-    built(source, tmp_path, classes=("cat", "dog"))
+    build(source, tmp_path, classes=("cat", "dog"))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -163,7 +171,9 @@ def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
     for name, data in images.items():
       archive.writestr(name, data)
   opened = open_source(f"folders:{tmp_path}/{'pets.zip' if zipped else 'pets [new]'}")
-  actual = [(where.rpartition("/")[2], one["label"]) for where, one in opened.records("train")]
+  actual = [
+    (where.rpartition("/")[2], record["label"]) for where, record in opened.records("train")
+  ]
   assert actual == [("1.png", "bird"), ("2.png", "cat"), ("3.png", "cat"), ("4.png", "dog")]
   assert opened.classes("label") == ("bird", "cat", "dog")
 
@@ -180,37 +190,42 @@ def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
 
 
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
-  whole, first = (
-    store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]")
-  )
-  assert first.num_images == 30 and first.classes == whole.classes
-  assert first.labels.tolist() == whole.labels[:30].tolist()
-  assert first.read(np.arange(30)).tolist() == whole.read(np.arange(30)).tolist()
-  assert "/digits-train30-" in first.path and first.fingerprint != whole.fingerprint
+  all_images = store.open_store("digits", "train", cache=str(tmp_path))
+  first = store.open_store("digits", "train[:30]", cache=str(tmp_path))
+  assert first.num_images == 30
+  assert first.classes == all_images.classes
+  assert first.labels.tolist() == all_images.labels[:30].tolist()
+  assert first.read(np.arange(30)).tolist() == all_images.read(np.arange(30)).tolist()
+  assert "/digits-train30-" in first.path
+  assert first.fingerprint != all_images.fingerprint
+
+
+def test_an_unknown_split_is_refused(tmp_path):
   with pytest.raises(UserError, match="found no split .trian., expected one of train"):
     store.open_store("digits", "trian[:30]", cache=str(tmp_path))
 
 
-def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
+def test_a_killed_preparation_goes_on_and_damage_is_reported(tmp_path, monkeypatch):
   images = {f"{'ab'[n % 2]}/{n:02}.png": encode(NOISE + np.uint8(n)) for n in range(10)}
   source = folders(tmp_path / "pictures", images)
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 4)
   monkeypatch.setattr(store.PreparedImages, "shard_values", 1)
-  whole = store.open_store(source, "train", cache=str(tmp_path / "one"))
-  seen = []
+  uninterrupted = store.open_store(source, "train", cache=str(tmp_path / "one"))
+  checked_files = []
 
-  def counted(data, *size):
-    seen.append(data)
-    if len(seen) == 7:
+  def check_six_images(data, *size):
+    checked_files.append(data)
+    if len(checked_files) == 7:
       raise KeyboardInterrupt
     return checking.check_image(data, *size)
 
-  monkeypatch.setattr(store, "check_image", counted)
+  monkeypatch.setattr(store, "check_image", check_six_images)
   with pytest.raises(KeyboardInterrupt):
     store.open_store(source, "train", cache=str(tmp_path / "two"))
-  again = store.open_store(source, "train", cache=str(tmp_path / "two"))
-  assert len(seen) < 8 + 10 and again.fingerprint == whole.fingerprint
-  assert again.read(np.arange(10)).tolist() == whole.read(np.arange(10)).tolist()
+  resumed = store.open_store(source, "train", cache=str(tmp_path / "two"))
+  assert len(checked_files) < 8 + 10
+  assert resumed.fingerprint == uninterrupted.fingerprint
+  assert resumed.read(np.arange(10)).tolist() == uninterrupted.read(np.arange(10)).tolist()
 
   assert len(list((tmp_path / "one").glob("*/image/*"))) == 3
   shard = next((tmp_path / "one").glob("*/image/000000000001"))
@@ -226,27 +241,23 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
     store.open_store(source, "train", cache=str(tmp_path / "one"))
 
 
-def idx(path, array: np.ndarray) -> None:
-  path.write_bytes(
-    gzip.compress(
-      bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
-    )
-  )
+def write_idx(path, array: np.ndarray) -> None:
+  header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+  path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def test_idx_files(tmp_path):
+def test_idx_files_give_their_images_and_labels(tmp_path):
   images = np.stack([NOISE[..., n % 3] for n in range(6)])
   labels = np.array([3, 0, 1, 1, 2, 0], np.uint8)
-  idx(tmp_path / "train-images-idx3-ubyte.gz", images)
-  idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
+  write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
+  write_idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
   source = f"idx:{tmp_path}/train-images-idx3-ubyte.gz"
   opened_store = store.open_store(source, "train", cache=str(tmp_path / "cache"))
-  assert opened_store.classes == tuple("0123") and opened_store.labels.tolist() == labels.tolist()
-  assert all(
-    np.array_equal(np.asarray(Image.open(io.BytesIO(x))), y)
-    for x, y in zip(opened_store.read(np.arange(6)), images)
-  )
-  idx(tmp_path / "train-labels-idx1-ubyte.gz", labels[:5])
+  assert opened_store.classes == tuple("0123")
+  assert opened_store.labels.tolist() == labels.tolist()
+  for content, image in zip(opened_store.read(np.arange(6)), images):
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), image)
+  write_idx(tmp_path / "train-labels-idx1-ubyte.gz", labels[:5])
   with pytest.raises(UserError, match="found 6 images but 5 labels"):
     list(open_source(source).records("train"))
   (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03" + bytes(20)))
@@ -284,59 +295,59 @@ def test_tfds_images_stay_encoded(form, tmp_path):
   opened_store = store.open_store(
     "tfds:pets", "train", cache=str(tmp_path / "cache"), data_dir=str(tmp_path)
   )
-  assert sorted(opened_store.read(np.arange(3)).tolist()) == sorted(
-    pictures
-  ) and opened_store.classes == (
-    "cat",
-    "dog",
-  )
+  assert sorted(opened_store.read(np.arange(3)).tolist()) == sorted(pictures)
+  assert opened_store.classes == ("cat", "dog")
 
 
-def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
-  images = {f"{'ab'[n % 2]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
-  source = folders(tmp_path / "pictures", images)
-  for repeats in (1, 3):
-    built_task = built(
-      source,
-      tmp_path,
-      repeats=repeats,
-      augmentations=("flip", {"name": "color_jitter", "brightness": 0.0}),
-    )
-    batches = loader.train_batches(built_task, batch_size=4 * repeats, seed=3)
-    shown = np.concatenate([next(batches)["image"][:, 0, 0, 0] for _ in range(6)])
-    assert all(np.array_equal(shown[n::repeats], shown[::repeats]) for n in range(repeats))
-    epochs = shown[::repeats].reshape(2, 12)
-    assert np.array_equal(
-      np.sort(epochs), np.tile(np.unique(epochs), (2, 1))
-    ) and not np.array_equal(*epochs)
+def write_grey_images(folder) -> str:
+  """Write image n of 12 in the grey level n, in two classes; return the source."""
+  images = {}
+  for n in range(12):
+    images[f"{'ab'[n // 6]}/{n:02}.png"] = encode(np.full((8, 8, 3), n, np.uint8))
+  return folders(folder / "pictures", images)
 
 
-def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path):
-  for size in (1, 2, 7, 300, 301):
-    index = tf.range(size, dtype=tf.int64)
-    epoch = tf.fill([size], np.int64(3))
-    order = random.shuffle(index, epoch, 5, size).numpy()
-    places = np.arange(size) ^ 1
-    places[-1] = max(size - 2, 0)  # also of an odd number
-    assert np.array_equal(find_partners(tf.constant(order), epoch, 5, size), order[places])
-  source = folders(
-    tmp_path / "pictures",
-    {f"{'ab'[n // 6]}/{n:02}.png": encode(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},
-  )
-  built_task = built(
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_every_image_is_in_every_epoch_and_its_repeats_follow_each_other(repeats, tmp_path):
+  augmentations = ("flip", {"name": "color_jitter", "brightness": 0.0})
+  source = write_grey_images(tmp_path)
+  built_task = build(source, tmp_path, repeats=repeats, augmentations=augmentations)
+  batches = loader.train_batches(built_task, batch_size=4 * repeats, seed=3)
+  numbers = np.concatenate([next(batches)["image"][:, 0, 0, 0] for _ in range(6)])
+  for n in range(repeats):
+    np.testing.assert_array_equal(numbers[n::repeats], numbers[::repeats])
+  first, second = numbers[::repeats].reshape(2, 12)
+  assert len(set(first)) == 12
+  assert sorted(first) == sorted(second)
+  assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 300, 301])
+def test_the_partner_of_an_image_is_its_neighbour_in_the_order_of_the_epoch(size):
+  index = tf.range(size, dtype=tf.int64)
+  epoch = tf.fill([size], np.int64(3))
+  order = random.shuffle(index, epoch, 5, size).numpy()
+  neighbours = np.arange(size) ^ 1
+  neighbours[-1] = max(size - 2, 0)  # the last image of an odd number has the one before it
+  partners = find_partners(tf.constant(order), epoch, 5, size)
+  np.testing.assert_array_equal(partners, order[neighbours])
+
+
+def test_an_image_is_mixed_with_its_partner(tmp_path):
+  source = write_grey_images(tmp_path)
+  built_task = build(
     source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,)
   )
   batch = next(loader.train_batches(built_task, batch_size=36, seed=3))
   order = random.shuffle(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
-  own = np.repeat(order, 3)
-  other = np.repeat(order[np.arange(12) ^ 1], 3)
+  first_index = np.repeat(order, 3)
+  second_index = np.repeat(order[np.arange(12) ^ 1], 3)
   share = batch["label_share"]
   np.testing.assert_allclose(
-    batch["image"][:, 0, 0, 0], share * own + (1 - share) * other, atol=1e-4
+    batch["image"][:, 0, 0, 0], share * first_index + (1 - share) * second_index, atol=1e-4
   )
-  assert np.array_equal(batch["label"], own // 6) and np.array_equal(
-    batch["other_label"], other // 6
-  )
+  np.testing.assert_array_equal(batch["label"], first_index // 6)
+  np.testing.assert_array_equal(batch["other_label"], second_index // 6)
 
 
 def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
@@ -350,18 +361,21 @@ def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
     mask_ratio=0.7,
   )
   index = np.arange(200)
-  drawn = tf.function(
+  draw_masks = tf.function(
     lambda epoch_B: built_task.batch(tf.constant(index), epoch_B, 1), autograph=False
   )
-  batches = [drawn(tf.fill([200], tf.constant(epoch, tf.int64))) for epoch in (0, 1)]
+  batches = [draw_masks(tf.fill([200], tf.constant(epoch, tf.int64))) for epoch in (0, 1)]
   for batch in batches:
-    both = np.concatenate([batch["visible_patches"], batch["masked_patches"]], 1)
-    assert batch["visible_patches"].shape == (200, 10) and np.array_equal(
-      np.sort(both), np.tile(np.arange(36), (200, 1))
-    )
-    often = np.bincount(np.ravel(batch["visible_patches"]), minlength=36) / 200
-    assert np.abs(often - 10 / 36).max() < 5 * (10 / 36 * 26 / 36 / 200) ** 0.5
-  assert not np.array_equal(*(batch["visible_patches"] for batch in batches))
+    patches = np.concatenate([batch["visible_patches"], batch["masked_patches"]], 1)
+    assert batch["visible_patches"].shape == (200, 10)
+    assert (np.sort(patches) == np.arange(36)).all()
+    shares = np.bincount(np.ravel(batch["visible_patches"]), minlength=36) / 200
+    assert np.abs(shares - 10 / 36).max() < 5 * (10 / 36 * 26 / 36 / 200) ** 0.5
+  first, second = batches
+  assert not np.array_equal(first["visible_patches"], second["visible_patches"])
+
+
+def test_patches_that_do_not_divide_the_resolution_are_refused(tmp_path):
   with pytest.raises(UserError, match="found resolution 12, patch 5"):
     task.build(
       "masked_images", "train", source="digits", resolution=12, patch=5, cache=str(tmp_path)
@@ -385,7 +399,8 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   source = actual["patch_sources"]
   chosen = actual["patch_weights"] == 1
   places = np.tile(np.arange(36), (400, 1))
-  assert np.array_equal(source[~chosen], places[~chosen]) and (chosen.sum(1) == 18).all()
+  np.testing.assert_array_equal(source[~chosen], places[~chosen])
+  assert (chosen.sum(1) == 18).all()
   kinds = [
     (source == -1)[chosen],
     (source == places)[chosen],
@@ -396,7 +411,7 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   pixels = (
     (actual["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4)).reshape(400, 36, 3)
   )
-  # of the limits between two levels
+  # pixels that are not at the limit between two levels of colour
   clear = (np.abs(pixels * 8 - np.round(pixels * 8)) > 1e-4).all(-1)
   assert clear.mean() > 0.9
   assert np.array_equal(
@@ -445,17 +460,19 @@ def test_bad_arguments_are_one_line(tmp_path):
     ({"label_field": None}, "config.task.label_field: found None, expected the field of the class"),
   ):
     with pytest.raises(UserError, match=words):
-      built(source, tmp_path, **arguments)
-  for rest, words in (
+      build(source, tmp_path, **arguments)
+  for location, words in (
     (tmp_path / "nothing", "found nothing there"),
     (tmp_path, "found no files below its folders"),
   ):
     with pytest.raises(UserError, match=words):
       open_source(
-        f"folders:{rest}" if words.startswith("found nothing") else f"folders:{tmp_path}/pictures/a"
+        f"folders:{location}"
+        if words.startswith("found nothing")
+        else f"folders:{tmp_path}/pictures/a"
       )
   (tmp_path / "pictures" / "a" / "x.png").write_bytes(b"?")
   with pytest.raises(
     UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"
   ):
-    built(source, tmp_path)
+    build(source, tmp_path)

@@ -72,8 +72,8 @@ def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
   ends = [outermost.T]
   for reach in (5, 20, 50):
     ends.append((missing[:, :reach].sum(axis=1), missing[:, -reach:].sum(axis=1)))
-  for left, right in ends:
-    assert abs((left - right).mean()) < 4 * (left - right).std() / math.sqrt(rows)
+  for at_begin, at_end in ends:
+    assert abs((at_begin - at_end).mean()) < 4 * (at_begin - at_end).std() / math.sqrt(rows)
 
 
 def test_poisson_draws_fit_the_poisson_distribution():

@@ -99,7 +99,7 @@ def test_a_window_is_cut_between_any_characters():
   window = np.array([*words, *words, 1], np.int32)
   text = vocabulary.decode(window)
   tokens, documents = fim(np.tile(window, (1_000, 1)), np.zeros((1_000, 9), bool), KEYS)
-  inside = 0
+  cuts_inside_words = 0
   cuts = []
   for row, numbers in zip(tokens.tolist(), documents.tolist()):
     order, *parts = put_back(row[: numbers.count(1)], *fim.sentinels)
@@ -107,8 +107,8 @@ def test_a_window_is_cut_between_any_characters():
     assert prefix + middle + suffix == text
     cut = len(text) - len(suffix)
     cuts.append(cut)
-    inside += cut not in np.cumsum([6, 5, 6, 6] * 2)
-  assert inside > 600  # 39 of 47 cuts are inside of a word
+    cuts_inside_words += cut not in np.cumsum([6, 5, 6, 6] * 2)
+  assert cuts_inside_words > 600  # 39 of 47 cuts are inside of a word
   assert set(range(5, len(text) + 1)) <= set(cuts)
 
 

@@ -24,11 +24,11 @@ def keys(n, seed=0):
   return random.row_keys(seed, tf.range(n, dtype=tf.int64))
 
 
-def rows(count, length, seed=0, word=5.0):
+def rows(count, length, seed=0, word_length=5.0):
   """Return rows of `[CLS] text [SEP] text [SEP]` and padding, with words of about `word` bytes."""
   generator = np.random.default_rng(seed)
   tokens = generator.integers(60, 120, (count, length), dtype=np.int32)
-  tokens[generator.random((count, length)) < 1 / word] = SPACE
+  tokens[generator.random((count, length)) < 1 / word_length] = SPACE
   tokens[:, 0] = CLS
   for row in range(count):
     end = generator.integers(length // 2, length + 1)
@@ -163,7 +163,7 @@ def word_bounds(tokens):
 
 def word_budget(words) -> int:
   """Return how many tokens of these words may be chosen."""
-  return max(1, round(0.15 * sum(word[1] - word[0] for word in words if word)))
+  return max(1, round(0.15 * sum(bounds[1] - bounds[0] for bounds in words if bounds)))
 
 
 def test_chosen_words_are_those_of_a_plain_loop():
@@ -186,7 +186,7 @@ def test_chosen_words_are_those_of_a_plain_loop():
 
 
 def test_spans_are_those_of_a_plain_loop():
-  tokens = rows(60, 128, seed=5, word=3.0)
+  tokens = rows(60, 128, seed=5, word_length=3.0)
   masking = Masking(VOCABULARY, 128, "spans", 0.15, 1.0, 0.0)
   out = apply(masking, tokens)
   tries = 4 * round(0.15 * 128) + 32
@@ -197,7 +197,7 @@ def test_spans_are_those_of_a_plain_loop():
   for row in range(60):
     words = word_bounds(tokens[row].tolist())
     budget = word_budget(words)
-    usable = 1 + max(i for i, word in enumerate(words) if word)
+    usable = 1 + max(i for i, bounds in enumerate(words) if bounds)
     starts = np.zeros(128, int)
     ends = np.zeros(128, int)
     placed = 0
@@ -209,11 +209,11 @@ def test_spans_are_those_of_a_plain_loop():
       if words[first] is None:
         continue
       end = words[first][0]
-      for word in words[first : first + drawn_lengths[row, placed]]:
-        end = word[1] if word else end
-        if word is None or end - words[first][0] > budget:
+      for bounds in words[first : first + drawn_lengths[row, placed]]:
+        end = bounds[1] if bounds else end
+        if bounds is None or end - words[first][0] > budget:
           break
-        span.append(word)
+        span.append(bounds)
       if not span:
         continue
       span_begin = span[0][0]
@@ -265,7 +265,7 @@ def test_ngram_lengths_are_inversely_proportional_to_their_chance():
 
 
 def test_ngrams_are_full_words_that_may_touch_and_are_replaced_token_by_token():
-  tokens = rows(300, 256, seed=7, word=3.0)
+  tokens = rows(300, 256, seed=7, word_length=3.0)
   out = apply(Masking(VOCABULARY, 256, "ngrams"), tokens)
   assert set(out) == {"inputs", "targets", "weights"}
   chosen = out["weights"] > 0
@@ -273,16 +273,16 @@ def test_ngrams_are_full_words_that_may_touch_and_are_replaced_token_by_token():
   partly_masked_words = 0
   for row in range(300):
     run_length = 0
-    for word in [*word_bounds(tokens[row].tolist()), None]:
-      is_chosen = word is not None and chosen[row, word[0]]
+    for bounds in [*word_bounds(tokens[row].tolist()), None]:
+      is_chosen = bounds is not None and chosen[row, bounds[0]]
       if is_chosen:
         run_length += 1
-        assert chosen[row, slice(*word)].all()
-        is_mask = out["inputs"][row, slice(*word)] == MASK
+        assert chosen[row, slice(*bounds)].all()
+        is_mask = out["inputs"][row, slice(*bounds)] == MASK
         partly_masked_words += is_mask.any() and not is_mask.all()
         continue
-      if word is not None:
-        assert not chosen[row, slice(*word)].any()
+      if bounds is not None:
+        assert not chosen[row, slice(*bounds)].any()
       if run_length:
         run_lengths.append(run_length)
       run_length = 0
@@ -292,12 +292,12 @@ def test_ngrams_are_full_words_that_may_touch_and_are_replaced_token_by_token():
 
 
 def test_spans_of_tokens_begin_and_end_within_words():
-  tokens = rows(300, 256, seed=7, word=3.0)
+  tokens = rows(300, 256, seed=7, word_length=3.0)
   chosen = apply(Masking(VOCABULARY, 256, "token_spans", 1 / 6), tokens)["weights"] > 0
   partly_chosen_words = 0
   for row in range(300):
-    for word in filter(None, word_bounds(tokens[row])):
-      chosen_of_word = chosen[row, slice(*word)]
+    for bounds in filter(None, word_bounds(tokens[row])):
+      chosen_of_word = chosen[row, slice(*bounds)]
       partly_chosen_words += chosen_of_word.any() and not chosen_of_word.all()
   spans = (np.diff(np.pad(chosen, [[0, 0], [1, 0]]).astype(int), axis=1) == 1).sum()
   assert partly_chosen_words > 0.5 * spans

@@ -1,5 +1,4 @@
-"""Supervised preparation in pieces, by several processes or one, killed or not: the same bytes.
-Plans are made once."""
+"""Examples prepared by any processes, killed or not, are the same bytes; plans are cached."""
 
 import json
 import pathlib
@@ -19,7 +18,7 @@ from t5x_like.errors import UserError
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-  """3,000 records, some without a target, one with a NUL."""
+  """Write 3,000 records, some without a target, one with a NUL; return their source."""
   file = tmp_path_factory.mktemp("records") / "a.jsonl"
   generator = np.random.default_rng(0)
   lines = []
@@ -31,7 +30,7 @@ def source(tmp_path_factory):
   return f"jsonl:{file}"
 
 
-def build(source, cache, **more):
+def build(source, cache, **arguments):
   return task.build(
     "text_to_text",
     "train",
@@ -40,19 +39,19 @@ def build(source, cache, **more):
     targets="{b}",
     inputs_length=128,
     cache=str(cache),
-    **more,
+    **arguments,
   )
 
 
-def files_of(root):
+def read_files(root):
   return {
     str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
   }
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small():
-  """Batches of about 250 records, and as many shards."""
+def small_batches():
+  """Prepare batches of about 250 records, each a shard."""
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(job, "BATCH_CHARACTERS", 2**15)
     patched.setattr(example_store.PreparedExamples, "shard_values", 1)
@@ -60,50 +59,54 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def whole(source, small, tmp_path_factory):
-  cache = tmp_path_factory.mktemp("whole")
+def expected_files(source, small_batches, tmp_path_factory):
+  """Return the files of a cache that one process prepared without being stopped."""
+  cache = tmp_path_factory.mktemp("uninterrupted")
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
     build(source, cache)
-  return files_of(cache)
+  return read_files(cache)
 
 
-def test_processes_make_the_same_bytes(source, whole, tmp_path):
+def test_several_processes_make_the_same_bytes(source, expected_files, tmp_path):
   build(source, tmp_path)
-  assert files_of(tmp_path) == whole
-  record = next(
-    json.loads(content) for name, content in whole.items() if name.endswith("manifest.json")
-  )
+  assert read_files(tmp_path) == expected_files
+  (manifest,) = [name for name in expected_files if name.endswith("manifest.json")]
+  record = json.loads(expected_files[manifest])
   assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
   assert record["num_shards"] > 10
 
 
-def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
+def test_a_stopped_preparation_goes_on(source, expected_files, tmp_path, monkeypatch):
   write = building._write_shard
-  written = []
+  written_shards = []
 
-  def stopping(*arguments):
-    if len(written) == 7:
+  def write_seven_shards(*arguments):
+    if len(written_shards) == 7:
       raise KeyboardInterrupt
-    written.append(write(*arguments))
+    written_shards.append(write(*arguments))
 
   monkeypatch.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
   with monkeypatch.context() as patched:
-    patched.setattr(building, "_write_shard", stopping)
+    patched.setattr(building, "_write_shard", write_seven_shards)
     with pytest.raises(KeyboardInterrupt):
       build(source, tmp_path)
   (shards,) = tmp_path.glob(".*.incomplete/inputs")
   sorted(shards.iterdir())[3].write_bytes(b"damaged")
-  more = []
-  monkeypatch.setattr(building, "_write_shard", lambda *arguments: more.append(write(*arguments)))
+  resumed_shards = []
+  monkeypatch.setattr(
+    building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
+  )
   build(source, tmp_path)
-  assert files_of(tmp_path) == whole and not list(tmp_path.glob(".*.progress"))
-  assert len(more) == len([name for name in whole if "/inputs/" in name]) - 3
+  assert read_files(tmp_path) == expected_files
+  assert not list(tmp_path.glob(".*.progress"))
+  # of the seven shards, the damaged one and later ones are made again
+  assert len(resumed_shards) == len([name for name in expected_files if "/inputs/" in name]) - 3
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("count", [1, 4, 8, 12])
-def test_one_that_was_killed_goes_on(count, source, whole, tmp_path):
+def test_a_killed_preparation_goes_on(count, source, expected_files, tmp_path):
   program = """
 import sys
 from t5x_like.corpora import job
@@ -120,14 +123,15 @@ task.build("text_to_text", "train", **about)
   run.kill()
   assert run.wait() == -9
   assert subprocess.run(command).returncode == 0
-  assert files_of(tmp_path) == whole
+  assert read_files(tmp_path) == expected_files
 
 
-def test_a_source_that_changed_since_is_prepared_anew(tmp_path, monkeypatch):
+def test_a_source_that_changed_while_prepared_is_prepared_anew(tmp_path, monkeypatch):
+  def stop(*_):
+    raise UserError("stopped here")
+
   file = tmp_path / "a.jsonl"
-  monkeypatch.setattr(
-    building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here"))
-  )
+  monkeypatch.setattr(building, "publish", stop)
   file.write_text('{"a": "one", "b": "two"}\n')
   with pytest.raises(UserError, match="stopped here"):
     build(f"jsonl:{file}", tmp_path / "cache")
@@ -137,14 +141,14 @@ def test_a_source_that_changed_since_is_prepared_anew(tmp_path, monkeypatch):
   assert built_task.num_examples == 1
 
 
-def test_a_plan_is_made_once_and_only_used_for_what_it_was_made_of(tmp_path, monkeypatch):
+def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypatch):
   lengths = np.random.default_rng(0).integers(0, 60, (500, 2))
   expected = packing.plan(lengths, (64, 64), 3)
 
-  def same(found):
+  def same(actual):
     for name in ("examples", "row_starts", "offsets"):
-      np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=True)
-    assert (found.tokens, found.limits) == (expected.tokens, expected.limits)
+      np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), strict=True)
+    assert (actual.tokens, actual.limits) == (expected.tokens, expected.limits)
 
   same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   (file,) = tmp_path.iterdir()
@@ -163,7 +167,8 @@ def test_a_plan_is_made_once_and_only_used_for_what_it_was_made_of(tmp_path, mon
   packing.load_or_plan(lengths[::-1], (64, 64), 3, str(tmp_path))
   monkeypatch.setattr(packing, "EDITION", 0)
   packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path))
-  assert len(calls) == 5 and len(list(tmp_path.iterdir())) == 5
+  assert len(calls) == 5
+  assert len(list(tmp_path.iterdir())) == 5
   (tmp_path / "file").write_text("")
   monkeypatch.setattr(packing, "EDITION", 1)
   same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path / "file")))  # not a folder

@@ -160,11 +160,11 @@ def test_the_start_token_stands_once_before_a_conversation(template, tmp_path):
 
 
 def test_a_start_token_that_no_turn_begins_with_stays(tmp_path):
-  other = vocabulary(tmp_path, SMOL, bos_token="<|endoftext|>")
-  assert Chat("chatml", other).prompt(TALK[:1])[0] == 1
+  with_bos = vocabulary(tmp_path, SMOL, bos_token="<|endoftext|>")
+  assert Chat("chatml", with_bos).prompt(TALK[:1])[0] == 1
   exported = vocabulary(
     tmp_path / "exported",
-    tokenizer_export.chat_files(other, "published")["chat_template.jinja"].decode(),
+    tokenizer_export.chat_files(with_bos, "published")["chat_template.jinja"].decode(),
     bos_token="<|endoftext|>",
   )
   assert PublishedChat(exported).prompt_with_start(TALK[:1])[:2] == [0, 1]

@@ -1,4 +1,4 @@
-"""Decoder-only tasks against a plain loop."""
+"""Decoder-only tasks make the inputs, targets, weights and segments of a plain loop."""
 
 import numpy as np
 import pytest
@@ -28,31 +28,29 @@ def root(folder):
 
 
 def build(root, name, **arguments):
-  return task.build(
-    name,
-    "train",
-    store=root,
-    **({"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False} | arguments),
-  )
+  defaults = {"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False}
+  return task.build(name, "train", store=root, **defaults | arguments)
 
 
-def batch_of(built, rows=None, seed=0, epoch=0):
-  index = tf.range(rows or built.num_examples, dtype=tf.int64) % built.num_examples
-  out = built.batch(index, tf.range(len(index), dtype=tf.int64) // built.num_examples + epoch, seed)
-  assert {name: (value.shape[1:], value.dtype.name) for name, value in out.items()} == {
-    name: (feature.shape, feature.dtype) for name, feature in built.features.items()
-  }
-  return {name: value.numpy() for name, value in out.items()}
+def read_batch(built, rows=None):
+  """Return the first rows of a task by their numbers, over as many epochs as needed."""
+  row = tf.range(rows or built.num_examples, dtype=tf.int64)
+  features = built.batch(row % built.num_examples, row // built.num_examples, 0)
+  batch = {name: value.numpy() for name, value in features.items()}
+  assert batch.keys() == built.features.keys()
+  for name, feature in built.features.items():
+    assert batch[name].shape[1:] == feature.shape
+    assert batch[name].dtype == feature.dtype
+  return batch
 
 
 def test_every_token_is_a_target_once(root):
-  batch = batch_of(build(root, "causal_lm"))
+  batch = read_batch(build(root, "causal_lm"))
   assert set(batch) == {"decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"}
   stream = np.arange(LENGTH * EXAMPLES) + corpora.FIRST
   assert batch["decoder_target_tokens"].ravel().tolist() == stream.tolist()
-  assert (batch["decoder_input_tokens"][:, 0] == 1).all() and (
-    batch["decoder_loss_weights"] == 1
-  ).all()
+  assert (batch["decoder_input_tokens"][:, 0] == 1).all()
+  assert (batch["decoder_loss_weights"] == 1).all()
   np.testing.assert_array_equal(
     batch["decoder_input_tokens"][:, 1:], batch["decoder_target_tokens"][:, :-1]
   )
@@ -69,14 +67,14 @@ def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
   built = task.build(
     "causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask
   )
-  batch = batch_of(built)
+  batch = read_batch(built)
   targets = batch["decoder_target_tokens"].ravel()
   inputs = batch["decoder_input_tokens"]
-  assert targets.tolist() == stream[: len(targets)] and (targets == 1).sum() > EXAMPLES
+  assert targets.tolist() == stream[: len(targets)]
+  assert (targets == 1).sum() > EXAMPLES
   assert (batch["decoder_loss_weights"] == 1).all()
-  # the beginnings of documents: EOS is what they follow
-  follows = np.flatnonzero((targets == 1)[:-1]) + 1
-  assert (inputs.ravel()[follows] == 1).all()
+  document_begins = np.flatnonzero((targets == 1)[:-1]) + 1
+  assert (inputs.ravel()[document_begins] == 1).all()
   if document_mask:  # EOS belongs to the document that it ends
     segments = batch["decoder_segment_ids"]
     np.testing.assert_array_equal(
@@ -94,86 +92,97 @@ JOINED = [
 
 
 @pytest.mark.parametrize(
-  ("append_eos", "refused", "taken"), [(False, DECODERS, JOINED), (True, JOINED, DECODERS)]
+  ("append_eos", "refused", "accepted"), [(False, DECODERS, JOINED), (True, JOINED, DECODERS)]
 )
-def test_a_store_whose_documents_end_otherwise_is_refused(tmp_path, append_eos, refused, taken):
+def test_a_store_whose_documents_end_unlike_the_tasks_is_refused(
+  tmp_path, append_eos, refused, accepted
+):
   corpora.write(tmp_path / "train", 960, [30], append_eos=append_eos)
-  found, expected, how = ("eos", "nothing", "without ") if append_eos else ("nothing", "eos", "")
+  store_end = "eos" if append_eos else "nothing"
+  task_end = "nothing" if append_eos else "eos"
+  flag_prefix = "without " if append_eos else ""
   for name, arguments in refused:
     message = (
-      f"{tmp_path}/train: found {found} at the end of documents, expected {expected}: prepare "
-      f"another store with python -m tools.prepare_data {how}--append_eos, or set "
-      f"task.documents_end={found} to train on this one"
+      f"{tmp_path}/train: found {store_end} at the end of documents, expected {task_end}: prepare "
+      f"another store with python -m tools.prepare_data {flag_prefix}--append_eos, or set "
+      f"task.documents_end={store_end} to train on this one"
     )
     with pytest.raises(UserError) as error:
       task.build(name, "train", store=str(tmp_path), **arguments)
     assert str(error.value) == message
-    allowed = [
+    tasks = [
       task.build(name, "train", store=str(tmp_path), documents_end=end, **arguments)
-      for end in (found, "any")
+      for end in (store_end, "any")
     ]
-    assert allowed[0].fingerprint == allowed[1].fingerprint
-  for name, arguments in taken:
+    assert tasks[0].fingerprint == tasks[1].fingerprint
+  for name, arguments in accepted:
     task.build(name, "train", store=str(tmp_path), **arguments)
+
+
+def test_an_unknown_end_of_documents_is_refused(root):
   with pytest.raises(UserError, match="documents_end: found 'EOS'"):
-    task.build("causal_lm", "train", store=str(tmp_path), documents_end="EOS")
+    build(root, "causal_lm", documents_end="EOS")
 
 
-def test_the_builtin_store_has_both_forms():
-  decoder, joined = (
-    task.build("causal_lm", "train", store="builtin", length=512, documents_end=end)
-    for end in ("eos", "nothing")
-  )
-  assert decoder.fingerprint != joined.fingerprint
-  ends = [(batch_of(built, 8)["decoder_target_tokens"] == 1).sum() for built in (decoder, joined)]
-  assert ends[0] > 0 and ends[1] == 0
+def test_the_builtin_store_exists_with_and_without_ends_of_documents():
+  def build_builtin(documents_end):
+    return task.build(
+      "causal_lm", "train", store="builtin", length=512, documents_end=documents_end
+    )
+
+  with_eos = build_builtin("eos")
+  without_eos = build_builtin("nothing")
+  assert with_eos.fingerprint != without_eos.fingerprint
+  assert (read_batch(with_eos, 8)["decoder_target_tokens"] == 1).any()
+  assert not (read_batch(without_eos, 8)["decoder_target_tokens"] == 1).any()
 
 
-def test_documents_are_apart(root):
-  batch = batch_of(build(root, "causal_lm", document_mask=True))
+def test_a_document_mask_separates_documents(root):
+  batch = read_batch(build(root, "causal_lm", document_mask=True))
   documents = np.resize(np.repeat(np.arange(4), [1, 9, 40, 3]), LENGTH * EXAMPLES)
   for row in range(EXAMPLES):
-    mine = documents[row * LENGTH : (row + 1) * LENGTH]
+    row_documents = documents[row * LENGTH : (row + 1) * LENGTH]
     inputs = []
     segments = []
     positions = []
-    number = 0
-    place = 0
-    for i, document in enumerate(mine):
-      first = i == 0 or document != mine[i - 1]
-      number, place = (number + 1, 0) if first else (number, place + 1)
-      segments.append(number)
-      positions.append(place)
-      inputs.append(1 if first else batch["decoder_target_tokens"][row, i - 1])
-    for name, expected in (
-      ("input_tokens", inputs),
-      ("segment_ids", segments),
-      ("positions", positions),
-    ):
-      assert batch[f"decoder_{name}"][row].tolist() == expected
+    segment = 0
+    position = 0
+    for i, document in enumerate(row_documents):
+      if i == 0 or document != row_documents[i - 1]:
+        segment += 1
+        position = 0
+        inputs.append(1)
+      else:
+        position += 1
+        inputs.append(batch["decoder_target_tokens"][row, i - 1])
+      segments.append(segment)
+      positions.append(position)
+    assert batch["decoder_input_tokens"][row].tolist() == inputs
+    assert batch["decoder_segment_ids"][row].tolist() == segments
+    assert batch["decoder_positions"][row].tolist() == positions
 
 
-def test_the_worked_examples():
+def test_decoder_only_features_of_two_documents():
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, tf.constant([[1, 1, 2, 2]]))
-  assert [
-    out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "segment_ids", "positions")
-  ] == [
-    [[1, 5, 1, 7]],
-    [[1, 1, 2, 2]],
-    [[0, 1, 0, 1]],
-  ]
+  assert out["decoder_input_tokens"].numpy().tolist() == [[1, 5, 1, 7]]
+  assert out["decoder_segment_ids"].numpy().tolist() == [[1, 1, 2, 2]]
+  assert out["decoder_positions"].numpy().tolist() == [[0, 1, 0, 1]]
+
+
+def test_decoder_only_features_of_a_prefix_of_two_tokens():
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, prefix_B=tf.constant([2]))
-  assert [
-    out[f"decoder_{n}"].numpy().tolist()
-    for n in ("input_tokens", "loss_weights", "causal_attention")
-  ] == [
-    [[1, 5, 6, 7]],
-    [[0, 0, 1, 1]],
-    [[1, 1, 1, 0]],
-  ]
+  assert out["decoder_input_tokens"].numpy().tolist() == [[1, 5, 6, 7]]
+  assert out["decoder_loss_weights"].numpy().tolist() == [[0, 0, 1, 1]]
+  assert out["decoder_causal_attention"].numpy().tolist() == [[1, 1, 1, 0]]
+
+
+def test_cut_windows_end_both_parts_with_eos():
   inputs, targets = cut_windows(tf.constant([[5, 6, 7, 8]] * 3), tf.constant([2, 0, 4]), 1)
   assert inputs.numpy().tolist() == [[5, 6, 1, 0, 0], [1, 0, 0, 0, 0], [5, 6, 7, 8, 1]]
   assert targets.numpy().tolist() == [[7, 8, 1, 0, 0], [5, 6, 7, 8, 1], [1, 0, 0, 0, 0]]
+
+
+def test_the_start_id_is_bos_or_else_eos():
   vocabulary = ByteVocabulary()
   assert start_id(vocabulary) == vocabulary.eos_id
   vocabulary.bos_id = 17
@@ -182,25 +191,26 @@ def test_the_worked_examples():
 
 def test_the_cut_is_uniform_in_both_forms(root):
   n = 4_000
-  decoder = batch_of(build(root, "prefix_lm"), n)
+  decoder = read_batch(build(root, "prefix_lm"), n)
   prefix = (decoder["decoder_loss_weights"] == 0).sum(axis=1)
-  place = np.arange(LENGTH)
-  np.testing.assert_array_equal(decoder["decoder_loss_weights"], place >= prefix[:, None])
-  np.testing.assert_array_equal(decoder["decoder_causal_attention"], place <= prefix[:, None])
+  position = np.arange(LENGTH)
+  np.testing.assert_array_equal(decoder["decoder_loss_weights"], position >= prefix[:, None])
+  np.testing.assert_array_equal(decoder["decoder_causal_attention"], position <= prefix[:, None])
   np.testing.assert_array_equal(
     decoder["decoder_input_tokens"][:, 1:], decoder["decoder_target_tokens"][:, :-1]
   )
-  both = batch_of(build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), n)
-  given = (both["encoder_input_tokens"] > 1).sum(axis=1)
-  np.testing.assert_array_equal(given, prefix)  # the same windows, the same draw
+  pairs = read_batch(build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), n)
+  input_lengths = (pairs["encoder_input_tokens"] > 1).sum(axis=1)
+  np.testing.assert_array_equal(input_lengths, prefix)  # windows and draws are the same
   for row in range(0, n, 50):
     window = decoder["decoder_target_tokens"][row].tolist()
     cut = prefix[row]
-    assert both["encoder_input_tokens"][row].tolist() == window[:cut] + [1] + [0] * (LENGTH - cut)
-    assert both["decoder_target_tokens"][row].tolist() == window[cut:] + [1] + [0] * cut
-  np.testing.assert_array_equal(both["decoder_loss_weights"], both["decoder_target_tokens"] != 0)
+    assert pairs["encoder_input_tokens"][row].tolist() == window[:cut] + [1] + [0] * (LENGTH - cut)
+    assert pairs["decoder_target_tokens"][row].tolist() == window[cut:] + [1] + [0] * cut
+  np.testing.assert_array_equal(pairs["decoder_loss_weights"], pairs["decoder_target_tokens"] != 0)
   counts = np.bincount(prefix, minlength=LENGTH)[1:]
-  assert prefix.min() == 1 and prefix.max() == LENGTH - 1
+  assert prefix.min() == 1
+  assert prefix.max() == LENGTH - 1
   expected = n / (LENGTH - 1)
   assert ((counts - expected) ** 2 / expected).sum() < 56  # 22 degrees of freedom: P < 1e-4
 
@@ -209,18 +219,26 @@ def test_each_epoch_has_every_window_in_a_new_order(root):
   built = build(root, "causal_lm")
   batches = loader.train_batches(built, batch_size=EXAMPLES, seed=4)
   orders = [next(batches)["decoder_target_tokens"][:, 0] for _ in range(3)]
-  assert all(sorted(order) == sorted(orders[0]) and len(set(order)) == EXAMPLES for order in orders)
+  for order in orders:
+    assert sorted(order) == sorted(orders[0])
+    assert len(set(order)) == EXAMPLES
   assert len({tuple(order) for order in orders}) == 3
 
 
-def test_refusals_and_fingerprints(root):
-  for arguments, message in (
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
     ({"length": 1}, "length: found 1, expected at least 2"),
     ({"length": 2, "architecture": "encoder_decoder"}, "found 2, expected at least 3"),
     ({"architecture": "encoder"}, "task.architecture: found 'encoder'"),
-  ):
-    with pytest.raises(UserError, match=message):
-      build(root, "prefix_lm", **arguments)
+  ],
+)
+def test_impossible_arguments_are_refused(root, arguments, message):
+  with pytest.raises(UserError, match=message):
+    build(root, "prefix_lm", **arguments)
+
+
+def test_fingerprints_differ_by_arguments_but_not_by_label(root):
   tasks = [
     build(root, "causal_lm"),
     build(root, "causal_lm", document_mask=True),

@@ -81,12 +81,14 @@ def test_templates_are_written_as_they_are_published(template, published):
   ids, answer = Chat(template, vocabulary)(talk)
   pieces = vocabulary.pieces_of(ids)
   learned = ""
+  is_learned = [False, *map(bool, answer), False]
   for place, piece in enumerate(pieces):
-    before, now, after = (
-      bool(answer[n]) if 0 <= n < len(answer) else False for n in (place - 1, place, place + 1)
-    )
-    text = piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[place]])
-    learned += "[" * (now and not before) + text + "]" * (now and not after)
+    before, now, after = is_learned[place : place + 3]
+    if now and not before:
+      learned += "["
+    learned += piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[place]])
+    if now and not after:
+      learned += "]"
   assert learned == WRITTEN[template]
   if template == "gemma":
     with pytest.raises(
@@ -103,7 +105,8 @@ def test_templates_are_written_as_they_are_published(template, published):
 def test_llama_reads_results_of_tools_as_ipython(published):
   vocabulary = vocabularies.load(published)
   ids = Chat("llama3", vocabulary).prompt([Message("tool", "42")])
-  assert "ipython" in vocabulary.decode(ids) and "tool" not in vocabulary.decode(ids)
+  assert "ipython" in vocabulary.decode(ids)
+  assert "tool" not in vocabulary.decode(ids)
 
 
 MISTRAL = {
@@ -118,13 +121,10 @@ def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
   ids, answer = Chat(MISTRAL, BYTES)([Message("user", "Hi!0"), Message("assistant", "Hello.0")])
   (batch,) = loader.eval_batches(built, batch_size=1)
   length = int(batch["decoder_segment_ids"][0].sum())
-  assert (
-    BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0")
-    and ids[-1] == BYTES.eos_id == built.end_ids[0]
-  )
-  assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist() and length >= len(
-    ids
-  )
+  assert BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0")
+  assert ids[-1] == BYTES.eos_id == built.end_ids[0]
+  assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist()
+  assert length >= len(ids)
   assert batch["decoder_loss_weights"][0][: len(ids)].tolist() == answer.tolist()
 
 
@@ -149,13 +149,13 @@ def test_an_unusable_template_is_one_line(changes, words):
 
 def build(folder, records, **arguments):
   (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-  given = {
+  task_arguments = {
     "source": f"jsonl:{folder}/chats.jsonl",
     "cache": str(folder / "cache"),
     "length": 64,
     **arguments,
   }
-  return task.build("chat", "train", **given)
+  return task.build("chat", "train", **task_arguments)
 
 
 def talks(n):
@@ -167,27 +167,25 @@ def talks(n):
 
 def test_packed_rows_hold_every_conversation_once(tmp_path):
   built = build(tmp_path, talks(9), length=160)
-  assert (
-    task_features.declare({"name": "chat", "length": 160}) == built.features
-    and built.num_examples < 9
-  )
+  assert task_features.declare({"name": "chat", "length": 160}) == built.features
+  assert built.num_examples < 9
   expected = {
     BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))
   }
   actual = {}
   for batch in loader.eval_batches(built, batch_size=1):
-    targets, segments, weights = (
-      batch[f"decoder_{n}"][0] for n in ("target_tokens", "segment_ids", "loss_weights")
-    )
-    assert not weights[segments == 0].any() and weights[:6].sum() == 0
+    targets = batch["decoder_target_tokens"][0]
+    segments = batch["decoder_segment_ids"][0]
+    weights = batch["decoder_loss_weights"][0]
+    assert not weights[segments == 0].any()
+    assert weights[:6].sum() == 0
     for segment in range(1, segments.max() + 1):
-      own = segments == segment
-      actual[BYTES.decode(targets[own])] = int(weights[own].sum())
-      inputs = batch["decoder_input_tokens"][0][own]
-      assert inputs[0] == vocabularies.start_id(BYTES) and np.array_equal(
-        inputs[1:], targets[own][:-1]
-      )
-      assert np.array_equal(batch["decoder_positions"][0][own], np.arange(own.sum()))
+      in_segment = segments == segment
+      actual[BYTES.decode(targets[in_segment])] = int(weights[in_segment].sum())
+      inputs = batch["decoder_input_tokens"][0][in_segment]
+      assert inputs[0] == vocabularies.start_id(BYTES)
+      assert np.array_equal(inputs[1:], targets[in_segment][:-1])
+      assert np.array_equal(batch["decoder_positions"][0][in_segment], np.arange(in_segment.sum()))
   assert actual == expected
   first = built.examples(())[0]
   assert (first["inputs"], first["targets"]) == ("Hi!0", "Hello.0")
@@ -217,10 +215,10 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path, capsys):
   built = build(tmp_path, records, too_long="truncate")
   assert built.num_examples == 1
   out = capsys.readouterr().out
-  assert "1 records skipped (empty answer)" in out and "1 records skipped (no answer)" in out
-  assert (
-    "1 examples skipped, whose prompt fills a row" in out and "2 of 2 examples truncated" in out
-  )
+  assert "1 records skipped (empty answer)" in out
+  assert "1 records skipped (no answer)" in out
+  assert "1 examples skipped, whose prompt fills a row" in out
+  assert "2 of 2 examples truncated" in out
 
 
 @pytest.mark.parametrize(
@@ -290,7 +288,5 @@ def test_a_message_cannot_forge_a_turn(tmp_path, published, capsys):
   built = build(
     tmp_path, [*talks(1), *forged], vocabulary=published, template="chatml", packed=False
   )
-  assert (
-    built.num_examples == 1
-    and "2 records skipped (special piece in a message)" in capsys.readouterr().out
-  )
+  assert built.num_examples == 1
+  assert "2 records skipped (special piece in a message)" in capsys.readouterr().out

@@ -1,5 +1,4 @@
-"""Tasks and objectives to fine-tune encoders: features read back, losses against scipy, bad
-input."""
+"""Tasks to fine-tune encoders make the rows and labels of their texts, with scipy's losses."""
 
 import json
 from dataclasses import replace
@@ -36,11 +35,13 @@ def build(name, tmp_path, contents, form="tsv", split="train", **arguments):
   )
 
 
-def rows_of(built, batch_size=2):
+def read_rows(built, batch_size=2):
+  """Return the features of all examples."""
   batches = list(loader.eval_batches(built, batch_size=batch_size))
-  return {
-    name: np.concatenate([b[name] for b in batches])[: built.num_examples] for name in batches[0]
-  }
+  rows = {}
+  for name in batches[0]:
+    rows[name] = np.concatenate([batch[name] for batch in batches])[: built.num_examples]
+  return rows
 
 
 def model(head):
@@ -50,25 +51,29 @@ def model(head):
     BYTES.size,
     types=2,
   )
-  return tiny.add_noise(
-    jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(
-      jax.random.key(0)
-    )
-  )
+
+  @jax.jit
+  def make(key):
+    return bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop")
+
+  return tiny.add_noise(make(jax.random.key(0)))
 
 
-def evaluated(objective, head, built):
-  """(sums over all batches of an evaluation whose last batch is not full, [(batch, logits)])."""
-  made = model(head)
+def evaluate(objective, head, built):
+  """Evaluate a random model in batches of which the last is not full.
+
+  Returns: (the sums over all batches, a list of (batch, outputs)).
+  """
+  network = model(head)
   totals = {}
-  seen = []
+  batches_and_outputs = []
   run = jax.jit(lambda m, b: (objective(m, b)[1], m(b)))
   for batch in loader.eval_batches(built, batch_size=2):
     batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
-    sums, outputs = jax.device_get(run(made, batch))
+    sums, outputs = jax.device_get(run(network, batch))
     totals = {name: totals.get(name, 0.0) + float(x) for name, x in sums.items()}
-    seen.append((batch, outputs))
-  return totals, seen
+    batches_and_outputs.append((batch, outputs))
+  return totals, batches_and_outputs
 
 
 PAIRS = "a\tb\tlabel\none\ttwo words\tyes\nthree\tfour\tno\nfive six seven eight\tnine\tyes\n"
@@ -78,73 +83,73 @@ def test_pairs_are_joined_and_classified(tmp_path):
   built = build(
     "classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], length=24
   )
-  rows = rows_of(built)
+  rows = read_rows(built)
   first = [CLS, *BYTES.encode("one"), SEP, *BYTES.encode("two words"), SEP]
   assert rows["encoder_input_tokens"][0].tolist() == first + [0] * (24 - len(first))
   assert rows["encoder_token_types"][0].tolist() == [0] * 5 + [1] * 10 + [0] * 9
-  assert rows["label"].tolist() == [1, 0, 1] and rows["example_weights"].tolist() == [1, 1, 1]
+  assert rows["label"].tolist() == [1, 0, 1]
+  assert rows["example_weights"].tolist() == [1, 1, 1]
   third = [CLS, *BYTES.encode("five six seven eight")[:17], SEP, *BYTES.encode("nine"), SEP]
   assert rows["encoder_input_tokens"][2].tolist() == third  # the longer text is cut
-  sums, seen = evaluated(classification.Objective(), {"name": "classification", "labels": 2}, built)
-  logits = np.concatenate([outputs["logits"] for _, outputs in seen])[:3]
+  head = {"name": "classification", "labels": 2}
+  sums, batches_and_outputs = evaluate(classification.Objective(), head, built)
+  logits = np.concatenate([outputs["logits"] for _, outputs in batches_and_outputs])[:3]
   expected = -special.log_softmax(logits, axis=1)[[0, 1, 2], [1, 0, 1]].sum()
-  assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 3
+  assert abs(sums["loss"] - expected) < 1e-4
+  assert sums["weights"] == 3
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_only_a_training_split_lacks_examples_with_an_empty_text(split, tmp_path):
+PAIRS_WITH_EMPTY_TEXTS = PAIRS + "\tthree\tno\n \t\tyes\nfour\t\tno\n"
+
+
+def test_examples_with_an_empty_text_are_not_trained_on(tmp_path):
+  arguments = {"text": "{a}", "pair": "{b}", "labels": ["no", "yes"]}
+  built = build("classification", tmp_path, PAIRS_WITH_EMPTY_TEXTS, **arguments)
+  assert built.num_examples == 3
+
+
+def test_a_test_split_keeps_examples_with_an_empty_text(tmp_path):
   """A submission has a line for every example."""
-  contents = PAIRS + "\tthree\tno\n \t\tyes\nfour\t\tno\n"
+  contents = PAIRS_WITH_EMPTY_TEXTS
+  split = "test"
   built = build(
     "classification", tmp_path, contents, split=split, text="{a}", pair="{b}", labels=["no", "yes"]
   )
-  if split == "train":
-    assert built.num_examples == 3
-    return
-  rows = rows_of(built, 4)
-  texts = [one["text"] for one in built.examples(())]
-  assert texts[3:] == [["", "three"], ["", ""], ["four", ""]] and rows["label"].tolist() == [
-    1,
-    0,
-    1,
-    0,
-    1,
-    0,
-  ]
-  spelled = [
+  rows = read_rows(built, 4)
+  texts = [example["text"] for example in built.examples(())]
+  assert texts[3:] == [["", "three"], ["", ""], ["four", ""]]
+  assert rows["label"].tolist() == [1, 0, 1, 0, 1, 0]
+  expected_rows = [
     [CLS, SEP, *BYTES.encode("three"), SEP],
     [CLS, SEP, SEP],
     [CLS, *BYTES.encode("four"), SEP, SEP],
   ]
-  assert [row[row > 0].tolist() for row in rows["encoder_input_tokens"][3:]] == spelled
-  named = {"text": "{a}", "options": ["{a}", "{b}"], "labels": ["no", "yes"], "choices": 2}
-  assert build("multiple_choice", tmp_path, contents, split=split, **named).num_examples == 6
-  named = {"inputs": "a: {a} b: {b}", "targets": "{label}", "packed": False}
-  built = build("text_to_text", tmp_path, contents, split=split, **named)
-  assert [one["inputs"] for one in built.examples(())][3:] == [
-    "a:  b: three",
-    "a:  b: ",
-    "a: four b: ",
-  ]
+  assert [row[row > 0].tolist() for row in rows["encoder_input_tokens"][3:]] == expected_rows
+  arguments = {"text": "{a}", "options": ["{a}", "{b}"], "labels": ["no", "yes"], "choices": 2}
+  assert build("multiple_choice", tmp_path, contents, split=split, **arguments).num_examples == 6
+  arguments = {"inputs": "a: {a} b: {b}", "targets": "{label}", "packed": False}
+  built = build("text_to_text", tmp_path, contents, split=split, **arguments)
+  inputs = [example["inputs"] for example in built.examples(())]
+  assert inputs[3:] == ["a:  b: three", "a:  b: ", "a: four b: "]
 
 
-def test_a_regression_is_squared(tmp_path):
+def test_the_loss_of_a_regression_is_the_squared_error(tmp_path):
   text = "a\tscore\none\t2.5\ntwo\t-1\nthree\t0\n"
   built = build("classification", tmp_path, text, text="{a}", label_field="score", length=16)
-  assert (
-    rows_of(built)["label"].tolist() == [2.5, -1.0, 0.0]
-    and built.features["label"].dtype == "float32"
-  )
-  sums, seen = evaluated(classification.Objective(), {"name": "classification", "labels": 1}, built)
-  scores = np.concatenate([outputs["logits"] for _, outputs in seen])[:3, 0]
-  assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4 and sums["weights"] == 3
+  assert read_rows(built)["label"].tolist() == [2.5, -1.0, 0.0]
+  assert built.features["label"].dtype == "float32"
+  head = {"name": "classification", "labels": 1}
+  sums, batches_and_outputs = evaluate(classification.Objective(), head, built)
+  scores = np.concatenate([outputs["logits"] for _, outputs in batches_and_outputs])[:3, 0]
+  assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4
+  assert sums["weights"] == 3
 
 
 def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
   vocabulary = published.write(tmp_path / "bert", "bert")
   arguments = {"tags_field": "1", "tags": ["O", "B"], "length": 8, "vocabulary": str(vocabulary)}
   built = build("tagging", tmp_path, "the B\n\u200b O\nfox B\n", form="conll", **arguments)
-  rows = rows_of(built, 1)
+  rows = read_rows(built, 1)
   ids = vocabularies.load(str(vocabulary))
   first = [ids.cls_id, *ids.encode("the"), ids.unk_id, *ids.encode("fox"), ids.sep_id]
   assert rows["encoder_input_tokens"][0, : len(first)].tolist() == first
@@ -154,117 +159,108 @@ def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
 def test_the_first_token_of_a_word_has_its_tag(tmp_path):
   text = "Ada B\nwrote O\n\nIn O\nParis B\n\nwith O\nBob B\n"
   built = build("tagging", tmp_path, text, form="conll", tags_field="1", tags=["O", "B"], length=12)
-  rows = rows_of(built)
+  rows = read_rows(built)
   assert rows["encoder_input_tokens"][0].tolist() == [CLS, *BYTES.encode("Ada wrote"), SEP, 0]
   assert rows["encoder_loss_weights"][0].tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
   assert rows["encoder_target_tokens"][0, [1, 4]].tolist() == [1, 0]
-  sums, seen = evaluated(tagging.Objective(), {"name": "tokens", "labels": 2}, built)
+  head = {"name": "tokens", "labels": 2}
+  sums, batches_and_outputs = evaluate(tagging.Objective(), head, built)
   expected = 0.0
-  for batch, outputs in seen:
+  for batch, outputs in batches_and_outputs:
     log_p = special.log_softmax(outputs["logits"], axis=-1)
-    picked = np.take_along_axis(log_p, np.asarray(batch["encoder_target_tokens"])[..., None], -1)[
-      ..., 0
-    ]
-    expected -= (picked * batch["encoder_loss_weights"]).sum()
-  assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 6
+    targets = np.asarray(batch["encoder_target_tokens"])[..., None]
+    target_log_p = np.take_along_axis(log_p, targets, -1)[..., 0]
+    expected -= (target_log_p * batch["encoder_loss_weights"]).sum()
+  assert abs(sums["loss"] - expected) < 1e-4
+  assert sums["weights"] == 6
 
 
 def squad(*answers):
-  return json.dumps(
-    {
-      "data": [
-        {
-          "title": "t",
-          "paragraphs": [
-            {
-              "context": CONTEXT,
-              "qas": [
-                {
-                  "id": str(i),
-                  "question": "Who?",
-                  "answers": [{"text": text, "answer_start": at}] if text else [],
-                }
-                for i, (text, at) in enumerate(answers)
-              ],
-            }
-          ],
-        }
-      ]
-    }
-  )
+  """Return SQuAD's JSON of a question for each (text, start); an empty text is no answer."""
+  questions = []
+  for i, (text, start) in enumerate(answers):
+    gold = [{"text": text, "answer_start": start}] if text else []
+    questions.append({"id": str(i), "question": "Who?", "answers": gold})
+  paragraph = {"context": CONTEXT, "qas": questions}
+  return json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]})
 
 
-def test_answers_are_found_in_their_windows(tmp_path):
-  answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")] + [
-    ("", 0)
-  ]
+def test_answers_are_labelled_in_their_windows(tmp_path):
+  answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")]
+  answers.append(("", 0))
   built = build("span_qa", tmp_path, squad(*answers), form="squad", length=40, stride=10)
-  rows = rows_of(built)
+  rows = read_rows(built)
   actual = set()
-  for tokens, types, start, end in zip(
-    *(
-      rows[name]
-      for name in ("encoder_input_tokens", "encoder_token_types", "span_start", "span_end")
-    )
-  ):
-    assert tokens[0] == CLS and tokens[5] == SEP and BYTES.decode(tokens[1:5]) == "Who?"
-    assert (start > 0) == (end > 0) and (types[start : end + 1] == (1 if start else 0)).all()
+  for row, tokens in enumerate(rows["encoder_input_tokens"]):
+    assert tokens[0] == CLS
+    assert tokens[5] == SEP
+    assert BYTES.decode(tokens[1:5]) == "Who?"
+    start = rows["span_start"][row]
+    end = rows["span_end"][row]
+    types_of_span = rows["encoder_token_types"][row, start : end + 1]
+    assert (start > 0) == (end > 0)
+    assert (types_of_span == (start > 0)).all()
     if start:
       actual.add(BYTES.decode(tokens[start : end + 1]).strip())
   assert actual == {"Ada Lovelace", "1815", "program"}
-  contexts = [
-    BYTES.decode(row[6:].tolist())
-    for row in rows["encoder_input_tokens"][: built.num_examples // 4]
-  ]
-  assert contexts[0].startswith("Ada Lovelace") and any("program." in text for text in contexts)
-  sums, seen = evaluated(span_qa.Objective(), "spans", built)
+  windows_of_first_question = rows["encoder_input_tokens"][: built.num_examples // 4]
+  contexts = [BYTES.decode(row[6:].tolist()) for row in windows_of_first_question]
+  assert contexts[0].startswith("Ada Lovelace")
+  assert any("program." in text for text in contexts)
+  sums, batches_and_outputs = evaluate(span_qa.Objective(), "spans", built)
   expected = 0.0
-  for batch, outputs in seen:
+  for batch, outputs in batches_and_outputs:
     hidden = np.asarray(batch["encoder_input_tokens"]) == 0
     for end in ("start", "end"):
       logits = np.where(hidden, -1e9, outputs[f"{end}_logits"])
-      picked = np.take_along_axis(
-        special.log_softmax(logits, axis=1), np.asarray(batch[f"span_{end}"])[:, None], 1
-      )
-      expected -= 0.5 * (picked[:, 0] * batch["example_weights"]).sum()
-  assert abs(sums["loss"] / expected - 1) < 1e-4 and sums["weights"] == built.num_examples
+      log_p = special.log_softmax(logits, axis=1)
+      target_log_p = np.take_along_axis(log_p, np.asarray(batch[f"span_{end}"])[:, None], 1)[:, 0]
+      expected -= 0.5 * (target_log_p * batch["example_weights"]).sum()
+  assert abs(sums["loss"] / expected - 1) < 1e-4
+  assert sums["weights"] == built.num_examples
 
 
-def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
-  """RoBERTa's pairs have two separators."""
+@pytest.fixture
+def roberta(tmp_path):
+  """Return the directory of a RoBERTa vocabulary and its tokenizer, which joins pairs itself."""
   directory = published.write(tmp_path / "roberta", "roberta")
-  tokenizer = published.byte_level(published.BART)
-  # of the older files too, which do not tell
+  # the older files of a vocabulary do not tell how pairs are joined
   assert vocabularies.load(str(directory)).count_pair_separators() == 2
+  tokenizer = published.byte_level(published.BART)
   tokenizer.post_processor = processors.RobertaProcessing(
     ("</s>", 2), ("<s>", 0), add_prefix_space=False
   )
   tokenizer.save(str(directory / "tokenizer.json"))
-  given = {"vocabulary": str(directory), "length": 24}
+  return directory, tokenizer
+
+
+def test_rows_of_pairs_are_as_the_published_tokenizer_joins_them(roberta, tmp_path):
+  """RoBERTa's pairs have two separators."""
+  directory, tokenizer = roberta
+  options = {"vocabulary": str(directory), "length": 24}
   built = build(
-    "classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **given
+    "classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **options
   )
-  rows = rows_of(built)["encoder_input_tokens"].tolist()
-  for row, pair in zip(
-    rows, [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]
-  ):
+  rows = read_rows(built)["encoder_input_tokens"].tolist()
+  pairs = [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]
+  for row, pair in zip(rows, pairs, strict=True):
     ids = tokenizer.encode(*pair).ids
-    assert ids.count(2) == 3 and row == ids + [1] * (24 - len(ids))
+    assert ids.count(2) == 3
+    assert row == ids + [1] * (24 - len(ids))
+
+
+def test_questions_and_contexts_are_joined_with_the_published_separators(roberta, tmp_path):
+  directory, tokenizer = roberta
   answers = squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
-  rows = rows_of(
-    build("span_qa", tmp_path, answers, form="squad", **given | {"length": 80, "stride": 40})
-  )
-  actual = zip(rows["encoder_input_tokens"].tolist(), rows["span_start"], rows["span_end"])
-  assert {
-    tokenizer.decode(row[start : end + 1]).strip() for row, start, end in actual if start
-  } == {
-    "Ada",
-    "1815",
-  }
-  assert (
-    rows["encoder_input_tokens"][0, :80].tolist()[: 5 + len(tokenizer.encode("Who?").ids)].count(2)
-    == 2
-  )
+  options = {"vocabulary": str(directory), "length": 80, "stride": 40}
+  rows = read_rows(build("span_qa", tmp_path, answers, form="squad", **options))
+  labelled_texts = set()
+  for row, start, end in zip(rows["encoder_input_tokens"], rows["span_start"], rows["span_end"]):
+    if start:
+      labelled_texts.add(tokenizer.decode(row[start : end + 1].tolist()).strip())
+  assert labelled_texts == {"Ada", "1815"}
+  question_length = len(tokenizer.encode("Who?").ids)
+  assert rows["encoder_input_tokens"][0, : 5 + question_length].tolist().count(2) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Images with captions: what is kept of files as they come, which caption a row has, and what
-cannot be used."""
+"""Images with captions are kept once with all captions, of which each epoch draws one."""
 
 import io
 import json
@@ -41,67 +40,67 @@ def pairs(tmp_path_factory):
   return folder
 
 
-def made(pairs, form="jsonl", **arguments):
-  arguments = {
+def build_task(pairs, form="jsonl", **arguments):
+  defaults = {
     "source": f"{form}:train={pairs}/train.{form}",
     "folder": str(pairs),
     "resolution": 8,
-  } | arguments
-  return build(
-    "image_text",
-    "train",
-    cache=str(pairs / "cache"),
-    augmentations=[],
-    **{"length": 16} | arguments,
-  )
+    "length": 16,
+    "cache": str(pairs / "cache"),
+    "augmentations": [],
+  }
+  return build("image_text", "train", **defaults | arguments)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "tsv"])
 def test_every_usable_image_is_kept_once_with_all_of_its_captions(pairs, form, capsys):
-  task = made(pairs, form)
+  task = build_task(pairs, form)
   tokens_CT, image_C = task.captions()
   texts = [ByteVocabulary().decode(row) for row in tokens_CT]
   assert texts == ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
-  assert image_C.tolist() == [0, 0, 1, 2, 2, 2] and task.num_examples == 3
+  assert image_C.tolist() == [0, 0, 1, 2, 2, 2]
+  assert task.num_examples == 3
   out = capsys.readouterr().out
-  assert (
-    "1 records skipped (image file not found)" in out
-    and ("1 records skipped (not a readable image)") in out
-  )
+  assert "1 records skipped (image file not found)" in out
+  assert "1 records skipped (not a readable image)" in out
   assert ("1 records skipped (no caption)" in out) == (form == "jsonl")
-  assert all(
-    (row[: list(row).index(1)] != 1).all() and not row[list(row).index(1) + 1 :].any()
-    for row in tokens_CT
-  )
+  for row in tokens_CT:
+    end = list(row).index(1)
+    assert not row[end + 1 :].any()
 
 
-def test_an_epoch_has_every_image_with_one_of_its_own_captions_drawn_anew(pairs):
-  task = made(pairs)
-  own = {0: {"red", "a red tile"}, 1: {"green"}, 2: {"blue", "deep blue", "the sea"}}
-  seen = {number: set() for number in own}
+def test_an_epoch_has_every_image_with_one_of_its_captions_drawn_anew(pairs):
+  task = build_task(pairs)
+  captions = {0: {"red", "a red tile"}, 1: {"green"}, 2: {"blue", "deep blue", "the sea"}}
+  drawn_captions = {number: set() for number in captions}
   for _, batch in zip(range(12), loader.train_batches(task, batch_size=3, seed=1)):
     numbers = np.argmax(batch["image"].mean((1, 2)), axis=-1)
-    assert sorted(numbers) == [0, 1, 2] and set(batch) == set(task.features)
+    assert sorted(numbers) == [0, 1, 2]
+    assert set(batch) == set(task.features)
     for number, row in zip(numbers, batch["text_input_tokens"]):
-      seen[number].add(ByteVocabulary().decode(row))
-  assert seen == own
-  again = [
-    next(loader.train_batches(task, batch_size=3, seed=1, start_step=7, rows=rows))
-    for rows in ([0], [1, 2])
-  ]
-  whole = next(loader.train_batches(task, batch_size=3, seed=1, start_step=7))
-  for name, x in whole.items():
-    np.testing.assert_array_equal(np.concatenate([one[name] for one in again]), x)
-  (first,) = loader.eval_batches(task, batch_size=3)
-  assert [ByteVocabulary().decode(row) for row in first["text_input_tokens"]] == [
-    "red",
-    "green",
-    "blue",
-  ]
+      drawn_captions[number].add(ByteVocabulary().decode(row))
+  assert drawn_captions == captions
 
 
-def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captions(pairs, capsys):
-  task = made(pairs, length=6)
+def test_rows_of_any_step_can_be_read_alone(pairs):
+  task = build_task(pairs)
+  parts = []
+  for rows in ([0], [1, 2]):
+    batches = loader.train_batches(task, batch_size=3, seed=1, start_step=7, rows=rows)
+    parts.append(next(batches))
+  full_batch = next(loader.train_batches(task, batch_size=3, seed=1, start_step=7))
+  for name, x in full_batch.items():
+    np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), x)
+
+
+def test_evaluation_takes_the_first_caption(pairs):
+  (batch,) = loader.eval_batches(build_task(pairs), batch_size=3)
+  texts = [ByteVocabulary().decode(row) for row in batch["text_input_tokens"]]
+  assert texts == ["red", "green", "blue"]
+
+
+def test_long_captions_are_cut_before_their_end_as_prompts_are(pairs, capsys):
+  task = build_task(pairs, length=6)
   tokens_CT, _ = task.captions()
   assert "3 of 6 captions cut to 6 tokens" in capsys.readouterr().out
   texts = ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
@@ -109,34 +108,34 @@ def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captio
   assert (tokens_CT == 1).sum(axis=1).tolist() == [1] * 6
 
 
-def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
-  expected = made(pairs)
-  seen = []
-  other = pairs / "other.jsonl"
-  other.write_bytes((pairs / "train.jsonl").read_bytes())
+def test_a_killed_preparation_goes_on_and_damage_is_reported(pairs, monkeypatch):
+  expected = build_task(pairs)
+  checked_files = []
+  source_file = pairs / "other.jsonl"
+  source_file.write_bytes((pairs / "train.jsonl").read_bytes())
 
-  def counted(data, *size):
-    seen.append(data)
-    if len(seen) == 4:
+  def check_three_images(data, *size):
+    checked_files.append(data)
+    if len(checked_files) == 4:
       raise KeyboardInterrupt
     return checking.check_image(data, *size)
 
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 2)
   monkeypatch.setattr(store.PreparedImages, "shard_values", 1)
-  monkeypatch.setattr(store, "check_image", counted)
+  monkeypatch.setattr(store, "check_image", check_three_images)
   with pytest.raises(KeyboardInterrupt):
-    made(pairs, source=f"jsonl:train={other}")
-  again = made(pairs, source=f"jsonl:train={other}")
-  assert len(seen) < 8 and again.num_examples == 3
-  for found, wanted in zip(again.captions(), expected.captions(), strict=True):
-    np.testing.assert_array_equal(found, wanted)
+    build_task(pairs, source=f"jsonl:train={source_file}")
+  resumed = build_task(pairs, source=f"jsonl:train={source_file}")
+  assert len(checked_files) < 8  # four, and those of the records that were not finished
+  assert resumed.num_examples == 3
+  for actual_array, expected_array in zip(resumed.captions(), expected.captions(), strict=True):
+    np.testing.assert_array_equal(actual_array, expected_array)
   notes = sorted((pairs / "cache").glob("other-train-*/tokens/*"))
   assert len(notes) == 3
   notes[0].write_bytes(notes[0].read_bytes()[:-1] + b"?")
-  with pytest.raises(
-    DamageError, match="tokens/000000000000: found SHA-256 .* or delete .*other-train-.* made again"
-  ):
-    made(pairs, source=f"jsonl:train={other}")
+  words = "tokens/000000000000: found SHA-256 .* or delete .*other-train-.* made again"
+  with pytest.raises(DamageError, match=words):
+    build_task(pairs, source=f"jsonl:train={source_file}")
 
 
 @pytest.mark.parametrize(
@@ -152,19 +151,19 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
       '{"image": "3.png", "caption": "x"}',
       "found 0 images, 1 records skipped .image file not found.",
     ),
-    # not lost
+    # a fault of the file system, unlike a missing file, is not skipped
     (
       '{"image": "loop.png", "caption": "x"}',
       "'.*loop.png' cannot be read: found a link to itself",
     ),
   ],
 )
-def test_what_cannot_be_used_is_told(pairs, tmp_path, line, words):
+def test_an_unusable_record_is_reported(pairs, tmp_path, line, words):
   (tmp_path / "bad.jsonl").write_text(line + "\n")
   (pairs / "loop.png").unlink(missing_ok=True)
   (pairs / "loop.png").symlink_to("loop.png")
   with pytest.raises(UserError, match=words):
-    made(pairs, source=f"jsonl:train={tmp_path}/bad.jsonl")
+    build_task(pairs, source=f"jsonl:train={tmp_path}/bad.jsonl")
 
 
 def test_captions_of_tfds(tmp_path):

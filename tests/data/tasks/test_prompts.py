@@ -1,23 +1,20 @@
-"""Prompts of models that learn from rewards: conversations that the assistant is to answer."""
-
-import json
+"""Prompts of models that learn from rewards are conversations without the assistant's answer."""
 
 import numpy as np
 import pytest
 
+import json_lines
 from t5x_like import vocabularies
 from t5x_like.data import task
 from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.errors import UserError
 
 BYTES = vocabularies.load("bytes")
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
 
 
 def build(folder, *talks):
-  (folder / "prompts.jsonl").write_text(
-    "".join(json.dumps({"messages": talk}) + "\n" for talk in talks)
-  )
+  json_lines.write(folder / "prompts.jsonl", [{"messages": talk} for talk in talks])
   sizes = dict(prompt_length=96, new_tokens=4, completions=2)
   source = f"jsonl:{folder}/prompts.jsonl"
   return task.build(
@@ -32,16 +29,19 @@ def build(folder, *talks):
 
 
 def test_a_conversation_is_a_prompt_without_its_answer(tmp_path, capsys):
-  answered = [*ASKED, {"role": "assistant", "content": "Hello."}]
-  built = build(tmp_path, ASKED, answered, [*answered, ASKED[1]])
+  answered = [*TALK, {"role": "assistant", "content": "Hello."}]
+  longer = [*answered, TALK[1]]
+  built = build(tmp_path, TALK, answered, longer)
   assert "1 records skipped (an answer at the end of the prompt)" in capsys.readouterr().out
-  rows = [np.asarray(example["ids"]) for example in built.examples(())]
-  talks = [[Message(**one) for one in talk] for talk in (ASKED, [*answered, ASKED[1]])]
-  assert [row.tolist() for row in rows] == [Chat("plain", BYTES).prompt(talk) for talk in talks]
+  chat = Chat("plain", BYTES)
+  expected = []
+  for talk in (TALK, longer):
+    expected.append(chat.prompt([Message(**message) for message in talk]))
+  rows = [np.asarray(example["ids"]).tolist() for example in built.examples(())]
+  assert rows == expected
 
 
 def test_an_unknown_role_is_one_line(tmp_path):
-  with pytest.raises(
-    UserError, match="found role 'usr' in message 0, expected one of system, user, assistant"
-  ):
+  words = "found role 'usr' in message 0, expected one of system, user, assistant"
+  with pytest.raises(UserError, match=words):
     build(tmp_path, [{"role": "usr", "content": "Hi!"}])

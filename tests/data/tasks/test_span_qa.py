@@ -1,5 +1,4 @@
-"""Labels of answers: the shortest run of tokens that covers the answer, whatever the vocabulary
-folds."""
+"""The label of an answer is the shortest run of tokens that covers it, in any vocabulary."""
 
 import functools
 import json
@@ -36,8 +35,8 @@ def vocabulary(kind: str):
   )
 
 
-def restored(context: str, answer: str, begin: int, kind: str) -> str:
-  """What the label of an answer spells in its context, as evaluations read it."""
+def spell_label(context: str, answer: str, begin: int, kind: str) -> str:
+  """Return the text of an answer's label in its context, as evaluations read it."""
   contexts = Contexts(vocabulary(kind))
   start, end = contexts.locate(context, answer, begin, "here")
   spans_n2 = contexts(context).spans
@@ -67,17 +66,17 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_word_pieces_restore_the_answer_without_what_stands_next_to_it(case, kind):
   context, answer = CASES[case]
-  assert restored(context, answer, context.index(answer), kind) == answer.strip()
+  assert spell_label(context, answer, context.index(answer), kind) == answer.strip()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
   contexts = Contexts(vocabulary(kind))
   context = "Ada, Bob, Ada, Bob and Ada."
-  places = [place for place in range(len(context)) if context.startswith("Ada", place)]
-  labels = [contexts.locate(context, "Ada", at, "here")[0] for at in places]
+  starts = [place for place in range(len(context)) if context.startswith("Ada", place)]
+  labels = [contexts.locate(context, "Ada", start, "here")[0] for start in starts]
   spans_n2 = contexts(context).spans
-  assert [spans_n2[label, 0] for label in labels] == places
+  assert [spans_n2[label, 0] for label in labels] == starts
 
 
 def test_a_word_that_the_vocabulary_drops_has_no_token():
@@ -86,19 +85,21 @@ def test_a_word_that_the_vocabulary_drops_has_no_token():
   text = "Ada \u200b met \ufeff\u200e Dan \u200d"
   context = contexts(text)
   assert context.tokens.tolist() == contexts("Ada met Dan").tokens.tolist()
-  assert [text[begin:end] for begin, end in contexts(text).words] == ["Ada"] * 3 + ["met"] * 3 + [
-    "Dan"
-  ] * 2
-  assert [contexts.locate(text, text[at], at, "here") for at in (4, 17)] == [(3, 3), (7, 7)]
+  words = [text[begin:end] for begin, end in contexts(text).words]
+  assert words == ["Ada"] * 3 + ["met"] * 3 + ["Dan"] * 2
+  assert contexts.locate(text, text[4], 4, "here") == (3, 3)
+  assert contexts.locate(text, text[17], 17, "here") == (7, 7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_within_a_token_is_covered(kind):
   context = "It was in 2015 in Denver"
-  actual = restored(context, "01", context.index("2015") + 1, kind)
-  assert "01" in actual and actual in "2015"
+  label_text = spell_label(context, "01", context.index("2015") + 1, kind)
+  assert "01" in label_text
+  assert label_text in "2015"
 
 
+# name: the context, the answer that is annotated at its first occurrence, and the label's start
 MISPLACED = {
   "digits of a year": ("Finished in 2015, it is set 20 years after, and 20 miles off.", "20", 28),
   "letters of a word": ("The Westwood crew won two of ten.", "two", 22),
@@ -112,13 +113,14 @@ MISPLACED = {
 def test_an_answer_placed_within_another_word_is_taken_where_it_stands_alone(case):
   """Of several places the nearest; where there is none, the token around the annotated place."""
   context, answer, expected = MISPLACED[case]
-  at = context.lower().index(answer)
+  start = context.lower().index(answer)
   lines = [context.encode() for context, *_ in MISPLACED.values()] * 50
   contexts = Contexts(
     train_tokenizer.train(lines, size=115, kind="wordpiece", with_mask=True, lowercase=True)
   )
-  first, last = contexts.locate(context, context[at : at + len(answer)], at, "here")
-  assert contexts(context).spans[first, 0] == expected and first == last
+  first, last = contexts.locate(context, context[start : start + len(answer)], start, "here")
+  assert contexts(context).spans[first, 0] == expected
+  assert first == last
 
 
 LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
@@ -136,18 +138,20 @@ def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
   first = data.draw(st.integers(0, len(spans) - 1))
   last = data.draw(st.integers(first, len(spans) - 1))
   begin = spans[first][0]
-  past = spans[last][1]
-  answer = context[begin:past]
+  end = spans[last][1]
+  answer = context[begin:end]
   if answer.strip() and answer == answer.strip():
-    assert restored(context, answer, begin, kind) == answer
+    assert spell_label(context, answer, begin, kind) == answer
 
 
 def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
   context = "Zoe met Ada, and Bob, and Cyd, then Dan: all on one long day in Denver."
+  answer_start = context.index("Dan")
+  answer_end = answer_start + len("Dan")
   record = {
     "question": "Who?",
     "context": context,
-    "answers": [{"text": "Dan", "answer_start": context.index("Dan")}],
+    "answers": [{"text": "Dan", "answer_start": answer_start}],
   }
   (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n")
   vocabulary("uncased").save(tmp_path / "vocabulary")
@@ -162,18 +166,18 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
   )
   (batch,) = loader.eval_batches(built, batch_size=built.num_examples)
   windows = built.examples(())
-  held = 0
+  windows_with_answer = 0
   assert len(windows) > 3
   for window, start, end in zip(windows, batch["span_start"], batch["span_end"]):
     spans_n2 = window["spans"]
-    inside = spans_n2[0, 0] <= context.index("Dan") and context.index("Dan") + 3 <= spans_n2[-1, 1]
-    assert (start > 0) == inside
-    if inside:
-      held += 1
-      assert (
-        context[spans_n2[start - window["first"], 0] : spans_n2[end - window["first"], 1]] == "Dan"
-      )
-  assert held > 1
+    has_answer = spans_n2[0, 0] <= answer_start and answer_end <= spans_n2[-1, 1]
+    assert (start > 0) == has_answer
+    if has_answer:
+      windows_with_answer += 1
+      label_start = spans_n2[start - window["first"], 0]
+      label_end = spans_n2[end - window["first"], 1]
+      assert context[label_start:label_end] == "Dan"
+  assert windows_with_answer > 1
 
 
 @pytest.mark.parametrize("split, questions", [("train", [0]), ("validation", [0, 1])])
@@ -199,7 +203,11 @@ def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride)
     scores = []
     for window in windows:
       length = min(window.stop, tokens) - window.start
-      left = token - window.start
-      right = window.start + length - 1 - token
-      scores.append(min(left, right) + 0.01 * length if left >= 0 and right >= 0 else -1.0)
+      tokens_before = token - window.start
+      tokens_after = window.start + length - 1 - token
+      scores.append(
+        min(tokens_before, tokens_after) + 0.01 * length
+        if tokens_before >= 0 and tokens_after >= 0
+        else -1.0
+      )
     assert owner[token] == int(np.argmax(scores))

@@ -1,5 +1,4 @@
-"""Text-to-text tasks: from rows to packed features, read back as text; every example once; bad
-input."""
+"""Text-to-text tasks make packed features of every row once, and refuse bad rows in one line."""
 
 import gzip
 import json
@@ -38,18 +37,15 @@ def tsv(tmp_path):
 
 
 def build(tmp_path, path, **changes):
-  arguments = (
-    dict(
-      source=f"tsv:{path}",
-      inputs="say: {source}",
-      targets="{target}",
-      inputs_length=96,
-      targets_length=80,
-      cache=str(tmp_path / "cache"),
-    )
-    | changes
+  defaults = dict(
+    source=f"tsv:{path}",
+    inputs="say: {source}",
+    targets="{target}",
+    inputs_length=96,
+    targets_length=80,
+    cache=str(tmp_path / "cache"),
   )
-  return task.build("text_to_text", "train", **arguments)
+  return task.build("text_to_text", "train", **defaults | changes)
 
 
 def test_targets_are_encoded_by_the_model_of_targets(tmp_path, tsv):
@@ -68,35 +64,36 @@ def test_targets_are_encoded_by_the_model_of_targets(tmp_path, tsv):
 
 
 def epoch(built, batch_size=4, seed=1, start=0):
-  """The rows of one epoch of training, whatever batches they come in."""
+  """Return the rows of one epoch of training."""
   batches = loader.train_batches(built, batch_size=batch_size, seed=seed, start_step=start)
   rows_needed = built.num_examples
-  held = [next(batches) for _ in range(-(-rows_needed // batch_size))]
-  return {name: np.concatenate([batch[name] for batch in held])[:rows_needed] for name in held[0]}
+  batches_of_epoch = [next(batches) for _ in range(-(-rows_needed // batch_size))]
+  return {
+    name: np.concatenate([batch[name] for batch in batches_of_epoch])[:rows_needed]
+    for name in batches_of_epoch[0]
+  }
 
 
-def pairs_of(features):
-  """(inputs, targets) texts of every segment of packed encoder-decoder rows."""
-  actual = []
+def decode_pairs(features):
+  """Return (inputs, targets) as text of every segment of packed encoder-decoder rows."""
+  pairs = []
   for row in range(len(features["encoder_input_tokens"])):
-    for segment in range(1, features["encoder_segment_ids"][row].max() + 1):
-      texts = []
-      for side, tokens in (
-        ("encoder", "encoder_input_tokens"),
-        ("decoder", "decoder_target_tokens"),
-      ):
-        ids = features[tokens][row][features[f"{side}_segment_ids"][row] == segment]
-        assert ids[-1] == 1 and (ids != 0).all()
-        texts.append(BYTES.decode(ids))
-      actual.append(tuple(texts))
-  return actual
+    encoder_segments = features["encoder_segment_ids"][row]
+    decoder_segments = features["decoder_segment_ids"][row]
+    for segment in range(1, encoder_segments.max() + 1):
+      inputs = features["encoder_input_tokens"][row][encoder_segments == segment]
+      targets = features["decoder_target_tokens"][row][decoder_segments == segment]
+      for ids in (inputs, targets):
+        assert ids[-1] == 1
+        assert (ids != 0).all()
+      pairs.append((BYTES.decode(inputs), BYTES.decode(targets)))
+  return pairs
 
 
 EXPECTED = sorted((f"say: {a}", b) for a, b in PAIRS)
 
 
-def test_rows_are_those_of_seqio(tmp_path):
-  """SeqIO's own example, with its ids, from rows of text to features."""
+def test_rows_are_packed_as_in_seqios_documentation(tmp_path):
   tokenizer = tokenizers.Tokenizer(
     tokenizers.models.WordLevel(
       {"[PAD]": 0, "</s>": 1, "[UNK]": 2} | {f"w{i}": i for i in range(3, 10)}, unk_token="[UNK]"
@@ -135,30 +132,28 @@ def test_an_epoch_has_every_pair_once(tmp_path, tsv, packed, capsys):
   built = build(tmp_path, tsv, packed=packed)
   assert "60 examples" in capsys.readouterr().out
   features = epoch(built)
-  assert {name: (x.shape[1:], x.dtype.name) for name, x in features.items()} == {
-    name: (f.shape, f.dtype) for name, f in built.features.items()
-  }
+  assert features.keys() == built.features.keys()
+  for name, feature in built.features.items():
+    assert features[name].shape[1:] == feature.shape
+    assert features[name].dtype == feature.dtype
   if packed:
-    assert built.num_examples < 30 and sorted(pairs_of(features)) == EXPECTED
+    assert built.num_examples < 30
+    assert sorted(decode_pairs(features)) == EXPECTED
   else:
-    decoded = [
-      tuple(
-        BYTES.decode(features[name][i])
-        for name in ("encoder_input_tokens", "decoder_target_tokens")
-      )
-      for i in range(60)
-    ]
-    assert sorted(decoded) == EXPECTED and "encoder_segment_ids" not in features
-  again = epoch(built, seed=2)
-  assert not np.array_equal(again["encoder_input_tokens"], features["encoder_input_tokens"])
+    assert "encoder_segment_ids" not in features
+    inputs = [BYTES.decode(row) for row in features["encoder_input_tokens"]]
+    targets = [BYTES.decode(row) for row in features["decoder_target_tokens"]]
+    assert sorted(zip(inputs, targets)) == EXPECTED
+  other_seed = epoch(built, seed=2)
+  assert not np.array_equal(other_seed["encoder_input_tokens"], features["encoder_input_tokens"])
 
 
 def test_evaluation_has_every_pair_once(tmp_path, tsv):
   batches = list(loader.eval_batches(build(tmp_path, tsv), batch_size=7))
-  assert sorted(pair for batch in batches for pair in pairs_of(batch)) == EXPECTED
+  assert sorted(pair for batch in batches for pair in decode_pairs(batch)) == EXPECTED
 
 
-def test_it_is_tokenised_once(tmp_path, tsv, capsys):
+def test_a_source_is_tokenised_once_for_all_lengths(tmp_path, tsv, capsys):
   first = build(tmp_path, tsv)
   assert "prepared 60" in capsys.readouterr().out
   assert build(tmp_path, tsv, inputs_length=128).fingerprint != first.fingerprint
@@ -168,36 +163,41 @@ def test_it_is_tokenised_once(tmp_path, tsv, capsys):
   assert "prepared 60" in capsys.readouterr().out
 
 
-def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv):
+def test_a_decoder_reads_prompt_and_target_and_learns_the_target(tmp_path, tsv):
   built = build(
     tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None
   )
   features = epoch(built)
   actual = []
   for row in range(built.num_examples):
-    one = {name: x[row] for name, x in features.items()}
-    for segment in range(1, one["decoder_segment_ids"].max() + 1):
-      at = one["decoder_segment_ids"] == segment
-      tokens, inputs, paid, seen = (
-        one[f"decoder_{name}"][at]
-        for name in ("target_tokens", "input_tokens", "loss_weights", "causal_attention")
-      )
-      assert inputs[0] == 1 and np.array_equal(inputs[1:], tokens[:-1])
-      assert np.array_equal(one["decoder_positions"][at], np.arange(at.sum()))
-      prompt = int((paid == 0).sum())
-      assert (paid[prompt:] == 1).all() and seen.tolist() == [1] * (prompt + 1) + [0] * (
-        at.sum() - prompt - 1
-      )
+    row_features = {name: x[row] for name, x in features.items()}
+    for segment in range(1, row_features["decoder_segment_ids"].max() + 1):
+      in_segment = row_features["decoder_segment_ids"] == segment
+      tokens = row_features["decoder_target_tokens"][in_segment]
+      inputs = row_features["decoder_input_tokens"][in_segment]
+      loss_weights = row_features["decoder_loss_weights"][in_segment]
+      causal_attention = row_features["decoder_causal_attention"][in_segment]
+      positions = row_features["decoder_positions"][in_segment]
+      assert inputs[0] == 1
+      np.testing.assert_array_equal(inputs[1:], tokens[:-1])
+      np.testing.assert_array_equal(positions, np.arange(len(tokens)))
+      prompt = int((loss_weights == 0).sum())
+      assert (loss_weights[prompt:] == 1).all()
+      np.testing.assert_array_equal(causal_attention, np.arange(len(tokens)) <= prompt)
       assert tokens[-1] == 1
       actual.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
-    assert not one["decoder_loss_weights"][one["decoder_segment_ids"] == 0].any()
+    assert not row_features["decoder_loss_weights"][row_features["decoder_segment_ids"] == 0].any()
   assert sorted(actual) == EXPECTED
-  everything = build(
-    tmp_path, tsv, architecture="decoder", loss_on="all", inputs_length=128, targets_length=None
-  )
-  other = epoch(everything)
-  assert np.array_equal(other.pop("decoder_loss_weights"), other["decoder_segment_ids"] > 0)
-  assert all(np.array_equal(x, features[name]) for name, x in other.items())
+
+
+def test_a_loss_on_all_tokens_changes_only_the_loss_weights(tmp_path, tsv):
+  arguments = {"architecture": "decoder", "inputs_length": 128, "targets_length": None}
+  features = epoch(build(tmp_path, tsv, **arguments))
+  features_of_all = epoch(build(tmp_path, tsv, loss_on="all", **arguments))
+  loss_weights = features_of_all.pop("decoder_loss_weights")
+  np.testing.assert_array_equal(loss_weights, features_of_all["decoder_segment_ids"] > 0)
+  for name, x in features_of_all.items():
+    np.testing.assert_array_equal(x, features[name], err_msg=name)
 
 
 def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
@@ -214,27 +214,24 @@ def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
       _, sums = jax.device_get(evaluate(model, batch))
       total = {name: total[name] + float(sums[name]) for name in total}
     losses.append(total)
-  assert losses[0]["weights"] == losses[1]["weights"] == sum(len(b) + 1 for _, b in PAIRS)
-  assert (
-    abs(losses[0]["loss"] / losses[1]["loss"] - 1) < 1e-5
-    and losses[0]["correct"] == losses[1]["correct"]
-  )
+  packed_sums, unpacked_sums = losses
+  assert packed_sums["weights"] == unpacked_sums["weights"]
+  assert packed_sums["weights"] == sum(len(target) + 1 for _, target in PAIRS)
+  assert packed_sums["correct"] == unpacked_sums["correct"]
+  assert packed_sums["loss"] == pytest.approx(unpacked_sums["loss"], rel=1e-5)
 
 
 def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
-  with pytest.raises(
-    UserError,
-    match=r"of 60 examples are too long \(inputs_length: \d+ over 24, "
-    r"the longest \d+",
-  ):
+  words = r"of 60 examples are too long \(inputs_length: \d+ over 24, the longest \d+"
+  with pytest.raises(UserError, match=words):
     build(tmp_path, tsv, inputs_length=24)
   short = [pair for pair in EXPECTED if len(pair[0]) < 24]
   built = build(tmp_path, tsv, inputs_length=24, too_long="skip")
   assert f"{60 - len(short)} of 60 examples skipped, too long" in capsys.readouterr().out
-  assert sorted(pairs_of(epoch(built))) == short
+  assert sorted(decode_pairs(epoch(built))) == short
   built = build(tmp_path, tsv, inputs_length=24, too_long="truncate")
   assert f"{60 - len(short)} of 60 examples truncated" in capsys.readouterr().out
-  assert sorted(pairs_of(epoch(built))) == sorted((a[:23], b) for a, b in EXPECTED)
+  assert sorted(decode_pairs(epoch(built))) == sorted((a[:23], b) for a, b in EXPECTED)
   with pytest.raises(UserError, match="all 60 examples are too long"):
     build(tmp_path, tsv, inputs_length=2, too_long="skip")
 
@@ -242,11 +239,8 @@ def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
 def test_empty_fields_are_counted(tmp_path, tsv, capsys):
   tsv.write_text("source\ttarget\na\tb\n\tx\ny\t \nz\tw\n")
   assert epoch(build(tmp_path, tsv), batch_size=1)["encoder_input_tokens"].shape[0] == 1
-  out = capsys.readouterr().out
-  assert (
-    "prepared 2 examples, 1 records skipped (empty inputs), 1 records skipped (empty targets)"
-    in out
-  )
+  skipped = "1 records skipped (empty inputs), 1 records skipped (empty targets)"
+  assert f"prepared 2 examples, {skipped}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -293,48 +287,43 @@ def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
   assert not list((tmp_path / "cache").glob("[!.]*/")) if (tmp_path / "cache").exists() else True
 
 
-def test_a_file_changed_since_is_named(tmp_path, tsv):
+def test_a_damaged_file_of_the_cache_is_named(tmp_path, tsv):
   build(tmp_path, tsv)
   (shard,) = (tmp_path / "cache").glob("*/targets/000000000000")
   data = bytearray(shard.read_bytes())
   data[3] ^= 1
   shard.write_bytes(data)
-  with pytest.raises(
-    DamageError,
-    match=r"targets/000000000000: found SHA-256.*delete .* made "
-    r"again",
-  ):
+  words = "targets/000000000000: found SHA-256.*delete .* made again"
+  with pytest.raises(DamageError, match=words):
     build(tmp_path, tsv)
 
 
-def test_a_source_changed_since_is_prepared_again(tmp_path, tsv):
-  """Also where its size is the same: one label mended."""
+def test_a_changed_source_of_the_same_size_is_prepared_again(tmp_path, tsv):
   tsv.write_text("source\ttarget\na\tb\n")
   before = build(tmp_path, tsv)
   tsv.write_text("source\ttarget\na\tc\n")
   os.utime(tsv, ns=(0, 10**18))  # a file system's clock may be coarse
   after = build(tmp_path, tsv)
   assert before.fingerprint != after.fingerprint
-  assert (
-    epoch(after, batch_size=1)["decoder_target_tokens"][0, 0] == after.vocabulary.encode("c")[0]
-  )
+  target = epoch(after, batch_size=1)["decoder_target_tokens"][0]
+  assert target[0] == after.vocabulary.encode("c")[0]
 
 
 def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
   tsv.write_text("source\ttarget\na\tb\n")
 
-  def full(*_, **__):
+  def raise_no_space(*_, **__):
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(np, "save", full)
-  monkeypatch.setattr(os, "rename", full)
+  monkeypatch.setattr(np, "save", raise_no_space)
+  monkeypatch.setattr(os, "rename", raise_no_space)
   with pytest.raises(UserError, match="No space left on device.*free some space"):
     build(tmp_path, tsv)
   assert not list((tmp_path / "cache").glob("[!.]*/"))
 
 
 @pytest.mark.parametrize(
-  "line, said",
+  "line, message",
   [
     ('{"a": NaN, "b": 1}', "j.jsonl:1: found nan in field 'a', expected text or a finite number"),
     ('{"a": 1e999, "b": 1}', "found inf in field 'a'"),
@@ -342,9 +331,9 @@ def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
     ('{"a": "x\\u0000y", "b": 1}', r"found 0 examples, 1 records skipped \(NUL character\)"),
   ],
 )
-def test_fields_that_are_no_text(tmp_path, line, said):
+def test_a_field_that_is_no_text_is_refused(tmp_path, line, message):
   (tmp_path / "j.jsonl").write_text(line + "\n")
-  with pytest.raises(UserError, match=said):
+  with pytest.raises(UserError, match=message):
     task.build(
       "text_to_text",
       "train",
@@ -408,14 +397,13 @@ def test_records_of_formats(tmp_path):
   read = [row for _, row in open_source(f"squad:{tmp_path}/s.json").records("train")]
   assert [(row["id"], row["answers"]) for row in read] == [("q1", answers), ("q2", [])]
   template = Template("{question} {answers.0.text} {{}}", "inputs")
-  assert template(read[0], "here") == "Who? Ada {}" and template(read[1], "here") is None
+  assert template(read[0], "here") == "Who? Ada {}"
+  assert template(read[1], "here") is None
 
   (tmp_path / "c.conll").write_text("Ada\tB-PER\nwrote\tO\n\nIt\tO\n")
   read = [row for _, row in open_source(f"conll:{tmp_path}/c.conll").records("train")]
-  assert (
-    read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]}
-    and len(read) == 2
-  )
+  assert read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]}
+  assert len(read) == 2
 
   (tmp_path / "j.jsonl").write_text(
     '{"a": {"b": ["x", 3]}, "c": [{"d": "y"}, {"d": null}, {"d": true}], "e": []}\n'
@@ -431,17 +419,16 @@ def test_records_of_formats(tmp_path):
 @pytest.mark.parametrize("sentinels", [0, 2, 125])
 def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinels):
   row = {"words": ["the", None, "fox"], "deep": [{"tag": 7}], "none": [], "empty": ["", None]}
-  marked = {
+  texts = {
     0: "the fox",
     2: "<extra_id_0> the <extra_id_1> fox",
     125: "<extra_id_0> the <extra_id_1> <extra_id_2> fox",
   }
   template = Template("tag: {words.<*>}", "inputs", sentinels)
-  assert template(row, "here") == f"tag: {marked[sentinels]}" and template.fields == ("words.*",)
-  assert (
-    template.has_sentinels == (sentinels > 0)
-    and not Template("{words.*}", "inputs", 9).has_sentinels
-  )
+  assert template(row, "here") == f"tag: {texts[sentinels]}"
+  assert template.fields == ("words.*",)
+  assert template.has_sentinels == (sentinels > 0)
+  assert not Template("{words.*}", "inputs", 9).has_sentinels
   assert Template("{deep.<*>.tag}", "inputs", 1)(row, "here") == "<extra_id_0> 7"
   assert Template("{none.<*>}", "inputs", 9)(row, "here") is None
   assert Template("{empty.<*>}", "inputs", 9)(row, "here") is None

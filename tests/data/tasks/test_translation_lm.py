@@ -1,5 +1,4 @@
-"""Rows of translations: their layout, languages and positions, and masks of their own in every
-epoch."""
+"""Translation language modelling puts a sentence and its translation into one masked row."""
 
 import numpy as np
 import pytest
@@ -11,25 +10,35 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 BYTES = vocabularies.load("bytes")
-CLS, SEP = (vocabularies.special_id(BYTES, name) for name in ("cls", "sep"))
+CLS = vocabularies.special_id(BYTES, "cls")
+SEP = vocabularies.special_id(BYTES, "sep")
 
 
-def arguments(tmp_path, **more):
+def arguments(tmp_path, **changes):
   (tmp_path / "train.en").write_text("the cat sleeps\na much longer sentence than that\n")
   (tmp_path / "train.de").write_text("die Katze\nkurz\n")
   source = {"source": f"parallel:{tmp_path}/{{split}}.{{field}}", "cache": str(tmp_path / "cache")}
-  return {"name": "translation_lm", "text": "{en}", "pair": "{de}", "length": 32, **source, **more}
+  return {
+    "name": "translation_lm",
+    "text": "{en}",
+    "pair": "{de}",
+    "length": 32,
+    **source,
+    **changes,
+  }
 
 
-def rows(made, epoch=0):
-  index = tf.range(made.num_examples, dtype=tf.int64)
-  return {name: x.numpy() for name, x in made.batch(index, tf.zeros_like(index) + epoch, 0).items()}
+def rows(built, epoch=0):
+  index = tf.range(built.num_examples, dtype=tf.int64)
+  return {
+    name: x.numpy() for name, x in built.batch(index, tf.zeros_like(index) + epoch, 0).items()
+  }
 
 
 def test_a_sentence_and_its_translation_share_a_row(tmp_path):
-  given = arguments(tmp_path, too_long="truncate", languages=[3, 5])
-  built_task = task.build(split="train", **given)
-  assert built_task.features == task_features.declare(given)
+  task_arguments = arguments(tmp_path, too_long="truncate", languages=[3, 5])
+  built_task = task.build(split="train", **task_arguments)
+  assert built_task.features == task_features.declare(task_arguments)
   batch = rows(built_task)
   later = rows(built_task, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0
@@ -41,24 +50,24 @@ def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   assert batch["encoder_positions"][0].tolist() == [*range(16), *range(16)]
   cut = BYTES.encode("a much longer sentence than that")[:24]
   assert tokens[1].tolist() == [CLS, *cut, SEP, CLS, *BYTES.encode("kurz"), SEP]
-  assert (
-    hidden.sum(1).tolist() == [3, 4] and not np.isin(tokens[hidden], [CLS, SEP, BYTES.pad_id]).any()
-  )
-  for row, places in enumerate(batch["encoder_masked_positions"]):
-    assert np.flatnonzero(hidden[row]).tolist() == places[: hidden[row].sum()].tolist()
+  assert hidden.sum(1).tolist() == [3, 4]
+  assert not np.isin(tokens[hidden], [CLS, SEP, BYTES.pad_id]).any()
+  for row, positions in enumerate(batch["encoder_masked_positions"]):
+    assert np.flatnonzero(hidden[row]).tolist() == positions[: hidden[row].sum()].tolist()
   assert (hidden != (later["encoder_loss_weights"] > 0)).any()
-  assert not has_aligned_positions(batch, "encoder")  # positions restart within what is seen
+  assert not has_aligned_positions(batch, "encoder")  # positions restart at the translation
 
 
 def test_one_language_has_the_same_features(tmp_path):
-  alone, both = (
-    task.build(split="train", **arguments(tmp_path, pair=pair)) for pair in (None, "{de}")
-  )
-  batch = rows(alone)
-  assert alone.features == both.features and alone.fingerprint != both.fingerprint
-  assert (
-    batch["encoder_positions"][0].tolist() == list(range(32))
-    and not batch["encoder_token_types"].any()
-  )
+  single = task.build(split="train", **arguments(tmp_path, pair=None))
+  pairs = task.build(split="train", **arguments(tmp_path))
+  assert single.features == pairs.features
+  assert single.fingerprint != pairs.fingerprint
+  batch = rows(single)
+  assert batch["encoder_positions"][0].tolist() == list(range(32))
+  assert not batch["encoder_token_types"].any()
+
+
+def test_one_language_for_two_texts_is_refused(tmp_path):
   with pytest.raises(UserError, match=r"config.task.languages: found \[1\] .*, expected a number"):
     task.build(split="train", **arguments(tmp_path, languages=[1]))
