@@ -1,8 +1,6 @@
-"""Token stores that tasks make for themselves from a source: once, by one process, and anew when
-files change."""
+"""A task on a source prepares its store once, in one process, and anew when files change."""
 
 import functools
-import json
 import os
 import pathlib
 import re
@@ -13,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 
+import json_lines
 from t5x_like import config, data, recipes
 from t5x_like.config import Corpus
 from t5x_like.corpora import building, corpus, tokens
@@ -25,35 +24,36 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-  """A corpus of two files in a directory that is the present one, and a cache."""
+def folder(tmp_path, monkeypatch):
+  """Write a corpus of two files into the current directory, which also holds the cache."""
   generator = np.random.default_rng(0)
   for number in range(2):
-    texts = (
-      "".join(map(chr, generator.integers(97, 123, n))) for n in generator.integers(1, 900, 100)
-    )
-    (tmp_path / f"{number}.jsonl").write_text(
-      "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    )
+    rows = []
+    for length in generator.integers(1, 900, 100):
+      rows.append({"text": "".join(map(chr, generator.integers(97, 123, length)))})
+    json_lines.write(tmp_path / f"{number}.jsonl", rows)
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
   monkeypatch.chdir(tmp_path)
   return tmp_path
 
 
 def build(split="train", name="span_corruption", **arguments):
-  corpus_ = {"source": "jsonl:*.jsonl", "vocabulary": "bytes"}
-  return task.build(
-    name,
-    split,
-    **({"inputs_length": 64} if name == "span_corruption" else {}) | corpus_ | arguments,
-  )
+  source_arguments = {"source": "jsonl:*.jsonl", "vocabulary": "bytes"}
+  if name == "span_corruption":
+    source_arguments["inputs_length"] = 64
+  return task.build(name, split, **source_arguments | arguments)
 
 
-def homes(root):
+def store_folders(root):
   return sorted(path for path in (root / "cache").iterdir() if path.is_dir())
 
 
-def test_a_task_on_a_source_is_the_one_on_the_prepared_store(here, capsys):
+def read_modification_times(root):
+  files = (file for home in store_folders(root) for file in home.rglob("*"))
+  return {file: file.stat().st_mtime_ns for file in files}
+
+
+def test_a_task_on_a_source_is_the_one_on_the_prepared_store(folder, capsys):
   flags = ["--source=jsonl:*.jsonl", "--vocabulary=bytes"]
   assert prepare_data.main([*flags, "--output=made"]) == 0
   assert prepare_data.main([*flags, "--output=made_eos", "--append_eos"]) == 0
@@ -63,9 +63,10 @@ def test_a_task_on_a_source_is_the_one_on_the_prepared_store(here, capsys):
     assert build(split).fingerprint == expected.fingerprint
     expected = task.build("causal_lm", split, store="made_eos", length=64)
     assert build(split, "causal_lm", length=64).fingerprint == expected.fingerprint
-  assert capsys.readouterr().out.count("preparing split") == 4 and len(homes(here)) == 2
-  before = {file: file.stat().st_mtime_ns for home in homes(here) for file in home.rglob("*")}
-  mixed = task.build(
+  assert capsys.readouterr().out.count("preparing split") == 4
+  assert len(store_folders(folder)) == 2
+  modification_times = read_modification_times(folder)
+  mixture = task.build(
     "mixture",
     "train",
     shared={
@@ -76,95 +77,96 @@ def test_a_task_on_a_source_is_the_one_on_the_prepared_store(here, capsys):
     },
     parts={"a": {}, "b": {"store": "builtin"}},
   )
-  assert mixed.parts["a"].fingerprint == build().fingerprint != mixed.parts["b"].fingerprint
+  assert mixture.parts["a"].fingerprint == build().fingerprint != mixture.parts["b"].fingerprint
   assert "preparing" not in capsys.readouterr().out
-  assert before == {
-    file: file.stat().st_mtime_ns for home in homes(here) for file in home.rglob("*")
-  }
+  assert modification_times == read_modification_times(folder)
 
 
-def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
+def test_changed_files_are_prepared_anew_and_the_older_store_remains(folder, capsys):
   first = build()
-  (old,) = homes(here)
-  text = (here / "0.jsonl").read_text()
-  (here / "0.jsonl").write_text(text.replace("a", "b"))  # at the same size
-  os.utime(here / "0.jsonl", ns=(1, 1))
+  (first_home,) = store_folders(folder)
+  text = (folder / "0.jsonl").read_text()
+  (folder / "0.jsonl").write_text(text.replace("a", "b"))  # at the same size
+  os.utime(folder / "0.jsonl", ns=(1, 1))
   second = build()
-  said = capsys.readouterr().out
-  assert re.search(
-    r"its files have changed since .*cache/.* was made .* preparing them anew; "
-    r"delete .*cache/",
-    said,
+  output = capsys.readouterr().out
+  message = (
+    "its files have changed since .*cache/.* was made .* preparing them anew; delete .*cache/"
   )
-  assert second.fingerprint != first.fingerprint and len(homes(here)) == 2 and old in homes(here)
-  (here / "0.jsonl").write_text(text)
-  os.utime(here / "0.jsonl", ns=(2, 2))
+  assert re.search(message, output)
+  assert second.fingerprint != first.fingerprint
+  assert len(store_folders(folder)) == 2
+  assert first_home in store_folders(folder)
+  (folder / "0.jsonl").write_text(text)
+  os.utime(folder / "0.jsonl", ns=(2, 2))
   assert build().fingerprint == first.fingerprint  # another time, the same text: runs resume
-  (here / "0.jsonl").unlink(), (here / "1.jsonl").unlink()
-  with pytest.raises(UserError, match=r"--config.task.store=\S+cache/\S+") as refused:
+  (folder / "0.jsonl").unlink()
+  (folder / "1.jsonl").unlink()
+  with pytest.raises(UserError, match=r"--config.task.store=\S+cache/\S+") as error:
     build()
-  store = re.search(r"store=(\S+)", str(refused.value))[1]
-  assert (
-    task.build("span_corruption", "train", store=store, inputs_length=64).num_examples
-    == first.num_examples
-  )
+  store = re.search(r"store=(\S+)", str(error.value))[1]
+  stored = task.build("span_corruption", "train", store=store, inputs_length=64)
+  assert stored.num_examples == first.num_examples
 
 
-def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
+def test_an_interrupted_preparation_goes_on(folder, monkeypatch):
   monkeypatch.setattr(
     tokens.TokenStoreKind, "of", functools.partial(tokens.TokenStoreKind.of, shard_values=10_000)
   )
-  expected = build(cache=str(here / "uninterrupted")).fingerprint
+  expected = build(cache=str(folder / "uninterrupted")).fingerprint
   write = building._write_shard
-  written = []
+  written_shards = []
 
-  def stopping(*arguments):
-    if len(written) == 4:
+  def write_four_shards(*arguments):
+    if len(written_shards) == 4:
       raise KeyboardInterrupt
-    written.append(write(*arguments))
+    written_shards.append(write(*arguments))
 
   with monkeypatch.context() as patched:
-    patched.setattr(building, "_write_shard", stopping)
+    patched.setattr(building, "_write_shard", write_four_shards)
     with pytest.raises(KeyboardInterrupt):
       build()
-  assert not list((here / "cache").glob("*/train"))
-  more = []
-  monkeypatch.setattr(building, "_write_shard", lambda *arguments: more.append(write(*arguments)))
+  assert not list((folder / "cache").glob("*/train"))
+  resumed_shards = []
+  monkeypatch.setattr(
+    building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
+  )
   assert build().fingerprint == expected
-  (home,) = homes(here)
-  assert len(more) == TokenStore.open(home / "train").manifest.num_shards - 4 > 2
+  (home,) = store_folders(folder)
+  assert len(resumed_shards) == TokenStore.open(home / "train").manifest.num_shards - 4 > 2
   assert [child.name for child in home.iterdir()] == ["train"]
 
 
-def test_who_comes_second_waits_also_for_one_that_dies(here, monkeypatch):
-  vocabulary_print = build(cache=str(here / "other")).vocabulary.fingerprint
+def test_a_second_process_waits_for_the_first_even_if_it_dies(folder, monkeypatch):
+  vocabulary_print = build(cache=str(folder / "other")).vocabulary.fingerprint
   code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
 from t5x_like.corpora import corpus
-with corpus._wait_for_turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
+with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
   print("held", flush=True); time.sleep(60)
 """
-  asked = []
-  turn = corpus._wait_for_turn
+  requests = []
+  wait_for_turn = corpus._wait_for_turn
   monkeypatch.setattr(
     corpus,
     "_wait_for_turn",
-    lambda root, request, *more: asked.append(request) or turn(root, request, *more),
+    lambda root, request, *more: requests.append(request) or wait_for_turn(root, request, *more),
   )
-  build(cache=str(here / "third"))
+  build(cache=str(folder / "third"))
   holder = subprocess.Popen(
-    [sys.executable, "-c", code, asked[0]], stdout=subprocess.PIPE, text=True
+    [sys.executable, "-c", code, requests[0]], stdout=subprocess.PIPE, text=True
   )
   assert holder.stdout.readline() == "held\n"
-  said = threading.Event()
-  made = []
+  is_waiting = threading.Event()
+  tasks = []
   monkeypatch.setattr(
     "builtins.print",
-    lambda text, **_: said.set() if "another process is preparing it" in text else 0,
+    lambda text, **_: is_waiting.set() if "another process is preparing it" in text else 0,
   )
-  waiting = threading.Thread(target=lambda: made.append(build()))
+  waiting = threading.Thread(target=lambda: tasks.append(build()))
   waiting.start()
-  assert said.wait(60) and not made
+  assert is_waiting.wait(60)
+  assert not tasks
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", -1.0)
   with pytest.raises(
     UserError,
@@ -176,11 +178,12 @@ with corpus._wait_for_turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
   holder.kill()
   waiting.join(60)
   holder.wait()
-  assert made[0].vocabulary.fingerprint == vocabulary_print
+  assert tasks[0].vocabulary.fingerprint == vocabulary_print
 
 
-def test_refusals(here):
-  for arguments, message in (
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
     ({"store": "builtin"}, "config.task: found both a store and a source"),
     ({"sorce": "x"}, "config.task.sorce: unknown key"),
     ({"clean": "c5"}, "config.task.clean: found 'c5', expected some of c4"),
@@ -189,14 +192,19 @@ def test_refusals(here):
     ({"validation_fraction": 1.0}, "validation_fraction: found 1.0"),
     ({"cache": "0.jsonl/x"}, "0.jsonl/x: cannot be written .* T5X_LIKE_CACHE"),
     ({"split": "test"}, "found no split 'test', expected one of train, validation"),
-  ):
-    with pytest.raises(UserError, match=message):
-      build(**arguments)
+  ],
+)
+def test_impossible_arguments_are_refused(folder, arguments, message):
+  with pytest.raises(UserError, match=message):
+    build(**arguments)
+
+
+def test_a_source_without_vocabulary_is_refused(folder):
   with pytest.raises(UserError, match="config.task.vocabulary: missing"):
     task.build("span_corruption", "train", source="jsonl:*.jsonl")
 
 
-def test_the_cache_is_that_of_the_workdir_unless_it_is_set(monkeypatch):
+def test_the_cache_is_the_workdirs_unless_it_is_set(monkeypatch):
   monkeypatch.setattr(data, "_default", data._default)
   monkeypatch.delenv("T5X_LIKE_CACHE", raising=False)
   data.use_cache("runs/one/")
@@ -205,17 +213,18 @@ def test_the_cache_is_that_of_the_workdir_unless_it_is_set(monkeypatch):
   assert data.cache_directory() == "gs://b/cache"
 
 
-def test_a_source_takes_the_place_of_a_store_and_a_store_that_of_a_source():
+def test_a_source_replaces_a_recipes_store_and_a_store_its_source():
   recipe = str(REPO / "configs/t5/base.py")
   source = ["task.vocabulary=v", "task.source=jsonl:a", "task.clean=c4"]
-  made = recipes.load(recipe, source).task
-  assert "store" not in made and (made.source, made.vocabulary) == ("jsonl:a", "v")
-  made = recipes.load(recipe, [*source, "task.store=data/x"]).task
-  assert made.store == "data/x" and not {"source", "vocabulary", "clean"} & set(made)
+  task_config = recipes.load(recipe, source).task
+  assert "store" not in task_config
+  assert task_config.source == "jsonl:a"
+  assert task_config.vocabulary == "v"
+  task_config = recipes.load(recipe, [*source, "task.store=data/x"]).task
+  assert task_config.store == "data/x"
+  assert not {"source", "vocabulary", "clean"} & set(task_config)
   assert recipes.load(f"{recipe}:debug", source).task.source == "jsonl:a"
-  own = made.to_dict() | {"name": "t"}
-  assert config.change_task({"source": "a", "vocabulary": "v", "length": 3}, {"store": "b"}) == {
-    "store": "b",
-    "length": 3,
-  }
-  assert "store" not in config.change_task(own, Corpus("a", "v").__dict__)
+  store_task = task_config.to_dict() | {"name": "t"}
+  source_task = {"source": "a", "vocabulary": "v", "length": 3}
+  assert config.change_task(source_task, {"store": "b"}) == {"store": "b", "length": 3}
+  assert "store" not in config.change_task(store_task, Corpus("a", "v").__dict__)

@@ -25,7 +25,9 @@ def sentence(words):
 def questions(tmp_path_factory):
   """(files, texts of 20, 10 and 5 words)."""
   root = tmp_path_factory.mktemp("questions")
-  long, short, tiny = (sentence(words) for words in (20, 10, 5))
+  long = sentence(20)
+  short = sentence(10)
+  tiny = sentence(5)
   (root / "long.jsonl").write_text(json.dumps({"id": 1, "choices": [{"text": long}]}) + "\n")
   (root / "short.tsv").write_text(f"a\t{short}\t1\nb\t{tiny}\t0\n")
   return (str(root / "*.jsonl"), str(root / "short.tsv")), (long, short, tiny)
@@ -47,7 +49,7 @@ def test_pages_with_rows_of_words_are_removed_and_named(questions):
 
 
 @pytest.mark.parametrize(
-  "asked, page",
+  "question, page",
   [
     (
       " ".join(f"Caf\u00e9 STRASSE{n}" for n in range(9)),
@@ -66,8 +68,8 @@ def test_pages_with_rows_of_words_are_removed_and_named(questions):
   ],
   ids=["accents", "han", "thai", "marks", "mixed"],
 )
-def test_a_leak_is_found_in_other_spellings_and_scripts(asked, page, tmp_path):
-  (tmp_path / "asked.jsonl").write_text(json.dumps({"question": asked}) + "\n")
+def test_a_leak_is_found_in_other_spellings_and_scripts(question, page, tmp_path):
+  (tmp_path / "asked.jsonl").write_text(json.dumps({"question": question}) + "\n")
   step = decontaminate.Step(against=(str(tmp_path / "asked.jsonl"),))
   assert step.clean(f"{sentence(9)} \u4f60{page}\u597d {sentence(9)}")[1] == "text of asked.jsonl"
   assert step.clean(page[: len(page) // 2])[1] is None
@@ -75,12 +77,11 @@ def test_a_leak_is_found_in_other_spellings_and_scripts(asked, page, tmp_path):
 
 def test_vowel_signs_belong_to_words(tmp_path):
   """Three words of Hindi, which have nine letters, are too few to look for."""
-  asked = "हिन्दी किताबें पढ़नी"
-  (tmp_path / "asked.jsonl").write_text(json.dumps([asked, " ".join([asked] * 3)]) + "\n")
+  question = "हिन्दी किताबें पढ़नी"
+  (tmp_path / "asked.jsonl").write_text(json.dumps([question, " ".join([question] * 3)]) + "\n")
   step = decontaminate.Step(against=(str(tmp_path / "asked.jsonl"),))
-  assert step.clean(asked)[1] is None and step.clean(" ".join([asked] * 3))[1] == (
-    "text of asked.jsonl"
-  )
+  assert step.clean(question)[1] is None
+  assert step.clean(" ".join([question] * 3))[1] == ("text of asked.jsonl")
 
 
 def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, capsys):

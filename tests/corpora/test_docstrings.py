@@ -26,7 +26,8 @@ def built(tmp_path_factory):
   def build(name):
     config = DocstringsConfig(name="small", packages=PACKAGES)
     builder = Docstrings(config=config, data_dir=tmp_path_factory.mktemp(name))
-    assert prepare(builder) and not prepare(builder)
+    assert prepare(builder)
+    assert not prepare(builder)
     return builder
 
   return build("one"), build("two")
@@ -41,24 +42,27 @@ def records(builder, split) -> list[dict[str, str]]:
 
 def test_the_documents_are_the_docstrings_of_the_packages(built):
   documents = records(built[0], "train") + records(built[0], "validation")
-  found = {(d["module"], d["qualname"]): d["text"] for d in documents}
+  text_by_name = {(d["module"], d["qualname"]): d["text"] for d in documents}
   assert {d["package"] for d in documents} == set(PACKAGES)
   import inspect
   import json
   import logging
 
-  assert found["json", "dumps"] == inspect.getdoc(json.dumps)
-  assert found["json.encoder", "JSONEncoder.default"] == inspect.getdoc(json.JSONEncoder.default)
-  assert found["logging", "Formatter.format"] == inspect.getdoc(logging.Formatter.format)
-  assert all(extract.is_prose(text) for text in found.values())
+  assert text_by_name["json", "dumps"] == inspect.getdoc(json.dumps)
+  assert text_by_name["json.encoder", "JSONEncoder.default"] == inspect.getdoc(
+    json.JSONEncoder.default
+  )
+  assert text_by_name["logging", "Formatter.format"] == inspect.getdoc(logging.Formatter.format)
+  assert all(extract.is_prose(text) for text in text_by_name.values())
 
 
 def test_the_same_files_give_the_same_records_in_the_same_order(built):
-  one, two = built
+  first, second = built
   for split in ("train", "validation"):
-    assert records(one, split) == records(two, split) != []
-  assert one.info.metadata == two.info.metadata and len(one.info.metadata["sha256"]) == 64
-  assert one.info.file_format.value == "array_record"
+    assert records(first, split) == records(second, split) != []
+  assert first.info.metadata == second.info.metadata
+  assert len(first.info.metadata["sha256"]) == 64
+  assert first.info.file_format.value == "array_record"
 
 
 def test_no_validation_document_is_seen_in_training(built):
@@ -75,7 +79,8 @@ def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
   source = open_source(
     "tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0]
   )
-  assert source.name == "docstrings" and set(source.splits) == {"train", "validation"}
+  assert source.name == "docstrings"
+  assert set(source.splits) == {"train", "validation"}
   assert list(source.documents("train", "text")) == [d["text"] for d in records(built[0], "train")]
   assert [record for _, record in source.records("train")] == records(built[0], "train")
   assert source.facts("text")["metadata"]["sha256"] == built[0].info.metadata["sha256"]
@@ -136,16 +141,16 @@ def test_source_is_read_and_never_run(package, tmp_path):
     short='"""Too short to keep."""',
     table='"""' + "| 1.25 | 3.50 | " * 20 + '"""',
   )
-  found = {(d.module, d.qualname): d.text for d in docstrings}
-  assert set(found) == {
+  text_by_name = {(d.module, d.qualname): d.text for d in docstrings}
+  assert set(text_by_name) == {
     ("odd_package.a", ""),
     ("odd_package.a", "A"),
     ("odd_package.a", "A.f"),
     ("odd_package.a", "A.f.g"),
     ("odd_package.latin", ""),
   }
-  assert found["odd_package.a", "A.f"] == PROSE.format(3) + "\n\nThen:\n  indented."
-  assert found["odd_package.latin", ""].endswith("café")
+  assert text_by_name["odd_package.a", "A.f"] == PROSE.format(3) + "\n\nThen:\n  indented."
+  assert text_by_name["odd_package.latin", ""].endswith("café")
   assert not (tmp_path / "executed").exists()
 
 
@@ -161,12 +166,11 @@ def test_prose_is_long_and_mostly_letters(text):
   letters = sum(c.isalpha() for c in text)
   visible = sum(not c.isspace() for c in text)
   if extract.is_prose(text):
-    assert (
-      len(text) >= extract.MIN_CHARACTERS
-      and letters >= extract.MIN_LETTERS * visible
-      and "\0" not in text
-    )
-  assert extract.is_prose("word " * 20) and not extract.is_prose("word " * 20 + "\0")
+    assert len(text) >= extract.MIN_CHARACTERS
+    assert letters >= extract.MIN_LETTERS * visible
+    assert "\0" not in text
+  assert extract.is_prose("word " * 20)
+  assert not extract.is_prose("word " * 20 + "\0")
 
 
 def test_the_extractor_needs_no_tensorflow():
@@ -196,9 +200,8 @@ def test_the_tiny_corpus_is_split_by_name(tmp_path):
   packages = {
     split: {record["package"] for _, record in source.records(split)} for split in source.splits
   }
-  assert (
-    packages["validation"] == {"statistics", "tarfile", "textwrap"} and len(packages["train"]) == 6
-  )
+  assert packages["validation"] == {"statistics", "tarfile", "textwrap"}
+  assert len(packages["train"]) == 6
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
@@ -207,4 +210,5 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError) as caught:
     open_source("docstrings", data_dir=f"{tmp_path}/file/deeper")
-  assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+  assert "\n" not in str(caught.value)
+  assert str(tmp_path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Duplicates: what the group-bys of any engine mark is what a loop over the corpus finds."""
+"""Duplicates that a preparation removes, with any engine, are those of a loop over the corpus."""
 
 import json
 from collections import Counter
@@ -17,59 +17,59 @@ def words(seed: int, count: int = 300) -> list[str]:
   return [f"w{i}" for i in np.random.default_rng(seed).integers(0, 5000, count)]
 
 
-def by_hand(texts, steps, min_sentences=3):
-  """The remaining texts, and how many pages and spans are removed, by loops over the corpus."""
+def remove_duplicates(texts, steps, min_sentences=3):
+  """Remove duplicates by loops over the corpus.
+
+  Returns: (the remaining texts, removed pages by reason, removed spans by reason).
+  """
   counts = Counter()
   removed = Counter()
-  seen = set()
-  kept = []
+  signatures = set()
+  numbers = []
   for number, text in enumerate(texts):
     (signature,) = exact.Step().sign(text).tolist()
-    if "exact" in steps and signature in seen:
+    if "exact" in steps and signature in signatures:
       counts["exact duplicate"] += 1
     else:
-      kept.append(number)
-    seen.add(signature)
+      numbers.append(number)
+    signatures.add(signature)
   if "near" in steps:
     representatives = {}
-    live = kept
-    kept = []
-    for number in live:
+    candidates = numbers
+    numbers = []
+    for number in candidates:
       minhash = near.minhash(texts[number])
-      like = False
+      is_near_duplicate = False
       for key in near.band_keys(minhash).tolist():
-        others = representatives.setdefault(key, [])
-        if any(np.mean(other == minhash) >= 0.8 for other in others):
-          like = True
+        earlier_minhashes = representatives.setdefault(key, [])
+        if any(np.mean(earlier == minhash) >= 0.8 for earlier in earlier_minhashes):
+          is_near_duplicate = True
         else:
-          others.append(minhash)
-      counts["near duplicate"] += like
-      kept += [number] * (not like)
-  seen = set()
-  left = []
-  for number in kept:
+          earlier_minhashes.append(minhash)
+      counts["near duplicate"] += is_near_duplicate
+      numbers += [number] * (not is_near_duplicate)
+  signatures = set()
+  texts_left = []
+  for number in numbers:
     text = texts[number]
     if "spans" in steps:
       repeated = []
       for span in spans.Step().sign(text).tolist():
-        repeated.append(span in seen)
-        seen.add(span)
+        repeated.append(span in signatures)
+        signatures.add(span)
       removed["span: repeated"] += sum(repeated)
       if any(repeated):
         text = spans.Step().remove_marked(text, np.array(repeated, bool))[0]
       if any(repeated) and len(list(sentences(text))) < min_sentences:
         counts["too short without repeated spans"] += 1
         continue
-    left.append(text)
-  return (
-    left,
-    {reason: n for reason, n in counts.items() if n},
-    {reason: n for reason, n in removed.items() if n},
-  )
+    texts_left.append(text)
+  # unary plus drops the reasons that never occurred
+  return texts_left, dict(+counts), dict(+removed)
 
 
 def corpus(seed: int = 0) -> list[str]:
-  """Pages with copies, near copies, near copies of those, and passages in common."""
+  """Return pages with copies, near copies, near copies of these, and passages in common."""
   generator = np.random.default_rng(seed)
   texts = []
   for i in range(300):
@@ -77,11 +77,11 @@ def corpus(seed: int = 0) -> list[str]:
     text = words(int(generator.integers(2**31)), int(generator.integers(30, 200)))
     page = [[*text[start : start + 8]] for start in range(0, len(text), 8)]
     if texts and kind in (1, 2, 3):
-      other = texts[int(generator.integers(len(texts)))]
+      earlier_text = texts[int(generator.integers(len(texts)))]
       if kind == 1:
-        texts.append(other.upper())
+        texts.append(earlier_text.upper())
         continue
-      page = [sentence.strip(" .").split() for sentence in sentences(other)]
+      page = [sentence.strip(" .").split() for sentence in sentences(earlier_text)]
       if kind == 2:  # similar by about 0.8, more or less
         for _ in range(int(generator.integers(1, 4))):
           page[int(generator.integers(len(page)))][0] = f"changed{i}"
@@ -92,35 +92,37 @@ def corpus(seed: int = 0) -> list[str]:
 
 
 def entries(generator, count: int, keys: int, places: int):
-  """Entries of different places, in any order."""
-  place = generator.permutation(places)[:count]
-  part = place % 3
+  """Return entries of different places in random order."""
+  places_of_entries = generator.permutation(places)[:count]
+  part = places_of_entries % 3
   key = generator.integers(0, keys, count).astype(np.uint64)
-  return {"part": part, "key": key, "place": place}
+  return {"part": part, "key": key, "place": places_of_entries}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 400])
-def test_comparisons_are_those_of_a_loop(count, monkeypatch):
+def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monkeypatch):
   generator = np.random.default_rng(count)
-  found = entries(generator, count, 40, 1_000)
-  order = sorted(range(count), key=lambda n: (found["part"][n], found["place"][n]))
-  keys = found["key"].tolist()
-  times = Counter(found["key"].tolist())
+  key_entries = entries(generator, count, 40, 1_000)
+  order = sorted(range(count), key=lambda n: (key_entries["part"][n], key_entries["place"][n]))
+  keys = key_entries["key"].tolist()
+  times = Counter(key_entries["key"].tolist())
   firsts = {key: next(n for n in order if keys[n] == key) for key in times}
-  assert _repeats.mark_repeats(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
-  assert near.mark_shared(**found).tolist() == [times[key] > 1 for key in keys]
+  assert _repeats.mark_repeats(**key_entries).tolist() == [
+    firsts[key] != n for n, key in enumerate(keys)
+  ]
+  assert near.mark_shared(**key_entries).tolist() == [times[key] > 1 for key in keys]
   minhash = generator.integers(0, 2, (count, 16)).astype(np.uint32)
   monkeypatch.setattr(near, "_ROWS", 7)
-  for most in (3, 1_000):
-    monkeypatch.setattr(near, "REPRESENTATIVES", most)
+  for max_representatives in (3, 1_000):
+    monkeypatch.setattr(near, "REPRESENTATIVES", max_representatives)
     expected = [False] * count
     representatives = {}
     for n in order:
-      others = representatives.setdefault(keys[n], [])
-      expected[n] = any(np.mean(other == minhash[n]) >= 0.8 for other in others)
-      if not expected[n] and len(others) < most:
-        others.append(minhash[n])
-    assert near.mark_similar(**found, minhash=minhash).tolist() == expected
+      earlier_minhashes = representatives.setdefault(keys[n], [])
+      expected[n] = any(np.mean(earlier == minhash[n]) >= 0.8 for earlier in earlier_minhashes)
+      if not expected[n] and len(earlier_minhashes) < max_representatives:
+        earlier_minhashes.append(minhash[n])
+    assert near.mark_similar(**key_entries, minhash=minhash).tolist() == expected
 
 
 @pytest.mark.parametrize("steps", ["exact", "near", "spans", "exact,near", "c4,exact,near,spans"])
@@ -137,45 +139,46 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
     f"--clean={steps}",
   ]
   flags += ["--workers=1", "--shard_tokens=20000", *["--min_words=1"] * ("c4" in steps)]
-  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # so there are many ranges of keys
+  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # for many ranges of keys
   assert prepare_data.main([*flags, f"--output={tmp_path}/here"]) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
-  left, skipped, removed = by_hand(texts, steps.split(","), 3 if "c4" in steps else 1)
+  min_sentences = 3 if "c4" in steps else 1
+  expected_texts, skipped, removed = remove_duplicates(texts, steps.split(","), min_sentences)
   stream = store.windows([0], store.num_tokens)[0]
-  found = [store.vocabulary.decode(ids) for ids in np.split(stream, store.document_ends()[:-1])]
-  assert found == left and store.num_tokens == sum(len(text) for text in left)
+  documents = np.split(stream, store.document_ends()[:-1])
+  assert [store.vocabulary.decode(ids) for ids in documents] == expected_texts
+  assert store.num_tokens == sum(len(text) for text in expected_texts)
   counts = store.manifest.source["counts"]
-  assert store.manifest.skipped == skipped and counts["removed_within_documents"] == removed
-  assert len(skipped) + len(removed) >= steps.count(",") and store.manifest.num_shards > 6
+  assert store.manifest.skipped == skipped
+  assert counts["removed_within_documents"] == removed
+  assert len(skipped) + len(removed) >= steps.count(",")
+  assert store.manifest.num_shards > 6
   if steps.count(",") < 3:
     return
   pytest.importorskip("apache_beam")
-  assert (
-    prepare_data.main(
-      [*flags, f"--output={tmp_path}/beam", "--engine=beam", "--runner=FnApiRunner"]
-    )
-    == 0
-  )
+  beam_flags = [f"--output={tmp_path}/beam", "--engine=beam", "--runner=FnApiRunner"]
+  assert prepare_data.main([*flags, *beam_flags]) == 0
   for file in (tmp_path / "here").rglob("*"):
     if file.is_file():
-      assert (
-        file.read_bytes() == (tmp_path / "beam" / file.relative_to(tmp_path / "here")).read_bytes()
-      ), file
+      beam_file = tmp_path / "beam" / file.relative_to(tmp_path / "here")
+      assert file.read_bytes() == beam_file.read_bytes(), file
 
 
 def test_minhash_estimates_the_similarity_of_shingles():
   base = words(3, 2000)
-  mixed = base[:1000] + words(4, 1000)
-  a, b = (near.minhash(" ".join(one)) for one in (base, mixed))
+  half_changed = base[:1000] + words(4, 1000)
+  a = near.minhash(" ".join(base))
+  b = near.minhash(" ".join(half_changed))
   assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
 
 
-def test_of_repeated_three_sentences_the_first_stays():
+def test_the_first_of_repeated_spans_of_three_sentences_stays():
   common = "One common thing was said. Then came another. And so it ended."
   texts = [
     f"First of all this. {common}",
     f"{common} Something new came after it.",
     f"{common} {common}",
   ]
-  left, _, removed = by_hand(texts, ("spans",), 1)
-  assert left[:2] == [texts[0], "Something new came after it."] and removed == {"span: repeated": 3}
+  texts_left, _, removed = remove_duplicates(texts, ("spans",), 1)
+  assert texts_left[:2] == [texts[0], "Something new came after it."]
+  assert removed == {"span: repeated": 3}

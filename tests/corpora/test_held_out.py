@@ -48,15 +48,14 @@ def test_one_document_is_cut_near_the_fraction_where_something_ends(
   assert prepare(tmp_path, "--validation_fraction=0.02") == 0
   said = capsys.readouterr().out
   (train,), (validation,) = texts(tmp_path, "train"), texts(tmp_path, "validation")
-  assert train + validation == text and train.endswith(last)
+  assert train + validation == text
+  assert train.endswith(last)
   assert len(text) < 9 or 0.01 <= len(validation) / len(text) <= 0.03
   assert (
     f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in said
   )
-  assert (
-    prepare(tmp_path, "--validation_fraction=0.02") == 0
-    and capsys.readouterr().out.count("exists already") == 2
-  )
+  assert prepare(tmp_path, "--validation_fraction=0.02") == 0
+  assert capsys.readouterr().out.count("exists already") == 2
 
 
 def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp_path):
@@ -68,16 +67,14 @@ def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp
     for number, name in enumerate(order):
       (folder / f"{number}.txt").write_text(names[name])
     assert prepare(folder, "--validation_fraction=0.01") == 0
-  (first, second) = (
-    {split: texts(tmp_path / x, split) for split in ("train", "validation")} for x in "ad"
-  )
-  assert {split: sorted(found) for split, found in first.items()} == {
-    split: sorted(found) for split, found in second.items()
-  }
-  held = sum(map(len, first["validation"]))
-  assert 0.005 * len(BOOK) < held and sum(map(len, first["train"])) + held == sum(
-    map(len, names.values())
-  )
+  splits = ("train", "validation")
+  first = {split: texts(tmp_path / "a", split) for split in splits}
+  second = {split: texts(tmp_path / "d", split) for split in splits}
+  for split in splits:
+    assert sorted(first[split]) == sorted(second[split])
+  validation_size = sum(map(len, first["validation"]))
+  assert 0.005 * len(BOOK) < validation_size
+  assert sum(map(len, first["train"])) + validation_size == sum(map(len, names.values()))
   assert not set(first["validation"]) & set(first["train"])
 
 
@@ -91,7 +88,8 @@ def test_one_character_cannot_be_shared(tmp_path, capsys):
   (tmp_path / "a.txt").write_text("x")
   assert prepare(tmp_path) == 2
   assert "split 'validation': found 0 documents, expected at least one" in capsys.readouterr().err
-  assert prepare(tmp_path, "--validation_fraction=0") == 0 and texts(tmp_path, "train") == ["x"]
+  assert prepare(tmp_path, "--validation_fraction=0") == 0
+  assert texts(tmp_path, "train") == ["x"]
 
 
 def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):

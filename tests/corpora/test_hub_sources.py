@@ -1,9 +1,9 @@
-"""Sources `arrow:`, `webdataset:` and `hf:`: the same records as the files hold, and hostile files
-refused."""
+"""Sources `arrow:`, `webdataset:` and `hf:` give their files' records and refuse hostile files."""
 
 import io
 import json
 import pathlib
+import sys
 import tarfile
 
 import pyarrow
@@ -27,10 +27,10 @@ def records(source: str, split: str = "train", **options) -> list:
 
 
 def refusal(source: str, **options) -> str:
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(UserError) as error:
     records(source, **options)
-  assert "\n" not in str(caught.value)
-  return str(caught.value)
+  assert "\n" not in str(error.value)
+  return str(error.value)
 
 
 def stream(path, rows, features=None) -> pathlib.Path:
@@ -51,10 +51,10 @@ def stream(path, rows, features=None) -> pathlib.Path:
 
 def tar(path, files, format=tarfile.USTAR_FORMAT, mode="w") -> pathlib.Path:
   with tarfile.open(path, mode, format=format) as shard:
-    for name, data in files:
+    for name, content in files:
       member = tarfile.TarInfo(name)
-      member.size = len(data)
-      shard.addfile(member, io.BytesIO(data))
+      member.size = len(content)
+      shard.addfile(member, io.BytesIO(content))
   return path
 
 
@@ -64,10 +64,10 @@ def test_arrow_streams_and_feather_files_give_their_rows(tmp_path):
   pyarrow.feather.write_feather(
     pyarrow.Table.from_pylist(ROWS), tmp_path / "all.feather", compression="zstd"
   )
-  assert records(f"arrow:{tmp_path}/a/*.arrow") == ROWS == records(f"arrow:{tmp_path}/all.feather")
-  assert records(f"arrow:{tmp_path}/all.feather", fields=("text",)) == [
-    {"text": row["text"]} for row in ROWS
-  ]
+  assert records(f"arrow:{tmp_path}/a/*.arrow") == ROWS
+  assert records(f"arrow:{tmp_path}/all.feather") == ROWS
+  texts = records(f"arrow:{tmp_path}/all.feather", fields=("text",))
+  assert texts == [{"text": row["text"]} for row in ROWS]
   assert "found no field 'txt'" in refusal(f"arrow:{tmp_path}/all.feather", fields=("txt",))
 
 
@@ -109,7 +109,7 @@ def test_damaged_arrow_files_are_refused(cut, tmp_path):
   assert "1.arrow: found damaged Arrow data" in refusal(f"arrow:{path}")
 
 
-def test_samples_of_shards(tmp_path):
+def test_samples_are_read_from_shards_with_all_their_parts(tmp_path):
   files = []
   for n in range(6):
     part = [("txt", f"text {n}".encode()), ("cls", str(n % 2).encode()), ("seg.png", b"\x89PNG")]
@@ -119,9 +119,9 @@ def test_samples_of_shards(tmp_path):
     ]
   tar(tmp_path / "s-000.tar", files[:12])
   tar(tmp_path / "s-001.tar", [("README", b"no sample"), *files[12:]], tarfile.PAX_FORMAT, "w:gz")
-  found = records(f"webdataset:{tmp_path}/s-{{000..001}}.tar")
-  assert [record["txt"] for record in found] == [f"text {n}" for n in range(6)]
-  assert found[3] == {
+  samples = records(f"webdataset:{tmp_path}/s-{{000..001}}.tar")
+  assert [record["txt"] for record in samples] == [f"text {n}" for n in range(6)]
+  assert samples[3] == {
     "txt": "text 3",
     "cls": 1,
     "seg.png": b"\x89PNG",
@@ -130,14 +130,13 @@ def test_samples_of_shards(tmp_path):
   captions = open_source(f"webdataset:{tmp_path}/s-000.tar", fields=("json.caption.en",))
   assert list(captions.documents("train", "json.caption.en")) == ["a"] * 3
   assert [set(record) for _, record in captions.records("train")] == [{"json"}] * 3
-  assert (
-    records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",)) == [Skip("sample without jpg")] * 3
-  )
+  without_jpg = records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",))
+  assert without_jpg == [Skip("sample without jpg")] * 3
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "a.b/", "./a.b/"])
 def test_hidden_files_are_no_parts_of_samples(tmp_path, prefix):
-  """macOS's tar writes a `._` file before each."""
+  """macOS's tar writes a file `._NAME` before each file."""
   files = []
   for n in range(2):
     for end, data in (("cls", b"%d" % n), ("txt", b"a")):
@@ -151,7 +150,7 @@ def test_hidden_files_are_no_parts_of_samples(tmp_path, prefix):
 
 @pytest.mark.parametrize("size", ["octal", "binary", "pax"])
 def test_a_member_longer_than_its_shard_is_damage(tmp_path, size):
-  """Of 2**33 and 2**60 bytes, which were read in blocks of nothing for hours."""
+  """Members of 2**33 and 2**60 bytes were once read for hours in empty blocks."""
   member = tarfile.TarInfo("0.bin")
   member.size = 2**33 - 1 if size == "octal" else 2**60
   form = tarfile.PAX_FORMAT if size == "pax" else tarfile.GNU_FORMAT
@@ -172,14 +171,15 @@ def test_shards_are_labelled_images(tmp_path):
   path = tar(
     tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")]
   )
-  given = {"source": f"webdataset:{path}", "cache": str(tmp_path / "cache"), "resolution": 8}
-  for _ in range(2):  # the second time without reading the shards for their classes
-    made = task.build("image_classification", "train", **given)
-    assert made.labels.tolist() == [0, 2, 4] and made.classes == tuple("01234")
-  (kept,) = (tmp_path / "cache").glob(".*classes*")
-  kept.write_text('["x"')
+  arguments = {"source": f"webdataset:{path}", "cache": str(tmp_path / "cache"), "resolution": 8}
+  for _ in range(2):  # the second time, the classes are read from the cache
+    built = task.build("image_classification", "train", **arguments)
+    assert built.labels.tolist() == [0, 2, 4]
+    assert built.classes == tuple("01234")
+  (classes_file,) = (tmp_path / "cache").glob(".*classes*")
+  classes_file.write_text('["x"')
   with pytest.raises(UserError, match="classes-.* expected class names; delete it"):
-    task.build("image_classification", "train", **given)
+    task.build("image_classification", "train", **arguments)
   source = open_source(f"webdataset:{tar(tmp_path / 'n.tar', [('1.cls', b'123456789')])}")
   with pytest.raises(
     UserError, match="found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"
@@ -213,24 +213,24 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
       member = tarfile.TarInfo(name)
       member.size = 2
       shard.addfile(member, io.BytesIO(b"hi"))
-  before = sorted(tmp_path.rglob("*"))
-  # links are no parts of samples
+  paths_before = sorted(tmp_path.rglob("*"))
+  # a link is no part of a sample
   assert records(f"webdataset:{tmp_path}/in/a.tar") == [{"txt": "hi"}] * 2
-  assert sorted(tmp_path.rglob("*")) == before
-  whole = (tmp_path / "in/a.tar").read_bytes()
-  (tmp_path / "cut.tar").write_bytes(whole[:1_100])
+  assert sorted(tmp_path.rglob("*")) == paths_before
+  shard_bytes = (tmp_path / "in/a.tar").read_bytes()
+  (tmp_path / "cut.tar").write_bytes(shard_bytes[:1_100])
   assert "cut.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/cut.tar")
-  for name, damaged in (  # each was read as a shorter shard
-    ("flipped", whole[:1_536] + b"?" + whole[1_537:]),
-    ("between", whole[:1_536]),
-    ("header", whole[:1_600]),
-    ("behind", whole + b"?" * 512),
+  for name, damaged in (  # each could be read as a shorter shard
+    ("flipped", shard_bytes[:1_536] + b"?" + shard_bytes[1_537:]),
+    ("between", shard_bytes[:1_536]),
+    ("header", shard_bytes[:1_600]),
+    ("behind", shard_bytes + b"?" * 512),
   ):
     (tmp_path / f"{name}.tar").write_bytes(damaged)
     assert f"{name}.tar: found a truncated or damaged shard" in refusal(
       f"webdataset:{tmp_path}/{name}.tar"
     )
-  (tmp_path / "joined.tar").write_bytes(whole + whole)
+  (tmp_path / "joined.tar").write_bytes(shard_bytes + shard_bytes)
   assert len(records(f"webdataset:{tmp_path}/joined.tar")) == 4
   (tmp_path / "text.tar").write_bytes(b"no tar file" * 200)
   assert "text.tar: found a truncated or damaged shard" in refusal(
@@ -245,8 +245,9 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
   assert "no command is executed" in refusal("webdataset:pipe:curl http://example.com/a.tar")
   monkeypatch.setattr(format, "LONGEST", 3)
   path = tar(tmp_path / "long.tar", [("1.txt", b"long"), ("2.txt", b"ok")])
-  skipped, kept = records(f"webdataset:{path}")
-  assert isinstance(skipped, Skip) and kept == {"txt": "ok"}
+  skipped, sample = records(f"webdataset:{path}")
+  assert isinstance(skipped, Skip)
+  assert sample == {"txt": "ok"}
   path = tar(tmp_path / "beside.tar", [("1.txt", b"ok"), ("1.mp4", b"long")])
   assert records(f"webdataset:{path}", fields=("txt",)) == [{"txt": "ok"}]
 
@@ -269,7 +270,7 @@ def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path)
   assert stores[0].num_tokens == stores[1].num_tokens > 0
 
 
-def test_a_data_set_of_the_hub_and_a_directory_of_its_kind(tmp_path, monkeypatch):
+def test_a_directory_in_the_hubs_form_is_read_with_its_splits(tmp_path, monkeypatch):
   pytest.importorskip("datasets")
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   folder = tmp_path / "reviews"
@@ -278,7 +279,8 @@ def test_a_data_set_of_the_hub_and_a_directory_of_its_kind(tmp_path, monkeypatch
   (folder / "test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
   cache = str(tmp_path / "cache")
   source = open_source(f"hf:{folder}", data_dir=cache)
-  assert set(source.splits) == {"train", "test"} and source.name == "reviews"
+  assert set(source.splits) == {"train", "test"}
+  assert source.name == "reviews"
   assert [record for _, record in source.records("train")] == ROWS
   parts = source.parts("train", 400)
   assert len(parts) > 1
@@ -293,7 +295,7 @@ def test_a_data_set_of_the_hub_and_a_directory_of_its_kind(tmp_path, monkeypatch
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
-  monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+  monkeypatch.setitem(sys.modules, "datasets", None)
   assert refusal("hf:owner/name") == (
     "source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"
   )

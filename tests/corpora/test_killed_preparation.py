@@ -76,9 +76,9 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
     "--part_bytes=1",
     f"--clean={cleaning}",
   ]
-  whole = tmp_path / "whole"
+  uninterrupted = tmp_path / "whole"
   again = tmp_path / "again"
-  assert prepare_data.main([*command, f"--output={whole}", "--workers=1"]) == 0
+  assert prepare_data.main([*command, f"--output={uninterrupted}", "--workers=1"]) == 0
   command += [f"--output={again}", *engine]
   run = subprocess.Popen(
     [sys.executable, "-m", "tools.prepare_data", *command], stdout=subprocess.DEVNULL
@@ -91,12 +91,12 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   run.kill()
   assert run.wait() == -9, "the run was over before it could be killed"
   assert not psutil.wait_procs(helpers, timeout=600)[1], "its processes went on without it"
-  kept = shards_of(record)
-  (shards / kept[3]["name"]).write_bytes(b"damaged")
-  first = (shards / kept[0]["name"]).stat().st_mtime_ns
+  recorded_shards = shards_of(record)
+  (shards / recorded_shards[3]["name"]).write_bytes(b"damaged")
+  first = (shards / recorded_shards[0]["name"]).stat().st_mtime_ns
   assert prepare_data.main(command) == 0
-  assert files_of(whole) == files_of(again)
-  assert (again / "train" / "tokens" / kept[0]["name"]).stat().st_mtime_ns == first
+  assert files_of(uninterrupted) == files_of(again)
+  assert (again / "train" / "tokens" / recorded_shards[0]["name"]).stat().st_mtime_ns == first
   manifest = TokenStore.open(again / "train").manifest
   assert manifest.num_shards > 10
   if cleaning:
@@ -127,9 +127,10 @@ def test_a_process_killed_while_it_sends_does_not_stop_the_others_for_ever():
     pytest.raises(UserError, match="a tokenising process was killed"),
     processes._pool(2) as pool,
   ):
-    others = [pool.submit(time.sleep, 0.1) for _ in range(20)]
+    calls = [pool.submit(time.sleep, 0.1) for _ in range(20)]
     pool.submit(killed_while_it_sends).result()
-  assert time.monotonic() - began < 60 and all(other.done() for other in others)
+  assert time.monotonic() - began < 60
+  assert all(call.done() for call in calls)
 
 
 @pytest.mark.heavy

@@ -1,6 +1,6 @@
-"""Official files of benchmarks: the records that TFDS makes of the same files, the readers, and bad
-input."""
+"""Official files of benchmarks give the records that TensorFlow Datasets makes of them."""
 
+import contextlib
 import gzip
 import json
 
@@ -25,7 +25,7 @@ COPA = [
   for n in (0, 1)
 ]
 WIC = [{"word": "w", "sentence1": "a w", "sentence2": "b w", "label": True, "idx": 4}]
-WIC[0] |= {f"{side}{n}": n for side in ("start", "end") for n in (1, 2)}
+WIC[0] |= {"start1": 1, "start2": 2, "end1": 1, "end2": 2}
 WSC = [
   {
     "text": "The Dog saw\nits bone .",
@@ -141,27 +141,27 @@ def write(path, content):
   path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def source(task: str, place, fields: str = ""):
+def source(task: str, data_dir, fields: str = ""):
   suite, name = task.split("/")
   benchmark = slots.find("suite", suite, suites, "SUITE").tasks[name]
-  return open_source(benchmark.files.source, fields=tuple(fields.split()), data_dir=str(place))
+  return open_source(benchmark.files.source, fields=tuple(fields.split()), data_dir=str(data_dir))
 
 
-def records(task: str, split: str, place, fields: str = "") -> list[dict]:
-  found = [record for _, record in source(task, place, fields).records(split)]
-  assert not any(isinstance(record, Skip) for record in found)
-  return found
+def records(task: str, split: str, data_dir, fields: str = "") -> list[dict]:
+  rows = [record for _, record in source(task, data_dir, fields).records(split)]
+  assert not any(isinstance(record, Skip) for record in rows)
+  return rows
 
 
-def theirs(name: str, path, split: str, fields: list[str]) -> list[dict]:
-  """The examples that TFDS's own reader makes of a file, with the names of classes."""
+def read_by_tfds(name: str, path, split: str, fields: list[str]) -> list[dict]:
+  """Return the examples that TFDS's reader makes of a file, with the names of classes."""
   builder = tfds.builder(name, data_dir=str(path.parent / "unused"))
   if name.startswith("glue"):
-    found = builder._generate_examples(str(path), {"validation": "dev"}.get(split, split))
+    examples = builder._generate_examples(str(path), {"validation": "dev"}.get(split, split))
   else:
-    found = builder._generate_examples(str(path), split)
+    examples = builder._generate_examples(str(path), split)
 
-  def plain(example):
+  def name_label(example):
     encoded = builder.info.features.encode_example(example)
     number = encoded.get("label")
     names = getattr(builder.info.features["label"], "names", None) if number is not None else None
@@ -169,38 +169,42 @@ def theirs(name: str, path, split: str, fields: list[str]) -> list[dict]:
       encoded["label"] = names[number]
     return {field: encoded[field] for field in fields}
 
-  return [plain(example) for _, example in found]
+  return [name_label(example) for _, example in examples]
 
 
-def comparable(rows: list[dict]) -> list[dict]:
-  def same(value):
-    if isinstance(value, bytes):
-      return value.decode()
-    return sorted(map(same, value)) if isinstance(value, list | tuple) else value
+def unify_value(value):
+  """Return bytes as text and lists sorted, as our records and TFDS's differ in these."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, list | tuple):
+    return sorted(map(unify_value, value))
+  return value
 
-  rows = [{name: same(value) for name, value in row.items()} for row in rows]
+
+def unify_rows(rows: list[dict]) -> list[dict]:
+  """Return rows in which equal values of our records and of TFDS's have equal types."""
+  unified_rows = []
   for row in rows:
-    if "label" in row and not isinstance(row["label"], dict):
-      row["label"] = (
-        float(row["label"])
-        if str(row["label"]).replace(".", "").strip("-").isdigit()
-        else row["label"]
-      )
-  return rows
+    unified = {name: unify_value(value) for name, value in row.items()}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # a label that is no number stays
+      unified["label"] = float(unified["label"])
+    unified_rows.append(unified)
+  return unified_rows
 
 
 @pytest.mark.parametrize("task", TABLES)
-def test_the_records_are_what_tfds_makes_of_the_same_files(task, tmp_path):
+def test_records_equal_those_of_tfds_from_the_same_files(task, tmp_path):
   name, fields, files = TABLES[task]
   for file, content in files.values():
     write(tmp_path / file, content)
   assert source(task, tmp_path).splits == tuple(files)
   for split, (file, _) in files.items():
-    ours = [
-      {field: row[field] for field in fields.split()}
-      for row in records(task, split, tmp_path, fields)
-    ]
-    assert comparable(ours) == comparable(theirs(name, tmp_path / file, split, fields.split()))
+    field_names = fields.split()
+    our_rows = []
+    for row in records(task, split, tmp_path, fields):
+      our_rows.append({field: row[field] for field in field_names})
+    tfds_rows = read_by_tfds(name, tmp_path / file, split, field_names)
+    assert unify_rows(our_rows) == unify_rows(tfds_rows)
 
 
 def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(tmp_path):
@@ -212,137 +216,157 @@ def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(t
   ]
   write(tmp_path / "QQP" / "train.tsv", "\n".join([*lines, "3\t5\t6\te?\tf?\t1"]) + "\n")
   fields = ["question1", "question2", "label"]
-  found = [record for _, record in source("glue/qqp", tmp_path, " ".join(fields)).records("train")]
-  assert [one.reason for one in found if isinstance(one, Skip)] == ["line of too few columns"] * 2
-  ours = [{field: one[field] for field in fields} for one in found if not isinstance(one, Skip)]
-  assert (
-    ours == theirs("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields) and len(ours) == 2
-  )
+  rows = [record for _, record in source("glue/qqp", tmp_path, " ".join(fields)).records("train")]
+  skips = [row.reason for row in rows if isinstance(row, Skip)]
+  assert skips == ["line of too few columns"] * 2
+  our_rows = [{field: row[field] for field in fields} for row in rows if not isinstance(row, Skip)]
+  assert len(our_rows) == 2
+  assert our_rows == read_by_tfds("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields)
+
+
+def test_a_line_of_too_few_columns_is_refused_elsewhere(tmp_path):
   write(tmp_path / "SST-2" / "train.tsv", SST2 + "short\n")
-  with pytest.raises(
-    UserError, match="train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"
-  ):
+  words = "train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"
+  with pytest.raises(UserError, match=words):
     records("glue/sst2", "train", tmp_path, "sentence label")
 
 
 @pytest.mark.parametrize("file", ["archive/CoLA/train.tsv.gz", "train.tsv"])
 def test_a_file_is_found_in_the_folder_of_its_task_or_alone(file, tmp_path):
   write(tmp_path / file, COLA)
-  found = records("glue/cola", "train", tmp_path, "sentence label")
-  assert [row["label"] for row in found] == ["acceptable", "unacceptable"] and [
-    row["idx"] for row in found
-  ] == [0, 1]
+  rows = records("glue/cola", "train", tmp_path, "sentence label")
+  assert [row["label"] for row in rows] == ["acceptable", "unacceptable"]
+  assert [row["idx"] for row in rows] == [0, 1]
 
 
 def test_a_directory_may_be_at_an_address():
   fsspec.filesystem("memory").pipe("/official/glue/CoLA/train.tsv.gz", gzip.compress(COLA.encode()))
   (first, _) = records("glue/cola", "train", "memory://official", "sentence label")
-  assert (first["sentence"], first["label"]) == ("The sailors rode.", "acceptable")
+  assert first["sentence"] == "The sailors rode."
+  assert first["label"] == "acceptable"
 
 
-def test_other_names_columns_and_answers(tmp_path):
+def test_mrpc_is_read_from_microsofts_file_and_from_glues(tmp_path):
   write(tmp_path / "a" / "msr_paraphrase_train.txt", MRPC)
   (row,) = records("glue/mrpc", "train", tmp_path / "a", "sentence1 sentence2 label")
-  assert (row["sentence1"], row["sentence2"], row["label"]) == ("a", "b", "equivalent")
-  # the fields' own
+  assert row["sentence1"] == "a"
+  assert row["sentence2"] == "b"
+  assert row["label"] == "equivalent"
   write(tmp_path / "b" / "MRPC" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n5\tc\td\t0\n")
   (row,) = records("glue/mrpc", "validation", tmp_path / "b", "sentence1 sentence2 label")
-  assert (row["sentence1"], row["label"]) == ("c", "not_equivalent")
+  assert row["sentence1"] == "c"
+  assert row["label"] == "not_equivalent"
+
+
+def test_squad_2_is_read_with_and_without_answers(tmp_path):
   write(tmp_path / "dev-v2.0.json", SQUAD)
   first, second = records("squad/squad_v2", "validation", tmp_path, "question context answers")
-  assert first["answers"] == [{"text": "red", "answer_start": 0}] and second["answers"] == []
+  assert first["answers"] == [{"text": "red", "answer_start": 0}]
+  assert second["answers"] == []
 
 
-CONLLU = "# sent_id = s1\n# text = It's\n1-2\tIt's\t_\t_\t_\t_\t_\t_\t_\t_\n" + "".join(
-  f"{n}\t{w}\t{w}\t{p}\tX\t_\t0\troot\t_\t_\n" for n, w, p in ((1, "It", "PRON"), (2, "'s", "AUX"))
-)
+CONLLU = """# sent_id = s1
+# text = It's
+1-2\tIt's\t_\t_\t_\t_\t_\t_\t_\t_
+1\tIt\tIt\tPRON\tX\t_\t0\troot\t_\t_
+2\t's\t's\tAUX\tX\t_\t0\troot\t_\t_
+
+"""
 
 
-def test_sentences_summaries_translations_and_questions(tmp_path):
+def test_named_entities_are_read_from_wnuts_conll(tmp_path):
   write(tmp_path / "wnut17train.conll", "New\tB-location\nYork\tI-location\n\t\nhi\tO\n")
-  write(tmp_path / "en_ewt-ud-dev.conllu.gz", CONLLU + "\n")
-  write(
-    tmp_path / "train.jsonl",
-    [{"source": ["a", "b"], "target": ["c"], "paper_id": "1", "title": "t"}],
-  )
+  first, second = records("tags/ner", "train", tmp_path, "tokens ner_tags")
+  assert first["tokens"] == ["New", "York"]
+  assert first["ner_tags"] == ["B-location", "I-location"]
+  assert second["tokens"] == ["hi"]
+  assert second["ner_tags"] == ["O"]
+
+
+def test_parts_of_speech_are_read_from_conllu(tmp_path):
+  write(tmp_path / "en_ewt-ud-dev.conllu.gz", CONLLU)
+  (sentence,) = records("tags/pos", "validation", tmp_path, "tokens upos")
+  assert sentence["tokens"] == ["It", "'s"]
+  assert sentence["upos"] == ["PRON", "AUX"]
+
+
+def test_summaries_are_read_from_scitldr(tmp_path):
+  row = {"source": ["a", "b"], "target": ["c"], "paper_id": "1", "title": "t"}
+  write(tmp_path / "train.jsonl", [row])
+  (summary,) = records("text/scitldr", "train", tmp_path)
+  assert summary["source"] == ["a", "b"]
+  assert summary["target"] == ["c"]
+
+
+def test_translations_are_read_from_multi30k(tmp_path):
   for language in ("en", "de"):
     write(tmp_path / f"val.{language}.gz", f"{language} one\n{language} two\n")
+  rows = records("text/multi30k", "validation", tmp_path)
+  assert [row["de"] for row in rows] == ["de one", "de two"]
+
+
+def test_web_questions_are_read_from_three_files_as_one_split(tmp_path):
   for part in ("trainmodel", "val", "devtest"):
-    write(
-      tmp_path / f"{part}.json",
-      json.dumps([{"qId": part, "qText": f"{part}?", "answers": ["x", "y"]}]),
-    )
-  assert [
-    (row["tokens"], row["ner_tags"])
-    for row in records("tags/ner", "train", tmp_path, "tokens ner_tags")
-  ] == [
-    (["New", "York"], ["B-location", "I-location"]),
-    (["hi"], ["O"]),
-  ]
-  (sentence,) = records("tags/pos", "validation", tmp_path, "tokens upos")
-  assert (sentence["tokens"], sentence["upos"]) == (["It", "'s"], ["PRON", "AUX"])
-  (summary,) = records("text/scitldr", "train", tmp_path)
-  assert (summary["source"], summary["target"]) == (["a", "b"], ["c"])
-  assert [row["de"] for row in records("text/multi30k", "validation", tmp_path)] == [
-    "de one",
-    "de two",
-  ]
+    row = {"qId": part, "qText": f"{part}?", "answers": ["x", "y"]}
+    write(tmp_path / f"{part}.json", json.dumps([row]))
   questions = records("text/web_questions", "train", tmp_path, "question answers")
   assert [row["question"] for row in questions] == ["trainmodel?", "val?", "devtest?"]
-  official = [
-    {
-      "utterance": "who?",
-      "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))',
-    }
-  ]
-  write(tmp_path / "stanford" / "webquestions.examples.train.json", json.dumps(official))
-  (row,) = records("text/web_questions", "train", tmp_path / "stanford")
-  assert (row["question"], row["answers"]) == ("who?", ['Ann "A" Lee', "Rome"])
 
 
-def test_multiple_choice_of_three_benchmarks(tmp_path):
-  """A folder of articles, a CSV table with quotes, a table without header."""
+def test_web_questions_are_read_from_stanfords_file(tmp_path):
+  answers = '(list (description "Ann \\"A\\" Lee") (description Rome))'
+  official = [{"utterance": "who?", "targetValue": answers}]
+  write(tmp_path / "webquestions.examples.train.json", json.dumps(official))
+  (row,) = records("text/web_questions", "train", tmp_path)
+  assert row["question"] == "who?"
+  assert row["answers"] == ['Ann "A" Lee', "Rome"]
+
+
+def test_race_is_read_from_a_folder_of_articles(tmp_path):
   for n in range(2):
     article = {
       "id": f"high{n}.txt",
       "article": f"a{n}",
       "questions": ["q1", "q2"],
       "answers": ["B", "A"],
+      "options": [["x", "y"], ["z", "w"]],
     }
-    article["options"] = [["x", "y"], ["z", "w"]]
     write(tmp_path / "RACE" / "train" / "high" / f"{n}.txt", article)
+  fields = "article question options answer"
+  rows = records("choices/race_high", "train", tmp_path, fields)
+  assert [row["article"] for row in rows] == ["a0", "a0", "a1", "a1"]
+  assert [row["question"] for row in rows] == ["q1", "q2"] * 2
+  assert [row["answer"] for row in rows] == ["B", "A"] * 2
+  assert [row["options"] for row in rows] == [["x", "y"], ["z", "w"]] * 2
+
+
+def test_swag_is_read_from_a_csv_table_with_quotes(tmp_path):
   header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
-  write(
-    tmp_path / "val.csv", f'{header},label\nv,1,s,"He said, ""no""\nand left.",He,gold,a,b,c,d,2\n'
-  )
+  line = 'v,1,s,"He said, ""no""\nand left.",He,gold,a,b,c,d,2'
+  write(tmp_path / "val.csv", f"{header},label\n{line}\n")
   write(tmp_path / "test.csv", f"{header}\nv,2,s,One.,He,gold,a,b,c,d\n")
-  write(tmp_path / "full_data.tsv", "i\tA man\ta\tb\tc\td\t3\n")
-  questions = records("choices/race_high", "train", tmp_path, "article question options answer")
-  assert [
-    (row["article"], row["question"], row["answer"], row["options"]) for row in questions
-  ] == [
-    (f"a{n}", *rest)
-    for n in range(2)
-    for rest in (("q1", "B", ["x", "y"]), ("q2", "A", ["z", "w"]))
-  ]
   (validation,) = records("choices/swag", "validation", tmp_path, "sent1 label")
   (test,) = records("choices/swag", "test", tmp_path, "sent1 label")
-  assert validation["sent1"] == 'He said, "no"\nand left.' and (
-    validation["label"],
-    test["label"],
-  ) == ("2", "-1")
-  (one,) = records("choices/codah", "train", tmp_path, "prompt answer3 label")
-  assert (one["prompt"], one["answer3"], one["label"]) == ("A man", "d", "3")
+  assert validation["sent1"] == 'He said, "no"\nand left.'
+  assert validation["label"] == "2"
+  assert test["label"] == "-1"
+
+
+def test_codah_is_read_from_a_table_without_header(tmp_path):
+  write(tmp_path / "full_data.tsv", "i\tA man\ta\tb\tc\td\t3\n")
+  (row,) = records("choices/codah", "train", tmp_path, "prompt answer3 label")
+  assert row["prompt"] == "A man"
+  assert row["answer3"] == "d"
+  assert row["label"] == "3"
 
 
 def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
   write(tmp_path / "all.tsv", "sentence\tlabel\n" + "".join(f"s{n}\t{n % 2}\n" for n in range(10)))
-  place = f"train={tmp_path}/all.tsv[:80%],validation={tmp_path}/all.tsv[80%:]"
-  train, validation = (
-    {row["sentence"] for row in records("glue/sst2", split, place)}
-    for split in ("train", "validation")
-  )
-  assert (len(train), validation) == (8, {"s8", "s9"}) and not train & validation
+  paths = f"train={tmp_path}/all.tsv[:80%],validation={tmp_path}/all.tsv[80%:]"
+  train = {row["sentence"] for row in records("glue/sst2", "train", paths)}
+  validation = {row["sentence"] for row in records("glue/sst2", "validation", paths)}
+  assert train == {f"s{n}" for n in range(8)}
+  assert validation == {"s8", "s9"}
 
 
 @pytest.mark.parametrize(
@@ -382,8 +406,8 @@ def test_bad_input_is_one_line(task, place, words, tmp_path):
     "glue/rte": "sentence1 sentence2 label",
     "glue/cola": "sentence label",
   }
+  split = "test" if "test=" in place else "train"
   with pytest.raises(UserError) as error:
-    records(
-      task, "test" if "test=" in place else "train", place.format(tmp_path), fields.get(task, "")
-    )
-  assert words in str(error.value) and "\n" not in str(error.value)
+    records(task, split, place.format(tmp_path), fields.get(task, ""))
+  assert words in str(error.value)
+  assert "\n" not in str(error.value)

@@ -178,4 +178,5 @@ def test_bad_input_is_refused_in_one_line(task, files, message, tmp_path):
     write_file(tmp_path / name, text)
   with pytest.raises(UserError) as error:
     read_records(task, "validation", tmp_path)
-  assert message in str(error.value) and "\n" not in str(error.value)
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)

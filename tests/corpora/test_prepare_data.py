@@ -66,14 +66,17 @@ def test_special_pieces_in_a_text_can_stay_text(tmp_path):
     f"--vocabulary={tokenizer}",
     "--validation_fraction=0",
   ]
-  for output, more, special in (("usual", [], True), ("split", ["--split_special_tokens"], False)):
-    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0
+  for output, split_flags, special in (
+    ("usual", [], True),
+    ("split", ["--split_special_tokens"], False),
+  ):
+    assert prepare_data.main([*flags, *split_flags, f"--output={tmp_path}/{output}"]) == 0
     store = TokenStore.open(f"{tmp_path}/{output}/train")
     (ids,) = store.windows([0], store.num_tokens)
     assert (store.vocabulary.eos_id in ids) is special
     assert special or store.vocabulary.decode(ids) == text
     # made from the same
-    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0
+    assert prepare_data.main([*flags, *split_flags, f"--output={tmp_path}/{output}"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,8 @@ def test_workers_make_the_same_bytes(corpus, prepared, tmp_path):
     "--workers=3",
   ]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
-  assert "fingerprint" in done.stdout and done.stderr == ""
+  assert "fingerprint" in done.stdout
+  assert done.stderr == ""
   for split in ("train", "validation"):
     files = [file for file in (prepared / split).rglob("*") if file.is_file()]
     assert len(files) >= 6
@@ -141,12 +145,11 @@ def test_changed_source_is_noticed(tmp_path, capsys):
   ]
   file.write_text('{"text": "one"}\n')
   assert prepare_data.main(flags) == 0
-  assert prepare_data.main(flags) == 0 and "warning" not in capsys.readouterr().out
+  assert prepare_data.main(flags) == 0
+  assert "warning" not in capsys.readouterr().out
   file.write_text('{"text": "two"}\n')
-  assert (
-    prepare_data.main(flags) == 0
-    and "1 of the source's files were written to since" in capsys.readouterr().out
-  )
+  assert prepare_data.main(flags) == 0
+  assert "1 of the source's files were written to since" in capsys.readouterr().out
   file.write_text('{"text": "one"}\n{"text": "two"}\n')
   assert prepare_data.main(flags) == 2
   assert "was made with documents" in capsys.readouterr().err
@@ -163,15 +166,13 @@ def test_parts_of_a_file_changed_since_are_made_again(tmp_path, monkeypatch, cap
     )
     assert prepare_data.main(flags) == 2
   file.write_text('{"text": "two"}\n')
-  assert (
-    prepare_data.main(flags) == 0
-    and "000000: of files that changed since; made anew" in capsys.readouterr().out
-  )
+  assert prepare_data.main(flags) == 0
+  assert "000000: of files that changed since; made anew" in capsys.readouterr().out
   assert texts_of(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 
-@pytest.mark.parametrize("clean, made", [("", 4), ("exact", 8)])
-def test_only_the_parts_of_changed_files_are_made_again(clean, made, tmp_path, monkeypatch):
+@pytest.mark.parametrize("clean, remade_parts", [("", 4), ("exact", 8)])
+def test_only_the_parts_of_changed_files_are_made_again(clean, remade_parts, tmp_path, monkeypatch):
   """With duplicates to remove, a part depends on all files."""
   flags = [
     "--vocabulary=bytes",
@@ -198,7 +199,7 @@ def test_only_the_parts_of_changed_files_are_made_again(clean, made, tmp_path, m
       building.writer, "write_shard", lambda *given: names.append(given[1]) or write(*given)
     )
     assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 0
-  assert len(names) == made
+  assert len(names) == remade_parts
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
   assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
@@ -212,7 +213,9 @@ def test_append_eos_and_chosen_splits(corpus, tmp_path):
   )
   store = TokenStore.open(tmp_path / "everything")
   assert [child.name for child in tmp_path.iterdir()] == ["everything"]
-  assert store.append_eos and store.name == "letters" and store.num_documents == len(corpus[1])
+  assert store.append_eos
+  assert store.name == "letters"
+  assert store.num_documents == len(corpus[1])
   ends = store.document_ends()
   assert (store.windows(ends - 1, 1) == 1).all()
 
@@ -234,7 +237,8 @@ def test_append_eos_and_chosen_splits(corpus, tmp_path):
 def test_bad_flags_are_one_line(corpus, tmp_path, flags, message, capsys):
   assert prepare(corpus, tmp_path, *flags) == 2
   error = capsys.readouterr().err
-  assert message in error and error.count("\n") == 1
+  assert message in error
+  assert error.count("\n") == 1
 
 
 def files_of(root):
@@ -266,7 +270,8 @@ def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatc
   record.write_bytes(record.read_bytes().replace(b'"near duplicate": 1', b'"near duplicate": 7'))
   assert progress_files.load(record) is None
   assert prepare_data.main([*flags, f"--output={tmp_path}/again"]) == 0
-  assert files_of(tmp_path / "whole") == files_of(tmp_path / "again") and not progress.exists()
+  assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")
+  assert not progress.exists()
 
 
 def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, monkeypatch, capsys):
@@ -296,8 +301,10 @@ def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypa
   lines = capsys.readouterr().err.splitlines()
   size = sum(file.stat().st_size for file in corpus[0].iterdir())
   assert any(
-    re.fullmatch(r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", one)
-    for one in lines
+    re.fullmatch(
+      r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", line
+    )
+    for line in lines
   )
   assert re.fullmatch(
     rf"train: 100% of {size / 1e6:.2f}MB, 1\.\d+M tokens, \S+/s, about 00:00 "
@@ -360,7 +367,8 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   store = TokenStore.open(tmp_path / "1" / "train")
   counts = store.manifest.source["counts"]
   skipped = store.manifest.skipped
-  assert skipped["exact duplicate"] == 1 and skipped["under 3 sentences"] == 1
+  assert skipped["exact duplicate"] == 1
+  assert skipped["under 3 sentences"] == 1
   assert counts["removed_within_documents"]["line: no terminal punctuation"] == 1
   assert store.num_documents + sum(skipped.values()) == len(pages)
   assert prepare_data.main([*flags[:4], f"--output={tmp_path}/1", "--clean=exact"]) == 2
@@ -379,7 +387,7 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
     "--split=train",
     "--engine=beam",
   ]
-  for more, said in (
+  for beam_flags, said in (
     ([], f"error: {bad}:2: found invalid JSON"),
     (["--clean=exact"], f"error: {bad}:2: found invalid"),
     (["--clen=c4"], "--clen: found a flag of neither"),
@@ -387,11 +395,10 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
     (["--runner=DaskRunner"], "pip install 'apache-beam[dask]'"),
   ):
     caplog.clear()
-    assert prepare_data.main([*flags, "--runner=FnApiRunner", *more]) == 2
+    assert prepare_data.main([*flags, "--runner=FnApiRunner", *beam_flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert said in error[-1] and not any(
-      "Traceback" in record.getMessage() for record in caplog.records
-    )
+    assert said in error[-1]
+    assert not any("Traceback" in record.getMessage() for record in caplog.records)
   bad.write_text('{"text": "one"}\n{"text": "two"}\n')
   assert prepare_data.main([*flags, "--runner=FnApiRunner"]) == 0
 

@@ -46,7 +46,8 @@ def test_an_uninterrupted_preparation_reads_no_shard_again(flags, tmp_path, monk
     assert prepare_data.main(flags) == 0
   assert "checked file sizes" in capsys.readouterr().out
   store = TokenStore.open(tmp_path / "out" / "train", verify="full")
-  assert store.manifest.num_shards > 6 and store.num_documents == 150
+  assert store.manifest.num_shards > 6
+  assert store.num_documents == 150
 
 
 def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
@@ -112,9 +113,11 @@ def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsy
   ]
   assert prepare_data.main([*flags, "--workers=1"]) == 0
   assert (tmp_path / "out" / "train" / "manifest.json").stat().st_size < 3_000
-  assert prepare_data.main(flags) == 0 and "exists already" in capsys.readouterr().out
+  assert prepare_data.main(flags) == 0
+  assert "exists already" in capsys.readouterr().out
   (tmp_path / "in" / "0007.txt").write_text("other words\n")
-  assert prepare_data.main(flags) == 2 and "was made with documents" in capsys.readouterr().err
+  assert prepare_data.main(flags) == 2
+  assert "was made with documents" in capsys.readouterr().err
 
 
 def test_files_of_others_where_the_store_would_be_stay_there(flags, capsys):
@@ -141,9 +144,9 @@ def test_a_file_system_without_locks_gets_a_lease(flags, tmp_path, monkeypatch):
 
 @pytest.mark.more
 def test_a_script_without_a_main_guard_prepares_in_several_processes(flags, tmp_path):
-  given = [flag for flag in flags if not flag.startswith("--workers")] + ["--workers=2"]
+  script_flags = [flag for flag in flags if not flag.startswith("--workers")] + ["--workers=2"]
   (tmp_path / "script.py").write_text(
-    f"from tools import prepare_data\nassert prepare_data.main({given}) == 0\n"
+    f"from tools import prepare_data\nassert prepare_data.main({script_flags}) == 0\n"
   )
   environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])}
   subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, check=True, timeout=300)

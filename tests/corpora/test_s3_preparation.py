@@ -68,9 +68,9 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     headers = [("Content-Length", "0")]
     data = b""
     if self.server.random.random() >= self.server.unavailable:
-      there = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
-      there.request(self.command, self.path, body, dict(self.headers))
-      answer = there.getresponse()
+      connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+      connection.request(self.command, self.path, body, dict(self.headers))
+      answer = connection.getresponse()
       status = answer.status
       data = answer.read()
       headers = [
@@ -78,7 +78,7 @@ class _Forward(http.server.BaseHTTPRequestHandler):
         for k, v in answer.getheaders()
         if k.lower() not in ("transfer-encoding", "connection")
       ]
-      there.close()
+      connection.close()
       if self.command == "PUT":
         self.server.written.append(self.path)
     with contextlib.suppress(OSError):  # whoever asked is gone
@@ -106,9 +106,9 @@ def proxy():
       patched.setenv(name, "test")
     for _ in range(600):
       with contextlib.suppress(OSError):
-        there = http.client.HTTPConnection("127.0.0.1", port)
-        there.request("PUT", "/bucket")
-        assert there.getresponse().status == 200
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("PUT", "/bucket")
+        assert connection.getresponse().status == 200
         break
       time.sleep(0.1)
     yield proxy

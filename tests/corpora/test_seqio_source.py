@@ -1,5 +1,4 @@
-"""Preprocessors of SeqIO tasks run as a source, once and before training; only a task that the
-command names."""
+"""A SeqIO task's preprocessors run as a source, once before training, if the command names it."""
 
 import json
 
@@ -30,36 +29,41 @@ def records(source: str, split: str = "train") -> list:
   return [record for _, record in open_source(source).records(split)]
 
 
-def refusal(source: str, split: str = "train") -> str:
-  with pytest.raises(UserError) as caught:
+def refusal_message(source: str, split: str = "train") -> str:
+  with pytest.raises(UserError) as error:
     records(source, split)
-  assert "\n" not in str(caught.value)
-  return str(caught.value)
+  assert "\n" not in str(error.value)
+  return str(error.value)
 
 
-def expected() -> list:
-  made = []
+def translation_records() -> list:
+  """Return the records that the preprocessors of `translation` make of the pairs."""
+  records_of_pairs = []
   for pair in PAIRS[:6]:
-    two = [f"translate English to French: {pair['en']}", pair["de"]]
-    made += [{"inputs": two[0], "targets": two[1]}, {"inputs": two[1], "targets": two[0]}]
-  return [record for record in made if len(record["inputs"]) >= 12]
+    sides = [f"translate English to French: {pair['en']}", pair["de"]]
+    records_of_pairs += [
+      {"inputs": sides[0], "targets": sides[1]},
+      {"inputs": sides[1], "targets": sides[0]},
+    ]
+  return [record for record in records_of_pairs if len(record["inputs"]) >= 12]
 
 
 def test_preprocessors_before_tokens_run_on_the_records_of_any_source(pairs, capsys):
   source = f"seqio:seqio_tasks:translation@jsonl:{pairs}"
-  left = Skip("null")  # without a translation
-  assert records(source) == [*expected(), left] == records(source)
+  skip = Skip("null")  # without a translation
+  assert records(source) == [*translation_records(), skip] == records(source)
   assert "translate, both_ways, long_ones without tokenize, trimmed" in capsys.readouterr().err
-  found = open_source(source)
-  assert found.splits == ("train",)
-  facts = json.dumps([found.facts("inputs"), found.split_facts("train")])
-  assert "seqio_tasks:translation" in facts and str(pairs.parent) not in facts
+  opened = open_source(source)
+  assert opened.splits == ("train",)
+  facts = json.dumps([opened.facts("inputs"), opened.split_facts("train")])
+  assert "seqio_tasks:translation" in facts
+  assert str(pairs.parent) not in facts
 
 
-def test_a_task_with_records_of_its_own_a_list_and_a_function(pairs):
-  own = [{"inputs": "translate English to German: validation one", "targets": "eins"}]
-  assert records("seqio:seqio_tasks:owned", "validation")[:1] == own
-  assert records("seqio:seqio_tasks:made", "validation")[:1] == own
+def test_a_task_with_a_source_a_list_and_a_function_are_read(pairs):
+  task_records = [{"inputs": "translate English to German: validation one", "targets": "eins"}]
+  assert records("seqio:seqio_tasks:owned", "validation")[:1] == task_records
+  assert records("seqio:seqio_tasks:made", "validation")[:1] == task_records
   assert len(records(f"seqio:seqio_tasks:steps@jsonl:{pairs}")) == 7
 
 
@@ -73,7 +77,7 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
   ]
   assert prepare_data.main([*flags, "--text_field=inputs", "--workers=2"]) == 0
   store = TokenStore.open(tmp_path / "store" / "train")
-  assert store.num_tokens == sum(len(record["inputs"].encode()) for record in expected())
+  assert store.num_tokens == sum(len(record["inputs"].encode()) for record in translation_records())
   assert store.manifest.skipped == {"null": 1}
   trust.begin_command([source])
   arguments = {
@@ -89,13 +93,12 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
     "cache": str(tmp_path / "cache"),
   }
   task = process.build_task("task", "text_to_text", "train", arguments)
-  assert task.num_examples == len(expected())
+  assert task.num_examples == len(translation_records())
   batch = task.batch(np.arange(2), np.zeros(2, np.int64), 0)
-  read = [
-    task.vocabulary.decode([int(i) for i in row if i > 1])
-    for row in np.asarray(batch["encoder_input_tokens"])
-  ]
-  assert read == [record["inputs"] for record in expected()[:2]]
+  inputs = []
+  for row in np.asarray(batch["encoder_input_tokens"]):
+    inputs.append(task.vocabulary.decode([int(i) for i in row if i > 1]))
+  assert inputs == [record["inputs"] for record in translation_records()[:2]]
 
 
 def test_only_a_name_that_the_command_gives_is_imported(pairs):
@@ -103,33 +106,36 @@ def test_only_a_name_that_the_command_gives_is_imported(pairs):
   with pytest.raises(UserError, match="'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
   trust.record_file("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
-  with pytest.raises(
-    UserError, match="theirs/config.json: source: found 'seqio:subprocess:getoutput'"
-  ):
+  words = "theirs/config.json: source: found 'seqio:subprocess:getoutput'"
+  with pytest.raises(UserError, match=words):
     open_source("seqio:subprocess:getoutput")
 
 
-def test_refusals(pairs, tmp_path):
-  jsonl = f"jsonl:{pairs}"
-  assert "return other records when they are called again" in refusal(
-    f"seqio:seqio_tasks:unsteady@{jsonl}"
-  )
-  assert "trimmed needs sequence_length" in refusal(f"seqio:seqio_tasks:by_length@{jsonl}")
-  assert "a preprocessor failed (InvalidArgumentError" in refusal(
-    f"seqio:seqio_tasks:broken@{jsonl}"
-  )
-  assert "found no records, expected a source after @" in refusal("seqio:seqio_tasks:steps")
-  assert "cannot be used: AttributeError" in refusal(f"seqio:seqio_tasks:absent@{jsonl}")
-  assert "expected seqio:module:TASK" in refusal("seqio:seqio_tasks")
-  assert "expected a SeqIO task or a list" in refusal(f"seqio:seqio_tasks:Own@{jsonl}")
-  other = tmp_path / "other.jsonl"
-  other.write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
-  assert "found other fields than in the first record ('de')" in refusal(
-    f"seqio:seqio_tasks:steps@jsonl:{other}"
-  )
+@pytest.mark.parametrize(
+  "source, words",
+  [
+    ("seqio_tasks:unsteady@PAIRS", "return other records when they are called again"),
+    ("seqio_tasks:by_length@PAIRS", "trimmed needs sequence_length"),
+    ("seqio_tasks:broken@PAIRS", "a preprocessor failed (InvalidArgumentError"),
+    ("seqio_tasks:steps", "found no records, expected a source after @"),
+    ("seqio_tasks:absent@PAIRS", "cannot be used: AttributeError"),
+    ("seqio_tasks", "expected seqio:module:TASK"),
+    ("seqio_tasks:Own@PAIRS", "expected a SeqIO task or a list"),
+  ],
+)
+def test_an_unusable_task_is_refused_in_one_line(source, words, pairs):
+  source = source.replace("PAIRS", f"jsonl:{pairs}")
+  assert words in refusal_message(f"seqio:{source}")
 
 
-def test_a_registered_task_of_seqio_itself(tmp_path, monkeypatch):
+def test_records_with_other_fields_than_the_first_are_refused(tmp_path):
+  uneven = tmp_path / "other.jsonl"
+  uneven.write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
+  message = refusal_message(f"seqio:seqio_tasks:steps@jsonl:{uneven}")
+  assert "found other fields than in the first record ('de')" in message
+
+
+def test_a_task_in_seqios_registry_is_read(tmp_path, monkeypatch):
   seqio = pytest.importorskip("seqio")
   (tmp_path / "registered.py").write_text(
     "import seqio, tensorflow as tf\n"
@@ -145,8 +151,7 @@ def test_a_registered_task_of_seqio_itself(tmp_path, monkeypatch):
     "feature}, metric_fns=[])\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
-  found = records("seqio:registered:a_task")
-  assert [record["inputs"] for record in found] == ["a", "b"] and found[0]["draw"] != found[1][
-    "draw"
-  ]
+  rows = records("seqio:registered:a_task")
+  assert [record["inputs"] for record in rows] == ["a", "b"]
+  assert rows[0]["draw"] != rows[1]["draw"]
   assert "a_task" in seqio.TaskRegistry.names()

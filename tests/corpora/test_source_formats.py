@@ -130,7 +130,8 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
   assert read(f"lines:{path}") == lines
   path.write_bytes(data[: len(data) * 2 // 3])
   said = refusal(f"lines:{path}")
-  assert str(path) in said and f"truncated or damaged {kind} data" in said
+  assert str(path) in said
+  assert f"truncated or damaged {kind} data" in said
   path.write_bytes(b"BZhello, plain text")
   assert read(f"lines:{path}") == ["BZhello, plain text"]
 
@@ -140,12 +141,13 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
   [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)],
 )
 def test_several_streams_are_one_text_and_what_is_no_stream_is_refused(kind, compress, tmp_path):
-  one, two = (compress(f"{name} {'x' * 300_000}\n".encode()) for name in ("one", "two"))
+  first = compress(f"one {'x' * 300_000}\n".encode())
+  second = compress(f"two {'x' * 300_000}\n".encode())
   path = tmp_path / "a.any"
-  path.write_bytes(one + two)
+  path.write_bytes(first + second)
   assert [line[:3] for line in read(f"lines:{path}")] == ["one", "two"]
-  for wrong in (b"garbage", b"?" + two[1:], two[: len(two) // 2], two[:3]):
-    path.write_bytes(one + wrong)
+  for wrong in (b"garbage", b"?" + second[1:], second[: len(second) // 2], second[:3]):
+    path.write_bytes(first + wrong)
     assert f"truncated or damaged {kind} data" in refusal(f"lines:{path}")
 
 
@@ -223,8 +225,8 @@ def test_cells_of_csv_tables_keep_their_line_ends(tmp_path):
 
 def test_a_cell_of_a_csv_table_may_hold_a_long_document(tmp_path):
   (tmp_path / "a.csv").write_text(f'text,label\n"{"long, " * 40_000}",1\n')
-  (found,) = read(f"csv:{tmp_path}/a.csv")
-  assert len(found) == 240_000
+  (text,) = read(f"csv:{tmp_path}/a.csv")
+  assert len(text) == 240_000
 
 
 def test_words_of_conll_may_be_odd(tmp_path):
@@ -260,9 +262,8 @@ def test_remote_places(scheme, tmp_path):
   source = Documents(f"lines:{root}/*.txt")
   assert list(source.usable("train")) == ["one", "two"]
   facts = source.facts()["splits"]["train"]
-  assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(
-    tmp_path
-  ) not in json.dumps(facts)
+  assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"]
+  assert str(tmp_path) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
   trust.begin_command(())
   assert "found 'nosuch://x/y', which this command does not name" in refusal("lines:nosuch://x/y")
@@ -293,5 +294,6 @@ def test_parts_cover_the_split_in_order(tmp_path):
     (tmp_path / f"{i}").write_text(f"{i}" * (i + 1))
   source = Documents(f"text:{tmp_path}/*")
   parts = source.source.parts("train", 10)
-  assert len(parts) == 4 and parts == source.source.parts("train", 10)
+  assert len(parts) == 4
+  assert parts == source.source.parts("train", 10)
   assert [d for part in parts for d in source.read("train", part)] == list(source.usable("train"))

@@ -94,22 +94,22 @@ def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
   for place in ("here", "there"):
     write(tmp_path / place / "my corpus" / "train.txt", "one")
     write(tmp_path / place / "my corpus" / "validation.txt", "two")
-  here, there = (
-    Documents(
-      f"text:train={tmp_path}/{place}/my "
-      f"corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*"
-    )
-    for place in ("here", "there")
-  )
-  assert here.source.name == there.source.name == "my_corpus"
-  assert here.facts() == there.facts() == json.loads(json.dumps(here.facts()))
-  assert str(tmp_path) not in json.dumps(here.facts())
+
+  def open_documents(place):
+    folder = f"{tmp_path}/{place}/my corpus"
+    return Documents(f"text:train={folder}/train.txt,validation={folder}/v*")
+
+  first = open_documents("here")
+  second = open_documents("there")
+  assert first.source.name == second.source.name == "my_corpus"
+  assert first.facts() == second.facts() == json.loads(json.dumps(first.facts()))
+  assert str(tmp_path) not in json.dumps(first.facts())
   assert Documents(f"text:{tmp_path}/here/my corpus/train.txt").source.name == "my_corpus"
   write(tmp_path / "news.en.gz", "one")
   assert Documents(f"lines:{tmp_path}/news.en.gz").source.name == "news"
-  before = here.facts()
+  before = first.facts()
   write(tmp_path / "here" / "my corpus" / "train.txt", "one more")
-  assert here.facts() != before
+  assert first.facts() != before
 
 
 def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
@@ -117,7 +117,8 @@ def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
   source = Documents(f"lines:{tmp_path}/a")
   assert list(source.usable("train")) == ["one", "two"]
   assert source.skipped["train"] == {"empty": 3, "NUL character": 1}
-  assert list(source.usable("train")) and source.skipped["train"]["empty"] == 3
+  assert list(source.usable("train"))
+  assert source.skipped["train"]["empty"] == 3
 
 
 def test_missing_files_are_refused(tmp_path):
@@ -147,19 +148,20 @@ def test_empty_files_and_files_without_documents_are_refused(tmp_path):
 
 @pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
 def test_damaged_gzip_is_refused(form, tmp_path):
-  whole = gzip.compress(
+  compressed = gzip.compress(
     "".join(json.dumps({"text": f"document {i * i}"}) + "\n" for i in range(500)).encode()
   )
   damaged = {
-    "truncated": whole[: len(whole) // 2],
-    "flipped": whole[:-6] + b"\0" + whole[-5:],
+    "truncated": compressed[: len(compressed) // 2],
+    "flipped": compressed[:-6] + b"\0" + compressed[-5:],
     "other": b"not gzip",
   }
   for name, data in damaged.items():
     path = tmp_path / f"{name}.jsonl.gz"
     path.write_bytes(data)
     said = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
-    assert said.startswith(str(path)) and "truncated or damaged gzip data" in said
+    assert said.startswith(str(path))
+    assert "truncated or damaged gzip data" in said
 
 
 @pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
@@ -216,9 +218,8 @@ def test_unknown_forms_and_splits_are_refused(tmp_path):
     "tfds",
     "tsv",
   }
-  assert "found format 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal(
-    "jsnl:x"
-  )
+  assert "found format 'jsnl'" in refusal("jsnl:x")
+  assert "(did you mean 'jsonl'?)" in refusal("jsnl:x")
   assert "found format ''" in refusal(":x")
   write(tmp_path / "a", "one")
   said = refusal(f"lines:{tmp_path}/a", "trian")
@@ -276,14 +277,17 @@ def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
     assert list(source.usable("train")) == [f"document {i} é" for i in range(600) if i % 100]
     assert source.skipped["train"] == {"empty": 6}
     facts = source.facts()
-    assert facts == json.loads(json.dumps(facts)) and facts["splits"]["train"]["examples"] == 600
-    assert facts["name"] == "my_texts/1.2.0" and str(dataset) not in json.dumps(facts)
+    assert facts == json.loads(json.dumps(facts))
+    assert facts["splits"]["train"]["examples"] == 600
+    assert facts["name"] == "my_texts/1.2.0"
+    assert str(dataset) not in json.dumps(facts)
 
 
 def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
   source = Documents("tfds:my_texts", data_dir=str(dataset), text_field="body")
   parts = source.source.parts("train", 1)
-  assert len(parts) == 3 and source.source.parts("train", 2**40) == [(0, 600)]
+  assert len(parts) == 3
+  assert source.source.parts("train", 2**40) == [(0, 600)]
   assert [text for part in parts for text in source.read("train", part)] == list(
     source.read("train")
   )
@@ -309,7 +313,8 @@ def test_a_dataset_with_fewer_examples_than_it_states_is_refused(dataset, tmp_pa
   info = tmp_path / "copy/my_texts/1.2.0/dataset_info.json"
   info.write_text(info.read_text().replace('"200"', '"201"', 1))
   said = refusal("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
-  assert "dataset my_texts/1.2.0: " in said and re.search("only 600|index 200", said)
+  assert "dataset my_texts/1.2.0: " in said
+  assert re.search("only 600|index 200", said)
 
 
 def test_damaged_records_are_refused(dataset, tmp_path):
@@ -317,9 +322,11 @@ def test_damaged_records_are_refused(dataset, tmp_path):
     copy = tmp_path / name
     shutil.copytree(dataset, copy)
     shard = next(copy.glob("my_texts/1.2.0/my_texts-train*record*"))
-    whole = shard.read_bytes()
-    half = len(whole) // 2
-    shard.write_bytes(whole[:half] if name == "cut" else whole[:3000] + b"x" * 40 + whole[3040:])
+    shard_bytes = shard.read_bytes()
+    half = len(shard_bytes) // 2
+    shard.write_bytes(
+      shard_bytes[:half] if name == "cut" else shard_bytes[:3000] + b"x" * 40 + shard_bytes[3040:]
+    )
     assert "dataset my_texts/1.2.0: cannot be read from" in refusal(
       "tfds:my_texts", data_dir=str(copy), text_field="body"
     )

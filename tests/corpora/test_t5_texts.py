@@ -1,9 +1,10 @@
-"""T5's texts of benchmarks, written down from the behaviour of the published preprocessors."""
+"""Benchmarks' records are rewritten to texts as T5's published preprocessors rewrite them."""
 
 import json
 
 import pytest
 
+import json_lines
 from t5x_like import slots
 from t5x_like.benchmarks import suites
 from t5x_like.corpora.sources import Skip, field_value, open_source
@@ -12,12 +13,11 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.texts import METRICS, reference_texts
 
 
-def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
+def rewrite(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
   """Rewrite records through the source, as a task reads them."""
-  (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return [
-    row for _, row in open_source(f"t5:{form}:jsonl:{split}={folder}/rows.jsonl").records(split)
-  ]
+  json_lines.write(folder / "rows.jsonl", rows)
+  source = open_source(f"t5:{form}:jsonl:{split}={folder}/rows.jsonl")
+  return [row for _, row in source.records(split)]
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,6 @@ def made(form: str, rows: list[dict], folder, split: str = "validation") -> list
     (0.0, "0.0"),
     ("0", "0.0"),
     (5, "5.0"),
-  ]
-  + [
     (0.1, "0.0"),
     (0.3, "0.4"),
     (0.5, "0.4"),
@@ -42,7 +40,7 @@ def made(form: str, rows: list[dict], folder, split: str = "validation") -> list
   ],
 )
 def test_similarity_is_rounded_to_the_nearest_fifth(label, expected, tmp_path):
-  (row,) = made(
+  (row,) = rewrite(
     "stsb",
     [{"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}],
     tmp_path,
@@ -66,7 +64,7 @@ def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
     "multirc question: Why was Joey surprised? answer: There was only pie to eat paragraph: Sent "
     "1: Once upon a time, Joey woke. Sent 2: He loved pie."
   )
-  rows = made("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
+  rows = rewrite("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
   assert rows == [
     {"inputs": text, "targets": target, "idx": idx} for target in ("True", "False", "-1")
   ]
@@ -87,29 +85,34 @@ CLOZE = (
 
 
 def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp_path):
-  rest = {"inputs": CLOZE, "answers": ["A", "C"], "idx": ANSWERED["idx"]}
-  assert made("record", [ANSWERED], tmp_path, "train") == [
-    rest | {"targets": one} for one in ("A", "C")
+  record = {"inputs": CLOZE, "answers": ["A", "C"], "idx": ANSWERED["idx"]}
+  assert rewrite("record", [ANSWERED], tmp_path, "train") == [
+    record | {"targets": answer} for answer in ("A", "C")
   ]
-  assert made("record", [ANSWERED], tmp_path) == [rest | {"targets": "A"}]
-  (unlabelled,) = made("record", [ANSWERED | {"answers": []}], tmp_path, "test")
+  assert rewrite("record", [ANSWERED], tmp_path) == [record | {"targets": "A"}]
+  (unlabelled,) = rewrite("record", [ANSWERED | {"answers": []}], tmp_path, "test")
   assert (unlabelled["targets"], unlabelled["answers"]) == ("-1", [])
 
 
 def test_punctuation_of_squad_stands_alone(tmp_path):
   row = {"id": "i", "context": '"This  is a\nstring (1845-1986)".', "question": "A vídeo?"}
   answers = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
-  (found,) = made("squad", [row | {"answers": answers}], tmp_path)
-  assert found["inputs"] == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
-  assert (found["targets"], found["answers"], found["id"]) == (
+  (rewritten_row,) = rewrite("squad", [row | {"answers": answers}], tmp_path)
+  assert (
+    rewritten_row["inputs"]
+    == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
+  )
+  assert (rewritten_row["targets"], rewritten_row["answers"], rewritten_row["id"]) == (
     "The answer . ",
     ["The answer . ", " $ 5"],
     "i",
   )
-  listed = [{"text": one, "answer_start": 0} for one in answers["text"]]  # as in the official files
-  assert made("squad", [row | {"answers": listed}], tmp_path) == [found]
-  (alone,) = made("squad_context_free", [row | {"answers": answers}], tmp_path)
-  assert alone["inputs"] == "squad trivia question: A vídeo ? "
+  listed = [
+    {"text": text, "answer_start": 0} for text in answers["text"]
+  ]  # as in the official files
+  assert rewrite("squad", [row | {"answers": listed}], tmp_path) == [rewritten_row]
+  (context_free,) = rewrite("squad_context_free", [row | {"answers": answers}], tmp_path)
+  assert context_free["inputs"] == "squad trivia question: A vídeo ? "
 
 
 LENT = {
@@ -135,7 +138,7 @@ def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
     for n, name in enumerate(["Tom", "Mitchell"])
   ]
   text = "wsc: Mitchell asked Tom if *he* could lend some money."
-  first, second = made("wsc", rows, tmp_path)
+  first, second = rewrite("wsc", rows, tmp_path)
   assert first == {"inputs": text, "targets": "Tom", "judged": ["Tom", "True"], "idx": 0}
   assert second == {
     "inputs": text,
@@ -143,8 +146,8 @@ def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
     "judged": ["Mitchell", "False"],
     "idx": 1,
   }
-  assert made("wsc", rows, tmp_path, "train") == [first]
-  (test,) = made("wsc", [rows[0] | {"label": None}], tmp_path, "test")
+  assert rewrite("wsc", rows, tmp_path, "train") == [first]
+  (test,) = rewrite("wsc", [rows[0] | {"label": None}], tmp_path, "test")
   assert test["judged"] == ["Tom", "-1"]
 
 
@@ -167,7 +170,7 @@ def test_the_two_sentences_that_number_their_pronoun_wrongly(
     "label": 1,
     "idx": 0,
   }
-  assert made("wsc", [row], tmp_path)[0]["inputs"] == f"wsc: {expected}"
+  assert rewrite("wsc", [row], tmp_path)[0]["inputs"] == f"wsc: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,9 @@ def test_the_two_sentences_that_number_their_pronoun_wrongly(
 )
 def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp_path):
   row = {"sentence": sentence, "pronoun": pronoun, "candidates": ["Bill", "Tom"], "label": "1"}
-  assert made("dpr", [row], tmp_path, "train") == [{"inputs": f"wsc: {expected}", "targets": "Tom"}]
+  assert rewrite("dpr", [row], tmp_path, "train") == [
+    {"inputs": f"wsc: {expected}", "targets": "Tom"}
+  ]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +236,9 @@ def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
 ):
   row = {"sentence1": premise, "sentence2": hypothesis, "label": "entailment", "idx": 1}
   expected = {"inputs": f"wsc: {marked}", "targets": target, "judged": [target, "True"], "idx": 1}
-  assert made("wnli", [row], tmp_path) == [expected]
-  (without,) = made("wnli", [row | {"sentence1": "No pronoun."}], tmp_path)
-  assert isinstance(without, Skip)
+  assert rewrite("wnli", [row], tmp_path) == [expected]
+  (without_pronoun,) = rewrite("wnli", [row | {"sentence1": "No pronoun."}], tmp_path)
+  assert isinstance(without_pronoun, Skip)
 
 
 def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
@@ -243,17 +248,20 @@ def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
     "label": "entailment",
     "idx": 2,
   }
-  (found,) = made("wnli", [row], tmp_path)
+  (rewritten_row,) = rewrite("wnli", [row], tmp_path)
   expected = {
     "inputs": "wsc: You can see *it* there.",
     "targets": "-1",
     "judged": ["", "True"],
     "idx": 2,
   }
-  assert found == expected
+  assert rewritten_row == expected
   judge = METRICS["referent"]()
   assert (
-    judge.metric([judge.reference(found["judged"])], [judge.prediction("the gap")])["accuracy"] == 0
+    judge.metric([judge.reference(rewritten_row["judged"])], [judge.prediction("the gap")])[
+      "accuracy"
+    ]
+    == 0
   )
 
 
@@ -302,37 +310,41 @@ TRIVIA = {"question": "who?", "answer": {"value": "Ann", "aliases": ["Ann", "The
 
 
 @pytest.mark.parametrize(
-  ("name", "prefix", "row", "given"),
+  ("name", "prefix", "row", "prediction"),
   [
     ("web_questions", "wq", QUESTION, "the al"),
     ("natural_questions", "nq", QUESTION, "AL."),
     ("trivia_qa", "trivia_qa", TRIVIA, "al"),
   ],
 )
-def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, row, given):
+def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, row, prediction):
   form = slots.find("suite", "text", suites, "SUITE").tasks[name].text
   texts = [Template(form.task[side], side)(row, "") for side in ("inputs", "targets")]
   assert texts == [f"{prefix} question: who?", "Ann"]
   (metric,) = form.evaluator["metrics"]
-  made = slots.make("metric", metric, METRICS)
-  right = made.reference(list(reference_texts(field_value(row, form.evaluator["references"], ""))))
-  assert made.metric([right], [given])["exact_match"] == 100
+  text_metric = slots.make("metric", metric, METRICS)
+  right = text_metric.reference(
+    list(reference_texts(field_value(row, form.evaluator["references"], "")))
+  )
+  assert text_metric.metric([right], [prediction])["exact_match"] == 100
 
 
 def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
-  found = dict(tasks())
-  forms = {name: benchmark.text.rewritten for name, benchmark in found.items() if benchmark.text}
+  benchmarks = dict(tasks())
+  forms = {
+    name: benchmark.text.rewritten for name, benchmark in benchmarks.items() if benchmark.text
+  }
   rewritten = [
     "glue/stsb",
-    *(f"superglue/{one}" for one in ("multirc", "record", "wsc")),
+    *(f"superglue/{name_of_task}" for name_of_task in ("multirc", "record", "wsc")),
     "squad/squad",
   ]
   assert {name: form for name, form in forms.items() if form} == {
     name: name.split("/")[1] for name in rewritten
   }
-  assert forms.keys() == TEMPLATES.keys() | {*rewritten} == found.keys() - {"squad/squad_v2"}
+  assert forms.keys() == TEMPLATES.keys() | {*rewritten} == benchmarks.keys() - {"squad/squad_v2"}
   for name, (text, labels) in TEMPLATES.items():
-    form = found[name].text
+    form = benchmarks[name].text
     assert (
       Template(form.task["inputs"], "inputs")(FIELDS, "") == text
       and form.task["targets"] == "{label}"
@@ -369,7 +381,8 @@ def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
   with pytest.raises(UserError) as error:
     list(open_source(source.format(tmp_path)).records("train"))
-  assert words in str(error.value) and "\n" not in str(error.value)
+  assert words in str(error.value)
+  assert "\n" not in str(error.value)
 
 
 FULL = {
@@ -404,35 +417,36 @@ FULL = {
 
 @pytest.mark.parametrize("form", FULL)
 def test_records_without_a_field_or_with_other_values_are_one_line(form, tmp_path):
-  assert len(made(form, [FULL[form]], tmp_path)) == 1
+  assert len(rewrite(form, [FULL[form]], tmp_path)) == 1
   for field in FULL[form]:
     if field == "idx":
       continue
     with pytest.raises(
       UserError, match=f"rows.jsonl:1: found no field '{field}' among .*; t5:{form} needs"
     ):
-      made(form, [{key: value for key, value in FULL[form].items() if key != field}], tmp_path)
+      rewrite(form, [{key: value for key, value in FULL[form].items() if key != field}], tmp_path)
     for bad in (None, 7, [1], {"x": 1}):
       try:
-        made(form, [FULL[form] | {field: bad}], tmp_path)
+        rewrite(form, [FULL[form] | {field: bad}], tmp_path)
       except UserError as error:
-        assert "rows.jsonl:1: found" in str(error) and "\n" not in str(error)
+        assert "rows.jsonl:1: found" in str(error)
+        assert "\n" not in str(error)
 
 
 def test_words_of_wnli_are_no_patterns(tmp_path):
   """They never ended; a word that is no pattern has no referent, as in the published code."""
   row = {"sentence1": "(x+x+)+y it end", "sentence2": "(x+x+)+y " + "x" * 40, "label": 1, "idx": 0}
-  assert made("wnli", [row], tmp_path)[0]["targets"] == "x" * 40
+  assert rewrite("wnli", [row], tmp_path)[0]["targets"] == "x" * 40
   row = {
     "sentence1": "Ann (2 said it fell.",
     "sentence2": "Ann (2 said the cup fell.",
     "label": 1,
     "idx": 0,
   }
-  assert made("wnli", [row], tmp_path)[0]["judged"] == ["", "True"]
+  assert rewrite("wnli", [row], tmp_path)[0]["judged"] == ["", "True"]
 
 
 @pytest.mark.parametrize("label", [float("nan"), "inf"])
 def test_a_score_that_is_not_finite_is_refused(label, tmp_path):
   with pytest.raises(UserError, match="found the score '(nan|inf)', expected a number"):
-    made("stsb", [FULL["stsb"] | {"label": label}], tmp_path)
+    rewrite("stsb", [FULL["stsb"] | {"label": label}], tmp_path)

@@ -49,7 +49,8 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
   shards = set()
   for starts_B in np.array_split(starts, 100):
     window_BW = store.windows(starts_B, 568)
-    assert window_BW.shape == (len(starts_B), 568) and not window_BW.any()
+    assert window_BW.shape == (len(starts_B), 568)
+    assert not window_BW.any()
     shards |= set((starts_B // (TOKENS // SHARDS)).tolist())
   for places_B in np.array_split(starts, 100):
     documents_B, starts_B, ends_B = store.documents_at(places_B)
@@ -61,7 +62,8 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
   reading = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert len(shards) > SHARDS * 0.98
-  assert opening < 4e6 and reading < 8e6  # bytes; all document ends would be 1.6e9
+  assert opening < 4e6
+  assert reading < 8e6  # bytes; all document ends would be 1.6e9
   assert len(pathlib.Path("/proc/self/maps").read_text().splitlines()) - maps < 20
   assert (path / "manifest.json").stat().st_size < 1_000
 
@@ -70,10 +72,10 @@ def test_documents_are_those_of_the_file(path):
   store = TokenStore.open(path)
   per_shard = TOKENS // SHARDS
   ends = np.fromfile(path / "tokens.ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
-  inside = np.random.default_rng(1).integers(0, per_shard, 1_000)
-  documents = np.searchsorted(ends, inside, side="right")
-  found, starts, stops = store.documents_at(inside + 1234 * per_shard)
-  np.testing.assert_array_equal(found, documents + 1234 * ends.size)
+  positions = np.random.default_rng(1).integers(0, per_shard, 1_000)
+  documents = np.searchsorted(ends, positions, side="right")
+  numbers, starts, stops = store.documents_at(positions + 1234 * per_shard)
+  np.testing.assert_array_equal(numbers, documents + 1234 * ends.size)
   np.testing.assert_array_equal(stops, ends[documents] + 1234 * per_shard)
   np.testing.assert_array_equal(starts, np.append(0, ends)[documents] + 1234 * per_shard)
 
@@ -91,8 +93,10 @@ def test_the_benchmark_of_a_small_one(tmp_path, capfd):
   assert benchmark.main(["store", *flags, f"--directory={tmp_path}"]) == 0
   figures = json.loads(capfd.readouterr().out.splitlines()[-1])
   assert (figures["tokens"], figures["shards"], figures["documents"]) == (10**8, 10**3, 10**6)
-  assert figures["open_files"] < 200 and figures["raw_tokens_per_second_again"] > 0
-  assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits and not list(tmp_path.iterdir())
+  assert figures["open_files"] < 200
+  assert figures["raw_tokens_per_second_again"] > 0
+  assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+  assert not list(tmp_path.iterdir())
   with pytest.raises(
     UserError, match="--documents=10: found 0 a shard, expected 1 to 100000, its tokens"
   ):

@@ -64,7 +64,8 @@ def test_any_items_any_shards(tmp_path, lengths, shard_values, random):
   shutil.rmtree(tmp_path / "one", ignore_errors=True)
   items = items_of(lengths)
   store = write(tmp_path / "one", items, shard_values)
-  assert store.num_items == len(lengths) and store.manifest.skipped == {"too long": 3}
+  assert store.num_items == len(lengths)
+  assert store.manifest.skipped == {"too long": 3}
   for name, (values, counts) in items.items():
     np.testing.assert_array_equal(store.read_values(name), values, strict=True)
     np.testing.assert_array_equal(store.read_ends(name), np.cumsum(counts))
@@ -80,7 +81,8 @@ def test_stretches_as_rows_and_outside(intact):
   store = Store.open(intact[0])
   values = intact[1]["ids"][0]
   rows = store.read_padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
-  assert rows.dtype == np.int32 and rows.tolist() == [[*values[3:7], 0], [*values[-2:], 0, 0, 0]]
+  assert rows.dtype == np.int32
+  assert rows.tolist() == [[*values[3:7], 0], [*values[-2:], 0, 0, 0]]
   for start, size in ((-1, 2), (len(values) - 1, 2), (5, -1)):
     with pytest.raises(ValueError, match="outside|negative"):
       store.read_ranges("ids", np.array([start]), np.array([size]))
@@ -114,7 +116,8 @@ def test_what_a_killed_writer_left_is_not_published(tmp_path):
   publish(
     work, tmp_path / "train", build_metadata([shard], arrays=ARRAYS, skipped={}, **ABOUT), None
   )
-  assert not (tmp_path / "work").exists() and not list((tmp_path / "train").rglob("*.tmp"))
+  assert not (tmp_path / "work").exists()
+  assert not list((tmp_path / "train").rglob("*.tmp"))
 
 
 def test_every_damaged_file_is_found(intact, tmp_path):

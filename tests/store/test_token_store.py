@@ -105,7 +105,8 @@ def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
   )  # an earlier test may have exceeded a larger limit
   documents = random_documents(120, 20)
   store = write(tmp_path / "corpus_of_many", documents, shard_tokens=1)
-  assert store.manifest.num_shards == 120 and open_descriptors() == 0
+  assert store.manifest.num_shards == 120
+  assert open_descriptors() == 0
   stream = np.concatenate(documents)
   store.windows([0], 1)
   assert open_descriptors() == 1
@@ -160,18 +161,18 @@ def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
     [[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]]
   )
   documents = np.searchsorted(ends, places, side="right")
-  for found, expected in zip(
+  for actual, expected in zip(
     store.documents_at(places),
     (documents, ends[documents] - lengths[documents], ends[documents]),
     strict=True,
   ):
-    np.testing.assert_array_equal(found, expected)
-  for found, expected in zip(
+    np.testing.assert_array_equal(actual, expected)
+  for actual, expected in zip(
     store.document_spans(documents),
     (ends[documents] - lengths[documents], ends[documents]),
     strict=True,
   ):
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 40, 10**6])

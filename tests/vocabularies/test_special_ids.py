@@ -1,5 +1,4 @@
-"""Tasks with other special ids: the same examples as with pad 0 and sentinels at the top, but for
-these ids."""
+"""Tasks with unusual special ids make the examples of the usual ones but for these ids."""
 
 import json
 
@@ -29,11 +28,11 @@ def vocabulary(facts: PublishedIds) -> PublishedVocabulary:
     "unk_token": " w1",
     "vocab": {piece: i for i, piece in enumerate(sorted(pieces))},
   }
-  described = dict.fromkeys(
+  empty_parts = dict.fromkeys(
     ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
   )
   return PublishedVocabulary(
-    json.dumps(described | {"version": "1.0", "added_tokens": [], "model": model}).encode(),
+    json.dumps(empty_parts | {"version": "1.0", "added_tokens": [], "model": model}).encode(),
     facts,
     {},
   )
@@ -45,8 +44,8 @@ def stores(tmp_path_factory):
   lengths = np.tile([150, 40, 333, 9], 6)
   text = np.random.default_rng(0).integers(FIRST, 240, lengths.sum())
   for name, facts in (("usual", USUAL), ("other", OTHER), ("none", NONE)):
-    about = dict(name="c", split="train", vocabulary=vocabulary(facts), append_eos=False)
-    with TokenStoreWriter(root / name / "train", **about) as writer:
+    header = dict(name="c", split="train", vocabulary=vocabulary(facts), append_eos=False)
+    with TokenStoreWriter(root / name / "train", **header) as writer:
       writer.add(text, lengths)
   return root
 
@@ -89,7 +88,7 @@ TASKS = {
 }
 
 
-def made(name: str, store) -> dict[str, np.ndarray]:
+def read_batch(name: str, store) -> dict[str, np.ndarray]:
   values = json.loads(json.dumps(TASKS[name]))
   for part in values.get("parts", {"": values}).values():
     part["store"] = str(store)
@@ -102,41 +101,41 @@ def made(name: str, store) -> dict[str, np.ndarray]:
   return {n: x.numpy() for n, x in batch.items()}
 
 
-def renamed(usual: dict[str, np.ndarray], facts: PublishedIds) -> dict[str, np.ndarray]:
-  """What other special ids make of a batch with the usual ones, in which 0 is padding wherever it
-  stands."""
-  encoder_only = "decoder_input_tokens" not in usual
+def replace_ids(usual_batch: dict[str, np.ndarray], facts: PublishedIds) -> dict[str, np.ndarray]:
+  """Return a batch of the usual special ids, of which 0 is always padding, with other ones."""
+  encoder_only = "decoder_input_tokens" not in usual_batch
   pad = (facts.eos_id if encoder_only else 0) if facts.pad_id is None else facts.pad_id
   ids = np.arange(SIZE)
-  ids[list(USUAL.sentinels)], ids[0] = facts.sentinels, pad
+  ids[list(USUAL.sentinels)] = facts.sentinels
+  ids[0] = pad
   out = {
     n: ids[x] if n.endswith("_tokens") and n != "encoder_target_tokens" else x
-    for n, x in usual.items()
+    for n, x in usual_batch.items()
   }
   if not encoder_only:
     out["decoder_input_tokens"][:, 0] = facts.decoder_start_id
     if facts.pad_id is None:
-      out["encoder_segment_ids"] = (usual["encoder_input_tokens"] != 0).astype(np.int32)
+      out["encoder_segment_ids"] = (usual_batch["encoder_input_tokens"] != 0).astype(np.int32)
   return out
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_only_the_special_ids_differ(stores, name):
-  usual = made(name, stores / "usual")
-  # there is padding to tell
-  assert any((usual[n] == 0).any() for n in usual if n.endswith("_input_tokens"))
+  usual_batch = read_batch(name, stores / "usual")
+  # the test needs padding
+  assert any((usual_batch[n] == 0).any() for n in usual_batch if n.endswith("_input_tokens"))
   for store, facts in (("other", OTHER), ("none", NONE)):
-    found = made(name, stores / store)
-    expected = renamed(usual, facts)
-    assert found.keys() == expected.keys()
+    actual = read_batch(name, stores / store)
+    expected = replace_ids(usual_batch, facts)
+    assert actual.keys() == expected.keys()
     for feature in expected:
       np.testing.assert_array_equal(
-        found[feature], expected[feature], err_msg=f"{store}: {feature}"
+        actual[feature], expected[feature], err_msg=f"{store}: {feature}"
       )
 
 
 @pytest.mark.parametrize(
-  "name, changes, said",
+  "name, changes, words",
   [
     (
       "span_corruption",
@@ -148,16 +147,16 @@ def test_only_the_special_ids_differ(stores, name):
     ("causal_lm", {"length": 48}, "expected eos: prepare another store"),
   ],
 )
-def test_what_a_vocabulary_lacks_is_told_at_once(tmp_path, name, changes, said):
+def test_a_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, words):
   poor = PublishedIds(
     **vars(NONE) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
   )
-  about = dict(name="c", split="train", vocabulary=vocabulary(poor), append_eos=False)
-  with TokenStoreWriter(tmp_path / "train", **about) as writer:
+  header = dict(name="c", split="train", vocabulary=vocabulary(poor), append_eos=False)
+  with TokenStoreWriter(tmp_path / "train", **header) as writer:
     writer.add(np.full(500, FIRST), [250, 250])
-  with pytest.raises(UserError, match=said) as caught:
+  with pytest.raises(UserError, match=words) as error:
     tasks.build(name, "train", store=str(tmp_path), **changes)
-  assert "\n" not in str(caught.value)
+  assert "\n" not in str(error.value)
 
 
 def test_rows_without_segments_need_a_padding_piece(stores):

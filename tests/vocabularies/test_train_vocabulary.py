@@ -1,10 +1,10 @@
-"""Training a vocabulary: sizes and special ids, determinism, sampling within bounds, one-line
-refusals."""
+"""A trained vocabulary has the size and special ids of its flags and is the same each time."""
 
 import itertools
 import json
 import random
 import re
+import string
 
 import pytest
 from hypothesis import given
@@ -24,12 +24,12 @@ WORDS = ["".join(parts) for parts in itertools.product(*_PARTS)]
 
 @pytest.fixture
 def corpus(tmp_path):
-  draw = random.Random(0)
-  words = WORDS + ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(200)]
+  generator = random.Random(0)
+  random_words = ["".join(generator.choices(string.ascii_lowercase, k=5)) for _ in range(200)]
+  words = WORDS + random_words
+  texts = [" ".join(generator.choices(words, k=40)) + "\nß" for _ in range(200)]
   path = tmp_path / "corpus.jsonl"
-  path.write_text(
-    "\n".join(json.dumps({"text": " ".join(draw.choices(words, k=40)) + "\nß"}) for _ in range(200))
-  )
+  path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
   return path
 
 
@@ -43,7 +43,7 @@ CODE = "def f(x):\n    if x:\n\t\treturn  x  # \U0001f600 na\u00efve, \ufb01\r\n
 
 
 def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys):
-  """Indentation is learned over line ends: what stands before the words of a line is one token."""
+  """Indentation is learned with the line end before it, as one token."""
   (tmp_path / "code.txt").write_text(CODE * 400)
   flags = [f"--source=text:{tmp_path}/code.txt", "--extra_ids=0"]
   assert train_vocabulary.main([*flags, "--size=290", f"--output={tmp_path}/default"]) == 0
@@ -54,12 +54,12 @@ def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys)
   assert (
     train_vocabulary.main([*flags, "--size=24", "--kind=unigram", f"--output={tmp_path}/t5"]) == 0
   )
-  told = re.search(
+  message = re.search(
     r"it loses (\d+) % of the characters .*--kind=bytelevel_bpe loses none", capsys.readouterr().out
   )
   # spaces; the emoji and the ligature
   lost = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4 + 1 + 2
-  assert abs(int(told[1]) - 100 * lost / len(CODE)) <= 4
+  assert abs(int(message[1]) - 100 * lost / len(CODE)) <= 4
 
 
 @given(
@@ -96,10 +96,9 @@ def test_the_same_input_gives_the_same_vocabulary_and_is_not_trained_twice(
 ):
   for name in ("one", "two"):
     assert run(corpus, tmp_path / name, "--size=160", "--max_bytes=20000") == 0
-  one, two = (
-    sorted(path.read_bytes() for path in (tmp_path / name).iterdir()) for name in ("one", "two")
-  )
-  assert one == two
+  first_files = sorted(path.read_bytes() for path in (tmp_path / "one").iterdir())
+  second_files = sorted(path.read_bytes() for path in (tmp_path / "two").iterdir())
+  assert first_files == second_files
   capsys.readouterr()
   assert run(corpus, tmp_path / "one", "--size=160", "--max_bytes=20000") == 0
   assert "exists already" in capsys.readouterr().out
@@ -108,7 +107,7 @@ def test_the_same_input_gives_the_same_vocabulary_and_is_not_trained_twice(
   corpus.write_text(corpus.read_text() + "\n")
   assert run(corpus, tmp_path / "one", "--size=160", "--max_bytes=20000") == 2
   assert "trained with other source" in capsys.readouterr().err
-  assert sorted(path.read_bytes() for path in (tmp_path / "one").iterdir()) == one
+  assert sorted(path.read_bytes() for path in (tmp_path / "one").iterdir()) == first_files
 
 
 def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
@@ -119,7 +118,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("options", "said"),
+  ("options", "words"),
   [
     (["--size=32100"], "--size: found 32000 pieces"),
     (["--size=32100", "--model_type=bpe"], "--size: found 32000 pieces"),
@@ -133,10 +132,12 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     (["--size=160", "--character_coverage=2"], "--character_coverage: found 2.0"),
   ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(options, said, corpus, tmp_path, capfd):
+def test_impossible_training_is_refused_in_one_line(options, words, corpus, tmp_path, capfd):
   assert run(corpus, tmp_path / "v", *options) == 2
   error = capfd.readouterr().err
-  assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+  assert error.startswith("error: ")
+  assert error.count("\n") == 1
+  assert words in error
   assert not (tmp_path / "v").exists()
 
 
@@ -159,10 +160,11 @@ def test_the_tokenizer_of_others_stays_and_an_address_is_written(
   assert run(corpus, tmp_path, "--size=160") == 2
   assert "found the tokenizer.json of another tokenizer" in capsys.readouterr().err
   monkeypatch.chdir(tmp_path)
-  for said in ("vocabulary memory://trained/v: 160 ids", "exists already"):
+  for words in ("vocabulary memory://trained/v: 160 ids", "exists already"):
     assert run(corpus, "memory://trained/v", "--size=160") == 0
-    assert said in capsys.readouterr().out
-  assert vocabularies.load("memory://trained/v").size == 160 and not (tmp_path / "memory:").exists()
+    assert words in capsys.readouterr().out
+  assert vocabularies.load("memory://trained/v").size == 160
+  assert not (tmp_path / "memory:").exists()
 
 
 def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys):
@@ -188,20 +190,22 @@ def test_cutting_into_lines_loses_nothing_but_white_space(documents, longest):
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 400))
 def test_a_sample_is_bounded_in_order_and_always_the_same(lines, max_bytes):
-  kept, total = train_vocabulary.sample(iter(lines), max_bytes)
+  sampled_lines, total = train_vocabulary.sample(iter(lines), max_bytes)
   assert total == sum(map(len, lines))
-  assert sum(map(len, kept)) <= max(max_bytes, max(map(len, kept), default=0))
+  assert sum(map(len, sampled_lines)) <= max(max_bytes, max(map(len, sampled_lines), default=0))
   remaining = iter(lines)
-  assert all(line in remaining for line in kept)  # a subsequence
-  assert (kept, total) == train_vocabulary.sample(iter(lines), max_bytes)
-  assert kept == lines if total <= max_bytes else kept
+  assert all(line in remaining for line in sampled_lines)  # a subsequence
+  assert (sampled_lines, total) == train_vocabulary.sample(iter(lines), max_bytes)
+  assert sampled_lines == lines if total <= max_bytes else sampled_lines
 
 
 def test_a_sample_covers_the_whole_corpus():
   lines = [b"%08d" % i for i in range(10_000)]
-  kept, _ = train_vocabulary.sample(lines, 8 * 1000)
-  assert len(kept) == 1000
-  assert all(60 < sum(i // 1000 == tenth for i in map(int, kept)) < 150 for tenth in range(10))
+  sampled_lines, _ = train_vocabulary.sample(lines, 8 * 1000)
+  assert len(sampled_lines) == 1000
+  assert all(
+    60 < sum(i // 1000 == tenth for i in map(int, sampled_lines)) < 150 for tenth in range(10)
+  )
 
 
 def test_a_model_of_too_many_pieces_is_refused():
@@ -219,11 +223,10 @@ def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsy
   assert (vocabulary.size, vocabulary.extra_ids) == (size, 100)
   assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (3, 4, 5)
   assert vocabulary.decode(vocabulary.encode("transformed reporting")) == "transformed reporting"
-  assert run(corpus, tmp_path / "v", *flags) == 0 and "exists already" in capsys.readouterr().out
-  assert (
-    run(corpus, tmp_path / "v", *flags[:2]) == 2
-    and "trained with other with_mask" in capsys.readouterr().err
-  )
+  assert run(corpus, tmp_path / "v", *flags) == 0
+  assert "exists already" in capsys.readouterr().out
+  assert run(corpus, tmp_path / "v", *flags[:2]) == 2
+  assert "trained with other with_mask" in capsys.readouterr().err
 
 
 def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
@@ -231,18 +234,15 @@ def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
   path = tmp_path / "v" / train_vocabulary.RECORD
   record = json.loads(path.read_text())
   record["model_type"] = record.pop("kind")
-  path.write_text(
-    json.dumps(
-      {key: value for key, value in record.items() if key not in ("with_mask", "lowercase")}
-    )
-  )
+  del record["with_mask"]
+  del record["lowercase"]
+  path.write_text(json.dumps(record))
   capsys.readouterr()
-  assert (
-    run(corpus, tmp_path / "v", "--size=160") == 0 and "exists already" in capsys.readouterr().out
-  )
+  assert run(corpus, tmp_path / "v", "--size=160") == 0
+  assert "exists already" in capsys.readouterr().out
 
 
-def test_lowercase_is_wordpieces(corpus, tmp_path, capsys):
+def test_only_wordpiece_lowercases(corpus, tmp_path, capsys):
   assert run(corpus, tmp_path / "v", "--size=400", "--kind=bytelevel_bpe", "--lowercase") == 2
   assert "--lowercase" in capsys.readouterr().err
   assert run(corpus, tmp_path / "w", "--size=250", "--kind=wordpiece", "--lowercase") == 0

@@ -1,5 +1,4 @@
-"""Vocabularies: round trips, special ids and sentinels, and the refusal of everything that is not a
-whole model."""
+"""Vocabularies give back every text, keep special ids out of it, and refuse damaged models."""
 
 import io
 import json
@@ -51,17 +50,21 @@ def vocabulary(request, pieces):
   return ByteVocabulary() if request.param == "bytes" else pieces
 
 
-def test_special_ids_and_sentinels_lie_where_t5_has_them(pieces):
-  assert (pieces.size, pieces.extra_ids) == (80 + 100, 100)
-  assert (pieces.pad_id, pieces.eos_id, pieces.unk_id) == (0, 1, 2)
+def test_special_ids_and_sentinels_equal_t5s(pieces):
+  assert pieces.size == 80 + 100
+  assert pieces.extra_ids == 100
+  assert pieces.pad_id == 0
+  assert pieces.eos_id == 1
+  assert pieces.unk_id == 2
   assert encode_sentinels(pieces, "<extra_id_0><extra_id_99>") == [179, 80]
   assert pieces.decode([179, 80]) == "<extra_id_0> <extra_id_99>"
   assert max(max(ids) for ids in pieces.encode_batch(TEXT)) < 80
 
 
-def test_bytes_are_byt5s():
+def test_ids_of_bytes_equal_byt5s():
   byt5 = ByteVocabulary()
-  assert byt5.size == 384 and byt5.extra_ids == 125
+  assert byt5.size == 384
+  assert byt5.extra_ids == 125
   assert byt5.encode("hé") == [104 + 3, 0xC3 + 3, 0xA9 + 3]
   assert encode_sentinels(byt5, "<extra_id_0>") == [383]
   assert encode_sentinels(byt5, "<extra_id_124>") == [259]
@@ -103,14 +106,15 @@ def test_pieces_give_back_normalised_text_with_sentinels(pieces, text):
 
 @settings(max_examples=50)
 @given(texts=st.lists(ANY_TEXT, max_size=5))
-def test_a_batch_is_its_texts_and_plain_text_never_makes_a_special_id(pieces, texts):
+def test_texts_are_encoded_alike_in_a_batch_and_never_as_special_ids(pieces, texts):
   texts = [*texts, "<extra_id_0> </s> <pad> <unk>", ""]
   for vocabulary in (pieces, ByteVocabulary()):
     batch = vocabulary.encode_batch(texts)
     assert all(ids.dtype == np.int32 and ids.ndim == 1 for ids in batch)
     assert [ids.tolist() for ids in batch] == [vocabulary.encode(text) for text in texts]
-    every = {i for ids in batch for i in ids.tolist()}
-    assert not every & {0, 1} and max(every) < vocabulary.size - vocabulary.extra_ids
+    all_ids = {i for ids in batch for i in ids.tolist()}
+    assert not all_ids & {0, 1}
+    assert max(all_ids) < vocabulary.size - vocabulary.extra_ids
 
 
 @given(ids=st.lists(st.integers(0, 1000), max_size=20))
@@ -130,7 +134,7 @@ def test_a_negative_id_is_refused(vocabulary):
     vocabulary.decode([5, -1])
 
 
-def test_saved_and_loaded_is_the_same(vocabulary, tmp_path):
+def test_a_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
   vocabulary.save(tmp_path / "a" / "b")
   vocabulary.save(tmp_path / "again")
   loaded = vocabularies.load(str(tmp_path / "a" / "b"))
@@ -155,26 +159,26 @@ def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp
 
 
 def test_fingerprints_tell_kind_model_and_sentinels_apart(model, pieces):
-  others = [
+  other_vocabularies = [
     SentencePieceVocabulary(model, 99),
     SentencePieceVocabulary(sentencepiece_model(vocab_size=70)),
     ByteVocabulary(),
     ByteVocabulary(100),
   ]
-  assert len({v.fingerprint for v in [pieces, *others]}) == 5
+  assert len({v.fingerprint for v in [pieces, *other_vocabularies]}) == 5
   assert SentencePieceVocabulary(model).fingerprint == pieces.fingerprint
 
 
 @pytest.mark.parametrize(
-  ("options", "said"),
+  ("options", "words"),
   [
     ({"pad_id": -1, "eos_id": 1, "unk_id": 0, "bos_id": 2}, "pad id -1, expected 0"),
     ({"pad_id": 0, "eos_id": 2, "unk_id": 1}, "eos id 2, expected 1"),
     ({"pad_id": 0, "eos_id": 1, "unk_id": 3, "bos_id": 2}, "unk id 3, expected 2"),
   ],
 )
-def test_models_with_other_special_ids_are_refused(options, said):
-  with pytest.raises(UserError, match=said):
+def test_models_with_other_special_ids_are_refused(options, words):
+  with pytest.raises(UserError, match=words):
     SentencePieceVocabulary(sentencepiece_model(**options), origin="x.model")
 
 
@@ -185,28 +189,30 @@ def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, 
   for number in reversed(range(10)):
     proto.pieces.add(piece=form.format(number), score=0.0, type=USER_DEFINED)
   (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
-  own = vocabularies.load(str(tmp_path / "sentencepiece.model"))
-  added = SentencePieceVocabulary(model, 10)
-  assert (own.size, own.sentinels) == (90, tuple(range(89, 79, -1)))
+  with_sentinels = vocabularies.load(str(tmp_path / "sentencepiece.model"))
+  with_added_sentinels = SentencePieceVocabulary(model, 10)
+  assert (with_sentinels.size, with_sentinels.sentinels) == (90, tuple(range(89, 79, -1)))
   for text in [*TEXT[:20], "the <extra_id_0> fox <extra_id_9>", "a<extra_id_1>"]:
-    assert encode_sentinels(own, text) == encode_sentinels(added, text)
-    assert own.encode(text) == added.encode(text)
-    assert not set(own.encode(text)) & set(own.sentinels)
-    assert own.decode(encode_sentinels(own, text)) == added.decode(encode_sentinels(added, text))
+    assert encode_sentinels(with_sentinels, text) == encode_sentinels(with_added_sentinels, text)
+    assert with_sentinels.encode(text) == with_added_sentinels.encode(text)
+    assert not set(with_sentinels.encode(text)) & set(with_sentinels.sentinels)
+    assert with_sentinels.decode(
+      encode_sentinels(with_sentinels, text)
+    ) == with_added_sentinels.decode(encode_sentinels(with_added_sentinels, text))
 
 
 def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
   symbols = [f"<extra_id_{number}>" for number in range(5)]
-  own = SentencePieceVocabulary(sentencepiece_model(user_defined_symbols=symbols))
-  own.save(tmp_path)
+  original = SentencePieceVocabulary(sentencepiece_model(user_defined_symbols=symbols))
+  original.save(tmp_path)
   loaded = vocabularies.load(str(tmp_path))
-  for vocabulary in (own, loaded):
+  for vocabulary in (original, loaded):
     assert (vocabulary.size, vocabulary.sentinels) == (80, (3, 4, 5, 6, 7))
     ids = encode_sentinels(vocabulary, "the <extra_id_0> fox <extra_id_4>")
     assert [i for i in ids if i in vocabulary.sentinels] == [3, 7]
     assert vocabulary.decode(ids) == "the <extra_id_0> fox <extra_id_4>"
     assert not set(vocabulary.encode("the <extra_id_0>")) & set(vocabulary.sentinels)
-  assert loaded.fingerprint == own.fingerprint
+  assert loaded.fingerprint == original.fingerprint
 
 
 def edit(**changes):
@@ -263,11 +269,12 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_directory_is_refused_in_one_line(case, pieces, tmp_path):
   pieces.save(tmp_path)
-  damage, said = DAMAGE[case]
+  damage, words = DAMAGE[case]
   damage(tmp_path)
-  with pytest.raises(UserError, match=said) as caught:
+  with pytest.raises(UserError, match=words) as error:
     vocabularies.load(str(tmp_path))
-  assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+  assert str(tmp_path) in str(error.value)
+  assert "\n" not in str(error.value)
 
 
 def test_a_manifest_without_a_key_is_refused(pieces, tmp_path):
@@ -308,9 +315,7 @@ def test_a_vocabulary_imports_only_the_libraries_of_its_kind():
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_special_pieces_and_their_stand_ins(pieces):
-  """Without own pieces the first sentinels are lent; a model that has them gives them, and text
-  never does."""
+def test_special_pieces_are_the_models_or_else_the_first_sentinels(pieces):
   for vocabulary in (pieces, ByteVocabulary()):
     top = vocabulary.size - 1
     assert [vocabularies.special_id(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [
@@ -322,32 +327,41 @@ def test_special_pieces_and_their_stand_ins(pieces):
       1,
       *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size),
     }
-  own = SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
-  assert [vocabularies.special_id(own, n) for n in ("cls", "sep", "mask")] == [
-    own.cls_id,
-    own.sep_id,
-    own.mask_id,
+  with_pieces = SentencePieceVocabulary(
+    sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"])
+  )
+  assert [vocabularies.special_id(with_pieces, n) for n in ("cls", "sep", "mask")] == [
+    with_pieces.cls_id,
+    with_pieces.sep_id,
+    with_pieces.mask_id,
   ]
-  assert (own.cls_id, own.sep_id, own.mask_id) == (3, 4, 5) and {3, 4, 5} < own.special_ids
-  assert not set(own.encode("[CLS] the [MASK] fox[SEP]")) & own.special_ids
-  fox = own.encode("fox")
-  assert own.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
-  assert own.pieces_of([0, 3, own.size - 1, own.size]) == [
+  assert (with_pieces.cls_id, with_pieces.sep_id, with_pieces.mask_id) == (3, 4, 5)
+  assert {
+    3,
+    4,
+    5,
+  } < with_pieces.special_ids
+  assert not set(with_pieces.encode("[CLS] the [MASK] fox[SEP]")) & with_pieces.special_ids
+  fox = with_pieces.encode("fox")
+  assert with_pieces.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
+  assert with_pieces.pieces_of([0, 3, with_pieces.size - 1, with_pieces.size]) == [
     "<pad>",
     "[CLS]",
     "<extra_id_0>",
-    f"<{own.size}?>",
+    f"<{with_pieces.size}?>",
   ]
   with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--with_mask"):
     vocabularies.special_id(ByteVocabulary(0), "mask")
   with pytest.raises(UserError, match="found name 'msk'"):
-    vocabularies.special_id(own, "msk")
+    vocabularies.special_id(with_pieces, "msk")
 
 
-def test_words_start_where_they_do(pieces):
+def test_pieces_tell_whether_they_start_a_word(pieces):
   ids = pieces.encode("the quick brown fox")
-  assert pieces.starts_word.dtype == bool and pieces.starts_word.shape == (pieces.size,)
-  assert pieces.starts_word[ids].sum() == 4 and pieces.starts_word[ids[0]]
+  assert pieces.starts_word.dtype == bool
+  assert pieces.starts_word.shape == (pieces.size,)
+  assert pieces.starts_word[ids].sum() == 4
+  assert pieces.starts_word[ids[0]]
   assert pieces.starts_word[sorted(pieces.special_ids)].all()
   byt5 = ByteVocabulary()
   assert byt5.starts_word[byt5.encode("a b\nc")].tolist() == [False, True, False, True, False]

@@ -35,7 +35,8 @@ def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
   assert vocabulary.unk_id in vocabulary.encode("世 £")
   assert vocabulary.decode(vocabulary.for_targets().encode("XOF NWORB")) == "XOF NWORB"
   assert (vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id) == (0, 1, vocabulary.size - 1)
-  assert vocabulary.decoder_start_id == vocabulary.pad_id and vocabulary.enclosing_ids() == (
+  assert vocabulary.decoder_start_id == vocabulary.pad_id
+  assert vocabulary.enclosing_ids() == (
     [],
     [0],
   )
@@ -46,7 +47,8 @@ def test_pieces_that_older_files_add_are_special(directory, tmp_path):
     (tmp_path / file.name).write_bytes(file.read_bytes())
   (tmp_path / "added_tokens.json").write_text('{">>fra<<": 2}')
   vocabulary = vocabularies.load(str(tmp_path))
-  the, fox = (numbered(directory, "source", text) for text in ("the ", " fox"))
+  the = numbered(directory, "source", "the ")
+  fox = numbered(directory, "source", " fox")
   assert vocabulary.encode("the >>fra<< fox") == [*the, 2, *fox]
 
 
@@ -64,14 +66,16 @@ def test_words_begin_at_the_mark_of_a_space(directory):
 
 def test_special_pieces_and_codes_of_languages_are_pieces(directory):
   vocabulary = vocabularies.load(str(directory))
-  the, fox = (numbered(directory, "source", text) for text in ("the ", " fox"))
+  the = numbered(directory, "source", "the ")
+  fox = numbered(directory, "source", " fox")
   assert vocabulary.encode("the </s> fox") == [*the, 0, *fox]
   assert vocabulary.encode(">>deu<< fox") == [3, *fox]
   assert vocabulary.encode(">>xyz<< fox") == [1, *fox]
   assert vocabulary.encode("the >>deu<<") == numbered(directory, "source", "the >>deu<<")
   text_only = vocabulary.with_text_only()
   assert text_only.encode("the </s> fox") == numbered(directory, "source", "the </s> fox")
-  assert not text_only.specials_in_text and text_only.fingerprint != vocabulary.fingerprint
+  assert not text_only.specials_in_text
+  assert text_only.fingerprint != vocabulary.fingerprint
 
 
 def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path):

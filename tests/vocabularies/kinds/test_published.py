@@ -48,10 +48,10 @@ def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
   assert (vocabulary.size, vocabulary.sentinels) == (
     384,
     tuple(range(258, 247, -1)),
-  ) and vocabulary.decode(ids) == text
-  assert [i for i in ids if i > 247] == [258, 257] and not set(vocabulary.sentinels) & set(
-    vocabulary.encode("\U0010ffff\xff")
   )
+  assert vocabulary.decode(ids) == text
+  assert [i for i in ids if i > 247] == [258, 257]
+  assert not set(vocabulary.sentinels) & set(vocabulary.encode("\U0010ffff\xff"))
   vocabulary.save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
   assert (saved.fingerprint, saved.sentinels) == (vocabulary.fingerprint, vocabulary.sentinels)
@@ -241,7 +241,8 @@ def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
     for path in directories[kind].iterdir()
     if path.name != "config.json"
   }
-  assert exported == original and exported
+  assert exported == original
+  assert exported
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "llama", "gemma2"])
@@ -257,11 +258,13 @@ def test_special_spellings_are_pieces_unless_the_config_splits_them(directories,
   path = published.write(tmp_path / "split", "gpt2")
   (path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
   split = vocabularies.load(str(path))
-  usual = vocabularies.load(str(directories["gpt2"]))
+  default = vocabularies.load(str(directories["gpt2"]))
   text = "a<|endoftext|>b"
-  assert 0 in usual.encode(text) and 0 not in split.encode(text)
-  assert split.decode(split.encode(text)) == text and split.fingerprint != usual.fingerprint
-  usual.with_text_only().save(tmp_path / "saved")
+  assert 0 in default.encode(text)
+  assert 0 not in split.encode(text)
+  assert split.decode(split.encode(text)) == text
+  assert split.fingerprint != default.fingerprint
+  default.with_text_only().save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
   assert saved.encode(text) == split.encode(text)
   shutil.copytree(directories["gpt2"], tmp_path / "back")
@@ -280,20 +283,24 @@ def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
   (tmp_path / "tokenizer_config.json").write_text(
     json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named)
   )
-  found = vocabularies.load(str(tmp_path))
-  assert isinstance(found, PublishedVocabulary)
-  assert (found.bos_id, found.eos_id, found.pad_id) == (360, 361, None)  # EOS is no padding
+  vocabulary = vocabularies.load(str(tmp_path))
+  assert isinstance(vocabulary, PublishedVocabulary)
+  assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) == (
+    360,
+    361,
+    None,
+  )  # EOS is no padding
   for text in ("The QUICK fox <|fill|>", "quick fox<|end|>"):
-    assert found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+    assert vocabulary.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_sentinels_are_taken_from_unused_pieces(directories):
   vocabulary = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
-  assert vocabulary.extra_ids == 40 and vocabulary.sentinels == tuple(
-    range(vocabulary.sentinels[0], vocabulary.sentinels[0] + 40)
-  )
+  assert vocabulary.extra_ids == 40
+  assert vocabulary.sentinels == tuple(range(vocabulary.sentinels[0], vocabulary.sentinels[0] + 40))
   ids = vocabularies.encode_sentinels(vocabulary, "the <extra_id_1> fox")
-  assert vocabulary.sentinels[1] in ids and vocabulary.decode(ids).split() == [
+  assert vocabulary.sentinels[1] in ids
+  assert vocabulary.decode(ids).split() == [
     "the",
     "<extra_id_1>",
     "fox",
@@ -423,13 +430,13 @@ def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
     "pad_token": "<pad>",
     "pad_to_multiple_of": None,
   } | padding
-  found = with_post_processor(
+  vocabulary = with_post_processor(
     directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION
   )
-  assert found.enclosing_ids() == ([0], [2])
-  assert found.count_pair_separators() == 2
+  assert vocabulary.enclosing_ids() == ([0], [2])
+  assert vocabulary.count_pair_separators() == 2
   for text in published.LINES[:5]:
-    assert found.encode(text) == loaded["roberta"].encode(text)
+    assert vocabulary.encode(text) == loaded["roberta"].encode(text)
 
 
 def test_a_tokenizer_without_a_piece_for_a_has_its_start_before_the_text(directories, tmp_path):
@@ -438,9 +445,9 @@ def test_a_tokenizer_without_a_piece_for_a_has_its_start_before_the_text(directo
   vocab = {("\u0251" if piece == "a" else piece): i for piece, i in model["vocab"].items()}
   merges = [pair for pair in model["merges"] if "a" not in pair]
   model = model | {"vocab": vocab, "merges": merges, "unk_token": None}
-  found = with_post_processor(directories["roberta"], tmp_path, model=model)
-  assert found.encode("a") == []
-  assert found.enclosing_ids() == ([0], [2])
+  vocabulary = with_post_processor(directories["roberta"], tmp_path, model=model)
+  assert vocabulary.encode("a") == []
+  assert vocabulary.enclosing_ids() == ([0], [2])
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

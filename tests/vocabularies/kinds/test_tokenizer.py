@@ -51,10 +51,8 @@ def lowercase():
 @pytest.mark.parametrize("kind", train_tokenizer.KINDS)
 def test_ids_lie_where_documented(trained, kind, tmp_path):
   vocabulary = trained[kind]
-  assert (
-    vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
-    and vocabulary.extra_ids == 100
-  )
+  assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
+  assert vocabulary.extra_ids == 100
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
   assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.bos_id) == (
     3,
@@ -88,9 +86,8 @@ def test_hostile_text(trained, name):
   assert trained["bytelevel_bpe"].decode(trained["bytelevel_bpe"].encode(text)) == text
   for vocabulary in trained.values():
     ids = vocabulary.encode_batch([text, "fox", text])
-    assert ids[0].dtype == np.int32 and ids[0].tolist() == ids[2].tolist() == vocabulary.encode(
-      text
-    )
+    assert ids[0].dtype == np.int32
+    assert ids[0].tolist() == ids[2].tolist() == vocabulary.encode(text)
     assert not set(ids[0].tolist()) & vocabulary.special_ids
     assert isinstance(vocabulary.decode(ids[0]), str)
 
@@ -189,7 +186,8 @@ def swap_pad(data):
 def test_what_is_no_tokenizer_is_refused(data, said):
   with pytest.raises(UserError, match=said) as caught:
     TokenizerVocabulary(data, origin="x.json")
-  assert "\n" not in str(caught.value) and "x.json" in str(caught.value)
+  assert "\n" not in str(caught.value)
+  assert "x.json" in str(caught.value)
 
 
 def test_padding_elsewhere_than_0_is_refused(trained, tmp_path):
