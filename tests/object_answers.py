@@ -1,5 +1,4 @@
-"""The answers of object stores that a test can ask `object_server` for, in the words of each
-service."""
+"""The answers that a test can make `object_server` give, in the words of each service."""
 
 import json
 from typing import NamedTuple
@@ -9,16 +8,15 @@ class Answer(NamedTuple):
   """An answer to a request.
 
   Attributes:
-    status: of HTTP; 200 answers as usual, with the bytes that `bytes` leaves.
-    code: S3's.
-    told: the server's own words.
-    bytes: how many bytes of an object to answer with, as if the rest had been cut off; None for
-      all.
+    status: the HTTP status; 200 answers as usual, with as many bytes as `bytes` allows.
+    code: S3's code of the error.
+    message: the server's message.
+    bytes: how many bytes of an object to answer with, as if the connection broke; None for all.
   """
 
   status: int
   code: str = ""
-  told: str = ""
+  message: str = ""
   bytes: int | None = None
 
 
@@ -47,15 +45,15 @@ ANSWERS = {
 
 
 def body(answer: Answer, s3: bool) -> bytes:
-  """The body of an error in S3's XML, or in the JSON of Google Cloud Storage."""
+  """Return the body of an error in S3's XML, or in the JSON of Google Cloud Storage."""
   if s3:
     return (
       "<?xml "
-      f"version='1.0'?><Error><Code>{answer.code}</Code><Message>{answer.told}</Message></Error>"
+      f"version='1.0'?><Error><Code>{answer.code}</Code><Message>{answer.message}</Message></Error>"
     ).encode()
   error = {
     "code": answer.status,
-    "message": answer.told,
-    "errors": [{"message": answer.told, "reason": answer.code}],
+    "message": answer.message,
+    "errors": [{"message": answer.message, "reason": answer.code}],
   }
   return json.dumps({"error": error}).encode()

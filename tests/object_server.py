@@ -1,5 +1,4 @@
-"""A web server for files in a directory that answers ranges, takes objects, and fails and dawdles
-when asked to."""
+"""A web server for the files of a directory, as buckets of two services, with faults on request."""
 
 import contextlib
 import http.server
@@ -16,23 +15,22 @@ from tests import object_answers
 
 
 class Server:
-  """Serves `root` at `url`, and as the bucket `bucket` of a Google Cloud Storage and of an S3 at
-  `url`.
+  """Serves `root` at `url`, also as the bucket `bucket` of Google Cloud Storage and of S3.
 
   Attributes:
-    requests: the paths and ranges asked for.
-    fault: given an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`,
-      `bucket`) and the object's name, the name of the answer in `object_answers.ANSWERS`, or None
-      for the right one.
+    requests: the requested paths and ranges.
+    fault: a function of an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`,
+      `bucket`) and the object's name. It returns the name of an answer in `object_answers.ANSWERS`,
+      or None for the right one.
     unavailable, throttled, failing: the share of requests that are answered with 503, with 429, and
       with 500.
     readonly: whether uploads and deletions are forbidden.
     uploads: the names of the files that were written.
-    stale: the names that listings show, if not those that are there.
-    writes_left: how many objects can still be written before every connection that tries is lost.
+    stale: the names that listings show instead of the names of the files; None shows the files.
+    writes_left: how many objects can be written before every connection that writes is lost.
     broken: the share of answers whose connection breaks half-way.
-    delay, upload_delay: seconds before an answer, and before one to an upload besides.
-    hangs: requests that are never answered, counted down.
+    delay, upload_delay: seconds before an answer, and further seconds before that of an upload.
+    hangs: how many of the next requests are never answered.
     page: names in a page of a listing.
   """
 
@@ -53,9 +51,11 @@ class Server:
     self.stale = None
     self.writes_left = None
     self.begun = {}
-    self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
+    self.random = random.Random(0)
+    self.stopped = threading.Event()
+    self.lock = threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
-    # of the objects, by name; 1 if it was not written through the server
+    # by the object's name; an object that was not written through the server has version 1
     self.versions: dict[str, int] = {}
     self.url = f"http://127.0.0.1:{self.http.server_port}"
 
@@ -98,7 +98,7 @@ class _Http(http.server.ThreadingHTTPServer):
   request_queue_size = 1_024  # connections that come at once; the 5 of the default are too few
 
   def handle_error(self, *_):
-    """Says nothing: whoever was being answered is gone."""
+    """Ignore an error: the client is gone."""
 
 
 def _handler(server: Server):
@@ -112,7 +112,7 @@ def _handler(server: Server):
 
     def handle_expect_100(self) -> bool:
       super().handle_expect_100()
-      self.wfile.flush()  # whoever asked waits for it
+      self.wfile.flush()  # the client waits for it
       return True
 
     def answer(self, status: int, data: bytes = b"", **headers: str) -> None:
@@ -130,7 +130,7 @@ def _handler(server: Server):
         self.wfile.write(data)
 
     def do_GET(self):
-      with contextlib.suppress(OSError):  # whoever asked is gone
+      with contextlib.suppress(OSError):  # the client is gone
         self.get()
 
     def get(self):
@@ -143,7 +143,7 @@ def _handler(server: Server):
         server.stopped.wait()
       path = urllib.parse.unquote(address.path).removeprefix("/download")
       name = self.name(path)
-      part = self.headers.get("Range")
+      byte_range = self.headers.get("Range")
       if path.rstrip("/") in (BUCKET, "/bucket"):
         operation = "list" if self.s3 and query else "bucket"
       elif path == OBJECTS:
@@ -151,7 +151,7 @@ def _handler(server: Server):
       elif self.command == "HEAD" or path.startswith(OBJECTS) and "alt" not in query:
         operation = "stat"
       else:
-        operation = "range" if part else "read"
+        operation = "range" if byte_range else "read"
       if self.refused(operation, name):
         return None
       if operation == "bucket":
@@ -166,18 +166,18 @@ def _handler(server: Server):
           200, json.dumps(self.about(file)).encode(), Content_Type="application/json"
         )
       data = file.read_bytes()[: self.most]
-      about = {"ETag": self.etag(name), "x_goog_generation": str(self.version(name))}
+      headers = {"ETag": self.etag(name), "x_goog_generation": str(self.version(name))}
       if self.s3 and self.headers.get("If-Match", self.etag(name)) != self.etag(name):
         return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], True))
-      if not part:
-        return self.answer(200, data, **about)
-      first, _, last = part.removeprefix("bytes=").partition("-")
+      if not byte_range:
+        return self.answer(200, data, **headers)
+      first, _, last = byte_range.removeprefix("bytes=").partition("-")
       first = int(first)
       last = min(int(last or len(data)), len(data) - 1)
       if first > last:
         return self.answer(416, object_answers.body(object_answers.ANSWERS["range"], self.s3))
       return self.answer(
-        206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **about
+        206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **headers
       )
 
     def do_POST(self):
@@ -192,11 +192,11 @@ def _handler(server: Server):
       return self.headers.get("Authorization", "").startswith("AWS4")
 
     def name(self, path: str) -> str:
-      """The object's name."""
+      """Return the name of the object at a path."""
       return path.removeprefix("/bucket" if self.s3 else OBJECTS).lstrip("/")
 
     def post(self):
-      """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
+      """Store an object of one request (`multipart` or `media`) or of several (`resumable`)."""
       body = self.rfile.read(int(self.headers["Content-Length"]))
       time.sleep(server.delay + server.upload_delay)
       query = dict(
@@ -222,8 +222,10 @@ def _handler(server: Server):
         return self.store(name, b"".join(parts), only_new)
       only_new = query.get("ifGenerationMatch") == "0"
       if query["uploadType"] == "media":
-        wanted = query.get("ifGenerationMatch", "0")
-        return self.store(query["name"], body, only_new, None if wanted == "0" else f'"{wanted}"')
+        generation = query.get("ifGenerationMatch", "0")
+        return self.store(
+          query["name"], body, only_new, None if generation == "0" else f'"{generation}"'
+        )
       if query["uploadType"] == "resumable":
         key = str(len(server.begun))
         server.begun[key] = (json.loads(body)["name"], [], only_new)
@@ -234,14 +236,14 @@ def _handler(server: Server):
       return self.store(name, content, only_new)
 
     def parts(self, body: bytes) -> tuple[str, bytes]:
-      """The name and the bytes in an upload of several parts."""
+      """Return the name and the bytes in an upload of several parts."""
       boundary = b"--" + self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
-      _, about, rest = body.split(boundary, 2)
-      name = json.loads(about.split(b"\n\n", 1)[1])["name"]
-      return name, rest.split(b"\n\n", 1)[1].removesuffix(b"\n" + boundary + b"--")
+      _, metadata, content = body.split(boundary, 2)
+      name = json.loads(metadata.split(b"\n\n", 1)[1])["name"]
+      return name, content.split(b"\n\n", 1)[1].removesuffix(b"\n" + boundary + b"--")
 
     def named(self, query: dict[str, str], body: bytes) -> str:
-      """The name of the object that an upload to Google Cloud Storage is of."""
+      """Return the name of the object of an upload to Google Cloud Storage."""
       if "upload_id" in query:
         return server.begun[query["upload_id"]][0]
       if query["uploadType"] == "media":
@@ -263,7 +265,7 @@ def _handler(server: Server):
           self.close_connection = True
           return self.connection.close()
       file = server.root / name
-      with server.lock:  # of two that create at once, one is told that it was late
+      with server.lock:  # of two clients that create an object at once, one is refused
         conflict = only_new and file.exists()
         if only_version is not None:
           conflict = not file.exists() or self.etag(name) != only_version
@@ -271,9 +273,9 @@ def _handler(server: Server):
           server.versions[name] = self.version(name) + 1
           file.parent.mkdir(parents=True, exist_ok=True)
           server.uploads.append(name)
-          whole = file.with_name(f".{file.name}.{threading.get_ident()}")
-          whole.write_bytes(data)
-          whole.replace(file)
+          temporary = file.with_name(f".{file.name}.{threading.get_ident()}")
+          temporary.write_bytes(data)
+          temporary.replace(file)
       if conflict:
         return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
       if self.s3:
@@ -302,14 +304,14 @@ def _handler(server: Server):
         self.answer(status)
 
     def refused(self, operation: str, name: str) -> bool:
-      """Answers with an error, as often as asked."""
+      """Answer with an error if one is due; return whether it was."""
       self.most = None
       changes = operation in ("write", "create", "delete")
-      asked = server.fault(operation, name) or (
+      answer_name = server.fault(operation, name) or (
         "forbidden" if changes and server.readonly else None
       )
-      if asked:
-        answer = object_answers.ANSWERS[asked]
+      if answer_name:
+        answer = object_answers.ANSWERS[answer_name]
         if answer.status != 200:
           self.answer(
             answer.status, object_answers.body(answer, self.s3), Content_Type="application/json"
@@ -357,19 +359,17 @@ def _handler(server: Server):
           name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]
         }
         names = [name for name in names if "/" not in name[len(prefix) :]]
-      sizes = ((name, (server.root / name).stat().st_size) for name in names)
-      found = "".join(
-        f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>" for name, size in sizes
-      )
-      found += "".join(
-        f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in sorted(prefixes)
-      )
-      about = (
+      elements = [
         f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
-      )
-      self.answer(
-        200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode()
-      )
+      ]
+      for name in names:
+        size = (server.root / name).stat().st_size
+        elements.append(f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>")
+      for common_prefix in sorted(prefixes):
+        elements.append(f"<CommonPrefixes><Prefix>{common_prefix}</Prefix></CommonPrefixes>")
+      content = "".join(elements)
+      xml = f"<?xml version='1.0'?><ListBucketResult>{content}</ListBucketResult>"
+      self.answer(200, xml.encode())
 
     def listing(self, query: dict[str, str]) -> None:
       names = server.names() if server.stale is None else server.stale
@@ -378,18 +378,22 @@ def _handler(server: Server):
       names = [name for name in names if not query.get("endOffset") or name < query["endOffset"]]
       prefixes = set()
       if delimiter := query.get("delimiter"):
-        cut = len(query.get("prefix", ""))
+        prefix_length = len(query.get("prefix", ""))
         prefixes = {
-          name[: name.index(delimiter, cut) + 1] for name in names if delimiter in name[cut:]
+          name[: name.index(delimiter, prefix_length) + 1]
+          for name in names
+          if delimiter in name[prefix_length:]
         }
-        names = [name for name in names if delimiter not in name[cut:]]
+        names = [name for name in names if delimiter not in name[prefix_length:]]
       begin = int(query.get("pageToken", 0))
-      size = lambda file: str(file.stat().st_size if file.is_file() else 0)  # noqa: E731 -- a listing may be stale
-      page = names[begin : begin + server.page]
-      items = [
-        {"name": name, "bucket": "bucket", "size": size(server.root / name)} for name in page
-      ]
-      page = {"items": items} | ({"prefixes": sorted(prefixes)} if prefixes and not begin else {})
+      items = []
+      for name in names[begin : begin + server.page]:
+        file = server.root / name
+        size = file.stat().st_size if file.is_file() else 0  # a stale listing has other names
+        items.append({"name": name, "bucket": "bucket", "size": str(size)})
+      page = {"items": items}
+      if prefixes and not begin:
+        page["prefixes"] = sorted(prefixes)
       if begin + server.page < len(names):
         page["nextPageToken"] = str(begin + server.page)
       self.answer(200, json.dumps(page).encode(), Content_Type="application/json")

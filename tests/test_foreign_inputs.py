@@ -48,15 +48,15 @@ def check(tmp_path, sentinels, monkeypatch, compiled):
   """
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
-  sandbox = Sandbox(tmp_path / "sandbox", seconds=60, kept=compiled)
+  sandbox = Sandbox(tmp_path / "sandbox", seconds=60, allowed_folder=compiled)
 
   def run(command, *ends: str) -> str:
     with sentinels.watching() as events:
       outcome = sandbox.run("a case", command)
     assert not events, (events, outcome)
     assert outcome.end in (ends or ("refusal",)), outcome
-    assert outcome.end == "success" or outcome.told.startswith("error: "), outcome
-    return outcome.told
+    assert outcome.end == "success" or outcome.message.startswith("error: "), outcome
+    return outcome.message
 
   return run
 
@@ -334,8 +334,8 @@ def test_records_reach_nothing(case, tmp_path, check):
   if isinstance(content, str):
     (folder / "rows.csv").write_text(content)
   else:
-    more = {"annotations": [], "categories": [{"id": 1, "name": "a"}]}
-    (folder / "rows.json").write_text(json.dumps(content | more))
+    coco_keys = {"annotations": [], "categories": [{"id": 1, "name": "a"}]}
+    (folder / "rows.json").write_text(json.dumps(content | coco_keys))
     (folder / "state" / "state.json").write_text(json.dumps(content))
 
   def read(inside: pathlib.Path) -> None:
@@ -393,9 +393,9 @@ def test_a_child_of_multiprocessing_admits_no_more_than_its_parent(sentinels):
     target=names_of_a_child, args=(queue, "salient:subprocess:getoutput@builtin")
   )
   child.start()
-  told = queue.get(timeout=120)
+  message = queue.get(timeout=120)
   child.join()
-  assert "found 'subprocess:getoutput', which this command does not name" in told
+  assert "found 'subprocess:getoutput', which this command does not name" in message
 
 
 def test_a_run_of_this_user_may_name_any_data(tmp_path):
@@ -447,28 +447,28 @@ def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
 
 
 def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
-  inside = tmp_path / "run"
-  inside.mkdir()
-  (inside / "rows.jsonl").write_text("{}\n")
-  (inside / "link").symlink_to(tmp_path)
+  run_folder = tmp_path / "run"
+  run_folder.mkdir()
+  (run_folder / "rows.jsonl").write_text("{}\n")
+  (run_folder / "link").symlink_to(tmp_path)
   names = ["store", "link/x", "../x", ".", "a/../../x"]
   trust.begin_command(())
   sources = [
-    f"jsonl:{inside}/rows.jsonl",
-    f"jsonl:{inside}/*.jsonl",
-    f"jsonl:train={inside}/rows.jsonl",
+    f"jsonl:{run_folder}/rows.jsonl",
+    f"jsonl:{run_folder}/*.jsonl",
+    f"jsonl:train={run_folder}/rows.jsonl",
   ]
   trust.record_file(
     "config.json",
-    [*(f"{inside}/{name}" for name in names), *sources, "facts:9", "digits"],
-    str(inside),
+    [*(f"{run_folder}/{name}" for name in names), *sources, "facts:9", "digits"],
+    str(run_folder),
   )
-  trust.check_location("a", f"{inside}/store")
-  trust.check_location("a", f"{inside}/.")
+  trust.check_location("a", f"{run_folder}/store")
+  trust.check_location("a", f"{run_folder}/.")
   trust.check_location("a", "a string of the program's own")
   for name in ("link/x", "../x", "a/../../x"):
     with pytest.raises(UserError, match="which is outside"):
-      trust.check_location("a", f"{inside}/{name}")
+      trust.check_location("a", f"{run_folder}/{name}")
   for source in (sources[0], "facts:9", "digits"):
     trust.check_source("a", source)
   for source in sources[1:]:

@@ -1,7 +1,6 @@
-"""A workdir in a bucket, with what the extra of its scheme installs and nothing else: `make
-test-services`.
+"""A workdir in a bucket needs only the extra of its scheme (`make test-services`).
 
-The server is this process's, on this machine, and speaks as Google's and as Amazon's storage.
+The server runs in this process and answers as Google's and as Amazon's storage do.
 """
 
 import json
@@ -31,10 +30,12 @@ FLAGS += ['--config.evals={"loss": {"max_examples": 16}}']
 
 @pytest.fixture(scope="module", params=ADDRESSES)
 def installed(request, tmp_path_factory):
-  """(address, python of an environment with the extra). T5X_LIKE_EXTRAS names a directory of those
-  that exist."""
-  made = os.environ.get("T5X_LIKE_EXTRAS")
-  folder = pathlib.Path(made or tmp_path_factory.mktemp("extras")) / request.param
+  """Return (address, python of an environment with the extra).
+
+  T5X_LIKE_EXTRAS names a directory of environments that exist.
+  """
+  existing_folder = os.environ.get("T5X_LIKE_EXTRAS")
+  folder = pathlib.Path(existing_folder or tmp_path_factory.mktemp("extras")) / request.param
   python = folder / "bin" / "python"
   if not python.exists():
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -53,7 +54,7 @@ def installed(request, tmp_path_factory):
   return ADDRESSES[request.param], str(python)
 
 
-def test_train_kill_resume_evaluate_predict(installed, tmp_path):
+def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(installed, tmp_path):
   address, python = installed
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
@@ -65,31 +66,31 @@ def test_train_kill_resume_evaluate_predict(installed, tmp_path):
     }
     env |= object_server.environment(server) | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
 
-    def begun(module: str, *flags: str) -> subprocess.Popen:
+    def start(module: str, *flags: str) -> subprocess.Popen:
       command = [python, "-m", module, f"--workdir={address}", *flags]
       return subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
       )
 
-    def done(module: str, *flags: str) -> str:
-      process = begun(module, *flags)
-      told, _ = process.communicate()
-      assert process.returncode == 0, told
-      return told
+    def finish(module: str, *flags: str) -> str:
+      process = start(module, *flags)
+      output, _ = process.communicate()
+      assert process.returncode == 0, output
+      return output
 
-    killed = begun("t5x_like.train", RECIPE, *FLAGS)
-    while killed.poll() is None and not committed(workdir, HALF // 2):
+    training = start("t5x_like.train", RECIPE, *FLAGS)
+    while training.poll() is None and not has_checkpoint(workdir, HALF // 2):
       time.sleep(0.01)
-    killed.kill()
-    told, _ = killed.communicate()
-    assert committed(workdir, HALF // 2), told
-    assert "resuming" in done("t5x_like.train", RECIPE, *FLAGS)
+    training.kill()
+    output, _ = training.communicate()
+    assert has_checkpoint(workdir, HALF // 2), output
+    assert "resuming" in finish("t5x_like.train", RECIPE, *FLAGS)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
-    assert committed(workdir, STEPS)
-    assert f"step {STEPS}" in done("t5x_like.evaluate", "--config.evals.loss.max_examples=8")
+    assert has_checkpoint(workdir, STEPS)
+    assert f"step {STEPS}" in finish("t5x_like.evaluate", "--config.evals.loss.max_examples=8")
     assert list(workdir.glob("evaluations/*.json"))
-    done(
+    finish(
       "t5x_like.predict",
       "--max_new_tokens=4",
       f"--input={tmp_path}/lines.txt",
@@ -98,7 +99,7 @@ def test_train_kill_resume_evaluate_predict(installed, tmp_path):
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
 
 
-def committed(workdir: pathlib.Path, step: int) -> bool:
-  """Whether a checkpoint of this step or a later one is complete."""
-  found = workdir.glob("checkpoints/*-*/manifest.json")
-  return any(int(path.parent.name.partition("-")[0]) >= step for path in found)
+def has_checkpoint(workdir: pathlib.Path, step: int) -> bool:
+  """Return whether a checkpoint of this step or a later one is complete."""
+  manifests = workdir.glob("checkpoints/*-*/manifest.json")
+  return any(int(path.parent.name.partition("-")[0]) >= step for path in manifests)

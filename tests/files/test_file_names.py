@@ -54,7 +54,9 @@ def test_these_are_no_names(name):
     UserError, match=r"store: name: found .*, expected a name of 1 to 200 bytes"
   ) as told:
     file_names.check_name("store: name", name)
-  assert str(told.value).isascii() and "\n" not in str(told.value) and len(str(told.value)) < 320
+  assert str(told.value).isascii()
+  assert "\n" not in str(told.value)
+  assert len(str(told.value)) < 320
 
 
 def test_these_are():

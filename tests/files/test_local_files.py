@@ -108,9 +108,9 @@ def test_in_a_workdir_it_is_told_at_once(
     with contextlib.redirect_stdout(said):
       return command(folder)
 
-  outcome = Sandbox(tmp_path / "sandbox", seconds=120, kept=compiled).run(file, use)
+  outcome = Sandbox(tmp_path / "sandbox", seconds=120, allowed_folder=compiled).run(file, use)
   if expected is None:
-    assert outcome.end == "refusal" and file in outcome.told, outcome
+    assert outcome.end == "refusal" and file in outcome.message, outcome
   else:
     assert outcome.end == "success" and expected in said.getvalue(), outcome
 

@@ -181,13 +181,14 @@ def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
   doing = "is writing ({}); wait"
   with contextlib.closing(
     exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
-  ) as held:
-    assert isinstance(held, locks.Lock)
+  ) as lock:
+    assert isinstance(lock, locks.Lock)
     with pytest.raises(DirectoryInUse, match="another process is writing; wait"):
       exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
   monkeypatch.setattr(fcntl, "flock", flock)
   with contextlib.closing(
     exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
-  ) as held:
-    assert isinstance(held, leases.Lease) and (tmp_path / "lease").exists()
+  ) as lock:
+    assert isinstance(lock, leases.Lease)
+    assert (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

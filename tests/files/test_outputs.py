@@ -121,9 +121,11 @@ def test_a_file_is_replaced_whole_with_its_permissions_and_through_links(source,
 
   with pytest.raises(UserError, match="cannot be written: No space left"):
     OutputFile(str(link)).write(fails())
-  assert source.read_text() == "mine\n" and sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
+  assert source.read_text() == "mine\n"
+  assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
   OutputFile(str(link)).write(["new\n"])
-  assert link.is_symlink() and source.read_text() == "new\n"
+  assert link.is_symlink()
+  assert source.read_text() == "new\n"
   assert stat.S_IMODE(source.stat().st_mode) == 0o640
   assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
 
@@ -141,15 +143,16 @@ def test_a_device_stays_a_device(tmp_path):
 
 def test_a_pipe_is_written_to(tmp_path):
   pipe = tmp_path / "pipe"
-  got = []
+  contents = []
   os.mkfifo(pipe)
   with pytest.raises(UserError, match="would overwrite the input"):
     OutputFile(str(pipe), inputs=[str(pipe)])
-  reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+  reader = threading.Thread(target=lambda: contents.append(pipe.read_text()))
   reader.start()
   OutputFile(str(pipe)).write(["a\n", "b\n"])
   reader.join(10)
-  assert got == ["a\nb\n"] and stat.S_ISFIFO(os.stat(pipe).st_mode)
+  assert contents == ["a\nb\n"]
+  assert stat.S_ISFIFO(os.stat(pipe).st_mode)
 
 
 def test_a_socket_is_written_to(tmp_path, monkeypatch):
@@ -193,5 +196,7 @@ def test_what_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
   rows = [{"a": "fine é"}, {"a": "\ud83d!"}, {"a": "\udcff\ud800"}]
   output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
   lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
-  assert [json.loads(line) for line in lines] == rows and lines[1] == '{"a": "\\ud83d!"}'
-  assert output.escaped == 2 and "2 lines with lone surrogates" in output.describe_escapes()
+  assert [json.loads(line) for line in lines] == rows
+  assert lines[1] == '{"a": "\\ud83d!"}'
+  assert output.escaped == 2
+  assert "2 lines with lone surrogates" in output.describe_escapes()

@@ -40,7 +40,8 @@ REFUSED = {
 def test_an_address_that_cannot_be_meant_is_refused(address):
   with pytest.raises(UserError) as refused:
     check_directory(address)
-  assert REFUSED[address] in str(refused.value) and str(refused.value).startswith("--workdir=")
+  assert REFUSED[address] in str(refused.value)
+  assert str(refused.value).startswith("--workdir=")
 
 
 def test_the_home_directory_is_refused_unless_a_run_is_there(tmp_path, monkeypatch):
@@ -64,10 +65,8 @@ def test_other_addresses_are_taken(tmp_path, monkeypatch):
     "memory:///run",
   ):
     assert check_directory(address) == address
-  assert (
-    check_directory("gs://bucket/run//") == "gs://bucket/run"
-    and check_directory("runs/a/") == "runs/a"
-  )
+  assert check_directory("gs://bucket/run//") == "gs://bucket/run"
+  assert check_directory("runs/a/") == "runs/a"
   assert check_directory(f"file://{tmp_path}/new/") == f"{tmp_path}/new"
 
 
@@ -99,9 +98,11 @@ def test_every_program_refuses_them_in_one_line_and_writes_nothing(
   monkeypatch.chdir(tmp_path)
   (tmp_path / "in.txt").write_text("a line\n")
   for address in ("", "s3://", "s3:/bucket/run"):
-    assert main([word.format(address) for word in argv]) == 2
+    assert main([argument.format(address) for argument in argv]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and f"={address}" in error and ": found " in error
+    assert error.count("\n") == 1
+    assert f"={address}" in error
+    assert ": found " in error
   assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 
@@ -114,8 +115,9 @@ def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
   )
   monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), replace(a, b)))
   (as_path(tmp_path) / "new" / "config.json").write_bytes(b"{}")
-  file, *rest = synced
-  assert file.startswith(f"{tmp_path}/new/config.json.") and rest == [
+  file, *later_paths = synced
+  assert file.startswith(f"{tmp_path}/new/config.json.")
+  assert later_paths == [
     "renamed",
     f"{tmp_path}/new",
     str(tmp_path),
@@ -140,27 +142,34 @@ def root(request, tmp_path, monkeypatch):
 
 def test_a_place_is_read_and_written_alike_wherever_it_is(root):
   file = root / "a" / "b"
-  assert file.read() is None and root.names() == [] and root.sizes() == {} and not root.exists()
+  assert file.read() is None
+  assert root.names() == []
+  assert root.sizes() == {}
+  assert not root.exists()
   with pytest.raises(FileNotFoundError):
     file.read_bytes()
   file.write_bytes(b"0123")
   file.write_bytes(b"012345")
-  assert file.read() == file.read_bytes() == b"012345" and file.read(slice(2, 4)) == b"23"
-  assert (root / "a" / "c").create(b"one") and not (root / "a" / "c").create(b"two")
+  assert file.read() == file.read_bytes() == b"012345"
+  assert file.read(slice(2, 4)) == b"23"
+  assert (root / "a" / "c").create(b"one")
+  assert not (root / "a" / "c").create(b"two")
   assert (root / "a" / "c").read_text() == "one"
   (root / "a" / "empty").write_text("")
-  assert (root / "a").names() == ["b", "c", "empty"] and root.names() == ["a"]
-  assert [path.name for path in root.iterdir()] == ["a"] and (root / "a" / "x").parent.name == "a"
-  assert set(root.sizes()) == {"a/b", "a/c", "a/empty"} and set((root / "a").sizes("b")) == {"b"}
+  assert (root / "a").names() == ["b", "c", "empty"]
+  assert root.names() == ["a"]
+  assert [path.name for path in root.iterdir()] == ["a"]
+  assert (root / "a" / "x").parent.name == "a"
+  assert set(root.sizes()) == {"a/b", "a/c", "a/empty"}
+  assert set((root / "a").sizes("b")) == {"b"}
   assert root.sizes()["a/b"] in (6, None)
-  assert (
-    (root / "a").is_dir()
-    and not file.is_dir()
-    and file.is_file()
-    and (root / "a" / "empty").is_file()
-  )
+  assert (root / "a").is_dir()
+  assert not file.is_dir()
+  assert file.is_file()
+  assert (root / "a" / "empty").is_file()
   file.unlink()
-  assert not file.exists() and root.exists()
+  assert not file.exists()
+  assert root.exists()
   root.rmtree(missing_ok=True)
   root.rmtree(missing_ok=True)
   assert not root.exists()
@@ -171,23 +180,26 @@ def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root
   assert file.read_version() is None
   file.create(b"one")
   first = file.read_version()
-  assert first.content == b"one" and file.read_version() == first
+  assert first.content == b"one"
+  assert file.read_version() == first
   assert file.replace_version(b"two", first.version)
   second = file.read_version()
-  assert second.content == b"two" and second.version != first.version
-  assert not file.replace_version(b"three", first.version) and not file.renew(
-    b"three", first.version
-  )
+  assert second.content == b"two"
+  assert second.version != first.version
+  assert not file.replace_version(b"three", first.version)
+  assert not file.renew(b"three", first.version)
   assert file.read() == b"two"
   assert file.renew(b"four", second.version)
   third = file.read_version()
   assert third.version != second.version
   file.unlink()
   file.create(b"five")
-  assert not file.replace_version(b"six", third.version) and file.read() == b"five"
+  assert not file.replace_version(b"six", third.version)
+  assert file.read() == b"five"
   file.replace_version(None, third.version)
   assert file.read() == b"five"
-  assert file.replace_version(None, file.read_version().version) and file.read() is None
+  assert file.replace_version(None, file.read_version().version)
+  assert file.read() is None
 
 
 def test_a_holder_that_was_paused_in_a_sign_of_life_leaves_the_next_lease_alone(root):
@@ -254,15 +266,17 @@ def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
   content = os.urandom(3_500)
   for name in ("a/0.txt", "a/1.txt", "a/2.csv", "b/0.txt"):
     (root / name).write_bytes(content)
-  found = globs.find_matches(f"{root}/*/[01].txt")
-  assert found == [f"{root}/{name}" for name in ("a/0.txt", "a/1.txt", "b/0.txt")]
-  assert {globs.file_kind(path) for path in found} == {"file"} and globs.file_kind(
-    f"{root}/a"
-  ) == "directory"
+  paths = globs.find_matches(f"{root}/*/[01].txt")
+  assert paths == [f"{root}/{name}" for name in ("a/0.txt", "a/1.txt", "b/0.txt")]
+  assert {globs.file_kind(path) for path in paths} == {"file"}
+  assert globs.file_kind(f"{root}/a") == "directory"
   file = root / "a" / "0.txt"
-  assert file.size() == 3_500 and (file.modified_time() is None) == is_remote(root)
+  assert file.size() == 3_500
+  assert (file.modified_time() is None) == is_remote(root)
   with file.open("rb") as opened:
-    assert opened.read(10) == content[:10] and opened.seek(0) == 0 and opened.read() == content
+    assert opened.read(10) == content[:10]
+    assert opened.seek(0) == 0
+    assert opened.read() == content
   with pytest.raises(FileNotFoundError):
     (root / "none").size()
 
@@ -276,9 +290,9 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
     f"zip://{name}::{tmp_path}/pages.zip" for name in ("a/0.txt", "a/1.txt")
   ]
   file = as_path(f"zip://a::{tmp_path}/pages.zip") / "1.txt"
-  assert (
-    file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]
-  )
+  assert file.read_text() == "a/1.txt"
+  assert file.size() == 7
+  assert file.parent.names() == ["0.txt", "1.txt"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Runs and stores in a bucket that refuses, vanishes or returns less than was written: one line,
-and the right code."""
+"""Runs and stores in a bucket with faults end in one line, with the exit code of the fault."""
 
 import json
 import shutil
@@ -38,25 +37,26 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(server, compiled):
-  """A run of four steps with checkpoints at 2 and 4."""
+  """Return the directory of a run of four steps with checkpoints at 2 and 4."""
   assert train.main([*RUN, "--workdir=gs://bucket/trained", "--config.total_steps=4"]) == 0
   return server.root / "trained"
 
 
 @pytest.fixture(params=["gs", "s3"])
 def workdir(request, server, trained, tmp_path):
-  """A copy of it; (address, directory)."""
+  """Return (address, directory) of a copy of the run."""
   shutil.copytree(trained, server.root / tmp_path.name)
   yield f"{request.param}://bucket/{tmp_path.name}", server.root / tmp_path.name
   server.fault = lambda operation, name: None
   shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
 
 
-def told(capfd, word: str, quiet: bool = True) -> str:
-  """The one line of an error; if `quiet`, there is no traceback of any thread."""
+def read_error(capfd, kind: str, quiet: bool = True) -> str:
+  """Return the line of an error; if `quiet`, assert that no thread printed a traceback."""
   err = capfd.readouterr().err
-  lines = [line for line in err.splitlines() if line.startswith(f"{word}: ")]
-  assert len(lines) == 1 and not (quiet and "Traceback" in err), err
+  lines = [line for line in err.splitlines() if line.startswith(f"{kind}: ")]
+  assert len(lines) == 1, err
+  assert not (quiet and "Traceback" in err), err
   return lines[0]
 
 
@@ -69,9 +69,9 @@ def cut(pattern, keep):
 
 
 def unsatisfied(directory, server):
-  there = f"{directory.name}/checkpoints/4-"
+  newest_step = f"{directory.name}/checkpoints/4-"
   server.fault = lambda at, name: (
-    "range" if name.startswith(there) and name.endswith(".bin") else None
+    "range" if name.startswith(newest_step) and name.endswith(".bin") else None
   )
 
 
@@ -85,29 +85,28 @@ DAMAGES = {
 
 @pytest.mark.parametrize("workdir", ["gs", more.later("s3")], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_newest_step_is_passed_over(damage, workdir, server, caplog, capfd):
+def test_training_skips_a_damaged_newest_step(damage, workdir, server, caplog, capfd):
   address, directory = workdir
   damage(directory, server)
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=3"]) == 0
-  told = [
+  messages = [
     record.message for record in caplog.records if "is damaged and is skipped" in record.message
   ]
-  assert (
-    len(told) == 1
-    and told[0].startswith("checkpoint step 4 is")
-    and f"{address}/checkpoints" in told[0]
-  )
+  (message,) = messages
+  assert message.startswith("checkpoint step 4 is")
+  assert f"{address}/checkpoints" in message
   assert "from step 2 of 3" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["manifest empty", "tensors answer 416"])
-def test_evaluation_and_prediction_pass_over_it_too(damage, workdir, server, tmp_path, caplog):
+def test_evaluation_and_prediction_skip_a_damaged_newest_step(
+  damage, workdir, server, tmp_path, caplog
+):
   address, directory = workdir
   DAMAGES[damage](directory, server)
   assert evaluate.main([f"--workdir={address}", "--config.evals.loss.max_examples=16"]) == 0
-  assert [
-    json.loads(file.read_text())["step"] for file in directory.glob("evaluations/*.json")
-  ] == [2]
+  (result,) = directory.glob("evaluations/*.json")
+  assert json.loads(result.read_text())["step"] == 2
   (tmp_path / "lines.txt").write_text("def f():\n")
   files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
   assert predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]) == 0
@@ -119,7 +118,9 @@ def test_when_every_step_is_damaged_the_run_ends_with_the_code_of_damage(workdir
   for file in directory.glob("checkpoints/*/manifest.json"):
     file.write_bytes(b"")
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=6"]) == 4
-  assert f"{address}/checkpoints: every checkpoint is damaged (step 4:" in told(capfd, "damage")
+  assert f"{address}/checkpoints: every checkpoint is damaged (step 4:" in read_error(
+    capfd, "damage"
+  )
 
 
 LOST = {
@@ -134,11 +135,11 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("answer, operations, said", MORE)
-def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
+@pytest.mark.parametrize("answer, operations, words", MORE)
+def test_a_bucket_lost_in_mid_run_is_one_line(answer, operations, words, workdir, server, capfd):
   address, directory = workdir
   name = directory.name
-  lost = []
+  reached = []
 
   def fault(operation, at):
     if (
@@ -146,14 +147,17 @@ def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
       and at.endswith("manifest.json")
       and operation == "create"
     ):
-      lost.append(at)  # this one is still written
+      reached.append(at)  # this one is still written
       return None
-    return answer if lost and (operations is None or operation in operations) else None
+    return answer if reached and (operations is None or operation in operations) else None
 
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 2
-  line = told(capfd, "error")
-  assert said in line and "taken" not in line and "://bucket" in line and lost
+  line = read_error(capfd, "error")
+  assert reached
+  assert words in line
+  assert "taken" not in line
+  assert "://bucket" in line
 
 
 def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
@@ -165,7 +169,7 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
 
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 69
-  assert f"{address}/lease: is gone, removed by another process or by hand" in told(
+  assert f"{address}/lease: is gone, removed by another process or by hand" in read_error(
     capfd, "transient error"
   )
 
@@ -182,13 +186,15 @@ def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
     server.fault = lambda operation, name: None
 
 
-@pytest.mark.parametrize("answer, operations, said", LOST.values(), ids=LOST)
-@pytest.mark.parametrize("door", ["train", "evaluate", "predict"])
-def test_lost_before_the_start(door, answer, operations, said, workdir, server, tmp_path, capfd):
+@pytest.mark.parametrize("answer, operations, words", LOST.values(), ids=LOST)
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
+def test_a_bucket_lost_before_the_start_is_one_line(
+  command, answer, operations, words, workdir, server, tmp_path, capfd
+):
   address, _ = workdir
   (tmp_path / "lines.txt").write_text("def f():\n")
   files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
-  if operations and door == "predict":
+  if operations and command == "predict":
     return  # it writes nothing there
   server.fault = lambda operation, name: (
     answer if operations is None or operation in operations else None
@@ -199,9 +205,9 @@ def test_lost_before_the_start(door, answer, operations, said, workdir, server, 
       [f"--workdir={address}", "--config.evals.loss.max_examples=16"]
     ),
     "predict": lambda: predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]),
-  }[door]
+  }[command]
   assert call() == 2
-  assert said in told(capfd, "error")
+  assert words in read_error(capfd, "error")
 
 
 @pytest.fixture(scope="module")
@@ -222,13 +228,13 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("scheme", ADDRESSES)
-def test_a_token_store(scheme, answer, store, server, tmp_path, capfd):
+def test_a_fault_of_a_token_store_is_one_line(scheme, answer, store, server, tmp_path, capfd):
   if (scheme, answer) == ("http", "no bucket"):
     return  # a web server has none
-  asked, code, word, said = ANSWERS[answer]
+  answer_name, code, kind, words = ANSWERS[answer]
   address = ADDRESSES[scheme].format(server.url)
-  everywhere = asked == "no bucket"
-  server.fault = lambda operation, name: asked if everywhere or "/tokens/" in name else None
+  everywhere = answer_name == "no bucket"
+  server.fault = lambda operation, name: answer_name if everywhere or "/tokens/" in name else None
   try:
     flags = (
       f"--workdir={tmp_path}/run",
@@ -238,14 +244,15 @@ def test_a_token_store(scheme, answer, store, server, tmp_path, capfd):
     assert train.main([*RUN, *flags]) == code
   finally:
     server.fault = lambda operation, name: None
-  line = told(capfd, word)
-  assert address[:10] in line and said in line
+  line = read_error(capfd, kind)
+  assert address[:10] in line
+  assert words in line
 
 
 @pytest.mark.parametrize("answer", ["cut short", "forbidden"])
-def test_a_token_store_in_mid_run(answer, store, server, tmp_path, capfd):
-  """Its reads are those of tf.data's threads."""
-  _, code, word, said = ANSWERS[answer]
+def test_a_fault_of_a_token_store_in_mid_run_is_one_line(answer, store, server, tmp_path, capfd):
+  """The reads are made by tf.data's threads."""
+  _, code, kind, words = ANSWERS[answer]
   flags = (
     f"--workdir={tmp_path}/run",
     "--config.task.store=gs://bucket/store",
@@ -257,24 +264,28 @@ def test_a_token_store_in_mid_run(answer, store, server, tmp_path, capfd):
     assert train.main([*RUN, *flags, "--config.total_steps=2"]) == code
   finally:
     server.fault = lambda operation, name: None
-  assert said in told(capfd, word, quiet=False)  # programs silence TensorFlow before they import it
+  assert words in read_error(
+    capfd, kind, quiet=False
+  )  # programs silence TensorFlow before they import it
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("fails_later", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize(
-  "answer, said", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")]
+  "answer, words", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")]
 )
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_preparing_into_a_bucket(scheme, answer, said, late, server, tmp_path, capfd):
+def test_a_fault_while_preparing_into_a_bucket_is_one_line(
+  scheme, answer, words, fails_later, server, tmp_path, capfd
+):
   (tmp_path / "a.txt").write_text("many words of a text\n" * 2_000)
   flags = [f"--source=text:{tmp_path}/a.txt", "--vocabulary=bytes", "--split=train", "--workers=1"]
-  begun = []
+  writes = []
 
   def fault(operation, name):
     if "tokens" in name and operation == "write":
-      begun.append(name)
+      writes.append(name)
     changes = answer == "no bucket" or operation in ("write", "create", "delete")
-    return answer if changes and (begun or not late) else None
+    return answer if changes and (writes or not fails_later) else None
 
   server.fault = fault
   try:
@@ -282,5 +293,6 @@ def test_preparing_into_a_bucket(scheme, answer, said, late, server, tmp_path, c
   finally:
     server.fault = lambda operation, name: None
     shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
-  line = told(capfd, "error")
-  assert said in line and line.startswith(("error: --output=", f"error: {scheme}://bucket"))
+  line = read_error(capfd, "error")
+  assert words in line
+  assert line.startswith(("error: --output=", f"error: {scheme}://bucket"))

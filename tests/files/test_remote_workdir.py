@@ -26,7 +26,7 @@ def server(tmp_path, monkeypatch):
 
 def test_evaluation_and_prediction_equal_those_of_a_local_workdir(server, tmp_path, capsys):
   (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
-  made = {}
+  outputs = {}
   for address, folder in (
     ("gs://bucket/run", server.root / "run"),
     (str(tmp_path / "run"), tmp_path / "run"),
@@ -39,11 +39,12 @@ def test_evaluation_and_prediction_equal_those_of_a_local_workdir(server, tmp_pa
     flags = ("--max_new_tokens=4", f"--input={tmp_path}/lines.txt", f"--output={output}")
     assert predict.main([f"--workdir={address}", *flags]) == 0
     tables = {file.name: json.loads(file.read_text()) for file in folder.glob("evaluations/*.json")}
-    made[address] = tables, output.read_text()
-    assert tables and len(output.read_text().splitlines()) == 2
+    outputs[address] = tables, output.read_text()
+    assert tables
+    assert len(output.read_text().splitlines()) == 2
     server.unavailable = 0.0
-  one, other = made.values()
-  assert one == other
+  local_output, remote_output = outputs.values()
+  assert local_output == remote_output
   assert evaluate.main(["--workdir=gs://bucket/none"]) == 2
   assert "--workdir: gs://bucket/none holds no run" in capsys.readouterr().err
   assert evaluate.main(["--workdir=gs://bucket/run", "--suite=glue"]) == 2

@@ -41,16 +41,16 @@ def roots(tmp_path_factory):
     for name, value in object_server.environment(server).items():
       monkeypatch.setenv(name, value)
     remote.reset()
-    found = {
+    addresses = {
       "path": str(local),
       "file": f"file://{tmp_path_factory.mktemp('file')}",
       "gs": "gs://bucket/gs",
     }
-    found |= {"s3": "s3://bucket/s3", "memory": "memory://bucket/memory"}
-    for root in list(found.values())[1:]:
+    addresses |= {"s3": "s3://bucket/s3", "memory": "memory://bucket/memory"}
+    for root in list(addresses.values())[1:]:
       for name in as_path(local).sizes():
         (as_path(root) / name).write_bytes((local / name).read_bytes())
-    yield found
+    yield addresses
   remote.reset()
 
 

@@ -70,7 +70,8 @@ def test_a_pipe_that_is_full_for_a_moment_stays_open():
     output.read(2**20)
     stream.write("read\n")
     stream.flush()
-    assert output.read(2**20).endswith(b"read\n") and stream.error is None
+    assert output.read(2**20).endswith(b"read\n")
+    assert stream.error is None
 
 
 def test_a_terminal_that_is_gone_is_an_error_of_the_output_alone():
@@ -83,4 +84,5 @@ def test_a_terminal_that_is_gone_is_an_error_of_the_output_alone():
 
   stream = GuardedStream(Gone())
   stream.writelines(["a", "b"])
-  assert stream.is_broken and stream.error.errno == errno.EIO
+  assert stream.is_broken
+  assert stream.error.errno == errno.EIO

@@ -239,10 +239,10 @@ def run(
     def called(case_folder: pathlib.Path, call=call) -> int | None:
       with _executing() as executed:
         code = handle_errors(lambda: call(case_folder))()
-      ran.extend(f"{change}: {one}" for one in executed)
+      ran.extend(f"{change}: {name}" for name in executed)
       return code
 
     sandbox.run(f"seed {seed}: {change}", called)
   print(f"seeds {seeds[0]} to {seeds[-1]}: ", end="")
-  sandbox.check(least=len(seeds))
+  sandbox.check(min_cases=len(seeds))
   assert not ran, "\n".join(ran)

@@ -1,15 +1,15 @@
-"""Hostile cases, run one after the other in this process. Each may end in success, or in one line
-of a known class.
+"""Run hostile cases, each of which must end in success or in one line of a known error class.
 
     sandbox = Sandbox(tmp_path)
     for number in range(500):
       random = generator(SEED, number)
-      sandbox.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…,
-      f"--workdir={workdir}"]))
-    sandbox.check(least=500)
+      sandbox.run(
+        f"seed {SEED}, case {number}: …", lambda workdir: train.main([…, f"--workdir={workdir}"])
+      )
+    sandbox.check(min_cases=500)
 
 Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file
-written outside the case's own directory, or memory that grows beyond a bound. Functions that raise
+written outside the case's directory, or memory that grows beyond a bound. Functions that raise
 instead of printing are wrapped: `lambda workdir: handle_errors(function)(…)`.
 """
 
@@ -36,8 +36,8 @@ from tests.runs import run
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
 _CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events of the audit hook: the places of the paths among their arguments, each with that of its
-# directory's descriptor.
+# Events of the audit hook: the indices of the paths among their arguments, each with the index of
+# its directory's descriptor.
 _CHANGES = {
   "os.mkdir": ((0, 2),),
   "os.rename": ((0, 2), (1, 3)),
@@ -56,12 +56,12 @@ class Outcome(NamedTuple):
 
   Attributes:
     end: "success", "refusal", "traceback", "exit", "lines", "hang", "outside" or "memory".
-    told: the line of a refusal, or what went wrong.
+    message: the line of a refusal, or a description of the failure.
   """
 
   case: str
   end: str
-  told: str
+  message: str
 
 
 class Hang(BaseException):
@@ -81,26 +81,31 @@ class Sandbox:
     folder: an empty directory, such as `tmp_path`.
     seconds: the most that a case may take.
     memory: bytes by which a case may grow the process at its peak.
-    kept: a directory of compiled programs, which cases may write too.
+    allowed_folder: a directory of compiled programs, which cases may write too.
 
   Attributes:
-    outcomes: of the cases so far.
+    outcomes: how the cases ended, in their order.
   """
 
   def __init__(
-    self, folder, *, seconds: float = 20, memory: int = 2 * 2**30, kept: pathlib.Path | None = None
+    self,
+    folder,
+    *,
+    seconds: float = 20,
+    memory: int = 2 * 2**30,
+    allowed_folder: pathlib.Path | None = None,
   ):
     self.outcomes: list[Outcome] = []
-    self._kept = (kept.resolve(),) if kept else ()
+    self._allowed_folders = (allowed_folder.resolve(),) if allowed_folder else ()
     self._folder = pathlib.Path(folder).resolve()
     self._seconds = seconds
     self._memory = memory
-    gc.collect()  # or copies of addresses that earlier tests left would be removed during a case
+    gc.collect()  # else copies of addresses that earlier tests left are removed during a case
 
   def run(
     self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None
   ) -> Outcome:
-    """Run `call(directory of the case)`, which returns an exit code, and remember how it ended.
+    """Run `call(directory of the case)`, which returns an exit code; note and return how it ended.
 
     Args:
       seconds: the most that this case may take, such as one that prepares data for all that follow.
@@ -110,44 +115,42 @@ class Sandbox:
     case_folder.mkdir(parents=True)
     shared = self._folder / "tmp"  # where a program may keep what it makes once
     shared.mkdir(exist_ok=True)
-    beside = _listing(case_folder.parent)
-    before = _resident()
-    said = io.StringIO()
+    paths_before = _listing(case_folder.parent)
+    memory_before = _resident()
+    stderr = io.StringIO()
     try:
       with (
-        _timed(seconds),
-        _bounded(self._memory),
-        _watched(case_folder, shared, *self._kept) as outside,
+        _limit_time(seconds),
+        _limit_memory(self._memory),
+        _watch_paths(case_folder, shared, *self._allowed_folders) as outside,
       ):
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
           code = call(case_folder)
-      end, told = _judged(code, said.getvalue())
+      end, message = _judge(code, stderr.getvalue())
     except Hang:
       end = "hang"
-      told = f"more than {seconds} s; {_place()}"
+      message = f"more than {seconds} s; {_place()}"
     except MemoryError:
       end = "memory"
-      told = _place()
+      message = _place()
     except SystemExit as stop:
       end = "exit"
-      told = f"sys.exit({stop.code!r})"
+      message = f"sys.exit({stop.code!r})"
     except Exception:
       end = "traceback"
-      told = _place()
-    grown = _peak() - before
-    if grown > self._memory:
+      message = _place()
+    growth = _peak() - memory_before
+    if growth > self._memory:
       end = "memory"
-      told = f"grew by {grown / 2**30:.1f} GiB; {told}"
-    outside += [
-      str(path)
-      for path in _listing(case_folder.parent) - beside
-      if not path.is_relative_to(case_folder)
-    ]
+      message = f"grew by {growth / 2**30:.1f} GiB; {message}"
+    for path in _listing(case_folder.parent) - paths_before:
+      if not path.is_relative_to(case_folder):
+        outside.append(str(path))
     if outside:
       end = "outside"
-      told = f"{', '.join(dict.fromkeys(outside))}; {told}"
+      message = f"{', '.join(dict.fromkeys(outside))}; {message}"
     shutil.rmtree(case_folder.parent, ignore_errors=True)
-    self.outcomes.append(Outcome(case, end, told))
+    self.outcomes.append(Outcome(case, end, message))
     return self.outcomes[-1]
 
   def figures(self) -> str:
@@ -156,20 +159,19 @@ class Sandbox:
     ends = (*SOUND, "traceback", "exit", "lines", "hang", "outside", "memory")
     return f"{len(self.outcomes)} cases: " + ", ".join(f"{end} {count[end]}" for end in ends)
 
-  def check(self, least: int = 1) -> None:
-    """Print the figures, and fail with every case that ended as none may, or if there were fewer
-    than `least`."""
+  def check(self, min_cases: int = 1) -> None:
+    """Print the figures; fail with the cases that ended as none may, or if there were too few."""
     print(self.figures())
-    bad = [outcome for outcome in self.outcomes if outcome.end not in SOUND]
-    assert not bad, "\n".join(
-      [self.figures(), *(f"{one.end}: {one.case}: {one.told}" for one in bad)]
-    )
-    assert len(self.outcomes) >= least, self.figures()
+    failures = []
+    for outcome in self.outcomes:
+      if outcome.end not in SOUND:
+        failures.append(f"{outcome.end}: {outcome.case}: {outcome.message}")
+    assert not failures, "\n".join([self.figures(), *failures])
+    assert len(self.outcomes) >= min_cases, self.figures()
 
 
-def alone(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
-  """Call `function(*arguments)` of a test module in a process that has one device, and fail if it
-  fails.
+def call_in_process(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
+  """Call `function(*arguments)` of a test module in a process of one device; fail if it fails.
 
   Programs of one device run no collectives, so they may be read from a cache (see `uncached`): each
   is compiled once for all cases and processes. A case that crashes or never comes back ends this
@@ -180,19 +182,19 @@ def alone(function: Callable[..., None], *arguments, cache: pathlib.Path) -> Non
     f"{function.__name__} as function"
   )
   program += f"; function(*{arguments!r})"
-  code, said = run([sys.executable, "-c", program], cache=cache)
-  print(said[-2_000:])
-  assert code == 0, said[-20_000:]
+  code, output = run([sys.executable, "-c", program], cache=cache)
+  print(output[-2_000:])
+  assert code == 0, output[-20_000:]
 
 
-def _judged(code: int | None, said: str) -> tuple[str, str]:
-  """Return (end, what was told) of a call that returned an exit code."""
-  found = _LINE.fullmatch(said)
+def _judge(code: int | None, stderr: str) -> tuple[str, str]:
+  """Return (end, message) of a call that returned an exit code."""
+  line = _LINE.fullmatch(stderr)
   if not code:
-    return ("success", said) if "Traceback" not in said else ("traceback", said)
-  if found and _CODES[found[1]] == code:
-    return "refusal", said.strip()
-  return "lines", f"exit code {code} and {said.count(chr(10))} lines on stderr: {said[-500:]!r}"
+    return ("success", stderr) if "Traceback" not in stderr else ("traceback", stderr)
+  if line and _CODES[line[1]] == code:
+    return "refusal", stderr.strip()
+  return "lines", f"exit code {code} and {stderr.count(chr(10))} lines on stderr: {stderr[-500:]!r}"
 
 
 def _place() -> str:
@@ -204,14 +206,16 @@ def _place() -> str:
 
 
 @contextlib.contextmanager
-def _timed(seconds: float) -> Iterator[None]:
-  """Raise Hang after some seconds; a call into compiled code that never returns ends the process
-  with its stacks."""
+def _limit_time(seconds: float) -> Iterator[None]:
+  """Raise Hang after some seconds.
 
-  def late(*_):
+  A call into compiled code that never returns ends the process and prints its stacks.
+  """
+
+  def raise_hang(*_):
     raise Hang
 
-  before = signal.signal(signal.SIGALRM, late)
+  earlier_handler = signal.signal(signal.SIGALRM, raise_hang)
   signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
   faulthandler.dump_traceback_later(seconds * 3, exit=True, file=sys.__stderr__)
   try:
@@ -219,13 +223,12 @@ def _timed(seconds: float) -> Iterator[None]:
   finally:
     signal.setitimer(signal.ITIMER_REAL, 0)
     faulthandler.cancel_dump_traceback_later()
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, earlier_handler)
 
 
 @contextlib.contextmanager
-def _bounded(memory: int) -> Iterator[None]:
-  """Let the address space grow by no more than a few times the bound, so that a bomb fails and the
-  machine lives."""
+def _limit_memory(memory: int) -> Iterator[None]:
+  """Limit the growth of the address space to four times the bound, which protects the machine."""
   soft, hard = resource.getrlimit(resource.RLIMIT_AS)
   with contextlib.suppress(OSError):
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -240,20 +243,22 @@ _watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
 @contextlib.contextmanager
-def _watched(
-  case_folder: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path
+def _watch_paths(
+  case_folder: pathlib.Path, shared: pathlib.Path, *allowed_folders: pathlib.Path
 ) -> Iterator[list[str]]:
-  """Collect the paths that Python writes, makes or removes outside of these; `shared` has temporary
-  files."""
+  """Collect the paths that Python writes, makes or removes outside of these folders.
+
+  `shared` holds temporary files.
+  """
   temporary = tempfile.tempdir
-  found = []
+  outside = []
   if _audit not in _hooked:
     sys.addaudithook(_audit)
     _hooked.append(_audit)
   tempfile.tempdir = str(shared)
-  _watching.append(((case_folder, shared, *kept), found))
+  _watching.append(((case_folder, shared, *allowed_folders), outside))
   try:
-    yield found
+    yield outside
   finally:
     _watching.pop()
     tempfile.tempdir = temporary
@@ -271,33 +276,30 @@ def _audit(event: str, arguments: tuple) -> None:
     paths = ((path, -1),) if writes else ()
   else:
     paths = tuple((arguments[path], arguments[folder]) for path, folder in _CHANGES.get(event, ()))
-  allowed, found = _watching[-1]
+  allowed, outside = _watching[-1]
   for path, folder in paths:
     if isinstance(path, (str, bytes, os.PathLike)):
-      below = (
-        os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder >= 0 else "."
-      )
-      absolute = os.path.abspath(os.path.join(below, os.fsdecode(path)))
-      kept = (
-        absolute.startswith((*(f"{one}/" for one in allowed), *_HARMLESS))
-        or "__pycache__" in absolute
-      )
-      there = event == "os.mkdir" and os.path.isdir(absolute)
-      if not kept and not there and absolute not in map(str, allowed):
-        found.append(absolute)
+      base = "."
+      if isinstance(folder, int) and folder >= 0:
+        base = os.readlink(f"/proc/self/fd/{folder}")
+      absolute = os.path.abspath(os.path.join(base, os.fsdecode(path)))
+      allowed_prefixes = (*(f"{allowed_folder}/" for allowed_folder in allowed), *_HARMLESS)
+      is_allowed = absolute.startswith(allowed_prefixes) or "__pycache__" in absolute
+      exists = event == "os.mkdir" and os.path.isdir(absolute)
+      if not is_allowed and not exists and absolute not in map(str, allowed):
+        outside.append(absolute)
 
 
 def _listing(folder: pathlib.Path) -> set[pathlib.Path]:
-  """Return every path below a directory: what compiled code writes is seen beside the case at
-  least."""
+  """Return every path below a directory, which compiled code may write without the audit hook."""
   return set(folder.rglob("*"))
 
 
 def _status(key: str) -> int:
-  found = re.search(
+  match = re.search(
     rf"^{key}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE
   )
-  return int(found[1]) * 1024
+  return int(match[1]) * 1024
 
 
 def _resident() -> int:

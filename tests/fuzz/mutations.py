@@ -49,10 +49,10 @@ HOSTILE = (
 
 def nested(depth: int = 400) -> Any:
   """Return lists in lists."""
-  made: Any = []
+  nested_list: Any = []
   for _ in range(depth):
-    made = [made]
-  return made
+    nested_list = [nested_list]
+  return nested_list
 
 
 def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
@@ -110,13 +110,13 @@ def bytes_mutation(choice: random.Random, data: bytes) -> tuple[bytes, str]:
     ], f"flip at {place}"
   if kind == "remove":
     return data[:place] + data[place + 8 :], f"8 bytes removed at {place}"
-  made = {
+  contents = {
     "append": data + choice.randbytes(9),
     "zeros": bytes(len(data)),
     "noise": choice.randbytes(len(data)),
     "double": data + data,
   }
-  return made.get(kind, b""), kind
+  return contents.get(kind, b""), kind
 
 
 def folder_mutation(

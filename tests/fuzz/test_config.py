@@ -1,5 +1,4 @@
-"""Hostile values at every key of many recipes, by flag and by recipe file: one line, or a run that
-is ready to step."""
+"""Hostile values at any key of a recipe end in one line, or in a run that is ready to step."""
 
 import json
 import math
@@ -24,7 +23,7 @@ _RECIPES = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "configs
 BASES = [f"{REPO}/{path}:debug" for path in _RECIPES]
 SMALL = [f"{REPO}/tests/recipes/nano{kind}.py" for kind in ("", "_decoder", "_encoder")]
 _MIXTURE = "MIXTURE"
-_PLACES = ("cache", "data_dir")  # where the user says that files are to be written
+_FOLDER_KEYS = ("cache", "data_dir")  # a user may have files written anywhere
 HOSTILE = [
   None, True, False, 0, -0.0, -1, 1, 2, 3, 7, 0.5, 1e-308,
   1e308, -1e308, 1e20, 2**31 - 1, 2**31, 2**53 + 1, 2**62,
@@ -43,34 +42,34 @@ HOSTILE = [
 
 
 def deep(levels: int):
-  value = {}
+  tree = {}
   for _ in range(levels):
-    value = {"a": value}
-  return value
+    tree = {"a": tree}
+  return tree
 
 
 def mixture(config) -> None:
-  """Makes a config's task a mixture of two of itself."""
-  one = config.task.to_dict()
+  """Replace a config's task by a mixture of two of it."""
+  part = config.task.to_dict()
   config.task = {
     "name": "mixture",
-    "parts": {"first": one, "second": one},
+    "parts": {"first": part, "second": part},
     "rates": {"first": 1, "second": 2},
   }
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
-  """What gives the values of a resolved recipe by flat key, and the keys of its dicts."""
-  found = {}
+def keys_of_recipe(tmp_path_factory):
+  """Return a function to the values of a resolved recipe by flat key, and the keys of its dicts."""
+  keys_by_base = {}
 
   def of(base: str) -> tuple[dict[str, object], list[str]]:
-    if base not in found:
+    if base not in keys_by_base:
       config = recipes.load(base.removesuffix(_MIXTURE))
       if base.endswith(_MIXTURE):
         mixture(config)
-      found[base] = _keys(resolve(config).to_dict())
-    return found[base]
+      keys_by_base[base] = _keys(resolve(config).to_dict())
+    return keys_by_base[base]
 
   return of
 
@@ -83,43 +82,41 @@ def _keys(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
       inner = _keys(value, f"{prefix}{key}.")
       leaves = leaves | inner[0]
       nodes = [*nodes, f"{prefix}{key}", *inner[1]]
-    elif key not in _PLACES:
+    elif key not in _FOLDER_KEYS:
       leaves[f"{prefix}{key}"] = value
   return leaves, nodes
 
 
 def mutations(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple[str, object]]:
-  """One or two keys with their new values: mostly values, of the key's own type or another,
-  sometimes whole dicts, and names of new keys."""
-  made = []
+  """Return one or two keys with new values.
+
+  Most replace a value by one of any type, some replace a dict or add a key.
+  """
+  changes = []
   for _ in range(random.choice((1, 1, 2))):
     value = deep(random.choice((40, 3000))) if random.random() < 0.02 else random.choice(HOSTILE)
     kind = random.random()
     if kind < 0.85:
       key = random.choice(list(leaves))
-      alike = (
-        [one for one in HOSTILE if type(one) is type(leaves[key])] if random.random() < 0.7 else []
-      )
-      made.append((key, random.choice(alike) if alike else value))
+      values_of_type = []
+      if random.random() < 0.7:
+        values_of_type = [hostile for hostile in HOSTILE if type(hostile) is type(leaves[key])]
+      changes.append((key, random.choice(values_of_type) if values_of_type else value))
     elif kind < 0.92:
-      made.append((random.choice(nodes), value))
+      changes.append((random.choice(nodes), value))
     else:
-      name = random.choice([one for one in HOSTILE if isinstance(one, str)])
-      made.append(
-        (
-          f"{random.choice(nodes)}.{name}",
-          random.choice([{}, {"name": "loss"}, {"until": 1}, value]),
-        )
-      )
-  return made
+      name = random.choice([hostile for hostile in HOSTILE if isinstance(hostile, str)])
+      key = f"{random.choice(nodes)}.{name}"
+      changes.append((key, random.choice([{}, {"name": "loss"}, {"until": 1}, value])))
+  return changes
 
 
 def flags(changes) -> list[str]:
-  def word(value) -> str:
+  def spell(value) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
   try:
-    return [f"--config.{key}={word(value)}" for key, value in changes]
+    return [f"--config.{key}={spell(value)}" for key, value in changes]
   except RecursionError:
     return [f"--config.{key}={'[' * 3000}" for key, _ in changes]
 
@@ -143,7 +140,7 @@ def get_config():
 """
 
 
-def _written(value) -> str:
+def _repr(value) -> str:
   try:
     return repr(value)
   except RecursionError:
@@ -153,28 +150,30 @@ def _written(value) -> str:
 def run(
   sandbox: Sandbox, base: str, changes, by_file: bool, case: str, seconds: float | None = None
 ):
-  """Trains up to the first thing that is compiled; returns how that ended."""
-  said = ", ".join(f"{key[:60]}={_written(value)[:60]}" for key, value in changes)
-  told = f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {said}"
+  """Train up to the initialisation of the state; return how that ended."""
+  changes_text = ", ".join(f"{key[:60]}={_repr(value)[:60]}" for key, value in changes)
+  case_text = (
+    f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {changes_text}"
+  )
 
   def call(workdir):
     recipe = base.removesuffix(_MIXTURE)
-    more = flags(changes)
+    config_flags = flags(changes)
     if by_file or base.endswith(_MIXTURE):
-      values = "[" + ", ".join(f"({key!r}, {_written(value)})" for key, value in changes) + "]"
+      values = "[" + ", ".join(f"({key!r}, {_repr(value)})" for key, value in changes) + "]"
       depth = max(key.count(".") for key, _ in changes) if changes else 0
       text = _RECIPE.format(
         base=recipe, mixed=base.endswith(_MIXTURE), changes=values, depth=depth or -1
       )
       (workdir / "recipe.py").write_text(text)
       recipe = str(workdir / "recipe.py")
-      more = []
+      config_flags = []
     try:
-      return train.main([f"--config={recipe}", f"--workdir={workdir / 'run'}", *more])
+      return train.main([f"--config={recipe}", f"--workdir={workdir / 'run'}", *config_flags])
     except Ready:
       return 0
 
-  return sandbox.run(told, call, seconds)
+  return sandbox.run(case_text, call, seconds)
 
 
 class Ready(Exception):
@@ -182,49 +181,49 @@ class Ready(Exception):
 
 
 @pytest.fixture
-def stopping(monkeypatch):
-  def ready(*_, **__):
+def stop_when_ready(monkeypatch):
+  def raise_ready(*_, **__):
     raise Ready
 
-  monkeypatch.setattr(restoring, "restore", ready)
+  monkeypatch.setattr(restoring, "restore", raise_ready)
 
 
 @pytest.fixture
-def sandbox(tmp_path, stopping, monkeypatch):
-  made = Sandbox(tmp_path)
+def sandbox(tmp_path, stop_when_ready, monkeypatch):
+  sandbox_of_recipes = Sandbox(tmp_path)
   (tmp_path / "tmp").mkdir()
   monkeypatch.chdir(tmp_path / "tmp")  # recipes keep prepared examples in data/
-  return made
+  return sandbox_of_recipes
 
 
-def fuzz(sandbox: Sandbox, known, bases: list[str], cases: range) -> None:
+def fuzz(sandbox: Sandbox, keys_of_recipe, bases: list[str], cases: range) -> None:
   for number in cases:
     random = generator(SEED, number)
     base = bases[number % len(bases)]
-    changes = mutations(random, *known(base))
+    changes = mutations(random, *keys_of_recipe(base))
     run(sandbox, base, changes, random.random() < 0.35, f"seed {SEED}, case {number}")
 
 
-def test_a_sample(sandbox, known):
-  fuzz(sandbox, known, SMALL, range(SAMPLE))
-  sandbox.check(least=SAMPLE)
+def test_hostile_values_in_small_recipes_end_in_one_line_or_a_run(sandbox, keys_of_recipe):
+  fuzz(sandbox, keys_of_recipe, SMALL, range(SAMPLE))
+  sandbox.check(min_cases=SAMPLE)
   assert {outcome.end for outcome in sandbox.outcomes} == {"success", "refusal"}
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(4))
-def test_every_recipe(part, sandbox, known):
+def test_hostile_values_in_every_recipe_end_in_one_line_or_a_run(part, sandbox, keys_of_recipe):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
   size = CASES // 4
-  # whose data take longer to prepare than a case may
+  # The data of these recipes take longer to prepare than a case may.
   slow_recipes = [
-    f"configs/{path}.py:debug" for path in ("deit/base", "deit/deit3", "finetune/encoder")
+    "configs/deit/base.py:debug",
+    "configs/deit/deit3.py:debug",
+    "configs/finetune/encoder.py:debug",
+    *topics.cases("SLOW_RECIPES"),
   ]
-  slow_recipes += topics.cases("SLOW_RECIPES")
   for recipe in slow_recipes:
-    base = f"{REPO}/{recipe}"
-    assert run(sandbox, base, [], False, "prepares data", seconds=300).end == "success", (
-      sandbox.outcomes
-    )
-  fuzz(sandbox, known, bases, range(part * size, (part + 1) * size))
-  sandbox.check(least=size + len(slow_recipes))
+    outcome = run(sandbox, f"{REPO}/{recipe}", [], False, "prepares data", seconds=300)
+    assert outcome.end == "success", sandbox.outcomes
+  fuzz(sandbox, keys_of_recipe, bases, range(part * size, (part + 1) * size))
+  sandbox.check(min_cases=size + len(slow_recipes))

@@ -241,8 +241,8 @@ def reader(task: str | None, kind: str, source: str):
     if task is None:
       flags = [f"--source={source}", "--vocabulary=bytes", f"--output={out}/data", "--workers=1"]
       return prepare_data.main([*flags, "--validation_fraction=0"]) if kind != "parallel" else None
-    made = TASKS[task](source=source, split="train", vocabulary="bytes", cache=str(out / "cache"))
-    return None if made.num_examples else 1
+    built = TASKS[task](source=source, split="train", vocabulary="bytes", cache=str(out / "cache"))
+    return None if built.num_examples else 1
 
   return call
 

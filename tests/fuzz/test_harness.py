@@ -84,7 +84,8 @@ def test_a_file_far_away_is_seen(tmp_path):
   sandbox = Sandbox(tmp_path / "sandbox")
   away = tmp_path / "away"
   outcome = sandbox.run("away", lambda workdir: pathlib.Path(away).mkdir())
-  assert outcome.end == "outside" and str(away) in outcome.told
+  assert outcome.end == "outside"
+  assert str(away) in outcome.message
 
 
 def test_the_generator_of_a_case_stands_alone():

@@ -190,9 +190,9 @@ class Maker:
         open_source(f"coco:{case_folder}/rows.json").records("train")
       )
     (case_folder / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
-    given = {"label_field": "label", "classes": ("a",), "cache": str(case_folder / "cache")}
+    arguments = {"label_field": "label", "classes": ("a",), "cache": str(case_folder / "cache")}
     return f"jsonl {name!r}", lambda: image_store.open_store(
-      f"jsonl:{case_folder}/rows.jsonl", "train", **given
+      f"jsonl:{case_folder}/rows.jsonl", "train", **arguments
     )
 
 
@@ -235,18 +235,20 @@ def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
 
     def case(case_folder: pathlib.Path, choice=choice, kind=kind, changes=changes) -> int:
       trust.begin_command(())
-      told, call = getattr(maker, kind)(choice, case_folder)
-      changes.append(told)
+      description, call = getattr(maker, kind)(choice, case_folder)
+      changes.append(description)
       with maker.sentinels.watching() as events:
         code = handle_errors(_without_result)(call)
-      reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)
+      reached.extend(
+        f"seed {SEED}, case {number}, {kind}: {description}: {event}" for event in events
+      )
       return code
 
     outcome = sandbox.run(str(number), case)
     sandbox.outcomes[-1] = outcome._replace(
       case=f"seed {SEED}, case {number}, {kind}: {' '.join(changes)}"
     )
-  sandbox.check(least=len(cases))
+  sandbox.check(min_cases=len(cases))
   assert not reached, "\n".join(reached)
 
 

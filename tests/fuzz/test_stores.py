@@ -56,9 +56,9 @@ class Tokens:
   def use(self, folder: pathlib.Path) -> None:
     store = TokenStore.open(folder / "train", self._verify)
     store.vocabulary  # noqa: B018 -- read and checked
-    found = self._content(store)
+    content = self._content(store)
     if self._verify == "auto":
-      assert all(map(np.array_equal, found, self.expected)), "wrong bits"
+      assert all(map(np.array_equal, content, self.expected)), "wrong bits"
 
   def run_command(self, folder: pathlib.Path) -> int:
     if not self._shown:
@@ -95,8 +95,8 @@ class Examples:
     return handle_errors(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
-    found = self._first(folder)
-    assert all(np.array_equal(found[name], x) for name, x in self.expected.items()), "wrong bits"
+    batch = self._first(folder)
+    assert all(np.array_equal(batch[name], x) for name, x in self.expected.items()), "wrong bits"
 
   def _first(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
     built = task.build(
@@ -161,7 +161,7 @@ def tried(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
     choice = generator(SEED, f"{kind}/{number}")
     outcome = sandbox.run(name, functools.partial(harmed_and_used, subject, choice, changes))
     sandbox.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(changes)}")
-  sandbox.check(least=len(cases))
+  sandbox.check(min_cases=len(cases))
 
 
 def harmed_and_used(

@@ -12,7 +12,7 @@ import pytest
 
 from t5x_like import evaluate, train
 from tests import stores
-from tests.fuzz.harness import Sandbox, alone, generator
+from tests.fuzz.harness import Sandbox, call_in_process, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.fuzz.test_stores import signed
 from tests.runs import losses
@@ -53,11 +53,11 @@ class Stores:
       folder_mutation(choice, store, heads if choice.random() < 0.7 else files, signed),
     ]
     sound = digests(store).items() & before.items()
-    code, made = self._made(name, store, case_folder / "made", f"--config.task.verify={verify}")
+    code, losses = self._made(name, store, case_folder / "made", f"--config.task.verify={verify}")
     assert sound <= digests(store).items(), "a sound file was changed"
     # another manifest may tell another order
     if not code and verify == "auto" and "manifest.json" not in changes[-1]:
-      assert made == self._right[name][1], "wrong bits"
+      assert losses == self._right[name][1], "wrong bits"
     return code
 
   def _made(self, name: str, store: pathlib.Path, case_folder: pathlib.Path, *flags: str):
@@ -67,11 +67,11 @@ class Stores:
       code = train.main([*FLAGS, f"--workdir={case_folder}", *flags])
       return code, losses(case_folder) if not code else None
     code = evaluate.main([f"--workdir={copied(self._run, case_folder)}", *flags])
-    found = [
+    rows = [
       json.loads(file.read_text())["metrics"]
       for file in sorted(case_folder.glob("evaluations/*.json"))
     ]
-    return code, [one["loss"] for one in found]
+    return code, [row["loss"] for row in rows]
 
 
 def part(first: int, last: int, cache: str) -> None:
@@ -81,7 +81,9 @@ def part(first: int, last: int, cache: str) -> None:
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     subject = Stores(root)
-    sandbox = Sandbox(root / "sandbox", seconds=300, memory=2**30, kept=pathlib.Path(cache))
+    sandbox = Sandbox(
+      root / "sandbox", seconds=300, memory=2**30, allowed_folder=pathlib.Path(cache)
+    )
     for number in range(first, last):
       changes: list[str] = []
       outcome = sandbox.run("", functools.partial(subject.use, generator(SEED, number), changes))
@@ -89,10 +91,10 @@ def part(first: int, last: int, cache: str) -> None:
         case=f"seed {SEED}, case {number}: {' '.join(changes)}"
       )
       print(*sandbox.outcomes[-1], flush=True)
-    sandbox.check(least=last - first)
+    sandbox.check(min_cases=last - first)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("n", range(PARTS))
 def test_damaged_stores_of_commands(n, compiled):
-  alone(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)
+  call_in_process(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)

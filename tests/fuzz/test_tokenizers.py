@@ -49,12 +49,12 @@ def files_of(kind: str) -> dict[str, bytes]:
         "eos_token": "<|end_of_text|>",
         "tokenizer_class": "PreTrainedTokenizer",
       }
-      more = {
+      processor = {
         "added_tokens_decoder": {
           "0": {"content": "<|begin_of_text|>", "special": True, "normalized": False}
         }
       }
-      (path / "tokenizer_config.json").write_text(json.dumps(tokens | more))
+      (path / "tokenizer_config.json").write_text(json.dumps(tokens | processor))
       (path / "config.json").write_text(
         json.dumps({"model_type": "llama", "eos_token_id": [1, 2], "vocab_size": 400})
       )

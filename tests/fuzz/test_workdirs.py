@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import handle_errors
 from t5x_like.report import page
-from tests.fuzz.harness import Sandbox, alone, generator
+from tests.fuzz.harness import Sandbox, call_in_process, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.runs import fingerprints, losses
 from tools import convert_hf
@@ -95,14 +95,16 @@ class Workdir:
     ]
     return folder_mutation(choice, folder, choice.choice(parts + parts[:1] + parts[-1:]))
 
-  def use(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, whole: bool) -> int:
+  def use(
+    self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, is_readable: bool
+  ) -> int:
     """Call a command on a damaged workdir, and compare what it made.
 
     Args:
       whole: whether config and vocabulary are sound, so that it is known.
     """
     code = self._call(name, case_folder, folder)
-    if not code and whole and name != "report":
+    if not code and is_readable and name != "report":
       assert self._made(name, case_folder, folder) in self._right[name], "wrong bits"
     return code
 
@@ -127,12 +129,13 @@ class Workdir:
     if name == "train":
       return fingerprints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
     if name == "evaluate":
-      found = [
+      results = [
         json.loads(file.read_text())
         for file in (folder / "evaluations").glob("*_loss_validation.json")
       ]
       return [
-        (one["step"], {k: v for k, v in one["metrics"].items() if k != "seconds"}) for one in found
+        (result["step"], {k: v for k, v in result["metrics"].items() if k != "seconds"})
+        for result in results
       ]
     if name == "predict":
       return (case_folder / "out.jsonl").read_text()
@@ -149,34 +152,37 @@ def workdir(trained, tmp_path_factory) -> Workdir:
   return Workdir(trained, tmp_path_factory.mktemp("sound"))
 
 
-def tried(
-  workdir: Workdir, folder: pathlib.Path, cases: range, commands: tuple[str, ...], kept=None
+def damage_and_use(
+  workdir: Workdir,
+  folder: pathlib.Path,
+  cases: range,
+  commands: tuple[str, ...],
+  allowed_folder=None,
 ) -> None:
-  sandbox = Sandbox(folder / "sandbox", seconds=300, memory=2**30, kept=kept)
+  sandbox = Sandbox(folder / "sandbox", seconds=300, memory=2**30, allowed_folder=allowed_folder)
   for number in cases:
     changes: list[str] = []
     choice = generator(SEED, number)
     outcome = sandbox.run(
-      str(number), functools.partial(harmed_and_used, workdir, choice, commands, changes)
+      str(number), functools.partial(damage_and_use_copy, workdir, choice, commands, changes)
     )
     sandbox.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(changes)}")
     print(*sandbox.outcomes[-1], flush=True)
-  sandbox.check(least=len(cases))
+  sandbox.check(min_cases=len(cases))
 
 
-def harmed_and_used(
+def damage_and_use_copy(
   workdir: Workdir, choice: random.Random, commands, changes: list[str], case_folder: pathlib.Path
 ) -> int:
-  """Damage a copy of a workdir and call a command on it; files that were not damaged stay as they
-  are."""
+  """Damage a copy of a workdir and call a command on it, which must not change the other files."""
   folder = copied(workdir.folder, case_folder / "run")
   name = choice.choice(commands)
   before = digests(folder)
   changes += [name, workdir.damage(choice, folder)]
   sound = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
   harmed = [file for file in before if file not in sound]
-  whole = not any(file.startswith(("config.json", "vocabulary/")) for file in harmed)
-  code = workdir.use(name, case_folder, folder, whole)
+  is_readable = not any(file.startswith(("config.json", "vocabulary/")) for file in harmed)
+  code = workdir.use(name, case_folder, folder, is_readable)
   after = digests(folder)
   steps = ("checkpoints/", "best/")  # a damaged step is set aside
   written = WRITES[name] + (
@@ -202,14 +208,14 @@ def part(first: int, last: int, cache: str) -> None:
       == 0
     )
     workdir = Workdir(root / "trained", root / "sound", COMMANDS)
-    tried(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
+    damage_and_use(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
 
 
 def test_some_damaged_workdirs(workdir, tmp_path):
-  tried(workdir, tmp_path, range(SAMPLE), QUICK)
+  damage_and_use(workdir, tmp_path, range(SAMPLE), QUICK)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("n", range(PARTS))
 def test_damaged_workdirs(n, compiled):
-  alone(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)
+  call_in_process(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)

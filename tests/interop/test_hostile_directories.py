@@ -58,7 +58,7 @@ def convert(tmp_path, directory, message):
   flags = [f"--input={directory}", "--config=tests/recipes/nano.py"]
   outcome = sandbox.run(message, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
   sandbox.check()
-  assert outcome.end == "refusal" and message in outcome.told, outcome
+  assert outcome.end == "refusal" and message in outcome.message, outcome
 
 
 @pytest.mark.parametrize("case", CONFIGS)
@@ -109,7 +109,7 @@ def refused(tmp_path, message):
     message, lambda inside: prepare_data.main([*flags, f"--output={inside}/data"])
   )
   sandbox.check()
-  assert outcome.end == "refusal" and message in outcome.told, outcome
+  assert outcome.end == "refusal" and message in outcome.message, outcome
 
 
 def test_integers_are_no_weights(tmp_path):
