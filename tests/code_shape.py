@@ -161,7 +161,7 @@ def import_circles(graph: dict[str, set[str]]) -> list[set[str]]:
   groups = set()
   for module in graph:
     if module in below[module]:
-      groups.add(frozenset(other for other in below[module] if module in below[other]))
+      groups.add(frozenset(imported for imported in below[module] if module in below[imported]))
   return [set(group) for group in groups]
 
 

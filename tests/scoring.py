@@ -44,7 +44,7 @@ def submission(labels):
 
 def run(capsys, *argv):
   """(exit code, what stdout's last line says as JSON, or the refusal)."""
-  code = main([str(word) for word in argv])
+  code = main([str(argument) for argument in argv])
   said = capsys.readouterr()
   if code:
     assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err

@@ -108,10 +108,9 @@ def layer(form: Form, params, side: str, number: int) -> dict:
 
 def logits(form: Form, params, batch) -> jax.Array:
   """The network without dropout, in float32, on rows without packing."""
-  encoder_tokens, decoder_tokens, targets = (
-    batch[name]
-    for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
-  )
+  encoder_tokens = batch["encoder_input_tokens"]
+  decoder_tokens = batch["decoder_input_tokens"]
+  targets = batch["decoder_target_tokens"]
   embedding = params["token_embedder/embedding"]
   valid_S = encoder_tokens > 0
   valid_T = targets > 0
@@ -223,7 +222,7 @@ def factor_second_moments(
     return tuple(sorted(rows | stacked_axes)), tuple(sorted(axes - rows | stacked_axes))
   if len(shape) < 2 or sorted(shape)[-2] < 128 or path.endswith("/scale"):
     return None
-  small, large = (int(i) for i in np.argsort(shape, kind="stable"))
+  small, large = np.argsort(shape, kind="stable").tolist()
   return (small,), (large,)
 
 

@@ -98,12 +98,12 @@ def test_every_train_command_names_a_recipe_and_its_keys():
   checked = 0
   for page in PAGES:
     for command in train_commands(page):
-      config = next(word for word in command if word.startswith("--config="))
+      config = next(argument for argument in command if argument.startswith("--config="))
       overrides = [
-        word.removeprefix("--config.")
-        for word in command
-        if word.startswith("--config.")
-        and not word.startswith(("--config.init.", "--config.teacher."))
+        argument.removeprefix("--config.")
+        for argument in command
+        if argument.startswith("--config.")
+        and not argument.startswith(("--config.init.", "--config.teacher."))
       ]
       try:
         recipes.load(config.removeprefix("--config="), overrides)

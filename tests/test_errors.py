@@ -54,7 +54,8 @@ class Throttled(Exception):
   ],
 )
 def test_classes(error, transient, memory):
-  assert errors.is_transient(error) is transient and errors.is_out_of_memory(error) is memory
+  assert errors.is_transient(error) is transient
+  assert errors.is_out_of_memory(error) is memory
 
 
 @pytest.mark.parametrize("seconds", ["abc", "", "-1", "nan"])
@@ -80,10 +81,8 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
     return call
 
   busy = OSError(errno.EIO, "Input/output error")
-  assert (
-    errors.retry(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read"
-    and len(calls) == 4
-  )
+  assert errors.retry(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read"
+  assert len(calls) == 4
   calls.clear()
   with pytest.raises(
     errors.TransientError,
@@ -132,10 +131,8 @@ def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, cod
 
   assert main() == code
   line = capsys.readouterr().err
-  assert (
-    line.startswith("transient error: " if code == 69 else "error: ")
-    and ("a/path: cannot be written") in line
-  )
+  assert line.startswith("transient error: " if code == 69 else "error: ")
+  assert ("a/path: cannot be written") in line
   assert line.rstrip().endswith("run the same command again" if code == 69 else "free space")
 
 

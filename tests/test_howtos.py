@@ -30,21 +30,21 @@ PATH = re.compile(r"`((?:t5x_like|configs|tools|launch|tests|docs)/[\w/.-]+\.\w+
 
 
 def test_every_file_that_the_docs_name_exists():
-  shown = {path for name in PAGES for path in files(name)}
+  described_paths = {path for name in PAGES for path in files(name)}
   missing = []
   for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]:
     text = page.read_text()
     missing += [
       f"{page.name}: {path}"
       for path in PATH.findall(text)
-      if not (REPO / path).exists() and path not in shown
+      if not (REPO / path).exists() and path not in described_paths
     ]
   assert not missing, missing
 
 
 def test_there_is_a_page_for_each_thing_that_can_be_added():
-  wanted = {"model", "task", "objective", "evaluator", "position-or-a-core", "source"}
-  assert wanted <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
+  topics = {"model", "task", "objective", "evaluator", "position-or-a-core", "source"}
+  assert topics <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)

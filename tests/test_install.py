@@ -37,14 +37,15 @@ def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "words, code, told",
+  "words, code, message",
   [([], 0, "convert_hf"), (["trian"], 2, "did you mean 'train'"), (["train"], 2, "--config")],
 )
-def test_a_program_is_called_by_its_name(words, code, told):
+def test_a_program_is_called_by_its_name(words, code, message):
   # it may replace the process by one with other settings
   command = [sys.executable, "-m", "t5x_like", *words]
-  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
-  assert done.returncode == code and told in done.stdout + done.stderr
+  process = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+  assert process.returncode == code
+  assert message in process.stdout + process.stderr
 
 
 @pytest.mark.install

@@ -15,21 +15,18 @@ def test_every_key_is_there_once_with_its_default_and_comment():
   for field in dataclasses.fields(config_lib.Recipe):
     assert any(name.split(".")[0] == field.name for name in keys), field.name
   batch = keys["batch_size"]
-  assert (
-    batch.default == "128"
-    and "above 0" in batch.kind
-    and batch.about.startswith("examples per step")
-  )
+  assert batch.default == "128"
+  assert "above 0" in batch.kind
+  assert batch.about.startswith("examples per step")
   rate = keys["schedule.learning_rate"]
-  assert rate.default is None and (not rate.owners or set(rate.owners) <= set(SCHEDULES))
+  assert rate.default is None
+  assert not rate.owners or set(rate.owners) <= set(SCHEDULES)
   assert keys["checkpoint.keep_last"].about == (
     "how many of the newest multiples of `every` are kept."
   )
-  assert (
-    keys["trackers.NAME.project"].owners == ("wandb",)
-    and "task.store" in keys
-    and "model.dropout" in keys
-  )
+  assert keys["trackers.NAME.project"].owners == ("wandb",)
+  assert "task.store" in keys
+  assert "model.dropout" in keys
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
@@ -37,7 +34,9 @@ def test_a_list_describes_its_names(kind, capsys):
   with pytest.raises(SystemExit) as ended:
     train.main(["--list", kind])
   lines = capsys.readouterr().out.splitlines()
-  assert ended.value.code == 0 and len(lines) > 3 and any(len(line.split()) > 1 for line in lines)
+  assert ended.value.code == 0
+  assert len(lines) > 3
+  assert any(len(line.split()) > 1 for line in lines)
 
 
 def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):

@@ -1,5 +1,4 @@
-"""The command for generation and masked tokens, against the model called directly, a text at a time
-without padding."""
+"""`predict` generates and fills as the model does when called with one text without padding."""
 
 import functools
 import io
@@ -35,7 +34,8 @@ PROMPTS = ["def add(a, b):", "x", "Returns the sum of all elements of an array, 
 NEW = 6
 
 
-def finished(folder, recipe: str):
+def train_two_steps(folder, recipe: str):
+  """Train a run of two steps in a folder and return the folder."""
   flags = ("--config.total_steps=2", "--config.checkpoint.every=2")
   assert train.main([f"--config={recipe}", f"--workdir={folder}", *flags]) == 0
   return folder
@@ -43,20 +43,20 @@ def finished(folder, recipe: str):
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory, compiled):
-  return finished(tmp_path_factory.mktemp("decoder"), DECODER)
+  return train_two_steps(tmp_path_factory.mktemp("decoder"), DECODER)
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory, compiled):
-  return finished(tmp_path_factory.mktemp("encoder"), ENCODER)
+  return train_two_steps(tmp_path_factory.mktemp("encoder"), ENCODER)
 
 
-def with_saved(workdir, folder, change):
-  """A copy of a workdir whose saved config is changed."""
+def copy_with_config(workdir, folder, change):
+  """Return a copy of a workdir whose saved config is changed."""
   copy = shutil.copytree(workdir, folder)
-  saved = json.loads((copy / "config.json").read_text())
-  change(saved)
-  (copy / "config.json").write_text(json.dumps(saved))
+  config = json.loads((copy / "config.json").read_text())
+  change(config)
+  (copy / "config.json").write_text(json.dumps(config))
   return copy
 
 
@@ -68,28 +68,28 @@ def ask(tmp_path):
     source = tmp_path / "lines.txt"
     output = tmp_path / "out.jsonl"
     source.write_text("\n".join(lines) + "\n")
-    assert (
-      predict.main([f"--workdir={workdir}", f"--input={source}", f"--output={output}", *flags]) == 0
-    )
-    return read(output)
+    files = [f"--input={source}", f"--output={output}"]
+    assert predict.main([f"--workdir={workdir}", *files, *flags]) == 0
+    return read_rows(output)
 
   return call
 
 
-def read(path) -> list[dict]:
+def read_rows(path) -> list[dict]:
+  # not json_lines.read: a text may hold another separator of lines
   return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
-def opened(workdir):
-  """(model, vocabulary) of a finished run."""
+def load(workdir):
+  """Return (model, vocabulary) of a finished run."""
   run = open_saved_model(str(workdir))
   _, arrays = run.restore()
-  return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(
-    str(workdir / "vocabulary")
-  )
+  model = params.with_arrays(run.model, jax.device_get(arrays))
+  return model, vocabularies.load(str(workdir / "vocabulary"))
 
 
-def shown(vocabulary, ids) -> str:
+def decode_to_end(vocabulary, ids) -> str:
+  """Return the text of generated ids before EOS, without special ids."""
   ids = ids.tolist()
   ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
   return vocabulary.decode([i for i in ids if i not in vocabulary.special_ids])
@@ -104,35 +104,35 @@ def logits(model, batch):
   return model(batch)["logits"]
 
 
-def called(function, model, batch, **options):
-  """`function` compiled, and its results as arrays of numpy."""
+def call_compiled(function, model, batch, **options):
+  """Compile and call a function; return its results as NumPy arrays."""
   return jax.tree.map(np.asarray, jax.jit(functools.partial(function, **options))(model, batch))
 
 
 def log_probability(model, prompt: dict, ids) -> float:
-  """Of new tokens behind a prompt, all of them fed at once."""
+  """Return the log-probability of new tokens after a prompt by one forward pass."""
   tokens = np.concatenate([prompt["decoder_input_tokens"], ids[None]], axis=1)
   log_p = jax.nn.log_softmax(logits(model, {"decoder_input_tokens": tokens}))[0]
   first = tokens.shape[1] - len(ids)
   return sum(float(log_p[first + i - 1, token]) for i, token in enumerate(ids))
 
 
-def test_greedy_is_that_of_each_prompt_alone(decoder, ask):
-  model, vocabulary = opened(decoder)
+def test_greedy_answers_equal_those_of_each_prompt_alone(decoder, ask):
+  model, vocabulary = load(decoder)
   answers = ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3")
   assert [answer["input"] for answer in answers] == PROMPTS
   for text, answer in zip(PROMPTS, answers):
     prompt = prompt_of(vocabulary, text)
-    ids = called(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
-    assert answer["prediction"] == shown(vocabulary, ids)
+    ids = call_compiled(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
+    assert answer["prediction"] == decode_to_end(vocabulary, ids)
     assert answer["score"] == pytest.approx(log_probability(model, prompt, ids), abs=1e-3)
   assert len({answer["prediction"] for answer in answers}) == len(PROMPTS)
   assert ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3", "--top_k=1") == answers
   assert strategies.choose_strategy(beams=1) == strategies.choose_strategy() == strategies.Greedy()
 
 
-def test_beams_are_those_of_the_search(decoder, ask):
-  model, vocabulary = opened(decoder)
+def test_beams_are_the_hypotheses_of_the_search(decoder, ask):
+  model, vocabulary = load(decoder)
   flags = (
     "--beams=3",
     "--samples=2",
@@ -145,34 +145,32 @@ def test_beams_are_those_of_the_search(decoder, ask):
     beams=3, length_penalty=GnmtPenalty(1.5), transforms=(MinLength(2),), eos=(vocabulary.eos_id,)
   )
   for text, answer in zip(PROMPTS, answers):
-    tokens, scores = called(
+    tokens, scores = call_compiled(
       beam_search, model, prompt_of(vocabulary, text), max_length=NEW, **options
     )
-    # all others may have ended in nothing that is allowed
+    # fewer hypotheses may have ended with what is allowed
     count = min(2, int((scores[0] > -np.inf).sum()))
-    assert answer["predictions"] == [shown(vocabulary, ids) for ids in tokens[0, :count]]
+    assert answer["predictions"] == [decode_to_end(vocabulary, ids) for ids in tokens[0, :count]]
     np.testing.assert_allclose(answer["scores"], scores[0, :count], atol=1e-3)
     assert len(set(answer["predictions"])) == count
   assert len(answers[0]["predictions"]) == 2
 
 
-def test_beams_of_an_encoder_decoder(trained, ask):
-  from tests.recipes import nano  # noqa: F401 -- its size
+def test_beams_of_an_encoder_decoder_fill_sentinels(trained, ask):
+  from tests.recipes import nano  # noqa: F401 -- registers the variant of the run
 
-  model, vocabulary = opened(trained)
+  model, vocabulary = load(trained)
   lines = ["Returns the <extra_id_0>.", "short"]
   answers = ask(trained, lines, "--beams=2", "--max_new_tokens=5")
   for line, answer in zip(lines, answers):
     ids = jnp.array([[*vocabularies.encode_sentinels(vocabulary, line), vocabulary.eos_id]])
-    tokens, scores = called(
+    tokens, scores = call_compiled(
       beam_search, model, {"encoder_input_tokens": ids}, max_length=5, beams=2
     )
     assert answer["prediction"] == vocabulary.decode(tokens[0, 0].tolist())
     assert answer["score"] == pytest.approx(float(scores[0, 0]), abs=1e-3)
-  assert (
-    answers[0]["filled"] == generation.fill(lines[0], answers[0]["prediction"])
-    and "filled" not in answers[1]
-  )
+  assert answers[0]["filled"] == generation.fill(lines[0], answers[0]["prediction"])
+  assert "filled" not in answers[1]
 
 
 SAMPLING = (
@@ -186,25 +184,33 @@ SAMPLING = (
 
 @pytest.mark.more
 def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
-  whole = ask(decoder, PROMPTS, *SAMPLING)
-  samples = [text for answer in whole for text in answer["predictions"]]
-  assert len(set(samples)) > len(PROMPTS) and all(len(answer["scores"]) == 3 for answer in whole)
-  others = ["a longer line than before, so that batches are others", PROMPTS[1], "y", PROMPTS[3]]
-  for lines, flag, same in (
+  answers = ask(decoder, PROMPTS, *SAMPLING)
+  samples = [text for answer in answers for text in answer["predictions"]]
+  assert len(set(samples)) > len(PROMPTS)
+  assert all(len(answer["scores"]) == 3 for answer in answers)
+  other_lines = [
+    "a longer line than before, so that batches are others",
+    PROMPTS[1],
+    "y",
+    PROMPTS[3],
+  ]
+  for lines, flag, same_rows in (
     (PROMPTS, "--batch_size=5", (0, 1, 2, 3)),
-    (others, "--batch_size=8", (1, 3)),
+    (other_lines, "--batch_size=8", (1, 3)),
   ):
-    again = ask(decoder, lines, *SAMPLING, flag)
-    for n in same:
-      assert again[n]["predictions"] == whole[n]["predictions"]
-      np.testing.assert_allclose(again[n]["scores"], whole[n]["scores"], atol=1e-3)
-  one = ask(decoder, PROMPTS, "--seed=7", *SAMPLING[1:])
-  assert [answer["prediction"] for answer in one] == [answer["predictions"][0] for answer in whole]
-  other = ask(decoder, PROMPTS, *SAMPLING, "--seed=8")
-  assert all(a["predictions"] != b["predictions"] for a, b in zip(other, whole))
+    other_answers = ask(decoder, lines, *SAMPLING, flag)
+    for n in same_rows:
+      assert other_answers[n]["predictions"] == answers[n]["predictions"]
+      np.testing.assert_allclose(other_answers[n]["scores"], answers[n]["scores"], atol=1e-3)
+  single_samples = ask(decoder, PROMPTS, "--seed=7", *SAMPLING[1:])
+  assert [answer["prediction"] for answer in single_samples] == [
+    answer["predictions"][0] for answer in answers
+  ]
+  other_seed = ask(decoder, PROMPTS, *SAMPLING, "--seed=8")
+  assert all(a["predictions"] != b["predictions"] for a, b in zip(other_seed, answers))
 
 
-ALONE = """
+WITHOUT_TENSORFLOW = """
 import sys
 
 # as if they were not installed
@@ -216,46 +222,46 @@ sys.exit(predict.main(sys.argv[1:]))
 
 
 def test_one_device_draws_what_eight_do_and_needs_no_tensorflow(decoder, ask, tmp_path):
-  whole = ask(decoder, PROMPTS, *SAMPLING)
+  answers = ask(decoder, PROMPTS, *SAMPLING)
   source = tmp_path / "lines.txt"
   output = tmp_path / "alone.jsonl"
   flags = (f"--workdir={decoder}", f"--input={source}", f"--output={output}", *SAMPLING)
-  done = subprocess.run(
-    [sys.executable, "-c", ALONE, *flags],
+  process = subprocess.run(
+    [sys.executable, "-c", WITHOUT_TENSORFLOW, *flags],
     cwd=REPO,
     env=environment(1),
     capture_output=True,
     text=True,
     timeout=600,
   )
-  assert done.returncode == 0, done.stderr[-1500:]
-  for one, answer in zip(read(output), whole, strict=True):
-    assert one["predictions"] == answer["predictions"]
-    np.testing.assert_allclose(one["scores"], answer["scores"], atol=1e-3)
+  assert process.returncode == 0, process.stderr[-1500:]
+  for row, answer in zip(read_rows(output), answers, strict=True):
+    assert row["predictions"] == answer["predictions"]
+    np.testing.assert_allclose(row["scores"], answer["scores"], atol=1e-3)
 
 
-def test_a_prefix_is_seen_whole(decoder, ask, tmp_path):
+def test_attention_is_bidirectional_in_the_prompt_of_a_prefix_lm(decoder, ask, tmp_path):
   def mark(saved):
     saved["features"]["decoder_causal_attention"] = saved["features"]["decoder_input_tokens"]
 
-  prefix_lm = with_saved(decoder, tmp_path / "prefix", mark)
-  model, vocabulary = opened(decoder)
+  prefix_lm = copy_with_config(decoder, tmp_path / "prefix", mark)
+  model, vocabulary = load(decoder)
   answers = ask(prefix_lm, PROMPTS[1:3], f"--max_new_tokens={NEW}")
   for text, answer in zip(PROMPTS[1:], answers):
     prompt = prompt_of(vocabulary, text)
     prompt["decoder_causal_attention"] = jnp.ones_like(prompt["decoder_input_tokens"])
-    ids = called(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
-    assert answer["prediction"] == shown(vocabulary, ids)
+    ids = call_compiled(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
+    assert answer["prediction"] == decode_to_end(vocabulary, ids)
   assert answers != ask(decoder, PROMPTS[1:3], f"--max_new_tokens={NEW}")
 
 
-class Fixed(strategies.Greedy):
-  """Says the same to every text."""
+class FixedAnswer(strategies.Greedy):
+  """Answers every text with the same ids, of which some are special or beyond the vocabulary."""
 
   def __call__(self, model, batch, numbers_B2, *, max_length, eos, stop):
     B = len(numbers_B2)
     vocabulary = ByteVocabulary()
-    said = [
+    ids = [
       *vocabulary.encode("ab"),
       0,
       vocabulary.size - 1,
@@ -263,15 +269,17 @@ class Fixed(strategies.Greedy):
       vocabulary.eos_id,
       100,
     ]
-    return jnp.tile(jnp.array(said), (B, 1, 1)), jnp.zeros((B, 1))
+    return jnp.tile(jnp.array(ids), (B, 1, 1)), jnp.zeros((B, 1))
 
 
-def test_the_end_ends_and_special_ids_are_not_shown(decoder):
+def test_answers_end_at_eos_and_hide_special_ids(decoder):
   run = open_saved_model(str(decoder))
   _, arrays = run.restore()
-  said = generation.Continuation(run.model, ByteVocabulary(), run.identity["features"], Fixed(), 7)
-  ids = said.encode(PROMPTS, "-")
-  answers = said(rows.Runner(run.model, run.rules, arrays, 8), ids, PROMPTS)
+  continuation = generation.Continuation(
+    run.model, ByteVocabulary(), run.identity["features"], FixedAnswer(), 7
+  )
+  ids = continuation.encode(PROMPTS, "-")
+  answers = continuation(rows.Runner(run.model, run.rules, arrays, 8), ids, PROMPTS)
   assert [answer["prediction"] for answer in answers] == ["ab"] * len(PROMPTS)
 
 
@@ -279,85 +287,91 @@ def test_the_end_ends_and_special_ids_are_not_shown(decoder):
 
 
 def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
-  model, vocabulary = opened(encoder)
+  model, vocabulary = load(encoder)
   lines = ["The [MASK] of", "a<mask>c and <extra_id_0><mask>, in a text that is a little longer"]
   answers = ask(encoder, lines, "--top_k=4")
-  cls_id, sep_id, mask_id = (
-    vocabularies.special_id(vocabulary, name) for name in ("cls", "sep", "mask")
-  )
+  cls_id = vocabularies.special_id(vocabulary, "cls")
+  sep_id = vocabularies.special_id(vocabulary, "sep")
+  mask_id = vocabularies.special_id(vocabulary, "mask")
   for line, answer, count in zip(lines, answers, (1, 3)):
     ids = masks.encode_masks(vocabulary, line, mask_id, ("[MASK]", "<mask>"))
     ids = np.array([cls_id, *ids, sep_id])
-    places = np.flatnonzero(ids == mask_id)
+    mask_positions = np.flatnonzero(ids == mask_id)
     p = np.asarray(jax.nn.softmax(logits(model, {"encoder_input_tokens": ids[None]})))[0]
-    assert len(answer["predictions"]) == len(places) == count
-    for place, candidates in zip(places, answer["predictions"]):
-      text = [
-        i for i in np.argsort(-p[place]) if i < vocabulary.size and i not in vocabulary.special_ids
+    assert len(answer["predictions"]) == len(mask_positions) == count
+    for position, candidates in zip(mask_positions, answer["predictions"]):
+      candidate_ids = [
+        i
+        for i in np.argsort(-p[position])
+        if i < vocabulary.size and i not in vocabulary.special_ids
       ]
-      assert [c["piece"] for c in candidates] == vocabulary.pieces_of(text[:4])
+      assert [c["piece"] for c in candidates] == vocabulary.pieces_of(candidate_ids[:4])
       np.testing.assert_allclose(
-        [c["probability"] for c in candidates], p[place, text[:4]], rtol=1e-3
+        [c["probability"] for c in candidates], p[position, candidate_ids[:4]], rtol=1e-3
       )
-      ids[place] = text[0]
-    assert answer["input"] == line and answer["filled"] == vocabulary.decode(ids[1:-1].tolist())
+      ids[position] = candidate_ids[0]
+    assert answer["input"] == line
+    assert answer["filled"] == vocabulary.decode(ids[1:-1].tolist())
 
 
-def test_a_mask_takes_the_space_before_it_with_it():
+def test_a_mask_stands_between_the_ids_of_the_texts_around_it():
   vocabulary = ByteVocabulary()
-  assert masks.encode_masks(vocabulary, "a [MASK]b", 7, ["[MASK]"]) == [
-    *vocabulary.encode("a "),
-    7,
-    *vocabulary.encode("b"),
-  ]
+  ids = masks.encode_masks(vocabulary, "a [MASK]b", 7, ["[MASK]"])
+  assert ids == [*vocabulary.encode("a "), 7, *vocabulary.encode("b")]
 
 
 # Refusals
 
 
 @pytest.fixture
-def refused(capsys, tmp_path):
+def predict_error(capsys, tmp_path):
+  """Call the command with the content of a file, which it refuses; return the error's line."""
+
   def call(workdir, content: str, *flags: str, name: str = "lines.txt") -> str:
     source = tmp_path / name
     source.write_text(content)
     capsys.readouterr()
-    assert (
-      predict.main(
-        [f"--workdir={workdir}", f"--input={source}", f"--output={tmp_path / 'out'}", *flags]
-      )
-      == 2
-    )
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1 and not (tmp_path / "out").exists(), errors
-    return errors[0]
+    files = [f"--input={source}", f"--output={tmp_path / 'out'}"]
+    assert predict.main([f"--workdir={workdir}", *files, *flags]) == 2
+    assert not (tmp_path / "out").exists()
+    (error,) = capsys.readouterr().err.splitlines()
+    return error
 
   return call
 
 
-def test_what_an_encoder_cannot_do(encoder, refused, tmp_path):
-  assert "--beams=2: the model is an encoder" in refused(encoder, "a [MASK]\n", "--beams=2")
-  assert "text 2 ('no hole') has nothing to fill; write <extra_id_0>" in refused(
-    encoder, "a [MASK]\nno hole\n"
-  )
-  assert "82 tokens" in refused(encoder, "[MASK]" * 80) and "--top_k=0" in refused(
-    encoder, "[MASK]", "--top_k=0"
-  )
-
-  def classify(saved):
-    saved["model"]["head"] = "classification"
-
-  classifier = with_saved(encoder, tmp_path / "classifier", classify)
-  assert "head (SequenceClassifier) says nothing about masked" in refused(classifier, "[MASK]\n")
+@pytest.mark.parametrize(
+  "content, flags, words",
+  [
+    ("a [MASK]\n", ["--beams=2"], "--beams=2: the model is an encoder"),
+    ("a [MASK]\nno hole\n", [], "text 2 ('no hole') has nothing to fill; write <extra_id_0>"),
+    ("[MASK]" * 80, [], "82 tokens"),
+    ("[MASK]", ["--top_k=0"], "--top_k=0"),
+  ],
+)
+def test_an_encoder_refuses_what_it_cannot_fill(content, flags, words, encoder, predict_error):
+  assert words in predict_error(encoder, content, *flags)
 
 
-def test_more_than_the_model_has_positions_for(decoder, trained, refused):
-  line = refused(decoder, "short\n" + 60 * "x", "--max_new_tokens=5")
-  assert (
-    "text 2" in line
-    and "60 tokens" in line
-    and ("--max_new_tokens=5: the model has positions for 64") in line
-  )
-  assert "32 tokens are generated; raise" in refused(decoder, "short", "--min_new_tokens=33")
+def test_a_head_that_fills_no_masks_is_refused(encoder, predict_error, tmp_path):
+  def classify(config):
+    config["model"]["head"] = "classification"
+
+  classifier = copy_with_config(encoder, tmp_path / "classifier", classify)
+  error = predict_error(classifier, "[MASK]\n")
+  assert "head (SequenceClassifier) says nothing about masked" in error
+
+
+def test_a_prompt_longer_than_the_models_positions_is_refused(decoder, predict_error):
+  error = predict_error(decoder, "short\n" + 60 * "x", "--max_new_tokens=5")
+  assert "text 2" in error
+  assert "60 tokens" in error
+  assert "--max_new_tokens=5: the model has positions for 64" in error
+
+
+def test_more_required_than_generated_tokens_are_refused(decoder, predict_error):
+  error = predict_error(decoder, "short", "--min_new_tokens=33")
+  assert "32 tokens are generated; raise" in error
 
 
 # Texts
@@ -372,26 +386,26 @@ def test_more_than_the_model_has_positions_for(decoder, trained, refused):
     ('{"text": 5}', "line 2: found 5 under the key 'text', expected a string"),
   ],
 )
-def test_a_line_that_is_no_object_with_text(line, words, decoder, refused):
-  assert re.search(words, refused(decoder, f'{{"text": "a"}}\n{line}\n', name="lines.jsonl"))
+def test_a_line_that_is_no_object_with_text_is_refused(line, words, decoder, predict_error):
+  error = predict_error(decoder, f'{{"text": "a"}}\n{line}\n', name="lines.jsonl")
+  assert re.search(words, error)
 
 
-def test_from_standard_input_to_standard_output(decoder, ask, monkeypatch, capsys):
+def test_predict_reads_standard_input_and_writes_standard_output(decoder, ask, monkeypatch, capsys):
   flags = ("--max_new_tokens=2", "--text_field=body", "--input=-", "--output=-")
   monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"body": "x"}\n')))
   capsys.readouterr()
   assert predict.main([f"--workdir={decoder}", *flags]) == 0
   output = capsys.readouterr()
-  assert [json.loads(line) for line in output.out.splitlines()] == ask(
-    decoder, ["x"], "--max_new_tokens=2"
-  )
+  (answer,) = ask(decoder, ["x"], "--max_new_tokens=2")
+  assert [json.loads(line) for line in output.out.splitlines()] == [answer]
   assert "1 lines" in output.err
 
 
 # Rows
 
 
-def test_few_shapes_and_the_order_of_the_rows(decoder):
+def test_rows_of_any_lengths_have_few_shapes_and_keep_their_order(decoder):
   parts = open_saved_model(str(decoder))
   shapes = []
 
@@ -405,13 +419,13 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
   ids = [[n] * n for n in lengths.tolist()]
   arrays = {name: np.zeros(x.shape, x.dtype) for name, x in params.arrays(parts.model).items()}
   run = rows.Runner(parts.model, parts.rules, arrays, 16)
-  found = run(
+  outputs = run(
     total,
     ids,
     {"extra": np.arange(60, dtype=np.int32)},
     lambda length: rows.padded_length(length, 100),
   )
-  assert [(int(a), int(b)) for a, b in found] == [
+  assert [(int(a), int(b)) for a, b in outputs] == [
     (n * n + i, n) for i, n in enumerate(lengths.tolist())
   ]
   assert sorted(shapes) == [(16, 32), (16, 64), (16, 100)]
@@ -421,9 +435,11 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
   "recipe, length",
   [("electra/small", 32), ("bigbird/base", 64), ("switch/base", 32), ("mixtral/8x7b", 32)],
 )
-def test_families_with_ways_of_their_own(recipe, length):
-  """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by
-  abstract evaluation."""
+def test_unusual_families_answer_with_their_padded_length(recipe, length):
+  """ELECTRA fills with its generator, BigBird's core has a minimum length, experts have slots.
+
+  The models are evaluated abstractly.
+  """
   config = resolve(recipes.load(f"configs/{recipe}.py:debug"))
   parts = build_parts(config)
   model = parts.model
@@ -434,8 +450,8 @@ def test_families_with_ways_of_their_own(recipe, length):
   def run(function, ids, extras, padded):
     assert padded(len(ids[0])) == length
     token = jax.ShapeDtypeStruct((len(ids), length), jnp.int32)
-    found = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
-    return [tuple(np.zeros(x.shape[1:], x.dtype) for x in found) for _ in ids]
+    outputs = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
+    return [tuple(np.zeros(x.shape[1:], x.dtype) for x in outputs) for _ in ids]
 
   run.rules = parts.rules
   run.model = model

@@ -35,16 +35,15 @@ def test_the_input_and_devices_are_not_replaced(trained, tmp_path, capsys):
   (tmp_path / "link").symlink_to(source)
   for output in (source, tmp_path / "link"):
     assert predict.main([f"--workdir={trained}", f"--input={source}", f"--output={output}"]) == 2
-    assert "would overwrite the input" in capsys.readouterr().err and source.read_text() == "mine\n"
+    assert "would overwrite the input" in capsys.readouterr().err
+    assert source.read_text() == "mine\n"
   config = (trained / "config.json").read_bytes()
   assert (
     predict.main([f"--workdir={trained}", f"--input={source}", f"--output={trained}/config.json"])
     == 2
   )
-  assert (
-    "belongs to the workdir" in capsys.readouterr().err
-    and (trained / "config.json").read_bytes() == config
-  )
+  assert "belongs to the workdir" in capsys.readouterr().err
+  assert (trained / "config.json").read_bytes() == config
   null = tmp_path / "null"
   null.symlink_to("/dev/null")
   assert (
@@ -53,7 +52,8 @@ def test_the_input_and_devices_are_not_replaced(trained, tmp_path, capsys):
     )
     == 0
   )
-  assert null.is_symlink() and null.is_char_device()
+  assert null.is_symlink()
+  assert null.is_char_device()
 
 
 def test_an_output_that_cannot_be_written_is_known_before_the_model_is_read(tmp_path, capsys):
@@ -74,7 +74,8 @@ def test_lone_surrogates_are_escaped_and_counted(trained, tmp_path, capsys):
   flags = (f"--workdir={trained}", f"--input={source}", f"--output={output}", "--max_new_tokens=2")
   assert predict.main([*flags]) == 0
   rows = [json.loads(line) for line in output.read_text().splitlines()]
-  assert [row["input"] for row in rows] == ["a\ud83d", "b"] and "\\ud83d" in output.read_text()
+  assert [row["input"] for row in rows] == ["a\ud83d", "b"]
+  assert "\\ud83d" in output.read_text()
   assert capsys.readouterr().err.count("1 line with lone surrogates") == 1
 
 

@@ -96,9 +96,8 @@ def parts(recipe: str, *overrides: str):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   config, built, count = parts(recipe)
-  assert set(config) == set(config_lib.defaults()) and count == sum(
-    x.size for x in built.state.params.values()
-  )
+  assert set(config) == set(config_lib.defaults())
+  assert count == sum(x.size for x in built.state.params.values())
   if config.task.name == "span_corruption" and "quickstart" not in recipe and "byt5" not in recipe:
     assert (config.task.inputs_length, config.task.targets_length) == (512, 114)
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
@@ -151,8 +150,10 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   umT5's XXL."""
   languages = recipes.load_module("configs/mt5/base.py").LANGUAGES
   latin = [f"{language}-Latn" for language in ("bg", "el", "hi", "ja", "ru", "zh")]
-  assert len(set(languages)) == 101 + 6 and [name for name in languages if "-" in name] == latin
-  base, xxl = (resolve(recipes.load(f"configs/mt5/umt5_base.py{size}")) for size in ("", ":xxl"))
+  assert len(set(languages)) == 101 + 6
+  assert [name for name in languages if "-" in name] == latin
+  base = resolve(recipes.load("configs/mt5/umt5_base.py"))
+  xxl = resolve(recipes.load("configs/mt5/umt5_base.py:xxl"))
   assert (base.optimizer.name, base.clip_norm, xxl.clip_norm) == ("adafactor", 0.0, 1.0)
   expected = {"decay_rate": 0.8, "momentum": 0.9, "clipping_threshold": 1.0, "decay_power": None}
   assert xxl.optimizer.to_dict().items() >= {"name": "unfactored_adafactor", **expected}.items()
@@ -195,9 +196,8 @@ def test_encoders_have_their_papers_values_of_each_task():
   assert values("squad/squad_v2,roberta")[:2] == (1.5e-5, 48)
   shorter = recipes.load("configs/finetune/encoder.py:glue/qqp", ["total_steps=60"])
   config = resolve(shorter)
-  assert (config.eval_every, config.checkpoint.every) == (6, 6) and build_parts(config).schedule(
-    6
-  ) > 0
+  assert (config.eval_every, config.checkpoint.every) == (6, 6)
+  assert build_parts(config).schedule(6) > 0
 
 
 def test_electra_reads_the_raw_first_token():
@@ -206,15 +206,15 @@ def test_electra_reads_the_raw_first_token():
     config = resolve(recipes.load(f"configs/finetune/encoder.py:{argument}"))
     names = params.arrays(build_parts(config).model)
     assert config.model.head.activation == activation
-    assert ("head/pooler/dense/kernel" in names) == (
-      activation is not None
-    ) and "head/out/kernel" in names
+    assert ("head/pooler/dense/kernel" in names) == (activation is not None)
+    assert "head/out/kernel" in names
 
 
 def test_closed_book_questions_have_the_steps_of_their_paper():
   """The command of t5_closed_book_qa in google-research: 10,000 steps of 196,608 tokens."""
   config = recipes.load("configs/finetune/text_to_text.py:text/web_questions")
-  assert config.total_steps == 10_000 and config.batch_size * config.task.inputs_length == 196_608
+  assert config.total_steps == 10_000
+  assert config.batch_size * config.task.inputs_length == 196_608
 
 
 @pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
@@ -235,12 +235,12 @@ def test_the_sizes_of_the_paper(size, counts):
 def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
   """Their probe reads the class token, their fine-tuning the mean; above 224, the shorter side is
   seen whole."""
-  found = [
+  configs = [
     recipes.load(f"configs/vit/mae_classify.py:{words}")
     for words in ("huge", "huge_448", "huge,probe")
   ]
   expected = [("mean", 0.875), ("mean", 1.0), ("token", 0.875)]
-  assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
+  assert [(config.model.head.pooling, config.task.crop) for config in configs] == expected
 
 
 def test_lamb_has_the_epsilon_that_deits_code_hands_it():
@@ -253,8 +253,9 @@ def test_the_baseline_of_big_vision_has_the_activation_of_flax():
 
 
 def test_siglip_sees_images_in_evaluations_as_its_published_processors_do():
-  made = processor_config(recipes.load("configs/siglip/base.py").task.to_dict())
-  assert made["size"] == {"height": 224, "width": 224} and "do_center_crop" not in made
+  processor = processor_config(recipes.load("configs/siglip/base.py").task.to_dict())
+  assert processor["size"] == {"height": 224, "width": 224}
+  assert "do_center_crop" not in processor
 
 
 @pytest.mark.parametrize("recipe", debug_recipes())
@@ -269,9 +270,8 @@ def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
   assert any(name.startswith("eval/") and name.endswith("/examples") for name in rows[-1])
   saved = json.loads((tmp_path / "config.json").read_text())
   assert saved["total_steps"] == 2
-  assert (tmp_path / "report.html").stat().st_size > 10_000 and (
-    tmp_path / "checkpoints" / "2"
-  ).is_dir()
+  assert (tmp_path / "report.html").stat().st_size > 10_000
+  assert (tmp_path / "checkpoints" / "2").is_dir()
 
 
 @pytest.mark.more
@@ -285,7 +285,9 @@ def test_the_first_version_runs_too(tmp_path, capsys):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
-  full, tiny, debug = (recipes.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
+  full = recipes.load(recipe)
+  tiny = recipes.load(f"{recipe}:tiny")
+  debug = recipes.load(f"{recipe}:debug")
   about = lambda config: (  # noqa: E731
     config.model.name,
     slots.name_and_arguments("model.head", config.model.get("head") or "none")[0],
@@ -331,7 +333,8 @@ def test_every_argument_resolves_to_a_config_of_its_own(recipe):
   # the size of the recipe itself
   defaults = sum(str(parameter.default) in words for parameter in parameters.values())
   same = max(1, defaults) - 1  # each parameter's default is the recipe itself
-  assert len(resolved) == len(words) - 2 - same and (default in resolved) == bool(defaults)
+  assert len(resolved) == len(words) - 2 - same
+  assert (default in resolved) == bool(defaults)
 
 
 @pytest.mark.parametrize("words", ["small,large", "small,small", "tiny,debug"])

@@ -1,9 +1,7 @@
-"""Exact resume: however a run is stopped and started again, it ends with the bits of the run that
-never stopped.
+"""However a run is stopped and started again, it ends with the bits of a run that never stopped.
 
-Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile
-quickly; the heavy variants (`make test-heavy`) compile in full, anew at every start, and are killed
-many times.
+Every run is a process, with dropout and a checkpoint every seven steps. They compile quickly; the
+heavy variants (`make test-heavy`) compile in full at every start and are killed many times.
 """
 
 import os
@@ -34,14 +32,14 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-  """Where the light tests run: compiled once."""
+  """Return the options of a process that reads compiled programs from a cache."""
   return {"cache": tmp_path_factory.mktemp("compiled")}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, quick):
-  """The run that is never stopped."""
-  workdir = tmp_path_factory.mktemp("whole")
+def uninterrupted(tmp_path_factory, quick):
+  """Return the workdir of a run that is never stopped."""
+  workdir = tmp_path_factory.mktemp("uninterrupted")
   code, output = run(train(workdir), **quick)
   assert code == 0, output
   assert [step for step, _ in losses(workdir)] == list(range(1, STEPS + 1))
@@ -49,48 +47,52 @@ def whole(tmp_path_factory, quick):
 
 
 def stop(workdir, number: int, condition, command, **where) -> tuple[int, str]:
-  """Starts the run, sends a signal when the condition holds; its exit code and what it said."""
+  """Start a run and send it a signal once the condition holds; return its exit code and output."""
   with Process(command, **where) as process:
     assert process.until(condition), f"ended before it could be stopped: {process.end()}"
     process.send(number)
     return process.end()
 
 
-def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, quick, tmp_path):
+def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(
+  uninterrupted, quick, tmp_path
+):
   command = train(tmp_path)
-  draw = seeded_random("stopped in every way")
-  late = draw.randint(22, 27)
-  print(f"SIGKILL in a save; SIGTERM at line {late}; SIGINT")
-  code, _ = stop(
-    tmp_path,
-    signal.SIGKILL,
-    lambda: any(s >= 14 for s in steps_being_saved(tmp_path)),
-    command,
-    **quick,
-  )
-  assert code == -signal.SIGKILL and 14 not in steps(tmp_path)
+  generator = seeded_random("stopped in every way")
+  stop_line = generator.randint(22, 27)
+  print(f"SIGKILL in a save; SIGTERM at line {stop_line}; SIGINT")
+
+  def is_saving():
+    return any(step >= 14 for step in steps_being_saved(tmp_path))
+
+  code, _ = stop(tmp_path, signal.SIGKILL, is_saving, command, **quick)
+  assert code == -signal.SIGKILL
+  assert 14 not in steps(tmp_path)
   code, output = stop(
-    tmp_path, signal.SIGTERM, lambda: count_metrics(tmp_path) >= late, command, **quick
+    tmp_path, signal.SIGTERM, lambda: count_metrics(tmp_path) >= stop_line, command, **quick
   )
-  assert code == 75 and "the same command continues it" in output and "resuming" in output, output
-  stopped = steps(tmp_path)[-1]
-  assert late <= stopped < STEPS - 3 and f"saved step {stopped} of {STEPS}" in output
+  assert code == 75, output
+  assert "the same command continues it" in output
+  assert "resuming" in output
+  stopped_step = steps(tmp_path)[-1]
+  assert stop_line <= stopped_step < STEPS - 3
+  assert f"saved step {stopped_step} of {STEPS}" in output
   code, output = stop(
-    tmp_path, signal.SIGINT, lambda: count_metrics(tmp_path) >= stopped + 3, command, **quick
+    tmp_path, signal.SIGINT, lambda: count_metrics(tmp_path) >= stopped_step + 3, command, **quick
   )
-  assert code == 75 and f"from step {stopped} of {STEPS}" in output, output
+  assert code == 75, output
+  assert f"from step {stopped_step} of {STEPS}" in output
   code, output = run(command, **quick)
   assert code == 0, output
-  assert losses(tmp_path) == losses(whole)
-  assert_same_bits(tmp_path, whole, STEPS)
+  assert losses(tmp_path) == losses(uninterrupted)
+  assert_same_bits(tmp_path, uninterrupted, STEPS)
 
 
 @pytest.fixture(
   scope="module", params=[(9, 3), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str
 )
 def pair(request, tmp_path_factory, quick):
-  """A run of two processes, four devices each: (workdir, its command, steps, steps between
-  checkpoints)."""
+  """Return (workdir, flags, steps, steps between checkpoints) of a run of two processes."""
   total, every = request.param
   workdir = tmp_path_factory.mktemp("pair")
   flags = (
@@ -113,7 +115,9 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(
     assert launcher.until(lambda: any(step > every for step in steps_being_saved(tmp_path)))
     os.kill(seeded_random("two processes").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
-  assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
+  assert code == 0, output
+  assert "killed by SIGKILL" in output
+  assert "restart 1 of 1" in output
   assert "resuming" in output
   assert losses(tmp_path) == losses(workdir)
   assert_same_bits(tmp_path, workdir, total)
@@ -122,32 +126,30 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(
 @pytest.mark.more
 def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
   workdir, flags, total, every = pair
-  mine = tmp_path / "run"
+  resumed = tmp_path / "run"
   start = total // every // 2 * every
-  shutil.copytree(workdir, mine)
-  for step in steps(mine):
+  shutil.copytree(workdir, resumed)
+  for step in steps(resumed):
     if step > start:
-      shutil.rmtree(mine / "checkpoints" / str(step))
-  code, output = run(train(mine, *flags), **quick, devices=8)
-  assert code == 0 and f"from step {start} of {total}" in output, output
-  ours = losses(mine)
-  theirs = losses(workdir)
-  assert [s for s, _ in ours] == [s for s, _ in theirs] == list(range(1, total + 1))
-  assert ours[:start] == theirs[:start]
-  assert [x for _, x in ours] == pytest.approx([x for _, x in theirs], rel=1e-5)
+      shutil.rmtree(resumed / "checkpoints" / str(step))
+  code, output = run(train(resumed, *flags), **quick, devices=8)
+  assert code == 0, output
+  assert f"from step {start} of {total}" in output
+  resumed_losses = losses(resumed)
+  pair_losses = losses(workdir)
+  assert [s for s, _ in resumed_losses] == [s for s, _ in pair_losses] == list(range(1, total + 1))
+  assert resumed_losses[:start] == pair_losses[:start]
+  assert [x for _, x in resumed_losses] == pytest.approx([x for _, x in pair_losses], rel=1e-5)
 
 
 def test_the_batches_of_two_processes_are_those_of_one():
   task = tasks.build(name="span_corruption", split="train", store="builtin", inputs_length=32)
-  whole = loader.train_batches(task, batch_size=8, seed=0, start_step=20)
-  halves = [
-    loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r)
-    for r in (range(4), range(4, 8))
-  ]
-  for _, batch, *parts in zip(range(3), whole, *halves):
-    assert all(
-      np.array_equal(x, np.concatenate([part[name] for part in parts])) for name, x in batch.items()
-    )
+  batches = loader.train_batches(task, batch_size=8, seed=0, start_step=20)
+  first_half = loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=range(4))
+  second_half = loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=range(4, 8))
+  for _, batch, first, second in zip(range(3), batches, first_half, second_half):
+    for name, x in batch.items():
+      np.testing.assert_array_equal(x, np.concatenate([first[name], second[name]]))
 
 
 VARIANTS = {
@@ -166,26 +168,28 @@ VARIANTS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
-def test_killed_at_random_moments(flags, tmp_path):
-  """Without a cache: every start compiles anew."""
-  code, output = run(train(tmp_path / "whole", *flags))
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(flags, tmp_path):
+  """There is no cache: every start compiles anew."""
+  code, output = run(train(tmp_path / "uninterrupted", *flags))
   assert code == 0, output
   workdir = tmp_path / "killed"
   kills = 0
   code = None
-  draw = seeded_random("killed at random moments")
+  generator = seeded_random("killed at random moments")
   while code != 0:
     assert kills <= 30, "it does not get further"
-    before = count_metrics(workdir)
+    count_before = count_metrics(workdir)
     with Process(train(workdir, *flags)) as process:
-      process.until(lambda: kills > 10 or count_metrics(workdir) not in (0, before))
+      process.until(lambda: kills > 10 or count_metrics(workdir) not in (0, count_before))
       if kills <= 10:
-        time.sleep(draw.uniform(0, 0.25))
-        process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+        time.sleep(generator.uniform(0, 0.25))
+        process.send(
+          generator.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+        )
       code, output = process.end()
-    # 130 and SIGTERM: while it was starting
+    # 130 and SIGTERM end a run that was starting
     assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output
     kills += 1
   print(f"{kills - 1} kills")
-  assert losses(workdir) == losses(tmp_path / "whole")
-  assert_same_bits(workdir, tmp_path / "whole", STEPS)
+  assert losses(workdir) == losses(tmp_path / "uninterrupted")
+  assert_same_bits(workdir, tmp_path / "uninterrupted", STEPS)

@@ -93,8 +93,8 @@ def quick(tmp_path_factory):
 def test_every_objective_is_here():
   from t5x_like import objectives
 
-  found = {recipes.load(recipe).objective.name for recipe in RECIPES}
-  assert found | set(FINE_TUNING) == set(slots.names(objectives))
+  names = {recipes.load(recipe).objective.name for recipe in RECIPES}
+  assert names | set(FINE_TUNING) == set(slots.names(objectives))
 
 
 @pytest.mark.heavy

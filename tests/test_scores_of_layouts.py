@@ -1,7 +1,10 @@
-"""Scores are the same to the digit on one device, on eight, and on two processes with four each; so
-are predictions, last digits of fractions aside. A suite that is killed again and again ends with
-the table of one that was not."""
+"""Scores are equal on any layout, and a killed suite ends with the table of one that is not killed.
 
+The layouts are one device, eight, and two processes with four each. Predictions are equal too, but
+for the last digits of fractions.
+"""
+
+import functools
 import json
 import random
 import shutil
@@ -16,13 +19,13 @@ from more import beyond
 from t5x_like import train
 from tests.runs import LAUNCHER, Process, run
 
-# which needs no test's variant
+# a recipe whose variant is known in every process
 ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")
 STEPS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2")
 
 
 def generation(folder) -> list[str]:
-  """A text-to-text task whose answers are generated, and the evaluator of it."""
+  """Return the flags of a text-to-text task with an evaluator that generates."""
   rows = [{"text": f"{n} and {n % 7}", "turned": f"{n % 7} and {n}"} for n in range(37)]
   (folder / "data").write_text("".join(json.dumps(row) + "\n" for row in rows))
   task = {
@@ -42,9 +45,9 @@ def generation(folder) -> list[str]:
   ]
 
 
-def labelled(objective: str, folder) -> list[str]:
-  words = [f"--config.{word}" for word in fine_tuning(objective, folder)]
-  return [*ENCODER, *words, f'--config.evals={{"dev": {{"name": "{objective}"}}}}']
+def labelled_flags(objective: str, folder) -> list[str]:
+  overrides = [f"--config.{override}" for override in fine_tuning(objective, folder)]
+  return [*ENCODER, *overrides, f'--config.evals={{"dev": {{"name": "{objective}"}}}}']
 
 
 def pictures(folder) -> list[str]:
@@ -55,26 +58,31 @@ def pictures(folder) -> list[str]:
   ]
 
 
+# a name: a function from a folder to the flags of a run
 KINDS = {
-  name: lambda folder, name=name: labelled(name, folder)
-  for name in ("classification", "tagging", "span_qa")
-} | {"generation": generation, "image_classification": pictures}
+  "classification": functools.partial(labelled_flags, "classification"),
+  "tagging": functools.partial(labelled_flags, "tagging"),
+  "span_qa": functools.partial(labelled_flags, "span_qa"),
+  "generation": generation,
+  "image_classification": pictures,
+}
 
 
-def found(command: list[str], workdir, **where) -> tuple[list, list[float]]:
-  """What is in the files that `evaluate` writes, when it is run as a process, and the fractions
-  among predictions."""
+def evaluate_in_process(command: list[str], workdir, **where) -> tuple[list, list[float]]:
+  """Run `evaluate` as a process; return its scores and predictions, and their fractions apart."""
   shutil.rmtree(workdir / "evaluations", ignore_errors=True)
-  code, said = run(command, **where)
-  assert code == 0, said
+  code, output = run(command, **where)
+  assert code == 0, output
   (scores,) = (workdir / "evaluations").glob("*.json")
   (predictions,) = (workdir / "evaluations").glob("*.jsonl")
   fractions: list[float] = []
 
-  def without(text: str) -> None:
+  def move_fraction(text: str) -> None:
     fractions.append(float(text))
 
-  rows = [json.loads(line, parse_float=without) for line in predictions.read_text().splitlines()]
+  rows = []
+  for line in predictions.read_text().splitlines():
+    rows.append(json.loads(line, parse_float=move_fraction))
   assert rows
   return [json.loads(scores.read_text()), rows], fractions
 
@@ -84,10 +92,11 @@ def test_scores_and_predictions_are_the_same_on_any_layout(kind, tmp_path, compi
   workdir = tmp_path / "run"
   assert train.main([*KINDS[kind](tmp_path), f"--workdir={workdir}", *STEPS]) == 0
   command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
-  rest, fractions = found(command, workdir, devices=1, cache=compiled)
-  for other in (command, {"devices": 8}), ([*LAUNCHER, "--", *command], {}):
-    others, numbers = found(other[0], workdir, **other[1], cache=compiled)
-    assert others == rest and numbers == pytest.approx(fractions, abs=1e-5)
+  expected, fractions = evaluate_in_process(command, workdir, devices=1, cache=compiled)
+  for layout in (command, {"devices": 8}), ([*LAUNCHER, "--", *command], {}):
+    actual, numbers = evaluate_in_process(layout[0], workdir, **layout[1], cache=compiled)
+    assert actual == expected
+    assert numbers == pytest.approx(fractions, abs=1e-5)
 
 
 def untimed_table(output) -> list[list[str]]:
@@ -100,8 +109,8 @@ def untimed_table(output) -> list[list[str]]:
 def untimed_results(output) -> dict:
   results = json.loads((output / "results.json").read_text())
   for task in results["tasks"].values():
-    for one in (task, *task["runs"]):
-      assert one["facts"].pop("seconds") > 0
+    for record in (task, *task["runs"]):
+      assert record["facts"].pop("seconds") > 0
   return results
 
 
@@ -124,13 +133,13 @@ def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
       "--config.batch_size=8",
       "--config.task.length=64",
     )
-    wanted = [
+    suite_flags = [
       f"--workdir={tmp_path}/base",
       "--suite=glue",
       f"--data={tmp_path}/raw",
       f"--output={output}",
     ]
-    return [sys.executable, "-m", "t5x_like.evaluate", *wanted, *flags]
+    return [sys.executable, "-m", "t5x_like.evaluate", *suite_flags, *flags]
 
   began = time.monotonic()
   code, said = run(suite(tmp_path / "whole"), cache=compiled)

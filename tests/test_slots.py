@@ -40,7 +40,8 @@ class Sea:
 
 def test_a_dataclass_is_a_schema_and_its_defaults_are_made_anew():
   filled = [slots.fill("config.x", {"depth": 2}, Sea) for _ in range(2)]
-  assert filled == [{"depth": 2, "waves": {}}] * 2 and filled[0]["waves"] is not filled[1]["waves"]
+  assert filled == [{"depth": 2, "waves": {}}] * 2
+  assert filled[0]["waves"] is not filled[1]["waves"]
   with pytest.raises(
     UserError,
     match=r"config\.x\.depht: unknown key \(did you mean 'depth'\?\); it takes depth, "

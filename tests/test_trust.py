@@ -102,9 +102,9 @@ def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, c
     assert done == 0  # they make no evaluator, and look none up
     return
   line = refused(capsys, done)
-  assert (
-    f"{workdir}/config.json: config." in line and "--trust" in line and "recipe or a flag" in line
-  )
+  assert f"{workdir}/config.json: config." in line
+  assert "--trust" in line
+  assert "recipe or a flag" in line
 
 
 def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned):

@@ -33,7 +33,8 @@ def test_one_beam_is_greedy(make, batch):
     length_penalty=None,
   )
   np.testing.assert_array_equal(tokens[:, 0], run(greedy, make(), batch, max_length=L))
-  assert scores.shape == (len(tokens), 1) and scores.dtype == np.float32
+  assert scores.shape == (len(tokens), 1)
+  assert scores.dtype == np.float32
 
 
 def test_length_penalties_follow_their_formulas():
@@ -131,7 +132,8 @@ def test_enough_beams_find_every_sequence_once_in_the_order_of_scores(penalty):
     expected.append(sorted(hypotheses, reverse=True))
   assert len(expected[0]) == 1 + 4 + 16 + 64  # 0 to 3 of the four other words, then EOS
   compare(tokens, scores, expected)
-  assert np.isneginf(scores[:, 85:]).all() and (tokens[:, 85:] == 0).all()
+  assert np.isneginf(scores[:, 85:]).all()
+  assert (tokens[:, 85:] == 0).all()
 
 
 def compare(tokens, scores, expected):
