@@ -19,7 +19,6 @@ from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json, outputs
 from t5x_like.files.paths import as_path, check_directory
 from t5x_like.runtime.huge_pages import use_huge_pages
-from t5x_like.saved_model import hub
 
 
 @handle_errors
@@ -53,7 +52,9 @@ def main(argv: list[str] | None = None) -> None:
   )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
-  args.input = hub.local_directory(args.input, "--input")
+  from t5x_like.saved_model.hub import local_directory
+
+  args.input = local_directory(args.input, "--input")
   if _is_workdir(args.input):
     if args.config or overrides:
       raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
@@ -69,7 +70,9 @@ def _is_workdir(path: str) -> bool:
   try:
     content = file.read_bytes()
   except FileNotFoundError:
-    raise hub.missing_model_error(path, "--input") from None
+    from t5x_like.saved_model.hub import missing_model_error
+
+    raise missing_model_error(path, "--input") from None
   except OSError as error:
     raise UserError(
       f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory"

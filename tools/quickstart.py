@@ -22,7 +22,6 @@ from t5x_like.benchmarks import comparison
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import check_directory
 from t5x_like.report.writer import read_metrics
-from t5x_like.saved_model.workdir import read_identity
 
 RECIPE = "configs/t5/quickstart.py"
 # of each task, after the recipe's steps of pretraining, which helps less with more labels
@@ -187,6 +186,8 @@ def _print_results(
     fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} \\
                    --output={workdir}/filled.jsonl
 """)
+  from t5x_like.saved_model.workdir import read_identity
+
   saved = read_identity(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
     raise UserError(

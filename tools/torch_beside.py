@@ -23,10 +23,7 @@ if importlib.util.find_spec("torch") and __name__ == "__main__":
 import numpy as np
 
 from t5x_like import command_line, slots
-from t5x_like import config as config_lib
 from t5x_like.errors import UserError, handle_errors
-from t5x_like.saved_model.workdir import IDENTITY_FILE, read_identity
-from t5x_like.training import workdir as workdirs
 
 RESULT = "torch.json"
 
@@ -40,12 +37,15 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--max_steps", type=int, metavar="N", help="stop there, for a trial")
   args, _ = parser.parse(argv)
-  identity = read_identity(args.workdir)
-  if identity is None:
+  from t5x_like.saved_model.workdir import find_run
+  from t5x_like.training import workdir as workdirs
+
+  run = find_run(args.workdir, None)
+  if run is None:
     raise UserError(f"--workdir={args.workdir}: holds no run; give one of tools.encoder_table")
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
-  config = config_lib.restore(identity, [], f"{args.workdir}/{IDENTITY_FILE}")
+  config = run.config
   if (config.model.name, config.task.name) != (
     "bert",
     "classification",

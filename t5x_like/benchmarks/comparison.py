@@ -15,7 +15,6 @@ from t5x_like.benchmarks import predictions
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.checked_json import json_type_name
 from t5x_like.metrics.resampling import paired_test
-from t5x_like.saved_model.workdir import read_identity
 
 _SAMPLES = 1000
 
@@ -137,6 +136,8 @@ def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
   Returns:
     Intervals and p-value by score.
   """
+  from t5x_like.saved_model.workdir import read_identity  # imports jax
+
   identity = read_identity(second)
   evaluator = identity["evals"][label]
   task = identity["task"]
