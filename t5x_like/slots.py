@@ -71,6 +71,7 @@ _CONTRIB = pathlib.Path(__file__).parent / "contrib"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _MAX_NAME_LENGTH = 64
 _NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates
+_RENAMED_KEYS = "renamed_keys"  # the attribute that `rename_keys` sets
 _MAX_DEPTH = 32  # levels of nested dicts and lists
 
 
@@ -175,6 +176,19 @@ def module(name: str | None, package: types.ModuleType | str) -> types.ModuleTyp
   return importlib.import_module(paths[name])
 
 
+def rename_keys(**new_keys: str) -> Callable[[Callable], Callable]:
+  """Return a decorator that names the successors of a function's or class's former arguments.
+
+  `fill` refuses a former argument with the name of its successor.
+  """
+
+  def decorate(function: Callable) -> Callable:
+    setattr(function, _RENAMED_KEYS, new_keys)
+    return function
+
+  return decorate
+
+
 def fill(
   where: str,
   values: Any,
@@ -202,8 +216,11 @@ def fill(
     raise UserError(f"{where}: found {format_value(values)}, expected keys and values; {expected}")
   for key in values:
     if key not in keys:
-      unknown = f"{where}.{format_value(key, '')}: unknown key{did_you_mean(key, keys)}"
-      raise UserError(f"{unknown}; {expected}")
+      full_key = f"{where}.{format_value(key, '')}"
+      new_key = getattr(function, _RENAMED_KEYS, {}).get(key)
+      if new_key is not None:
+        raise UserError(f"{full_key}: this key is now {new_key!r}; rename it")
+      raise UserError(f"{full_key}: unknown key{did_you_mean(key, keys)}; {expected}")
   arguments = {}
   for key in keys:
     default = parameters[key].default

@@ -9,7 +9,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from t5x_like import objectives, slots, trust
+from t5x_like.architectures.dual_encoder import DualVariant
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
+from t5x_like.nn.positions import rope
+from t5x_like.training import guard
 
 
 def wave(
@@ -30,6 +34,34 @@ def test_a_word_and_a_dictionary_are_the_same_slot():
   assert (
     slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
   )
+
+
+@slots.rename_keys(tall="height")
+def swell(*, height: float = 1.0):
+  return height
+
+
+def test_a_former_key_is_refused_with_its_successor():
+  message = r"config\.x\.tall: this key is now 'height'; rename it"
+  with pytest.raises(UserError, match=message):
+    slots.make("config.x", {"name": "swell", "tall": 2.0}, {"swell": swell})
+  assert slots.make("config.x", {"name": "swell", "height": 2.0}, {"swell": swell}) == 2.0
+
+
+@pytest.mark.parametrize(
+  ("function", "old_key", "new_key"),
+  [
+    (guard.skip, "at_most", "max_consecutive"),
+    (guard.rollback, "at_most", "max_rollbacks"),
+    (rope.YarnScaling, "whole", "truncate"),
+    (DualVariant, "reading", "text_pooling"),
+    (ImageVariant, "edge", "partial_patches"),
+  ],
+)
+def test_successors_are_keys(function, old_key, new_key):
+  with pytest.raises(UserError, match=f"config.x.{old_key}: this key is now '{new_key}'"):
+    slots.fill("config.x", {old_key: 1}, function)
+  assert new_key in slots.argument_names(function)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ MAX_LOG_SCALE = math.log(100.0)
 _SIDES = ("image", "text")
 
 
+@slots.rename_keys(reading="text_pooling")
 @dataclasses.dataclass(frozen=True)
 class DualVariant:
   """One published size of a pair of encoders.
@@ -36,7 +37,7 @@ class DualVariant:
     image, text: variants of the two encoders; the image encoder's head is "attention_pool", or a
       projection instead of any other.
     width: width of the shared space.
-    reading: "end" reads texts causally and takes the hidden state at their end; "mean" reads them
+    text_pooling: "end" reads texts causally and takes the hidden state at their end; "mean" reads them
       bidirectionally and takes the mean of their tokens; "last" reads whole rows bidirectionally,
       padding included, and takes the state of the last position.
     projection_bias: whether the projection of texts has a bias.
@@ -45,7 +46,7 @@ class DualVariant:
   image: ImageVariant | HybridVariant
   text: Variant
   width: int
-  reading: Literal["end", "mean", "last"] = "end"
+  text_pooling: Literal["end", "mean", "last"] = "end"
   projection_bias: bool = False
 
   @property
@@ -65,13 +66,13 @@ class TextEncoder(Architecture):
   """A stack over texts up to their first EOS.
 
   Args:
-    reading: see `DualVariant`.
+    text_pooling: see `DualVariant`.
     options: the arguments of `Architecture`.
   """
 
-  def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
-    self.causal = reading == "end"
-    self.reads_padding = reading == "last"
+  def __init__(self, rngs: nnx.Rngs, *, text_pooling: str, **options):
+    self.causal = text_pooling == "end"
+    self.reads_padding = text_pooling == "last"
     super().__init__(rngs, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -157,7 +158,7 @@ class DualEncoder(nnx.Module):
     self.text = TextEncoder(
       rngs,
       variant=variant.text,
-      reading=variant.reading,
+      text_pooling=variant.text_pooling,
       vocab_size=vocab_size,
       design=_changes(design, "text"),
       tokens=tokens,

@@ -32,6 +32,7 @@ DropPathRates = Literal["linear", "uniform"]
 _BACKBONES = "t5x_like.architectures.backbones"  # some of which are image encoders themselves
 
 
+@slots.rename_keys(edge="partial_patches")
 @dataclasses.dataclass(frozen=True)
 class ImageVariant:
   """One published size of a family on images.
@@ -51,7 +52,8 @@ class ImageVariant:
       initial variance.
     backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section
       3.1); None for patches of pixels.
-    edge: pixels at the right and at the bottom that fill no patch are "refused", or "dropped".
+    partial_patches: whether pixels at the right and at the bottom that fill no patch are "refused"
+      or "dropped".
   """
 
   dims: Dims
@@ -65,7 +67,7 @@ class ImageVariant:
   patch_bias: bool = True
   patch_scale: PositiveFloat = 1.0
   backbone: str | dict | None = None
-  edge: Literal["refused", "dropped"] = "refused"
+  partial_patches: Literal["refused", "dropped"] = "refused"
 
   @property
   def grid(self) -> Grid:
@@ -158,7 +160,7 @@ class ImageEncoder(ImageModel):
     dims = self.variant.dims
     height, width = height_and_width(variant.resolution)
     has_edge = height % variant.patch or width % variant.patch
-    if has_edge and (variant.edge == "refused" or min(height, width) < variant.patch):
+    if has_edge and (variant.partial_patches == "refused" or min(height, width) < variant.patch):
       raise UserError(
         f"config.model.resolution: found {variant.resolution} with patches of {variant.patch}, "
         "expected a multiple of the patch"

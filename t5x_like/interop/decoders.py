@@ -51,7 +51,7 @@ _YARN = {
   "beta_fast": "fast",
   "beta_slow": "slow",
   "attention_factor": "attention",
-  "truncate": "whole",
+  "truncate": "truncate",
 }
 _LONG_ROPE = {
   "short_factor": "short",

@@ -14,7 +14,7 @@ from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import Experts
 
-YARN = {"factor": 32.0, "original_length": 4096, "fast": 32.0, "slow": 1.0, "whole": False}
+YARN = {"factor": 32.0, "original_length": 4096, "fast": 32.0, "slow": 1.0, "truncate": False}
 DESIGN = Design(
   norm="rmsnorm",
   norm_epsilon=1e-5,

@@ -25,7 +25,7 @@ TOKENS = Tokens(pad=None, eos=1)
 def _siglip(embed, mlp, heads, layers, patch, resolution) -> DualVariant:
   dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
   image = ImageVariant(
-    dims, IMAGE, patch, resolution, class_tokens=0, head="attention_pool", edge="dropped"
+    dims, IMAGE, patch, resolution, class_tokens=0, head="attention_pool", partial_patches="dropped"
   )
   return DualVariant(
     image, Variant(dims, TEXT, 32_000, TOKENS), embed, "last", projection_bias=True

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from t5x_like import slots
 from t5x_like.errors import NumericError, UserError
 from t5x_like.slots import NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -31,19 +32,19 @@ class Guard:
     window: the number of updates in the mean; the first `window` updates are never spikes.
     skips: whether a refused update leaves parameters and optimizer as they were.
     steps: the least number of steps to go back before a refused update; 0 never goes back.
-    at_most: refused updates in a row, or times to go back, before the run stops.
+    limit: refused updates in a row, or times to go back, before the run stops.
   """
 
   spike: float = 0.0
   window: int = 100
   skips: bool = False
   steps: int = 0
-  at_most: int = 0
+  limit: int = 0
 
   @property
   def horizon(self) -> int:
     """The number of last updates of which at most a quarter may be left out."""
-    return max(_HORIZON, 4 * self.at_most)
+    return max(_HORIZON, 4 * self.limit)
 
   def judge(
     self, watch: LossRecord, loss: jax.Array, gradient_norm: jax.Array
@@ -77,24 +78,31 @@ def stop(*, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100) -> Guard:
   return _check_spike(Guard(spike, window))
 
 
+@slots.rename_keys(at_most="max_consecutive")
 def skip(
-  *, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100, at_most: NonNegativeInt = 10
+  *, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100, max_consecutive: NonNegativeInt = 10
 ) -> Guard:
-  """Leave the update out and take the next batch; end the run after more than `at_most` in a row,
-  or a quarter of the last 100 updates (four times `at_most`, if that is more)."""
-  return _check_spike(Guard(spike, window, skips=True, at_most=at_most))
+  """Leave the update out and take the next batch.
+
+  The run ends after more than `max_consecutive` refused updates in a row, or if they are a quarter
+  of the last 100 updates (of four times `max_consecutive`, if that is more).
+  """
+  return _check_spike(Guard(spike, window, skips=True, limit=max_consecutive))
 
 
+@slots.rename_keys(at_most="max_rollbacks")
 def rollback(
   *,
   steps: PositiveInt,
   spike: NonNegativeFloat = 0.0,
   window: PositiveInt = 100,
-  at_most: NonNegativeInt = 5,
+  max_rollbacks: NonNegativeInt = 5,
 ) -> Guard:
-  """Go back to a saved step, at least `steps` before, and on with the batches after the refused
-  one."""
-  return _check_spike(Guard(spike, window, steps=steps, at_most=at_most))
+  """Go back to a saved step, at least `steps` before, and skip the batches up to the refused one.
+
+  The run ends if it would go back more than `max_rollbacks` times.
+  """
+  return _check_spike(Guard(spike, window, steps=steps, limit=max_rollbacks))
 
 
 def _check_spike(guard: Guard) -> Guard:

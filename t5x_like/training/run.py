@@ -190,14 +190,14 @@ class TrainingRun:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not reason:
       return True
-    may_skip = guard.skips and values["updates_refused"] <= guard.at_most
+    may_skip = guard.skips and values["updates_refused"] <= guard.limit
     if may_skip and math.isfinite(values["parameter_norm"]):
       too_many = self._refused_steps.add(step)
       if too_many is None:
         process.log(f"step {step}: {reason}; this update was left out")
         return True
       reason = f"{reason}, and {too_many}"
-    if guard.steps and self._rollbacks["times"] < guard.at_most:
+    if guard.steps and self._rollbacks["times"] < guard.limit:
       self._roll_back(step, reason)
       return False
     self.session.checkpoints.wait()

@@ -152,7 +152,7 @@ def test_tokens_after_the_end_of_a_text_have_no_influence():
 
 def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
   features = batch()
-  variant = dataclasses.replace(SMALL, reading="mean")
+  variant = dataclasses.replace(SMALL, text_pooling="mean")
   dual_encoder = model()
   abstract = jax.eval_shape(
     lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0)

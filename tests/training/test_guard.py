@@ -219,7 +219,7 @@ def test_spikes_are_recognised_whatever_the_sign_of_the_losses(mean, jitter, spi
 
 
 def test_a_guard_that_refuses_every_second_update_ends_the_run():
-  guard = GUARDS["skip"](at_most=10)
+  guard = GUARDS["skip"](max_consecutive=10)
   refusals = RefusedSteps(guard, [])
   reasons = {step: refusals.add(step) for step in range(2, 400, 2)}
   first = next(step for step, reason in reasons.items() if reason)
@@ -230,7 +230,7 @@ def test_a_guard_that_refuses_every_second_update_ends_the_run():
   assert resumed.add(52) == reasons[52]
   rare = RefusedSteps(guard, [])
   assert not any(rare.add(step) for step in range(0, 10_000, 5))
-  in_a_row = RefusedSteps(GUARDS["skip"](at_most=60), [])
+  in_a_row = RefusedSteps(GUARDS["skip"](max_consecutive=60), [])
   assert not any(in_a_row.add(step) for step in range(1_000, 1_060))
 
 

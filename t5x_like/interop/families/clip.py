@@ -91,8 +91,10 @@ def write_config(model, model_type: str | None) -> dict:
     raise UserError("bias is not None; clip has no bias on its logits")
   image = model.image.variant
   text = model.variant.text
-  if model.variant.reading != "end":
-    raise UserError(f"variant.reading is {model.variant.reading!r}; clip reads texts at their end")
+  if model.variant.text_pooling != "end":
+    raise UserError(
+      f"variant.text_pooling is {model.variant.text_pooling!r}; clip reads texts at their end"
+    )
   if image.class_tokens != 1 or image.patch_bias:
     raise UserError(
       f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}; clip has 1 and False"

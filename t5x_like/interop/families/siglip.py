@@ -37,7 +37,7 @@ def read_config(fields: Fields, tensor_names: set[str]):
     channels=image.take("num_channels", 3),
     class_tokens=0,
     head="attention_pool",
-    edge="dropped",
+    partial_patches="dropped",
   )
   text_dims, text_design = clip.read_encoder(text, siglip.TEXT, 768, 12)
   length = text.take("max_position_embeddings", 64)
@@ -62,9 +62,9 @@ def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   image = model.image.variant
   text = model.variant.text
-  if variant.reading != "last" or not variant.projection_bias or model.bias is None:
+  if variant.text_pooling != "last" or not variant.projection_bias or model.bias is None:
     raise UserError(
-      f"variant.reading is {variant.reading!r}, projection_bias {variant.projection_bias}, "
+      f"variant.text_pooling is {variant.text_pooling!r}, projection_bias {variant.projection_bias}, "
       f"bias {model.bias}; siglip has 'last', True and a bias"
     )
   if (

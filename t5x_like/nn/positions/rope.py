@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import platform
@@ -47,6 +48,7 @@ class Llama3Scaling:
     return frequency_P * (unscaled + (1 - unscaled) / self.factor)
 
 
+@slots.rename_keys(whole="truncate")
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
   """NTK-by-parts interpolation with a temperature of the logits: YaRN.
@@ -59,7 +61,8 @@ class YarnScaling:
   Attributes:
     original_length: sequence length before the extension.
     attention: the amplitude; None for `0.1 ln(factor) + 1` (equation 22).
-    whole: whether the two bounds are rounded outwards to whole channels, as in the authors' code.
+    truncate: whether the two bounds are rounded outwards to whole channels, as in the authors' code
+      and by `truncate` in `transformers`.
   """
 
   factor: float = 8.0
@@ -67,7 +70,7 @@ class YarnScaling:
   fast: float = 32.0
   slow: float = 1.0
   attention: float | None = None
-  whole: bool = True
+  truncate: bool = True
 
   @property
   def amplitude(self) -> float:
@@ -79,7 +82,7 @@ class YarnScaling:
     pairs = frequency_P.shape[0]
     low = self._channel(self.fast, theta, pairs)
     high = self._channel(self.slow, theta, pairs)
-    if self.whole:
+    if self.truncate:
       low = math.floor(low)
       high = math.ceil(high)
     low = max(low, 0)
