@@ -24,8 +24,14 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
   server.root.mkdir()
   for name, value in object_server.environment(server).items():
     monkeypatch.setenv(name, value)
-  folder, lock = (tmp_path / "run", "lock") if where == "disk" else (server.root / "run", "lease")
-  command = train(folder if where == "disk" else "gs://bucket/run", *FLAGS)
+  if where == "disk":
+    folder = tmp_path / "run"
+    lock = "lock"
+    command = train(folder, *FLAGS)
+  else:
+    folder = server.root / "run"
+    lock = "lease"
+    command = train("gs://bucket/run", *FLAGS)
 
   def has_committed_step() -> bool:
     return any("tmp" not in path.parent.name for path in folder.glob("checkpoints/*/manifest*"))
@@ -55,8 +61,7 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
 def test_a_run_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
   scheme, tmp_path, monkeypatch
 ):
-  """A second run takes the lease over after its time; the first wakes while the second writes its
-  own first step."""
+  """A second run takes the lease; the first wakes while the second writes its first step."""
   cache = {"cache": tmp_path / "compiled"}
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()

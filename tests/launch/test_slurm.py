@@ -13,7 +13,7 @@ from launch import slurm
 from runs import NANO, REPO, environment, losses, run, train
 
 
-def fake_programs(folder, name, text):
+def write_program(folder, name, text):
   path = folder / name
   path.write_text(f"#!/bin/bash\n{text}\n")
   path.chmod(0o755)
@@ -24,15 +24,15 @@ def programs(tmp_path, monkeypatch):
   """Write SLURM's programs as scripts; `sbatch` runs its script at once."""
   folder = tmp_path / "bin"
   folder.mkdir()
-  fake_programs(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
-  fake_programs(folder, "srun", 'shift; exec "$@"')
-  fake_programs(
+  write_program(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
+  write_program(folder, "srun", 'shift; exec "$@"')
+  write_program(
     folder,
     "python",
     f'[ "$2" = launch.preflight ] && {{ echo "$@" >> {tmp_path}/checked; exit 0; }}; exit 9',
   )
-  fake_programs(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
-  fake_programs(
+  write_program(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
+  write_program(
     folder,
     "sbatch",
     f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code',
@@ -60,7 +60,7 @@ def test_exit_codes_decide_about_the_queue(code, requeued, programs):
 
 
 def test_a_host_that_fails_the_check_trains_nothing(programs):
-  fake_programs(programs / "bin", "python", "exit 69")
+  write_program(programs / "bin", "python", "exit 69")
   assert start(programs, program=f"open({str(programs / 'trained')!r}, 'w')") == 0
   assert (programs / "code").read_text().strip() == "69"
   assert not (programs / "trained").exists()
@@ -69,7 +69,7 @@ def test_a_host_that_fails_the_check_trains_nothing(programs):
 
 def test_one_task_with_an_error_to_mend_ends_the_job(programs):
   """SLURM kills the other tasks, and srun passes on the highest code."""
-  fake_programs(
+  write_program(
     programs / "bin", "srun", 'shift; SLURM_PROCID=0 "$@"; SLURM_PROCID=1 "$@"; code=$?; exit $code'
   )
   assert (
@@ -87,8 +87,8 @@ def test_one_task_with_an_error_to_mend_ends_the_job(programs):
 def test_a_task_saves_although_only_its_shell_gets_term(programs):
   up = programs / "up"
   wait = f"until [ -e {up} ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done"
-  fake_programs(programs / "bin", "srun", f'shift; "$@" & {wait}; kill -TERM $!; wait $!')
-  fake_programs(programs / "bin", "python", "exit 0")  # the check before
+  write_program(programs / "bin", "srun", f'shift; "$@" & {wait}; kill -TERM $!; wait $!')
+  write_program(programs / "bin", "python", "exit 0")  # the check before
   handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
   program = f"import signal, sys, time; {handler}; open({str(up)!r}, 'w'); time.sleep(60)"
   assert start(programs, program=program) == 0
@@ -148,7 +148,7 @@ def test_a_job_in_the_queue_is_left_alone(programs, capsys):
 
 
 def test_stop_lets_a_running_job_save_for_good(programs):
-  fake_programs(programs / "bin", "scancel", f'echo "$@" >> {programs}/scancel')
+  write_program(programs / "bin", "scancel", f'echo "$@" >> {programs}/scancel')
   (programs / "queue").write_text("41 RUNNING\n42 PENDING\n")
   (programs / "a run").mkdir()
   assert start(programs, action="stop") == 0
@@ -171,7 +171,7 @@ def test_bad_flags_are_refused_in_one_line(programs, capsys):
   flags = ["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"]
   assert slurm.main(flags) == 2
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
-  fake_programs(
+  write_program(
     programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
   )
   assert start(programs) == 2

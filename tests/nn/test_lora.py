@@ -76,26 +76,25 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 @pytest.mark.parametrize("kind", CASES)
 def test_the_defaults_adapt_queries_and_values(kind):
   tuning = tunings_lora.make()
-  parameters = params.named_params(
-    jax.eval_shape(
-      lambda: tuning.adapt(build_plain_model(CASES[kind], "scan"), jax.random.key(2), {})
-    )
-  )
+
+  def build():
+    return tuning.adapt(build_plain_model(CASES[kind], "scan"), jax.random.key(2), {})
+
+  parameters = params.named_params(jax.eval_shape(build))
   adapters = [name.split("/")[-2] for name in parameters if name.endswith(ADAPTERS)]
   assert set(adapters) == {"query", "value"}
-  assert len(adapters) == 4 * (3 if kind == "encoder_decoder" else 1)
-  assert {name for name in tuning.trained_names(parameters) if "blocks" in name} == {
-    n for n in parameters if n.endswith(ADAPTERS)
-  }
+  attentions = 3 if kind == "encoder_decoder" else 1
+  assert len(adapters) == 4 * attentions  # a and b, of queries and of values
+  trained_in_blocks = {name for name in tuning.trained_names(parameters) if "blocks" in name}
+  assert trained_in_blocks == {name for name in parameters if name.endswith(ADAPTERS)}
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_adapters_have_the_names_axes_and_sizes_of_their_kernels(kind):
   before = params.named_params(jax.eval_shape(lambda: build_plain_model(CASES[kind], "scan")))
   after = params.named_params(jax.eval_shape(lambda: build_adapted_model(kind)))
-  assert {name: p.shape for name, p in after.items() if not name.endswith(ADAPTERS)} == {
-    name: p.shape for name, p in before.items()
-  }
+  shapes = {name: p.shape for name, p in after.items() if not name.endswith(ADAPTERS)}
+  assert shapes == {name: p.shape for name, p in before.items()}
   new = after.keys() - before.keys()
   assert new
   assert {name.rpartition("/")[2] for name in new} == set(ADAPTERS)
@@ -104,16 +103,16 @@ def test_adapters_have_the_names_axes_and_sizes_of_their_kernels(kind):
     p = after[name]
     *layers, rows, columns = zip(kernel.shape, kernel.axes, kernel.unit)
     rank = (2, None, 1)
-    assert list(zip(p.shape, p.axes, p.unit)) == [
-      *layers,
-      *([rows, rank] if name.endswith("a") else [rank, columns]),
-    ]
-  merged = params.named_params(
-    jax.eval_shape(lambda: without_adapters(build_adapted_model(kind), merged=True))
-  )
-  assert {n: (p.shape, p.axes, p.unit) for n, p in merged.items()} == {
-    n: (p.shape, p.axes, p.unit) for n, p in before.items()
-  }
+    matrix = [rows, rank] if name.endswith("a") else [rank, columns]
+    assert list(zip(p.shape, p.axes, p.unit)) == [*layers, *matrix]
+
+  def build_merged():
+    return without_adapters(build_adapted_model(kind), merged=True)
+
+  merged = params.named_params(jax.eval_shape(build_merged))
+  assert merged.keys() == before.keys()
+  for name, p in before.items():
+    assert (merged[name].shape, merged[name].axes, merged[name].unit) == (p.shape, p.axes, p.unit)
 
 
 def test_an_adapter_follows_its_papers_formula():

@@ -80,6 +80,9 @@ def test_texts_are_escaped_and_invisible_characters_are_shown():
   "flags, message",
   [
     (["--step=-1"], "argument --step: found '-1'"),
+    ([f"--step={10**20 - 1}"], "argument --step: found '99"),
+    (["--step=nan"], "argument --step: found 'nan'"),
+    (["--step=٣"], "argument --step: found '٣'"),  # an Arabic digit
     (["--examples=0"], "--examples=0"),
     (["--split=nothing"], "nothing"),
     (["--config.no=1"], "--config.no: "),

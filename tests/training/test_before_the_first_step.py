@@ -165,14 +165,6 @@ def test_steps_outside_of_the_run_are_refused(flag, message, capsys, tmp_path):
   assert message in refusal_of_train(capsys, tmp_path, flag)
 
 
-@pytest.mark.parametrize("step", [-1, 10**20 - 1, "nan", "٣"])
-def test_inspect_data_refuses_a_bad_step(step, capsys):
-  from tools import inspect_data
-
-  assert inspect_data.main(["--config=tests/recipes/nano.py", f"--step={step}"]) == 2
-  assert "argument --step: found" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
   "folder", ["samples", "profile", "pictures", "best", "checkpoints", "logs"]
 )

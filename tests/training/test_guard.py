@@ -63,17 +63,16 @@ def train_on_poisoned_data(workdir, *flags, stop_at: int = 0) -> tuple[int, list
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-  """Notes how each start ended."""
+  """A tracker that writes down how each start ended."""
 
   def open(self, workdir, name, step, config):
     outcomes = workdir / "outcomes"
 
-    def noted(outcome):
-      return outcomes.write_text(
-        (outcomes.read_text() if outcomes.exists() else "") + f"{outcome}\n"
-      )
+    def note_outcome(outcome):
+      with outcomes.open("a") as file:
+        file.write(f"{outcome}\n")
 
-    return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=noted)
+    return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=note_outcome)
 
 
 SKIP = ("--config.guard.name=skip",)
@@ -81,29 +80,19 @@ ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 
 def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys):
-  noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
-  assert train_on_poisoned_data(tmp_path, noted)[0] == 3
+  tracker = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
+  assert train_on_poisoned_data(tmp_path, tracker)[0] == 3
   assert steps(tmp_path) == [2, 4]
   errors = capsys.readouterr().err
   assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in errors
-  assert train_on_poisoned_data(tmp_path, noted, *SKIP)[0] == 0
+  assert train_on_poisoned_data(tmp_path, tracker, *SKIP)[0] == 0
   assert (tmp_path / "outcomes").read_text() == "failed\nfinished\n"
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   loss_by_step = dict(losses(tmp_path))
   assert [s for s, x in loss_by_step.items() if x is None] == [5]
   assert steps(tmp_path) == [2, 4, 6, 8, 10]
-  assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [
-    0,
-    0,
-    0,
-    0,
-    1,
-    0,
-    0,
-    0,
-    0,
-    0,
-  ]
+  refused = [row["train/updates_refused"] for row in read_metrics(tmp_path)]
+  assert refused == [0] * 4 + [1] + [0] * 5  # step 5 alone
 
 
 @pytest.mark.more

@@ -69,11 +69,12 @@ def one_layer(arrays, layer):
 RATE = optax.linear_schedule(0.1, 0.02, 3)
 
 
-def matrices(p):
-  return jax.tree.map(lambda a: a.ndim > 1, p)
+def matrices(params):
+  """Return whether each parameter is a matrix."""
+  return jax.tree.map(lambda array: array.ndim > 1, params)
 
 
-CASES = {  # ours, and optax's for one layer
+CASES = {  # our optimizer of stacks, and optax's of a single layer
   "adafactor": (adafactor(RATE), optax.adafactor(RATE)),
   "adafactor_decay": (
     adafactor(RATE, weight_decay=0.01),
@@ -140,9 +141,7 @@ CASES = {  # ours, and optax's for one layer
   ),
   "lion": (
     OPTIMIZERS["lion"](RATE, b1=0.8, b2=0.98, weight_decay=0.3),
-    optax.lion(
-      RATE, 0.8, 0.98, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)
-    ),
+    optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=matrices),
   ),
   "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
   "sgd_decay": (
@@ -159,30 +158,20 @@ def test_stacked_layers_are_optimised_one_by_one(case):
   gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
   final = update_repeatedly(update_layerwise(our_optimizer, AXES), start, gradients)
   assert final.keys() == start.keys()
-  expected = [
-    (
-      None,
-      update_repeatedly(
-        single_optimizer, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]
-      ),
-    )
-  ]
+
+  def assert_near(actual, expected, name):
+    size = float(np.sqrt(np.mean(np.square(expected))))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * size, err_msg=name)
+
+  table = {"table": start["table"]}
+  table_gradients = [{"table": gradient["table"]} for gradient in gradients]
+  expected = update_repeatedly(single_optimizer, table, table_gradients)
+  assert_near(final["table"], expected["table"], "table")
   for layer in range(LAYERS):
-    expected.append(
-      (
-        layer,
-        update_repeatedly(
-          single_optimizer, one_layer(start, layer), [one_layer(g, layer) for g in gradients]
-        ),
-      )
-    )
-  for layer, arrays in expected:
-    for name, array in arrays.items():
-      actual = final[name][layer] if isinstance(layer, int) else final[name]
-      size = float(np.sqrt(np.mean(np.square(array))))
-      np.testing.assert_allclose(
-        actual, array, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {layer}"
-      )
+    layer_gradients = [one_layer(gradient, layer) for gradient in gradients]
+    expected = update_repeatedly(single_optimizer, one_layer(start, layer), layer_gradients)
+    for name, array in expected.items():
+      assert_near(final[name][layer], array, f"{name} {layer}")
 
 
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
@@ -219,9 +208,9 @@ def test_plain_adafactor_mixes_the_layers_of_a_stack():
   layered = update_repeatedly(
     update_layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients
   )
-  assert (
-    tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
-  )
+  plain_layer = {"mlp": plain["blocks/mlp"][0]}
+  separate_layer = {"mlp": layered["blocks/mlp"][0]}
+  assert tiny.relative_error(plain_layer, separate_layer) > 1e-2
 
 
 @pytest.mark.parametrize("case", CASES)
