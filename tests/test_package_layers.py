@@ -26,7 +26,6 @@ LAYERS = {
   **dict.fromkeys((*BASE, "nn", "parallel"), 0),
   "vocabularies": 0.1,
   "store": 0.2,
-  "rewards": 0.2,
   **dict.fromkeys(("corpora", "data"), 0.3),
   "runtime": 0.4,
   "architectures": 0.5,
@@ -46,8 +45,8 @@ LAYERS = {
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
   **dict.fromkeys(("runs", "__main__"), 5),
 }
-# Plug-ins that need more than their package. Only a recipe's name imports them.
-LAYERS |= {"rewards.model": 2.3, "evals.questions": 3.1}
+# A plug-in that needs more than its package. Only a recipe's name imports it.
+LAYERS |= {"evals.questions": 3.1}
 CONTRIB = REPO / PACKAGE / "contrib"
 INTERDEPENDENT = {"corpora", "data"}  # not separated yet
 ROOTS = (PACKAGE, "tools", "launch", "configs")
@@ -88,7 +87,7 @@ def layer_of(path):
   """
   parts = path.relative_to(REPO / PACKAGE).with_suffix("").parts
   if parts[0] == "contrib" and len(parts) > 3:
-    return LAYER_OF_FOLDER[parts[2]]
+    return LAYER_OF_FOLDER.get(parts[2], "contrib")
   return parts[0]
 
 

@@ -7,9 +7,10 @@ It starts after supervised fine-tuning.
       --config.task.source=jsonl:train=gsm8k/train.jsonl,validation=gsm8k/test.jsonl
 
 Each line of the files has `question` and `answer`; a completion whose final number is that of the
-answer has reward 1 (`t5x_like/rewards/number.py`). `--config.objective.reward=my_rewards:right`
-takes a function of your own. DeepSeekMath (Shao et al. 2024, section 4.2) drew 64 completions of up
-to 1,024 tokens to each of 16 questions, with a rate of 1e-6, a KL coefficient of 0.04 and one
+answer has reward 1 (`t5x_like/contrib/feedback/rewards/number.py`).
+`--config.objective.reward=my_rewards:right` takes a function of your own. DeepSeekMath (Shao et al.
+2024, section 4.2) drew 64 completions of up to 1,024 tokens to each of 16 questions, with a rate of
+1e-6, a KL coefficient of 0.04 and one
 update from each; here they are 16 completions to each of 64. `grpo.py:dr_grpo` is Liu et al.'s form
 without KL (2025), `grpo.py:rloo` REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024),
 `grpo.py:ppo` PPO with a value head: one completion to each of 512 prompts, and 4 passes over these.

@@ -8,8 +8,8 @@ It learns first from answers, then from rewards alone.
 
 The first command teaches it in 150 steps of `7+15=22` in bytes, which leaves it wrong in most sums.
 The second shows no sum any more: it draws 8 answers to each of 32 prompts, and each is rewarded
-with 1 if it is the sum and 0 if not (`t5x_like/rewards/exact.py`). `sums.py:dr_grpo`,
-`sums.py:rloo` and `sums.py:ppo` learn by these.
+with 1 if it is the sum and 0 if not (`t5x_like/contrib/feedback/rewards/exact.py`).
+`sums.py:dr_grpo`, `sums.py:rloo` and `sums.py:ppo` learn by these.
 
 Measured, one seed: the mean reward of the completions drawn rises from 0.31 (steps 1 to 25) to 0.66
 (276 to 300); of the 38 held-out sums, 42 % are right before and 76 % after. 22 and 43 CPU seconds.

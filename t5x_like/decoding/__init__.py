@@ -8,6 +8,5 @@ Read it from the bottom up; each line imports only from the lines above it:
   stops            ends of rows at strings of text
   cpu unrolled     a model's layers and kernels, made ready once for a loop over tokens
   generate         greedy search and sampling
-  rollouts         completions in the rows that a model is then trained on
   beam_search      the best of several hypotheses
 """

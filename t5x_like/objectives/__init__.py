@@ -121,7 +121,7 @@ class Base:
       run's initial weights.
     teacher: whether `model.reference` is the model of `config.teacher` instead.
     step_module: the module of `training/` that builds the steps for its batches, such as
-      `training/rollouts.py`; "" for the plain step.
+      `contrib/feedback/training/rollouts.py`; "" for the plain step.
     uses_batch_negatives: whether the loss of a row depends on the other rows of the batch, which
       rules out accumulation.
     spare_classes: the number of logits that belong to no class of the task.

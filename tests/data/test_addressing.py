@@ -119,16 +119,6 @@ CASES = {
   "translation_lm": [{"file": "tsv", "text": "{a}", "pair": "{b}", "length": 64}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "chat": [{"file": "jsonl", "length": 64}],
-  "preferences": [{"file": "jsonl", "length": 64}],
-  "prompts": [
-    {
-      "file": "jsonl",
-      "prompt": "{prompt}",
-      "fields": ["chosen"],
-      "prompt_length": 64,
-      "new_tokens": 8,
-    }
-  ],
   "multiple_choice": [
     {"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}
   ],

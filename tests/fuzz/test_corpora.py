@@ -16,11 +16,11 @@ from t5x_like.data.tasks import (
   chat,
   classification,
   multiple_choice,
-  preferences,
   span_qa,
   tagging,
   text_to_text,
 )
+from tests import topics
 from tests.fuzz import bending
 from tools import prepare_data
 
@@ -88,9 +88,8 @@ TASKS = {
     text="{text}", options="options", label_field="answer", choices=2, length=64, **o
   ),
   "chat": lambda **o: chat.task(**o),
-  "preferences": lambda **o: preferences.task(**o),
   "span_qa": lambda **o: span_qa.task(length=128, stride=16, question_length=32, **o),
-}
+} | topics.cases("TASKS_OF_RECORDS")
 
 
 def parquet(records: list) -> bytes:

@@ -10,6 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.objectives import check_declarations, evaluate
 from t5x_like.report.charts import charts
 from t5x_like.report.page import loss_unit, metrics
+from tests import topics
 
 OLDER = ("eval/a/loss", "eval/a/unigram_entropy", "eval/a/perplexity")
 BUILT_IN = slots.names(objectives)
@@ -55,7 +56,8 @@ def test_a_users_objective_has_no_unit():
 
 
 @pytest.mark.parametrize(
-  "name, names", [("dpo", {"step", "eval/a/loss"}), ("decoder", {"step", *OLDER})]
+  "name, names",
+  [("decoder", {"step", *OLDER}), *topics.cases("METRICS_OF_OLDER_RUNS").items()],
 )
 def test_pages_of_older_runs_show_no_entropy_of_other_losses(name, names, tmp_path):
   (tmp_path / "metrics.jsonl").write_text(

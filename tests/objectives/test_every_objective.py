@@ -30,8 +30,7 @@ USUAL = {
 }
 
 
-BY_ARGUMENT = {name: f"configs/finetune/grpo.py:{name},debug" for name in ("rloo", "ppo")}
-BY_ARGUMENT["cached_distillation"] = "configs/qwen/distil.py:cached,debug"
+BY_ARGUMENT = {"cached_distillation": "configs/qwen/distil.py:cached,debug"}
 BY_ARGUMENT |= topics.cases("OBJECTIVE_RECIPES")
 
 

@@ -18,6 +18,7 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, compiling, hardware, minimum, search, steps, table
 from t5x_like.training.build import build_parts
+from tests import topics
 
 pytestmark = pytest.mark.runs
 
@@ -243,13 +244,7 @@ def test_evaluation_and_decoding_steps_split_their_rows_over_the_mesh():
     assert evaluate.batch.keys() - train.batch.keys() == {"example_index"}
 
 
-@pytest.mark.parametrize(
-  "recipe, words",
-  [
-    ("configs/finetune/preferences.py:debug", "task preferences has several rows of tokens"),
-    pytest.param("configs/realm/base.py:debug", "realm is an encoder", marks=pytest.mark.more),
-  ],
-)
+@pytest.mark.parametrize("recipe, words", topics.cases("RECIPES_WITHOUT_DECODING_STEP").items())
 def test_a_decoding_step_is_refused_where_there_is_none(recipe, words):
   config, task = steps.resolve(recipes.load(recipe, ()), "cpu", None)
   with pytest.raises(UserError, match=f"--step=decode: {words}"):

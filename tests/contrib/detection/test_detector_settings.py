@@ -1,4 +1,4 @@
-"""What a detector takes from its data and its images: the number of classes, processors, buckets."""
+"""A detector follows its data and images: the number of classes, processors, buckets."""
 
 import json
 from types import SimpleNamespace

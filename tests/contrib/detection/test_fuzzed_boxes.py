@@ -1,4 +1,4 @@
-"""Images with boxes, damaged, lying or hostile: one line, or a store that counts what it skipped."""
+"""Images with boxes, damaged, lying or hostile: one line, or a store that counts skipped ones."""
 
 import random
 

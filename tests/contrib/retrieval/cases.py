@@ -26,3 +26,6 @@ RATE_DECAYS = {"realm/base.py": "from_start"}
 
 # Evaluators that tests/contrib/retrieval/test_retrieval.py tests by itself.
 EVALUATORS_TESTED_ELSEWHERE = {"open_qa": "test_retrieval.py"}
+
+# tests/planning/test_plan.py
+RECIPES_WITHOUT_DECODING_STEP = {"configs/realm/base.py:debug": "realm is an encoder"}

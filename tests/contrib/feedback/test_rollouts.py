@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from t5x_like import rewards
+from t5x_like.contrib.feedback import rewards
+from t5x_like.contrib.feedback.objectives._rollouts import completion_log_probabilities
+from t5x_like.contrib.feedback.training.rollouts import build_answer_function, compile_run_step
 from t5x_like.data import loader, task_features
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.models import llama, t5
 from t5x_like.nn import params
 from t5x_like.objectives import flatten_rows
-from t5x_like.objectives._rollouts import completion_log_probabilities
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.rollouts import build_answer_function, compile_run_step
 from tests.models.families import Case, model, shrunk
 
 B = 4

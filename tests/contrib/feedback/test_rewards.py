@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from t5x_like import rewards, trust, vocabularies
+from t5x_like import trust, vocabularies
+from t5x_like.contrib.feedback import rewards
+from t5x_like.contrib.feedback.rewards import exact, model, number
 from t5x_like.data.supervised.chat import Chat
 from t5x_like.errors import UserError
-from t5x_like.rewards import exact, model, number
 
 
 def test_exact_compares_the_stripped_text_with_every_field():

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like.contrib.feedback.objectives._rollouts import RewardObjective, check_reward, k3
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3
 from t5x_like.slots import PositiveInt
 
 _EPSILON = 1e-8  # added to the variance of advantages
@@ -37,7 +37,7 @@ class Objective(RewardObjective):
   rollout.
 
   Attributes:
-    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
+    reward: a name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments.
     clip: the paper's epsilon.
     value_clip: the same for values.
     value_weight: the paper's c1, of half the squared error.

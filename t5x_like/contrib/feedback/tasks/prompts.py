@@ -6,7 +6,7 @@ The objectives are `objectives/grpo.py`, `ppo.py` and `rloo.py`.
                  "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl", "vocabulary":
                  "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
 
-A row holds a prompt `completions` times, with empty places behind it; `decoding/rollouts.py`
+A row holds a prompt `completions` times, with empty places behind it; `completions.py`
 describes the rows. The `fields` of its record go with it, as JSON, to the function that computes
 the reward. Epochs, mixtures and resuming are as in every other task: a prompt is a function of its
 index.
@@ -19,7 +19,8 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from t5x_like import rewards, vocabularies
+from t5x_like import vocabularies
+from t5x_like.contrib.feedback import rewards
 from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features

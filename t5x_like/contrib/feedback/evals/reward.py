@@ -4,9 +4,9 @@ rewards."""
 import jax
 import numpy as np
 
-from t5x_like import rewards
+from t5x_like.contrib.feedback import rewards
+from t5x_like.contrib.feedback.completions import rollout
 from t5x_like.decoding.generate import choose_likeliest
-from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.parallel.rules import fetch

@@ -6,9 +6,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from parity import cases, reference
+from t5x_like.contrib.feedback.objectives.dpo import Objective
 from t5x_like.interop import hf
 from t5x_like.nn import params
-from t5x_like.objectives.dpo import Objective
 
 pytestmark = pytest.mark.parity
 B = 4

@@ -6,14 +6,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.errors import UserError
-from t5x_like.objectives import flatten_rows
-from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._preferences import (
+from t5x_like.contrib.feedback.objectives._preferences import (
   PreferenceObjective,
   answer_log_probabilities,
   sum_over_pairs,
 )
+from t5x_like.errors import UserError
+from t5x_like.objectives import flatten_rows
+from t5x_like.objectives._losses import Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)

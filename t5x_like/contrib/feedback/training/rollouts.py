@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_like import rewards
+from t5x_like.contrib.feedback import rewards
+from t5x_like.contrib.feedback.completions import rollout
 from t5x_like.decoding.generate import choose_by_keys
-from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.objectives import flatten_rows

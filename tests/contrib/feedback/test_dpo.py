@@ -10,11 +10,11 @@ import pytest
 import more
 from t5x_like import evaluate, train, vocabularies
 from t5x_like.abstract_model import build_model
+from t5x_like.contrib.feedback.objectives.dpo import Objective
 from t5x_like.data import loader, task, task_features
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
-from t5x_like.objectives.dpo import Objective
 from t5x_like.report.writer import read_metrics
 from tests.models.families import Case, model, shrunk
 from tests.recipes import nano_decoder  # with the variant that the runs are of

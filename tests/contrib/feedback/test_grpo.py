@@ -10,9 +10,10 @@ import pytest
 from scipy.special import log_softmax
 
 from t5x_like.architectures.design import Design
+from t5x_like.contrib.feedback.objectives import grpo, rloo
 from t5x_like.errors import UserError
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.objectives import denominator, grpo, rloo
+from t5x_like.objectives import denominator
 
 B = 2
 K = 4

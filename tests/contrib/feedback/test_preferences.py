@@ -7,12 +7,13 @@ import pytest
 from flax import nnx
 from scipy.special import expit, log_softmax
 
-from objectives.test_dpo import draw_batch, flags
-from t5x_like import rewards, train
+from t5x_like import train
+from t5x_like.contrib.feedback import rewards
+from t5x_like.contrib.feedback.objectives import orpo, reward
 from t5x_like.errors import UserError
 from t5x_like.models import gpt
-from t5x_like.objectives import orpo, reward
 from t5x_like.report.writer import read_metrics
+from tests.contrib.feedback.test_dpo import draw_batch, flags
 from tests.models.families import Case, shrunk
 from tests.runs import assert_same_bits
 

@@ -6,9 +6,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from t5x_like.contrib.feedback.objectives._rollouts import (
+  RewardObjective,
+  check_reward,
+  k3,
+  mean_over_tokens,
+)
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3, mean_over_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Objective(RewardObjective):
   one update.
 
   Attributes:
-    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
+    reward: a name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments.
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
   """
 

@@ -6,7 +6,8 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from t5x_like import rewards, slots
+from t5x_like import slots
+from t5x_like.contrib.feedback import rewards
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
@@ -40,8 +41,9 @@ class RewardObjective(DecoderTargets):
   """The base of objectives on rollouts; `training/rollouts.py` makes their batches.
 
   The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a
-  name in `t5x_like.rewards` or `module:function`, or such a name and arguments) and `beta` (the
-  cost of departing from the reference, which has the run's initial weights; at 0 there is none).
+  name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments) and `beta`
+  (the cost of departing from the reference, which has the run's initial weights; at 0 there is
+  none).
   """
 
   extra_features = ("decoder_log_probabilities", "rewards")
@@ -79,7 +81,7 @@ class RewardObjective(DecoderTargets):
 
     Args:
       model: a decoder or an encoder-decoder with adapters, or with `model.reference`.
-      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K]; the
+      batch: features of `completions.py`, [B, K, …], and `rewards` float32 [B, K]; the
         reference is not run if it has `reference_log_probabilities` float32 [B, K, N].
     """
     rows = flatten_rows(batch)

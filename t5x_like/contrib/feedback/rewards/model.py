@@ -34,7 +34,7 @@ def reward(
   step: int | None = None,
   prompt: str = "prompt",
 ) -> list[float]:
-  """Return the score of each text as the answer to its prompt; see `t5x_like.rewards`.
+  """Return the score of each text as the answer to its prompt; see `rewards/__init__.py`.
 
   Args:
     workdir: the reward model's run.

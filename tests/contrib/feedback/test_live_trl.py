@@ -19,9 +19,9 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from parity import cases, reference
+from t5x_like.contrib.feedback.objectives import grpo, ppo, reward, rloo
 from t5x_like.interop import hf
 from t5x_like.nn import params
-from t5x_like.objectives import grpo, ppo, reward, rloo
 
 pytestmark = [
   pytest.mark.parity,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from t5x_like.contrib.feedback.objectives.ppo import Objective
 from t5x_like.errors import UserError
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.objectives.ppo import Objective
 
 B = 3
 K = 2

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from t5x_like.contrib.feedback.objectives._preferences import PreferenceObjective, sum_over_pairs
 from t5x_like.errors import UserError
 from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._preferences import PreferenceObjective, sum_over_pairs
 
 
 @dataclasses.dataclass(frozen=True)

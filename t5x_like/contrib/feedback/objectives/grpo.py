@@ -12,9 +12,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from t5x_like.contrib.feedback.objectives._rollouts import (
+  RewardObjective,
+  check_reward,
+  k3,
+  mean_over_tokens,
+)
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3, mean_over_tokens
 from t5x_like.slots import PositiveFloat, PositiveInt
 
 _EPSILON = 1e-4  # added to a group's standard deviation
@@ -43,7 +48,7 @@ class Objective(RewardObjective):
   them; in the first, r is 1 up to rounding.
 
   Attributes:
-    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
+    reward: a name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments.
     form: `grpo`, `dr_grpo`, `dapo` or `gspo`.
     clip: the paper's epsilon.
     clip_high: the same above 1; None is `clip`. A higher one lets unlikely tokens grow (Yu et al.,

@@ -8,8 +8,8 @@ import pytest
 import more
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
 from t5x_like import predict, train
+from t5x_like.contrib.feedback.rewards import exact
 from t5x_like.report.writer import read_metrics
-from t5x_like.rewards import exact
 from tests.runs import assert_same_bits, hide_other_devices
 
 

@@ -6,12 +6,12 @@ the metric of GSM8K.
 
 from typing import Any
 
+from t5x_like.contrib.feedback.rewards import right_answers
 from t5x_like.metrics.answers import final_number
-from t5x_like.rewards import right_answers
 
 
 def reward(texts: list[str], examples: list[dict[str, Any]]) -> list[float]:
-  """Return a reward for each text; see `t5x_like.rewards`."""
+  """Return a reward for each text; see `rewards/__init__.py`."""
   rewards = []
   for text, example in zip(texts, examples, strict=True):
     right = {final_number(answer) for answer in right_answers(example)} - {None}
