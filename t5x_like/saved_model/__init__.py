@@ -1,7 +1,7 @@
 """Open trained models: workdirs of runs, Hugging Face directories and names of the Hub.
 
-Every command, tool and run that uses a trained model opens it here. Opening reads what the model is;
-`SavedModel.restore` reads its parameters.
+Every command, tool and run that uses a trained model opens it here. Opening reads the model's
+config; `SavedModel.restore` reads its parameters.
 """
 
 from t5x_like import trust

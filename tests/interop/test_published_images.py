@@ -125,7 +125,7 @@ def test_predictions_have_the_defaults_of_the_task_of_training():
     reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {}
   )
   defaults = layout.fill_defaults({"name": "image_text"})
-  assert reader._way == {name: defaults[name] for name in ("crop", "fit", "mean", "method")}
+  assert reader._fit_options == {name: defaults[name] for name in ("crop", "fit", "mean", "method")}
   assert (defaults["crop"], defaults["mean"][0]) == (1.0, 0.48145466)
 
 
