@@ -112,6 +112,21 @@ class Constant(Entry):
     return {self.name: self.value}
 
 
+class Written(Entry):
+  """A field that is written with the same value in all models, and that reading ignores."""
+
+  def __init__(self, name: str, value: Any):
+    self.name = name
+    self.value = value
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    fields.ignore(self.name)
+    return {}
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    return {self.name: self.value}
+
+
 class Required(Entry):
   """A field that may be there only with one of some values, and is not written."""
 
@@ -225,8 +240,16 @@ class ModelType:
     sizes = {path.removeprefix("dims."): values[path] for path in values if "dims." in path}
     dims = complete_dims(sizes)
     changes = {path: value for path, value in values.items() if not path.startswith("dims.")}
-    if changes.get("embed") == dims.embed:
-      changes["embed"] = None
+    inherited = {
+      "embed": dims.embed,
+      "decoder_heads": dims.heads,
+      "decoder_mlp": dims.mlp,
+    }
+    for path, size in inherited.items():
+      if changes.get(path) == size:
+        changes[path] = None
+    if "decoder_layers" in changes and changes["decoder_layers"] is None:
+      changes["decoder_layers"] = dims.layers
     base = self.base
     if isinstance(base, Design):
       base = Variant(dims, base, changes["vocab_size"])

@@ -1,18 +1,24 @@
 """BART, mBART and Marian, whose files have the same layout."""
 
-import dataclasses
+from typing import Any
 
 from t5x_like.architectures.design import Tokens, Variant
-from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.hf import exact_cores, require_design
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import (
+  Choice,
+  Composed,
+  Entry,
+  Field,
+  HasTensor,
+  Ignored,
+  ModelType,
+  Required,
+  Written,
+)
+from t5x_like.interop.families import opt
+from t5x_like.interop.tensor_mapping import Fused, TensorMapping, prefix_table
 from t5x_like.models import bart, transformer
-from t5x_like.nn.dims import Dims
 
-MODEL_TYPES = ("bart", "mbart", "marian")
-MODELS = (bart.Model, transformer.Model)
-BODY_PREFIX = "model."
 ACTIVATIONS = {
   "gelu": "gelu",
   "relu": "relu",
@@ -21,210 +27,166 @@ ACTIVATIONS = {
   "gelu_new": "gelu_tanh",
   "tanh": "tanh",
 }
-ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
-# padding, end and start
-IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}
-DESIGNS = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}
-# fields of a design that a config may set, or that do not change the function
-_FREE_FIELDS = {
-  "activation",
-  "position",
-  "embed_scale",
-  "logits_bias",
-  "embed_init",
-  "init_stddev",
-  "mlp_dropout",
-  "core",
-  "quantization",
+
+
+class SpecialTokens(Entry):
+  """The ids of padding, end and start; the decoder starts with the end by default."""
+
+  def __init__(self, pad: int, eos: int, start: int | None):
+    self.defaults = (pad, eos, start)
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    pad, eos, start = self.defaults
+    pad = fields.take("pad_token_id", pad)
+    eos = fields.take("eos_token_id", eos)
+    if isinstance(eos, list):
+      eos = eos[0]
+    start = fields.values.get("decoder_start_token_id", start)
+    return {"tokens": Tokens(pad, eos if start is None else start, eos)}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    tokens = variant.tokens
+    return {
+      "pad_token_id": tokens.pad,
+      "bos_token_id": 0,
+      "eos_token_id": tokens.eos,
+      "decoder_start_token_id": tokens.start,
+    }
+
+
+def _require_consistent_sizes(fields: Fields) -> dict[str, Any]:
+  fields.require("num_hidden_layers", fields.values.get("encoder_layers"))
+  fields.require("decoder_vocab_size", fields.values.get("vocab_size"))
+  width = fields.take("d_model")
+  for name in ("encoder_attention_heads", "decoder_attention_heads"):
+    heads = fields.values.get(name)
+    if heads and width % heads:
+      raise fields.refusal(name, heads, f"a divisor of d_model, {width}")
+  return {}
+
+
+COMMON = (
+  Written("is_encoder_decoder", True),
+  Field("vocab_size", "vocab_size"),
+  Field("d_model", "dims.embed"),
+  Field("encoder_layers", "dims.layers"),
+  Field("encoder_attention_heads", "dims.heads"),
+  Field("encoder_ffn_dim", "dims.mlp"),
+  Field("decoder_layers", "decoder_layers", default=None),
+  Field("decoder_attention_heads", "decoder_heads", default=None),
+  Field("decoder_ffn_dim", "decoder_mlp", default=None),
+  Choice("activation_function", "design.activation", ACTIVATIONS, default="gelu"),
+  Field("scale_embedding", "design.embed_scale", default=False),
+  HasTensor("final_logits_bias", "design.logits_bias"),
+  Composed(_require_consistent_sizes, lambda variant: {}),
+  Required("share_encoder_decoder_embeddings", True),
+  Required("add_bias_logits", False),
+  Required("do_blenderbot_90_layernorm", False),
+  Required("tie_word_embeddings", True),
+  Ignored("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop"),
+  Ignored("decoder_layerdrop", "classif_dropout", "force_bos_token_to_be_generated"),
+  Ignored("extra_pos_embeddings", "replacing_rate"),  # which nothing reads
+  Ignored("student_decoder_layers", "student_encoder_layers"),
+)
+
+
+class ForcedEnd(Entry):
+  """The end that `generate` forces at the greatest length: the special id."""
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    return {"forced_eos_token_id": variant.tokens.eos}
+
+
+def _layout(pre_norm: bool, embed_norm: bool, fixed_positions: bool) -> tuple[Entry, ...]:
+  """Return the fields of a layout that the published models of a type have."""
+  return (
+    Required("normalize_before", pre_norm),
+    Required("add_final_layer_norm", pre_norm),
+    Required("normalize_embedding", embed_norm),
+    Required("static_position_embeddings", fixed_positions),
+  )
+
+
+LENGTH = Field("max_position_embeddings", "design.position.length", default=1024)
+TOKENS = SpecialTokens(pad=1, eos=2, start=None)
+BART = (*COMMON, LENGTH, TOKENS, ForcedEnd(), *_layout(False, True, False))
+MBART = (*COMMON, LENGTH, TOKENS, ForcedEnd(), *_layout(True, True, False))
+MARIAN = (
+  *COMMON,
+  Composed(
+    lambda fields: fields.ignore("max_position_embeddings") or {},
+    lambda variant: {"max_position_embeddings": 1024},
+  ),
+  SpecialTokens(pad=58_100, eos=0, start=58_100),
+  *_layout(False, False, True),
+)
+
+
+def _map_output_bias(mapping: TensorMapping, hf_name: str, path: str) -> None:
+  mapping.fuse(hf_name, [path], split=lambda x: [x[0]], join=lambda arrays: arrays[0][None])
+
+
+CROSS_ATTENTION = {
+  "encoder_attn_layer_norm": ("cross_attention/in_norm", "cross_attention/out_norm"),
+  "encoder_attn.q_proj": "cross_attention/layer/query",
+  "encoder_attn.k_proj": "cross_attention/layer/key",
+  "encoder_attn.v_proj": "cross_attention/layer/value",
+  "encoder_attn.out_proj": "cross_attention/layer/out",
 }
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  model_type = fields.values["model_type"]
-  _require_layout(fields, model_type)
-  length = fields.take("max_position_embeddings", 1024)
-  design = DESIGNS[model_type]
-  position = design.position
-  if model_type != "marian":
-    position = {"name": "learned", "length": length, "offset": 2}
-  design = dataclasses.replace(
-    design,
-    activation=fields.choose("activation_function", ACTIVATIONS, "gelu"),
-    position=position,
-    embed_scale=fields.take("scale_embedding", False),
-    logits_bias="final_logits_bias" in tensor_names,
-  )
-  D = fields.take("d_model")
-  heads = fields.take("encoder_attention_heads")
-  mlp = fields.take("encoder_ffn_dim")
-  layers = fields.take("encoder_layers")
-  decoder_layers = fields.take("decoder_layers", layers)
-  decoder_heads = fields.take("decoder_attention_heads", heads)
-  decoder_mlp = fields.take("decoder_ffn_dim", mlp)
-  fields.require("num_hidden_layers", layers)
-  for name, count in (
-    ("encoder_attention_heads", heads),
-    ("decoder_attention_heads", decoder_heads),
-  ):
-    if D % count:
-      raise fields.refusal(name, count, f"a divisor of d_model, {D}")
-  variant = Variant(
-    Dims(D, heads, heads, D // heads, mlp, layers),
-    design,
-    fields.take("vocab_size"),
-    _read_special_tokens(fields, model_type),
-    decoder_layers=decoder_layers,
-    decoder_heads=None if decoder_heads == heads else decoder_heads,
-    decoder_mlp=None if decoder_mlp == mlp else decoder_mlp,
-  )
-  model_class = transformer.Model if model_type == "marian" else bart.Model
-  return model_class, {"variant": variant}
-
-
-def _require_layout(fields: Fields, model_type: str) -> None:
-  """Refuse configs with another layout than the published models of the type."""
-  fields.require("share_encoder_decoder_embeddings", True)
-  fields.require("decoder_vocab_size", fields.values.get("vocab_size"))
-  fields.require("normalize_before", model_type == "mbart")
-  fields.require("normalize_embedding", model_type != "marian")
-  fields.require("add_final_layer_norm", model_type == "mbart")
-  fields.require("static_position_embeddings", model_type == "marian")
-  fields.require("add_bias_logits", False)
-  fields.require("do_blenderbot_90_layernorm", False)
-  fields.require("tie_word_embeddings", True)
-  fields.ignore(
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "encoder_layerdrop",
-    "decoder_layerdrop",
-    "classif_dropout",
-    "force_bos_token_to_be_generated",
-    "extra_pos_embeddings",  # which nothing reads
-    "replacing_rate",
-    "student_decoder_layers",
-    "student_encoder_layers",
-  )
-
-
-def _read_special_tokens(fields: Fields, model_type: str) -> Tokens:
-  """Return the special ids of a config; without an id of its own, the decoder starts with EOS."""
-  pad, eos, start = IDS[model_type]
-  pad = fields.take("pad_token_id", pad)
-  eos = fields.take("eos_token_id", eos)
-  if isinstance(eos, list):
-    eos = eos[0]
-  start = fields.values.get("decoder_start_token_id", start)
-  return Tokens(pad, eos if start is None else start, eos)
-
-
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = model.variant.design
-  if isinstance(model, transformer.Model):
-    model_type = "marian"
-    class_name = "MarianMTModel"
-    required_position = {"name": "sinusoidal", "interleaved": False}
-  elif design.norm_position == "pre":
-    model_type = "mbart"
-    class_name = "MBartForConditionalGeneration"
-    required_position = {"name": "learned", "offset": 2}
-  else:
-    model_type = "bart"
-    class_name = "BartForConditionalGeneration"
-    required_position = {"name": "learned", "offset": 2}
-  require_design(model, core=exact_cores(design))
-  for field in dataclasses.fields(design):
-    if field.name not in _FREE_FIELDS:
-      required = getattr(DESIGNS[model_type], field.name)
-      require_design(model, **{field.name: [required]})
-  position = {"name": design.position} if isinstance(design.position, str) else design.position
-  if {name: position.get(name) for name in required_position} != required_position:
-    raise UserError(
-      f"design.position is {design.position!r}; this type supports only {required_position!r}"
-    )
-  dims = variant.dims
-  tokens = variant.tokens
-  if dims.heads * dims.head_dim != dims.embed or dims.kv_heads != dims.heads:
-    raise UserError(
-      f"heads of width {dims.head_dim} are not the embedding width {dims.embed} "
-      f"over {dims.heads} heads"
-    )
-  config = {
-    "architectures": [class_name],
-    "model_type": model_type,
-    "is_encoder_decoder": True,
-    "vocab_size": variant.vocab_size,
-    "d_model": dims.embed,
-    "encoder_layers": dims.layers,
-    "decoder_layers": variant.decoder_dims.layers,
-    "encoder_attention_heads": dims.heads,
-    "decoder_attention_heads": variant.decoder_dims.heads,
-    "encoder_ffn_dim": dims.mlp,
-    "decoder_ffn_dim": variant.decoder_dims.mlp,
-    "max_position_embeddings": position.get("length", 1024),
-    "activation_function": find_key(ACTIVATIONS, design.activation),
-    "scale_embedding": design.embed_scale,
-    "pad_token_id": tokens.pad,
-    "bos_token_id": 0,
-    "eos_token_id": tokens.eos,
-    "decoder_start_token_id": tokens.start,
+def _stack_tensors(side: str, layer: dict) -> dict:
+  """Return the tensors of a stack, "encoder" or "decoder"."""
+  return {
+    f"model.{side}.embed_positions": f"{side}_inputs/position",
+    f"model.{side}.layernorm_embedding": f"{side}_inputs/norm",
+    f"model.{side}.layer_norm": f"{side}/final_norm",
+    **prefix_table(f"model.{side}.layers.{{layer}}.", f"{side}/blocks/", layer),
   }
-  if model_type != "marian":
-    config["forced_eos_token_id"] = tokens.eos
-  return config
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  variant = mapping.model.variant
-  mapping.copy("model.shared.weight", "embed/table")
-  mapping.tied = dict.fromkeys(
+TENSORS = dict(
+  tensors={
+    "model.shared": "embed",
+    "final_logits_bias": Fused("head/bias", _map_output_bias),
+    **_stack_tensors("encoder", opt.LAYER),
+    **_stack_tensors("decoder", opt.LAYER | CROSS_ATTENTION),
+  },
+  tied=dict.fromkeys(
     ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
     "model.shared.weight",
-  )
-  mapping.ignored_suffixes = ("final_logits_bias",)
-  if variant.design.logits_bias:
-    mapping.fuse(
-      "final_logits_bias",
-      ["head/bias"],
-      split=lambda x: [x[0]],
-      join=lambda arrays: arrays[0][None],
-    )
-  if isinstance(mapping.model, transformer.Model):
-    mapping.ignored_suffixes += ("embed_positions.weight",)  # sines and cosines
-  _map_stack(mapping, "encoder", variant.dims.layers, {"self_attention": "self_attn"})
-  _map_stack(
-    mapping,
-    "decoder",
-    variant.decoder_dims.layers,
-    {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
-  )
+  ),
+  body_prefix="model.",
+)
+_IGNORED = ("final_logits_bias",)
+_SINES = ("embed_positions.weight",)
 
-
-def _map_stack(
-  mapping: TensorMapping, side: str, layers: int, attention_names: dict[str, str]
-) -> None:
-  """Map the embeddings and layers of a stack.
-
-  Args:
-    side: "encoder" or "decoder".
-    attention_names: our name of each kind of attention -> its name in the library.
-  """
-  if f"{side}_inputs/position/table" in mapping.parameter_names:
-    mapping.copy(f"model.{side}.embed_positions.weight", f"{side}_inputs/position/table")
-  if f"{side}_inputs/norm/scale" in mapping.parameter_names:
-    mapping.norm(f"model.{side}.layernorm_embedding", f"{side}_inputs/norm")
-  if f"{side}/final_norm/scale" in mapping.parameter_names:
-    mapping.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
-  norm = "in_norm" if mapping.model.variant.design.norm_position == "pre" else "out_norm"
-  blocks = f"{side}/blocks"
-  for layer, (_, index) in enumerate(locate_layers(getattr(mapping.model, side), layers)):
-    hf_layer = f"model.{side}.layers.{layer}"
-    for name, hf_name in attention_names.items():
-      mapping.attention(
-        f"{hf_layer}.{hf_name}", f"{blocks}/{name}/layer", index, names=ATTENTION_NAMES
-      )
-      mapping.norm(f"{hf_layer}.{hf_name}_layer_norm", f"{blocks}/{name}/{norm}", index)
-    mapping.linear(f"{hf_layer}.fc1", f"{blocks}/mlp/layer/wi", index)
-    mapping.linear(f"{hf_layer}.fc2", f"{blocks}/mlp/layer/wo", index)
-    mapping.norm(f"{hf_layer}.final_layer_norm", f"{blocks}/mlp/{norm}", index)
+TYPES = (
+  ModelType(
+    "bart",
+    "BartForConditionalGeneration",
+    bart.Model,
+    bart.BART,
+    BART,
+    ignored_suffixes=_IGNORED,
+    **TENSORS,
+  ),
+  ModelType(
+    "mbart",
+    "MBartForConditionalGeneration",
+    bart.Model,
+    bart.MBART,
+    MBART,
+    ignored_suffixes=_IGNORED,
+    **TENSORS,
+  ),
+  ModelType(
+    "marian",
+    "MarianMTModel",
+    transformer.Model,
+    transformer.MARIAN,
+    MARIAN,
+    ignored_suffixes=_IGNORED + _SINES,
+    **TENSORS,
+  ),
+)
