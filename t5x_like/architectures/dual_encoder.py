@@ -37,9 +37,9 @@ class DualVariant:
     image, text: variants of the two encoders; the image encoder's head is "attention_pool", or a
       projection instead of any other.
     width: width of the shared space.
-    text_pooling: "end" reads texts causally and takes the hidden state at their end; "mean" reads them
-      bidirectionally and takes the mean of their tokens; "last" reads whole rows bidirectionally,
-      padding included, and takes the state of the last position.
+    text_pooling: "end" reads texts causally and takes the hidden state at their end; "mean" reads
+      them bidirectionally and takes the mean of their tokens; "last" reads whole rows
+      bidirectionally, padding included, and takes the state of the last position.
     projection_bias: whether the projection of texts has a bias.
   """
 

@@ -64,8 +64,8 @@ def write_config(model, model_type: str | None) -> dict:
   text = model.variant.text
   if variant.text_pooling != "last" or not variant.projection_bias or model.bias is None:
     raise UserError(
-      f"variant.text_pooling is {variant.text_pooling!r}, projection_bias {variant.projection_bias}, "
-      f"bias {model.bias}; siglip has 'last', True and a bias"
+      f"variant.text_pooling is {variant.text_pooling!r}, projection_bias "
+      f"{variant.projection_bias}, bias {model.bias}; siglip has 'last', True and a bias"
     )
   if (
     image.class_tokens
