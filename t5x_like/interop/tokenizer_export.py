@@ -104,8 +104,8 @@ def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[s
   before = {role: turn[0].replace(EOS, eos) for role, turn in form.turns.items()}
   after = {role: turn[1].replace(EOS, eos) for role, turn in form.turns.items()}
   content = "message['content']"
-  if form.lead:
-    content = f"{json.dumps(form.lead)} + {content}"
+  if form.content_prefix:
+    content = f"{json.dumps(form.content_prefix)} + {content}"
   if form.stripped:
     content = f"{content} | trim"
   jinja = (

@@ -26,30 +26,32 @@ EOS = "<EOS>"
 _WHERE = "config.task.template"
 
 
+@slots.rename_keys(ends="end_of_turn", lead="content_prefix")
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
   """The format of turns.
 
   A recipe names one of `TEMPLATES` or gives the fields:
-  `config.task.template = {"turns": …, "ends": …}`.
+  `config.task.template = {"turns": …, "end_of_turn": …}`.
 
   Attributes:
     turns: (the text before the content, the text after it) by role.
-    ends: the piece that ends an answer: the text after the assistant's content begins with it.
+    end_of_turn: the piece that ends an answer, with which the text after the assistant's content
+      begins.
     pieces: the spellings of the template's special pieces; `EOS` stands for the vocabulary's end.
-    lead: text before every content, encoded together with it: a space for tokenizers whose words
-      usually include the space before them.
+    content_prefix: text before every content, encoded together with it: a space for tokenizers
+      whose words usually include the space before them.
     stripped: whether white space around contents is dropped.
 
   Raises:
-    UserError: `turns` lacks the user or the assistant, or `ends` is not one of `pieces` with which
-      the text after an answer begins.
+    UserError: `turns` lacks the user or the assistant, or `end_of_turn` is not one of `pieces`
+      with which the text after an answer begins.
   """
 
   turns: dict[str, tuple[str, str]]
-  ends: str
+  end_of_turn: str
   pieces: tuple[str, ...] = (EOS,)
-  lead: str = ""
+  content_prefix: str = ""
   stripped: bool = False
 
   def __post_init__(self):
@@ -61,10 +63,10 @@ class ChatTemplate:
           "content and the text after it"
         )
     after = self.turns[ASSISTANT][1]
-    if self.ends not in self.pieces or not after.startswith(self.ends):
+    if self.end_of_turn not in self.pieces or not after.startswith(self.end_of_turn):
       raise UserError(
-        f"{_WHERE}.ends: found {self.ends!r}, expected one of pieces, {', '.join(self.pieces)}, "
-        f"with which the text after an answer, {after!r}, begins"
+        f"{_WHERE}.end_of_turn: found {self.end_of_turn!r}, expected one of pieces, "
+        f"{', '.join(self.pieces)}, with which the text after an answer, {after!r}, begins"
       )
 
 
@@ -84,7 +86,7 @@ TEMPLATES = {
       ASSISTANT: ("Assistant:", f"{EOS}\n\n"),
     },
     EOS,
-    lead=" ",
+    content_prefix=" ",
   ),
   # OpenAI's ChatML, used by Qwen and many others.
   "chatml": ChatTemplate(
@@ -149,7 +151,7 @@ def render_messages(template: ChatTemplate, messages: Sequence["Message"], eos: 
   for message in messages:
     before, after = template.turns[message.role]
     content = message.content.strip() if template.stripped else message.content
-    text += before + template.lead + content + after
+    text += before + template.content_prefix + content + after
   return (text + template.turns[ASSISTANT][0]).replace(EOS, eos)
 
 
@@ -194,7 +196,7 @@ class Chat:
   @property
   def end(self) -> int:
     """Return the id that ends an answer."""
-    return self._pieces[self._template.ends]
+    return self._pieces[self._template.end_of_turn]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
     """Return why a conversation cannot be learned from, or None.
@@ -243,7 +245,7 @@ class Chat:
     for message in messages:
       before, after = self._template.turns[message.role]
       is_answer = message.role == ASSISTANT
-      end = self._template.ends if is_answer else ""
+      end = self._template.end_of_turn if is_answer else ""
       add(self._encode_template(before), False)
       add(self._encode_content(message), is_answer)
       add(self._encode_template(end), is_answer)
@@ -287,7 +289,7 @@ class Chat:
 
   def _encode_content(self, message: Message) -> list[int]:
     content = message.content.strip() if self._template.stripped else message.content
-    return list(self._vocabulary.encode(self._template.lead + content))
+    return list(self._vocabulary.encode(self._template.content_prefix + content))
 
   def _encode_template(self, text: str) -> list[int]:
     """Return the ids of the template's own text, with its pieces."""

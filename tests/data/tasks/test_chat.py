@@ -111,8 +111,8 @@ def test_llama_reads_results_of_tools_as_ipython(published):
 
 MISTRAL = {
   "turns": {"user": ["[INST] ", " [/INST]"], "assistant": ["", "<EOS>"]},
-  "ends": "<EOS>",
-  "lead": " ",
+  "end_of_turn": "<EOS>",
+  "content_prefix": " ",
 }
 
 
@@ -132,13 +132,15 @@ def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
   ("changes", "words"),
   [
     (
-      {"ends": "</s>"},
-      "config.task.template.ends: found '</s>', expected one of pieces, <EOS>, with which the text",
+      {"end_of_turn": "</s>"},
+      "config.task.template.end_of_turn: found '</s>', expected one of pieces, <EOS>, with which",
     ),
     (
       {"turns": {"user": ["a", "b"]}},
       "config.task.template.turns: found None for 'assistant', expected the text before",
     ),
+    ({"ends": "<EOS>"}, "config.task.template.ends: this key is now 'end_of_turn'; rename it"),
+    ({"lead": " "}, "config.task.template.lead: this key is now 'content_prefix'; rename it"),
     ({"turn": {}}, "config.task.template.turn: unknown key (did you mean 'turns'?)"),
   ],
 )
