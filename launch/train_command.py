@@ -85,7 +85,7 @@ def _check_slots(config) -> None:
   from t5x_like.data import tasks
   from t5x_like.training.resolve import resolve
 
-  slots.find("config.task.name", config.task.get("name"), tasks, "task")
+  slots.find("config.task.name", config.task.get("name"), tasks, "Arguments")
   objective = slots.find(
     "config.objective.name", config.objective.get("name"), objectives, "Objective"
   )

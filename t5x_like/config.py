@@ -98,7 +98,7 @@ class Recipe:
   """
 
   model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
-  task: dict = _slot()  # name: a module of data/tasks/; the rest are arguments of its task()
+  task: dict = _slot()  # name: a module of data/tasks/; the others are fields of its Arguments
   # by name, a `Phase`: earlier steps on another length, batch size or corpus
   phases: dict = _slot()
   init: dict = _slot()  # an `Init`: another run to start from

@@ -29,7 +29,7 @@ _SUPPLIED = ("rngs", "schedule", "context", "split")  # arguments that the progr
 # The slots of a recipe: where names are looked up, and records whose keys the slot has too.
 _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "model": (t5x_like.models, "Model", ()),
-  "task": (tasks, "task", (config_lib.Corpus,)),
+  "task": (tasks, "Arguments", (config_lib.Corpus,)),
   "objective": (t5x_like.objectives, "Objective", ()),
   "optimizer": (OPTIMIZERS, "", (config_lib.OptimizerMemory,)),
   "schedule": (SCHEDULES, "", ()),
@@ -147,8 +147,7 @@ def keys() -> list[Key]:
 
 def _argument_keys(section: str, function: Callable, owners: tuple[str, ...] = ()) -> list[Key]:
   """Return the keys of a section that are the arguments of a function, class or record."""
-  annotated = function.__init__ if inspect.isclass(function) else function
-  hints = typing.get_type_hints(annotated, include_extras=True)
+  types_by_name = slots.argument_types(function)
   defaults = slots.defaults(function)
   descriptions = _argument_descriptions(function)
   result = []
@@ -156,7 +155,7 @@ def _argument_keys(section: str, function: Callable, owners: tuple[str, ...] = (
     if name in _SUPPLIED:
       continue
     default = repr(defaults[name]) if name in defaults else None
-    kind = slots.describe_type(hints.get(name, Any))
+    kind = slots.describe_type(types_by_name.get(name, Any))
     result.append(Key(f"{section}.{name}", kind, default, descriptions.get(name, ""), owners))
   return result
 

@@ -313,6 +313,11 @@ def argument_names(function: Callable) -> list[str]:
   return list(_signature(function)[0])
 
 
+def argument_types(function: Callable) -> dict[str, Any]:
+  """Return the declared types of a function's arguments, by name."""
+  return _signature(function)[1]
+
+
 def defaults(function: Callable) -> dict[str, Any]:
   """Return the default values of a function's arguments, by name."""
   parameters, _ = _signature(function)
@@ -367,7 +372,17 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
       if field.name in parameters and field.default_factory is not dataclasses.MISSING:
         parameter = parameters[field.name]
         parameters[field.name] = parameter.replace(default=field.default_factory())
+    parameters = _own_fields_first(function, parameters)
   return parameters, declared_types
+
+
+def _own_fields_first(record: type, parameters: dict[str, Any]) -> dict[str, Any]:
+  """Return a dataclass's parameters with inherited fields after the fields that it declares."""
+  depths: dict[str, int] = {}
+  for depth, base in enumerate(record.__mro__):
+    for name in inspect.get_annotations(base):
+      depths.setdefault(name, depth)
+  return dict(sorted(parameters.items(), key=lambda entry: depths[entry[0]]))
 
 
 def coerce(where: str, value: Any, declared_type: Any) -> Any:

@@ -37,7 +37,7 @@ def check_train(arguments: list[str]) -> None:
   local_overrides = [key for key in overrides if not key.startswith(("init.", "teacher."))]
   config = resolve(recipes.load(args.config, local_overrides))
   name, task_arguments = slots.name_and_arguments("config.task", config.task)
-  task = slots.find("config.task.name", name, tasks, "task")
+  task = slots.find("config.task.name", name, tasks, "Arguments")
   slots.fill("config.task", {"split": "train", **task_arguments}, task)
 
 

@@ -3,18 +3,18 @@
 import dataclasses
 from typing import Any
 
+from t5x_like.data.task import TaskArguments, unfingerprinted
 from t5x_like.errors import UserError
 from t5x_like.files.paths import is_remote
 from t5x_like.store.reader import Verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-  """The records of a task and the directory of its prepared examples.
+class SourceArguments(TaskArguments):
+  """The arguments of tasks that prepare their examples from the records of a source.
 
   Attributes:
     source: where the records are read from; see `corpora/sources/__init__.py`.
-    split: the split of the source, or a part of one: `validation[:200]` is its first 200 records.
     cache: the local directory of prepared examples.
     data_dir: the directory in which TensorFlow datasets are prepared.
     label: the name of the task in metrics; by default `<corpus>_<task>`.
@@ -24,12 +24,11 @@ class Source:
     UserError: the cache is not a local directory.
   """
 
-  source: str
-  split: str
-  cache: str = "data/prepared"
-  data_dir: str | None = None
-  label: str | None = None
-  verify: Verify = "auto"
+  source: str = unfingerprinted("the content of the records counts")
+  cache: str = unfingerprinted("prepared examples may be anywhere", default="data/prepared")
+  data_dir: str | None = unfingerprinted("the content of the records counts", default=None)
+  label: str | None = unfingerprinted("it only names the task", default=None)
+  verify: Verify = unfingerprinted("it only checks files", default="auto")
 
   def __post_init__(self):
     if is_remote(self.cache):

@@ -1,13 +1,15 @@
 """A task: a corpus, a vocabulary and a preprocessor that turn an example's index into features.
 
-The module path is the registry: the task named `span_corruption` is the function `task` of
-`t5x_like/data/tasks/span_corruption.py`, and its keyword arguments are the task's configuration.
+The module path is the registry: the task named `span_corruption` is built from the dataclass
+`Arguments` of `t5x_like/data/tasks/span_corruption.py`. Its fields are the keys of `config.task`,
+with their types and defaults, and its docstring is their reference.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +17,12 @@ import numpy as np
 
 from t5x_like import config, slots, trust
 from t5x_like.data import cache_directory, tasks
-from t5x_like.data.features import BatchFunction, Feature
+from t5x_like.data.features import BatchFunction, Feature, Features
 from t5x_like.data.preprocessors import user_defined
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
+from t5x_like.errors import UserError
 from t5x_like.files import checked_json, file_names
-from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 # Imported only by recipes that name no store of their own.
@@ -110,6 +112,93 @@ class Task:
     return tuple(stream.advance(examples) for stream in streams)
 
 
+_REASON = "reason"
+_ROWS_ONLY = "rows_only"
+
+
+def unfingerprinted(reason: str, **options: Any) -> Any:
+  """Declare a field of `TaskArguments` that is no part of the fingerprint.
+
+  Args:
+    reason: why another value leaves the examples as they are, or what counts in its place.
+    options: `default` or `default_factory`, as for `dataclasses.field`.
+  """
+  return dataclasses.field(metadata={_REASON: reason}, **options)
+
+
+def rows_only(**options: Any) -> Any:
+  """Declare a field that arranges prepared examples in rows, and is not used to prepare them.
+
+  Args:
+    options: `default` or `default_factory`, as for `dataclasses.field`.
+  """
+  return dataclasses.field(metadata={_ROWS_ONLY: True}, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskArguments:
+  """The arguments of a task, from which it is built.
+
+  A run resumes if the fingerprint of its task is the same. A field counts in it unless it is
+  declared by `unfingerprinted`.
+
+  Attributes:
+    split: the split of the corpus, or a part of one: `validation[:200]` is the first 200 records.
+  """
+
+  split: str = unfingerprinted("the content of the split counts")
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features of the task's examples without reading data."""
+    raise NotImplementedError
+
+  def build(self) -> Task:
+    """Open the data and return the task.
+
+    Raises:
+      UserError: the arguments exclude each other, or the data cannot be used.
+    """
+    raise NotImplementedError
+
+  def fingerprint(self, version: str, **facts: Any) -> str:
+    """Return the SHA-256 of all that the examples depend on.
+
+    Args:
+      version: the task's name and version, such as `causal_lm.v1`; raise the version when a change
+        of the code changes its examples.
+      facts: what the task has read or derived from its arguments, such as the fingerprint of a
+        store; JSON. It replaces the field of the same name.
+    """
+    return digest(**{"task": version} | _to_json(self._fields()) | _to_json(facts))
+
+  def preparation(self) -> dict[str, Any]:
+    """Return the fields on which prepared examples depend, as JSON."""
+    return _to_json(self._fields(with_rows=False))
+
+  def _fields(self, with_rows: bool = True) -> dict[str, Any]:
+    """Return the fields in the fingerprint, with those of rows or without."""
+    values = {}
+    for field in dataclasses.fields(self):
+      is_counted = _REASON not in field.metadata
+      if is_counted and (with_rows or _ROWS_ONLY not in field.metadata):
+        values[field.name] = getattr(self, field.name)
+    return values
+
+
+def _to_json(value: Any) -> Any:
+  """Return a value as JSON that does not distinguish 3 from 3.0, or tuples from lists."""
+  if dataclasses.is_dataclass(value):
+    value = dataclasses.asdict(value)
+  value = slots.to_plain(value)
+  if isinstance(value, Mapping):
+    return {key: _to_json(inner) for key, inner in value.items()}
+  if isinstance(value, list | tuple):
+    return [_to_json(inner) for inner in value]
+  if isinstance(value, float) and value.is_integer():
+    return int(value)
+  return value
+
+
 def build(name: str | None, split: str, **arguments: Any) -> Task:
   """Make a task of a split of its corpus from the arguments in `config.task`; see `build_at`."""
   return build_at("task", name, split, arguments)
@@ -124,35 +213,40 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   of `corpora/builtin.py`.
 
   Args:
-    name: a module of `t5x_like/data/tasks`, or `module:function`.
+    name: a module of `t5x_like/data/tasks`, or `module:Class`, a subclass of `TaskArguments`.
     split: the split of its corpus.
-    arguments: arguments of the module's `task` function, as a recipe gives them.
+    arguments: the fields of the module's `Arguments`, as a recipe gives them.
   Raises:
     UserError: no such task; an unknown, missing or wrongly typed argument, named as
       `config.<slot>.<key>`; any error of the task itself.
   """
   where = f"config.{slot}"
   _check_locations(where, arguments)
-  function = slots.find(f"{where}.name", name, tasks, "task")
+  arguments_class = slots.find(f"{where}.name", name, tasks, "Arguments")
+  if not inspect.isclass(arguments_class) or not issubclass(arguments_class, TaskArguments):
+    raise UserError(
+      f"{where}.name: found {name!r}, expected a dataclass derived from "
+      "t5x_like.data.task.TaskArguments; see docs/how-to/add-a-task.md"
+    )
   user_preprocessors = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
-  if user_preprocessors and "shared" in slots.argument_names(function):
+  if user_preprocessors and "shared" in slots.argument_names(arguments_class):
     # The parts of a mixture apply them.
     shared = {"preprocessors": user_preprocessors}
     shared.update(arguments.get("shared", {}))
     arguments["shared"] = shared
     user_preprocessors = None
-  arguments, corpus = config.split_corpus(where, arguments, function)
+  arguments, corpus = config.split_corpus(where, arguments, arguments_class)
   filled: dict[str, Any] = {"split": split}
   if corpus:
     corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
     prepare = slots.find(where, "corpus", _PREPARERS, "prepare_split")
     filled["store"] = functools.partial(prepare, corpus)
-  elif arguments.get("store") == "builtin" and "store" in slots.argument_names(function):
+  elif arguments.get("store") == "builtin" and "store" in slots.argument_names(arguments_class):
     filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
   file_names.check_name(f"{where}: its split", split, "choose another split")
-  arguments = slots.fill(where, arguments, function, supplied=tuple(filled))
-  task = function(**filled, **arguments)
+  arguments = slots.fill(where, arguments, arguments_class, supplied=tuple(filled))
+  task = arguments_class(**filled, **arguments).build()
   file_names.check_name(
     f"{where}: the task's name", task.name, "its files are named after it; name its data otherwise"
   )
@@ -170,17 +264,6 @@ def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
       trust.check_source(f"{where}.{key}", value)
     elif key in _LOCATIONS and value != _LOCATIONS[key]:
       trust.check_location(f"{where}.{key}", value)
-
-
-def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
-  """Return the SHA-256 of a task over one token store.
-
-  Args:
-    task: the name and version of the task.
-    tokens: the store, whose content counts.
-    arguments: the arguments of the task; JSON.
-  """
-  return digest(task=task, store=tokens.fingerprint, **arguments)
 
 
 def digest(**content: Any) -> str:

@@ -30,10 +30,13 @@ def declare(arguments: Mapping[str, Any]) -> Features:
     raise UserError(
       f"config.task.name: the features of {name!r} are told only by making the task, from its data"
     )
-  task_function = slots.find("config.task.name", name, tasks, "task")
-  features_function = slots.find("config.task.name", name, tasks, "features")
+  arguments_class = slots.find("config.task.name", name, tasks, "Arguments")
+  fields = slots.argument_names(arguments_class)
+  # No feature depends on the required arguments that are missing, such as the source.
+  task_arguments = dict.fromkeys(fields) | slots.defaults(arguments_class)
+  task_arguments |= {key: value for key, value in values.items() if key in fields}
   vocabulary = load_vocabulary(values.get("store", "builtin"))
-  features = features_function(vocabulary, **slots.defaults(task_function) | values)
+  features = arguments_class(**task_arguments).features(vocabulary)
   form = values.get("as_decoder")
   if form:
     features = as_decoder.describe(form, features)

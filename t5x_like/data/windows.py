@@ -27,16 +27,18 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.features import BatchFunction, Features
+from t5x_like.data.features import BatchFunction
 from t5x_like.data.preprocessors import as_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.task import Task, TaskArguments, unfingerprinted
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store.reader import Verify
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
+# Why `documents_end` is no part of a fingerprint.
+ONLY_CHECKED = "it only checks the store, whose content counts"
 # (split, whether documents end with EOS) -> the path of its store
 PrepareSplit = Callable[[str, bool], str]
 
@@ -118,7 +120,7 @@ class Windows:
     tokens: the open store.
     length: tokens per window.
     num_examples: number of windows.
-    facts: the contribution of dynamic offsets to the task's fingerprint; empty without them.
+    dynamic_offsets: whether later epochs start at random offsets.
 
   Raises:
     UserError: the store cannot be used, its documents do not end as required, or it is shorter than
@@ -140,7 +142,7 @@ class Windows:
     if not isinstance(store, TokenStore):
       self.tokens = open_tokens(store, split, verify, documents_end)
     self.length = length
-    self.facts = offset_fingerprint(dynamic_offsets)
+    self.dynamic_offsets = dynamic_offsets
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
@@ -158,7 +160,7 @@ class Windows:
   def numbering(self) -> str:
     """An identifier of the numbering of examples: this store, window length and kind of offsets."""
     numbering = f"{self.tokens.fingerprint}/windows/{self.length}"
-    if self.facts:
+    if self.dynamic_offsets:
       numbering += "/dynamic_offsets"
     return numbering
 
@@ -202,18 +204,10 @@ class Windows:
     """Apply `read` to the first tokens of windows, on the host."""
     starts_B = example_index_B * self.length
     T = self.tokens.num_tokens
-    if self.facts and epoch_B is not None:
+    if self.dynamic_offsets and epoch_B is not None:
       starts_B = (starts_B + epoch_offsets(epoch_B, seed, T)) % T
     out_BW = tf.numpy_function(read, [starts_B], tf.int32, stateful=False)
     return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
-
-
-def offset_fingerprint(dynamic_offsets: bool) -> dict[str, Any]:
-  """Return the option's part of a fingerprint.
-
-  It is empty if the option is off, so that fingerprints older than the option stay valid.
-  """
-  return {"dynamic_offsets": True} if dynamic_offsets else {}
 
 
 def epoch_offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
@@ -258,13 +252,12 @@ def read_wrapped(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextArguments:
+class TextArguments(TaskArguments):
   """The arguments that tasks on running text share.
 
   Attributes:
     store: the directory or address that holds a token store per split (the `--output` of
       tools.prepare_data), or `builtin`, see `corpora/builtin.py`.
-    split: the split to read.
     dynamic_offsets: shift the windows in every later epoch, see above.
     label: the name in metrics; by default `<corpus>_<task>`.
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see
@@ -273,11 +266,10 @@ class TextArguments:
       `preprocessors/as_decoder.py`.
   """
 
-  store: str
-  split: str
+  store: str = unfingerprinted("the content of the store counts")
   dynamic_offsets: bool = True
-  label: str | None = None
-  verify: Verify = "auto"
+  label: str | None = unfingerprinted("it only names the task", default=None)
+  verify: Verify = unfingerprinted("it only checks files", default="auto")
   as_decoder: Literal["causal", "prefix"] | None = None
 
   def windows(self, length: int, documents_end: DocumentsEnd = "any") -> Windows:
@@ -292,26 +284,23 @@ class TextArguments:
     """
     return open_tokens(self.store, self.split, self.verify, documents_end)
 
-  def task(
-    self, version: str, windows: Windows, batch: BatchFunction, features: Features, **facts: Any
-  ) -> Task:
-    """Make a task whose example i is window i.
+  def build_task(self, version: str, windows: Windows, batch: BatchFunction, **facts: Any) -> Task:
+    """Return a task whose example i is window i.
 
     Args:
-      version: the task's name and version, such as `causal_lm.v1`; raise the version when its
-        examples change.
+      version, facts: see `TaskArguments.fingerprint`; the content of the store is added.
       windows: the windows.
-      batch, features: see `Task`.
-      facts: all that examples depend on besides the windows; JSON.
+      batch: see `Task`.
     """
+    vocabulary = windows.vocabulary
+    features = self.features(vocabulary)
     if self.as_decoder:
-      facts["as_decoder"] = self.as_decoder
       features = as_decoder.describe(self.as_decoder, features)
-      batch = as_decoder.apply(self.as_decoder, batch, windows.vocabulary)
+      batch = as_decoder.apply(self.as_decoder, batch, vocabulary)
     return Task(
       name=self.label or f"{windows.tokens.name}_{version.partition('.')[0]}",
-      vocabulary=windows.vocabulary,
-      fingerprint=fingerprint(version, windows.tokens, **facts, **windows.facts),
+      vocabulary=vocabulary,
+      fingerprint=self.fingerprint(version, store=windows.tokens.fingerprint, **facts),
       num_examples=windows.num_examples,
       features=features,
       batch=batch,

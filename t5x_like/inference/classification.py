@@ -90,8 +90,8 @@ class TextClassification:
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    build_task = slots.find("config.task.name", TASK_NAME, tasks, "task")
-    arguments = slots.defaults(build_task) | dict(task)
+    arguments_class = slots.find("config.task.name", TASK_NAME, tasks, "Arguments")
+    arguments = slots.defaults(arguments_class) | dict(task)
     unknown_flags = [name for name in flags if name != "top_k"]
     if unknown_flags:
       raise UserError(

@@ -123,7 +123,7 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     parts = list(slots.name_and_arguments("config.task.parts", values["parts"])[1].values())
     name, part_values = slots.name_and_arguments("config.task.parts", parts[0] if parts else {})
     values = shared | part_values | {"name": name or shared_name}
-  task = slots.find("config.task.name", values.get("name"), tasks, "task")
+  task = slots.find("config.task.name", values.get("name"), tasks, "Arguments")
   values = slots.defaults(task) | values
   store = values.get("store")
   vocabulary = values.get("vocabulary")

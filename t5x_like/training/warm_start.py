@@ -312,7 +312,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
 
 def _describe_normalisation(task: Mapping[str, Any]) -> str:
   """Describe the mean and deviation of pixels, by a single number where all channels agree."""
-  defaults = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
+  defaults = slots.defaults(slots.find("config.task.name", task["name"], tasks, "Arguments"))
   descriptions = []
   for name in ("mean", "std"):
     channels = list(task.get(name, defaults.get(name, ())))

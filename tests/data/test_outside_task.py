@@ -15,27 +15,34 @@ pytestmark = pytest.mark.runs
 REPO = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
 ECHO = """
+import dataclasses
+
 from t5x_like.data import features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.windows import Windows
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.windows import TextArguments
 
 
-def echo(*, store: str, split: str, length: int = 8) -> Task:
-  windows = Windows(store, split, length)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Echo(TextArguments):
+  length: int = 8
+  dynamic_offsets: bool = False
+  label: str = "echo"
 
-  def batch(example_index_B, epoch_B, seed):
-    window_BL = windows.read(example_index_B)
-    return encoder_decoder(window_BL, window_BL)
+  def features(self, vocabulary):
+    return features.encoder_decoder(self.length, self.length)
 
-  return Task(
-    name="echo",
-    vocabulary=windows.vocabulary,
-    fingerprint=fingerprint("echo.v1", windows.tokens, length=length),
-    num_examples=windows.num_examples,
-    features=features.encoder_decoder(length, length),
-    batch=batch,
-  )
+  def build(self):
+    windows = self.windows(self.length)
+
+    def batch(example_index_B, epoch_B, seed):
+      window_BL = windows.read(example_index_B)
+      return encoder_decoder(window_BL, window_BL)
+
+    return self.build_task("echo.v1", windows, batch)
+
+
+def build_echo(*, store: str, split: str):
+  return Echo(store=store, split=split).build()
 """
 
 
@@ -49,7 +56,7 @@ def user_directory(tmp_path, monkeypatch):
 
 
 def test_a_users_task_is_inspected_and_trained_on(user_directory, compiled, one_device, capsys):
-  flags = [RECIPE, '--config.task={"name": "echo_tasks:echo", "store": "builtin"}']
+  flags = [RECIPE, '--config.task={"name": "echo_tasks:Echo", "store": "builtin"}']
   assert inspect_data.main([*flags, "--ids"]) == 0
   output = capsys.readouterr().out
   assert "task echo" in output
@@ -64,18 +71,21 @@ def test_a_users_task_is_inspected_and_trained_on(user_directory, compiled, one_
 
 
 def test_arguments_of_a_users_task_are_checked(user_directory):
-  trust.begin_command(["echo_tasks:echo", "echo_tasks:eco"])
-  echo = task.build("echo_tasks:echo", "train", store="builtin", length=16)
+  trust.begin_command(["echo_tasks:Echo", "echo_tasks:Eco", "echo_tasks:build_echo"])
+  echo = task.build("echo_tasks:Echo", "train", store="builtin", length=16)
   assert echo.features["encoder_input_tokens"].shape == (16,)
   words = r"config.task.lenth: unknown key \(did you mean 'length'\?\)"
   with pytest.raises(UserError, match=words):
-    task.build("echo_tasks:echo", "train", store="builtin", lenth=16)
-  with pytest.raises(UserError, match="config.task.name: 'echo_tasks:eco' cannot be used"):
-    task.build("echo_tasks:eco", "train", store="builtin")
+    task.build("echo_tasks:Echo", "train", store="builtin", lenth=16)
+  message = "config.task.name: found 'echo_tasks:build_echo', expected a dataclass"
+  with pytest.raises(UserError, match=message):
+    task.build("echo_tasks:build_echo", "train", store="builtin")
+  with pytest.raises(UserError, match="config.task.name: 'echo_tasks:Eco' cannot be used"):
+    task.build("echo_tasks:Eco", "train", store="builtin")
 
 
 def test_a_users_task_may_be_part_of_a_mixture(user_directory):
-  trust.begin_command(["echo_tasks:echo"])
-  parts = {"a": {"name": "echo_tasks:echo"}, "b": {"name": "echo_tasks:echo", "length": 4}}
+  trust.begin_command(["echo_tasks:Echo"])
+  parts = {"a": {"name": "echo_tasks:Echo"}, "b": {"name": "echo_tasks:Echo", "length": 4}}
   mixture = task.build("mixture", "train", parts=parts, shared={"store": "builtin"}, period=10)
   assert mixture.features["decoder_target_tokens"].shape == (8,)

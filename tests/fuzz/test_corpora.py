@@ -75,20 +75,20 @@ CONLLU = "".join(
 )
 TABLE = [["text", "label"], *([line, "long"] for line in LINES)]
 TASKS = {
-  "text_to_text": lambda **o: text_to_text.task(inputs="{text}", targets="{label}", **o),
-  "classification": lambda **o: classification.task(
+  "text_to_text": lambda **o: text_to_text.Arguments(inputs="{text}", targets="{label}", **o),
+  "classification": lambda **o: classification.Arguments(
     text="{text}", labels=("long", "short"), length=64, **o
   ),
-  "tagging": lambda **o: tagging.task(tags=tuple("123456789"), length=64, **o),
-  "conll_tagging": lambda **o: tagging.task(
+  "tagging": lambda **o: tagging.Arguments(tags=tuple("123456789"), length=64, **o),
+  "conll_tagging": lambda **o: tagging.Arguments(
     tags=tuple("123456789"), tags_field="2", length=64, **o
   ),
-  "conllu_tagging": lambda **o: tagging.task(tags=("X",), tags_field="upos", length=64, **o),
-  "multiple_choice": lambda **o: multiple_choice.task(
+  "conllu_tagging": lambda **o: tagging.Arguments(tags=("X",), tags_field="upos", length=64, **o),
+  "multiple_choice": lambda **o: multiple_choice.Arguments(
     text="{text}", options="options", label_field="answer", choices=2, length=64, **o
   ),
-  "chat": lambda **o: chat.task(**o),
-  "span_qa": lambda **o: span_qa.task(length=128, stride=16, question_length=32, **o),
+  "chat": lambda **o: chat.Arguments(**o),
+  "span_qa": lambda **o: span_qa.Arguments(length=128, stride=16, question_length=32, **o),
 } | topics.cases("TASKS_OF_RECORDS")
 
 
@@ -240,7 +240,8 @@ def reader(task: str | None, kind: str, source: str):
     if task is None:
       flags = [f"--source={source}", "--vocabulary=bytes", f"--output={out}/data", "--workers=1"]
       return prepare_data.main([*flags, "--validation_fraction=0"]) if kind != "parallel" else None
-    built = TASKS[task](source=source, split="train", vocabulary="bytes", cache=str(out / "cache"))
+    arguments = {"source": source, "vocabulary": "bytes", "cache": str(out / "cache")}
+    built = TASKS[task](split="train", **arguments).build()
     return None if built.num_examples else 1
 
   return call

@@ -12,7 +12,7 @@ import numpy as np
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.supervised import example_store
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import LabelledSource
+from t5x_like.data.supervised.labelled import LabelledArguments
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
@@ -39,7 +39,7 @@ class Passages:
     split: str,
     text: str,
     length: int,
-    task_source: LabelledSource,
+    task_arguments: LabelledArguments,
     vocabulary: Vocabulary,
   ) -> "Passages":
     """Open the passages of a source, preparing them first if necessary.
@@ -48,7 +48,7 @@ class Passages:
       source, split: the source of the passages.
       text: the template of a passage.
       length: tokens of a row.
-      task_source: the records of the task, whose other settings apply.
+      task_arguments: the arguments of the task, whose other settings apply.
       vocabulary: the vocabulary of the tokens.
 
     Raises:
@@ -65,7 +65,7 @@ class Passages:
     def make_examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
       return (make_example(record, where) for where, record in records)
 
-    arguments = task_source.store_arguments
+    arguments = task_arguments.store_arguments
     arguments["source"] = source
     arguments["split"] = split
     store = example_store.open_store(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,75 +13,22 @@ from t5x_like import slots
 from t5x_like.data import augmentations as augmentation_package
 from t5x_like.data import random
 from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chain, crop_to_box
-from t5x_like.data.features import BatchFunction, Features
+from t5x_like.data.features import BatchFunction
 from t5x_like.data.images import layout, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUM_DRAWS, Mixing, find_partners
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.source import Source
-from t5x_like.data.task import Task, digest
+from t5x_like.data.source import SourceArguments
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.resolution import Resolution, height_and_width
-from t5x_like.slots import PositiveInt, to_plain
+from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # The streams of an example's random numbers.
 _AUGMENTATION_STREAM = 0
 _MIXING_STREAM = 1
 FIRST_TASK_STREAM = 2  # the first stream that is free for tasks
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageArguments(Source):
-  """The arguments that tasks on single images share.
-
-  Attributes:
-    resolution: the height and width of the images in a batch; one number for squares.
-    channels: 3 for RGB, 1 for grey; images are converted to it.
-    augmentations: the augmentations of training images, in order: names of modules of
-      `data/augmentations`, or {"name": …} with arguments. An image that they leave in another size
-      is resized like the images of evaluations.
-    repeats: the number of copies of each image in an epoch, consecutive and augmented independently
-      (Hoffer et al. 2020; DeiT takes 3); all copies are in one batch if the batch size is a
-      multiple.
-    crop: evaluations resize images to cover resolution / crop, and cut out the middle.
-    fit: how an image is fitted to the resolution in evaluations and, where augmentations leave
-      another size, in training. "cut" keeps the aspect ratio and cuts out the middle; "padded"
-      keeps the aspect ratio and fills the rest with the mean; "squeezed" changes the aspect ratio;
-      "squeezed_cut" changes it and cuts out the middle.
-    method: the interpolation by which images are fitted.
-    mean: the mean for normalising pixels from 0 to 1, one number or one per channel.
-    std: the standard deviation for it, one number or one per channel.
-    image_field: the field of the encoded image in the records.
-  """
-
-  resolution: Resolution = 224
-  channels: Literal[1, 3] = 3
-  augmentations: tuple = ("random_resized_crop", "flip")
-  repeats: PositiveInt = 1
-  crop: float = pictures.CROP
-  fit: pictures.Fit = "cut"
-  method: pictures.Method = "bicubic"
-  mean: tuple[float, ...] = pictures.MEAN
-  std: tuple[float, ...] = pictures.STD
-  image_field: str = "image"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledImageArguments(ImageArguments):
-  """The arguments that tasks on labelled images share.
-
-  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`. Without labels, the sources
-  of boxes can be used too.
-
-  Attributes:
-    label_field: the field of the label; None for tasks that learn from images without labels.
-    classes: the names of the classes, in the order of their numbers; by default the source's. Set
-      it for images that have only some of the classes of a run.
-  """
-
-  label_field: str | None = "label"
-  classes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,70 +116,16 @@ class Pixels:
     return _pixels.linear(image_YXC, 1 / (255 * std), -mean / std)
 
 
-def build_task(
-  images: ImageArguments, mixing: Mixing | None = None, store: stores.ImageStore | None = None
-) -> Task:
-  """Build the task `image_classification`.
-
-  Args:
-    images: the arguments of the task.
-    mixing: how images are mixed; None for no mixing.
-    store: the images, if they are open already; by default they are opened by the arguments.
-
-  Raises:
-    UserError: the source or an argument is unusable, no image is usable, or a file has changed
-      since it was prepared.
-  """
-  if not 0 < images.crop <= 1:
-    raise UserError(f"config.task.crop: found {images.crop}, expected above 0 and at most 1")
-  if store is None:
-    store = stores.open_store(
-      **images.store_arguments,
-      image_field=images.image_field,
-      label_field=images.label_field,
-      classes=images.classes,
-    )
-  examples = _ImageExamples(images, mixing, store)
-  classes = store.classes
-  return Task(
-    name=images.label or f"{store.name}_image_classification",
-    vocabulary=LabelVocabulary(classes),
-    fingerprint=digest(
-      task="image_classification.v4",
-      images=store.fingerprint,
-      augmentations=[to_plain(value) for value in images.augmentations],
-      mixing=vars(mixing) if mixing else None,
-      channels=images.channels,
-      crop=images.crop,
-      repeats=images.repeats,
-      resolution=images.resolution,
-      mean=examples.pixels.mean,
-      std=examples.pixels.std,
-      fit=images.fit,
-      method=images.method,
-    ),
-    num_examples=store.num_images,
-    features=examples.features,
-    batch=examples.batch,
-    numbering=f"{store.fingerprint} {images.repeats}",
-    classes=classes,
-    labels=store.labels if classes else None,
-    eval_batch=examples.eval_batch,
-    repeats=images.repeats,
-  )
-
-
 class _ImageExamples:
   """Makes the batches of the images of a store.
 
   Attributes:
     pixels: the pixels of the store's images.
-    features: the features of an example.
   """
 
   def __init__(self, images: ImageArguments, mixing: Mixing | None, store: stores.ImageStore):
     self.pixels = Pixels(store, images.channels, images.mean, images.std)
-    self.features = layout.describe(images.resolution, images.channels, mixed=mixing is not None)
+    self._features = layout.describe(images.resolution, images.channels, mixed=mixing is not None)
     self._mixing = mixing
     self._crop = images.crop
     self._repeats = images.repeats
@@ -339,46 +232,132 @@ class _ImageExamples:
       "other_label": tf.gather(self._labels_N, other_B),
       "label_share": share_B,
     }
-    return {name: arrays[name] for name in self.features}
+    return {name: arrays[name] for name in self._features}
 
 
-def extend_task(
-  version: str,
-  images: ImageArguments,
-  base: Task,
-  features: Features,
-  make_extra: Callable[[dict[str, tf.Tensor], RandomDraws, bool], dict[str, tf.Tensor]],
-  **facts: Any,
-) -> Task:
-  """Return a task on images that adds features to another task.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageArguments(SourceArguments):
+  """The arguments that tasks on single images share.
 
-  Args:
-    version: the task's name and version; increase the version when its examples change.
-    images: the arguments of the task.
-    base: the task to extend.
-    features: the features of the new task; other features of `base` are left out.
-    make_extra: computes the added features from the features of a batch, its random numbers, and
-      whether it is for training.
-    facts: everything that the added features depend on, as JSON; it enters the fingerprint.
+  Attributes:
+    resolution: the height and width of the images in a batch; one number for squares.
+    channels: 3 for RGB, 1 for grey; images are converted to it.
+    augmentations: the augmentations of training images, in order: names of modules of
+      `data/augmentations`, or {"name": …} with arguments. An image that they leave in another size
+      is resized like the images of evaluations.
+    repeats: the number of copies of each image in an epoch, consecutive and augmented independently
+      (Hoffer et al. 2020; DeiT takes 3); all copies are in one batch if the batch size is a
+      multiple.
+    crop: evaluations resize images to cover resolution / crop, and cut out the middle.
+    fit: how an image is fitted to the resolution in evaluations and, where augmentations leave
+      another size, in training. "cut" keeps the aspect ratio and cuts out the middle; "padded"
+      keeps the aspect ratio and fills the rest with the mean; "squeezed" changes the aspect ratio;
+      "squeezed_cut" changes it and cuts out the middle.
+    method: the interpolation by which images are fitted.
+    mean: the mean for normalising pixels from 0 to 1, one number or one per channel.
+    std: the standard deviation for it, one number or one per channel.
+    image_field: the field of the encoded image in the records.
   """
 
-  def extend(batch: BatchFunction, training: bool) -> BatchFunction:
-    def extended_batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-      arrays = batch(index_B, epoch_B, seed)
-      arrays |= make_extra(arrays, RandomDraws(seed, epoch_B, index_B), training)
-      return {name: arrays[name] for name in features}
+  resolution: Resolution = 224
+  channels: Literal[1, 3] = 3
+  augmentations: tuple = ("random_resized_crop", "flip")
+  repeats: PositiveInt = 1
+  crop: float = pictures.CROP
+  fit: pictures.Fit = "cut"
+  method: pictures.Method = "bicubic"
+  mean: tuple[float, ...] = pictures.MEAN
+  std: tuple[float, ...] = pictures.STD
+  image_field: str = "image"
 
-    return extended_batch
+  def build_images(
+    self,
+    version: str,
+    store: stores.ImageStore,
+    mixing: Mixing | None = None,
+    make_extra: Callable[[dict[str, tf.Tensor], RandomDraws, bool], dict[str, tf.Tensor]]
+    | None = None,
+    facts: Mapping[str, Any] = {},
+  ) -> Task:
+    """Return a task on the images of a store.
 
-  task_name, _, _ = version.partition(".")
-  return dataclasses.replace(
-    base,
-    name=images.label or base.name.replace("image_classification", task_name),
-    fingerprint=digest(task=version, images=base.fingerprint, **facts),
-    features=features,
-    batch=extend(base.batch, True),
-    eval_batch=extend(base.eval_batch, False),
-  )
+    Args:
+      version: the task's name and version; increase the version when its examples change.
+      store: the images.
+      mixing: how images are mixed; None for no mixing.
+      make_extra: computes further features from the features of a batch, its random numbers, and
+        whether it is for training; None for no further features.
+      facts: all that these depend on besides the arguments and the images; JSON.
+
+    Raises:
+      UserError: an argument is impossible.
+    """
+    if not 0 < self.crop <= 1:
+      raise UserError(f"config.task.crop: found {self.crop}, expected above 0 and at most 1")
+    examples = _ImageExamples(self, mixing, store)
+    vocabulary = LabelVocabulary(store.classes)
+    features = self.features(vocabulary)
+
+    def extend(batch: BatchFunction, training: bool) -> BatchFunction:
+      def extended_batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+        arrays = batch(index_B, epoch_B, seed)
+        if make_extra:
+          arrays |= make_extra(arrays, RandomDraws(seed, epoch_B, index_B), training)
+        return {name: arrays[name] for name in features}
+
+      return extended_batch
+
+    task_name, _, _ = version.partition(".")
+    return Task(
+      name=self.label or f"{store.name}_{task_name}",
+      vocabulary=vocabulary,
+      fingerprint=self.fingerprint(
+        version,
+        images=store.fingerprint,
+        mean=examples.pixels.mean,
+        std=examples.pixels.std,
+        **facts,
+      ),
+      num_examples=store.num_images,
+      features=features,
+      batch=extend(examples.batch, True),
+      numbering=f"{store.fingerprint} {self.repeats}",
+      classes=store.classes,
+      labels=store.labels if store.classes else None,
+      eval_batch=extend(examples.eval_batch, False),
+      repeats=self.repeats,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledImageArguments(ImageArguments):
+  """The arguments that tasks on labelled images share.
+
+  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`. Without labels, the sources
+  of boxes can be used too.
+
+  Attributes:
+    label_field: the field of the label; None for tasks that learn from images without labels.
+    classes: the names of the classes, in the order of their numbers; by default the source's. Set
+      it for images that have only some of the classes of a run.
+  """
+
+  label_field: str | None = "label"
+  classes: tuple[str, ...] = ()
+
+  def open_images(self) -> stores.ImageStore:
+    """Open the images, preparing them first if necessary.
+
+    Raises:
+      UserError: the source is unusable, no image is usable, or a file has changed since it was
+        prepared.
+    """
+    return stores.open_store(
+      **self.store_arguments,
+      image_field=self.image_field,
+      label_field=self.label_field,
+      classes=self.classes,
+    )
 
 
 def fit_to_resolution(

@@ -24,5 +24,5 @@ def describe(resolution: Resolution, channels: int, mixed: bool = False) -> Feat
 
 def fill_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
   """Return a `config.task` with the task's defaults for the arguments that it leaves out."""
-  function = slots.find("config.task.name", task["name"], tasks, "task")
+  function = slots.find("config.task.name", task["name"], tasks, "Arguments")
   return slots.defaults(function) | dict(task)

@@ -111,7 +111,9 @@ class _Table:
   """
 
   def __init__(self, task: Mapping[str, Any]):
-    self._task = slots.defaults(slots.find("config.task.name", _TASK, tasks, "task")) | dict(task)
+    self._task = slots.defaults(slots.find("config.task.name", _TASK, tasks, "Arguments")) | dict(
+      task
+    )
     self._task["label_field"] = str(self._task["label_field"])  # a number, where there is no header
     path = self._task.get("source")
     if path is None:

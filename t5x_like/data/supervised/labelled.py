@@ -1,14 +1,15 @@
 """Labelled tasks: records become examples, prepared once, and examples become rows of features.
 
-A task's file declares the fields that it reads and the features of its rows, and makes the example
-of a record and the rows of the examples. `build_task` opens the source, prepares the examples or
-opens the prepared ones, and makes batches.
+A task's file declares its arguments and the features of its rows, and makes the example of a record
+and the rows of the examples. `LabelledArguments.build_task` opens the source, prepares the examples
+or opens the prepared ones, and makes batches. An argument that is declared by `task.rows_only` does
+not change the prepared examples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,52 +17,12 @@ import numpy as np
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import BatchFunction, Features
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.source import Source
+from t5x_like.data.source import SourceArguments
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.task import Task, digest
+from t5x_like.data.task import Task, rows_only, unfingerprinted
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledSource(Source):
-  """The records of a labelled task.
-
-  Attributes:
-    vocabulary: the directory or file of a vocabulary, or `bytes`.
-    buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves
-      them whole.
-  """
-
-  vocabulary: str = "bytes"
-  buckets: PositiveInt = 1
-
-  @property
-  def allows_gaps(self) -> bool:
-    """Whether texts may lack a field.
-
-    They may in all splits but training splits, so that every example is predicted.
-    """
-    return not self.split.startswith("train")
-
-  @property
-  def gap_facts(self) -> dict[str, bool]:
-    """The facts of examples whose texts may lack a field."""
-    return {"gaps": True} if self.allows_gaps else {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedSource(LabelledSource):
-  """The records of a labelled task whose rows hold several examples.
-
-  Attributes:
-    packed: whether a row holds several examples.
-    pack_seed: seed of the packing plan, which decides the examples that share a row.
-  """
-
-  packed: bool = True
-  pack_seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,85 +57,120 @@ class ExampleRows:
   truncated: float = 0.0
 
 
-def build_task(
-  version: str,
-  source: LabelledSource,
-  vocabulary: Vocabulary,
-  *,
-  fields: Sequence[str],
-  facts: dict[str, Any],
-  streams: dict[str, bool],
-  make_example: Callable[[Record, str], Example | Skip],
-  make_rows: Callable[[ExampleStore], ExampleRows],
-  features: Features,
-  row_facts: dict[str, Any],
-  **attributes: Any,
-) -> LabelledTask:
-  """Make a labelled task, preparing its examples first if necessary.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledArguments(SourceArguments):
+  """The arguments that labelled tasks share.
 
-  Args:
-    version: the task's name and version, such as `tagging.v1`; raise the version when its examples
-      change.
-    source: the records.
-    vocabulary: the vocabulary of the ids.
-    fields: the fields of a record in use.
-    facts: all else that determines the examples besides the vocabulary; JSON.
-    streams: the names of the examples' token streams, and whether they end with EOS.
-    make_example: turns a record and its location into an example, or a `Skip`, which is counted.
-    make_rows: arranges the prepared examples in rows.
-    features: the features of a row.
-    row_facts: all that rows depend on besides the examples; JSON.
-    attributes: further attributes of the task.
-
-  Raises:
-    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since
-      preparation.
+  Attributes:
+    vocabulary: the directory or file of a vocabulary, or `bytes`.
+    buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves
+      them whole.
   """
 
-  def make_examples(pairs: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
-    return (make_example(record, where) for where, record in pairs)
+  vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
+  buckets: PositiveInt = unfingerprinted("it only cuts padding off batches", default=1)
 
-  store = example_store.open_store(
-    examples=make_examples,
-    task=version,
-    fields=tuple(fields),
-    facts=facts,
-    vocabulary=vocabulary,
-    streams=streams,
-    **source.store_arguments,
-  )
-  rows = make_rows(store)
+  @property
+  def allows_gaps(self) -> bool:
+    """Whether texts may lack a field.
 
-  def view_examples(further_fields: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the metrics' view of each example; see `Task.examples`."""
-    used_records = records.read_used_records(
-      source.source,
-      source.split,
-      fields=(*fields, *further_fields),
-      data_dir=source.data_dir,
+    They may in all splits but training splits, so that every example is predicted.
+    """
+    return not self.split.startswith("train")
+
+  def build_task(
+    self,
+    version: str,
+    vocabulary: Vocabulary,
+    *,
+    fields: Sequence[str],
+    streams: dict[str, bool],
+    make_example: Callable[[Record, str], Example | Skip],
+    make_rows: Callable[[ExampleStore], ExampleRows],
+    example_facts: Mapping[str, Any] = {},
+    row_facts: Mapping[str, Any] = {},
+    **attributes: Any,
+  ) -> LabelledTask:
+    """Return the task, preparing its examples first if necessary.
+
+    Args:
+      version: the task's name and version, such as `tagging.v1`; raise the version when its
+        examples change.
+      vocabulary: the vocabulary of the ids.
+      fields: the fields of a record in use.
+      streams: the names of the examples' token streams, and whether they end with EOS.
+      make_example: turns a record and its location into an example, or a `Skip`, which is counted.
+      make_rows: arranges the prepared examples in rows.
+      example_facts: all that the examples depend on besides the arguments and the vocabulary;
+        JSON.
+      row_facts: all that rows depend on besides the examples, the arguments and the vocabulary;
+        JSON.
+      attributes: further attributes of the task.
+
+    Raises:
+      UserError: an unusable source, an unwritable cache, no usable record, or a file changed since
+        preparation.
+    """
+
+    def make_examples(pairs: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+      return (make_example(record, where) for where, record in pairs)
+
+    store = example_store.open_store(
       examples=make_examples,
+      task=version,
+      fields=tuple(fields),
+      facts={**self.preparation(), **example_facts},
+      vocabulary=vocabulary,
+      streams=streams,
+      **self.store_arguments,
     )
-    if rows.used is not None:
-      used_records = [used_records[number] for number in rows.used]
-    views = []
-    for place, (where, record) in enumerate(used_records):
-      views.append({"record": record} | rows.view(record, where, place))
-    return views
+    rows = make_rows(store)
 
-  task_name, _, _ = version.partition(".")
-  fingerprinted = {"task": version, "examples": store.fingerprint} | row_facts
-  return LabelledTask(
-    name=source.label or f"{store.name}_{task_name}",
-    vocabulary=vocabulary,
-    fingerprint=digest(**fingerprinted),
-    num_examples=rows.num_rows,
-    features=features,
-    batch=batch_from_reader(rows.read, features),
-    examples=view_examples if rows.view else None,
-    truncated=rows.truncated,
-    buckets=source.buckets,
-    **attributes,
-  )
+    def view_examples(further_fields: Sequence[str]) -> list[dict[str, Any]]:
+      """Return the metrics' view of each example; see `Task.examples`."""
+      used_records = records.read_used_records(
+        self.source,
+        self.split,
+        fields=(*fields, *further_fields),
+        data_dir=self.data_dir,
+        examples=make_examples,
+      )
+      if rows.used is not None:
+        used_records = [used_records[number] for number in rows.used]
+      views = []
+      for place, (where, record) in enumerate(used_records):
+        views.append({"record": record} | rows.view(record, where, place))
+      return views
+
+    task_name, _, _ = version.partition(".")
+    features = self.features(vocabulary)
+    return LabelledTask(
+      name=self.label or f"{store.name}_{task_name}",
+      vocabulary=vocabulary,
+      fingerprint=self.fingerprint(
+        version, examples=store.fingerprint, vocabulary=vocabulary.fingerprint, **row_facts
+      ),
+      num_examples=rows.num_rows,
+      features=features,
+      batch=batch_from_reader(rows.read, features),
+      examples=view_examples if rows.view else None,
+      truncated=rows.truncated,
+      buckets=self.buckets,
+      **attributes,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedArguments(LabelledArguments):
+  """The arguments of labelled tasks whose rows hold several examples.
+
+  Attributes:
+    packed: whether a row holds several examples.
+    pack_seed: seed of the packing plan, which decides the examples that share a row.
+  """
+
+  packed: bool = rows_only(default=True)
+  pack_seed: int = rows_only(default=0)
 
 
 def read_parallel(

@@ -130,7 +130,7 @@ class Sequences(abc.ABC):
 
 def separators_between(vocabulary: Vocabulary) -> int:
   """Return the number of special tokens between two texts in an encoder's rows, 1 or more."""
-  if not hasattr(vocabulary, "between"):
+  if not hasattr(vocabulary, "count_pair_separators"):
     return 1
   return max(1, vocabulary.count_pair_separators())
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from t5x_like.data import random, windows
 from t5x_like.data.document_chunks import Chunks
 from t5x_like.data.features import Feature, Features, encoder
-from t5x_like.data.preprocessors import segments, sentences
+from t5x_like.data.preprocessors import as_decoder, segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.task import Task, digest
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.windows import TextArguments
 from t5x_like.errors import UserError
-from t5x_like.slots import Length, Rate
+from t5x_like.slots import Length
 from t5x_like.store.tokens import TokenStore
-from t5x_like.vocabularies import special_id
+from t5x_like.vocabularies import Vocabulary, special_id
 
-PACKED = ("segment_pair", "doc_sentences")
+_PACKED = ("segment_pair", "doc_sentences")
 _FEATURE_NAMES = {  # by the names of readers and masks
   "inputs": "encoder_input_tokens",
   "targets": "encoder_target_tokens",
@@ -33,71 +35,17 @@ _FEATURE_NAMES = {  # by the names of readers and masks
 }
 
 
-def features(
-  vocabulary,
-  /,
-  *,
-  length: int,
-  input_format: str,
-  masking: str,
-  rate: float,
-  segment_ids: bool,
-  packed: bool,
-  **_,
-) -> Features:
-  """Return the features of the task with these arguments."""
-  packed = packed and segment_ids and input_format in PACKED
-  extra_names = ["target_tokens"]
-  if segment_ids:
-    extra_names.append("segment_ids")
-  if packed:
-    extra_names.append("positions")
-  if masking == "spans":
-    extra_names += ["span_starts", "span_ends"]
-  described = encoder(length, *extra_names)
-  described["encoder_loss_weights"] = Feature((length,), "float32")
-  described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
-  if input_format.endswith("_pair"):
-    described["next_sentence_label"] = Feature((), "int32")
-  if packed and input_format == "segment_pair":
-    pairs_K = Feature((_packed_rows.max_pairs(length),), "int32")
-    described["next_sentence_label"] = pairs_K
-    described["encoder_cls_positions"] = pairs_K
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedRowArguments(TextArguments):
+  """The arguments of tasks on rows of masked tokens.
 
-
-def task(
-  *,
-  length: Length = 512,
-  input_format: segments.Format = "full_sentences",
-  masking: Mode = "tokens",
-  rate: float = 0.15,
-  mask_share: float = 0.8,
-  random_share: float = 0.1,
-  static_copies: int | None = None,
-  random_next: float = 0.5,
-  swapped: Rate = 0.0,
-  short_pairs: float = 0.1,
-  sentence_rule: str = sentences.DEFAULT_RULE,
-  segment_ids: bool = True,
-  packed: bool = True,
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     length: length of every feature, special tokens included.
-    input_format: see above.
+    input_format: the format of rows, see `tasks.mlm`.
     masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans`
       (XLNet); see `preprocessors/masking.py`.
     rate: share of the tokens that are predicted.
-    mask_share, random_share: shares of the predicted tokens that become the mask and a random
-      token.
-    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
-      time.
     random_next: share of pairs whose second segment is from another document.
-    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's
-      sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
@@ -105,140 +53,167 @@ def task(
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
       a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
       `encoder_cls_positions`, where each begins (0 also where there is none).
-    text: see `TextArguments`. Offsets are dynamic for full_sentences, as chunks of documents begin
-      with these, and without static_copies, which are copies of the same rows.
-
-  Raises:
-    UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
-      [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
   """
-  source = TextArguments(**text)
-  tokens = source.tokens()
-  vocabulary = tokens.vocabulary
-  masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
-  has_pairs = input_format in ("segment_pair", "sentence_pair")
-  _check_arguments(
-    tokens,
-    length=length,
-    has_pairs=has_pairs,
-    random_next=random_next,
-    swapped=swapped,
-    short_pairs=short_pairs,
-    static_copies=static_copies,
-    segment_ids=segment_ids,
-  )
-  rule = sentences.Sentences(vocabulary, sentence_rule)
-  pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
-  ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
-  packed = packed and segment_ids and input_format in PACKED
-  shares = {"random_next": float(random_next), "short": 0.0}
-  if input_format == "segment_pair":
-    shares["short"] = float(short_pairs)
-  if swapped:
-    shares["swapped"] = float(swapped)
-  row_facts = {"length": length, "input_format": input_format, "sentence_rule": rule.fact}
-  has_offsets = False
-  if input_format == "full_sentences":
-    reader = FullSentences(tokens, length, ids, rule)
-    has_offsets = source.dynamic_offsets and static_copies is None
-    row_facts |= windows.offset_fingerprint(has_offsets)
-  elif packed:
-    row_facts["packed"] = True
-    if has_pairs:
-      row_facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
-      reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
-    else:
-      reader = _packed_rows.DocSentences(tokens, length, ids)
-  elif has_pairs:
-    is_single = input_format == "sentence_pair"
-    reader = Pairs(tokens, length, ids, rule, single=is_single, **shares)
-  else:
-    reader = DocSentences(tokens, length, ids)
-  described = features(
-    vocabulary,
-    length=length,
-    input_format=input_format,
-    masking=masking,
-    rate=rate,
-    segment_ids=segment_ids,
-    packed=packed,
-  )
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    copy_B = epoch_B if static_copies is None else epoch_B % static_copies
-    key_B = random.row_keys(seed, copy_B, example_index_B)
-    offset_B = 0
-    if has_offsets:
-      offset_B = windows.epoch_offsets(epoch_B, seed, tokens.num_tokens)
-    row = reader(example_index_B, key_B, offset_B)
-    masked = masks(row["tokens"], random.row_keys(8, key_B))
-    values = {}
-    for name, value in (row | masked).items():
-      if name in _FEATURE_NAMES:
-        values[_FEATURE_NAMES[name]] = value
-    values["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
-    return {name: values[name] for name in described}
+  length: Length = 512
+  input_format: segments.Format = "full_sentences"
+  masking: Mode = "tokens"
+  rate: float = 0.15
+  random_next: float = 0.5
+  short_pairs: float = 0.1
+  sentence_rule: str = sentences.DEFAULT_RULE
+  segment_ids: bool = True
+  packed: bool = True
 
-  facts = row_facts | {
-    "masking": masking,
-    "rate": rate,
-    "mask_share": mask_share,
-    "random_share": random_share,
-  }
-  if has_pairs:
-    facts["random_next"] = random_next
-    facts["short_pairs"] = short_pairs
+  @property
+  def _is_packed(self) -> bool:
+    """Whether rows hold several sequences."""
+    return self.packed and self.segment_ids and self.input_format in _PACKED
+
+  @property
+  def _has_pairs(self) -> bool:
+    """Whether sequences are pairs of segments."""
+    return self.input_format in ("segment_pair", "sentence_pair")
+
+  def row_features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features of masked rows."""
+    length = self.length
+    extra_names = ["target_tokens"]
+    if self.segment_ids:
+      extra_names.append("segment_ids")
+    if self._is_packed:
+      extra_names.append("positions")
+    if self.masking == "spans":
+      extra_names += ["span_starts", "span_ends"]
+    described = encoder(length, *extra_names)
+    described["encoder_loss_weights"] = Feature((length,), "float32")
+    described["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
+    if self._has_pairs:
+      described["next_sentence_label"] = Feature((), "int32")
+    if self._is_packed and self._has_pairs:
+      pairs_K = Feature((_packed_rows.max_pairs(length),), "int32")
+      described["next_sentence_label"] = pairs_K
+      described["encoder_cls_positions"] = pairs_K
+    return described
+
+  def build_rows(
+    self,
+    version: str,
+    *,
+    mask_share: float,
+    random_share: float,
+    static_copies: int | None = None,
+    swapped: float = 0.0,
+  ) -> Task:
+    """Open the store and return a task on masked rows; for the arguments see `tasks.mlm`."""
+    tokens = self.tokens()
+    vocabulary = tokens.vocabulary
+    masks = Masking(
+      vocabulary, self.length, self.masking, float(self.rate), mask_share, random_share
+    )
+    self._check(tokens, static_copies, swapped)
+    rule = sentences.Sentences(vocabulary, self.sentence_rule)
+    reader = self._reader(tokens, rule, swapped)
+    described = self.row_features(vocabulary)
+    if self.as_decoder:
+      as_decoder.describe(self.as_decoder, described)  # refuses it
+    has_offsets = (
+      self.dynamic_offsets and self.input_format == "full_sentences" and static_copies is None
+    )
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      copy_B = epoch_B if static_copies is None else epoch_B % static_copies
+      key_B = random.row_keys(seed, copy_B, example_index_B)
+      offset_B = 0
+      if has_offsets:
+        offset_B = windows.epoch_offsets(epoch_B, seed, tokens.num_tokens)
+      row = reader(example_index_B, key_B, offset_B)
+      masked = masks(row["tokens"], random.row_keys(8, key_B))
+      values = {}
+      for name, value in (row | masked).items():
+        if name in _FEATURE_NAMES:
+          values[_FEATURE_NAMES[name]] = value
+      values["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+      return {name: values[name] for name in described}
+
+    facts = {
+      "store": tokens.fingerprint,
+      "sentence_rule": rule.fact,
+      "dynamic_offsets": has_offsets,
+    }
+    task_name, _, _ = version.partition(".")
+    return Task(
+      name=self.label or f"{tokens.name}_{task_name}",
+      vocabulary=vocabulary,
+      fingerprint=self.fingerprint(version, **facts),
+      num_examples=reader.num_examples,
+      numbering=digest(task="mlm_rows", **facts, **self._numbered_rows()),
+      features=described,
+      batch=batch,
+    )
+
+  def _numbered_rows(self) -> dict[str, Any]:
+    """Return the arguments on which the text of a row depends besides the rule on sentences."""
+    arguments = {
+      "length": self.length,
+      "input_format": self.input_format,
+      "packed": self._is_packed,
+    }
+    if self._is_packed and self._has_pairs:
+      arguments["cut_chunks"] = bool(self.short_pairs)  # whether chunks leave room for it
+    return arguments
+
+  def _reader(self, tokens: TokenStore, rule: sentences.Sentences, swapped: float) -> Callable:
+    """Return the reader of rows: (indices, keys, offsets) -> features without masks."""
+    vocabulary = tokens.vocabulary
+    length = self.length
+    pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
+    ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
+    if self.input_format == "full_sentences":
+      return FullSentences(tokens, length, ids, rule)
+    if not self._has_pairs:
+      rows = _packed_rows.DocSentences if self._is_packed else DocSentences
+      return rows(tokens, length, ids)
+    shares = {"random_next": float(self.random_next), "short": 0.0}
+    if self.input_format == "segment_pair":
+      shares["short"] = float(self.short_pairs)
     if swapped:
-      facts["swapped"] = swapped
-  return Task(
-    name=source.label or f"{tokens.name}_mlm",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint("mlm.v4", tokens, static_copies=static_copies, **facts),
-    num_examples=reader.num_examples,
-    numbering=fingerprint("mlm_rows", tokens, **row_facts),
-    features=described,
-    batch=batch,
-  )
+      shares["swapped"] = swapped
+    if self._is_packed:
+      return _packed_rows.Pairs(tokens, length, ids, rule, **shares)
+    is_single = self.input_format == "sentence_pair"
+    return Pairs(tokens, length, ids, rule, single=is_single, **shares)
 
-
-def _check_arguments(
-  tokens: TokenStore,
-  *,
-  length: int,
-  has_pairs: bool,
-  random_next: float,
-  swapped: float,
-  short_pairs: float,
-  static_copies: int | None,
-  segment_ids: bool,
-) -> None:
-  """Raise UserError for impossible arguments of `task`."""
-  if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
-    raise UserError(
-      f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1"
-    )
-  if swapped and random_next:
-    raise UserError(
-      f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0"
-    )
-  if static_copies is not None and static_copies < 1:
-    raise UserError(
-      f"static_copies: found {static_copies}, expected at least 1, or None for a "
-      "new mask every time"
-    )
-  if has_pairs and random_next and tokens.num_documents < 2:
-    raise UserError(
-      f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
-      "segments come from another one; prepare a corpus of several, or set "
-      "task.input_format=full_sentences"
-    )
-  if length < 16:
-    raise UserError(f"length: found {length}, expected at least 16")
-  if tokens.vocabulary.pad_id is None and not segment_ids:
-    raise UserError(
-      f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
-      "piece, so that only segments tell padding; leave it out"
-    )
+  def _check(self, tokens: TokenStore, static_copies: int | None, swapped: float) -> None:
+    """Raise UserError for impossible arguments."""
+    random_next = self.random_next
+    if not 0 <= random_next <= 1 or not 0 <= self.short_pairs <= 1:
+      raise UserError(
+        f"random_next, short_pairs: found {random_next} and {self.short_pairs}, expected shares of "
+        "0 to 1"
+      )
+    if swapped and random_next:
+      raise UserError(
+        f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0"
+      )
+    if static_copies is not None and static_copies < 1:
+      raise UserError(
+        f"static_copies: found {static_copies}, expected at least 1, or None for a "
+        "new mask every time"
+      )
+    if self._has_pairs and random_next and tokens.num_documents < 2:
+      raise UserError(
+        f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
+        "segments come from another one; prepare a corpus of several, or set "
+        "task.input_format=full_sentences"
+      )
+    if self.length < 16:
+      raise UserError(f"length: found {self.length}, expected at least 16")
+    if tokens.vocabulary.pad_id is None and not self.segment_ids:
+      raise UserError(
+        f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
+        "piece, so that only segments tell padding; leave it out"
+      )
 
 
 class FullSentences:

@@ -12,54 +12,52 @@ texts end. A store without EOS (`prepare_data` without `--append_eos`) is refuse
 
 from __future__ import annotations
 
-from typing import Unpack
+import dataclasses
 
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, TextArguments
+from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.slots import Length
-from t5x_like.vocabularies import start_id
+from t5x_like.vocabularies import Vocabulary, start_id
 
 
-def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  if document_mask:
-    return decoder(length, "segment_ids", "positions")
-  return decoder(length)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TextArguments):
+  """The arguments of language modelling.
 
-
-def task(
-  *,
-  length: Length = 1024,
-  document_mask: bool = False,
-  documents_end: DocumentsEnd = "eos",
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     length: tokens in a window, and of every feature.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
       document.
     documents_end: the end of each document in the store: `eos`, which the model learns to predict,
       `nothing` or `any`.
-    text: see `TextArguments`.
-
-  Raises:
-    UserError: the store cannot be used, is shorter than one window, or its documents do not end as
-      they should.
   """
-  source = TextArguments(**text)
-  windows = source.windows(length, documents_end)
-  start = start_id(windows.vocabulary)
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    documents_BT = None
-    if document_mask:
-      documents_BT = windows.document_numbers(example_index_B, epoch_B, seed)
-    return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
+  length: Length = 1024
+  document_mask: bool = False
+  documents_end: DocumentsEnd = unfingerprinted(ONLY_CHECKED, default="eos")
 
-  facts = {"length": length, "document_mask": document_mask}
-  return source.task("causal_lm.v1", windows, batch, features(windows.vocabulary, **facts), **facts)
+  def features(self, vocabulary: Vocabulary) -> Features:
+    if self.document_mask:
+      return decoder(self.length, "segment_ids", "positions")
+    return decoder(self.length)
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: the store cannot be used, is shorter than one window, or its documents do not end
+        as they should.
+    """
+    windows = self.windows(self.length, self.documents_end)
+    start = start_id(windows.vocabulary)
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      documents_BT = None
+      if self.document_mask:
+        documents_BT = windows.document_numbers(example_index_B, epoch_B, seed)
+      return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
+
+    return self.build_task("causal_lm.v1", windows, batch)

@@ -16,7 +16,8 @@ Metrics see each conversation whole, before packing: `Task.examples` gives its `
 (the user's last words), `targets` (the last answer) and `ids` (the prompt of that answer).
 """
 
-from typing import Any, Unpack
+import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from t5x_like.data.features import Features, decoder
 from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task, read_parallel
+from t5x_like.data.supervised.labelled import ExampleRows, PackedArguments, read_parallel
 from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
@@ -43,24 +45,11 @@ def tiny(length: int) -> dict[str, int]:
   return {"length": 128}
 
 
-def features(vocabulary, /, *, length: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  return decoder(length, "segment_ids", "positions")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(PackedArguments):
+  """The arguments of fine-tuning on conversations.
 
-
-def task(
-  *,
-  template: str | dict = "plain",
-  messages: str = "messages",
-  prompt: str | None = None,
-  completion: str | None = None,
-  length: Length = 2048,
-  too_long: TooLong = "refuse",
-  **records: Unpack[PackedSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
       template in the files of a published tokenizer.
     messages: the field of the conversation.
@@ -69,68 +58,90 @@ def task(
     length: length of a row.
     too_long: treatment of longer conversations; truncation cuts their end, and skips those left
       without an answer.
-    records: see `PackedSource`.
-
-  Raises:
-    UserError: unusable template or length; a message without role or content, or of an unknown
-      role; and as `labelled.build_task`.
   """
-  source = PackedSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  chat = build_chat(template, vocabulary)
-  if (prompt is None) != (completion is None):
-    raise UserError(
-      "config.task.prompt and completion: found one of them, expected both, or neither and messages"
-    )
-  texts = {}
-  if prompt is not None:
-    texts = {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
-  conversations = _Conversations(chat, texts, messages)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
+  template: str | dict = "plain"
+  messages: str = "messages"
+  prompt: str | None = None
+  completion: str | None = None
+  length: Length = rows_only(default=2048)
+  too_long: TooLong = rows_only(default="refuse")
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return decoder(self.length, "segment_ids", "positions")
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable template or length; a message without role or content, or of an unknown
+        role; and as `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    chat = build_chat(self.template, vocabulary)
+    if (self.prompt is None) != (self.completion is None):
+      raise UserError(
+        "config.task.prompt and completion: found one of them, expected both, or neither and "
+        "messages"
+      )
+    texts = {}
+    if self.prompt is not None:
+      texts["user"] = Template(self.prompt, "prompt")
+      texts[ASSISTANT] = Template(self.completion, "completion")
+    conversations = _Conversations(chat, texts, self.messages)
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      rows = _ConversationRows(store, self, vocabulary)
+      return ExampleRows(rows.plan.num_rows, rows.read, view=conversations.view)
+
+    return self.build_task(
+      "chat.v1",
+      vocabulary,
+      fields=conversations.fields,
+      streams={"tokens": False},  # the template ends them, not EOS
+      make_example=conversations.make_example,
+      make_rows=make_rows,
+      example_facts=chat.facts,
+      end_ids=(chat.end,),
+    )
+
+
+class _ConversationRows:
+  """Rows of conversations.
+
+  Attributes:
+    plan: the packing plan.
+  """
+
+  def __init__(self, store: ExampleStore, arguments: Arguments, vocabulary: Vocabulary):
+    self._store = store
+    self._length = arguments.length
+    self._vocabulary = vocabulary
     lengths_N1 = store.lengths["tokens"][:, None]
     first_N1 = np.asarray(store.arrays["first"])[:, None]
-    used, lengths_n1 = fit(lengths_N1, (length,), too_long, store.path, ("length",))
-    used, lengths_n1 = drop_unanswered(used, lengths_n1, first_N1, store.path)
-    plan = packing.plan_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
+    limits = (arguments.length,)
+    used, lengths_n1 = fit(lengths_N1, limits, arguments.too_long, store.path, ("length",))
+    self._used, self._lengths_n1 = drop_unanswered(used, lengths_n1, first_N1, store.path)
+    self.plan = packing.plan_examples(
+      self._lengths_n1, limits, arguments.packed, arguments.pack_seed, store.path
+    )
 
-    def read(row_B: np.ndarray) -> dict[str, np.ndarray]:
-      place_n, row_n, number_n = plan.members(row_B)
-      which_n = plan.examples[place_n]
-      tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
-      answer_nL = read_parallel(store, "answer", "tokens", used[which_n], valid_nL)
-      return packing.decoder_rows(
-        tokens_nL,
-        valid_nL,
-        answer_nL,
-        placed=(row_n, number_n, plan.offsets[place_n, 0]),
-        shape=(row_B.size, length),
-        start_id=vocabularies.start_id(vocabulary),
-        pad_id=vocabulary.pad_id or 0,
-      )
-
-    return ExampleRows(plan.num_rows, read, view=conversations.view)
-
-  facts = {"template": template, "messages": messages, "prompt": prompt, "completion": completion}
-  return build_task(
-    "chat.v1",
-    source,
-    vocabulary,
-    fields=conversations.fields,
-    facts=facts | chat.facts,
-    streams={"tokens": False},  # the template ends them, not EOS
-    make_example=conversations.make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, length=length),
-    row_facts={
-      "length": length,
-      "packed": source.packed,
-      "too_long": too_long,
-      "pack_seed": source.pack_seed,
-      "vocabulary": vocabulary.fingerprint,
-    },
-    end_ids=(chat.end,),
-  )
+  def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the features of rows."""
+    place_n, row_n, number_n = self.plan.members(row_B)
+    which_n = self.plan.examples[place_n]
+    example_n = self._used[which_n]
+    tokens_nL, valid_nL = self._store.read("tokens", example_n, self._lengths_n1[which_n, 0])
+    answer_nL = read_parallel(self._store, "answer", "tokens", example_n, valid_nL)
+    return packing.decoder_rows(
+      tokens_nL,
+      valid_nL,
+      answer_nL,
+      placed=(row_n, number_n, self.plan.offsets[place_n, 0]),
+      shape=(row_B.size, self._length),
+      start_id=vocabularies.start_id(self._vocabulary),
+      pad_id=self._vocabulary.pad_id or 0,
+    )
 
 
 class _Conversations:

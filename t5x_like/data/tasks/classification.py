@@ -17,7 +17,8 @@ other splits have them. For a decoder each example has one row, features [1, len
 or None).
 """
 
-from typing import Any, Literal, Unpack
+import dataclasses
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,12 +26,12 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
+from t5x_like.data.supervised.labels import is_unlabelled, label_number, number_labels
 from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
 from t5x_like.data.supervised.templates import Template, to_text
 from t5x_like.data.supervised.too_long import TooLong
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -44,30 +45,11 @@ BUILT_IN = {
 }
 
 
-def features(
-  vocabulary, /, *, length: int, labels, architecture: str, both_orders: bool, **_
-) -> Features:
-  """Return the features of the task with these arguments."""
-  label = Feature((), "float32" if labels is None else "int32")
-  rows = labelled_rows(length, architecture, 2 if both_orders else None)
-  return rows | {"label": label, "example_weights": Feature((), "float32")}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of classification.
 
-
-def task(
-  *,
-  text: str,
-  pair: str | None = None,
-  label_field: str = "label",
-  labels: list | tuple | None = None,
-  length: Length = 128,
-  architecture: Literal["encoder", "decoder"] = "encoder",
-  both_orders: bool = False,
-  too_long: TooLong = "truncate",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     text, pair: templates of the text or texts.
     label_field: the field of the label.
     labels: its possible values, in the order of the classes; None for regression.
@@ -76,65 +58,57 @@ def task(
     both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's
       similarity).
     too_long: treatment of longer examples; truncation shortens the longer text first, from its end.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates or an unknown label; and as `labelled.build_task`.
   """
-  if both_orders and (architecture == "encoder" or not pair):
-    raise UserError(
-      "config.task.both_orders: found True, expected a pair of texts and architecture='decoder'"
-    )
-  templates = {"text": Template(text, "text")}
-  if pair:
-    templates["pair"] = Template(pair, "pair")
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  class_numbers = None if labels is None else number_labels(labels, "labels")
-  class_names = list(class_numbers or ())
-  examples = _LabelledTexts(templates, vocabulary, label_field, class_numbers, source.allows_gaps)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    rows = _LabelledRows(
-      store,
-      tuple(templates),
-      architecture,
-      length,
-      too_long,
-      both_orders=both_orders,
-      is_regression=class_numbers is None,
-    )
-    return ExampleRows(rows.used.size, rows.read, rows.used, examples.view, rows.truncated_share())
+  text: str
+  pair: str | None = None
+  label_field: str = "label"
+  labels: list | tuple | None = None
+  length: Length = rows_only(default=128)
+  architecture: Literal["encoder", "decoder"] = rows_only(default="encoder")
+  both_orders: bool = rows_only(default=False)
+  too_long: TooLong = rows_only(default="truncate")
 
-  facts = {
-    "text": text,
-    "pair": pair,
-    "label_field": label_field,
-    "labels": None if class_numbers is None else class_names,
-  }
-  if UNLABELLED in class_names:
-    facts["unlabelled"] = None
-  row_facts = {"length": length, "too_long": too_long}
-  if architecture != "encoder":
-    row_facts["architecture"] = architecture
-    row_facts["both_orders"] = both_orders
-  if pair:
-    row_facts |= layout_facts(architecture, vocabulary)
-  return build_task(
-    "classification.v1",
-    source,
-    vocabulary,
-    fields=examples.fields,
-    facts=facts | source.gap_facts,
-    streams=dict.fromkeys(templates, False),
-    make_example=examples.make_example,
-    make_rows=make_rows,
-    features=features(
-      vocabulary, length=length, labels=labels, architecture=architecture, both_orders=both_orders
-    ),
-    row_facts=row_facts,
-    classes=tuple(class_names),
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    label = Feature((), "float32" if self.labels is None else "int32")
+    rows = labelled_rows(self.length, self.architecture, 2 if self.both_orders else None)
+    return rows | {"label": label, "example_weights": Feature((), "float32")}
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable templates or an unknown label; and as `LabelledArguments.build_task`.
+    """
+    if self.both_orders and (self.architecture == "encoder" or not self.pair):
+      raise UserError(
+        "config.task.both_orders: found True, expected a pair of texts and architecture='decoder'"
+      )
+    templates = {"text": Template(self.text, "text")}
+    if self.pair:
+      templates["pair"] = Template(self.pair, "pair")
+    vocabulary = vocabularies.load(self.vocabulary)
+    class_numbers = None if self.labels is None else number_labels(self.labels, "labels")
+    examples = _LabelledTexts(
+      templates, vocabulary, self.label_field, class_numbers, self.allows_gaps
+    )
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      rows = _LabelledRows(store, tuple(templates), self)
+      return ExampleRows(
+        rows.used.size, rows.read, rows.used, examples.view, rows.truncated_share()
+      )
+
+    return self.build_task(
+      "classification.v1",
+      vocabulary,
+      fields=examples.fields,
+      streams=dict.fromkeys(templates, False),
+      make_example=examples.make_example,
+      make_rows=make_rows,
+      row_facts=layout_facts(self.architecture, vocabulary) if self.pair else {},
+      classes=tuple(class_numbers or ()),
+    )
 
 
 class _LabelledTexts:
@@ -209,25 +183,16 @@ class _LabelledRows:
     used: the examples in use.
   """
 
-  def __init__(
-    self,
-    store: ExampleStore,
-    streams: tuple[str, ...],
-    architecture: str,
-    length: int,
-    too_long: TooLong,
-    *,
-    both_orders: bool,
-    is_regression: bool,
-  ):
+  def __init__(self, store: ExampleStore, streams: tuple[str, ...], arguments: Arguments):
     self._labels_N = store.arrays["label"]
-    self._is_encoder = architecture == "encoder"
-    self._is_regression = is_regression
-    self._rows = rows_class(architecture)(store, streams, length)
+    self._is_encoder = arguments.architecture == "encoder"
+    self._is_regression = arguments.labels is None
+    rows = rows_class(arguments.architecture)
+    self._rows = rows(store, streams, arguments.length)
     self._reversed_rows = None
-    if both_orders:
-      self._reversed_rows = rows_class(architecture)(store, streams[::-1], length)
-    self.used, self._lengths_nD = self._rows.fit(too_long)
+    if arguments.both_orders:
+      self._reversed_rows = rows(store, streams[::-1], arguments.length)
+    self.used, self._lengths_nD = self._rows.fit(arguments.too_long)
 
   def truncated_share(self) -> float:
     """Return the share of the used examples that are shortened."""

@@ -14,8 +14,8 @@ Features: as in `image_classification`, and for each patch, in raster order, `pa
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Unpack
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from t5x_like.data.images import examples, layout
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.resolution import height_and_width
 from t5x_like.slots import PositiveInt
+from t5x_like.vocabularies import Vocabulary
 
 _LEVELS = 8  # 3 bits
 
@@ -34,81 +35,70 @@ _LEVELS = 8  # 3 bits
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  T = math.prod(side // patch for side in height_and_width(resolution))
-  described = layout.describe(resolution, channels)
-  described["patch_sources"] = Feature((T,), "int32")
-  described["patch_weights"] = Feature((T,), "float32")
-  described["patch_colours"] = Feature((T,), "int32")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(examples.LabelledImageArguments):
+  """The arguments of corrupted images.
 
-
-def task(
-  *,
-  patch: PositiveInt = 16,
-  rate: float = 0.5,
-  masked: float = 0.8,
-  swapped: float = 0.1,
-  **images: Unpack[examples.LabelledImageArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     patch: height and width of a patch, the model's.
     rate: share of corrupted patches; their number is the same in every image.
     masked, swapped: shares of the corrupted patches that become the mask, and another patch of the
       image; the others stay as they are.
-    images: see `examples.LabelledImageArguments`.
-
-  Raises:
-    UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
-  source = examples.LabelledImageArguments(**images)
-  channels = source.channels
-  Y, X = height_and_width(source.resolution)
-  T = (Y // patch) * (X // patch)
-  num_corrupted = round(T * rate)
-  has_whole_patches = Y % patch == 0 and X % patch == 0
-  has_shares = min(masked, swapped) >= 0 and masked + swapped <= 1
-  if not has_whole_patches or not has_shares or not 0 < num_corrupted <= T:
-    raise UserError(
-      f"config.task: found resolution {source.resolution}, patch {patch}, rate {rate}, masked "
-      f"{masked} and swapped {swapped}, expected a multiple of the patch, a rate above 0 to 1, and "
-      "shares of at most 1"
-    )
-  places_T = np.arange(T, dtype=np.int32)
-  mean_C = tf.constant(examples.per_channel("", source.mean, channels), tf.float32)
-  std_C = tf.constant(examples.per_channel("", source.std, channels), tf.float32)
 
-  def corrupt(
-    values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
-  ) -> dict[str, tf.Tensor]:
-    chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), num_corrupted)
-    chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
-    fate_BT = draws.uniform(examples.FIRST_TASK_STREAM + 1, T)
-    distance_bits_BT = draws.bits(examples.FIRST_TASK_STREAM + 2, T)
-    distance_BT = random.integers(distance_bits_BT, max(T - 1, 1))
-    other_BT = (places_T + 1 + tf.cast(distance_BT, tf.int32)) % T
-    unmasked_BT = tf.where(fate_BT < masked + swapped, other_BT, places_T)
-    source_BT = tf.where(fate_BT < masked, -1, unmasked_BT)
-    return {
-      "patch_sources": tf.where(chosen_BT, source_BT, places_T),
-      "patch_weights": tf.cast(chosen_BT, tf.float32),
-      "patch_colours": _mean_colours(values["image"] * std_C + mean_C, patch),
-    }
+  patch: PositiveInt = 16
+  rate: float = 0.5
+  masked: float = 0.8
+  swapped: float = 0.1
 
-  return examples.extend_task(
-    "corrupted_images.v1",
-    source,
-    examples.build_task(source),
-    features(None, resolution=source.resolution, channels=channels, patch=patch),
-    corrupt,
-    patch=patch,
-    rate=rate,
-    masked=masked,
-    swapped=swapped,
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    T = math.prod(side // self.patch for side in height_and_width(self.resolution))
+    described = layout.describe(self.resolution, self.channels)
+    described["patch_sources"] = Feature((T,), "int32")
+    described["patch_weights"] = Feature((T,), "float32")
+    described["patch_colours"] = Feature((T,), "int32")
+    return described
+
+  def build(self) -> Task:
+    """Prepare the images and return the task.
+
+    Raises:
+      UserError: no whole number of patches, or impossible shares; and as `image_classification`.
+    """
+    patch = self.patch
+    Y, X = height_and_width(self.resolution)
+    T = (Y // patch) * (X // patch)
+    num_corrupted = round(T * self.rate)
+    has_whole_patches = Y % patch == 0 and X % patch == 0
+    has_shares = min(self.masked, self.swapped) >= 0 and self.masked + self.swapped <= 1
+    if not has_whole_patches or not has_shares or not 0 < num_corrupted <= T:
+      raise UserError(
+        f"config.task: found resolution {self.resolution}, patch {patch}, rate {self.rate}, masked "
+        f"{self.masked} and swapped {self.swapped}, expected a multiple of the patch, a rate above "
+        "0 to 1, and shares of at most 1"
+      )
+    places_T = np.arange(T, dtype=np.int32)
+    mean_C = tf.constant(examples.per_channel("", self.mean, self.channels), tf.float32)
+    std_C = tf.constant(examples.per_channel("", self.std, self.channels), tf.float32)
+
+    def corrupt(
+      values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
+    ) -> dict[str, tf.Tensor]:
+      chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), num_corrupted)
+      chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
+      fate_BT = draws.uniform(examples.FIRST_TASK_STREAM + 1, T)
+      distance_bits_BT = draws.bits(examples.FIRST_TASK_STREAM + 2, T)
+      distance_BT = random.integers(distance_bits_BT, max(T - 1, 1))
+      other_BT = (places_T + 1 + tf.cast(distance_BT, tf.int32)) % T
+      unmasked_BT = tf.where(fate_BT < self.masked + self.swapped, other_BT, places_T)
+      source_BT = tf.where(fate_BT < self.masked, -1, unmasked_BT)
+      return {
+        "patch_sources": tf.where(chosen_BT, source_BT, places_T),
+        "patch_weights": tf.cast(chosen_BT, tf.float32),
+        "patch_colours": _mean_colours(values["image"] * std_C + mean_C, patch),
+      }
+
+    return self.build_images("corrupted_images.v1", self.open_images(), make_extra=corrupt)
 
 
 def _mean_colours(image_BYXC: tf.Tensor, patch: int) -> tf.Tensor:

@@ -23,7 +23,7 @@ are known in advance.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Unpack
+from typing import Literal
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising_lengths
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, TextArguments
+from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -46,77 +46,77 @@ RANDOM_FRACTION = 0.1  # the share of BERT-style noise that becomes a random tok
 Style = Literal["bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling"]
 
 
-def features(
-  vocabulary, /, *, style: Style, inputs_length: int, noise_density: float, **_
-) -> Features:
-  """Return the features of the task with these arguments."""
-  _, _, targets_length = denoising_lengths(style, inputs_length, noise_density)
-  return layouts.encoder_decoder(inputs_length, targets_length, vocabulary)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TextArguments):
+  """The arguments of denoising; the name in metrics is by default `<corpus>_<style>`.
 
-
-def task(
-  *,
-  style: Style,
-  inputs_length: Length = 512,
-  noise_density: float = 0.15,
-  documents_end: DocumentsEnd = "nothing",
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     style: the objective.
     inputs_length: encoder length, EOS included; it determines the window and the targets' length.
     noise_density: fraction of tokens that are noise; deshuffling has no noise.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    text: see `TextArguments`; the name in metrics is by default `<corpus>_<style>`.
-
-  Raises:
-    UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a mask
-      or sentinels; impossible lengths or densities.
   """
-  if not 0 < noise_density < 1:
-    raise UserError(f"noise_density: found {noise_density}, expected a fraction between 0 and 1")
-  if inputs_length < 3:
-    raise UserError(
-      f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)"
-    )
-  window, noise_tokens, targets_length = denoising_lengths(style, inputs_length, noise_density)
-  source = TextArguments(**text)
-  tokens = source.tokens(documents_end)
-  vocabulary = tokens.vocabulary
-  runs = min(noise_tokens, window - noise_tokens + 1)
-  if style == "replace_spans" and runs > vocabulary.extra_ids:
-    raise UserError(
-      f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise "
-      f"but the vocabulary has {vocabulary.extra_ids} sentinels; shorten inputs_length, lower "
-      f"noise_density ({noise_density}), or use a vocabulary with at least {runs} extra ids"
-    )
-  mask_id = None
-  if style in ("bert_style", "mass_style"):
-    mask_id = vocabularies.special_id(vocabulary, "mask")
-  windows = source.windows(window, documents_end)
-  denoise = _Denoising(style, vocabulary, inputs_length, targets_length, noise_tokens, mask_id)
-  # Random words for the choice of noise and, in BERT's style, for its replacement.
-  num_words = 2 * window if style == "bert_style" else window
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BW = windows.read(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(seed, epoch_B, example_index_B)
-    inputs_BS, targets_BT = denoise(window_BW, random.bits(key_B, num_words))
-    return encoder_decoder(inputs_BS, targets_BT, vocabulary)
+  style: Style
+  inputs_length: Length = 512
+  noise_density: float = 0.15
+  documents_end: DocumentsEnd = unfingerprinted(ONLY_CHECKED, default="nothing")
 
-  named_source = dataclasses.replace(source, label=source.label or f"{tokens.name}_{style}")
-  return named_source.task(
-    "denoising.v1",
-    windows,
-    batch,
-    layouts.encoder_decoder(inputs_length, targets_length, vocabulary),
-    style=style,
-    inputs_length=inputs_length,
-    noise_density=None if style == "deshuffling" else float(noise_density),
-    mask_id=mask_id,
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    _, _, targets_length = denoising_lengths(self.style, self.inputs_length, self.noise_density)
+    return layouts.encoder_decoder(self.inputs_length, targets_length, vocabulary)
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a
+        mask or sentinels; impossible lengths or densities.
+    """
+    self._check()
+    style = self.style
+    window, noise_tokens, targets_length = denoising_lengths(
+      style, self.inputs_length, self.noise_density
+    )
+    tokens = self.tokens(self.documents_end)
+    vocabulary = tokens.vocabulary
+    runs = min(noise_tokens, window - noise_tokens + 1)
+    if style == "replace_spans" and runs > vocabulary.extra_ids:
+      raise UserError(
+        f"inputs_length={self.inputs_length}: a window of {window} tokens can have {runs} runs of "
+        f"noise but the vocabulary has {vocabulary.extra_ids} sentinels; shorten inputs_length, "
+        f"lower noise_density ({self.noise_density}), or use a vocabulary with at least {runs} "
+        "extra ids"
+      )
+    mask_id = None
+    if style in ("bert_style", "mass_style"):
+      mask_id = vocabularies.special_id(vocabulary, "mask")
+    windows = self.windows(window, self.documents_end)
+    denoise = _Denoising(
+      style, vocabulary, self.inputs_length, targets_length, noise_tokens, mask_id
+    )
+    # Random words for the choice of noise and, in BERT's style, for its replacement.
+    num_words = 2 * window if style == "bert_style" else window
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      window_BW = windows.read(example_index_B, epoch_B, seed)
+      key_B = random.row_keys(seed, epoch_B, example_index_B)
+      inputs_BS, targets_BT = denoise(window_BW, random.bits(key_B, num_words))
+      return encoder_decoder(inputs_BS, targets_BT, vocabulary)
+
+    named = dataclasses.replace(self, label=self.label or f"{tokens.name}_{style}")
+    return named.build_task("denoising.v1", windows, batch, mask_id=mask_id)
+
+  def _check(self) -> None:
+    """Raise UserError for an impossible density or length."""
+    if not 0 < self.noise_density < 1:
+      raise UserError(
+        f"noise_density: found {self.noise_density}, expected a fraction between 0 and 1"
+      )
+    if self.inputs_length < 3:
+      raise UserError(
+        f"inputs_length: found {self.inputs_length}, expected at least 3 (two tokens and EOS)"
+      )
 
 
 class _Denoising:

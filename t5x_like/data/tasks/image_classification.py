@@ -12,40 +12,41 @@ Features: `image` float32 [Y, X, C], normalised; `label`, the number of its clas
   function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
-from typing import Any, Unpack
+import dataclasses
 
 from t5x_like.data.features import Features
 from t5x_like.data.images import examples, layout
 from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: Resolution, channels: int, mixing: Any, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  return layout.describe(resolution, channels, mixed=mixing is not None)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(examples.LabelledImageArguments):
+  """The arguments of image classification.
 
-
-def task(
-  *, mixing: Mixing | None = None, **images: Unpack[examples.LabelledImageArguments]
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     mixing: mixup and CutMix.
-    images: see `examples.LabelledImageArguments`.
-
-  Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was
-      prepared.
   """
-  arguments = examples.LabelledImageArguments(**images)
-  if arguments.label_field is None:
-    raise UserError(
-      "config.task.label_field: found None, expected the field of the class that each image has"
-    )
-  return examples.build_task(arguments, mixing)
+
+  mixing: Mixing | None = None
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return layout.describe(self.resolution, self.channels, mixed=self.mixing is not None)
+
+  def build(self) -> Task:
+    """Prepare the images and return the task.
+
+    Raises:
+      UserError: an unusable source or argument, no usable image, a file changed since it was
+        prepared.
+    """
+    if self.label_field is None:
+      raise UserError(
+        "config.task.label_field: found None, expected the field of the class that each image has"
+      )
+    return self.build_images("image_classification.v4", self.open_images(), self.mixing)

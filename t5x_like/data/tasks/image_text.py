@@ -14,7 +14,6 @@ Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_t
 from __future__ import annotations
 
 import dataclasses
-from typing import Unpack
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from t5x_like import vocabularies
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, layout, store
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task
-from t5x_like.resolution import Resolution
+from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.slots import PositiveInt
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -36,16 +35,9 @@ BUILT_IN = {
 }
 
 
-def features(vocabulary, /, *, resolution: Resolution, channels: int, length: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  described = layout.describe(resolution, channels)
-  del described["label"]
-  return described | {"text_input_tokens": Feature((length,), "int32")}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Captioned(examples.ImageArguments):
-  """The arguments of a task on images and captions.
+class Arguments(examples.ImageArguments):
+  """The arguments of images with captions.
 
   Attributes:
     source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:`
@@ -62,67 +54,60 @@ class Captioned(examples.ImageArguments):
       the records.
   """
 
-  vocabulary: str = "bytes"
+  vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
   length: PositiveInt = 77
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},)
   crop: float = 1.0
   mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
   std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
   caption_field: str = "caption"
-  folder: str = ""
+  folder: str = unfingerprinted("the content of the images counts", default="")
 
+  def features(self, vocabulary: Vocabulary) -> Features:
+    described = layout.describe(self.resolution, self.channels)
+    del described["label"]
+    return described | {"text_input_tokens": Feature((self.length,), "int32")}
 
-def task(**images: Unpack[Captioned]) -> Task:
-  """Make the task.
+  def build(self) -> Task:
+    """Prepare the images and return the task.
 
-  Args:
-    images: see `Captioned`.
-
-  Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was
-      prepared.
-  """
-  arguments = Captioned(**images)
-  vocabulary = vocabularies.load(arguments.vocabulary)
-  length = arguments.length
-  image_store = store.open_store(
-    **arguments.store_arguments,
-    image_field=arguments.image_field,
-    label_field=None,
-    folder=arguments.folder,
-    notes=captions.make_notes(vocabulary, arguments.caption_field),
-  )
-  texts = captions.Captions(image_store, vocabulary, length)
-  if texts.cut:
-    print(
-      f"data: {image_store.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens",
-      flush=True,
+    Raises:
+      UserError: an unusable source or argument, no usable image, a file changed since it was
+        prepared.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    image_store = store.open_store(
+      **self.store_arguments,
+      image_field=self.image_field,
+      label_field=None,
+      folder=self.folder,
+      notes=captions.make_notes(vocabulary, self.caption_field),
     )
+    texts = captions.Captions(image_store, vocabulary, self.length)
+    if texts.cut:
+      print(
+        f"data: {image_store.path}: {texts.cut:,} of {len(texts):,} captions cut to {self.length} "
+        "tokens",
+        flush=True,
+      )
 
-  def read_captions(
-    values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
-  ) -> dict[str, tf.Tensor]:
-    share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0] * float(training)
-    rows_BT = tf.numpy_function(
-      texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
+    def read_captions(
+      values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
+    ) -> dict[str, tf.Tensor]:
+      share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0] * float(training)
+      rows_BT = tf.numpy_function(
+        texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
+      )
+      shape = [draws.index_B.shape[0], self.length]
+      return {"text_input_tokens": tf.ensure_shape(rows_BT, shape)}
+
+    return dataclasses.replace(
+      self.build_images(
+        "image_text.v1",
+        image_store,
+        make_extra=read_captions,
+        facts={"vocabulary": vocabulary.fingerprint},
+      ),
+      vocabulary=vocabulary,
+      captions=lambda: (texts.rows(np.arange(len(texts))), texts.images()),
     )
-    return {"text_input_tokens": tf.ensure_shape(rows_BT, [draws.index_B.shape[0], length])}
-
-  task_on_images = examples.extend_task(
-    "image_text.v1",
-    arguments,
-    examples.build_task(arguments, store=image_store),
-    features(
-      vocabulary, resolution=arguments.resolution, channels=arguments.channels, length=length
-    ),
-    read_captions,
-    length=length,
-    vocabulary=vocabulary.fingerprint,
-  )
-  return dataclasses.replace(
-    task_on_images,
-    vocabulary=vocabulary,
-    classes=(),
-    labels=None,
-    captions=lambda: (texts.rows(np.arange(len(texts))), texts.images()),
-  )

@@ -18,47 +18,26 @@ examples as its parts do together. Worked example: news at 1 and a mixture of bo
 (1) at 2 are drawn 2, 3 and 1 times in six.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from t5x_like import config, slots
 from t5x_like.data import mixture, task_features
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.task import Task, build_at
+from t5x_like.data.task import Task, TaskArguments, build_at, unfingerprinted
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import PositiveInt
+from t5x_like.vocabularies import Vocabulary
+
+_DRAWS = "the parts and their draws in a period count"
 
 
-def features(
-  vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_
-) -> Features:
-  """Return the features of the mixture, each with its greatest size in any part."""
-  common: Features = {}
-  for part in parts.values():
-    for name, feature in task_features.declare({**shared, **part}).items():
-      sizes = zip(feature.shape, common.get(name, feature).shape)
-      common[name] = Feature(tuple(max(pair) for pair in sizes), feature.dtype)
-  return common
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
+  """The arguments of a mixture.
 
-
-def task(
-  *,
-  split: str,
-  parts: dict,
-  rates: dict | Literal["equal", "proportional", "temperature", "unimax"] = "equal",
-  maximum: int | None = None,
-  temperature: float = 1.0,
-  draws: PositiveInt | None = None,
-  epochs: PositiveInt = 1,
-  weights: dict = {},
-  period: int = 10_000,
-  shared: dict = {},
-  label: str | None = None,
-) -> Task:
-  """Make the task.
-
-  Args:
-    split: the split of every part.
+  Attributes:
     parts: each part's task by label: `name` and arguments.
     rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes
       them.
@@ -72,58 +51,80 @@ def task(
       examples.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
-
-  Raises:
-    UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that
-      is not a number or belongs to no part, or parts that cannot be mixed.
   """
-  rule = {
-    "rates": rates,
-    "maximum": maximum,
-    "temperature": temperature,
-    "draws": draws,
-    "epochs": epochs,
-  }
-  return _build("task", split, parts, period, shared, label, weights, **rule)
 
-
-def _build(
-  slot: str,
-  split: str,
-  parts: dict,
-  period: int,
-  shared: dict,
-  label: str | None,
-  weights: dict,
-  **rule: Any,
-) -> mixture.Mixture:
-  """Build the mixture whose arguments are at `config.<slot>`.
-
-  The arguments in `rule` give the rates of the parts.
-  """
-  rates = rule["rates"]
-  draws = rule["draws"]
-  if not parts:
-    raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
-  for name in parts:
-    slots.check_name(f"config.{slot}.parts", name)
-  explicit_rates = dict(rates) if hasattr(rates, "keys") else {}
-  _check_factors(f"config.{slot}.rates", explicit_rates, parts)
-  _check_factors(f"config.{slot}.weights", weights, parts)
-  if (rates == "unimax") != (draws is not None):
-    raise UserError(
-      f"config.{slot}.draws: found {draws}, expected the examples of the run for rates=unimax alone"
-    )
-  tasks = {}
-  for name, part in sorted(parts.items()):
-    tasks[name] = _part(f"{slot}.parts.{name}", split, part, shared)
-  if rates in ("proportional", "temperature", "unimax"):
-    shares = _computed_rates(tasks, weights, rule)
-  else:
-    shares = [explicit_rates.get(name, 1.0) for name in tasks]
-  return mixture.mix(
-    tasks, dict(zip(tasks, shares, strict=True)), period=period, name=label or "mixture"
+  parts: dict = unfingerprinted(_DRAWS)
+  rates: dict | Literal["equal", "proportional", "temperature", "unimax"] = unfingerprinted(
+    _DRAWS, default="equal"
   )
+  maximum: int | None = unfingerprinted(_DRAWS, default=None)
+  temperature: float = unfingerprinted(_DRAWS, default=1.0)
+  draws: PositiveInt | None = unfingerprinted(_DRAWS, default=None)
+  epochs: PositiveInt = unfingerprinted(_DRAWS, default=1)
+  weights: dict = unfingerprinted(_DRAWS, default_factory=dict)
+  period: int = unfingerprinted(_DRAWS, default=10_000)
+  shared: dict = unfingerprinted(_DRAWS, default_factory=dict)
+  label: str | None = unfingerprinted("it only names the task", default=None)
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features of the mixture, each with its greatest size in any part."""
+    common: Features = {}
+    for part in self.parts.values():
+      for name, feature in task_features.declare({**self.shared, **part}).items():
+        sizes = zip(feature.shape, common.get(name, feature).shape)
+        common[name] = Feature(tuple(max(pair) for pair in sizes), feature.dtype)
+    return common
+
+  def build(self) -> mixture.Mixture:
+    """Build the parts and return their mixture.
+
+    Raises:
+      UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate
+        that is not a number or belongs to no part, or parts that cannot be mixed.
+    """
+    return self.build_at("task")
+
+  def build_at(self, slot: str) -> mixture.Mixture:
+    """Build the mixture whose arguments are at `config.<slot>`."""
+    explicit_rates = dict(self.rates) if hasattr(self.rates, "keys") else {}
+    self._check(f"config.{slot}", explicit_rates)
+    tasks = {}
+    for name, part in sorted(self.parts.items()):
+      tasks[name] = _build_part(f"{slot}.parts.{name}", self.split, part, self.shared)
+    if self.rates in ("proportional", "temperature", "unimax"):
+      shares = self._computed_rates(tasks)
+    else:
+      shares = [explicit_rates.get(name, 1.0) for name in tasks]
+    return mixture.mix(
+      tasks,
+      dict(zip(tasks, shares, strict=True)),
+      period=self.period,
+      name=self.label or "mixture",
+    )
+
+  def _check(self, where: str, explicit_rates: Mapping[str, Any]) -> None:
+    """Raise UserError for parts, rates, weights or draws that do not belong together."""
+    if not self.parts:
+      raise UserError(f"{where}.parts: found none, expected at least one task by label")
+    for name in self.parts:
+      slots.check_name(f"{where}.parts", name)
+    _check_factors(f"{where}.rates", explicit_rates, self.parts)
+    _check_factors(f"{where}.weights", self.weights, self.parts)
+    if (self.rates == "unimax") != (self.draws is not None):
+      raise UserError(
+        f"{where}.draws: found {self.draws}, expected the examples of the run for rates=unimax "
+        "alone"
+      )
+
+  def _computed_rates(self, tasks: Mapping[str, Task]) -> list[float]:
+    """Return the rates of the parts by a rule on their numbers of examples."""
+    sizes = []
+    for name, part in tasks.items():
+      sizes.append(mixture.count_corpus_examples(part) * self.weights.get(name, 1.0))
+    if self.draws:
+      return mixture.unimax_draws(sizes, self.draws, self.epochs)
+    temperature = self.temperature if self.rates == "temperature" else 1.0
+    return mixture.temperature_rates(sizes, temperature, self.maximum)
 
 
 def _check_factors(key: str, factors: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -137,20 +138,7 @@ def _check_factors(key: str, factors: Mapping[str, Any], parts: Mapping[str, Any
       raise UserError(f"{key}.{name}: found {factor!r}, expected a positive number")
 
 
-def _computed_rates(
-  tasks: Mapping[str, Task], weights: Mapping[str, float], rule: Mapping[str, Any]
-) -> list[float]:
-  """Return the rates of the parts by a rule on their numbers of examples."""
-  sizes = [
-    mixture.count_corpus_examples(part) * weights.get(name, 1.0) for name, part in tasks.items()
-  ]
-  if rule["draws"]:
-    return mixture.unimax_draws(sizes, rule["draws"], rule["epochs"])
-  temperature = rule["temperature"] if rule["rates"] == "temperature" else 1.0
-  return mixture.temperature_rates(sizes, temperature, rule["maximum"])
-
-
-def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
+def _build_part(slot: str, split: str, values: Any, shared: dict) -> Task:
   if not hasattr(values, "get"):
     raise UserError(
       f"config.{slot}: found {values!r}, expected the name and the arguments of a task"
@@ -159,7 +147,6 @@ def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
     arguments = config.change_task(shared, values)
     return build_at(slot, arguments.pop("name", None), split, arguments)
   arguments = {key: value for key, value in values.items() if key != "name"}
-  arguments = slots.fill(f"config.{slot}", arguments, task, supplied=("split",))
-  return _build(
-    slot, split, **arguments | {"shared": config.change_task(shared, arguments["shared"])}
-  )
+  arguments = slots.fill(f"config.{slot}", arguments, Arguments, supplied=("split",))
+  arguments["shared"] = config.change_task(shared, arguments["shared"])
+  return Arguments(split=split, **arguments).build_at(slot)

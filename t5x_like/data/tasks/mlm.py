@@ -31,8 +31,54 @@ so many masks per example, as the original BERT copied its corpus (ten copies, s
 each mask is seen four times; RoBERTa, section 4.1).
 """
 
-from t5x_like.data.tasks._masked_rows import features, task
+from __future__ import annotations
 
-__all__ = ["FEW_TARGETS", "features", "task"]
+import dataclasses
+
+from t5x_like.data.features import Features
+from t5x_like.data.task import Task
+from t5x_like.data.tasks._masked_rows import MaskedRowArguments
+from t5x_like.slots import Rate
+from t5x_like.vocabularies import Vocabulary
 
 FEW_TARGETS = True  # see `laptop`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MaskedRowArguments):
+  """The arguments of masked language modelling.
+
+  Offsets are dynamic for full_sentences, as chunks of documents begin with these, and without
+  static_copies, which are copies of the same rows.
+
+  Attributes:
+    mask_share, random_share: shares of the predicted tokens that become the mask and a random
+      token.
+    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
+      time.
+    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's
+      sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
+  """
+
+  mask_share: float = 0.8
+  random_share: float = 0.1
+  static_copies: int | None = None
+  swapped: Rate = 0.0
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return self.row_features(vocabulary)
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
+        [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
+    """
+    return self.build_rows(
+      "mlm.v4",
+      mask_share=float(self.mask_share),
+      random_share=float(self.random_share),
+      static_copies=self.static_copies,
+      swapped=float(self.swapped),
+    )

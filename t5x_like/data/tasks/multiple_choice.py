@@ -18,7 +18,7 @@ None), `right` (the places of all right ones) and `answers` (all right texts).
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,12 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
+from t5x_like.data.supervised.labels import is_unlabelled, label_number, number_labels
 from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
 from t5x_like.data.supervised.templates import Template, to_text
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, PositiveInt
 from t5x_like.vocabularies import Vocabulary
@@ -52,34 +52,11 @@ BUILT_IN = {
 }
 
 
-def features(vocabulary, /, *, length: int, choices: int, architecture: str, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  described = labelled_rows(length, architecture, choices)
-  described["option_labels"] = Feature((choices,), "int32")
-  described["label"] = Feature((), "int32")
-  described["example_weights"] = Feature((), "float32")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of multiple choice.
 
-
-def task(
-  *,
-  text: str,
-  options: str | tuple[str, ...],
-  option: str = "{option}",
-  placeholder: str | None = None,
-  label_field: str = "label",
-  labels: list | tuple | None = None,
-  answers: str | None = None,
-  choices: PositiveInt = 4,
-  fewer: bool = False,
-  length: Length = 128,
-  architecture: Literal["encoder", "decoder"] = "encoder",
-  too_long: TooLong = "truncate",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     text: the template of the text that the options answer.
     options: the field with the list of options, or a template for each of them.
     option: the template of an option's row, with `{option}` for the option itself.
@@ -94,66 +71,70 @@ def task(
     architecture: the kind of model that the features are for.
     too_long: treatment of longer examples; truncation shortens the text, and then options, from
       their ends.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates, another number of options or an unknown label; and as
-      `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  questions = _Questions(
-    text=Template(text, "text"),
-    options=_parse_options(options, choices),
-    option=Template(option, "option"),
-    placeholder=placeholder,
-    label_field=label_field,
-    label_numbers=_number_options(labels, choices),
-    answers=answers,
-    choices=choices,
-    allows_other_counts=fewer,
-    allows_gaps=source.allows_gaps,
-    vocabulary=vocabulary,
-  )
-  if placeholder is None and "option" not in questions.option.fields:
-    raise UserError(
-      f"config.task.option: found {option!r}, expected {{option}} in it, or a placeholder"
+
+  text: str
+  options: str | tuple[str, ...]
+  option: str = "{option}"
+  placeholder: str | None = None
+  label_field: str = "label"
+  labels: list | tuple | None = None
+  answers: str | None = None
+  choices: PositiveInt = 4
+  fewer: bool = False
+  length: Length = rows_only(default=128)
+  architecture: Literal["encoder", "decoder"] = rows_only(default="encoder")
+  too_long: TooLong = rows_only(default="truncate")
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    described = labelled_rows(self.length, self.architecture, self.choices)
+    described["option_labels"] = Feature((self.choices,), "int32")
+    described["label"] = Feature((), "int32")
+    described["example_weights"] = Feature((), "float32")
+    return described
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable templates, another number of options or an unknown label; and as
+        `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    questions = _Questions(
+      text=Template(self.text, "text"),
+      options=_parse_options(self.options, self.choices),
+      option=Template(self.option, "option"),
+      placeholder=self.placeholder,
+      label_field=self.label_field,
+      label_numbers=_number_options(self.labels, self.choices),
+      answers=self.answers,
+      choices=self.choices,
+      allows_other_counts=self.fewer,
+      allows_gaps=self.allows_gaps,
+      vocabulary=vocabulary,
     )
-  names = list(questions.label_numbers)
-  facts = {
-    "text": text,
-    "options": options if isinstance(options, str) else list(options),
-    "option": option,
-    "placeholder": placeholder,
-    "label_field": label_field,
-    "labels": names,
-    "answers": answers,
-    "choices": choices,
-    "fewer": fewer,
-  }
-  if UNLABELLED in names:
-    facts["unlabelled"] = None
-  row_facts = {"length": length, "too_long": too_long}
-  if architecture != "encoder":
-    row_facts["architecture"] = architecture
+    if self.placeholder is None and "option" not in questions.option.fields:
+      raise UserError(
+        f"config.task.option: found {self.option!r}, expected {{option}} in it, or a placeholder"
+      )
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    rows = _OptionRows(store, architecture, choices, length, too_long)
-    return ExampleRows(rows.used.size, rows.read, rows.used, questions.view, rows.truncated_share())
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      rows = _OptionRows(store, self)
+      return ExampleRows(
+        rows.used.size, rows.read, rows.used, questions.view, rows.truncated_share()
+      )
 
-  return build_task(
-    "multiple_choice.v1",
-    source,
-    vocabulary,
-    fields=questions.fields(),
-    facts=facts | source.gap_facts,
-    streams={"text": False, "options": False},
-    make_example=questions.make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, length=length, choices=choices, architecture=architecture),
-    row_facts=row_facts | layout_facts(architecture, vocabulary),
-    classes=tuple(names),
-  )
+    return self.build_task(
+      "multiple_choice.v1",
+      vocabulary,
+      fields=questions.fields(),
+      streams={"text": False, "options": False},
+      make_example=questions.make_example,
+      make_rows=make_rows,
+      row_facts=layout_facts(self.architecture, vocabulary),
+      classes=tuple(questions.label_numbers),
+    )
 
 
 def _parse_options(options: str | tuple[str, ...], choices: int) -> str | list[Template]:
@@ -197,7 +178,7 @@ class _Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Questions:
-  """Questions from records; for the attributes see `task`.
+  """Questions from records; for the attributes see `Arguments`.
 
   Attributes:
     options: the field of the options, or their templates.
@@ -335,16 +316,15 @@ class _OptionRows:
     used: the examples in use.
   """
 
-  def __init__(
-    self, store: ExampleStore, architecture: str, choices: int, length: int, too_long: TooLong
-  ):
+  def __init__(self, store: ExampleStore, arguments: Arguments):
     self._store = store
-    self._row = rows_class(architecture)(store, ("text", "options"), length)
+    self._row = rows_class(arguments.architecture)(store, ("text", "options"), arguments.length)
+    choices = arguments.choices
     self._lengths_NC = np.reshape(store.arrays["option_lengths"], (-1, choices))
     self._labels_NC = np.reshape(store.arrays["option_labels"], (-1, choices))
     self._total_N1 = (store.lengths["text"] + self._lengths_NC.max(axis=1))[:, None]
     self.used, self._total_n1 = fit(
-      self._total_N1, (self._row.room,), too_long, store.path, ("length",)
+      self._total_N1, (self._row.room,), arguments.too_long, store.path, ("length",)
     )
 
   def truncated_share(self) -> float:

@@ -15,17 +15,14 @@ of 1 to 5 tokens, as it does.
 from __future__ import annotations
 
 import dataclasses
-from typing import Unpack
 
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.preprocessors import segments, sentences
-from t5x_like.data.preprocessors.masking import Mode
+from t5x_like.data.preprocessors import segments
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, digest
-from t5x_like.data.tasks import _masked_rows
-from t5x_like.data.windows import TextArguments
-from t5x_like.slots import Length
+from t5x_like.data.task import Task
+from t5x_like.data.tasks._masked_rows import MaskedRowArguments
+from t5x_like.vocabularies import Vocabulary
 
 FEW_TARGETS = True  # see `laptop`
 _UNUSED_FEATURES = (
@@ -36,73 +33,38 @@ _UNUSED_FEATURES = (
 )
 
 
-def features(vocabulary, /, *, length: int, **arguments) -> Features:
-  """Return the features of the task with these arguments."""
-  described = {}
-  for name, feature in _masked_rows.features(vocabulary, length=length, **arguments).items():
-    if name not in _UNUSED_FEATURES:
-      described[name] = feature
-  described["encoder_order"] = Feature((length,), "int32")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MaskedRowArguments):
+  """The arguments of permutation language modelling; see `tasks.mlm` for the others.
 
-
-def task(
-  *,
-  length: Length = 512,
-  input_format: segments.Format = "segment_pair",
-  masking: Mode = "tokens",
-  rate: float = 1 / 6,
-  random_next: float = 0.5,
-  short_pairs: float = 0.1,
-  sentence_rule: str = sentences.DEFAULT_RULE,
-  segment_ids: bool = True,
-  packed: bool = True,
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
-    length, input_format, masking, random_next, short_pairs, sentence_rule, segment_ids, packed: see
-      `tasks.mlm`.
+  Attributes:
     rate: share of the tokens that are predicted, 1 / K.
-    text: see `TextArguments`.
-
-  Raises:
-    UserError: as `mlm`.
   """
-  layout = {
-    "input_format": input_format,
-    "masking": masking,
-    "rate": rate,
-    "segment_ids": segment_ids,
-    "packed": packed,
-  }
-  base = _masked_rows.task(
-    length=length,
-    mask_share=0.0,
-    random_share=0.0,
-    random_next=random_next,
-    short_pairs=short_pairs,
-    sentence_rule=sentence_rule,
-    **layout,
-    **text,
-  )
-  described = features(base.vocabulary, length=length, **layout)
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    rows = base.batch(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(9, random.row_keys(seed, epoch_B, example_index_B))
-    is_chosen_BL = rows["encoder_loss_weights"] > 0
-    rows["encoder_order"] = draw_order(is_chosen_BL, random.bits(key_B, length))
-    return {name: rows[name] for name in described}
+  input_format: segments.Format = "segment_pair"
+  rate: float = 1 / 6
 
-  return dataclasses.replace(
-    base,
-    name=text.get("label") or f"{base.name.removesuffix('_mlm')}_permutation_lm",
-    fingerprint=digest(task="permutation_lm.v1", rows=base.fingerprint),
-    features=described,
-    batch=batch,
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    described = {}
+    for name, feature in self.row_features(vocabulary).items():
+      if name not in _UNUSED_FEATURES:
+        described[name] = feature
+    described["encoder_order"] = Feature((self.length,), "int32")
+    return described
+
+  def build(self) -> Task:
+    """Open the store and return the task; errors as for `mlm`."""
+    chosen_rows = self.build_rows("permutation_lm.v1", mask_share=0.0, random_share=0.0)
+    described = self.features(chosen_rows.vocabulary)
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      rows = chosen_rows.batch(example_index_B, epoch_B, seed)
+      key_B = random.row_keys(9, random.row_keys(seed, epoch_B, example_index_B))
+      is_chosen_BL = rows["encoder_loss_weights"] > 0
+      rows["encoder_order"] = draw_order(is_chosen_BL, random.bits(key_B, self.length))
+      return {name: rows[name] for name in described}
+
+    return dataclasses.replace(chosen_rows, features=described, batch=batch)
 
 
 def draw_order(is_chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:

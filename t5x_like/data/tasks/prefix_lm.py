@@ -16,7 +16,8 @@ less, so that either part and its EOS fit in `length` inputs or targets.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+import dataclasses
+from typing import Literal
 
 from t5x_like.data import features as feature_layouts
 from t5x_like.data import random
@@ -24,67 +25,64 @@ from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, TextArguments
+from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.vocabularies import padding_id, start_id
+from t5x_like.vocabularies import Vocabulary, padding_id, start_id
 
 
-def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
-  """Return the features of a task's batches, from its arguments."""
-  if architecture == "decoder":
-    return feature_layouts.decoder(length, "causal_attention")
-  return feature_layouts.encoder_decoder(length, length, vocabulary)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TextArguments):
+  """The arguments of prefix language modelling.
 
-
-def task(
-  *,
-  length: Length = 512,
-  architecture: Literal["decoder", "encoder_decoder"] = "decoder",
-  documents_end: DocumentsEnd | None = None,
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Build the task.
-
-  Args:
+  Attributes:
     length: the length of every feature, from which the length of windows follows.
     architecture: the kind of model to make features for.
     documents_end: how each document in the store must end: `eos`, `nothing` or `any`; by default
       `eos` for decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
-    text: see `TextArguments`.
-
-  Raises:
-    UserError: the length leaves no window to cut; or the store cannot be used, is shorter than one
-      window, or has documents that do not end as required.
   """
-  is_decoder = architecture == "decoder"
-  window = length if is_decoder else length - 1
-  if window < 2:
-    raise UserError(
-      f"length: found {length}, expected at least {length - window + 2}: a token on "
-      "each side of the cut"
-    )
-  if documents_end is None:
-    documents_end = "eos" if is_decoder else "nothing"
-  source = TextArguments(**text)
-  windows = source.windows(window, documents_end)
-  vocabulary = windows.vocabulary
-  start = start_id(vocabulary)
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    tokens_BW = windows.read(example_index_B, epoch_B, seed)
-    bits_B1 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 1)
-    prefix_B = 1 + random.integers(bits_B1[:, 0], window - 1)
-    if is_decoder:
-      return decoder_only(tokens_BW, start, prefix_B=prefix_B)
-    inputs_BT, targets_BT = cut_windows(
-      tokens_BW, prefix_B, vocabulary.eos_id, padding_id(vocabulary)
-    )
-    return encoder_decoder(inputs_BT, targets_BT, vocabulary)
+  length: Length = 512
+  architecture: Literal["decoder", "encoder_decoder"] = "decoder"
+  documents_end: DocumentsEnd | None = unfingerprinted(ONLY_CHECKED, default=None)
 
-  facts = {"length": length, "architecture": architecture}
-  return source.task("prefix_lm.v1", windows, batch, features(vocabulary, **facts), **facts)
+  def features(self, vocabulary: Vocabulary) -> Features:
+    if self.architecture == "decoder":
+      return feature_layouts.decoder(self.length, "causal_attention")
+    return feature_layouts.encoder_decoder(self.length, self.length, vocabulary)
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: the length leaves no window to cut; or the store cannot be used, is shorter than
+        one window, or has documents that do not end as required.
+    """
+    is_decoder = self.architecture == "decoder"
+    window = self.length if is_decoder else self.length - 1
+    if window < 2:
+      raise UserError(
+        f"length: found {self.length}, expected at least {self.length - window + 2}: a token on "
+        "each side of the cut"
+      )
+    default_end = "eos" if is_decoder else "nothing"
+    windows = self.windows(window, self.documents_end or default_end)
+    vocabulary = windows.vocabulary
+    start = start_id(vocabulary)
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      tokens_BW = windows.read(example_index_B, epoch_B, seed)
+      bits_B1 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 1)
+      prefix_B = 1 + random.integers(bits_B1[:, 0], window - 1)
+      if is_decoder:
+        return decoder_only(tokens_BW, start, prefix_B=prefix_B)
+      inputs_BT, targets_BT = cut_windows(
+        tokens_BW, prefix_B, vocabulary.eos_id, padding_id(vocabulary)
+      )
+      return encoder_decoder(inputs_BT, targets_BT, vocabulary)
+
+    return self.build_task("prefix_lm.v1", windows, batch)
 
 
 def cut_windows(

@@ -22,8 +22,9 @@ of its question), `first` (the position in the row of its first context token), 
 other window has more context around the token.
 """
 
+import dataclasses
 import functools
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +33,10 @@ from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.answers import Contexts, parse_answers, window_with_most_context
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.sequences import Encoded, layout_facts
 from t5x_like.data.supervised.templates import to_text
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -49,56 +50,55 @@ def tiny(length: int) -> dict[str, int]:
   return {"length": length, "stride": length // 4}
 
 
-def features(vocabulary, /, *, length: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  described = encoder(length)
-  described["span_start"] = Feature((), "int32")
-  described["span_end"] = Feature((), "int32")
-  described["example_weights"] = Feature((), "float32")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of extractive question answering.
 
+  The records have fields question, context and answers, a possibly empty list of {text,
+  answer_start} (or TFDS's dict of lists).
 
-def task(
-  *,
-  length: Length = 384,
-  stride: Length = 128,
-  question_length: Length = 64,
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     length: length of a row, its special tokens included.
     stride: context tokens from the beginning of a window to the beginning of the next.
     question_length: longer questions are truncated to this many tokens, and counted in the report.
-    records: see `LabelledSource`. The records have fields question, context and answers, a possibly
-      empty list of {text, answer_start} (or TFDS's dict of lists).
-
-  Raises:
-    UserError: unusable lengths or an answer that is not in its context; and as
-      `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  questions = _Questions(vocabulary, source.allows_gaps)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    windows = _ContextWindows(store, length, stride, question_length, questions.contexts)
-    return ExampleRows(windows.example_W.size, windows.read, windows.example_W, windows.view)
+  length: Length = rows_only(default=384)
+  stride: Length = rows_only(default=128)
+  question_length: Length = rows_only(default=64)
 
-  row_facts = {"length": length, "stride": stride, "question_length": question_length}
-  return build_task(
-    "span_qa.v4",
-    source,
-    vocabulary,
-    fields=("question", "context", "answers"),
-    facts=source.gap_facts,
-    streams={"question": False, "context": False},
-    make_example=questions.make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, length=length),
-    row_facts=row_facts | layout_facts("encoder", vocabulary),
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    described = encoder(self.length)
+    described["span_start"] = Feature((), "int32")
+    described["span_end"] = Feature((), "int32")
+    described["example_weights"] = Feature((), "float32")
+    return described
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable lengths or an answer that is not in its context; and as
+        `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    questions = _Questions(vocabulary, self.allows_gaps)
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      windows = _ContextWindows(
+        store, self.length, self.stride, self.question_length, questions.contexts
+      )
+      return ExampleRows(windows.example_W.size, windows.read, windows.example_W, windows.view)
+
+    return self.build_task(
+      "span_qa.v4",
+      vocabulary,
+      fields=("question", "context", "answers"),
+      streams={"question": False, "context": False},
+      make_example=questions.make_example,
+      make_rows=make_rows,
+      row_facts=layout_facts("encoder", vocabulary),
+    )
 
 
 class _Questions:

@@ -9,7 +9,8 @@ A row is [CLS] tokens [SEP]. The first token of each word has the index of its t
 `Task.examples` gives `record`, `tokens` and `tags`, all of them, also where the row is truncated.
 """
 
-from typing import Any, Unpack
+import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task, read_parallel
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments, read_parallel
 from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.data.supervised.sequences import Encoded
 from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.supervised.too_long import TooLong
 from t5x_like.data.supervised.words import Words
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -37,68 +38,66 @@ BUILT_IN = {
 }
 
 
-def features(vocabulary, /, *, length: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  return encoder(length, "target_tokens") | {"encoder_loss_weights": Feature((length,), "float32")}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of tagging.
 
-
-def task(
-  *,
-  tags: list | tuple,
-  tokens_field: str = "tokens",
-  tags_field: str = "tags",
-  length: Length = 128,
-  too_long: TooLong = "truncate",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: the fields with the list of words and the list of their tags.
     length: length of a row, [CLS] and [SEP] included.
     too_long: treatment of longer sentences; to metrics, words that are cut off have the tag O or,
       without it, none.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: an unknown tag or lists of different lengths; and as `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  numbers = number_labels(tags, "tags")
-  examples = _TaggedWords(vocabulary, numbers, tokens_field, tags_field)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    encoded = Encoded(store, ["tokens"], length)
-    used, lengths_n1 = encoded.fit(too_long)
+  tags: list | tuple
+  tokens_field: str = "tokens"
+  tags_field: str = "tags"
+  length: Length = rows_only(default=128)
+  too_long: TooLong = rows_only(default="truncate")
 
-    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-      rows = encoded(used[index_B], lengths_n1[index_B])
-      valid_BL = np.arange(length - 2) < lengths_n1[index_B]
-      tags_BL = read_parallel(store, "tags", "tokens", used[index_B], valid_BL)
-      tags_BL = np.where(valid_BL, tags_BL, -1)
-      tags_BL = np.pad(tags_BL, ((0, 0), (1, 1)), constant_values=-1)  # [CLS] and [SEP]
-      rows["encoder_target_tokens"] = np.maximum(tags_BL, 0)
-      rows["encoder_loss_weights"] = tags_BL >= 0
-      return rows
+  def features(self, vocabulary: Vocabulary) -> Features:
+    described = encoder(self.length, "target_tokens")
+    described["encoder_loss_weights"] = Feature((self.length,), "float32")
+    return described
 
-    truncated = encoded.truncated_share(used, lengths_n1)
-    return ExampleRows(used.size, read, used, examples.view, truncated)
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
 
-  return build_task(
-    "tagging.v1",
-    source,
-    vocabulary,
-    fields=(tokens_field, tags_field),
-    facts={"tags": list(numbers), "tokens": tokens_field, "field": tags_field},
-    streams={"tokens": False},
-    make_example=examples.make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, length=length),
-    row_facts={"length": length, "too_long": too_long},
-    classes=tuple(numbers),
-  )
+    Raises:
+      UserError: an unknown tag or lists of different lengths; and as
+        `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    numbers = number_labels(self.tags, "tags")
+    examples = _TaggedWords(vocabulary, numbers, self.tokens_field, self.tags_field)
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      encoded = Encoded(store, ["tokens"], self.length)
+      used, lengths_n1 = encoded.fit(self.too_long)
+
+      def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+        rows = encoded(used[index_B], lengths_n1[index_B])
+        valid_BL = np.arange(self.length - 2) < lengths_n1[index_B]
+        tags_BL = read_parallel(store, "tags", "tokens", used[index_B], valid_BL)
+        tags_BL = np.where(valid_BL, tags_BL, -1)
+        tags_BL = np.pad(tags_BL, ((0, 0), (1, 1)), constant_values=-1)  # [CLS] and [SEP]
+        rows["encoder_target_tokens"] = np.maximum(tags_BL, 0)
+        rows["encoder_loss_weights"] = tags_BL >= 0
+        return rows
+
+      truncated = encoded.truncated_share(used, lengths_n1)
+      return ExampleRows(used.size, read, used, examples.view, truncated)
+
+    return self.build_task(
+      "tagging.v1",
+      vocabulary,
+      fields=(self.tokens_field, self.tags_field),
+      streams={"tokens": False},
+      make_example=examples.make_example,
+      make_rows=make_rows,
+      classes=tuple(numbers),
+    )
 
 
 class _TaggedWords:

@@ -9,6 +9,7 @@ when the store was made; every epoch shows the same examples. For `:debug`, the 
 a teacher that gives the target half of the probability.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,13 +18,13 @@ from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.labelled import batch_from_reader
-from t5x_like.data.task import Task, digest
-from t5x_like.data.windows import PrepareSplit, Windows
+from t5x_like.data.task import Task, TaskArguments, unfingerprinted
+from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
-from t5x_like.vocabularies import start_id
+from t5x_like.vocabularies import Vocabulary, start_id
 
 # The fact of a manifest that gives the shape and dtype of each feature.
 FACT = "examples"
@@ -44,70 +45,78 @@ def teacher_features(length: int, k: int) -> Features:
   }
 
 
-def features(vocabulary, /, *, store: str, **_) -> Features:
-  """Return the features of the examples in a store's split `train`."""
-  if store == "builtin":
-    return _BUILT_IN_FEATURES
-  return _store_features(_open(store, "train", "size"))
-
-
-def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> Task:
-  """Make the task.
-
-  Args:
-    store: the directory with a store of each split, local or at an address; or `builtin`.
-    split: the split.
-    verify: the checks on opening, see `Store.open`.
-
-  Raises:
-    UserError: there is no such store, or it holds something else.
-  """
-  if not isinstance(store, str):
-    return _build_built_in(Windows(store, split, _BUILT_IN_LENGTH, documents_end="eos"))
-  examples = _open(store, split, verify)
-  described = _store_features(examples)
-  print(
-    f"data: {examples.path}: {examples.num_items:,} examples with {_describe_teacher(examples)}; "
-    f"{examples.verification}",
-    flush=True,
-  )
-
-  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-    arrays = {}
-    for name, feature in described.items():
-      size = math.prod(feature.shape)
-      flat = examples.read_ranges(name, index_B * size, np.full(index_B.size, size))
-      arrays[name] = flat.reshape(index_B.size, *feature.shape)
-    return arrays
-
-  return Task(
-    name=examples.name,
-    vocabulary=examples.vocabulary,
-    fingerprint=digest(task="taught.v1", store=examples.fingerprint),
-    num_examples=examples.num_items,
-    features=described,
-    batch=batch_from_reader(read, described),
-  )
-
-
 _BUILT_IN_FEATURES = decoder(_BUILT_IN_LENGTH) | teacher_features(_BUILT_IN_LENGTH, _BUILT_IN_K)
 
 
-def _build_built_in(windows: Windows) -> Task:
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    rows = decoder_only(windows.read(example_index_B), start_id(windows.vocabulary))
-    ids_BTk = rows["decoder_target_tokens"][..., None] + tf.range(_BUILT_IN_K)
-    log_p_BTk = tf.broadcast_to(tf.math.log([0.5, 0.3, 0.1]), tf.shape(ids_BTk))
-    return rows | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TaskArguments):
+  """The arguments of a task on stored examples.
 
-  return Task(
-    name=f"{windows.tokens.name}_taught",
-    vocabulary=windows.vocabulary,
-    fingerprint=digest(task="taught.v1", store=windows.tokens.fingerprint),
-    num_examples=windows.num_examples,
-    features=_BUILT_IN_FEATURES,
-    batch=batch,
-  )
+  Attributes:
+    store: the directory with a store of each split, local or at an address; or `builtin`.
+    verify: the checks on opening, see `Store.open`.
+  """
+
+  store: str = unfingerprinted("the content of the store counts")
+  verify: Verify = unfingerprinted("it only checks files", default="auto")
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features of the examples in the store's split `train`."""
+    if self.store == "builtin":
+      return _BUILT_IN_FEATURES
+    return _store_features(_open(self.store, "train", "size"))
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: there is no such store, or it holds something else.
+    """
+    if not isinstance(self.store, str):
+      return self._build_built_in()
+    examples = _open(self.store, self.split, self.verify)
+    described = _store_features(examples)
+    print(
+      f"data: {examples.path}: {examples.num_items:,} examples with "
+      f"{_describe_teacher(examples)}; {examples.verification}",
+      flush=True,
+    )
+
+    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+      arrays = {}
+      for name, feature in described.items():
+        size = math.prod(feature.shape)
+        flat = examples.read_ranges(name, index_B * size, np.full(index_B.size, size))
+        arrays[name] = flat.reshape(index_B.size, *feature.shape)
+      return arrays
+
+    return Task(
+      name=examples.name,
+      vocabulary=examples.vocabulary,
+      fingerprint=self.fingerprint("taught.v1", store=examples.fingerprint),
+      num_examples=examples.num_items,
+      features=described,
+      batch=batch_from_reader(read, described),
+    )
+
+  def _build_built_in(self) -> Task:
+    """Return the task on the built-in corpus, whose `store` is a function."""
+    windows = Windows(self.store, self.split, _BUILT_IN_LENGTH, documents_end="eos")
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      rows = decoder_only(windows.read(example_index_B), start_id(windows.vocabulary))
+      ids_BTk = rows["decoder_target_tokens"][..., None] + tf.range(_BUILT_IN_K)
+      log_p_BTk = tf.broadcast_to(tf.math.log([0.5, 0.3, 0.1]), tf.shape(ids_BTk))
+      return rows | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
+
+    return Task(
+      name=f"{windows.tokens.name}_taught",
+      vocabulary=windows.vocabulary,
+      fingerprint=self.fingerprint("taught.v1", store=windows.tokens.fingerprint),
+      num_examples=windows.num_examples,
+      features=_BUILT_IN_FEATURES,
+      batch=batch,
+    )
 
 
 def _open(store: str, split: str, verify: Verify) -> Store:

@@ -22,7 +22,8 @@ evaluation's `max_examples` then count rows as examples; every epoch still has e
 and truncation.
 """
 
-from typing import Literal, Unpack
+import dataclasses
+from typing import Literal
 
 import numpy as np
 
@@ -32,10 +33,10 @@ from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, PackedArguments
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -59,52 +60,11 @@ def tiny(length: int) -> dict[str, int]:
   return {"inputs_length": 128, "targets_length": 128}
 
 
-def features(
-  vocabulary,
-  /,
-  *,
-  inputs_length: int,
-  targets_length: int | None,
-  architecture: str,
-  prefix: bool,
-  packed: bool,
-  **_,
-) -> Features:
-  """Return the features of the task with these arguments.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(PackedArguments):
+  """The arguments of text-to-text.
 
-  Segments distinguish padding where ids do not: for decoders, whose start id may be any id, and for
-  vocabularies without a padding id.
-  """
-  if architecture == "decoder":
-    extra_names = ["segment_ids", "positions"]
-    if prefix:
-      extra_names = ["causal_attention", *extra_names]
-    return layouts.decoder(inputs_length, *extra_names)
-  if targets_length is None:
-    targets_length = inputs_length
-  task_features = layouts.encoder_decoder(inputs_length, targets_length)
-  if packed or vocabulary.pad_id is None:
-    for side, length in (("encoder", inputs_length), ("decoder", targets_length)):
-      task_features[f"{side}_segment_ids"] = Feature((length,), "int32")
-      task_features[f"{side}_positions"] = Feature((length,), "int32")
-  return task_features
-
-
-def task(
-  *,
-  inputs: str,
-  targets: str,
-  inputs_length: Length = 512,
-  targets_length: Length | None = None,
-  architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
-  prefix: bool = False,
-  loss_on: Literal["targets", "all"] = "targets",
-  too_long: TooLong = "refuse",
-  **records: Unpack[PackedSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     inputs, targets: templates over a record's fields. Records with an empty field in the targets
       are skipped and counted. So are those with an empty field in the inputs in training splits,
       whose names begin with `train`; other splits leave this field out of the inputs.
@@ -115,110 +75,116 @@ def task(
     loss_on: the tokens that a decoder learns to predict: the targets, or all.
     too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (they are
       counted) or `truncate`.
-    records: see `PackedSource`.
-
-  Raises:
-    UserError: arguments that do not fit together, unusable templates or lengths, or an error of
-      `labelled.build_task`.
   """
-  is_decoder = architecture == "decoder"
-  _check_arguments(is_decoder, targets_length, prefix, loss_on)
-  source = PackedSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  texts = {"inputs": inputs, "targets": targets}
-  examples = _TextPairs(texts, vocabulary, is_decoder, source.allows_gaps)
-  if is_decoder:
-    limits = (inputs_length,)
-  elif targets_length is None:
-    limits = (inputs_length, inputs_length)
-  else:
-    limits = (inputs_length, targets_length)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    if is_decoder:
-      rows = _Sequences(store, limits, too_long, source, vocabulary, loss_on == "all")
-    else:
-      rows = _EncoderDecoderPairs(store, limits, too_long, source, vocabulary)
-    return ExampleRows(
-      rows.plan.num_rows, rows.read, view=examples.view, truncated=rows.truncated_share()
-    )
+  inputs: str
+  targets: str
+  inputs_length: Length = rows_only(default=512)
+  targets_length: Length | None = rows_only(default=None)
+  architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder"
+  prefix: bool = rows_only(default=False)
+  loss_on: Literal["targets", "all"] = rows_only(default="targets")
+  too_long: TooLong = rows_only(default="refuse")
 
-  return build_task(
-    "text_to_text.v1",
-    source,
-    vocabulary,
-    fields=examples.fields,
-    facts=texts | source.gap_facts,
-    streams={"inputs": not is_decoder, "targets": True},
-    make_example=examples.make_example,
-    make_rows=make_rows,
-    features=features(
+  @property
+  def is_decoder(self) -> bool:
+    """Whether inputs and targets become one sequence."""
+    return self.architecture == "decoder"
+
+  @property
+  def limits(self) -> tuple[int, ...]:
+    """The length of a row in each stream of the rows."""
+    if self.is_decoder:
+      return (self.inputs_length,)
+    if self.targets_length is None:
+      return (self.inputs_length, self.inputs_length)
+    return (self.inputs_length, self.targets_length)
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features of the task.
+
+    Segments distinguish padding where ids do not: for decoders, whose start id may be any id, and
+    for vocabularies without a padding id.
+    """
+    if self.is_decoder:
+      extra_names = ["segment_ids", "positions"]
+      if self.prefix:
+        extra_names = ["causal_attention", *extra_names]
+      return layouts.decoder(self.inputs_length, *extra_names)
+    task_features = layouts.encoder_decoder(*self.limits)
+    if self.packed or vocabulary.pad_id is None:
+      for side, length in zip(("encoder", "decoder"), self.limits, strict=True):
+        task_features[f"{side}_segment_ids"] = Feature((length,), "int32")
+        task_features[f"{side}_positions"] = Feature((length,), "int32")
+    return task_features
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: arguments that do not fit together, unusable templates or lengths; and as
+        `LabelledArguments.build_task`.
+    """
+    self._check()
+    vocabulary = vocabularies.load(self.vocabulary)
+    examples = _TextPairs(self, vocabulary)
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      if self.is_decoder:
+        rows = _Sequences(store, self, vocabulary)
+      else:
+        rows = _EncoderDecoderPairs(store, self, vocabulary)
+      return ExampleRows(
+        rows.plan.num_rows, rows.read, view=examples.view, truncated=rows.truncated_share()
+      )
+
+    return self.build_task(
+      "text_to_text.v2",
       vocabulary,
-      inputs_length=inputs_length,
-      targets_length=targets_length,
-      architecture=architecture,
-      prefix=prefix,
-      packed=source.packed,
-    ),
-    row_facts={
-      "task": "text_to_text.v2",
-      "limits": limits,
-      "architecture": architecture,
-      "prefix": prefix,
-      "packed": source.packed,
-      "too_long": too_long,
-      "loss_on": loss_on,
-      "pack_seed": source.pack_seed,
-      "vocabulary": vocabulary.fingerprint,
-    },
-    has_sentinels=examples.has_sentinels,
-  )
+      fields=examples.fields,
+      streams={"inputs": not self.is_decoder, "targets": True},
+      make_example=examples.make_example,
+      make_rows=make_rows,
+      row_facts={"limits": self.limits},
+      has_sentinels=examples.has_sentinels,
+    )
 
-
-def _check_arguments(
-  is_decoder: bool, targets_length: int | None, prefix: bool, loss_on: str
-) -> None:
-  """Raise UserError if arguments of the task exclude each other."""
-  if is_decoder and targets_length is not None:
-    raise UserError(
-      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
-      "one sequence of inputs_length tokens"
-    )
-  if prefix and not is_decoder:
-    raise UserError(
-      "config.task.prefix: found True, expected architecture='decoder': encoders "
-      "see their whole input"
-    )
-  if loss_on == "all" and (prefix or not is_decoder):
-    raise UserError(
-      "config.task.loss_on: found 'all', expected architecture='decoder' and "
-      "prefix=False, or 'targets'"
-    )
+  def _check(self) -> None:
+    """Raise UserError if arguments of the task exclude each other."""
+    if self.is_decoder and self.targets_length is not None:
+      raise UserError(
+        f"config.task.targets_length: found {self.targets_length}, expected None, as a decoder's "
+        "row is one sequence of inputs_length tokens"
+      )
+    if self.prefix and not self.is_decoder:
+      raise UserError(
+        "config.task.prefix: found True, expected architecture='decoder': encoders "
+        "see their whole input"
+      )
+    if self.loss_on == "all" and (self.prefix or not self.is_decoder):
+      raise UserError(
+        "config.task.loss_on: found 'all', expected architecture='decoder' and "
+        "prefix=False, or 'targets'"
+      )
 
 
 class _TextPairs:
   """Examples of two texts, the inputs and the targets, from records.
-
-  Args:
-    texts: the templates of `inputs` and `targets`.
-    vocabulary: the vocabulary of the ids.
-    is_decoder: whether inputs and targets become one sequence.
-    allows_gaps: whether the inputs may lack a field.
 
   Attributes:
     fields: the names of the record's fields in the templates.
     has_sentinels: whether the template of the inputs has sentinels.
   """
 
-  def __init__(
-    self, texts: dict[str, str], vocabulary: Vocabulary, is_decoder: bool, allows_gaps: bool
-  ):
-    self._templates = {}
-    for name, text in texts.items():
-      self._templates[name] = Template(text, name, vocabulary.extra_ids)
+  def __init__(self, arguments: Arguments, vocabulary: Vocabulary):
+    is_decoder = arguments.is_decoder
+    self._templates = {
+      "inputs": Template(arguments.inputs, "inputs", vocabulary.extra_ids),
+      "targets": Template(arguments.targets, "targets", vocabulary.extra_ids),
+    }
     self.fields = (*self._templates["inputs"].fields, *self._templates["targets"].fields)
     self.has_sentinels = self._templates["inputs"].has_sentinels
-    self._allows_gaps = {"inputs": allows_gaps, "targets": False}
+    self._allows_gaps = {"inputs": arguments.allows_gaps, "targets": False}
     targets_vocabulary = vocabulary if is_decoder else vocabulary.for_targets()
     self._vocabularies = {"inputs": vocabulary, "targets": targets_vocabulary}
     opening_ids = [] if is_decoder else vocabularies.opening_ids(vocabulary)
@@ -256,8 +222,7 @@ class _Rows:
 
   Args:
     store: the prepared examples.
-    limits: the length of a row in each stream of the rows.
-    source: the arguments of packing.
+    arguments: the arguments of the task.
     vocabulary: the vocabulary of the ids.
     used: the numbers of the n used examples among all N stored ones.
     stored_N2: the number of stored tokens of each example, in inputs and targets.
@@ -271,8 +236,7 @@ class _Rows:
   def __init__(
     self,
     store: ExampleStore,
-    limits: tuple[int, ...],
-    source: PackedSource,
+    arguments: Arguments,
     vocabulary: Vocabulary,
     *,
     used: np.ndarray,
@@ -281,13 +245,15 @@ class _Rows:
     sizes_nD: np.ndarray,
   ):
     self._store = store
-    self._limits = limits
+    self._limits = arguments.limits
     self._vocabulary = vocabulary
     self._used = used
     self._stored_N2 = stored_N2
     self._lengths_n2 = lengths_n2
     self._sizes_nD = sizes_nD
-    self.plan = packing.plan_examples(sizes_nD, limits, source.packed, source.pack_seed, store.path)
+    self.plan = packing.plan_examples(
+      sizes_nD, arguments.limits, arguments.packed, arguments.pack_seed, store.path
+    )
 
   def truncated_share(self) -> float:
     """Return the share of the used examples that are shortened."""
@@ -322,22 +288,13 @@ def _stored_lengths(store: ExampleStore) -> np.ndarray:
 class _EncoderDecoderPairs(_Rows):
   """Rows for an encoder-decoder: the inputs for its encoder, the targets for its decoder."""
 
-  def __init__(
-    self,
-    store: ExampleStore,
-    limits: tuple[int, int],
-    too_long: TooLong,
-    source: PackedSource,
-    vocabulary: Vocabulary,
-  ):
+  def __init__(self, store: ExampleStore, arguments: Arguments, vocabulary: Vocabulary):
     stored_N2 = _stored_lengths(store)
-    used, lengths_n2 = fit(
-      stored_N2, limits, too_long, store.path, ("inputs_length", "targets_length")
-    )
+    keys = ("inputs_length", "targets_length")
+    used, lengths_n2 = fit(stored_N2, arguments.limits, arguments.too_long, store.path, keys)
     super().__init__(
       store,
-      limits,
-      source,
+      arguments,
       vocabulary,
       used=used,
       stored_N2=stored_N2,
@@ -380,25 +337,17 @@ class _EncoderDecoderPairs(_Rows):
 class _Sequences(_Rows):
   """Rows for a decoder; an example is one sequence of inputs and targets."""
 
-  def __init__(
-    self,
-    store: ExampleStore,
-    limits: tuple[int],
-    too_long: TooLong,
-    source: PackedSource,
-    vocabulary: Vocabulary,
-    learns_inputs: bool,
-  ):
-    self._learns_inputs = learns_inputs
+  def __init__(self, store: ExampleStore, arguments: Arguments, vocabulary: Vocabulary):
+    self._learns_inputs = arguments.loss_on == "all"
     stored_N2 = _stored_lengths(store)
     total_N1 = stored_N2.sum(axis=1, keepdims=True)
-    used, total_n1 = fit(total_N1, limits, too_long, store.path, ("inputs_length",))
+    keys = ("inputs_length",)
+    used, total_n1 = fit(total_N1, arguments.limits, arguments.too_long, store.path, keys)
     # Truncation shortens the inputs, from their end.
     targets_n1 = np.minimum(stored_N2[used, 1:], total_n1)
     super().__init__(
       store,
-      limits,
-      source,
+      arguments,
       vocabulary,
       used=used,
       stored_N2=stored_N2,

@@ -19,7 +19,6 @@ Worked example, languages 0 and 1: x = 5 6, y = 7, [CLS] 2, [SEP] 3, mask 9, wit
 from __future__ import annotations
 
 import dataclasses
-from typing import Unpack
 
 import numpy as np
 
@@ -30,131 +29,157 @@ from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.sequences import Encoded
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong
-from t5x_like.data.task import Task, digest
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 FEW_TARGETS = True  # see `laptop`
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "pair": "{reversed}"}
 
 
-def features(vocabulary, /, *, length: int, rate: float, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  described = encoder(length, "target_tokens", "positions")
-  described["encoder_loss_weights"] = Feature((length,), "float32")
-  described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceArguments(LabelledArguments):
+  """The arguments of rows of sentences before they are masked.
 
-
-def task(
-  *,
-  text: str,
-  pair: str | None = None,
-  languages: tuple[int, ...] = (0, 1),
-  length: Length = 256,
-  masking: Mode = "tokens",
-  rate: float = 0.15,
-  mask_share: float = 0.8,
-  random_share: float = 0.1,
-  too_long: TooLong = "skip",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     text, pair: templates of the sentences.
     languages: the numbers of their languages.
     length: length of a row, special tokens included.
-    masking, rate, mask_share, random_share: see `tasks.mlm`, without `spans`.
     too_long: treatment of longer pairs; truncation shortens the longer sentence first, from its
       end.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates, languages or shares; a vocabulary without padding; and as
-      `labelled.build_task`.
   """
-  templates = {"text": Template(text, "text")}
-  if pair:
-    templates["pair"] = Template(pair, "pair")
-  if len(languages) < len(templates) or min(languages) < 0 or masking == "spans":
-    raise UserError(
-      f"config.task.languages: found {list(languages)} with masking={masking!r}, expected a number "
-      "from 0 on for each sentence, and no spans"
-    )
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
-  cls = np.array([vocabularies.special_id(vocabulary, "cls")], np.int32)
 
-  def make_example(record: Record, where: str) -> Example | Skip:
-    example = {}
-    for name, template in templates.items():
-      example[name] = np.asarray(vocabulary.encode(template(record, where)), np.int32)
-    if not all(ids.size for ids in example.values()):
-      return Skip("no tokens")
-    if pair:
-      example["pair"] = np.concatenate([cls, example["pair"]])
-    return example
+  text: str
+  pair: str | None = None
+  languages: tuple[int, ...] = rows_only(default=(0, 1))
+  length: Length = rows_only(default=256)
+  too_long: TooLong = rows_only(default="skip")
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    encoded = Encoded(store, tuple(templates), length, 1)
-    used, lengths_nD = encoded.fit(too_long)
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return encoder(self.length, "positions")
 
-    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-      rows = encoded(used[index_B], lengths_nD[index_B])
-      positions_BL = np.broadcast_to(np.arange(length), (index_B.size, length))
-      if pair is not None:
-        second_start_B1 = 2 + lengths_nD[index_B, :1]
-        positions_BL = np.where(
-          positions_BL >= second_start_B1, positions_BL - second_start_B1, positions_BL
+  def build(self) -> Task:
+    """Prepare the examples and return the task; errors as for `Arguments.build`."""
+    templates = {"text": Template(self.text, "text")}
+    if self.pair:
+      templates["pair"] = Template(self.pair, "pair")
+    if len(self.languages) < len(templates) or min(self.languages) < 0:
+      raise UserError(
+        f"config.task.languages: found {list(self.languages)} for {len(templates)} texts, expected "
+        "a number from 0 on for each"
+      )
+    vocabulary = vocabularies.load(self.vocabulary)
+    cls = np.array([vocabularies.special_id(vocabulary, "cls")], np.int32)
+
+    def make_example(record: Record, where: str) -> Example | Skip:
+      example = {}
+      for name, template in templates.items():
+        example[name] = np.asarray(vocabulary.encode(template(record, where)), np.int32)
+      if not all(ids.size for ids in example.values()):
+        return Skip("no tokens")
+      if self.pair:
+        example["pair"] = np.concatenate([cls, example["pair"]])
+      return example
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      encoded = Encoded(store, tuple(templates), self.length, 1)
+      used, lengths_nD = encoded.fit(self.too_long)
+
+      def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+        return self._add_languages(
+          encoded(used[index_B], lengths_nD[index_B]), lengths_nD[index_B, :1]
         )
-      language_BL = np.take(languages, rows["encoder_token_types"].astype(int))
-      rows["encoder_token_types"] = language_BL
-      rows["encoder_positions"] = positions_BL
-      return rows
 
-    return ExampleRows(used.size, read, truncated=encoded.truncated_share(used, lengths_nD))
+      return ExampleRows(used.size, read, truncated=encoded.truncated_share(used, lengths_nD))
 
-  unmasked_task = build_task(
-    "translation_lm.v1",
-    source,
-    vocabulary,
-    fields=tuple(field for template in templates.values() for field in template.fields),
-    facts={"text": text, "pair": pair},
-    streams=dict.fromkeys(templates, False),
-    make_example=make_example,
-    make_rows=make_rows,
-    features=encoder(length, "positions"),
-    row_facts={"length": length, "too_long": too_long, "languages": list(languages)},
-  )
+    return self.build_task(
+      "translation_lm.v1",
+      vocabulary,
+      fields=tuple(field for template in templates.values() for field in template.fields),
+      streams=dict.fromkeys(templates, False),
+      make_example=make_example,
+      make_rows=make_rows,
+    )
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    rows = unmasked_task.batch(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(seed, epoch_B, example_index_B)
-    masked = masks(rows["encoder_input_tokens"], key_B)
-    rows["encoder_input_tokens"] = masked["inputs"]
-    rows["encoder_target_tokens"] = masked["targets"]
-    rows["encoder_loss_weights"] = masked["weights"]
-    rows["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+  def _add_languages(
+    self, rows: dict[str, np.ndarray], first_length_B1: np.ndarray
+  ) -> dict[str, np.ndarray]:
+    """Return rows with the language of each token as its type, and with positions."""
+    positions_BL = np.broadcast_to(np.arange(self.length), rows["encoder_input_tokens"].shape)
+    if self.pair is not None:
+      second_start_B1 = 2 + first_length_B1
+      positions_BL = np.where(
+        positions_BL >= second_start_B1, positions_BL - second_start_B1, positions_BL
+      )
+    rows["encoder_token_types"] = np.take(self.languages, rows["encoder_token_types"].astype(int))
+    rows["encoder_positions"] = positions_BL
     return rows
 
-  return dataclasses.replace(
-    unmasked_task,
-    fingerprint=digest(
-      task="translation_lm.v1",
-      rows=unmasked_task.fingerprint,
-      masking=masking,
-      rate=rate,
-      mask_share=mask_share,
-      random_share=random_share,
-    ),
-    numbering=unmasked_task.fingerprint,
-    features=features(vocabulary, length=length, rate=rate),
-    batch=batch,
-  )
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(SentenceArguments):
+  """The arguments of translation language modelling.
+
+  Attributes:
+    masking, rate, mask_share, random_share: see `tasks.mlm`, without `spans`.
+  """
+
+  masking: Mode = "tokens"
+  rate: float = 0.15
+  mask_share: float = 0.8
+  random_share: float = 0.1
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    length = self.length
+    described = encoder(length, "target_tokens", "positions")
+    described["encoder_loss_weights"] = Feature((length,), "float32")
+    described["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
+    return described
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable templates, languages or shares; a vocabulary without padding; and as
+        `LabelledArguments.build_task`.
+    """
+    if self.masking == "spans":
+      raise UserError(
+        "config.task.masking: found 'spans', expected another one: two sentences have no spans"
+      )
+    vocabulary = vocabularies.load(self.vocabulary)
+    masks = Masking(
+      vocabulary,
+      self.length,
+      self.masking,
+      float(self.rate),
+      float(self.mask_share),
+      float(self.random_share),
+    )
+    fields = dataclasses.fields(SentenceArguments)
+    sentences = SentenceArguments(**{field.name: getattr(self, field.name) for field in fields})
+    unmasked_task = sentences.build()
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      rows = unmasked_task.batch(example_index_B, epoch_B, seed)
+      key_B = random.row_keys(seed, epoch_B, example_index_B)
+      masked = masks(rows["encoder_input_tokens"], key_B)
+      rows["encoder_input_tokens"] = masked["inputs"]
+      rows["encoder_target_tokens"] = masked["targets"]
+      rows["encoder_loss_weights"] = masked["weights"]
+      rows["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+      return rows
+
+    return dataclasses.replace(
+      unmasked_task,
+      fingerprint=self.fingerprint("translation_lm.v1", rows=unmasked_task.fingerprint),
+      numbering=unmasked_task.fingerprint,
+      features=self.features(vocabulary),
+      batch=batch,
+    )

@@ -24,7 +24,7 @@ a vocabulary that has these spellings as pieces gives one token for each, any ot
 
 from __future__ import annotations
 
-from typing import Unpack
+import dataclasses
 
 import numpy as np
 
@@ -36,86 +36,75 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import DENOISERS, MODE_TOKENS, QUARTER, denoiser_lengths
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, TextArguments
+from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id
 
 
-def features(
-  vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_
-) -> Features:
-  """Return the features of the task with these arguments: the greatest lengths of its denoisers."""
-  longest_inputs = 0
-  longest_targets = 0
-  for name in DENOISERS:
-    if rates.get(name, 1):
-      inputs_length, targets_length = denoiser_lengths(name, length, random_roll)
-      if mode_tokens:
-        inputs_length += len(vocabulary.encode(MODE_TOKENS[name[0]]))
-      longest_inputs = max(longest_inputs, inputs_length)
-      longest_targets = max(longest_targets, targets_length)
-  return layouts.encoder_decoder(longest_inputs, longest_targets, vocabulary)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(TextArguments):
+  """The arguments of UL2's mixture.
 
-
-def task(
-  *,
-  length: Length = 512,
-  mode_tokens: bool = False,
-  rates: dict = {},
-  random_roll: bool = False,
-  documents_end: DocumentsEnd = "nothing",
-  **text: Unpack[TextArguments],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     length: raw tokens in a window.
     mode_tokens: begin the inputs with `lengths.MODE_TOKENS`.
     rates: rates of some `DENOISERS`; the others have 1, and 0 leaves a denoiser out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    text: see `TextArguments`.
-
-  Raises:
-    UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few
-      sentinels; a window too short for a quarter of it to be noise; rates of unknown denoisers.
   """
-  if length < 8:
-    raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
-  shares = _shares(rates)
-  source = TextArguments(**text)
-  windows = source.windows(length, documents_end)
-  vocabulary = windows.vocabulary
-  denoisers = [_Denoiser(name, vocabulary, length, mode_tokens, random_roll) for name in shares]
-  described = features(
-    vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll
-  )
-  ends_N = _word_ends(list(shares.values()))
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BL = windows.read(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(seed, epoch_B, example_index_B)
-    word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
-    which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
-    rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
-    parts = []
-    for denoiser, row_N in zip(denoisers, rows, strict=True):
-      part = denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N))
-      parts.append(mixture.pad_features(part, described, vocabulary.pad_id))
-    return {name: tf.dynamic_stitch(rows, [part[name] for part in parts]) for name in described}
+  length: Length = 512
+  mode_tokens: bool = False
+  rates: dict = dataclasses.field(default_factory=dict)
+  random_roll: bool = False
+  documents_end: DocumentsEnd = unfingerprinted(ONLY_CHECKED, default="nothing")
 
-  return source.task(
-    "ul2.v2",
-    windows,
-    batch,
-    described,
-    length=length,
-    mode_tokens=mode_tokens,
-    rates=shares,
-    random_roll=random_roll,
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the features: the greatest lengths of the denoisers."""
+    longest_inputs = 0
+    longest_targets = 0
+    for name in DENOISERS:
+      if self.rates.get(name, 1):
+        inputs_length, targets_length = denoiser_lengths(name, self.length, self.random_roll)
+        if self.mode_tokens:
+          inputs_length += len(vocabulary.encode(MODE_TOKENS[name[0]]))
+        longest_inputs = max(longest_inputs, inputs_length)
+        longest_targets = max(longest_targets, targets_length)
+    return layouts.encoder_decoder(longest_inputs, longest_targets, vocabulary)
+
+  def build(self) -> Task:
+    """Open the store and return the task.
+
+    Raises:
+      UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few
+        sentinels; a window too short for a quarter of it to be noise; rates of unknown denoisers.
+    """
+    if self.length < 8:
+      raise UserError(f"length: found {self.length}, expected windows of at least 8 tokens")
+    shares = _shares(self.rates)
+    windows = self.windows(self.length, self.documents_end)
+    vocabulary = windows.vocabulary
+    denoisers = []
+    for name in shares:
+      denoisers.append(_Denoiser(name, vocabulary, self.length, self.mode_tokens, self.random_roll))
+    described = self.features(vocabulary)
+    ends_N = _word_ends(list(shares.values()))
+
+    def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      window_BL = windows.read(example_index_B, epoch_B, seed)
+      key_B = random.row_keys(seed, epoch_B, example_index_B)
+      word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
+      which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
+      rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
+      parts = []
+      for denoiser, row_N in zip(denoisers, rows, strict=True):
+        part = denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N))
+        parts.append(mixture.pad_features(part, described, vocabulary.pad_id))
+      return {name: tf.dynamic_stitch(rows, [part[name] for part in parts]) for name in described}
+
+    return self.build_task("ul2.v2", windows, batch, rates=shares)
 
 
 def _shares(rates: dict[str, float]) -> dict[str, float]:

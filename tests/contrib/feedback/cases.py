@@ -27,7 +27,7 @@ TASKS = {
 def _preferences(**options):
   from t5x_like.contrib.feedback.tasks import preferences  # opens TensorFlow
 
-  return preferences.task(**options)
+  return preferences.Arguments(**options)
 
 
 # tests/fuzz/test_corpora.py

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,14 +30,15 @@ from t5x_like.contrib.detection.data import box_augmentations
 from t5x_like.contrib.detection.data import boxes as image_boxes
 from t5x_like.contrib.detection.data.box_augmentations import Boxed, _sizes
 from t5x_like.corpora.sources import check_split, open_source, parse_split
-from t5x_like.data.augmentations import Augmentation, chain
+from t5x_like.data.augmentations import chain
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.source import Source
-from t5x_like.data.task import Task, digest
-from t5x_like.slots import PositiveInt, to_plain
+from t5x_like.data.source import SourceArguments
+from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.slots import PositiveInt
+from t5x_like.vocabularies import Vocabulary
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # On the built-in corpus, for `:debug`.
@@ -89,35 +90,13 @@ class DetectionTask(Task):
     return "boxes", "what is there (dashed) and what was found", sheet
 
 
-def features(vocabulary, /, *, resolution: int, channels: int, boxes: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  return {
-    "image": Feature((resolution, resolution, channels), "float32"),
-    "image_size": Feature((2,), "int32"),
-    "boxes": Feature((boxes, 4), "float32"),
-    "box_labels": Feature((boxes,), "int32"),
-    "example_weights": Feature((), "float32"),
-  }
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(SourceArguments):
+  """The arguments of object detection.
 
+  The source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
 
-def task(
-  *,
-  resolution: PositiveInt = 1333,
-  shortest: PositiveInt = 800,
-  channels: Literal[1, 3] = 3,
-  boxes: PositiveInt = 100,
-  augmentations: tuple = ("flip", "crop", "resize"),
-  classes: tuple[str, ...] = (),
-  buckets: PositiveInt = 1,
-  mean: tuple[float, ...] = pictures.IMAGENET_MEAN,
-  std: tuple[float, ...] = pictures.IMAGENET_STD,
-  image_field: str = "image",
-  objects_field: str = "objects",
-  **images: Unpack[Source],
-) -> DetectionTask:
-  """Make the task.
-
-  Args:
+  Attributes:
     resolution: height and width of the padded images; larger images are resized to fit.
     shortest: the shorter side of an image in evaluations; it is reduced where the longer side would
       exceed `resolution`.
@@ -131,89 +110,107 @@ def task(
       `training/buckets.py`; 1 means no cutting.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: the fields of a record that hold the image and its objects.
-    images: see `Source`; the source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
-
-  Raises:
-    UserError: an unusable source or argument, no usable image, an image with more than `boxes`
-      boxes, a file that changed since it was prepared.
   """
-  source = Source(**images)
-  records = open_source(
-    source.source, fields=(image_field, objects_field), data_dir=source.data_dir
-  )
-  split_name, _ = parse_split(source.split)
-  check_split(records, split_name)
-  notes, classes = image_boxes.make_notes(records, objects_field, image_field, classes)
-  store = stores.open_store(
-    **source.store_arguments, image_field=image_field, label_field=None, notes=notes
-  )
-  pixels = examples.Pixels(store, channels, mean, std)
-  stored_boxes = image_boxes.read_boxes(store)
-  steps = []
-  for value in augmentations:
-    steps.append(
-      slots.make(
-        "config.task.augmentations", value, box_augmentations, "make", resolution=resolution
-      )
+
+  resolution: PositiveInt = 1333
+  shortest: PositiveInt = 800
+  channels: Literal[1, 3] = 3
+  boxes: PositiveInt = 100
+  augmentations: tuple = ("flip", "crop", "resize")
+  classes: tuple[str, ...] = ()
+  buckets: PositiveInt = unfingerprinted("it only cuts padding off batches", default=1)
+  mean: tuple[float, ...] = pictures.IMAGENET_MEAN
+  std: tuple[float, ...] = pictures.IMAGENET_STD
+  image_field: str = "image"
+  objects_field: str = "objects"
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return {
+      "image": Feature((self.resolution, self.resolution, self.channels), "float32"),
+      "image_size": Feature((2,), "int32"),
+      "boxes": Feature((self.boxes, 4), "float32"),
+      "box_labels": Feature((self.boxes,), "int32"),
+      "example_weights": Feature((), "float32"),
+    }
+
+  def build(self) -> DetectionTask:
+    """Prepare the images and return the task.
+
+    Raises:
+      UserError: an unusable source or argument, no usable image, an image with more than `boxes`
+        boxes, a file that changed since it was prepared.
+    """
+    records = open_source(
+      self.source, fields=(self.image_field, self.objects_field), data_dir=self.data_dir
     )
-  example_features = features(None, resolution=resolution, channels=channels, boxes=boxes)
-  detection = _DetectionExamples(
-    pixels, stored_boxes, example_features, boxes, resolution, shortest, chain(steps)
-  )
-  return DetectionTask(
-    name=source.label or f"{store.name}_object_detection",
-    vocabulary=LabelVocabulary(classes),
-    fingerprint=digest(
-      task="object_detection.v3",
-      images=store.fingerprint,
-      classes=list(classes),
-      augmentations=[to_plain(value) for value in augmentations],
-      resolution=resolution,
-      channels=channels,
-      boxes=boxes,
-      mean=pixels.mean,
-      std=pixels.std,
-    ),
-    num_examples=store.num_images,
-    features=example_features,
-    batch=detection.batch,
-    numbering=store.fingerprint,
-    classes=classes,
-    boxes=stored_boxes,
-    buckets=buckets,
-    eval_batch=detection.eval_batch,
-  )
+    split_name, _ = parse_split(self.split)
+    check_split(records, split_name)
+    notes, classes = image_boxes.make_notes(
+      records, self.objects_field, self.image_field, self.classes
+    )
+    store = stores.open_store(
+      **self.store_arguments, image_field=self.image_field, label_field=None, notes=notes
+    )
+    pixels = examples.Pixels(store, self.channels, self.mean, self.std)
+    stored_boxes = image_boxes.read_boxes(store)
+    vocabulary = LabelVocabulary(classes)
+    features = self.features(vocabulary)
+    detection = _DetectionExamples(self, features, pixels, stored_boxes)
+    return DetectionTask(
+      name=self.label or f"{store.name}_object_detection",
+      vocabulary=vocabulary,
+      fingerprint=self.fingerprint(
+        "object_detection.v3",
+        images=store.fingerprint,
+        classes=classes,
+        mean=pixels.mean,
+        std=pixels.std,
+      ),
+      num_examples=store.num_images,
+      features=features,
+      batch=detection.batch,
+      numbering=store.fingerprint,
+      classes=classes,
+      boxes=stored_boxes,
+      buckets=self.buckets,
+      eval_batch=detection.eval_batch,
+    )
 
 
 class _DetectionExamples:
   """Makes batches of images with boxes.
 
   Args:
+    arguments: the arguments of the task.
+    features: the features of an example.
     pixels: the pixels of the store.
     stored_boxes: the boxes of the store.
-    features: the features of an example.
-    num_boxes: the number of boxes to which each image's are padded.
-    resolution: height and width of the padded images.
-    shortest: the shorter side of an image in evaluations.
-    augmentation: the augmentation of training images.
   """
 
   def __init__(
     self,
+    arguments: Arguments,
+    features: Features,
     pixels: examples.Pixels,
     stored_boxes: image_boxes.Boxes,
-    features: Features,
-    num_boxes: int,
-    resolution: int,
-    shortest: int,
-    augmentation: Augmentation[Boxed],
   ):
     self._pixels = pixels
-    self._resolution = resolution
-    self._shortest = shortest
-    self._augmentation = augmentation
-    self._num_boxes = num_boxes
-    boxes_NM4, labels_NM = stored_boxes.pad_learned(num_boxes)
+    self._resolution = arguments.resolution
+    self._shortest = arguments.shortest
+    self._num_boxes = arguments.boxes
+    steps = []
+    for value in arguments.augmentations:
+      steps.append(
+        slots.make(
+          "config.task.augmentations",
+          value,
+          box_augmentations,
+          "make",
+          resolution=arguments.resolution,
+        )
+      )
+    self._augmentation = chain(steps)
+    boxes_NM4, labels_NM = stored_boxes.pad_learned(self._num_boxes)
     self._boxes_NM4 = tf.constant(boxes_NM4)
     self._labels_NM = tf.constant(labels_NM)
     self._image_shape = features["image"].shape

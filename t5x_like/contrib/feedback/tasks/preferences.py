@@ -17,8 +17,8 @@ is 0 on padding. With `margin`, the feature `margin`, float32 [], says by how mu
 is better.
 """
 
+import dataclasses
 import math
-from typing import Unpack
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.sequences import stack
 from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
@@ -49,33 +49,14 @@ def tiny(length: int) -> dict[str, int]:
   return {"length": 128}
 
 
-def features(vocabulary, /, *, length: int, margin: str | None = None, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  pair_features = {}
-  for name, feature in decoder(length, "segment_ids").items():
-    pair_features[name] = Feature((2, *feature.shape), feature.dtype)
-  if margin is not None:
-    pair_features["margin"] = Feature((), "float32")
-  return pair_features
-
-
-def task(
-  *,
-  template: str | dict = "plain",
-  prompt: str | None = "prompt",
-  chosen: str = "chosen",
-  rejected: str = "rejected",
-  margin: str | None = None,
-  length: Length = 1024,
-  too_long: TooLong = "refuse",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of pairs of answers.
 
   Pairs whose conversations first differ in a message that is not an answer are left out and
   counted.
 
-  Args:
+  Attributes:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
       template in the files of a published tokenizer.
     prompt, chosen, rejected: the names of the fields; a prompt of None means that the answers are
@@ -85,40 +66,54 @@ def task(
     length: length of each row.
     too_long: treatment of pairs with a longer row; truncation cuts the ends of rows, and leaves out
       pairs that would lose an answer.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable template or length; a message without role or content, or of an unknown
-      role; a margin that is not a finite number; and as `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  chat = build_chat(template, vocabulary)
-  pairs = _Pairs(chat, prompt, chosen, rejected, margin)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    return _pair_rows(store, vocabulary, length, too_long, has_margin=margin is not None)
+  template: str | dict = "plain"
+  prompt: str | None = "prompt"
+  chosen: str = "chosen"
+  rejected: str = "rejected"
+  margin: str | None = None
+  length: Length = rows_only(default=1024)
+  too_long: TooLong = rows_only(default="refuse")
 
-  facts = {"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected}
-  if margin is not None:
-    facts["margin"] = margin
-  fields = (prompt, chosen, rejected, margin)
-  return build_task(
-    "preferences.v3",
-    source,
-    vocabulary,
-    fields=tuple(field for field in fields if field),
-    facts=facts | chat.facts,
-    streams=dict.fromkeys(SIDES, False),
-    make_example=pairs.make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, length=length, margin=margin),
-    row_facts={"length": length, "too_long": too_long, "vocabulary": vocabulary.fingerprint},
-  )
+  def features(self, vocabulary: Vocabulary) -> Features:
+    pair_features = {}
+    for name, feature in decoder(self.length, "segment_ids").items():
+      pair_features[name] = Feature((2, *feature.shape), feature.dtype)
+    if self.margin is not None:
+      pair_features["margin"] = Feature((), "float32")
+    return pair_features
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable template or length; a message without role or content, or of an unknown
+        role; a margin that is not a finite number; and as `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    chat = build_chat(self.template, vocabulary)
+    pairs = _Pairs(chat, self.prompt, self.chosen, self.rejected, self.margin)
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      return _pair_rows(
+        store, vocabulary, self.length, self.too_long, has_margin=self.margin is not None
+      )
+
+    fields = (self.prompt, self.chosen, self.rejected, self.margin)
+    return self.build_task(
+      "preferences.v3",
+      vocabulary,
+      fields=tuple(field for field in fields if field),
+      streams=dict.fromkeys(SIDES, False),
+      make_example=pairs.make_example,
+      make_rows=make_rows,
+      example_facts=chat.facts,
+    )
 
 
 class _Pairs:
-  """Makes examples, pairs of conversations, from records; for the fields see `task`."""
+  """Makes examples, pairs of conversations, from records; for the fields see `Arguments`."""
 
   def __init__(
     self,

@@ -15,7 +15,7 @@ Metrics see `record`, `inputs` (the prompt's text) and `ids` (the prompt's) of e
 """
 
 import dataclasses
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, PositiveInt
 from t5x_like.vocabularies import Vocabulary
@@ -50,50 +50,11 @@ def tiny(length: int) -> dict[str, int]:
   return {"prompt_length": length, "new_tokens": 8}
 
 
-def features(
-  vocabulary,
-  /,
-  *,
-  prompt_length: int,
-  new_tokens: int,
-  completions: int,
-  architecture: str,
-  fields_length: int,
-  **_,
-) -> Features:
-  """Return the features of the task with these arguments."""
-  is_decoder = architecture == "decoder"
-  given_length = prompt_length if is_decoder else 1
-  row = layouts.decoder(given_length + new_tokens - 1, "segment_ids", "positions")
-  if not is_decoder:
-    row["encoder_input_tokens"] = Feature((prompt_length,), "int32")
-    row["encoder_segment_ids"] = Feature((prompt_length,), "int32")
-  row["decoder_log_probabilities"] = Feature((new_tokens,), "float32")
-  described = {}
-  for name, feature in row.items():
-    described[name] = Feature((completions, *feature.shape), feature.dtype)
-  described["rewards"] = Feature((completions,), "float32")
-  described["fields"] = Feature((fields_length,), "uint8")
-  return described
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of prompts.
 
-
-def task(
-  *,
-  prompt: str | None = None,
-  messages: str | None = None,
-  template: str | dict | None = None,
-  fields: tuple[str, ...] = (),
-  fields_length: Length = 256,
-  completions: PositiveInt = 8,
-  prompt_length: Length = 256,
-  new_tokens: Length = 256,
-  architecture: Literal["decoder", "encoder_decoder"] = "decoder",
-  too_long: Literal["refuse", "skip"] = "refuse",
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message
       if there is a chat template.
     messages: instead, the field of a conversation that the assistant is to answer; a conversation
@@ -107,75 +68,93 @@ def task(
     new_tokens: N, the most tokens of a completion, its end included.
     architecture: the kind of model that the features are for.
     too_long: treatment of prompts that are longer.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates or lengths; fields that are longer or no JSON; and as
-      `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  is_decoder = architecture == "decoder"
-  if (prompt is None) == (messages is None):
-    raise UserError("config.task.prompt and messages: found both or neither, expected one of them")
-  lacks_template = messages is not None and template is None
-  if lacks_template or (template is not None and not is_decoder):
-    raise UserError(
-      f"config.task.template: found {template!r}, expected one of a decoder's for `messages`, and "
-      "None for an encoder-decoder"
-    )
-  if source.buckets > 1:
-    raise UserError(
-      f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row"
-    )
-  chat = None if template is None else build_chat(template, vocabulary)
-  if is_decoder:
-    opening_ids = [vocabularies.start_id(vocabulary)]
-  else:
-    opening_ids = vocabularies.opening_ids(vocabulary)
-  prompts = _Prompts(
-    text=None if prompt is None else Template(prompt, "prompt"),
-    messages_field=messages,
-    chat=chat,
-    reward_fields=fields,
-    reward_fields_length=fields_length,
-    vocabulary=vocabulary,
-    opening_ids=np.array(opening_ids, np.int32),
-  )
-  sizes = {
-    "prompt_length": prompt_length,
-    "new_tokens": new_tokens,
-    "completions": completions,
-    "architecture": architecture,
-    "fields_length": fields_length,
-  }
-  described = features(vocabulary, **sizes)
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    rows = _PromptRows(store, vocabulary, described, is_decoder, prompt_length, too_long)
-    return ExampleRows(rows.used.size, rows.read, rows.used, prompts.view)
+  prompt: str | None = None
+  messages: str | None = None
+  template: str | dict | None = None
+  fields: tuple[str, ...] = ()
+  fields_length: Length = 256
+  completions: PositiveInt = rows_only(default=8)
+  prompt_length: Length = rows_only(default=256)
+  new_tokens: Length = rows_only(default=256)
+  architecture: Literal["decoder", "encoder_decoder"] = "decoder"
+  too_long: Literal["refuse", "skip"] = rows_only(default="refuse")
 
-  facts = {
-    "prompt": prompt,
-    "messages": messages,
-    "template": template,
-    "fields": list(fields),
-    "decoder": is_decoder,
-    "fields_length": fields_length,
-  }
-  return build_task(
-    "prompts.v2",
-    source,
-    vocabulary,
-    fields=prompts.fields(),
-    facts=facts if chat is None else facts | chat.facts,
-    streams={"prompt": not is_decoder},  # an encoder's ends with EOS
-    make_example=prompts.make_example,
-    make_rows=make_rows,
-    features=described,
-    row_facts=sizes | {"too_long": too_long, "vocabulary": vocabulary.fingerprint},
-    end_ids=() if chat is None else (chat.end,),
-  )
+  @property
+  def is_decoder(self) -> bool:
+    """Whether prompt and completion are one sequence."""
+    return self.architecture == "decoder"
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    given_length = self.prompt_length if self.is_decoder else 1
+    row = layouts.decoder(given_length + self.new_tokens - 1, "segment_ids", "positions")
+    if not self.is_decoder:
+      row["encoder_input_tokens"] = Feature((self.prompt_length,), "int32")
+      row["encoder_segment_ids"] = Feature((self.prompt_length,), "int32")
+    row["decoder_log_probabilities"] = Feature((self.new_tokens,), "float32")
+    described = {}
+    for name, feature in row.items():
+      described[name] = Feature((self.completions, *feature.shape), feature.dtype)
+    described["rewards"] = Feature((self.completions,), "float32")
+    described["fields"] = Feature((self.fields_length,), "uint8")
+    return described
+
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable templates or lengths; fields that are longer or no JSON; and as
+        `LabelledArguments.build_task`.
+    """
+    self._check()
+    vocabulary = vocabularies.load(self.vocabulary)
+    chat = None if self.template is None else build_chat(self.template, vocabulary)
+    if self.is_decoder:
+      opening_ids = [vocabularies.start_id(vocabulary)]
+    else:
+      opening_ids = vocabularies.opening_ids(vocabulary)
+    prompts = _Prompts(
+      text=None if self.prompt is None else Template(self.prompt, "prompt"),
+      messages_field=self.messages,
+      chat=chat,
+      reward_fields=self.fields,
+      reward_fields_length=self.fields_length,
+      vocabulary=vocabulary,
+      opening_ids=np.array(opening_ids, np.int32),
+    )
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      rows = _PromptRows(store, self, vocabulary)
+      return ExampleRows(rows.used.size, rows.read, rows.used, prompts.view)
+
+    return self.build_task(
+      "prompts.v2",
+      vocabulary,
+      fields=prompts.fields(),
+      streams={"prompt": not self.is_decoder},  # an encoder's ends with EOS
+      make_example=prompts.make_example,
+      make_rows=make_rows,
+      example_facts=chat.facts if chat else {},
+      end_ids=(chat.end,) if chat else (),
+    )
+
+  def _check(self) -> None:
+    """Raise UserError for arguments that exclude each other."""
+    if (self.prompt is None) == (self.messages is None):
+      raise UserError(
+        "config.task.prompt and messages: found both or neither, expected one of them"
+      )
+    lacks_template = self.messages is not None and self.template is None
+    if lacks_template or (self.template is not None and not self.is_decoder):
+      raise UserError(
+        f"config.task.template: found {self.template!r}, expected one of a decoder's for "
+        "`messages`, and None for an encoder-decoder"
+      )
+    if self.buckets > 1:
+      raise UserError(
+        f"config.task.buckets: found {self.buckets}, expected 1, as completions end a row"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,25 +230,20 @@ class _PromptRows:
     used: the examples in use.
   """
 
-  def __init__(
-    self,
-    store: ExampleStore,
-    vocabulary: Vocabulary,
-    features: Features,
-    is_decoder: bool,
-    prompt_length: int,
-    too_long: Literal["refuse", "skip"],
-  ):
+  def __init__(self, store: ExampleStore, arguments: Arguments, vocabulary: Vocabulary):
     self._store = store
     self._vocabulary = vocabulary
-    self._features = features
-    self._is_decoder = is_decoder
-    self._prompt_length = prompt_length
+    self._features = arguments.features(vocabulary)
+    self._is_decoder = arguments.is_decoder
+    self._prompt_length = arguments.prompt_length
     self.used, self._lengths_n1 = fit(
-      store.lengths["prompt"][:, None], (prompt_length,), too_long, store.path, ("prompt_length",)
+      store.lengths["prompt"][:, None],
+      (arguments.prompt_length,),
+      arguments.too_long,
+      store.path,
+      ("prompt_length",),
     )
-    num_bytes = features["fields"].shape[0]
-    self._fields_NF = np.asarray(store.arrays["fields"]).reshape(-1, num_bytes)
+    self._fields_NF = np.asarray(store.arrays["fields"]).reshape(-1, arguments.fields_length)
 
   def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
     prompt_BM, is_real_BM = self._read_prompts(index_B)

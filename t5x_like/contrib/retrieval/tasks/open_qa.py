@@ -18,7 +18,6 @@ The source `salient:` gives texts with salient spans. The features of a row:
 """
 
 import dataclasses
-from typing import Unpack
 
 import numpy as np
 
@@ -34,9 +33,10 @@ from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, LabelledTask, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments, LabelledTask
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
+from t5x_like.data.task import rows_only, unfingerprinted
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, NonNegativeInt
 from t5x_like.vocabularies import Vocabulary
@@ -71,41 +71,11 @@ def tiny(length: int) -> dict[str, int]:
   return {"inputs_length": 2 * length, "targets_length": 16, "passage_length": length}
 
 
-def features(
-  vocabulary,
-  /,
-  *,
-  inputs_length: int,
-  targets_length: int,
-  passage_length: int,
-  retrieved: int,
-  **_,
-) -> Features:
-  """Return the features of the task with these arguments."""
-  task_features = layouts.encoder_decoder(inputs_length, targets_length)
-  task_features["passage_tokens"] = Feature((1 + retrieved, passage_length), "int32")
-  task_features["own_passage"] = Feature((), "int32")
-  return task_features
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of questions with retrieved passages.
 
-
-def task(
-  *,
-  inputs: str,
-  targets: str,
-  passages: str,
-  passage: str = "{text}",
-  passages_split: str = "train",
-  retrieved: NonNegativeInt = 8,
-  own: str | None = None,
-  inputs_length: Length = 64,
-  targets_length: Length = 32,
-  passage_length: Length = 288,
-  too_long: TooLong = "refuse",
-  **records: Unpack[LabelledSource],
-) -> PassageTask:
-  """Make the task.
-
-  Args:
+  Attributes:
     inputs, targets: templates of a text and its answer over a record's fields.
     passages, passages_split: the source of the passages and its split.
     passage: the template of a passage; passages longer than `passage_length` are cut.
@@ -115,79 +85,85 @@ def task(
       3.4).
     inputs_length, targets_length, passage_length: the maximum number of tokens of each, with EOS.
     too_long: treatment of examples whose text or answer is longer.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as
-      `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  if source.buckets > 1:
-    raise UserError(
-      f"config.task.buckets: found {source.buckets}, expected 1, as passages have one length"
+
+  inputs: str
+  targets: str
+  passages: str = unfingerprinted("the content of the passages counts")
+  passage: str = rows_only(default="{text}")
+  passages_split: str = unfingerprinted("the content of the passages counts", default="train")
+  retrieved: NonNegativeInt = rows_only(default=8)
+  own: str | None = None
+  inputs_length: Length = rows_only(default=64)
+  targets_length: Length = rows_only(default=32)
+  passage_length: Length = rows_only(default=288)
+  too_long: TooLong = rows_only(default="refuse")
+
+  def features(self, vocabulary: Vocabulary) -> Features:
+    task_features = layouts.encoder_decoder(self.inputs_length, self.targets_length)
+    passages_shape = (1 + self.retrieved, self.passage_length)
+    task_features["passage_tokens"] = Feature(passages_shape, "int32")
+    task_features["own_passage"] = Feature((), "int32")
+    return task_features
+
+  def build(self) -> PassageTask:
+    """Prepare the examples and return the task.
+
+    Raises:
+      UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as
+        `LabelledArguments.build_task`.
+    """
+    if self.buckets > 1:
+      raise UserError(
+        f"config.task.buckets: found {self.buckets}, expected 1, as passages have one length"
+      )
+    vocabulary = vocabularies.load(self.vocabulary)
+    check_padding(vocabulary)
+    texts = {"inputs": self.inputs, "targets": self.targets}
+    if self.own is not None:
+      texts["own"] = self.own
+    templates = {name: Template(text, name) for name, text in texts.items()}
+    passages = Passages.open(
+      self.passages, self.passages_split, self.passage, self.passage_length, self, vocabulary
     )
-  vocabulary = vocabularies.load(source.vocabulary)
-  check_padding(vocabulary)
-  texts = {"inputs": inputs, "targets": targets}
-  if own is not None:
-    texts["own"] = own
-  templates = {name: Template(text, name) for name, text in texts.items()}
-  opened_passages = Passages.open(
-    passages, passages_split, passage, passage_length, source, vocabulary
-  )
-  if opened_passages.num_passages <= retrieved:
-    raise UserError(
-      f"config.task.retrieved: found {retrieved}, expected less than the "
-      f"{opened_passages.num_passages} passages"
+    if passages.num_passages <= self.retrieved:
+      raise UserError(
+        f"config.task.retrieved: found {self.retrieved}, expected less than the "
+        f"{passages.num_passages} passages"
+      )
+
+    def render_templates(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
+      return {name: template(record, where) for name, template in templates.items()}
+
+    def make_example(record: Record, where: str) -> Example | Skip:
+      record_texts = render_templates(record, where)
+      for name, text in record_texts.items():
+        if not text:
+          return Skip(f"empty {name}")
+      return {
+        "inputs": encode(vocabulary, record_texts["inputs"]),
+        "targets": encode(vocabulary, record_texts["targets"]),
+        "own": text_digest(record_texts.get("own", "")),
+      }
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      own_N = np.full(store.num_examples, -1)
+      if self.own:
+        own_N = _find_own_passages(store, passages)
+      rows = _QuestionRows(store, self, vocabulary, own_N)
+      return ExampleRows(rows.used.size, rows.read, rows.used, render_templates)
+
+    fields = [field for template in templates.values() for field in template.fields]
+    labelled_task = self.build_task(
+      "open_qa.v1",
+      vocabulary,
+      fields=tuple(dict.fromkeys(fields)),
+      streams={"inputs": True, "targets": True},
+      make_example=make_example,
+      make_rows=make_rows,
+      row_facts={"passages": passages.store.fingerprint},
     )
-
-  def render_templates(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
-    return {name: template(record, where) for name, template in templates.items()}
-
-  def make_example(record: Record, where: str) -> Example | Skip:
-    record_texts = render_templates(record, where)
-    for name, text in record_texts.items():
-      if not text:
-        return Skip(f"empty {name}")
-    return {
-      "inputs": encode(vocabulary, record_texts["inputs"]),
-      "targets": encode(vocabulary, record_texts["targets"]),
-      "own": text_digest(record_texts.get("own", "")),
-    }
-
-  sizes = {
-    "inputs_length": inputs_length,
-    "targets_length": targets_length,
-    "passage_length": passage_length,
-    "retrieved": retrieved,
-  }
-
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    own_N = np.full(store.num_examples, -1)
-    if own:
-      own_N = _find_own_passages(store, opened_passages)
-    rows = _QuestionRows(store, vocabulary, own_N, too_long, **sizes)
-    return ExampleRows(rows.used.size, rows.read, rows.used, render_templates)
-
-  fields = [field for template in templates.values() for field in template.fields]
-  row_facts = sizes | {
-    "too_long": too_long,
-    "passages": opened_passages.store.fingerprint,
-    "vocabulary": vocabulary.fingerprint,
-  }
-  labelled_task = build_task(
-    "open_qa.v1",
-    source,
-    vocabulary,
-    fields=tuple(dict.fromkeys(fields)),
-    facts=texts,
-    streams={"inputs": True, "targets": True},
-    make_example=make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, **sizes),
-    row_facts=row_facts,
-  )
-  return PassageTask(passages=opened_passages, **vars(labelled_task))
+    return PassageTask(passages=passages, **vars(labelled_task))
 
 
 def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:
@@ -209,39 +185,31 @@ class _QuestionRows:
   """
 
   def __init__(
-    self,
-    store: ExampleStore,
-    vocabulary: Vocabulary,
-    own_N: np.ndarray,
-    too_long: TooLong,
-    *,
-    inputs_length: int,
-    targets_length: int,
-    passage_length: int,
-    retrieved: int,
+    self, store: ExampleStore, arguments: Arguments, vocabulary: Vocabulary, own_N: np.ndarray
   ):
     self._store = store
     self._vocabulary = vocabulary
     self._own_N = own_N
-    self._inputs_length = inputs_length
-    self._targets_length = targets_length
-    self._passages_shape = (1 + retrieved, passage_length)
+    self._arguments = arguments
     lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
-    limits = (inputs_length, targets_length)
+    limits = (arguments.inputs_length, arguments.targets_length)
     keys = ("inputs_length", "targets_length")
-    self.used, _ = fit(lengths_N2, limits, too_long, store.path, keys)
+    self.used, _ = fit(lengths_N2, limits, arguments.too_long, store.path, keys)
 
   def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
     example_B = self.used[index_B]
+    arguments = self._arguments
     vocabulary = self._vocabulary
-    inputs_BS, _ = read_padded(self._store, "inputs", example_B, self._inputs_length, vocabulary)
+    inputs_BS, _ = read_padded(
+      self._store, "inputs", example_B, arguments.inputs_length, vocabulary
+    )
     targets_BT, valid_BT = read_padded(
-      self._store, "targets", example_B, self._targets_length, vocabulary
+      self._store, "targets", example_B, arguments.targets_length, vocabulary
     )
     shifted_BT = np.pad(
       targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id
     )
-    passages_shape = (example_B.size, *self._passages_shape)
+    passages_shape = (example_B.size, 1 + arguments.retrieved, arguments.passage_length)
     return {
       "encoder_input_tokens": inputs_BS,
       "decoder_input_tokens": shifted_BT,

@@ -12,7 +12,7 @@ evaluation.
 `Task.examples` gives `record`, `inputs` and `passage`.
 """
 
-from typing import Unpack
+import dataclasses
 
 import numpy as np
 
@@ -21,10 +21,11 @@ from t5x_like.contrib.retrieval.passages import check_padding, encode, read_padd
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.templates import Template
-from t5x_like.data.task import Task
+from t5x_like.data.task import Task, rows_only
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "{reversed}", "passage": "{text}"}
@@ -35,71 +36,68 @@ def tiny(length: int) -> dict[str, int]:
   return {"inputs_length": length, "passage_length": length}
 
 
-def features(vocabulary, /, *, inputs_length: int, passage_length: int, **_) -> Features:
-  """Return the features of the task with these arguments."""
-  return {
-    "encoder_input_tokens": Feature((inputs_length,), "int32"),
-    "passage_tokens": Feature((1, passage_length), "int32"),
-    "example_weights": Feature((), "float32"),
-  }
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(LabelledArguments):
+  """The arguments of pairs of queries and passages.
 
-
-def task(
-  *,
-  inputs: str = "{inputs}",
-  passage: str = "{passage}",
-  inputs_length: Length = 64,
-  passage_length: Length = 288,
-  **records: Unpack[LabelledSource],
-) -> Task:
-  """Make the task.
-
-  Args:
+  Attributes:
     inputs, passage: templates of a query and its passage over a record's fields.
     inputs_length, passage_length: the most tokens of each, with EOS; longer ones are cut.
-    records: see `LabelledSource`.
-
-  Raises:
-    UserError: unusable templates; and as `labelled.build_task`.
   """
-  source = LabelledSource(**records)
-  vocabulary = vocabularies.load(source.vocabulary)
-  check_padding(vocabulary)
-  templates = {"inputs": Template(inputs, "inputs"), "passage": Template(passage, "passage")}
 
-  def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
-    return {name: template(record, where) for name, template in templates.items()}
+  inputs: str = "{inputs}"
+  passage: str = "{passage}"
+  inputs_length: Length = rows_only(default=64)
+  passage_length: Length = rows_only(default=288)
 
-  def make_example(record: Record, where: str) -> Example | Skip:
-    texts = view(record, where)
-    for name, text in texts.items():
-      if not text:
-        return Skip(f"empty {name}")
-    return {name: encode(vocabulary, text) for name, text in texts.items()}
+  def features(self, vocabulary: Vocabulary) -> Features:
+    return {
+      "encoder_input_tokens": Feature((self.inputs_length,), "int32"),
+      "passage_tokens": Feature((1, self.passage_length), "int32"),
+      "example_weights": Feature((), "float32"),
+    }
 
-  def make_rows(store: ExampleStore) -> ExampleRows:
-    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-      inputs_BL, _ = read_padded(store, "inputs", index_B, inputs_length, vocabulary)
-      passage_BP, _ = read_padded(store, "passage", index_B, passage_length, vocabulary)
-      return {
-        "encoder_input_tokens": inputs_BL,
-        "passage_tokens": passage_BP[:, None],
-        "example_weights": np.ones(index_B.size),
-      }
+  def build(self) -> Task:
+    """Prepare the examples and return the task.
 
-    return ExampleRows(store.num_examples, read, view=view)
+    Raises:
+      UserError: unusable templates; and as `LabelledArguments.build_task`.
+    """
+    vocabulary = vocabularies.load(self.vocabulary)
+    check_padding(vocabulary)
+    templates = {
+      "inputs": Template(self.inputs, "inputs"),
+      "passage": Template(self.passage, "passage"),
+    }
 
-  fields = [field for template in templates.values() for field in template.fields]
-  sizes = {"inputs_length": inputs_length, "passage_length": passage_length}
-  return build_task(
-    "passage_pairs.v1",
-    source,
-    vocabulary,
-    fields=tuple(dict.fromkeys(fields)),
-    facts={"inputs": inputs, "passage": passage},
-    streams=dict.fromkeys(templates, True),
-    make_example=make_example,
-    make_rows=make_rows,
-    features=features(vocabulary, **sizes),
-    row_facts=sizes | {"vocabulary": vocabulary.fingerprint},
-  )
+    def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
+      return {name: template(record, where) for name, template in templates.items()}
+
+    def make_example(record: Record, where: str) -> Example | Skip:
+      texts = view(record, where)
+      for name, text in texts.items():
+        if not text:
+          return Skip(f"empty {name}")
+      return {name: encode(vocabulary, text) for name, text in texts.items()}
+
+    def make_rows(store: ExampleStore) -> ExampleRows:
+      def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+        inputs_BL, _ = read_padded(store, "inputs", index_B, self.inputs_length, vocabulary)
+        passage_BP, _ = read_padded(store, "passage", index_B, self.passage_length, vocabulary)
+        return {
+          "encoder_input_tokens": inputs_BL,
+          "passage_tokens": passage_BP[:, None],
+          "example_weights": np.ones(index_B.size),
+        }
+
+      return ExampleRows(store.num_examples, read, view=view)
+
+    fields = [field for template in templates.values() for field in template.fields]
+    return self.build_task(
+      "passage_pairs.v1",
+      vocabulary,
+      fields=tuple(dict.fromkeys(fields)),
+      streams=dict.fromkeys(templates, True),
+      make_example=make_example,
+      make_rows=make_rows,
+    )
