@@ -1,5 +1,4 @@
-"""Texts in twenty scripts with what breaks tokenizers between them, and vocabularies of every kind
-trained on them."""
+"""Texts in twenty scripts with characters that break tokenizers, and vocabularies for them."""
 
 import functools
 import random

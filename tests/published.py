@@ -1,5 +1,4 @@
-"""Small tokenizers of the kinds that are published, trained here, in directories as Hugging Face
-has them."""
+"""Small trained tokenizers of the published kinds, in directories as Hugging Face has them."""
 
 import io
 import json

@@ -1,5 +1,4 @@
-"""Small models with random weights in Hugging Face directories, each with a tokenizer of its
-kind."""
+"""Small random models in Hugging Face directories, each with a tokenizer of its kind."""
 
 import dataclasses
 import pathlib

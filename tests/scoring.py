@@ -45,9 +45,10 @@ def submission(labels):
 def run(capsys, *argv):
   """(exit code, what stdout's last line says as JSON, or the refusal)."""
   code = main([str(argument) for argument in argv])
-  said = capsys.readouterr()
+  captured = capsys.readouterr()
   if code:
-    assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
-    assert said.out == ""
-    return code, said.err.strip()
-  return code, json.loads(said.out.strip().splitlines()[-1])
+    assert captured.err.startswith("error: "), captured.err
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.out == ""
+    return code, captured.err.strip()
+  return code, json.loads(captured.out.strip().splitlines()[-1])

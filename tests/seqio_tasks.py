@@ -1,5 +1,4 @@
-"""Tasks in the manner of SeqIO, of functions of `tf.data` datasets alone; SeqIO need not be
-installed."""
+"""Tasks written as SeqIO's are, of `tf.data` functions alone; SeqIO need not be installed."""
 
 import functools
 import types

@@ -1,5 +1,4 @@
-"""T5X written down again for tests: its trees, its network, its Adafactor and the bytes of its
-checkpoints.
+"""T5X written again for tests: its trees, network, Adafactor and checkpoint files.
 
 From the equations and formats of github.com/google-research/t5x (`examples/t5/network.py`,
 `examples/scalable_t5`, `adafactor.py`, `checkpoints.py`). Nothing here uses the package under test.

@@ -43,7 +43,10 @@ def only_error(code: int, err: str, word: str = "error", expected: int = 2) -> s
   unexpected = [
     line for line in err.splitlines() if not re.match(rf"{word}: |warning: |step \d", line)
   ]
-  assert code == expected and len(errors) == 1 and "Traceback" not in err and not unexpected, err
+  assert code == expected, err
+  assert len(errors) == 1, err
+  assert "Traceback" not in err, err
+  assert not unexpected, err
   return errors[0]
 
 
@@ -509,7 +512,9 @@ def test_a_full_disk_at_a_save_leaves_earlier_checkpoints(untouched, compiled, t
     text=True,
   )
   line = only_error(process.returncode, process.stderr)
-  assert str(workdir) in line and "File too large" in line and "free space" in line, line
+  assert str(workdir) in line, line
+  assert "File too large" in line, line
+  assert "free space" in line, line
   after = contents(workdir / "checkpoints")
   assert before.items() <= after.items()
   assert steps(workdir) == [2, 4]

@@ -1,5 +1,4 @@
-"""Bounds on the size of the package, on vague names and on the modules that a T5 pretraining run
-can import.
+"""The package keeps within its bounds on size, vague names and imported modules.
 
 The bounds are ratchets, not aims. Lower one whenever a change makes room below it; a commit that
 raises one says why in its body. Code is never folded to fit a bound: folding saves no token and

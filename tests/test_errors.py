@@ -1,5 +1,4 @@
-"""Errors have classes: what is transient is retried and told apart from memory, disks and the
-user's mistakes."""
+"""Errors are classified, and only transient ones are retried."""
 
 import errno
 
@@ -53,7 +52,7 @@ class Throttled(Exception):
     (ValueError("DATA_LOSS: checksum mismatch"), False, False),
   ],
 )
-def test_classes(error, transient, memory):
+def test_errors_have_their_class(error, transient, memory):
   assert errors.is_transient(error) is transient
   assert errors.is_out_of_memory(error) is memory
 
@@ -136,7 +135,7 @@ def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, cod
   assert line.rstrip().endswith("run the same command again" if code == 69 else "free space")
 
 
-def test_a_retry_that_worked_is_told_once_in_a_while(caplog, monkeypatch):
+def test_successful_retries_are_reported_once_in_a_while(caplog, monkeypatch):
   monkeypatch.setattr(errors, "_last_warning", -1e9)
   for _ in range(2):
     answers = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]

@@ -1,5 +1,4 @@
-"""What single files of data from elsewhere can reach: members of shards, predictions, references
-and folders of images."""
+"""Single data files from elsewhere reach nothing outside themselves."""
 
 import io
 import json

@@ -1,5 +1,4 @@
-"""What files from elsewhere can reach: every command and every kind of input, with sentinels
-instead of a network.
+"""Input from elsewhere reaches no sentinel, through any command.
 
 A case ends in exit code 2 and one line, or, where a command does not use the key, in success. In no
 case is a file outside the named directories read or written, a request sent, a program started or a
@@ -368,7 +367,7 @@ def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, ch
   check(handle_errors(lambda folder: hf._check_card(as_path(card))), *ends)
 
 
-def test_a_task_of_a_program_opens_what_the_program_names(sentinels, check):
+def test_a_task_of_a_program_opens_the_files_that_the_program_names(sentinels, check):
   source = f"jsonl:{sentinels.folder}/rows.jsonl"
   trust.record_file("theirs/config.json", {"source": source})
   with pytest.raises(UserError, match="theirs/config.json: source: found 'jsonl:"):

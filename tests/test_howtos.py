@@ -1,5 +1,4 @@
-"""Follow the how-tos to the letter in a copy of the project: write the files that they show and run
-their commands."""
+"""The files and commands that the how-tos show work as they are written."""
 
 import os
 import pathlib

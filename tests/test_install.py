@@ -1,5 +1,4 @@
-"""The wheel in an environment that has nothing else: `make test-install`, and the parts that need
-no environment."""
+"""The wheel works in an environment that has nothing else (`make test-install`)."""
 
 import os
 import pathlib

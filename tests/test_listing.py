@@ -42,7 +42,7 @@ def test_a_list_describes_its_names(kind, capsys):
 def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):
   with pytest.raises(SystemExit):
     train.main(["--help"])
-  said = capsys.readouterr().out
+  output = capsys.readouterr().out
   for words in (
     "recipes: ",
     "configs/t5/base.py",
@@ -51,7 +51,7 @@ def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):
     "keys: model, task",
     "--list KIND",
   ):
-    assert words in said, words
+    assert words in output, words
   assert train.main(["--list", "model"]) == 2
   assert "did you mean 'models'" in capsys.readouterr().err
 

@@ -117,7 +117,7 @@ def log_probability(model, prompt: dict, ids) -> float:
   return sum(float(log_p[first + i - 1, token]) for i, token in enumerate(ids))
 
 
-def test_greedy_answers_equal_those_of_each_prompt_alone(decoder, ask):
+def test_greedy_answers_do_not_depend_on_the_batch(decoder, ask):
   model, vocabulary = load(decoder)
   answers = ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3")
   assert [answer["input"] for answer in answers] == PROMPTS
@@ -349,7 +349,9 @@ def predict_error(capsys, tmp_path):
     ("[MASK]", ["--top_k=0"], "--top_k=0"),
   ],
 )
-def test_an_encoder_refuses_what_it_cannot_fill(content, flags, words, encoder, predict_error):
+def test_an_encoder_refuses_prompts_that_it_cannot_fill(
+  content, flags, words, encoder, predict_error
+):
   assert words in predict_error(encoder, content, *flags)
 
 

@@ -99,7 +99,8 @@ def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   assert set(config) == set(config_lib.defaults())
   assert count == sum(x.size for x in built.state.params.values())
   if config.task.name == "span_corruption" and "quickstart" not in recipe and "byt5" not in recipe:
-    assert (config.task.inputs_length, config.task.targets_length) == (512, 114)
+    assert config.task.inputs_length == 512
+    assert config.task.targets_length == 114
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
 
 
@@ -119,7 +120,8 @@ def test_a_recipe_resolves_and_builds_without_allocating(recipe):
 )
 def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
   config = resolve(recipes.load(f"configs/{recipe}.py"))
-  assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
+  assert config.optimizer.name == "adamw"
+  assert config.optimizer.undecayed == undecayed
 
 
 def test_bloom_drops_out_by_the_defaults_of_megatron():
@@ -154,7 +156,9 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   assert [name for name in languages if "-" in name] == latin
   base = resolve(recipes.load("configs/mt5/umt5_base.py"))
   xxl = resolve(recipes.load("configs/mt5/umt5_base.py:xxl"))
-  assert (base.optimizer.name, base.clip_norm, xxl.clip_norm) == ("adafactor", 0.0, 1.0)
+  assert base.optimizer.name == "adafactor"
+  assert base.clip_norm == 0.0
+  assert xxl.clip_norm == 1.0
   expected = {"decay_rate": 0.8, "momentum": 0.9, "clipping_threshold": 1.0, "decay_power": None}
   assert xxl.optimizer.to_dict().items() >= {"name": "unfactored_adafactor", **expected}.items()
 
@@ -196,7 +200,8 @@ def test_encoders_have_their_papers_values_of_each_task():
   assert values("squad/squad_v2,roberta")[:2] == (1.5e-5, 48)
   shorter = recipes.load("configs/finetune/encoder.py:glue/qqp", ["total_steps=60"])
   config = resolve(shorter)
-  assert (config.eval_every, config.checkpoint.every) == (6, 6)
+  assert config.eval_every == 6
+  assert config.checkpoint.every == 6
   assert build_parts(config).schedule(6) > 0
 
 
@@ -223,13 +228,14 @@ def test_the_sizes_of_the_paper(size, counts):
   assert (parts(recipe)[2], parts(f"{recipe},v1_0")[2]) == counts
   new = parts(recipe)[0]
   old = parts(f"{recipe},v1_0")[0]
-  assert (new.model.vocab_size, new.batch_size, new.total_steps) == (32128, 128, 524288)
-  assert (new.model.dropout, old.model.dropout) == (0.0, 0.1)
-  assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == (
-    "adafactor",
-    "rsqrt",
-    10_000,
-  )
+  assert new.model.vocab_size == 32128
+  assert new.batch_size == 128
+  assert new.total_steps == 524288
+  assert new.model.dropout == 0.0
+  assert old.model.dropout == 0.1
+  assert new.optimizer.name == "adafactor"
+  assert new.schedule.name == "rsqrt"
+  assert new.schedule.warmup_steps == 10_000
 
 
 def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
@@ -302,11 +308,9 @@ def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
   assert about(tiny) == about(full) == about(debug)
   corpus = [key for key in CORPUS[:5] if key in full.task]
   assert all(tiny.task[key] == full.task[key] for key in corpus)
-  assert (tiny.model.get("vocab_size", "auto"), tiny.total_steps, debug.total_steps) == (
-    "auto",
-    400,
-    2,
-  )
+  assert tiny.model.get("vocab_size", "auto") == "auto"
+  assert tiny.total_steps == 400
+  assert debug.total_steps == 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -362,7 +366,7 @@ def test_a_laptop_takes_the_tiny_size_with_the_design_of_the_full_one():
     assert all("tiny" in laptop.tiny_variant(family, variant) for variant in variants)
 
 
-def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
+def test_the_laptop_form_of_a_recipe_overrides_the_general_one(tmp_path):
   recipe = tmp_path / "recipe.py"
   text = (
     "from configs.t5 import base\nLAPTOP = {'batch_size': 16, '%s': 3}\nget_config = "
@@ -371,7 +375,9 @@ def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
   recipe.write_text(text % "model.design.softcap")
   assert recipes.load(str(recipe)).batch_size == 128
   config = recipes.load(f"{recipe}:small,tiny", ["model.dropout=0.2"])
-  assert (config.batch_size, config.model.design.softcap, config.model.dropout) == (16, 3, 0.2)
+  assert config.batch_size == 16
+  assert config.model.design.softcap == 3
+  assert config.model.dropout == 0.2
   assert config.model.variant == "t5-v1_1-tiny"
   recipe.write_text(text % "totl_steps")
   with pytest.raises(

@@ -1,5 +1,4 @@
-"""Secrets in texts, commands, scripts, JSON and addresses are replaced; other text stays as it
-is."""
+"""Secrets in texts, commands, JSON and addresses are replaced, and other text is not changed."""
 
 import json
 import shlex
@@ -41,14 +40,14 @@ def test_secrets_are_replaced(text):
     "https://host:8080/path?step=1",
   ],
 )
-def test_other_text_stays(text):
+def test_text_without_secrets_is_not_changed(text):
   assert redact(text) == text
 
 
 @pytest.mark.parametrize(
   "name", ["PGPASS", "AUTH", "GITHUB_PAT", "apiKey", "db.password", "HFTOKEN", "--secret_key"]
 )
-def test_names_of_secrets(name):
+def test_names_of_secrets_are_recognized(name):
   assert is_secret_name(name)
 
 
@@ -67,7 +66,7 @@ def test_a_tree_keeps_its_form():
   }
 
 
-def test_a_config_keeps_what_a_run_is_opened_by():
+def test_a_config_keeps_the_values_that_open_a_run():
   unchanged = {
     "store": "hf://model@main",
     "image": "gs://bucket/a:b@c",

@@ -1,5 +1,4 @@
-"""Every objective: a run killed at random moments ends with the bits of one that was not (`make
-test-heavy`)."""
+"""A run killed at random moments ends with the bits of one that was not, for every objective."""
 
 import signal
 import time
@@ -93,13 +92,13 @@ def test_every_objective_is_here():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("recipe", "flags"), cases())
-def test_killed_at_random(recipe, flags, quick, tmp_path):
+def test_a_pretraining_killed_at_random_ends_with_the_same_bits(recipe, flags, quick, tmp_path):
   killed_at_random(f"{recipe}{',' if ':' in recipe else ':'}debug", flags, quick, tmp_path)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", FINE_TUNING)
-def test_fine_tuning_killed_at_random(name, quick, tmp_path):
+def test_a_fine_tuning_killed_at_random_ends_with_the_same_bits(name, quick, tmp_path):
   flags = [f"--config.{override}" for override in fine_tuning(name, tmp_path)]
   killed_at_random("configs/roberta/base.py:debug", flags, quick, tmp_path)
 

@@ -32,12 +32,12 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_words(text):
+def test_texts_are_split_into_words(text):
   assert segmentation.words(text) == WORDS[text]
 
 
 @pytest.mark.parametrize("text", SENTENCES)
-def test_sentences(text):
+def test_texts_are_split_into_sentences(text):
   assert list(segmentation.sentences(text)) == SENTENCES[text]
 
 

@@ -1,5 +1,4 @@
-"""No control character of data reaches a terminal: errors, warnings, reports of skipped records,
-answers."""
+"""No control character of data reaches a terminal."""
 
 import io
 import logging
@@ -16,7 +15,7 @@ EVIL = "a\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m\u202e\r\x08b"
 
 
 @pytest.mark.parametrize("text", ["tab\tand\nline", "é世界 – “x” 🙂", "\\x1b"])
-def test_text_stays(text):
+def test_text_without_controls_is_not_changed(text):
   assert escape_controls(text) == text
 
 
@@ -25,7 +24,7 @@ def test_controls_become_escapes():
   assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in escape_controls(EVIL))
 
 
-def test_an_error_of_data_is_printed_without_them(capsys):
+def test_an_error_of_data_is_printed_without_controls(capsys):
   @handle_errors
   def main():
     raise UserError(f"in.jsonl: found the field {EVIL}")
@@ -42,7 +41,7 @@ def test_reasons_in_a_manifest_are_printed_without_them():
   assert "\x1b" not in describe_skipped({EVIL: 3})
 
 
-def test_what_is_said_and_warned_of_is_printed_without_them(capsys):
+def test_output_and_warnings_are_printed_without_controls(capsys):
   process.log(f"3 records skipped ({EVIL})")
   record = logging.makeLogRecord({"msg": EVIL})
   assert "\x1b" not in capsys.readouterr().out + process._Formatter("warning: %(message)s").format(
@@ -63,8 +62,8 @@ def test_answers_are_printed_without_them_in_any_encoding(encoding):
   content = io.BytesIO()
   out = io.TextIOWrapper(content, encoding=encoding)
   terminal.run(Talk(), 0.0, None, io.StringIO(f"hi\nhi again\n/temperature {EVIL}\n/quit\n"), out)
-  said = content.getvalue()
-  assert b"\x1b" not in said
-  assert b"\x07" not in said
-  assert said.count(b"error: ") == 2
-  assert ("–".encode() in said) == (encoding == "utf-8")
+  output = content.getvalue()
+  assert b"\x1b" not in output
+  assert b"\x07" not in output
+  assert output.count(b"error: ") == 2
+  assert ("–".encode() in output) == (encoding == "utf-8")

@@ -1,5 +1,4 @@
-"""Names that were read are not imported: every way a foreign file may name a function, through the
-commands."""
+"""Names read from files of others are not imported, through any command."""
 
 import json
 import pathlib
@@ -45,10 +44,11 @@ def foreign(trained, path, **changes):
   return copy
 
 
-def refused(capsys, done, name=ATTACK):
+def check_refusal(capsys, exit_code, name=ATTACK):
   """Checks that a command ended with one line that names the function and says what to do."""
   lines = capsys.readouterr().err.strip().splitlines()
-  assert done == 2 and len(lines) == 1, lines
+  assert exit_code == 2, lines
+  assert len(lines) == 1, lines
   assert name in lines[0], lines
   return lines[0]
 
@@ -97,11 +97,11 @@ def pwned(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["predict", "evaluate", "export", "few_shot"])
 def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, command):
   workdir = foreign(trained, tmp_path, **{slot: pwned})
-  done = commands(workdir, tmp_path)[command]()
+  exit_code = commands(workdir, tmp_path)[command]()
   if slot == "evals__loss" and command in ("export", "few_shot", "predict"):
-    assert done == 0  # they make no evaluator, and look none up
+    assert exit_code == 0  # they make no evaluator, and look none up
     return
-  line = refused(capsys, done)
+  line = check_refusal(capsys, exit_code)
   assert f"{workdir}/config.json: config." in line
   assert "--trust" in line
   assert "recipe or a flag" in line
@@ -109,7 +109,7 @@ def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, c
 
 def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned):
   workdir = foreign(trained, tmp_path, model=pwned)
-  assert f"{workdir}/config.json: config.model.name" in refused(
+  assert f"{workdir}/config.json: config.model.name" in check_refusal(
     capsys, commands(workdir, tmp_path)["init"]()
   )
   task = '--config.task={"name": "image_classification", "source": "digits", "resolution": 8}'
@@ -119,8 +119,8 @@ def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned)
     "--config.objective.name=distillation",
     f'--config.teacher={{"workdir": "{tmp_path}/teacher"}}',
   ]
-  done = train.main([NANO, f"--workdir={tmp_path}/student", *teacher, task, model])
-  assert "config.teacher.model.name" in refused(capsys, done)
+  exit_code = train.main([NANO, f"--workdir={tmp_path}/student", *teacher, task, model])
+  assert "config.teacher.model.name" in check_refusal(capsys, exit_code)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned)
 )
 def test_a_foreign_task_runs_nothing(trained, tmp_path, capsys, pwned, change):
   workdir = foreign(trained, tmp_path, **change)
-  refused(capsys, commands(workdir, tmp_path)["evaluate"]())
+  check_refusal(capsys, commands(workdir, tmp_path)["evaluate"]())
 
 
 def test_imported_weights_name_nothing_either(trained, tmp_path, capsys, pwned):
   (tmp_path / "new").mkdir()
   content = {"model": {"name": ATTACK, "cmd": "touch PWNED"}, "vocabulary": "0"}
   (tmp_path / "new" / "imported.json").write_text(json.dumps(content))
-  refused(capsys, train.main([NANO, f"--workdir={tmp_path}/new"]))
+  check_refusal(capsys, train.main([NANO, f"--workdir={tmp_path}/new"]))
 
 
 def test_functions_that_the_command_names_are_used_and_need_no_trust(
@@ -174,17 +174,16 @@ def test_functions_that_the_command_names_are_used_and_need_no_trust(
   assert train.main([*resume, "--config.total_steps=2"]) == 0, capsys.readouterr().err
   capsys.readouterr()
   run = commands(tmp_path / "run", tmp_path)["predict"]
-  refused(capsys, run(), "own_objective:Mine")
-  assert run("--trust") == 0 and run("--config.objective.name=own_objective:Mine") == 0, (
-    capsys.readouterr().err
-  )
+  check_refusal(capsys, run(), "own_objective:Mine")
+  assert run("--trust") == 0, capsys.readouterr().err
+  assert run("--config.objective.name=own_objective:Mine") == 0, capsys.readouterr().err
   assert run("--config=own_recipe.py") == 0, capsys.readouterr().err
   capsys.readouterr()
-  refused(capsys, run(), "own_objective:Mine")
-  refused(capsys, run("--config.objective.name=own_objective:Other"), "own_objective:Other")
+  check_refusal(capsys, run(), "own_objective:Mine")
+  check_refusal(capsys, run("--config.objective.name=own_objective:Other"), "own_objective:Other")
 
 
-def test_only_whole_names_that_were_given_are_admitted():
+def test_only_full_names_from_the_command_line_are_admitted():
   trust.begin_command(
     ['{"name": "a.b:c", "more": ["d:e"]}', {"x": [{"y": "f:g"}]}, "--flag h:i", None, 3, "[broken"]
   )
@@ -235,10 +234,10 @@ def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatc
     c4.Step(language_id="lang:german")
   trust.begin_command("lang:german")
   data = pickle.dumps(c4.Step(language_id="lang:german"))
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)}
   )
-  assert done.stdout.decode().strip() == "not in en {'lang:german'}", done.stderr.decode()
+  assert process.stdout.decode().strip() == "not in en {'lang:german'}", process.stderr.decode()
 
 
 def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monkeypatch):

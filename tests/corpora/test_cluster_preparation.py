@@ -1,5 +1,4 @@
-"""A preparation on a cluster: Beam's DaskRunner on a scheduler and workers that are processes of
-their own.
+"""A preparation on a Dask cluster of several processes writes the records of a local one.
 
 Dask comes from the extra `services` (`make test-services`).
 """

@@ -1,5 +1,4 @@
-"""Decontamination: a planted leak of an evaluation set is found and removed, through the command;
-nothing else is."""
+"""Decontamination removes the planted copies of an evaluation set and nothing else."""
 
 import gzip
 import json
@@ -115,14 +114,14 @@ def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, cap
     (None, "no such file"),
   ],
 )
-def test_bad_evaluation_files_are_told(content, problem, tmp_path):
+def test_unusable_evaluation_files_are_refused(content, problem, tmp_path):
   if content is not None:
     (tmp_path / "bad.jsonl").write_text(content)
   with pytest.raises(UserError, match=problem):
     decontaminate.Step(against=(str(tmp_path / "bad.jsonl"),))
 
 
-def test_cut_files_and_missing_numbers_are_told(tmp_path):
+def test_truncated_files_and_missing_numbers_are_refused(tmp_path):
   (tmp_path / "cut-0.jsonl.gz").write_bytes(
     gzip.compress(b'"one two three four five six seven eight"')[:40]
   )

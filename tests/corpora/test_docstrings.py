@@ -1,5 +1,4 @@
-"""The embedded corpus, built small: complete, deterministic, free of duplicates, split by module,
-never executed."""
+"""The corpus of docstrings is complete, deterministic, free of duplicates and split by module."""
 
 import subprocess
 import sys

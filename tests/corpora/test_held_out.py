@@ -46,13 +46,13 @@ def test_one_document_is_cut_near_the_fraction_where_something_ends(
 ):
   (tmp_path / "a.txt").write_text(text)
   assert prepare(tmp_path, "--validation_fraction=0.02") == 0
-  said = capsys.readouterr().out
+  output = capsys.readouterr().out
   (train,), (validation,) = texts(tmp_path, "train"), texts(tmp_path, "validation")
   assert train + validation == text
   assert train.endswith(last)
   assert len(text) < 9 or 0.01 <= len(validation) / len(text) <= 0.03
   assert (
-    f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in said
+    f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in output
   )
   assert prepare(tmp_path, "--validation_fraction=0.02") == 0
   assert capsys.readouterr().out.count("exists already") == 2
@@ -111,15 +111,15 @@ def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
   with monkeypatch.context() as patched:
     patched.setattr(building, "build_contents", failing)
     assert prepare(tmp_path) == 2
-  said = capsys.readouterr().out
-  assert said.count("left by an interrupted run with the same inputs; going on from there") == 2
+  output = capsys.readouterr().out
+  assert output.count("left by an interrupted run with the same inputs; going on from there") == 2
   assert prepare(tmp_path, "--validation_fraction=0.3", "--append_eos") == 0
   assert capsys.readouterr().out.count("left by a run with other inputs") == 2
   assert TokenStore.open(tmp_path / "out" / "train").append_eos
   assert sorted(child.name for child in (tmp_path / "out").iterdir()) == ["train", "validation"]
 
 
-def test_a_loss_is_told_when_preparing(tmp_path, capsys):
+def test_preparing_reports_lost_documents(tmp_path, capsys):
   from tools import train_vocabulary
 
   (tmp_path / "a.txt").write_text(BOOK)

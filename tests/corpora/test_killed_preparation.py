@@ -1,5 +1,4 @@
-"""Preparations that are killed and repeated, with all steps of cleaning and several shards a part,
-on both engines."""
+"""A preparation that was killed and repeated writes the store of one that was not."""
 
 import json
 import os

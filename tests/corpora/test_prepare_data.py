@@ -247,7 +247,7 @@ def files_of(root):
   }
 
 
-def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):
+def test_files_that_an_interrupted_run_damaged_are_written_again(tmp_path, monkeypatch):
   web_pages(tmp_path)
   flags = [
     f"--source=jsonl:{tmp_path}/*.jsonl",
@@ -313,7 +313,7 @@ def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypa
   )
 
 
-def test_what_was_skipped_and_how_long_documents_are_is_in_the_manifest(tmp_path):
+def test_the_manifest_holds_skipped_counts_and_document_lengths(tmp_path):
   (tmp_path / "a.txt").write_text("one\n\nt\0wo\nthree three\n")
   flags = [
     f"--source=lines:{tmp_path}/a.txt",
@@ -375,7 +375,7 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   assert "was made with cleaning" in capsys.readouterr().err
 
 
-def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
+def test_errors_of_beam_are_one_line(tmp_path, capsys, caplog, monkeypatch):
   pytest.importorskip("apache_beam")
   monkeypatch.setitem(sys.modules, "dask", None)  # as if it were not installed
   bad = tmp_path / "bad.jsonl"
@@ -387,7 +387,7 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
     "--split=train",
     "--engine=beam",
   ]
-  for beam_flags, said in (
+  for beam_flags, message in (
     ([], f"error: {bad}:2: found invalid JSON"),
     (["--clean=exact"], f"error: {bad}:2: found invalid"),
     (["--clen=c4"], "--clen: found a flag of neither"),
@@ -397,7 +397,7 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
     caplog.clear()
     assert prepare_data.main([*flags, "--runner=FnApiRunner", *beam_flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert said in error[-1]
+    assert message in error[-1]
     assert not any("Traceback" in record.getMessage() for record in caplog.records)
   bad.write_text('{"text": "one"}\n{"text": "two"}\n')
   assert prepare_data.main([*flags, "--runner=FnApiRunner"]) == 0
@@ -442,4 +442,5 @@ def test_a_job_works_beside_its_store():
     ("gs://b/train", "gs://b/train", "gs://b/.train.progress"),
   ):
     job = Job(None, path, "name", "train", {})
-    assert (str(job.work), str(job.progress)) == (work, progress)
+    assert str(job.work) == work
+    assert str(job.progress) == progress

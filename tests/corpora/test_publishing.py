@@ -1,5 +1,4 @@
-"""How a preparation ends: what the writers recorded is published, and nothing is read again for
-it."""
+"""A preparation publishes what its writers recorded, without reading the shards again."""
 
 import errno
 import fcntl
@@ -64,7 +63,7 @@ def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
   assert "tokens/000001000002: found SHA-256" in capsys.readouterr().err
 
 
-def test_a_run_killed_before_publishing_checks_what_it_kept(flags, tmp_path, monkeypatch):
+def test_a_run_killed_before_publishing_checks_its_files(flags, tmp_path, monkeypatch):
   with monkeypatch.context() as patched:
     patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -1,8 +1,7 @@
-"""A store in S3: prepared, killed, finished; then trained from, killed, resumed. The server is
-moto's, on this machine.
+"""A store in S3 is prepared and trained from, across kills, as a local one is.
 
-A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from the
-extra `services` (`make test-services`).
+The server is moto's, on this machine; a proxy in front of it answers some requests with 503 and
+delays others. moto comes from the extra `services` (`make test-services`).
 """
 
 import contextlib
@@ -165,7 +164,8 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
     process.send(signal.SIGKILL)
     process.end()
   code, output = run(train(workdir, *settings))
-  assert code == 0 and "resuming" in output, output
+  assert code == 0, output
+  assert "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 30)
 

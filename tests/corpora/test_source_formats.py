@@ -1,5 +1,4 @@
-"""Sources: JSON arrays, Parquet, CoNLL; compression, remote places, numbered files and input of any
-badness."""
+"""Every format of a source is read, compressed or remote, and unusable files are refused."""
 
 import bz2
 import gzip
@@ -56,10 +55,10 @@ def zstd(data: bytes) -> bytes:
   return pyarrow.compress(data, codec="zstd", asbytes=True)
 
 
-def test_json_arrays(tmp_path):
+def test_json_arrays_are_read_or_refused_with_the_element(tmp_path):
   (tmp_path / "a.json").write_text(json.dumps(["one", {"text": "two", "n": 1}]))
   assert read(f"json:{tmp_path}/a.json") == ["one", "two"]
-  for text, said in (
+  for text, message in (
     ("[1]", "element 0: found a JSON number"),
     ("{}", "found a JSON object, expected an array"),
     ('["a"', "found invalid JSON"),
@@ -67,10 +66,10 @@ def test_json_arrays(tmp_path):
     ("[]", "found 0 doc"),
   ):
     (tmp_path / "a.json").write_text(text)
-    assert said in refusal(f"json:{tmp_path}/a.json")
+    assert message in refusal(f"json:{tmp_path}/a.json")
 
 
-def test_parquet(tmp_path, monkeypatch):
+def test_parquet_files_are_read_or_refused_with_the_field(tmp_path, monkeypatch):
   path = parquet(tmp_path / "a.parquet", ["one", None, "two", ""])
   source = Documents(f"parquet:{path}")
   assert list(source.usable("train")) == ["one", "two"]
@@ -97,10 +96,11 @@ def test_nulls_are_skipped_and_counted_in_every_format(tmp_path):
       ("meta.body", ["1"], {"null": 2}),
     ):
       source = Documents(f"{name}:{tmp_path}/a.{name}", text_field=field)
-      assert (list(source.usable("train")), source.skipped["train"]) == (texts, skipped)
+      assert list(source.usable("train")) == texts
+      assert source.skipped["train"] == skipped
 
 
-def test_conll_and_conllu(tmp_path):
+def test_conll_and_conllu_files_are_read_as_sentences(tmp_path):
   (tmp_path / "a").write_text("-DOCSTART- O\n\nEU B\nrejects O\n\nPeter B\n\n-DOCSTART- O\n\nx O\n")
   assert read(f"conll:{tmp_path}/a") == ["EU rejects\nPeter", "x"]
   (tmp_path / "b").write_text("EU\tB\nrejects\tO\n\n\nPeter\tB")
@@ -129,9 +129,9 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
   path.write_bytes(data)
   assert read(f"lines:{path}") == lines
   path.write_bytes(data[: len(data) * 2 // 3])
-  said = refusal(f"lines:{path}")
-  assert str(path) in said
-  assert f"truncated or damaged {kind} data" in said
+  message = refusal(f"lines:{path}")
+  assert str(path) in message
+  assert f"truncated or damaged {kind} data" in message
   path.write_bytes(b"BZhello, plain text")
   assert read(f"lines:{path}") == ["BZhello, plain text"]
 
@@ -140,7 +140,9 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
   "kind, compress",
   [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)],
 )
-def test_several_streams_are_one_text_and_what_is_no_stream_is_refused(kind, compress, tmp_path):
+def test_several_compressed_streams_are_one_text_and_damaged_ones_are_refused(
+  kind, compress, tmp_path
+):
   first = compress(f"one {'x' * 300_000}\n".encode())
   second = compress(f"two {'x' * 300_000}\n".encode())
   path = tmp_path / "a.any"
@@ -170,7 +172,7 @@ def test_links_in_circles_are_walked_once(tmp_path):
   assert read(f"lines:{tmp_path}/.hid*/*") == [".hidden/c.txt"]
 
 
-def test_what_is_no_file_is_refused_by_what_it_is(tmp_path):
+def test_links_to_nothing_pipes_and_devices_are_refused(tmp_path):
   assert "found no bucket or host" in refusal("lines:https://")
   (tmp_path / "a.txt").write_text("a document")
   (tmp_path / "b.txt").symlink_to("nowhere")
@@ -254,7 +256,7 @@ def test_numbered_files_must_all_be_there(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
-def test_remote_places(scheme, tmp_path):
+def test_remote_files_are_read_as_local_ones(scheme, tmp_path):
   root = f"{scheme}://{tmp_path}"
   for name, text in (("b.txt", "two"), ("a.txt", "one")):
     with fsspec.open(f"{root}/{name}", "wb") as file:

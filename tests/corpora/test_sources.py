@@ -1,5 +1,4 @@
-"""Sources: what each form yields, in which order, and what is said of files that are missing,
-damaged or odd."""
+"""Sources yield their records in a fixed order and report missing and damaged files."""
 
 import codecs
 import datetime
@@ -159,20 +158,20 @@ def test_damaged_gzip_is_refused(form, tmp_path):
   for name, data in damaged.items():
     path = tmp_path / f"{name}.jsonl.gz"
     path.write_bytes(data)
-    said = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
-    assert said.startswith(str(path))
-    assert "truncated or damaged gzip data" in said
+    message = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
+    assert message.startswith(str(path))
+    assert "truncated or damaged gzip data" in message
 
 
 @pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
 def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
   path = write(tmp_path / "a", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
-  said = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
-  assert said.startswith(f"{path}:2: found byte 0xe9 that is not UTF-8")
+  message = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
+  assert message.startswith(f"{path}:2: found byte 0xe9 that is not UTF-8")
 
 
 @pytest.mark.parametrize(
-  ("line", "said"),
+  ("line", "message"),
   [
     ('{"text": "cut', "found invalid JSON"),
     ("[" * 100_000, "found invalid JSON"),
@@ -188,9 +187,9 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
     ('{"text": true}', "found boolean in field 'text'"),
   ],
 )
-def test_lines_that_are_no_documents_are_refused_with_their_line(line, said, tmp_path):
+def test_lines_that_are_no_documents_are_refused_with_their_line(line, message, tmp_path):
   path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n{line}\n')
-  assert refusal(f"jsonl:{path}").startswith(f"{path}:2: {said}")
+  assert refusal(f"jsonl:{path}").startswith(f"{path}:2: {message}")
 
 
 def test_tables_of_another_shape_are_refused(tmp_path):
@@ -222,8 +221,8 @@ def test_unknown_forms_and_splits_are_refused(tmp_path):
   assert "(did you mean 'jsonl'?)" in refusal("jsnl:x")
   assert "found format ''" in refusal(":x")
   write(tmp_path / "a", "one")
-  said = refusal(f"lines:{tmp_path}/a", "trian")
-  assert "found no split 'trian', expected one of train (did you mean 'train'?)" in said
+  message = refusal(f"lines:{tmp_path}/a", "trian")
+  assert "found no split 'trian', expected one of train (did you mean 'train'?)" in message
 
 
 def test_files_are_read_without_tensorflow(tmp_path):
@@ -273,7 +272,8 @@ def dataset(request, tmp_path_factory):
 def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
   for name in ("my_texts", "my_texts:1.2.0", "my_texts:1.*.*"):
     source = Documents(f"tfds:{name}", data_dir=str(dataset), text_field="body")
-    assert (source.source.name, source.source.splits) == ("my_texts", ("train",))
+    assert source.source.name == "my_texts"
+    assert source.source.splits == ("train",)
     assert list(source.usable("train")) == [f"document {i} é" for i in range(600) if i % 100]
     assert source.skipped["train"] == {"empty": 6}
     facts = source.facts()
@@ -312,9 +312,9 @@ def test_a_dataset_with_fewer_examples_than_it_states_is_refused(dataset, tmp_pa
   shutil.copytree(dataset, tmp_path / "copy")
   info = tmp_path / "copy/my_texts/1.2.0/dataset_info.json"
   info.write_text(info.read_text().replace('"200"', '"201"', 1))
-  said = refusal("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
-  assert "dataset my_texts/1.2.0: " in said
-  assert re.search("only 600|index 200", said)
+  message = refusal("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
+  assert "dataset my_texts/1.2.0: " in message
+  assert re.search("only 600|index 200", message)
 
 
 def test_damaged_records_are_refused(dataset, tmp_path):

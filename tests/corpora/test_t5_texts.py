@@ -91,7 +91,8 @@ def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp
   ]
   assert rewrite("record", [ANSWERED], tmp_path) == [record | {"targets": "A"}]
   (unlabelled,) = rewrite("record", [ANSWERED | {"answers": []}], tmp_path, "test")
-  assert (unlabelled["targets"], unlabelled["answers"]) == ("-1", [])
+  assert unlabelled["targets"] == "-1"
+  assert unlabelled["answers"] == []
 
 
 def test_punctuation_of_squad_stands_alone(tmp_path):
@@ -102,11 +103,9 @@ def test_punctuation_of_squad_stands_alone(tmp_path):
     rewritten_row["inputs"]
     == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
   )
-  assert (rewritten_row["targets"], rewritten_row["answers"], rewritten_row["id"]) == (
-    "The answer . ",
-    ["The answer . ", " $ 5"],
-    "i",
-  )
+  assert rewritten_row["targets"] == "The answer . "
+  assert rewritten_row["answers"] == ["The answer . ", " $ 5"]
+  assert rewritten_row["id"] == "i"
   listed = [
     {"text": text, "answer_start": 0} for text in answers["text"]
   ]  # as in the official files
@@ -345,10 +344,8 @@ def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
   assert forms.keys() == TEMPLATES.keys() | {*rewritten} == benchmarks.keys() - {"squad/squad_v2"}
   for name, (text, labels) in TEMPLATES.items():
     form = benchmarks[name].text
-    assert (
-      Template(form.task["inputs"], "inputs")(FIELDS, "") == text
-      and form.task["targets"] == "{label}"
-    ), name
+    assert Template(form.task["inputs"], "inputs")(FIELDS, "") == text, name
+    assert form.task["targets"] == "{label}", name
     (metric,) = form.evaluator["metrics"]
     assert metric["classes"] == list(labels), name
 
@@ -366,7 +363,7 @@ def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
     ("t5:dpr:jsonl:train={}/d.jsonl", "found the label 7, expected the number of a candidate"),
   ],
 )
-def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
+def test_rows_that_cannot_be_rewritten_are_refused_in_one_line(source, words, tmp_path):
   rows = {"a": {"sentence1": "x", "sentence2": "y", "label": "high", "idx": 0}}
   rows["w"] = {
     "text": "He slept.",

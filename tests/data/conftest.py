@@ -1,5 +1,4 @@
-"""Small calls of the loader: tests read a few steps, of which it would otherwise make 64 at once,
-several times."""
+"""Loader settings for tests: a small number of steps is made at once."""
 
 import pytest
 

@@ -124,7 +124,7 @@ def test_a_ramp_changes_nothing_but_where_batches_end(name):
   assert replay(phases) == replay([Phase(phases[0].task, 1, examples)])
 
 
-def test_what_a_period_passed_over_comes_first():
+def test_examples_that_a_period_passed_over_come_first():
   """A later mixture first draws the smallest numbers that the earlier schedule did not draw."""
   earlier = mix(a=2, b=1, period=3)
   later = mix(a=1, b=1, period=2)

@@ -1,7 +1,6 @@
-"""Pipelines that call back into Python may be dropped at any moment, on any thread, and outlive the
-program.
+"""Pipelines that call back into Python can be dropped at any moment and on any thread.
 
-What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
+A fault here would be a hang, so each test runs a separate program and limits its time.
 """
 
 import errno
@@ -133,14 +132,14 @@ def ended(process, seconds=300):
 
 
 @pytest.mark.parametrize("program", more.beyond(1, DROPS.values()), ids=DROPS)
-def test_dropped(program):
+def test_dropped_pipelines_do_not_hang(program):
   process = start(program)
   assert ended(process, 240) == []
   assert process.returncode == 0
 
 
 @pytest.mark.parametrize("program, status, last", more.beyond(2, ENDS.values()), ids=ENDS)
-def test_alive_when_the_program_ends(program, status, last):
+def test_a_program_ends_while_a_pipeline_is_alive(program, status, last):
   process = start(ALIVE + program)
   lines = ended(process)
   assert lines[-1:] == [last] * bool(last)
@@ -148,7 +147,7 @@ def test_alive_when_the_program_ends(program, status, last):
 
 
 @pytest.mark.parametrize("signals", more.beyond(1, [2, 1]))
-def test_interrupted(signals):
+def test_an_interrupt_ends_a_program_with_a_pipeline(signals):
   process = start(ALIVE + "for e in first: pass")
   time.sleep(0.05)
   for _ in range(signals):

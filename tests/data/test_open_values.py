@@ -1,5 +1,4 @@
-"""The values that a recipe takes from a table of texts and labels, and what is said of tables that
-cannot be used."""
+"""A recipe takes its values from a table of texts and labels; unusable tables are refused."""
 
 import json
 
@@ -130,7 +129,8 @@ def test_pairs_and_columns_without_names(read):
     header=("premise", "hypothesis", "label"),
   )
   config, _ = read("pairs.csv", pairs)
-  assert (config.task.text, config.task.pair) == ("{premise}", "{hypothesis}")
+  assert config.task.text == "{premise}"
+  assert config.task.pair == "{hypothesis}"
   for name, separator in (("bare.csv", ","), ("bare.tsv", "\t")):
     named = ("task.text={0}", "task.label_field=1")
     config, _ = read(name, table(ROWS, header=None, separator=separator), *named)
@@ -138,7 +138,7 @@ def test_pairs_and_columns_without_names(read):
     assert config.task.label_field == "1"
 
 
-def test_directories(read, tmp_path):
+def test_directories_of_tables_and_of_texts_are_sources(read, tmp_path):
   config, notes = read("two/train.csv", table(ROWS))
   (tmp_path / "two" / "dev.csv").write_text(table(ROWS[:4]))
   files = tmp_path / "two"
@@ -228,7 +228,9 @@ def test_given_values_stay_and_a_plan_needs_no_table(read):
     "plain.csv", table(ROWS), 'task.labels=["b","a","c"]', "total_steps=50", "checkpoint.every=7"
   )
   assert list(config.task.labels) == ["b", "a", "c"]
-  assert (config.total_steps, config.eval_every, config.checkpoint.every) == (50, 5, 7)
+  assert config.total_steps == 50
+  assert config.eval_every == 5
+  assert config.checkpoint.every == 7
   config, notes = read("plain.csv", table(ROWS), "epochs=32")
   assert config.total_steps == int(notes[2].split()[0])
   with pytest.raises(
@@ -237,4 +239,6 @@ def test_given_values_stay_and_a_plan_needs_no_table(read):
   ):
     open_values.complete(recipes.load("configs/t5/base.py", ["epochs=2"]))
   plan = resolve(recipes.load(RECIPE))
-  assert (plan.total_steps, plan.eval_every, plan.checkpoint.every) == (1000, 100, 100)
+  assert plan.total_steps == 1000
+  assert plan.eval_every == 100
+  assert plan.checkpoint.every == 100

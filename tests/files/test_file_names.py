@@ -1,5 +1,4 @@
-"""Names that are read build no paths out of their directory: hostile stores, manifests, indices and
-configs."""
+"""Names read from files of others lead to no path outside their directory."""
 
 import contextlib
 import io
@@ -48,18 +47,18 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_these_are_no_names(name):
+def test_paths_and_unprintable_text_are_no_names(name):
   assert not file_names.is_name(name)
   with pytest.raises(
     UserError, match=r"store: name: found .*, expected a name of 1 to 200 bytes"
-  ) as told:
+  ) as error:
     file_names.check_name("store: name", name)
-  assert str(told.value).isascii()
-  assert "\n" not in str(told.value)
-  assert len(str(told.value)) < 320
+  assert str(error.value).isascii()
+  assert "\n" not in str(error.value)
+  assert len(str(error.value)) < 320
 
 
-def test_these_are():
+def test_names_may_hold_spaces_dots_and_other_scripts():
   for name in (
     "corpus",
     "c4_en-1.0",
@@ -75,7 +74,7 @@ def test_these_are():
   assert not any(map(file_names.is_name, (None, 3, ["a"], b"a")))
 
 
-def test_paths_that_stay_inside():
+def test_only_relative_paths_without_escapes_stay_inside():
   assert all(map(file_names.is_inside, ("a", "a/b.jpg", "./a", "a//b")))
   assert not any(
     map(file_names.is_inside, ("/a", "../a", "a/../../b", "a/..", "", ".", "a/\0", None))
@@ -83,22 +82,26 @@ def test_paths_that_stay_inside():
 
 
 @contextlib.contextmanager
-def nothing_else_written(root: pathlib.Path, *own: pathlib.Path):
-  """Checks that no file under a directory comes or changes, but in the directories that may be
-  written."""
+def nothing_else_written(root: pathlib.Path, *writable: pathlib.Path):
+  """Checks that no file under `root` appears or changes, except in the writable directories."""
 
-  def found():
-    files = (path for path in root.rglob("*") if path.is_file())
-    return {p: p.stat().st_mtime_ns for p in files if not any(p.is_relative_to(one) for one in own)}
+  def modification_times():
+    times = {}
+    for path in root.rglob("*"):
+      is_writable = any(path.is_relative_to(folder) for folder in writable)
+      if path.is_file() and not is_writable:
+        times[path] = path.stat().st_mtime_ns
+    return times
 
-  before = found()
+  before = modification_times()
   yield
-  assert found() == before
+  assert modification_times() == before
 
 
-def one_line(capsys, done, *words):
+def check_refusal(capsys, exit_code, *words):
   lines = capsys.readouterr().err.strip().splitlines()
-  assert done == 2 and len(lines) == 1, lines
+  assert exit_code == 2, lines
+  assert len(lines) == 1, lines
   assert all(word in lines[0] for word in words), lines
 
 
@@ -117,8 +120,10 @@ def test_a_foreign_store_writes_no_files_elsewhere(copied, tmp_path, capsys, key
   hostile = "x/../../../elsewhere"
   stores.edit(store / "validation", lambda manifest: manifest.update({key: hostile}), checked=True)
   with nothing_else_written(tmp_path, copied / "data"):
-    done = evaluate.main([f"--workdir={copied}", f"--config.task.store={store}"])
-  one_line(capsys, done, f"{store}/validation/manifest.json: {key}: found 'x/../../../elsewhere'")
+    exit_code = evaluate.main([f"--workdir={copied}", f"--config.task.store={store}"])
+  check_refusal(
+    capsys, exit_code, f"{store}/validation/manifest.json: {key}: found 'x/../../../elsewhere'"
+  )
 
 
 def test_nor_do_splits_and_evaluators_of_a_foreign_config(copied, tmp_path, capsys):
@@ -132,7 +137,7 @@ def test_nor_do_splits_and_evaluators_of_a_foreign_config(copied, tmp_path, caps
   ):
     file.write_text(json.dumps(saved | changes))
     with nothing_else_written(tmp_path, copied / "data"):
-      one_line(capsys, evaluate.main([f"--workdir={copied}"]), key, "expected a")
+      check_refusal(capsys, evaluate.main([f"--workdir={copied}"]), key, "expected a")
 
 
 def test_a_foreign_vocabulary_writes_nothing_beside_an_export(copied, tmp_path, capsys):
@@ -153,14 +158,14 @@ def test_a_foreign_vocabulary_writes_nothing_beside_an_export(copied, tmp_path, 
   manifest = json.loads((copied / "vocabulary" / "vocabulary.json").read_text())
   manifest["files"][f"huggingface./{target}"] = {"bytes": 7}
   (copied / "vocabulary" / "vocabulary.json").write_text(json.dumps(manifest))
-  done = convert_hf.main([f"--input={copied}", f"--output={tmp_path}/export"])
+  exit_code = convert_hf.main([f"--input={copied}", f"--output={tmp_path}/export"])
   assert not target.exists()
-  one_line(capsys, done, f"{copied}/vocabulary/vocabulary.json: files: found ")
+  check_refusal(capsys, exit_code, f"{copied}/vocabulary/vocabulary.json: files: found ")
 
 
 def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
   (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 20)
-  done = prepare_data.main(
+  exit_code = prepare_data.main(
     [
       f"--source=jsonl:{tmp_path}/a.jsonl",
       "--vocabulary=bytes",
@@ -168,7 +173,7 @@ def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
       "--name=../x",
     ]
   )
-  one_line(capsys, done, "--name: found '../x'")
+  check_refusal(capsys, exit_code, "--name: found '../x'")
   assert not (tmp_path / "out").exists()
 
 
@@ -205,9 +210,11 @@ def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):
     manifest_file.write_text(json.dumps(manifest))
     with pytest.raises(DamageError, match="which no checkpoint has"):
       restore()
-  done = evaluate.main([f"--workdir={copied}", "--step=4"])
+  exit_code = evaluate.main([f"--workdir={copied}", "--step=4"])
   lines = capsys.readouterr().err.strip().splitlines()
-  assert done == 4 and len(lines) == 1 and "which no checkpoint has" in lines[0], lines
+  assert exit_code == 4, lines
+  assert len(lines) == 1, lines
+  assert "which no checkpoint has" in lines[0], lines
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""A pipe or a device in place of a file is told at once: no command waits for it, or reads it
-without end."""
+"""A pipe or a device in place of a file is refused at once."""
 
 import contextlib
 import io
@@ -31,8 +30,8 @@ def device(path: pathlib.Path) -> None:
 
 def bound(path: pathlib.Path) -> None:
   # a socket's path must be short
-  with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):
-    one.bind(path.name)
+  with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
+    server.bind(path.name)
 
 
 def loop(path: pathlib.Path) -> None:
@@ -47,14 +46,14 @@ def read(path: pathlib.Path) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_no_file(kind, tmp_path):
-  KINDS[kind](tmp_path / "it")
+def test_pipes_and_devices_are_no_files(kind, tmp_path):
+  KINDS[kind](tmp_path / "file")
   for call in (read, local.check_regular, lambda path: local.check_below(path.parent)):
     with pytest.raises(local.IrregularFile, match=f"found {kind}, expected a file"):
-      call(tmp_path / "it")
+      call(tmp_path / "file")
 
 
-def test_files_links_and_holes_are(tmp_path):
+def test_links_to_files_are_read_and_missing_files_are_none(tmp_path):
   (tmp_path / "file").write_bytes(b"content")
   (tmp_path / "link").symlink_to("file")
   (tmp_path / "dangling").symlink_to("nothing")
@@ -82,7 +81,7 @@ def read_config(folder: pathlib.Path) -> None:
   saved_workdir.read_identity(folder)
 
 
-# Readers of files of a workdir, and what each says if it goes on without the file.
+# Readers of files of a workdir, and the output of those that go on without the file.
 READERS = [
   (export, "config.json", None),
   (read_config, "config.json", None),
@@ -96,23 +95,25 @@ READERS = [
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link to itself"])
 @pytest.mark.parametrize("command, file, expected", READERS)
-def test_in_a_workdir_it_is_told_at_once(
+def test_commands_do_not_wait_for_a_pipe_or_device_in_a_workdir(
   command, file, expected, kind, trained, compiled, tmp_path
 ):
-  said = io.StringIO()
+  output = io.StringIO()
 
   def use(inside: pathlib.Path) -> int:
     folder = pathlib.Path(shutil.copytree(trained, inside / "run"))
     (folder / file).unlink()
     KINDS[kind](folder / file)
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
       return command(folder)
 
   outcome = Sandbox(tmp_path / "sandbox", seconds=120, allowed_folder=compiled).run(file, use)
   if expected is None:
-    assert outcome.end == "refusal" and file in outcome.message, outcome
+    assert outcome.end == "refusal", outcome
+    assert file in outcome.message, outcome
   else:
-    assert outcome.end == "success" and expected in said.getvalue(), outcome
+    assert outcome.end == "success", outcome
+    assert expected in output.getvalue(), outcome
 
 
 def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):

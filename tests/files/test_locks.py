@@ -1,5 +1,4 @@
-"""A lease is taken at once only from a process that is known to be gone, never from one that gives
-signs of life."""
+"""A lease is taken over at once only from a process that is known to have ended."""
 
 import contextlib
 import errno
@@ -72,7 +71,7 @@ def test_a_lease_of_who_may_live_is_watched_before_it_is_taken(content, tmp_path
     assert time.monotonic() - began >= SECONDS
 
 
-def test_no_lease_is_taken_at_once_where_the_system_does_not_say_what_runs(tmp_path, monkeypatch):
+def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path, monkeypatch):
   monkeypatch.setattr(leases, "_process_scope", lambda: None)
   (tmp_path / "lease").write_bytes(forged(tmp_path, process=GONE)._data())
   began = time.monotonic()

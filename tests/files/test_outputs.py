@@ -55,10 +55,10 @@ def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(sou
 def test_standard_input_from_the_output_file(source):
   code = f"from t5x_like.files.outputs import OutputFile; OutputFile({str(source)!r}, inputs=['-'])"
   with source.open() as file:
-    done = subprocess.run(
+    process = subprocess.run(
       [sys.executable, "-c", code], stdin=file, cwd=REPO, capture_output=True, text=True
     )
-  assert "would overwrite the input -" in done.stderr
+  assert "would overwrite the input -" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_nothing_is_written_into_a_store(tmp_path):
   OutputFile(str(tmp_path / "new"))
 
 
-def test_a_file_is_replaced_whole_with_its_permissions_and_through_links(source, tmp_path):
+def test_a_file_is_replaced_at_once_with_its_permissions_and_through_links(source, tmp_path):
   source.chmod(0o640)
   link = tmp_path / "link"
   link.symlink_to(source)
@@ -174,7 +174,7 @@ def test_an_open_descriptor_is_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1"])
-def test_standard_output(path, tmp_path):
+def test_output_to_standard_output_is_utf8(path, tmp_path):
   code = f"from t5x_like.files.outputs import OutputFile; o = OutputFile({path!r}); "
   code += "print(o.to_stdout, flush=True); o.write(['é\\n'])"
   with (tmp_path / "all").open("w") as file:
@@ -185,13 +185,13 @@ def test_standard_output(path, tmp_path):
 def test_a_reader_that_leaves_is_one_line():
   code = "from t5x_like.files.outputs import OutputFile; OutputFile('-').write(['x' * 70 + '\\n'] * 100000)"
   command = f"{sys.executable} -c {code!r}"
-  done = subprocess.run(
+  process = subprocess.run(
     ["bash", "-c", f"{command} | head -1 >/dev/null"], cwd=REPO, capture_output=True, text=True
   )
-  assert "--output=-: the reader closed it before everything was written" in done.stderr
+  assert "--output=-: the reader closed it before everything was written" in process.stderr
 
 
-def test_what_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
+def test_text_that_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
   output = OutputFile(str(tmp_path / "out"))
   rows = [{"a": "fine é"}, {"a": "\ud83d!"}, {"a": "\udcff\ud800"}]
   output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,5 +1,4 @@
-"""Addresses that cannot be meant are refused by every program, and what is written outlasts a loss
-of power."""
+"""Every program refuses malformed addresses, and written files survive a loss of power."""
 
 import importlib.util
 import os

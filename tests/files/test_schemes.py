@@ -1,5 +1,4 @@
-"""Every scheme works everywhere: what reads or writes a path does the same at an address, through
-the programs."""
+"""Every program reads and writes addresses of every scheme as it does local paths."""
 
 import functools
 import hashlib

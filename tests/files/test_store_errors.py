@@ -252,12 +252,12 @@ class RefreshError(Exception):
   ],
   ids=lambda value: repr(value)[:60],
 )
-def test_error_kind(error, kind):
+def test_errors_of_every_client_have_their_kind(error, kind):
   assert store_errors.error_kind(error) is kind
   assert is_transient(error) == (kind is ErrorKind.TRANSIENT)
 
 
-def test_bugs_stay_bugs():
+def test_errors_of_no_store_are_not_translated():
   for error in (KeyError("x"), RuntimeError("x"), MemoryError(), UserError("x")):
     assert translate_error(error, "gs://bucket/x", "read") is error
 

@@ -1,2 +1,1 @@
-"""Hostile input of every kind a user can give: a sample in `make test`, all of it in `make
-test-fuzz`."""
+"""Commands and readers given hostile input: a sample in `make test`, all in `make test-fuzz`."""

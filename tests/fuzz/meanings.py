@@ -1,5 +1,4 @@
-"""Values of another meaning for saved files: locations, sources, functions and numbers of a hostile
-maker."""
+"""Well-formed values of saved files that a hostile author would choose."""
 
 import json
 import random

@@ -1,5 +1,4 @@
-"""Sentinels: files, programs and addresses that no file from elsewhere may reach, and what reached
-them."""
+"""Files, programs and addresses that input from elsewhere must not reach."""
 
 import contextlib
 import os

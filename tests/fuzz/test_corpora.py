@@ -1,5 +1,4 @@
-"""Corpora of every format, whole, compressed, damaged or of other types: one line, or records and
-counts."""
+"""A damaged corpus of any format ends in a one-line error or in records and correct counts."""
 
 import bz2
 import gzip
@@ -247,29 +246,34 @@ def reader(task: str | None, kind: str, source: str):
   return call
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_whole_files_are_read(kind, tmp_path):
-  """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
-  (tmp_path / "in").mkdir()
-  content = {
+def undamaged_content(kind: str) -> bytes:
+  """Returns a small corpus of a format; formats of plain lines share one."""
+  contents = {
     "json": bending.json_text(RECORDS),
     "jsonl": b"\n".join(map(bending.json_text, RECORDS)),
     "parquet": parquet(RECORDS),
-  }
-  content |= {"squad": bending.json_text(SQUAD), "conll": CONLL.encode(), "conllu": CONLLU.encode()}
-  content |= {
+    "squad": bending.json_text(SQUAD),
+    "conll": CONLL.encode(),
+    "conllu": CONLLU.encode(),
     "csv": "\n".join(map(",".join, TABLE)).encode(),
     "tsv": "\n".join(map("\t".join, TABLE)).encode(),
   }
-  name = "train.text" if kind == "parallel" else f"corpus.{kind}"
-  (tmp_path / "in" / name).write_bytes(content.get(kind, "\n".join(LINES).encode()))
+  lines = "\n".join(LINES).encode()
+  return contents.get(kind, lines)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_undamaged_files_are_read(kind, tmp_path):
+  """Without this, a mistake in how the cases call would look like refusals of mutated files."""
+  folder = tmp_path / "in"
+  folder.mkdir()
   if kind == "parallel":
-    (tmp_path / "in" / "train.label").write_text("long\n" * len(LINES))
-  source = (
-    f"parallel:{tmp_path}/in/{{split}}.{{field}}"
-    if kind == "parallel"
-    else f"{kind}:{tmp_path}/in/{name}"
-  )
+    (folder / "train.text").write_bytes(undamaged_content(kind))
+    (folder / "train.label").write_text("long\n" * len(LINES))
+    source = f"parallel:{folder}/{{split}}.{{field}}"
+  else:
+    (folder / f"corpus.{kind}").write_bytes(undamaged_content(kind))
+    source = f"{kind}:{folder}/corpus.{kind}"
   for number, task in enumerate(READERS[kind]):
     assert reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
 
@@ -280,5 +284,5 @@ def test_a_few_mutated_corpora(tmp_path):
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1300, 60))
-def test_mutated_corpora(first, tmp_path):
+def test_many_mutated_corpora_are_read_or_refused(first, tmp_path):
   bending.run(case, tmp_path, range(first, first + 60))

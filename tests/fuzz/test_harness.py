@@ -63,7 +63,7 @@ def another_code(workdir):
     ("memory", lambda workdir: int(np.ones(2**28, np.uint8)[0]) * 0),
   ],
 )
-def test_a_case_ends_as(end, call, tmp_path):
+def test_a_case_has_the_outcome_of_its_call(end, call, tmp_path):
   sandbox = Sandbox(
     tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31
   )

@@ -1,5 +1,4 @@
-"""Images of every layout, damaged, lying or hostile: one line, or a store that counts
-what it skipped."""
+"""A damaged image data set ends in a one-line error or in a store that counts what it skipped."""
 
 import gzip
 import io
@@ -190,7 +189,7 @@ class Never(random.Random):
 
 
 @pytest.mark.parametrize("layout", WRITERS)
-def test_whole_layouts_are_read(layout, tmp_path):
+def test_undamaged_layouts_are_read(layout, tmp_path):
   """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
   _, call = draw_case(Never(0), tmp_path, {layout: WRITERS[layout]}, SOURCES, prepare)
   call(tmp_path / "out")
@@ -202,5 +201,5 @@ def test_a_few_mutated_images(tmp_path):
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1300, 60))
-def test_mutated_images(first, tmp_path):
+def test_many_mutated_images_are_read_or_refused(first, tmp_path):
   bending.run(case, tmp_path, range(first, first + 60))

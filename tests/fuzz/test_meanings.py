@@ -1,5 +1,4 @@
-"""Saved files of a hostile maker, well-formed and with other meanings: one line or success, and
-nothing is reached.
+"""Well-formed saved files with hostile values reach no sentinel.
 
 The files of runs, suites, vocabularies, stores, models and records get addresses, paths, sources,
 functions and numbers that lead elsewhere (`meanings`). No case opens a file elsewhere, sends a

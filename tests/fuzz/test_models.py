@@ -1,5 +1,4 @@
-"""Model directories whose config, index, header or bytes were mutated, of every family: one line,
-or a model."""
+"""A damaged model directory ends in a one-line error or in a model."""
 
 import json
 import random

@@ -184,5 +184,5 @@ def test_some_damaged_stores(kind, tmp_path):
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_stores(kind, tmp_path):
+def test_many_damaged_stores_are_read_or_refused(kind, tmp_path):
   tried(kind, tmp_path, range(ALL))

@@ -1,5 +1,4 @@
-"""Damaged token stores given to the commands that train and evaluate: right bits, or one line. See
-`harness`."""
+"""Training from a damaged token store ends in a one-line error or in the right bits."""
 
 import functools
 import json

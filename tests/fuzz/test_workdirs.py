@@ -1,5 +1,4 @@
-"""Damaged workdirs, resumed, evaluated, used, exported and reported: right bits, or one line. See
-`harness`."""
+"""Commands on a damaged workdir end in a one-line error or in the right bits."""
 
 import contextlib
 import functools
@@ -217,5 +216,5 @@ def test_some_damaged_workdirs(workdir, tmp_path):
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("n", range(PARTS))
-def test_damaged_workdirs(n, compiled):
+def test_many_damaged_workdirs_are_used_or_refused(n, compiled):
   call_in_process(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)

@@ -109,7 +109,7 @@ def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
   np.testing.assert_array_equal(again.read_values("boxes"), items["boxes"][0])
 
 
-def test_what_a_killed_writer_left_is_not_published(tmp_path):
+def test_files_of_a_killed_writer_are_not_published(tmp_path):
   work = as_path(tmp_path / "work")
   shard = write_shard(work, "0", ARRAYS, items_of([(3, 2)]))
   (work / "ids" / "0.1.tmp").write_bytes(b"half of it")
@@ -146,7 +146,7 @@ def test_ends_that_do_not_ascend_are_refused(intact, tmp_path):
       Store.open(path, "size").read_ends("boxes")
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path):
+def test_records_that_cannot_be_stored_are_refused(tmp_path):
   for array, message in (
     (Array("../x", "int32"), "arrays: found '../x', expected a name"),
     (Array("x", "complex64"), "dtype: found 'complex64', expected one of"),

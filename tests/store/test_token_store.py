@@ -1,5 +1,4 @@
-"""The token store: what is written is what is read, wherever windows lie and however many shards
-there are."""
+"""A token store returns what was written to it, for any window and any number of shards."""
 
 import os
 import pathlib
@@ -29,7 +28,8 @@ def intact(tmp_path_factory):
 def test_documents_come_back_in_order(intact):
   path, documents = intact
   store = TokenStore.open(path)
-  assert (store.num_documents, store.num_tokens) == (len(documents), sum(map(len, documents)))
+  assert store.num_documents == len(documents)
+  assert store.num_tokens == sum(map(len, documents))
   np.testing.assert_array_equal(
     store.document_ends(), np.cumsum([len(document) for document in documents])
   )
@@ -210,13 +210,13 @@ def test_missing_stores_say_how_to_make_one(intact, tmp_path):
     TokenStore.open(f"file://{tmp_path}/train")
 
 
-def test_an_unfinished_store_is_told(tmp_path):
+def test_opening_reports_an_unfinished_store(tmp_path):
   (tmp_path / ".train.incomplete" / "tokens").mkdir(parents=True)
   with pytest.raises(UserError, match="unfinished one is there"):
     TokenStore.open(tmp_path / "train")
 
 
-def test_what_is_no_token_and_what_cannot_be_written_is_refused(tmp_path):
+def test_invalid_tokens_and_unwritable_stores_are_refused(tmp_path):
   for documents, message in (([[5, 0]], "found id 0"), ([[384]], "found id 384")):
     with pytest.raises(UserError, match=message):
       write(tmp_path / "other", documents)

@@ -78,8 +78,12 @@ def test_cutting_into_runs_loses_nothing(documents, longest):
 def test_the_size_counts_everything_and_special_ids_are_t5s(model_type, corpus, tmp_path):
   assert run(corpus, tmp_path / "v", "--size=160", f"--model_type={model_type}") == 0
   vocabulary = vocabularies.load(str(tmp_path / "v"))
-  assert (vocabulary.size, vocabulary.extra_ids, vocabulary.pieces) == (160, 100, 60)
-  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+  assert vocabulary.size == 160
+  assert vocabulary.extra_ids == 100
+  assert vocabulary.pieces == 60
+  assert vocabulary.pad_id == 0
+  assert vocabulary.eos_id == 1
+  assert vocabulary.unk_id == 2
   text = "transformed reporting conductor"
   assert vocabulary.decode(vocabulary.encode(text)) == text
   assert vocabulary.unk_id not in vocabulary.encode(text)
@@ -220,8 +224,11 @@ def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsy
   flags = (f"--size={size}", f"--kind={kind}", "--with_mask")
   assert run(corpus, tmp_path / "v", *flags) == 0
   vocabulary = vocabularies.load(str(tmp_path / "v"))
-  assert (vocabulary.size, vocabulary.extra_ids) == (size, 100)
-  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (3, 4, 5)
+  assert vocabulary.size == size
+  assert vocabulary.extra_ids == 100
+  assert vocabulary.cls_id == 3
+  assert vocabulary.sep_id == 4
+  assert vocabulary.mask_id == 5
   assert vocabulary.decode(vocabulary.encode("transformed reporting")) == "transformed reporting"
   assert run(corpus, tmp_path / "v", *flags) == 0
   assert "exists already" in capsys.readouterr().out

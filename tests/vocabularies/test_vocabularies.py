@@ -139,11 +139,9 @@ def test_a_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
   vocabulary.save(tmp_path / "again")
   loaded = vocabularies.load(str(tmp_path / "a" / "b"))
   assert type(loaded) is type(vocabulary)
-  assert (loaded.fingerprint, loaded.size, loaded.extra_ids) == (
-    vocabulary.fingerprint,
-    vocabulary.size,
-    vocabulary.extra_ids,
-  )
+  assert loaded.fingerprint == vocabulary.fingerprint
+  assert loaded.size == vocabulary.size
+  assert loaded.extra_ids == vocabulary.extra_ids
   assert loaded.encode(TEXT[0]) == vocabulary.encode(TEXT[0])
   names = sorted(path.name for path in (tmp_path / "again").iterdir())
   assert all(
@@ -191,7 +189,8 @@ def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, 
   (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
   with_sentinels = vocabularies.load(str(tmp_path / "sentencepiece.model"))
   with_added_sentinels = SentencePieceVocabulary(model, 10)
-  assert (with_sentinels.size, with_sentinels.sentinels) == (90, tuple(range(89, 79, -1)))
+  assert with_sentinels.size == 90
+  assert with_sentinels.sentinels == tuple(range(89, 79, -1))
   for text in [*TEXT[:20], "the <extra_id_0> fox <extra_id_9>", "a<extra_id_1>"]:
     assert encode_sentinels(with_sentinels, text) == encode_sentinels(with_added_sentinels, text)
     assert with_sentinels.encode(text) == with_added_sentinels.encode(text)
@@ -207,7 +206,8 @@ def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
   original.save(tmp_path)
   loaded = vocabularies.load(str(tmp_path))
   for vocabulary in (original, loaded):
-    assert (vocabulary.size, vocabulary.sentinels) == (80, (3, 4, 5, 6, 7))
+    assert vocabulary.size == 80
+    assert vocabulary.sentinels == (3, 4, 5, 6, 7)
     ids = encode_sentinels(vocabulary, "the <extra_id_0> fox <extra_id_4>")
     assert [i for i in ids if i in vocabulary.sentinels] == [3, 7]
     assert vocabulary.decode(ids) == "the <extra_id_0> fox <extra_id_4>"
@@ -321,7 +321,8 @@ def test_special_pieces_are_the_models_or_else_the_first_sentinels(pieces):
     assert [vocabularies.special_id(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [
       top - i for i in range(4)
     ]
-    assert (vocabulary.mask_id, vocabulary.bos_id) == (None, None)
+    assert vocabulary.mask_id is None
+    assert vocabulary.bos_id is None
     assert vocabulary.special_ids == {
       0,
       1,
@@ -335,7 +336,9 @@ def test_special_pieces_are_the_models_or_else_the_first_sentinels(pieces):
     with_pieces.sep_id,
     with_pieces.mask_id,
   ]
-  assert (with_pieces.cls_id, with_pieces.sep_id, with_pieces.mask_id) == (3, 4, 5)
+  assert with_pieces.cls_id == 3
+  assert with_pieces.sep_id == 4
+  assert with_pieces.mask_id == 5
   assert {
     3,
     4,

@@ -67,7 +67,9 @@ def test_a_window_is_cut_between_any_tokens_by_its_key():
   n = 20
   fim = FillInTheMiddle(vocabulary, n + ROOM, 0.5, 0.25, characters=False)
   pre, suf, mid = fim.sentinels
-  assert (pre, suf, mid) == (383, 382, 381)
+  assert pre == 383
+  assert suf == 382
+  assert mid == 381
   window = np.arange(n, dtype=np.int32) + 10
   tokens, documents = fim(np.tile(window, (1_000, 1)), np.zeros((1_000, n), bool), KEYS)
   orders = []

@@ -148,7 +148,8 @@ def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypat
   def same(actual):
     for name in ("examples", "row_starts", "offsets"):
       np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), strict=True)
-    assert (actual.tokens, actual.limits) == (expected.tokens, expected.limits)
+    assert actual.tokens == expected.tokens
+    assert actual.limits == expected.limits
 
   same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   (file,) = tmp_path.iterdir()

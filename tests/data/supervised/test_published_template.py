@@ -1,5 +1,4 @@
-"""Conversations in a published chat template: written as it says, within its sandbox and its
-limits."""
+"""Conversations are written as their published template says, within its sandbox and limits."""
 
 import json
 
@@ -56,7 +55,7 @@ def spelled(vocabulary, ids, learned):
   return text, vocabulary._tokenizer.decode(ids[learned > 0], skip_special_tokens=False)
 
 
-def test_a_conversation_is_what_the_template_writes_and_its_answers_are_learned(tmp_path):
+def test_the_template_writes_a_conversation_and_its_answers_are_learned(tmp_path):
   smol = vocabulary(tmp_path / "smol", SMOL)
   chat = PublishedChat(smol)
   text, learned = spelled(smol, *chat(TALK))
@@ -70,7 +69,8 @@ def test_a_conversation_is_what_the_template_writes_and_its_answers_are_learned(
     == [1, *chat.prompt(TALK[:3])]
     == [1, *chat(TALK)[0][: len(chat.prompt(TALK[:3]))]]
   )
-  assert (chat.known_name, chat.end) == ("chatml", 2)
+  assert chat.known_name == "chatml"
+  assert chat.end == 2
   marked = vocabulary(tmp_path / "marked", MARKED)
   assert spelled(marked, *PublishedChat(marked)(TALK)) == (
     "Q: the quick fox?\nA: jumps.<|im_end|>Q: over\nA: the dog<|im_end|>",

@@ -1,5 +1,4 @@
-"""Conversations: templates spelled by hand, loss on answers alone, packing, and what cannot be
-used."""
+"""Conversations are written with their template, and only answers count in the loss."""
 
 import json
 import re
@@ -190,7 +189,8 @@ def test_packed_rows_hold_every_conversation_once(tmp_path):
       assert np.array_equal(batch["decoder_positions"][0][in_segment], np.arange(in_segment.sum()))
   assert actual == expected
   first = built.examples(())[0]
-  assert (first["inputs"], first["targets"]) == ("Hi!0", "Hello.0")
+  assert first["inputs"] == "Hi!0"
+  assert first["targets"] == "Hello.0"
   assert BYTES.decode(first["ids"]) == "User: Hi!0\n\nAssistant:"
 
 
@@ -206,7 +206,7 @@ def test_prompts_and_completions_are_conversations_of_two(tmp_path):
   assert BYTES.decode(row["decoder_target_tokens"][0]) == "User: Hi!\n\nAssistant: Hello."
 
 
-def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path, capsys):
+def test_cut_and_omitted_conversations_are_counted(tmp_path, capsys):
   say = lambda *pairs: {"messages": [{"role": role, "content": text} for role, text in pairs]}  # noqa: E731
   records = [
     say(("user", "x" * 90), ("assistant", "y")),

@@ -166,7 +166,7 @@ def test_an_unusable_record_is_reported(pairs, tmp_path, line, words):
     build_task(pairs, source=f"jsonl:train={tmp_path}/bad.jsonl")
 
 
-def test_captions_of_tfds(tmp_path):
+def test_captions_are_read_from_tfds(tmp_path):
   """Features like those of coco_captions: an encoded image, and a sequence of captions."""
   from t5x_like.data.quiet_tensorflow import tfds
 

@@ -1,5 +1,4 @@
-"""Published tokenizers: ids, special ids and sentinels, from each form of their files; `make
-parity` has the rest."""
+"""Published tokenizers keep their ids in every form of their files."""
 
 import json
 import shutil
@@ -45,16 +44,15 @@ def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
   vocabulary = vocabularies.load(str(tmp_path))
   text = "Thé dog <extra_id_0>a ball <extra_id_1>park."
   ids = vocabularies.encode_sentinels(vocabulary, text)
-  assert (vocabulary.size, vocabulary.sentinels) == (
-    384,
-    tuple(range(258, 247, -1)),
-  )
+  assert vocabulary.size == 384
+  assert vocabulary.sentinels == tuple(range(258, 247, -1))
   assert vocabulary.decode(ids) == text
   assert [i for i in ids if i > 247] == [258, 257]
   assert not set(vocabulary.sentinels) & set(vocabulary.encode("\U0010ffff\xff"))
   vocabulary.save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
-  assert (saved.fingerprint, saved.sentinels) == (vocabulary.fingerprint, vocabulary.sentinels)
+  assert saved.fingerprint == vocabulary.fingerprint
+  assert saved.sentinels == vocabulary.sentinels
   assert vocabulary.fingerprint != vocabularies.load("bytes").fingerprint
 
 
@@ -107,12 +105,10 @@ def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
     '{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}'
   )
   vocabulary = vocabularies.load(str(tmp_path))
-  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.pad_id) == (
-    0,
-    2,
-    4,
-    1,
-  )
+  assert vocabulary.cls_id == 0
+  assert vocabulary.sep_id == 2
+  assert vocabulary.mask_id == 4
+  assert vocabulary.pad_id == 1
 
 
 def pipeline(kind, directory) -> Tokenizer:
@@ -171,11 +167,9 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
 def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   original = loaded[kind]
   saved_copy = saved[kind]
-  assert (saved_copy.fingerprint, saved_copy.size, saved_copy.sentinels) == (
-    original.fingerprint,
-    original.size,
-    original.sentinels,
-  )
+  assert saved_copy.fingerprint == original.fingerprint
+  assert saved_copy.size == original.size
+  assert saved_copy.sentinels == original.sentinels
   ids = [original.encode(text) for text in texts]
   assert [row.tolist() for row in saved_copy.encode_batch(texts)] == ids
   with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
@@ -246,7 +240,7 @@ def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "llama", "gemma2"])
-def test_text_comes_back(loaded, kind):
+def test_byte_level_vocabularies_restore_text(loaded, kind):
   """What is spelled in bytes is restored, except for special pieces."""
   for text in ("the quick  fox ", "\U0001f469\u200d世界 e\u0301", "\tx\n"):
     assert loaded[kind].decode(loaded[kind].encode(text)) == text
@@ -273,7 +267,7 @@ def test_special_spellings_are_pieces_unless_the_config_splits_them(directories,
   assert vocabularies.load(str(tmp_path / "back")).encode(text) == split.encode(text)
 
 
-def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
+def test_a_tokenizer_json_of_an_unknown_class_is_used_unchanged(tmp_path):
   tokenizer = published.byte_level([])
   tokenizer.normalizer = normalizers.Lowercase()
   tokenizer.add_special_tokens(["<|begin|>", "<|end|>", "<|fill|>"])
@@ -314,7 +308,7 @@ def test_sentinels_are_taken_from_unused_pieces(directories):
 
 
 @pytest.mark.parametrize(
-  "kind, name, content, said",
+  "kind, name, content, message",
   [
     ("gpt2", "vocab.json", b"{", "vocab.json: found invalid JSON"),
     ("gpt2", "vocab.json", b"[]", "vocab.json: found a JSON array, expected .*; copy it again"),
@@ -329,12 +323,12 @@ def test_sentinels_are_taken_from_unused_pieces(directories):
     ("roberta", "tokenizer.json", b"{}", "tokenizer.json has no pieces"),
   ],
 )
-def test_damaged_files_are_refused_in_one_line(tmp_path, kind, name, content, said):
+def test_damaged_files_are_refused_in_one_line(tmp_path, kind, name, content, message):
   path = published.write(tmp_path / kind, kind)
   (path / name).write_bytes(content)
-  with pytest.raises(UserError, match=said) as caught:
+  with pytest.raises(UserError, match=message) as error:
     vocabularies.load(str(path))
-  assert "\n" not in str(caught.value)
+  assert "\n" not in str(error.value)
 
 
 def test_pieces_of_deberta_v3_alone_are_a_tokenizer_to_save_again(tmp_path):

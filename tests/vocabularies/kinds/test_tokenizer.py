@@ -1,5 +1,4 @@
-"""WordPiece and byte-level BPE: round trips on hostile Unicode, special ids, saving and
-refusals."""
+"""WordPiece and byte-level BPE vocabularies restore hostile Unicode texts."""
 
 import base64
 import json
@@ -53,16 +52,17 @@ def test_ids_lie_where_documented(trained, kind, tmp_path):
   vocabulary = trained[kind]
   assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
   assert vocabulary.extra_ids == 100
-  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
-  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.bos_id) == (
-    3,
-    4,
-    5,
-    None,
-  )
+  assert vocabulary.pad_id == 0
+  assert vocabulary.eos_id == 1
+  assert vocabulary.unk_id == 2
+  assert vocabulary.cls_id == 3
+  assert vocabulary.sep_id == 4
+  assert vocabulary.mask_id == 5
+  assert vocabulary.bos_id is None
   assert vocabulary.special_ids == {0, 1, 3, 4, 5, *range(vocabulary.size - 100, vocabulary.size)}
   ids = encode_sentinels(vocabulary, "<extra_id_0> the fox<extra_id_99>")
-  assert (ids[0], ids[-1]) == (vocabulary.size - 1, vocabulary.size - 100)
+  assert ids[0] == vocabulary.size - 1
+  assert ids[-1] == vocabulary.size - 100
   assert vocabulary.decode([3, *ids, 5, 4, 1, 0]).split() == ["<extra_id_0>", "the"] + (
     ["fox", "<extra_id_99>", "[MASK]"] if kind == "wordpiece" else ["fox<extra_id_99>[MASK]"]
   )
@@ -80,7 +80,7 @@ def test_ids_lie_where_documented(trained, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text(trained, name):
+def test_hostile_text_is_restored_and_has_no_special_ids(trained, name):
   """Byte-level BPE gives back every text; WordPiece makes ids of it that are no special ones."""
   text = HOSTILE[name]
   assert trained["bytelevel_bpe"].decode(trained["bytelevel_bpe"].encode(text)) == text
@@ -100,7 +100,7 @@ def test_hostile_text(trained, name):
     max_size=80,
   )
 )
-def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text):
+def test_a_long_text_has_the_same_ids_when_encoded_in_pieces(trained, lowercase, text):
   for vocabulary in (*trained.values(), lowercase):
     whole = vocabulary.encode(text)
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +175,7 @@ def swap_pad(data):
 
 
 @pytest.mark.parametrize(
-  "data, said",
+  "data, message",
   [
     (b"", "0 bytes that are not a tokenizer"),
     (b"{}", "not a tokenizer"),
@@ -183,11 +183,11 @@ def swap_pad(data):
     (b"\xff\0", "not a tokenizer"),
   ],
 )
-def test_what_is_no_tokenizer_is_refused(data, said):
-  with pytest.raises(UserError, match=said) as caught:
+def test_files_that_are_no_tokenizer_are_refused(data, message):
+  with pytest.raises(UserError, match=message) as error:
     TokenizerVocabulary(data, origin="x.json")
-  assert "\n" not in str(caught.value)
-  assert "x.json" in str(caught.value)
+  assert "\n" not in str(error.value)
+  assert "x.json" in str(error.value)
 
 
 def test_padding_elsewhere_than_0_is_refused(trained, tmp_path):
