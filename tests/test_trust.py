@@ -243,7 +243,7 @@ def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatc
 def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
   """`tensorflow_datasets` imports the class that features.json names; a foreign directory may bring
   the module too."""
-  from t5x_like.data.quiet_tensorflow import tfds
+  from t5x_like.quiet_tensorflow import tfds
 
   class Made(tfds.core.GeneratorBasedBuilder):
     name = "made_here"

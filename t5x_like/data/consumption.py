@@ -23,10 +23,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 # What identifies a stream: the part's label, its numbering and its number of examples.
 StreamKey = tuple[str, str, int]

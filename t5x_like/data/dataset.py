@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from t5x_like.data import loader
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
+from t5x_like.quiet_tensorflow import tf
 
 
 def dataset(

@@ -27,10 +27,10 @@ import numpy as np
 
 from t5x_like.corpora import progress_files
 from t5x_like.data import cache_directory, random
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import as_path
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents

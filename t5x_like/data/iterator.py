@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from t5x_like.data.preprocessors import user_defined
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import store_errors
+from t5x_like.quiet_tensorflow import tf
 
 
 def iterate(

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from t5x_like.data import consumption, iterator
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 EVAL_SEED = 0
 _PREFETCH = 2  # finished batches held, besides the batches in progress

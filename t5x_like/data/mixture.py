@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 
 def temperature_rates(

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 LARGEST_SIZE = 2**62

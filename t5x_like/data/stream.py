@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

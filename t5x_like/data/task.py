@@ -7,6 +7,7 @@ with their types and defaults, and its docstring is their reference.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import inspect
@@ -19,10 +20,10 @@ from t5x_like import config, slots, trust
 from t5x_like.data import cache_directory, tasks
 from t5x_like.data.features import BatchFunction, Feature, Features
 from t5x_like.data.preprocessors import user_defined
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json, file_names
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary
 
 # Imported only by recipes that name no store of their own.
@@ -136,7 +137,7 @@ def rows_only(**options: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskArguments:
+class TaskArguments(abc.ABC):
   """The arguments of a task, from which it is built.
 
   A run resumes if the fingerprint of its task is the same. A field counts in it unless it is
@@ -148,17 +149,17 @@ class TaskArguments:
 
   split: str = unfingerprinted("the content of the split counts")
 
+  @abc.abstractmethod
   def features(self, vocabulary: Vocabulary) -> Features:
     """Return the features of the task's examples without reading data."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def build(self) -> Task:
     """Open the data and return the task.
 
     Raises:
       UserError: the arguments exclude each other, or the data cannot be used.
     """
-    raise NotImplementedError
 
   def fingerprint(self, version: str, **facts: Any) -> str:
     """Return the SHA-256 of all that the examples depend on.

@@ -29,9 +29,9 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.features import BatchFunction
 from t5x_like.data.preprocessors import as_decoder
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, TaskArguments, unfingerprinted
 from t5x_like.errors import DamageError, UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.store.reader import Verify
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary

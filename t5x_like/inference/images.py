@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.corpora import image_files
 from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
@@ -116,10 +117,10 @@ class ImagePredictor:
   def _read_pixels(self, path: str) -> np.ndarray | str:
     """Return a file's pixels, or why it cannot be used."""
     try:
-      return pictures.read_pixels(as_path(path).read_bytes(), self.channels)
+      return image_files.read_pixels(as_path(path).read_bytes(), self.channels)
     except OSError as error:
       return f"cannot be read: {error.strerror or one_line(error)}"
-    except pictures.UnusableImage as error:
+    except image_files.UnusableImage as error:
       return str(error)
 
 

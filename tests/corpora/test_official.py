@@ -10,8 +10,8 @@ import pytest
 from t5x_like import slots
 from t5x_like.benchmarks import suites
 from t5x_like.corpora.sources import Skip, open_source
-from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tfds
 
 SST2 = 'sentence\tlabel\na fine "film\t1\ndull \t0\n'
 STSB = (

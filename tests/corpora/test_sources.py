@@ -241,7 +241,7 @@ def dataset(request, tmp_path_factory):
   know."""
   from etils import epath
 
-  from t5x_like.data.quiet_tensorflow import tfds
+  from t5x_like.quiet_tensorflow import tfds
 
   with tfds.core.registered.skip_registration():
 

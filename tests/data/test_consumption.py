@@ -9,8 +9,8 @@ import pytest
 import more
 from t5x_like.data import consumption, loader, mixture, random, task
 from t5x_like.data.consumption import Phase
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SEED = 7

@@ -10,8 +10,8 @@ import stores
 from chances import assert_share
 from t5x_like.data import chunk_rows, loader, random, task
 from t5x_like.data.document_chunks import Chunks, OtherDocuments
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 

@@ -9,8 +9,8 @@ import pytest
 import corpora
 import more
 from t5x_like.data import loader, task, windows
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.windows import Windows
+from t5x_like.quiet_tensorflow import tf
 
 TOKENS = 1_003
 LENGTH = 50

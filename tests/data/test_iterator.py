@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import more
+from t5x_like import quiet_tensorflow
 from t5x_like.data import iterator as dataset_iterator
-from t5x_like.data import quiet_tensorflow
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
+from t5x_like.quiet_tensorflow import tf
 
 pytestmark = pytest.mark.runs
 
@@ -26,7 +26,7 @@ PIPELINE = """
 import gc, itertools, random, sys, threading, time
 import numpy as np
 from t5x_like.data import iterator as dataset_iterator
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 def work(step):  # holds the interpreter's lock, gives it up, and takes it again
   for _ in range(random.randrange(4)):

@@ -9,9 +9,9 @@ import pytest
 import corpora
 from stores import TokenStoreWriter
 from t5x_like.data import loader, mixture, random, task
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import ul2
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZES = {"a": 700, "b": 330, "c": 64 * 3}  # tokens of each corpus

@@ -8,7 +8,7 @@ import pytest
 
 import more
 from t5x_like.data import random
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from tools.benchmark import randomness
 
 # The chance that one of some 6,000 scores of a random order is larger is 1e-6; seeds are fixed.

@@ -7,9 +7,9 @@ import pytest
 
 import corpora
 from t5x_like.corpora import builtin
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.windows import Windows, open_tokens
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 TOKENS = 1_003
 LENGTH = 50

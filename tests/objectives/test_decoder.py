@@ -8,11 +8,11 @@ import pytest
 import tiny
 from t5x_like.architectures.design import Variant
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.models import gpt, t5_lm
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import decoder
 from t5x_like.objectives._losses import token_losses
+from t5x_like.quiet_tensorflow import tf
 
 DIMS = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
 MODELS = {

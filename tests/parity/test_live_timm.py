@@ -17,8 +17,8 @@ from timm.data.mixup import mixup_target  # noqa: E402
 from timm.loss import SoftTargetCrossEntropy  # noqa: E402
 
 from t5x_like.data.augmentations import randaugment  # noqa: E402
-from t5x_like.data.quiet_tensorflow import tf  # noqa: E402
 from t5x_like.objectives._class_losses import label_losses  # noqa: E402
+from t5x_like.quiet_tensorflow import tf  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

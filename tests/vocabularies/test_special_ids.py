@@ -7,8 +7,8 @@ import pytest
 
 from stores import TokenStoreWriter
 from t5x_like.data import task as tasks
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.published import PublishedIds, PublishedVocabulary
 
 # ids of the text are FIRST to 239

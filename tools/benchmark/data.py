@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import loader, mixture, task
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary

@@ -18,8 +18,8 @@ import numpy as np
 
 from t5x_like.data import loader, task
 from t5x_like.data.images import pictures, store
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 _AUGMENTATIONS = {
   "none": {"augmentations": ()},

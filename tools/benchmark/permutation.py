@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 from . import randomness
 

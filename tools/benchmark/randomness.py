@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 LAGS = 64
 _PLACES = 50_000  # examined in an epoch

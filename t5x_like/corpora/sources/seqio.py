@@ -27,8 +27,8 @@ import numpy as np
 from t5x_like import trust
 from t5x_like.corpora.sources import Record, Skip, open_source
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError, one_line
+from t5x_like.quiet_tensorflow import tf
 
 _SPELLED = re.compile(r"([^@:]+:[^@:]+)(?:@(.+))?", re.DOTALL)
 _TOKENS = (

@@ -16,8 +16,8 @@ from t5x_like import trust
 from t5x_like.corpora.sources import Record, check_split, top_level_column
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import decode
-from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.quiet_tensorflow import tfds
 
 _EXAMPLES_AT_ONCE = 256
 

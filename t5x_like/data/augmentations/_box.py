@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 TRIES = 10
 NUMBERS = 2 * TRIES + 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2
 # The smoothing kernel less the pixel itself.

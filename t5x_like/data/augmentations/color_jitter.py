@@ -6,7 +6,7 @@ import functools
 import itertools
 
 from t5x_like.data.augmentations import Augmentation, _pixels
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import NonNegativeFloat
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from t5x_like.data.augmentations import Augmentation, Range, Share, _box, _pixels, crop_to_box
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 def make(

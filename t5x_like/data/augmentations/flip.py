@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from t5x_like.data.augmentations import Augmentation, Share
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 def make(*, probability: Share = 0.5) -> Augmentation:

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from t5x_like.data.augmentations import Augmentation, Share, _pixels
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Condition, NonNegativeFloat, PositiveInt
 
 NAMES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from t5x_like.data.augmentations import Augmentation, Range, _box, _pixels, _resize
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.resolution import Resolution, height_and_width
 
 

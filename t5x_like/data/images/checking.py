@@ -2,9 +2,9 @@
 
 import io
 
+from t5x_like.corpora.image_files import UnusableImage, read_image, to_8_bits, turn_upright
 from t5x_like.corpora.sources import Skip
-from t5x_like.data.images.pictures import UnusableImage, read_image, to_8_bits, turn_upright
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 # The modes in which files of a format stay as they are. MPO is a JPEG with further pictures behind.
 _KEPT_MODES = {"JPEG": ("L", "RGB"), "MPO": ("L", "RGB"), "PNG": ("L", "RGB")}
@@ -20,7 +20,7 @@ def check_image(data: bytes, size_2: tuple[int, int] | None = None) -> tuple[byt
 
   Args:
     data: the bytes of the file.
-    size_2: the image's height and width as annotations name them, see `pictures.turn_upright`.
+    size_2: the image's height and width as annotations name them, see `image_files.turn_upright`.
 
   Returns:
     (bytes, their change in words or ""), or why the image cannot be used.

@@ -17,10 +17,10 @@ from t5x_like.data.features import BatchFunction
 from t5x_like.data.images import layout, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUM_DRAWS, Mixing, find_partners
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import SourceArguments
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary

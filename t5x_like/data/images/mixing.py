@@ -15,7 +15,7 @@ from scipy import special
 
 from t5x_like.data import random
 from t5x_like.data.augmentations import Share, crop_to_box
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import NonNegativeFloat
 
 NUM_DRAWS = 5

@@ -21,12 +21,12 @@ import numpy as np
 
 from t5x_like import trust
 from t5x_like.corpora.engines import processes
+from t5x_like.corpora.image_files import ANNOTATED_SIZE
 from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
 from t5x_like.corpora.sources import Record, Skip, Source, field_value
 from t5x_like.corpora.sources._files import FileSource, irregular_kind
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import check_image
-from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, globs

@@ -18,8 +18,8 @@ from t5x_like import vocabularies
 from t5x_like.data import features as layouts
 from t5x_like.data.features import BatchFunction, Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary
 
 

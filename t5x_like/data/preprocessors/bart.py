@@ -26,7 +26,7 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.preprocessors.span_corruption import scatter
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:

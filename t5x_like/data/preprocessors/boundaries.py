@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from t5x_like import segmentation
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.segmentation import Kind
 from t5x_like.vocabularies import Vocabulary
 

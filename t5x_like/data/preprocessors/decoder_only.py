@@ -18,7 +18,7 @@ without loss:
 
 from __future__ import annotations
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 def decoder_only(

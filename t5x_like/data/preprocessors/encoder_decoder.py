@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary, padding_id
 
 __all__ = ["encoder_decoder", "shift_right"]

@@ -41,8 +41,8 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.preprocessors.boundaries import Boundaries
 from t5x_like.data.preprocessors.span_corruption import scatter
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary, special_id
 
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]

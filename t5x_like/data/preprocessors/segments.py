@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 # The formats of rows, see `tasks.mlm`.
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]

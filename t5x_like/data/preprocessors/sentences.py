@@ -17,8 +17,8 @@ import numpy as np
 
 from t5x_like import segmentation, trust
 from t5x_like.data.preprocessors.boundaries import Boundaries
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary
 
 DEFAULT_RULE = "t5x_like.data.preprocessors.sentences:punctuation"

@@ -22,8 +22,8 @@ import dataclasses
 
 from t5x_like.data import random
 from t5x_like.data.preprocessors import noise
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 
 def noise_counts(

@@ -36,8 +36,8 @@ from t5x_like import slots, trust
 from t5x_like.data import random
 from t5x_like.data.features import BatchFunction, Feature, Features
 from t5x_like.data.preprocessors import SCOPE_PREFIX
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError, one_line
+from t5x_like.quiet_tensorflow import tf
 
 
 def failed_preprocessor(message: str) -> str | None:

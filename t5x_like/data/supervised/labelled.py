@@ -16,11 +16,11 @@ import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import BatchFunction, Features
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import SourceArguments
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.task import Task, rows_only, unfingerprinted
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 

@@ -11,11 +11,11 @@ from t5x_like.data.document_chunks import Chunks
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import as_decoder, segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.windows import TextArguments
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary, special_id

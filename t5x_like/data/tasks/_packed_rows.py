@@ -15,8 +15,8 @@ from t5x_like.data import random
 from t5x_like.data.chunk_rows import ChunkRows
 from t5x_like.data.document_chunks import OtherDocuments
 from t5x_like.data.preprocessors import segments, sentences
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised import packing
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 

@@ -16,10 +16,10 @@ from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.data.windows import TextArguments
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, opening_ids, padding_id, special_id
 

@@ -16,9 +16,9 @@ import dataclasses
 
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, start_id
 

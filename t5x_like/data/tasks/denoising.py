@@ -34,10 +34,10 @@ from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising_lengths
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 

@@ -22,10 +22,10 @@ from t5x_like.data import random
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, start_id
 

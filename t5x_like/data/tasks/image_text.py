@@ -20,8 +20,8 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, layout, store
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 

@@ -19,9 +19,9 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import examples, layout
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary

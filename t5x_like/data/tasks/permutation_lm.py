@@ -19,9 +19,9 @@ import dataclasses
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import segments
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.data.tasks._masked_rows import MaskedRowArguments
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import Vocabulary
 
 FEW_TARGETS = True  # see `laptop`

@@ -24,10 +24,10 @@ from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id, start_id
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.labelled import batch_from_reader
 from t5x_like.data.task import Task, TaskArguments, unfingerprinted
 from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary, start_id

@@ -27,7 +27,6 @@ from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments
 from t5x_like.data.supervised.sequences import Encoded
@@ -35,6 +34,7 @@ from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong
 from t5x_like.data.task import Task, rows_only
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 

@@ -35,10 +35,10 @@ from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import DENOISERS, MODE_TOKENS, QUARTER, denoiser_lengths
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, unfingerprinted
 from t5x_like.data.windows import ONLY_CHECKED, DocumentsEnd, TextArguments
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id
 

@@ -16,8 +16,8 @@ from t5x_like.contrib.detection.data.box_augmentations import crop, flip, resize
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.augmentations import chain
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 Y = 40
 X = 60
@@ -76,7 +76,7 @@ def coco(root, boxes, **more) -> str:
 
 
 def tfds_source(root) -> str:
-  from t5x_like.data.quiet_tensorflow import tfds
+  from t5x_like.quiet_tensorflow import tfds
 
   with tfds.core.registered.skip_registration():
 

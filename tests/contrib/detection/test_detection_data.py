@@ -9,9 +9,9 @@ from t5x_like.contrib.detection.data.box_augmentations import _sizes
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import task_features
 from t5x_like.data.images import pictures
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import build
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from tests.image_files import encode
 
 

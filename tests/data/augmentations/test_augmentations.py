@@ -12,7 +12,7 @@ from t5x_like import slots
 from t5x_like.data import augmentations
 from t5x_like.data.augmentations import _box, _pixels, randaugment
 from t5x_like.data.images.mixing import NUM_DRAWS, Mixing, _beta
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((4, 4, 1))).astype(
   np.uint8

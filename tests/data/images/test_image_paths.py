@@ -11,7 +11,8 @@ from PIL import Image
 
 from image_files import encode
 from t5x_like import trust
-from t5x_like.data.images import pictures, store
+from t5x_like.corpora import image_files
+from t5x_like.data.images import store
 from t5x_like.errors import UserError
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -99,7 +100,7 @@ def test_files_below_the_named_directories_are_read(store_of_image, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "read", [lambda data: pictures.read_pixels(data, 3), store.check_image], ids=["read", "check"]
+  "read", [lambda data: image_files.read_pixels(data, 3), store.check_image], ids=["read", "check"]
 )
 def test_postscript_in_an_image_file_starts_no_program(read, monkeypatch):
   def refuse_program(*arguments, **options):
@@ -108,12 +109,12 @@ def test_postscript_in_an_image_file_starts_no_program(read, monkeypatch):
   monkeypatch.setattr(subprocess, "Popen", refuse_program)
   try:
     outcome = read(EPS)
-  except pictures.UnusableImage as error:
+  except image_files.UnusableImage as error:
     outcome = error
   assert "not a readable image" in str(outcome)
 
 
-@pytest.mark.parametrize("image_format", pictures.FORMATS)
+@pytest.mark.parametrize("image_format", image_files.FORMATS)
 def test_every_listed_format_is_read(image_format):
   data = encode(Image.fromarray(PIXELS), image_format)
-  assert pictures.read_pixels(data, 3).shape == (4, 4, 3)
+  assert image_files.read_pixels(data, 3).shape == (4, 4, 3)

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from image_files import NOISE, ODD, encode, folders
-from t5x_like.corpora import job
+from t5x_like.corpora import image_files, job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
-from t5x_like.data.images import checking, pictures, store
+from t5x_like.data.images import checking, store
 from t5x_like.data.images.mixing import find_partners
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
+from t5x_like.quiet_tensorflow import tf
 
 
 def build(source, folder, **arguments):
@@ -30,7 +30,7 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
   opened_store = store.open_store(source, "train", cache=str(tmp_path / "cache"))
   assert opened_store.skipped == {
     "not a readable image": 3,
-    f"more than {pictures.MAX_PIXELS:,} pixels": 1,
+    f"more than {image_files.MAX_PIXELS:,} pixels": 1,
   }
   assert opened_store.classes == ("a", "b")
   assert opened_store.labels.tolist() == [0] * 4 + [1] * 4
@@ -83,7 +83,7 @@ def test_photographs_are_turned_upright_by_their_exif_tag(tmp_path, capsys):
     pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)
     assert pixels.shape == (64, 96, 3)
     assert np.abs(pixels - np.asarray(upright)).mean() < 8
-    np.testing.assert_allclose(pictures.read_pixels(file, 3), pixels, atol=40)
+    np.testing.assert_allclose(image_files.read_pixels(file, 3), pixels, atol=40)
     assert Image.open(io.BytesIO(data)).format == Image.open(io.BytesIO(file)).format
 
 
@@ -267,7 +267,7 @@ def test_idx_files_give_their_images_and_labels(tmp_path):
 
 @pytest.mark.parametrize("form", ["tfrecord", "array_record"])
 def test_tfds_images_stay_encoded(form, tmp_path):
-  from t5x_like.data.quiet_tensorflow import tfds
+  from t5x_like.quiet_tensorflow import tfds
 
   pictures = [encode(NOISE + np.uint8(n), "JPEG") for n in range(3)]
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.corpora import image_files
 from t5x_like.data.images import examples, pictures
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 @pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
@@ -121,7 +122,7 @@ def encode_tiff(pixels: np.ndarray) -> bytes:
   ],
 )
 def test_pixels_of_32_bits_are_scaled(stored):
-  pixels = pictures.read_pixels(encode_tiff(stored), 1)
+  pixels = image_files.read_pixels(encode_tiff(stored), 1)
   np.testing.assert_allclose(pixels[..., 0], GREY, atol=3)
 
 
@@ -135,8 +136,8 @@ def test_pixels_of_32_bits_are_scaled(stored):
   ],
 )
 def test_pixels_of_32_bits_out_of_range_are_refused(stored):
-  with pytest.raises(pictures.UnusableImage, match="32-bit pixels beyond 0 to"):
-    pictures.read_pixels(encode_tiff(stored), 1)
+  with pytest.raises(image_files.UnusableImage, match="32-bit pixels beyond 0 to"):
+    image_files.read_pixels(encode_tiff(stored), 1)
 
 
 @pytest.mark.parametrize(
@@ -147,5 +148,5 @@ def test_other_modes_keep_their_brightness(mode, form):
   file = io.BytesIO()
   extra = {"transparency": 0} if mode == "P" else {}
   grey.convert("RGB").convert(mode).save(file, "TIFF" if mode == "CMYK" else "PNG", **extra)
-  pixels = pictures.read_pixels(file.getvalue(), 1)
+  pixels = image_files.read_pixels(file.getvalue(), 1)
   np.testing.assert_allclose(pixels[..., 0], np.asarray(grey), atol=3)

@@ -9,10 +9,10 @@ from flax import nnx
 
 import corpora
 from t5x_like.data import task
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.models import t5_lm
 from t5x_like.nn.dims import Dims
+from t5x_like.quiet_tensorflow import tf
 
 DENOISING = [
   ("span_corruption", {"inputs_length": 48}),

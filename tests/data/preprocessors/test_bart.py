@@ -10,8 +10,8 @@ from chances import assert_fits, expected_spans
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart
 from t5x_like.data.preprocessors.sentences import Sentences
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()

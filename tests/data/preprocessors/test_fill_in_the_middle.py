@@ -8,8 +8,8 @@ import pytest
 import corpora
 from t5x_like.data import task
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle, sentinels
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 KEYS = np.arange(1_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -7,8 +7,8 @@ from chances import assert_fits, assert_share, expected_spans
 from t5x_like import recipes
 from t5x_like.data import random
 from t5x_like.data.preprocessors.masking import LENGTH_SHARES, Masking, draw_lengths, ordinary_ids
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 

@@ -8,9 +8,9 @@ from chances import assert_fits, assert_share
 from t5x_like.data import random, task
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds._shared import top_ids
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 

@@ -17,8 +17,8 @@ from t5x_like.data.preprocessors.span_corruption import (
   noise_counts,
   random_spans_lengths,
 )
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds._shared import top_ids
 
 SIZE = 32_100

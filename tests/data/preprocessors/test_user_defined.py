@@ -11,8 +11,8 @@ from t5x_like import trust
 from t5x_like.data import loader, task
 from t5x_like.data.dataset import dataset
 from t5x_like.data.preprocessors import user_defined
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from tools import inspect_data
 
 MINE = """

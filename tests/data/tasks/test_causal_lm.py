@@ -6,9 +6,9 @@ import pytest
 import corpora
 from t5x_like.data import loader, task
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks.prefix_lm import cut_windows
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import start_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 

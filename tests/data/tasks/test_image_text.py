@@ -168,7 +168,7 @@ def test_an_unusable_record_is_reported(pairs, tmp_path, line, words):
 
 def test_captions_are_read_from_tfds(tmp_path):
   """Features like those of coco_captions: an encoded image, and a sequence of captions."""
-  from t5x_like.data.quiet_tensorflow import tfds
+  from t5x_like.quiet_tensorflow import tfds
 
   with tfds.core.registered.skip_registration():
 

@@ -10,8 +10,8 @@ from chances import assert_fits, assert_share
 from stores import TokenStoreWriter
 from t5x_like import trust
 from t5x_like.data import task
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 

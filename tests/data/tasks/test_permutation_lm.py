@@ -4,8 +4,8 @@ import numpy as np
 
 from chances import assert_fits
 from t5x_like.data import task
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import permutation_lm
+from t5x_like.quiet_tensorflow import tf
 
 
 def read_batch(built, epoch: int) -> dict[str, np.ndarray]:

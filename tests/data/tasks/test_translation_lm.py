@@ -6,8 +6,8 @@ import pytest
 from t5x_like import vocabularies
 from t5x_like.architectures.architecture import has_aligned_positions
 from t5x_like.data import task, task_features
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+from t5x_like.quiet_tensorflow import tf
 
 BYTES = vocabularies.load("bytes")
 CLS = vocabularies.special_id(BYTES, "cls")

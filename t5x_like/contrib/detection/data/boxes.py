@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.corpora.image_files import FORMATS
 from t5x_like.corpora.sources import Record, Source, field_value
-from t5x_like.data.images.pictures import FORMATS
 from t5x_like.data.images.store import ImageNotes, ImageStore
 from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.errors import UserError

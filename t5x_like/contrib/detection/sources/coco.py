@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.contrib.detection.sources import boxes
+from t5x_like.corpora.image_files import ANNOTATED_SIZE
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources._files import read_bytes
-from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.checked_json import json_type_name

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from t5x_like.contrib.detection.data import boxes
-from t5x_like.corpora.sources import Record, Skip, field_value, open_source
-from t5x_like.corpora.sources._derived import Derived
-from t5x_like.data.images.pictures import (
+from t5x_like.corpora.image_files import (
   ANNOTATED_SIZE,
   UnusableImage,
   read_image,
   to_8_bits,
   turn_upright,
 )
+from t5x_like.corpora.sources import Record, Skip, field_value, open_source
+from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
 _AROUND = 1.5

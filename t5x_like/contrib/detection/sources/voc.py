@@ -17,10 +17,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like.corpora.image_files import ANNOTATED_SIZE
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _name, _patterns, decode, read_bytes
-from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
 from t5x_like.files.paths import as_path

@@ -34,9 +34,9 @@ from t5x_like.data.augmentations import chain
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import SourceArguments
 from t5x_like.data.task import Task, unfingerprinted
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary

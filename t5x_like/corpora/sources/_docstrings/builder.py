@@ -17,8 +17,8 @@ from absl import logging
 from etils import epath
 
 from t5x_like.corpora.sources._docstrings import extract
-from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.errors import UserError, one_line
+from t5x_like.quiet_tensorflow import tfds
 
 DEPENDENCIES = (
   "numpy",

@@ -6,6 +6,6 @@ real boxes). A file's `make` takes the arguments of the recipe and, if its signa
 `resolution` of the batch.
 """
 
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 Boxed = tuple["tf.Tensor", "tf.Tensor", "tf.Tensor"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t5x_like.contrib.detection.data.box_augmentations import Boxed
 from t5x_like.data.augmentations import _resize
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 
 
 def resize_sides(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tensor:

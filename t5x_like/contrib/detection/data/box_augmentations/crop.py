@@ -6,7 +6,7 @@ from typing import Annotated
 
 from t5x_like.contrib.detection.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.augmentations import Augmentation, Share
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Condition, PositiveInt
 
 Sides = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from t5x_like.contrib.detection.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.augmentations import Augmentation
-from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 
 

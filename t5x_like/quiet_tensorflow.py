@@ -1,6 +1,6 @@
 """TensorFlow and TFDS, imported at first use.
 
-Import them by `from t5x_like.data.quiet_tensorflow import tf, tfds`. A machine without TensorFlow
+Import them by `from t5x_like.quiet_tensorflow import tf, tfds`. A machine without TensorFlow
 can then import modules that use it, and read their features and arguments.
 
 TensorFlow starts without notices or Keras. The oneDNN notice ignores the log level; only switching
