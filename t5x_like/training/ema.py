@@ -11,7 +11,15 @@ import optax
 from optax.contrib import ScheduleFreeState
 
 from t5x_like.errors import UserError
-from t5x_like.saved_model.averaged_weights import B1, COUNT, MEAN, NEXT, Named, Z, averaged_params
+from t5x_like.saved_model.averaged_weights import (
+  EMA_COUNT,
+  EMA_MEAN,
+  SCHEDULE_FREE_B1,
+  SCHEDULE_FREE_STEP,
+  SCHEDULE_FREE_Z,
+  NamedArrays,
+  averaged_params,
+)
 from t5x_like.training.schedule import Schedule
 
 
@@ -24,7 +32,7 @@ class EmaState(NamedTuple):
 
   inner_state: Any
   count: jax.Array
-  mean: Named
+  mean: NamedArrays
 
 
 def with_average(
@@ -53,16 +61,16 @@ def with_ema(
 
   `mean = decay * mean + (1 - decay) * new weights`, from the first update on.
 
-  The decay is `most`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's
+  The decay is `max_decay`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's
   `ModelEmaV3`), so the first weights leave no trace, and the mean is over the last n^(2/3) updates.
   """
 
-  def init(params: Named) -> EmaState:
+  def init(params: NamedArrays) -> EmaState:
     return EmaState(
       optimizer.init(params), jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params)
     )
 
-  def update(grads: Named, state: EmaState, params: Named, **extra):
+  def update(grads: NamedArrays, state: EmaState, params: NamedArrays, **extra):
     updates, inner = optimizer.update(grads, state.inner_state, params, **extra)
     # weights may be loaded
     before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)
@@ -88,7 +96,7 @@ def with_schedule_free(
   def at(rate) -> optax.GradientTransformationExtraArgs:
     return optax.contrib.schedule_free(optimizer, rate, b1)
 
-  def update(grads: Named, state: ScheduleFreeState, params: Named, *, step, **extra):
+  def update(grads: NamedArrays, state: ScheduleFreeState, params: NamedArrays, *, step, **extra):
     # weights may be loaded
     z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)
     return at(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
@@ -96,7 +104,7 @@ def with_schedule_free(
   return optax.GradientTransformationExtraArgs(at(0.0).init, update)
 
 
-def evaluation_weights(state, averaged: bool = True) -> Named:
+def evaluation_weights(state, averaged: bool = True) -> NamedArrays:
   """Return the weights of a `TrainState` to evaluate: the mean where there is one.
 
   Parameters that are not trained have no mean, and are returned as they are.
@@ -111,12 +119,12 @@ def evaluation_weights(state, averaged: bool = True) -> Named:
   (mean_state,) = means
   tensors = {f"params/{name}": x for name, x in state.params.items()}
   if isinstance(mean_state, EmaState):
-    tensors[COUNT] = mean_state.count
-    tensors |= {f"{MEAN}{name}": x for name, x in mean_state.mean.items()}
+    tensors[EMA_COUNT] = mean_state.count
+    tensors |= {f"{EMA_MEAN}{name}": x for name, x in mean_state.mean.items()}
   else:
-    tensors[NEXT] = mean_state.step_count
-    tensors[B1] = mean_state.b1
-    tensors |= {f"{Z}{name}": x for name, x in mean_state.z.items()}
+    tensors[SCHEDULE_FREE_STEP] = mean_state.step_count
+    tensors[SCHEDULE_FREE_B1] = mean_state.b1
+    tensors |= {f"{SCHEDULE_FREE_Z}{name}": x for name, x in mean_state.z.items()}
   weights = dict(state.params)
   for name, x in (averaged_params(tensors) or {}).items():
     # the optimizer's may be in the hosts' memory

@@ -7,13 +7,13 @@ from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.saved_model.averaged_weights import COUNT
+from t5x_like.saved_model.averaged_weights import EMA_COUNT
 from t5x_like.training import phases, workdir
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 
-_MEAN = COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoint
+_MEAN = EMA_COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoint
 _NO_ROLLBACKS = {"times": 0, "batches_passed": 0}
 
 
