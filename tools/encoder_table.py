@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     code = 0
     missing = {}
     for task in names:
-      flags = _flags(task, args, model, folder)
+      flags = build_evaluation_flags(task, args, model, folder)
       if isinstance(flags, str):
         missing[task] = flags
         continue
@@ -202,7 +202,9 @@ def convert_model(source: str, model: pathlib.Path) -> pathlib.Path:
   return model
 
 
-def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[str] | str:
+def build_evaluation_flags(
+  task: str, args, model: pathlib.Path, folder: pathlib.Path
+) -> list[str] | str:
   """Return the flags of a task's evaluation, or the reason why it is left out."""
   data = args.data
   if task == "qqp":

@@ -67,7 +67,9 @@ def test_squad_is_read_from_all_its_parts_or_from_one_file(tmp_path):
 
   def data():
     return [
-      flag for flag in encoder_table._flags("squad", args, tmp_path, tmp_path) if "--data=" in flag
+      flag
+      for flag in encoder_table.build_evaluation_flags("squad", args, tmp_path, tmp_path)
+      if "--data=" in flag
     ]
 
   parts = f"{tmp_path}/train-v1.1.a.json+{tmp_path}/train-v1.1.b.json.gz"

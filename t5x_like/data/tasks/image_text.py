@@ -6,9 +6,9 @@
                  "vocabulary": "clip-vit-base-patch32", "length": 77}
 
 Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_tokens` int32
-  [length], the start of text where the vocabulary has one, a caption, EOS and padding;
-  `example_weights`, 1 but in the rows that pad the last batch of an evaluation. Of several
-  captions, one is drawn anew for every image and epoch; evaluations see the first.
+  [length]: the start-of-text token if the vocabulary has one, a caption, EOS and padding;
+  `example_weights`, 0 in the rows that pad the last batch of an evaluation, else 1. If an image has
+  several captions, training draws one in every epoch, and evaluations see the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# Arguments with which the task needs no data, for recipes with `:debug`.
 BUILT_IN = {
   "source": "digits",
   "vocabulary": "bytes",
@@ -44,14 +44,14 @@ class Arguments(examples.ImageArguments):
       (COCO's captions are `caption_field="captions.text"` of `tfds:coco_captions`); or any source
       of labelled images, with the label as the caption.
     vocabulary: a directory, such as a published model's, or `bytes`; see `vocabularies`.
-    length: length of a row of text.
-    mean, std: mean and deviation for normalising pixels in 0 to 1; by default CLIP's.
-    image_field: the field of the encoded image or its path; adjacent records of one path are one
-      image.
+    length: number of tokens in a row of text, padding included.
+    mean, std: mean and standard deviation that normalise pixels from 0 to 1; by default CLIP's.
+    image_field: the field of the encoded image or its path; adjacent records with the same path are
+      merged into one image with all their captions.
     caption_field: the field of a caption or a list of captions.
-    folder: the directory to which image paths are relative and which they must not leave; without
-      it, they are relative to the current directory, and must not leave that directory or that of
-      the records.
+    folder: the directory to which image paths are relative. Paths must not lead out of it. Without
+      it, paths are relative to the current directory, and must lead into it or into the directory
+      of the records.
   """
 
   vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
@@ -64,16 +64,16 @@ class Arguments(examples.ImageArguments):
   folder: str = unfingerprinted("the content of the images counts", default="")
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = layout.describe(self.resolution, self.channels)
-    del described["label"]
-    return described | {"text_input_tokens": Feature((self.length,), "int32")}
+    image_features = layout.describe(self.resolution, self.channels)
+    del image_features["label"]
+    return image_features | {"text_input_tokens": Feature((self.length,), "int32")}
 
   def build(self) -> Task:
     """Prepare the images and return the task.
 
     Raises:
-      UserError: an unusable source or argument, no usable image, a file changed since it was
-        prepared.
+      UserError: a source or argument is unusable, no image is usable, or a file has changed since
+        it was prepared.
     """
     vocabulary = vocabularies.load(self.vocabulary)
     image_store = store.open_store(
@@ -94,7 +94,10 @@ class Arguments(examples.ImageArguments):
     def read_captions(
       values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
     ) -> dict[str, tf.Tensor]:
-      share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0] * float(training)
+      if training:
+        share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
+      else:
+        share_B = tf.zeros_like(draws.index_B, tf.float32)  # the first caption
       rows_BT = tf.numpy_function(
         texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
       )
