@@ -5,10 +5,10 @@
       --output=data/books_wiki_eos
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
-A causal language model with BERT's size and blocks, on its text, with EOS after every document, and
-with the schedule of `base.py`; every token is a target. `evaluate --suite=glue` fine-tunes it in
-GPT's form. A head of encoders reads it too, for SQuAD alone or, in the row "+ BiLSTM", above two
-layers of LSTM:
+A causal language model with BERT's size, blocks and text, EOS after every document, and the schedule
+of `base.py`. Every token is a target. `evaluate --suite=glue` fine-tunes it as GPT-1 is fine-tuned.
+For SQuAD it is fine-tuned with the head of an encoder. The row "+ BiLSTM" has two layers of LSTM
+below this head:
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official \\
       --workdir=runs/ltr_squad \\
@@ -40,7 +40,8 @@ def get_config():
     "variant": "gpt1",
     "vocab_size": 30_720,
     "dropout": 0.1,
-    "design": {"activation": "gelu", "embed_norm": True, "norm_epsilon": 1e-12},  # as BERT's blocks
+    # BERT's differences from GPT-1
+    "design": {"activation": "gelu", "embed_norm": True, "norm_epsilon": 1e-12},
   }
   config.task = {"name": "causal_lm", "store": "data/books_wiki_eos", "length": 512}
   config.objective = {"name": "decoder"}

@@ -4,11 +4,10 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
-Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes
-but not the
-training: optimizer and rates follow Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22
-  tokens. 64 chips or more. The published model scores 60.1 on MMLU with 5 shots (table 2). Not run
-  at full size here.
+Rows have 8,192 tokens, and each token attends to the last 4,096 (section 2). The paper gives the
+sizes of the model but not its training: the optimizer and the learning rate follow Llama 2 7B
+(Touvron et al. 2023, section 2.2), with batches of 2^22 tokens. It needs 64 chips or more. The
+published model scores 60.1 on MMLU with 5 shots (table 2). Not run at full size here.
 """
 
 from t5x_like.config import defaults
