@@ -1,8 +1,8 @@
-"""Suites of benchmarks, as data: one file each; the module path is the registry (`--suite=glue`).
+"""Suites of benchmarks, as data: one file each, found by its name (`--suite=glue`).
 
-A file defines `SUITE`. Its tasks name their data, as a TensorFlow dataset and as official files,
-and the form in which each architecture learns them; a recipe of `configs/finetune/` defines
-everything else.
+A file defines `SUITE`. Each task of it names its data, as a TensorFlow dataset and as official
+files, and its form for each architecture: how such a model reads, learns and is scored on it. A
+recipe of `configs/finetune/` defines everything else.
 """
 
 import dataclasses
@@ -13,14 +13,17 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.errors import UserError
 
-SPLITS = {"train": "train", "validation": "dev", "test": "test"}  # by their names in most archives
-BUCKETS = 4  # the most lengths of training batches, see `training/buckets.py`
-Values = dict[str, Any]
+SPLITS = {"train": "train", "validation": "dev", "test": "test"}  # our name: most archives' name
+BUCKETS = 4  # `config.task.buckets`, the number of lengths of batches; see `training/buckets.py`
+Values = dict[str, Any]  # values of a config's slot: its `name` and arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-  """The official files of a benchmark: a table that `corpora/sources/official.py` explains."""
+  """The official files of a benchmark, and how to read them.
+
+  The attributes are the keys that `corpora/sources/official.py` explains.
+  """
 
   name: str
   format: str
@@ -32,23 +35,24 @@ class Files:
 
   @property
   def source(self) -> str:
-    """The source of their records; `data_dir` is the directory in which they are searched."""
+    """The `task.source` that reads the files; it searches for them in `task.data_dir`."""
     table = {key: value for key, value in dataclasses.asdict(self).items() if value}
     return "official:" + json.dumps(table)
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """The form in which a kind of model learns a task.
+  """How one kind of model (encoder, decoder or text-to-text) learns a task.
 
   Attributes:
     task, objective, evaluator: values of the config's slots, `task` without its source.
-    counted: the scores whose mean is the task's figure in a table, as `<evaluation>/<score>`.
-    head: the head of an encoder.
-    scores: the number of scores of a decoder.
-    symmetric: whether the order of a pair of texts is irrelevant.
-    rewritten: the form of `corpora/sources/t5.py` in which the task reads its records; None if as
-      they are.
+    counted: names of the scores to average for the task's cell in a table, as
+      `<evaluation>/<score>`.
+    head: `config.model.head`, for encoders.
+    scores: `config.model.scores`, the number of outputs of a decoder's scoring layer; 0 for none.
+    symmetric: whether the two texts of a pair may be exchanged.
+    rewritten: the form of `corpora/sources/t5.py` that rewrites the records before the task reads
+      them; None for the records unchanged.
   """
 
   task: Values
@@ -66,23 +70,22 @@ class Benchmark:
   """A task of a suite.
 
   Attributes:
-    source: the source of its records that needs no files, such as a TensorFlow dataset; None if
-      there is none.
-    files: its official files; None if there are none.
+    source: a `task.source` that needs no files, such as a TensorFlow dataset; None if there is
+      none.
+    files: the official files; None if there are none.
     examples: the published number of training examples.
-    encoder, text: its forms for encoders and for text-to-text models; None if there is no such
-      form.
-    evaluated: the evaluations by name, each a split of the task's source, or changes to the task
-      including `split`; the first selects the checkpoint.
-    own_files: the official files of evaluations that change the task's source.
-    test: the files of a submission, each with the split to predict.
-    epochs, rates, seeds: passes over the training split, learning rates and number of seeds, where
-      the command has none; else the recipe's, and one seed.
-    config: further keys of the recipe for this task, such as `{"task.length": 48, "batch_size":
-      16}`.
+    encoder, text: the forms for encoders and for text-to-text models; None if the task has none.
+    evaluated: the evaluations by name. Each is a split of the task's source, or a table of changes
+      to the evaluation that includes `split`. The first one selects the checkpoint.
+    own_files: the official files of each evaluation that reads another source than the task.
+    test: the split to predict for each file of a submission.
+    epochs, rates, seeds: passes over the training split, learning rates to try and number of seeds,
+      unless the command sets them. If empty, they are the recipe's, and one seed.
+    config: values of further keys of the recipe, such as `{"task.length": 48, "batch_size": 16}`.
     published: scores of other models on the evaluated split, by the model's name.
-    table: identifies the table of a task from outside of the package; None for the package's.
-    named: whether the recipes of `configs/finetune/` take it as their argument.
+    table: a hash of a user's task, from a TOML file or a module, by which a finished run of a
+      changed task is refused; None for the package's tasks.
+    named: whether the recipes of `configs/finetune/` accept its name as their argument.
   """
 
   source: str | None
@@ -104,14 +107,16 @@ class Benchmark:
   named: bool = True
 
   def sources(self, official: bool, form: Form) -> dict[str, str]:
-    """Return the sources of a form by the config's keys.
+    """Return the data sources of the task and of its evaluations, by the config keys to set.
 
     Args:
-      official: whether to read the official files, instead of the source that needs no files.
-      form: the form.
+      official: whether to read the official files instead of `source`.
+      form: the form whose task reads the records.
     """
     source = self.files.source if official else self.source
-    keys = {"task.source": f"t5:{form.rewritten}:{source}" if form.rewritten else source}
+    if form.rewritten:
+      source = f"t5:{form.rewritten}:{source}"
+    keys = {"task.source": source}
     if official:
       for name, files in self.own_files.items():
         keys[f"evals.{name}.task.source"] = files.source
@@ -140,8 +145,8 @@ class Suite:
     tasks: the benchmarks by name.
     submission: the format of predictions for the test splits: "glue" (TSV), "superglue" (JSONL), or
       None.
-    numbered: the tasks whose classes a submission numbers, in the order of their labels; others
-      have names.
+    numbered: the tasks whose submission files hold the index of a class in the task's labels; those
+      of the other tasks hold its name.
   """
 
   tasks: Mapping[str, Benchmark]
@@ -168,13 +173,17 @@ def classification(
   evaluated: Mapping[str, str | Values] | None = None,
   test: Mapping[str, str] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of labels, or of numbers if `labels` is None.
+  """Make a benchmark that assigns a label to a text or a pair of texts.
 
-  `inputs` is the template of the text form, whose target is the label's name; or that form as a
-  whole.
+  Args:
+    text, pair: templates of the texts.
+    labels: the names of the labels; None for a benchmark that predicts a number.
+    inputs: the template of the text form's inputs, with the label's name as target; or the whole
+      text form.
+    questions: fields that identify the question of a row, for scores over questions.
   """
   evaluated = evaluated or {"dev": "validation"}
-  labels = list(map(str, labels or ()))  # a TOML file's may be numbers
+  labels = [str(label) for label in labels or ()]  # in a TOML file they may be numbers
   default_counted = scores if labels else ("pearson", "spearman")
   counted = _name_counted(evaluated, counted or default_counted)
   task = {"name": "classification", "length": length, "text": text}
@@ -215,7 +224,10 @@ def classification(
 
 
 def _name_counted(evaluated: Mapping[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
-  """Return the counted scores: each of every evaluation, or of one if spelled as `dev/bleu`."""
+  """Name the counted scores as `<evaluation>/<score>`.
+
+  A score without an evaluation is counted in every one; `dev/bleu` is counted in `dev` alone.
+  """
   counted = []
   for name in evaluated:
     for score in scores:
@@ -234,6 +246,7 @@ def _text_form(
   ids: Sequence[str] = (),
   **evaluator_arguments: Any,
 ) -> Form:
+  """Make the form of text-to-text models from templates of inputs and targets."""
   task = {
     "name": "text_to_text",
     "inputs": inputs,
@@ -257,9 +270,11 @@ def t5_text_form(
   ids: Sequence[str] = ("idx",),
   **evaluator_arguments: Any,
 ) -> Form:
-  """Make the text form of records that a form of `corpora/sources/t5.py` rewrites.
+  """Make a text form that reads the texts into which `corpora/sources/t5.py` rewrites records.
 
-  `counted` are scores on the dev set.
+  Args:
+    form: the name of the rewriting in that module, such as "stsb".
+    counted: names of the counted scores on the dev set.
   """
   text_form = _text_form(
     "{inputs}",
@@ -291,9 +306,14 @@ def multiple_choice(
   test: Mapping[str, str] | None = None,
   **task: Any,
 ) -> Benchmark:
-  """Make a benchmark of multiple choice, each option a row.
+  """Make a multiple-choice benchmark. Encoders score each option in a row of its own.
 
-  `task` are further arguments of the task; `instead` is the text form.
+  Args:
+    text: the template of the text.
+    options: a template for each option, or the field with the list of options.
+    choices: the number of options.
+    instead: the text form.
+    task: further arguments of the task.
   """
   evaluated = evaluated or {"dev": "validation"}
   form_task = {
@@ -312,8 +332,9 @@ def multiple_choice(
     head={"name": "multiple_choice", "choices": choices},
   )
   if files and "answers" not in task:
-    labels = list(map(str, task.get("labels", range(choices))))
-    files = dataclasses.replace(files, classes={task.get("label_field", "label"): labels})
+    label_field = task.get("label_field", "label")
+    labels = [str(label) for label in task.get("labels", range(choices))]
+    files = dataclasses.replace(files, classes={label_field: labels})
   return Benchmark(source, files, examples, form, instead, evaluated, test=test or {})
 
 
@@ -331,7 +352,7 @@ def generation(
   evaluated: Mapping[str, str | Values] | None = None,
   **evaluator_arguments: Any,
 ) -> Benchmark:
-  """Make a benchmark of generated text."""
+  """Make a benchmark of generated text, for text-to-text models only."""
   evaluated = evaluated or {"dev": "validation"}
   text_form = _text_form(
     inputs,
@@ -356,13 +377,14 @@ def tagging(
   length: int = 128,
   evaluated: Mapping[str, str | Values] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of word tags, counted by the first evaluation.
+  """Make a benchmark of word tags. Only the score of the first evaluation is counted.
 
-  As text, each word and each tag follows its own sentinel.
+  In the text form, a sentinel precedes each word of the inputs and each tag of the targets.
   """
   evaluated = evaluated or {"dev": "validation"}
-  counted = (f"{next(iter(evaluated))}/{score}",)
-  tag_names = list(map(str, tags))
+  first_evaluation = next(iter(evaluated))
+  counted = (f"{first_evaluation}/{score}",)
+  tag_names = [str(tag) for tag in tags]
   encoder_form = Form(
     task={"name": "tagging", "tags_field": field, "tags": tag_names, "length": length},
     objective={"name": "tagging"},
@@ -393,10 +415,10 @@ def span_qa(
   length: int = 384,
   stride: int = 128,
 ) -> Benchmark:
-  """Make a benchmark of extractive answers.
+  """Make a benchmark of answers that are spans of a text.
 
-  The text form, which generates the answer, exists only for answerable questions in English (no
-  `evaluated`).
+  It has a text form, which generates the answer, only if all questions are answerable and
+  `evaluated` is not given (the evaluations in other languages have none).
   """
   exact_match = "exact" if unanswerable else "exact_match"
   if not counted:
@@ -427,7 +449,7 @@ def span_qa(
 
 
 def benchmarks_for(kind: str) -> dict[str, Benchmark]:
-  """Return the tasks of all suites, by `SUITE/TASK`, that have a form for a kind of models.
+  """Return the tasks of all suites that have a form for a kind of model, by `SUITE/TASK`.
 
   Args:
     kind: `encoder`, `decoder` or `text`.
@@ -442,17 +464,17 @@ def benchmarks_for(kind: str) -> dict[str, Benchmark]:
 
 
 def apply_form(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
-  """Fill in a recipe's slots: task, objective, head, evaluators, and the metric for selection.
+  """Set a recipe's task, objective, head, evaluations and selection metric to those of a form.
 
   Args:
-    config: the recipe's config, which is changed.
-    benchmark: the benchmark.
-    form: its form for the recipe's architecture.
-    official: whether to read the official files in `config.task.data_dir`, even if there is another
-      source.
+    config: the recipe's config, which is modified.
+    benchmark: the benchmark that has the form.
+    form: the form for the recipe's architecture.
+    official: whether to read the official files in `config.task.data_dir` even if the benchmark has
+      a source that needs no files.
   """
   task = {"source": None}
-  is_custom_task = ":" in form.task["name"]  # its arguments are its own
+  is_custom_task = ":" in form.task["name"]  # a user's task need not have the argument `buckets`
   if not is_custom_task:
     task["buckets"] = BUCKETS
   config.task = task | form.task
@@ -483,8 +505,8 @@ def check_counted(form: Form, metrics: Sequence[str] | None) -> None:
   """Raise UserError for a counted score that is not a metric of a run's evaluations.
 
   Args:
-    form: the form.
-    metrics: the names of the metrics; None if they are not known.
+    form: the form with the counted scores.
+    metrics: the names of the run's metrics; None or empty if they are not known.
   """
   names = [name.removeprefix("eval/") for name in metrics or ()]
   unknown = [name for name in form.counted if name not in names]
@@ -493,10 +515,10 @@ def check_counted(form: Form, metrics: Sequence[str] | None) -> None:
 
 
 def mean_score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
-  """Return the mean of a result's counted scores; undefined scores (None) are 0.
+  """Return the mean of the counted scores; an undefined score (None) counts as 0.
 
   Args:
     metrics: the scores by `<evaluation>/<score>`.
-    counted: the names of those to average.
+    counted: the names of the scores to average.
   """
   return sum(metrics[name] or 0.0 for name in counted) / len(counted)
