@@ -1,4 +1,4 @@
-"""The reader: a decoder's stack under an encoder's head."""
+"""The reader: a causal decoder's stack that feeds an encoder's head."""
 
 import jax
 from flax import nnx
@@ -17,17 +17,17 @@ from t5x_like.nn.mask import Mask
 class Reader(Encoder):
   """A causal stack with the features and heads of encoders.
 
-  It is "LTR & No NSP" in Devlin et al. 2019, section 5.1. Parameters are called as in a `Decoder`,
-  from whose run `config.init` takes them. Token types are ignored.
+  It is "LTR & No NSP" in Devlin et al. 2019, section 5.1. Its parameters have the names of a
+  `Decoder`, so `config.init` can load them from a decoder's run. Token types are ignored.
   """
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Build the inputs and blocks of a decoder, and the head that `config.model.head` names."""
     variant = self.variant
-    dims = self.variant.dims
-    deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
-    parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
-    self.inputs = parts.inputs(rngs)
-    self.decoder = parts.stack(rngs)
+    deepnorm = deepnorm_weights(encoder_layers=0, decoder_layers=variant.dims.layers)["decoder"]
+    builder = StackBuilder(variant.design, variant.dims, causal=True, deepnorm=deepnorm, **options)
+    self.inputs = builder.inputs(rngs)
+    self.decoder = builder.stack(rngs)
     self.head = slots.make(
       "config.model.head",
       variant.head,
@@ -35,10 +35,11 @@ class Reader(Encoder):
       "make",
       rngs=rngs,
       variant=variant,
-      dropout_rate=parts.dropout_rate,
+      dropout_rate=builder.dropout_rate,
     )
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
+    """Return the states that the head reads, the valid positions and the auxiliary scalars."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     mask = Mask(
       pos,
@@ -50,8 +51,7 @@ class Reader(Encoder):
       aligned=has_aligned_positions(batch, "encoder"),
     )
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
-    states = getattr(self.head, "states", LAST_STATE)
-    x_BSD, aux = read_states(
-      self.decoder, x_BSD, Context(mask=mask, valid=valid), subkey(key, 1), states
-    )
+    context = Context(mask=mask, valid=valid)
+    state_numbers = getattr(self.head, "states", LAST_STATE)
+    x_BSD, aux = read_states(self.decoder, x_BSD, context, subkey(key, 1), state_numbers)
     return x_BSD, valid, aux

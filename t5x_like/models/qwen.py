@@ -1,10 +1,11 @@
 """Qwen 2.5 (Qwen Team 2024, arXiv:2412.15115) and Qwen 3 (Qwen Team 2025, arXiv:2505.09388).
 
-Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query attention.
-Qwen 2.5 has biases on queries, keys and values; from 14B on, its base models have an epsilon of
-1e-5. Qwen 3 has no biases and normalises queries and keys over the head width instead. Its two
-mixtures use 8 of 128 experts in every layer and none for all; the weight of the balance loss is
-from transformers' config. Small sizes share token vectors with the output.
+Both have Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query
+attention. Qwen 2.5 has biases on queries, keys and values; the RMSNorm of its base models from 14B
+on has an epsilon of 1e-5. Qwen 3 has no biases and normalises queries and keys over the head width
+instead. Its two mixture-of-experts models route each token to 8 of 128 experts in every layer, and
+have no shared expert; the weight of the balance loss is from transformers' config. In the small
+sizes the embedding and the output projection are tied.
 """
 
 from dataclasses import replace
@@ -29,7 +30,7 @@ QWEN3 = replace(QWEN2, biases=(), qk_norm=True)
 QWEN3_MOE = replace(
   QWEN3, experts=Experts(experts=128, top_k=8, normalise=True, balance_loss=0.001, z_loss=0.0)
 )
-# <|endoftext|>; sequences have no start token
+# All three are <|endoftext|>: the model has no start token of its own.
 TOKENS = Tokens(pad=151_643, start=151_643, eos=151_643)
 
 
@@ -62,6 +63,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Qwen of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """Qwen 2.5 or Qwen 3, in one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

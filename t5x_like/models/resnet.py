@@ -1,10 +1,10 @@
-"""ResNet, version 1.5 (He et al. 2016, https://arxiv.org/abs/1512.03385): residual blocks of
-convolutions.
+"""ResNet, version 1.5 (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
-The stride of a stage is in its 3 x 3 convolution. Published weights keep the statistics of their
-batch norm, frozen together with its scales and biases, for fine-tuning. From scratch, take the
-variants with group norm, whose statistics are each image's own: a result does not depend on the
-rest of its batch, and no average is kept. Batch norm that learns its statistics is not here.
+In version 1.5, the first block of a stage has its stride in the 3 x 3 convolution. The variants with
+batch norm are for fine-tuning published weights: the statistics, scales and biases of their norms
+are frozen. To train from scratch, choose a variant with group norm (`resnet-50-group`), whose
+statistics are computed over each image alone. Batch norm that updates its statistics is not
+implemented.
 """
 
 from dataclasses import replace
@@ -22,12 +22,14 @@ def _resnet(
   return ConvVariant(backbone, widths[-1], DESIGN, resolution)
 
 
-BASIC = ("basic", (64, 128, 256, 512))
+BASIC_WIDTHS = (64, 128, 256, 512)
 VARIANTS = {
   # for debugging
-  "resnet-tiny": _resnet((1, 1), "basic", (16, 32), 32, stem=8, norm="group", groups=8),
-  "resnet-18":   _resnet((2, 2, 2, 2), *BASIC),
-  "resnet-34":   _resnet((3, 4, 6, 3), *BASIC),
+  "resnet-tiny": _resnet(
+    (1, 1), "basic", (16, 32), resolution=32, stem=8, norm="group", groups=8
+  ),
+  "resnet-18":   _resnet((2, 2, 2, 2), "basic", BASIC_WIDTHS),
+  "resnet-34":   _resnet((3, 4, 6, 3), "basic", BASIC_WIDTHS),
   "resnet-50":   _resnet((3, 4, 6, 3)),
   "resnet-101":  _resnet((3, 4, 23, 3)),
   "resnet-152":  _resnet((3, 8, 36, 3)),
@@ -37,11 +39,12 @@ VARIANTS |= {
   for name, variant in VARIANTS.items()
   if "norm" not in variant.backbone
 }
-CELLS = {"name": "small_cnn", "widths": (16, 32, 64, 128)}  # as in `detr-cells`
-VARIANTS["resnet-cells"] = ConvVariant(CELLS, 128, DESIGN, 64)
+# The backbone of the variant `detr-cells` of contrib/detection, to pretrain it as a classifier.
+SMALL_CNN = {"name": "small_cnn", "widths": (16, 32, 64, 128)}
+VARIANTS["resnet-cells"] = ConvVariant(SMALL_CNN, 128, DESIGN, resolution=64)
 
 
 class Model(ConvEncoder):
-  """A ResNet of one of `VARIANTS`, with the arguments of every convolutional encoder."""
+  """A ResNet in one of `VARIANTS`, with the arguments of every convolutional encoder."""
 
   VARIANTS = VARIANTS

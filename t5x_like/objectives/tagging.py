@@ -1,4 +1,4 @@
-"""Tagging: cross-entropy of the tag of each word's first token."""
+"""The objective of tagging: cross-entropy of each word's tag, predicted at its first token."""
 
 import dataclasses
 
@@ -9,7 +9,11 @@ from t5x_like.objectives._losses import EncoderTargets, Sums, add_auxiliary, tok
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Sums over tagged tokens."""
+  """Cross-entropy of tags, summed over the first tokens of words.
+
+  Attributes:
+    label_smoothing: probability moved from the target to the other tags (Szegedy et al. 2016).
+  """
 
   unit = "nats per target token"
   likelihood = True
@@ -26,7 +30,7 @@ class Objective(EncoderTargets):
       batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and
         `encoder_loss_weights` float32 [B, S].
     Returns:
-      (loss sum, sums): `loss`, `correct` and `weights`, and the scalars of the model.
+      (loss sum, sums): `loss`, `correct` and `weights`, and the scalar outputs of the model.
     """
     outputs = model(batch, key)
     loss, sums = token_losses(
@@ -34,8 +38,7 @@ class Objective(EncoderTargets):
       batch["encoder_target_tokens"],
       batch["encoder_loss_weights"],
       self.label_smoothing,
-      0.0,
+      z_loss=0.0,
     )
-    return add_auxiliary(
-      loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs
-    )
+    del sums["z_loss"]
+    return add_auxiliary(loss, sums, outputs)

@@ -1,6 +1,7 @@
-"""`spans`: of three consecutive sentences that occur more than once, keeps the first occurrence.
+"""`spans`: removes repeated spans of three consecutive sentences, and keeps the first occurrence.
 
-Case and spaces do not count. The other occurrences are removed from their pages.
+Spans are equal if they differ only in case and white space. The later occurrences are removed from
+their pages; the rest of a page stays.
 """
 
 import dataclasses
@@ -12,29 +13,34 @@ from t5x_like.corpora.cleaning import CleanResult, Comparison
 from t5x_like.corpora.cleaning._repeats import Repeats, first_places, hash_text, mark_repeats
 from t5x_like.segmentation import sentences
 
-SPAN = 3  # sentences
+SPAN = 3  # sentences in a span
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Repeats):
+  """The cleaning step `spans`, whose signatures are the hashes of a page's spans."""
+
   stage = 3
-  edition = 1  # the first knew no sentence ends but . ! ?
+  edition = 1  # edition 0 ended sentences only at . ! ?
   comparisons = (Comparison("spans", first_places, mark_repeats),)
   removes_pages = False
 
   def sign(self, text: str) -> np.ndarray:
     normalized = [" ".join(sentence.lower().split()) for sentence in sentences(text)]
-    num_spans = max(0, len(normalized) - SPAN + 1)
-    spans = ["\n".join(normalized[i : i + SPAN]) for i in range(num_spans)]
-    return np.fromiter(map(hash_text, spans), np.uint64, num_spans)
+    hashes = []
+    for start in range(len(normalized) - SPAN + 1):
+      span = "\n".join(normalized[start : start + SPAN])
+      hashes.append(hash_text(span))
+    return np.array(hashes, np.uint64)
 
   def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
-    removed = set()
+    removed_numbers = set()
     for start in np.flatnonzero(marked_n).tolist():
-      removed.update(range(start, start + SPAN))
+      removed_numbers.update(range(start, start + SPAN))
     kept_sentences = []
     for number, sentence in enumerate(sentences(text)):
-      if number not in removed:
+      if number not in removed_numbers:
         kept_sentences.append(sentence)
     page = "".join(kept_sentences).strip()
-    return page, None, Counter({"span: repeated": int(marked_n.sum())})
+    amounts = Counter({"span: repeated": int(marked_n.sum())})
+    return page, None, amounts

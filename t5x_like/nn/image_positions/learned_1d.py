@@ -1,4 +1,4 @@
-"""A learned vector for each patch, in raster order, added to the patches (ViT)."""
+"""ViT's positions: a learned vector for each patch, in raster order, added to the patch."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,9 @@ class LearnedPatches(LearnedPosition):
   """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1).
 
   Args:
-    at: where the vectors are added, at the inputs or in layers.
-    antialias: widen the kernel of interpolation to fewer patches (DINOv2 with registers).
+    at: where the vectors are added: to the inputs of the stack, or in every layer.
+    antialias: whether a table resized to fewer patches is low-pass filtered, by a wider kernel
+      (DINOv2 with registers).
   """
 
   def __init__(
@@ -35,9 +36,14 @@ class LearnedPatches(LearnedPosition):
     self.antialias = antialias
 
   def resize(self, table: jax.Array, source: "LearnedPatches") -> jax.Array:
-    """Interpolate another grid's table [..., rows, D] for this one, in two dimensions.
+    """Interpolate the vectors of another grid's patches in two dimensions (section 3.2).
 
-    Extra tokens keep their rows (section 3.2).
+    Args:
+      table: the vectors of the other grid's extra tokens, which stay unchanged, and of its patches:
+        [..., tokens, D].
+      source: the scheme that has the table.
+    Returns:
+      The table for this grid.
     """
     if source.grid.extra != self.grid.extra:
       raise ValueError(f"{source.grid.extra} extra tokens, expected {self.grid.extra}")
@@ -52,16 +58,18 @@ class LearnedPatches(LearnedPosition):
 
 
 def cubic_weights(old: int, new: int, antialias: bool = False) -> np.ndarray:
-  """Return the weights of cubic interpolation between cells of equal size: float32 [new, old].
+  """Return the weights of cubic interpolation from `old` to `new` cells: float32 [new, old].
 
-  As torch's "bicubic", the kernel has a = -0.75 and repeats the cells at the border; with
-  `antialias`, -0.5 and no cells beyond the border.
+  Both rows of cells have the same total length. The kernel is that of torch's `bicubic` mode. It
+  has a = -0.75 and repeats the cells at the border. With `antialias`, it has a = -0.5, leaves out
+  cells beyond the border, and becomes wider if there are fewer new cells than old.
   """
   a = -0.5 if antialias else -0.75
   width = max(old / new, 1.0) if antialias else 1.0
   border = 0 if antialias else 2
   cells = np.arange(-border, old + border)
-  x = np.abs((np.arange(new)[:, None] + 0.5) * old / new - 0.5 - cells) / width
+  centers = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
+  x = np.abs(centers - cells) / width
   near = (a + 2) * x**3 - (a + 3) * x**2 + 1
   far = a * (x**3 - 5 * x**2 + 8 * x - 4)
   kernel = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
