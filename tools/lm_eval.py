@@ -1,9 +1,10 @@
 """Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2
 --tasks=lambada_openai,piqa
 
-Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's, a Hugging Face directory's or a
-name of the Hub. Tasks are lm_eval's, and those of --include_path; results are printed as its table
-and written as JSON. From Python: `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
+Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's workdir, a Hugging Face directory
+or a name on the Hub. Tasks are lm_eval's own and those in --include_path; results are printed as
+lm_eval's table and written as JSON. From Python:
+`lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
 import functools
@@ -19,12 +20,12 @@ from t5x_like.inference import prompts, strategies
 from t5x_like.inference.stops import Stops
 from t5x_like.library import model as library
 
-_ROWS = 64  # in a batch
+_BATCH_SIZE = 64
 
 
 @functools.cache
 def model_class() -> type:
-  """Make lm_eval's model class, with our models behind it.
+  """Return a subclass of lm_eval's model class that runs models of t5x_like.
 
   Raises:
     UserError: lm_eval is not installed.
@@ -36,35 +37,34 @@ def model_class() -> type:
     raise UserError("lm_eval: not installed; pip install 't5x-like[eval]'") from None
 
   class Model(TemplateLM):
-    """A trained model, ours or a published one, driven like the models of lm_eval's own Hugging
-    Face backend.
+    """A trained or published model that answers as lm_eval's own Hugging Face backend does.
 
     Args:
-      workdir: of a run, or a Hugging Face directory, or a name of the Hub.
+      workdir: workdir of a run, a Hugging Face directory, or a name on the Hub.
       batch_size: rows in a batch.
       longest: the most tokens of a text; None for the length that the model was made or trained
         for.
-      start: whether every context begins with the start token, as our documents do; otherwise only
-        what the tokenizer of published weights adds by itself stands around a context, and the
-        start token in an empty one.
+      start: whether every context begins with the start token, as documents do in pretraining.
+        Otherwise a context gets only the special tokens that the tokenizer of published weights
+        adds, and an empty context is the start token.
     """
 
     def __init__(
       self,
       workdir: str,
       *,
-      batch_size: int = _ROWS,
+      batch_size: int = _BATCH_SIZE,
       longest: int | None = None,
       start: bool = False,
     ):
       super().__init__()
-      self._opened = library.load(workdir, batch_size=batch_size)
-      self._prompts = prompts.Prompts(self._opened, longest, start)
+      self._model = library.load(workdir, batch_size=batch_size)
+      self._prompts = prompts.Prompts(self._model, longest, start)
       self.backend = "seq2seq" if self._prompts.both else "causal"
 
     @property
     def eot_token_id(self) -> int:
-      return self._opened.vocabulary.eos_id
+      return self._model.vocabulary.eos_id
 
     @property
     def prefix_token_id(self) -> int:
@@ -72,59 +72,64 @@ def model_class() -> type:
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
       if add_special_tokens is None:
-        first = self._opened.vocabulary.pieces_of([self.prefix_token_id])[0]
-        add_special_tokens = not string.startswith(first)
+        start_piece = self._model.vocabulary.pieces_of([self.prefix_token_id])[0]
+        add_special_tokens = not string.startswith(start_piece)
       return self._prompts.encode(string, add_special_tokens)
 
     def _loglikelihood_tokens(
       self, requests, disable_tqdm: bool = False, **_
     ) -> list[tuple[float, bool]]:
-      likelihoods = self._prompts.likelihood(
-        [(context, continuation) for _, context, continuation in requests]
-      )
-      scored = [(answer.log_probability, answer.greedy) for answer in likelihoods]
-      for (key, _, _), answer in zip(requests, scored):
+      pairs = [(context, continuation) for _, context, continuation in requests]
+      answers = []
+      for (key, _, _), likelihood in zip(requests, self._prompts.likelihood(pairs)):
+        answer = (likelihood.log_probability, likelihood.greedy)
+        answers.append(answer)
         if key is not None:
           self.cache_hook.add_partial("loglikelihood", key, answer)
-      return scored
+      return answers
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-      score = self._prompts.likelihood.rolling_log_probability
-      start = self.prefix_token_id
-      return [score(self.tok_encode(request.args[0]), start) for request in requests]
+      likelihood = self._prompts.likelihood
+      log_probabilities = []
+      for request in requests:
+        ids = self.tok_encode(request.args[0])
+        log_probabilities.append(likelihood.rolling_log_probability(ids, self.prefix_token_id))
+      return log_probabilities
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+      # Requests with equal options are generated together.
       groups: dict[str, list[int]] = {}
       for number, request in enumerate(requests):
-        groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
-      out: dict[int, str] = {}
-      for key, numbers in groups.items():
-        options = normalize_gen_kwargs(json.loads(key))
+        options_json = json.dumps(request.args[1], sort_keys=True)
+        groups.setdefault(options_json, []).append(number)
+      answers: dict[int, str] = {}
+      for options_json, numbers in groups.items():
+        options = normalize_gen_kwargs(json.loads(options_json))
         texts = [requests[number].args[0] for number in numbers]
-        for number, text, answer in zip(numbers, texts, self._generate(texts, options)):
-          out[number] = answer
-          self.cache_hook.add_partial(
-            "generate_until", (text, requests[number].args[1]), out[number]
-          )
-      return [out[number] for number in range(len(requests))]
+        for number, answer in zip(numbers, self._generate(texts, options)):
+          answers[number] = answer
+          text, raw_options = requests[number].args[:2]
+          self.cache_hook.add_partial("generate_until", (text, raw_options), answer)
+      return [answers[number] for number in range(len(requests))]
 
     def _generate(self, texts: list[str], options: dict[str, Any]) -> list[str]:
-      """Return the new text after each, up to one of `until`.
+      """Continue each text, up to the first of the strings in the option `until`.
 
-      An encoder-decoder makes as many tokens as with the harness's own backend.
+      An encoder-decoder makes as many tokens as with lm_eval's own backend.
       """
-      sampled = options.get("do_sample") and options.get("temperature", 0.0) > 0
-      flags = {
-        name: options[name]
-        for name in ("temperature", "top_p", "top_k")
-        if sampled and name in options
-      }
-      contexts = [self.tok_encode(text) for text in texts]
-      new = options["max_gen_toks"]
-      stops = Stops(tuple(filter(None, options["until"])))
-      return self._prompts.generate(
-        contexts, new, strategies.choose_strategy(**flags), extend_by_context=True, stops=stops
-      )[0]
+      sampling_options = {}
+      if options.get("do_sample") and options.get("temperature", 0.0) > 0:
+        for name in ("temperature", "top_p", "top_k"):
+          if name in options:
+            sampling_options[name] = options[name]
+      new_texts, _, _ = self._prompts.generate(
+        [self.tok_encode(text) for text in texts],
+        options["max_gen_toks"],
+        strategies.choose_strategy(**sampling_options),
+        extend_by_context=True,
+        stops=Stops(tuple(stop for stop in options["until"] if stop)),
+      )
+      return new_texts
 
   return Model
 
@@ -138,15 +143,17 @@ def __getattr__(name: str):
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
+  workdir_help = "workdir of a run, a Hugging Face directory or a name on the Hub"
   parser.add_argument(
     "--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help
   )
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")
-  parser.add_argument("--include_path", metavar="DIR", help="of tasks in YAML")
-  parser.add_argument("--batch_size", type=int, default=_ROWS, metavar="N", help="rows in a batch")
+  parser.add_argument("--include_path", metavar="DIR", help="directory of more tasks, in YAML")
+  parser.add_argument(
+    "--batch_size", type=int, default=_BATCH_SIZE, metavar="N", help="rows in a batch"
+  )
   parser.add_argument("--longest", type=int, metavar="N", help="the most tokens of a text")
   parser.add_argument(
     "--start", action="store_true", help="begin every context with the start token"

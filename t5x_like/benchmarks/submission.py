@@ -1,4 +1,4 @@
-"""Writes predictions for the test sets of GLUE and SuperGLUE, as their leaderboards take them."""
+"""Writes predictions for the test sets of GLUE and SuperGLUE in the leaderboards' formats."""
 
 import json
 import pathlib
@@ -9,12 +9,17 @@ from t5x_like.metrics.answers import names_referent
 from t5x_like.metrics.texts import METRICS
 from t5x_like.training import workdir as workdirs
 
-_BOOLEAN = {"False": "false", "True": "true"}
-_LOWER_CASE = ("boolq", "wic")
+_LOWER_CASE_BOOLEANS = {"False": "false", "True": "true"}
+_LOWER_CASE_TASKS = ("boolq", "wic")
 
 
 def write_submission(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
-  """Write a submission's files of a task, from a run's predictions for its test splits, if any."""
+  """Write a task's files of a submission.
+
+  Args:
+    folder: the directory of the submission.
+    run: the workdir of the run with the predictions. A test split without predictions is skipped.
+  """
   for file in suite.tasks[task].test:
     path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
     if not path.exists():
@@ -37,10 +42,10 @@ def write_submission(folder: pathlib.Path, suite: Suite, task: str, run: str) ->
       workdirs.write_lines(folder, f"{file}.jsonl", answers)
 
 
-def _class(suite: Suite, task: str, prediction: Any) -> Any:
-  """Return a predicted class or, if the suite numbers them, its number.
+def _predicted_class(suite: Suite, task: str, prediction: Any) -> Any:
+  """Return the predicted class or, if the task's labels are numbered, its number.
 
-  A text that names no class counts as the first.
+  A text that names no class counts as the first class.
   """
   classes = suite.tasks[task].encoder.task.get("labels") or [prediction]
   name = prediction if prediction in classes else classes[0]
@@ -48,7 +53,10 @@ def _class(suite: Suite, task: str, prediction: Any) -> Any:
 
 
 def _sort_key(idx: Any) -> tuple[int, str]:
-  """Return a key that sorts whole numbers, spelled as texts too."""
+  """Return a key that sorts by number, even where the numbers are strings.
+
+  A whole number with fewer digits is smaller; those with as many sort as strings do.
+  """
   return len(str(idx)), str(idx)
 
 
@@ -56,7 +64,7 @@ def _glue_label(suite: Suite, task: str, prediction: Any) -> str:
   if task == "stsb":
     number = METRICS["number"]().prediction(str(prediction))  # -1 for a text that is no number
     return f"{min(5.0, max(0.0, number)):.3f}"
-  return str(_class(suite, task, prediction))
+  return str(_predicted_class(suite, task, prediction))
 
 
 def _example_number(idx: Any) -> int:
@@ -67,13 +75,13 @@ def _example_number(idx: Any) -> int:
 def _superglue_label(suite: Suite, task: str, row: dict[str, Any]) -> Any:
   """Return a label as jiant's formatter spells it.
 
-  WSC's Booleans begin with a capital, the others' do not.
+  Booleans begin with a capital in WSC and are in lower case elsewhere.
   """
   prediction = row["prediction"]
   if task == "wsc" and "references" in row:  # a generated referent
     return "True" if names_referent(prediction, row["references"][0]) else "False"
-  name = _class(suite, task, prediction)
-  return _BOOLEAN[name] if task in _LOWER_CASE else name
+  name = _predicted_class(suite, task, prediction)
+  return _LOWER_CASE_BOOLEANS[name] if task in _LOWER_CASE_TASKS else name
 
 
 def _nest_multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

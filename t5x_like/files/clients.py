@@ -1,8 +1,9 @@
-"""The clients of object stores: one serves a scheme, whoever asks.
+"""The clients of object stores; each scheme is served by one of them.
 
 TensorStore serves `gs://`, `s3://` and `http(s)://`; fsspec serves every other scheme. TensorStore
-knows neither the size of an object nor patterns, and takes a refused listing of Google's for an
-empty one, so fsspec answers these questions for every scheme (`open_fsspec_client`).
+reports no sizes of objects, supports no patterns, and returns an empty listing where Google refuses
+one. Sizes, patterns and buckets are therefore queried through fsspec for every scheme
+(`open_fsspec_client`).
 
 `s3://` respects `AWS_ENDPOINT_URL` and `AWS_REGION`, so that S3 servers other than Amazon's can be
 used.
@@ -26,8 +27,8 @@ from t5x_like.files.store_errors import ErrorKind, error_chain
 
 ByteRange = slice | None  # a range of a file's bytes; None is the whole file
 
-TENSORSTORE = ("gs", "s3", "http", "https")
-_PACKAGES = {
+TENSORSTORE = ("gs", "s3", "http", "https")  # the schemes that TensorStore serves
+_PACKAGES = {  # the package that fsspec needs for a scheme
   "gs": "gcsfs",
   "s3": "s3fs",
   "az": "adlfs",
@@ -37,16 +38,22 @@ _PACKAGES = {
   "http": "aiohttp",
   "https": "aiohttp",
 }
-_MAX_REQUESTS = 32  # of fsspec at once
+_MAX_REQUESTS = 32  # requests of fsspec in flight at once
 _ABSENT = b"\x02"  # TensorStore's generation of an absent file
 _DRIVERS = ("gcs", "s3", "http")
-_CONTEXT = {
-  **{
-    f"{d}_request_retries": {"max_retries": 8, "initial_delay": "100ms", "max_delay": "8s"}
-    for d in _DRIVERS
-  },
-  **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
-}
+
+
+def _tensorstore_context() -> dict[str, dict]:
+  """Return the retries and concurrency of each driver, the arguments of TensorStore's `Context`."""
+  context: dict[str, dict] = {}
+  for driver in _DRIVERS:
+    context[f"{driver}_request_retries"] = {
+      "max_retries": 8,
+      "initial_delay": "100ms",
+      "max_delay": "8s",
+    }
+    context[f"{driver}_request_concurrency"] = {"limit": 128}
+  return context
 
 
 class ReadReply(NamedTuple):
@@ -76,7 +83,7 @@ class _TensorStore:
       region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
       spec = {"driver": "s3", "bucket": parts.netloc, "path": parts.path.lstrip("/")}
       spec |= {"endpoint": endpoint, "aws_region": region}
-    self._files = ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
+    self._files = ts.KvStore.open(spec, context=ts.Context(_tensorstore_context())).result()
 
   def read(self, key: str, part: ByteRange = None):
     return self._files.read(key, byte_range=part)
@@ -97,13 +104,15 @@ class _TensorStore:
     return bool(self._files.write(key, data, if_equal=version).result(timeout=timeout).generation)
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    end = ""
+    if prefix:  # the first key after all that begin with the prefix
+      end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     keys = self._files.list(self._ts.KvStore.KeyRange(prefix, end)).result(timeout=timeout)
     return {key.decode(): None for key in keys}
 
 
 class _Fsspec:
-  """As `_TensorStore`, through the clients of fsspec, which have timeouts of their own.
+  """The same methods as `_TensorStore`, through fsspec, whose clients set their own timeouts.
 
   Attributes:
     files: fsspec's file system.
@@ -113,7 +122,7 @@ class _Fsspec:
     self.url = url
     self.files, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
     self._root = root.rstrip("/")
-    # it logs a traceback for every error, and raises it too
+    # gcsfs logs a traceback of every error that it also raises
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
   def path(self, key: str) -> str:
@@ -147,7 +156,7 @@ class _Fsspec:
     reply = self.read(key).result(timeout=timeout)
     if reply.state == "missing":
       return None
-    return Versioned(reply.value, reply.value)
+    return Versioned(reply.value, reply.value)  # fsspec has no versions: the contents are compared
 
   def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
     """Compare before writing, as fsspec has no conditional writes."""
@@ -167,7 +176,8 @@ class _Fsspec:
     sizes = {self._key(path): detail.get("size") for path, detail in details.items()}
     return {key: size for key, size in sizes.items() if key.startswith(prefix)}
 
-  def matches(self, pattern: str) -> dict[str, tuple[str, int | None]]:
+  def find_matches(self, pattern: str) -> dict[str, tuple[str, int | None]]:
+    """Return type (`file` or `directory`) and size of each match of a glob pattern, by key."""
     self.files.invalidate_cache()
     details = self.files.glob(self.path(pattern), detail=True)
     matches = {}
@@ -175,8 +185,8 @@ class _Fsspec:
       matches[self._key(path)] = (detail["type"], detail.get("size"))
     return matches
 
-  def look(self) -> None:
-    """Query the bucket of a Google or Amazon address; raise the client's error if it must not."""
+  def query_bucket(self) -> None:
+    """Query the bucket of a Google or Amazon address; raise the client's error if that fails."""
     scheme, _, path = self.url.partition("://")
     bucket = path.partition("/")[0]
     self.files.invalidate_cache()
@@ -209,22 +219,20 @@ def open_client(root: str) -> Client:
     UserError: the address cannot be used, or needs a package that is not installed.
     TransientError: the address cannot be used now.
   """
-  return (
-    _open(root, _TensorStore)
-    if root.partition("://")[0] in TENSORSTORE
-    else open_fsspec_client(root)
-  )
+  if root.partition("://")[0] in TENSORSTORE:
+    return _open(root, _TensorStore)
+  return open_fsspec_client(root)
 
 
 @functools.lru_cache(64)
 def open_fsspec_client(root: str) -> _Fsspec:
-  """Return fsspec's client, which knows sizes, patterns and buckets; see `open_client`."""
+  """Return fsspec's client, which also finds sizes, patterns and buckets; see `open_client`."""
   return _open(root, _Fsspec)
 
 
-def _open(root: str, kind: type):
+def _open(root: str, client_class: type):
   try:
-    return kind(root)
+    return client_class(root)
   # each library raises its own types, all meaning that the address cannot be used
   except Exception as error:
     if is_transient(error):

@@ -204,7 +204,9 @@ class RemotePath:
     The type is `file` or `directory`, the size in bytes, None if unknown.
     """
     with _translate_errors(self._url, "listed"):
-      matches = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
+      matches = retry(
+        lambda: clients.open_fsspec_client(self._root).find_matches(self._key), self._url
+      )
     return {str(RemotePath(self._address(key))): about for key, about in matches.items()}
 
   def is_dir(self) -> bool:
@@ -358,7 +360,7 @@ def _check_bucket(root: str, url: str, done: str) -> None:
     if scheme == "s3" and scheme in clients.TENSORSTORE:
       retry(lambda: clients.open_client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
     elif scheme in ("gs", "s3"):
-      retry(lambda: clients.open_fsspec_client(root).look(), url)
+      retry(lambda: clients.open_fsspec_client(root).query_bucket(), url)
   except Exception as error:
     if isinstance(error.__cause__, ImportError):  # who could tell is not installed
       return

@@ -3,21 +3,39 @@
 from t5x_like.interop.config_fields import Fields
 from t5x_like.resolution import Resolution, from_sides
 
-# Fields and arguments that do not affect logits, or that stand in `model_args` too.
-_FIELDS = (
-  "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
+# Fields that do not affect logits, are read elsewhere in this module, or repeat `model_args`.
+_IGNORED_FIELDS = (
+  "architecture",
+  "num_features",
+  "num_classes",
+  "global_pool",
+  "label_names",
+  "label_descriptions",
+  "pretrained_cfg",
 )
-_ARGUMENTS = """
-  drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate
-  drop_block_rate weight_init zero_init_last num_classes
-"""
+# Arguments for training, and `num_classes`, which `count_labels` reads.
+_IGNORED_ARGUMENTS = (
+  "drop_rate",
+  "pos_drop_rate",
+  "patch_drop_rate",
+  "proj_drop_rate",
+  "attn_drop_rate",
+  "drop_path_rate",
+  "drop_block_rate",
+  "weight_init",
+  "zero_init_last",
+  "num_classes",
+)
 
 
 def read_arguments(fields: Fields) -> Fields:
-  """Return the arguments of the architecture; call their `refuse_unused`."""
-  fields.ignore(*_FIELDS.split())
+  """Return the arguments of the architecture.
+
+  The caller reads them, and then calls their `refuse_unused`.
+  """
+  fields.ignore(*_IGNORED_FIELDS)
   arguments = fields.section("model_args")
-  arguments.ignore(*_ARGUMENTS.split())
+  arguments.ignore(*_IGNORED_ARGUMENTS)
   return arguments
 
 
@@ -33,7 +51,8 @@ def read_resolution(fields: Fields, default: int) -> Resolution:
   size = pretrained.get("input_size") or [3, default, default]
   if not isinstance(size, list) or len(size) != 3 or not all(isinstance(n, int) for n in size):
     raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width")
-  return from_sides(*size[1:])
+  _, height, width = size
+  return from_sides(height, width)
 
 
 def write_config(
@@ -45,7 +64,7 @@ def write_config(
   input_size: tuple[int, int, int],
   **arguments,
 ) -> dict:
-  """Return the fields of a model.
+  """Return the fields of a model's `config.json`.
 
   Args:
     classifier: the name of the classifier's linear layer.
@@ -53,7 +72,7 @@ def write_config(
     labels: the number of classes, 0 for a model without a head.
     pooling: timm's name of the pooling, "token" or "avg".
     input_size: channels, height and width of the images.
-    arguments: arguments of the architecture.
+    arguments: other arguments of the architecture.
   """
   shared = {"num_classes": labels, "global_pool": pooling}
   pretrained = {

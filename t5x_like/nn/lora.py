@@ -6,7 +6,7 @@ with `lora_a` and `lora_b` beside them. A stack's adapters have its layers axis 
 split over stages and checkpointed with it. A is drawn like the kernels and B is zero, so that a
 fresh adapter changes nothing.
 
-W needs no gradient: neither its gradient nor its optimizer state is ever computed.
+W is frozen, so neither its gradient nor optimizer state for it is ever computed.
 """
 
 import fnmatch
@@ -41,12 +41,12 @@ class LoraLinear(Linear):
     self.scale = scale
     self.multiply = linear.multiply
     *layers, D, F = linear.kernel.shape
-    *names, rows, columns = linear.kernel.axes
-    *units, row_unit, column_unit = linear.kernel.unit
+    *layer_axes, D_axis, F_axis = linear.kernel.axes
+    *layer_units, D_unit, F_unit = linear.kernel.unit
     a = jax.random.normal(key, (*layers, D, rank), jnp.float32) / math.sqrt(D)
-    self.lora_a = nnx.Param(a, axes=(*names, rows, None), unit=(*units, row_unit, 1))
+    self.lora_a = nnx.Param(a, axes=(*layer_axes, D_axis, None), unit=(*layer_units, D_unit, 1))
     b = jnp.zeros((*layers, rank, F), jnp.float32)
-    self.lora_b = nnx.Param(b, axes=(*names, None, columns), unit=(*units, 1, column_unit))
+    self.lora_b = nnx.Param(b, axes=(*layer_axes, None, F_axis), unit=(*layer_units, 1, F_unit))
 
   def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
     hidden = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
@@ -55,17 +55,18 @@ class LoraLinear(Linear):
 
   def without_adapter(self, *, merged: bool) -> Linear:
     kernel = self.kernel[...]
-    bias = self.bias is not None
+    has_bias = self.bias is not None
     axes = self.kernel.axes
     if merged:
       with jax.default_matmul_precision("highest"):
         kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
+    # eval_shape builds the layer without allocating parameters, which are replaced below.
     linear = jax.eval_shape(
-      lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias)
+      lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=has_bias)
     )
     linear.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
     linear.multiply = self.multiply
-    if bias:
+    if has_bias:
       linear.bias = self.bias
     return linear
 
@@ -76,20 +77,22 @@ def add_adapters(
   rank: int,
   alpha: float,
   key: jax.Array,
-  besides: Sequence[str] = (),
+  excluded: Sequence[str] = (),
 ):
   """Add an adapter to every `Linear` that matches one of `targets`; return the new model.
 
   Args:
     targets: patterns of whole names or of their last parts, such as `query`,
       `cross_attention/layer/*`, `*`.
+    rank: R of the adapters' A [..., D, R] and B [..., R, F].
+    alpha: an adapter's output is scaled by alpha / rank.
     key: random key; each layer's A is drawn from a key derived from it.
-    besides: patterns of whole names of kernels to exclude, such as `head/*/*`.
+    excluded: patterns of whole names of kernels that get no adapter, such as `head/*/*`.
 
   Raises:
     UserError: a target matches no `Linear`.
   """
-  names = [name for name, _ in linears(model) if not _is_excluded(f"{name}/kernel", besides)]
+  names = [name for name, _ in linears(model) if not _is_excluded(f"{name}/kernel", excluded)]
   for target in targets:
     if not any(_matches(name, (target,)) for name in names):
       last_parts = sorted({name.rpartition("/")[2] for name in names})
@@ -97,6 +100,7 @@ def add_adapters(
         f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: "
         f"{', '.join(last_parts)}"
       )
+  # Keys are numbered over all candidates, so that a layer's key does not depend on the targets.
   keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(names))}
 
   def adapt(name: str, linear: Linear) -> Linear:

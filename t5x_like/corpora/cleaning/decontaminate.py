@@ -1,10 +1,10 @@
-"""`decontaminate`: removes pages that contain a text of an evaluation set, by 13 words in a row.
+"""`decontaminate`: removes pages that share 13 words in a row with a text of an evaluation set.
 
-The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side
-instead of the page: words in lower case without punctuation, and the whole text where it has 8 to
-12 words. Shorter texts are ignored, as they occur by chance. Spellings that Unicode holds equal
-(NFKC_Casefold) are one. In texts mostly of scripts without spaces between words, two letters count
-as a word.
+The method follows Brown et al. 2020, appendix C, but removes the page instead of 200 characters on
+each side. Words are in lower case without punctuation. An evaluation text of 8 to 12 words must
+occur as a whole; shorter texts are ignored, as they occur by chance. Spellings that are equal under
+Unicode's NFKC_Casefold count as one. In texts written mostly in scripts without spaces between
+words, two letters count as a word.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ from t5x_like.corpora.sources._compression import DAMAGED, open_plain
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
-WORDS = 13
-MIN_WORDS = 8
-# soft hyphens, joiners, …
+WORDS = 13  # in a row, of an n-gram
+MIN_WORDS = 8  # of an evaluation text
+# invisible characters: soft hyphens, joiners, …
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash of n-grams
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Filter):
-  """The filter of one page.
+  """Remove pages that contain an evaluation text.
 
   Attributes:
-    against: files of evaluation texts, or patterns of their names: JSON or JSONL, of which every
-      text counts, or lines whose columns are separated by tabs; compressed or not.
-    sha256: of the texts, so that a changed file makes another corpus; empty to compute it.
+    against: files of evaluation texts, or patterns of their names, compressed or not. Every string
+      of JSON and JSONL is a text; in other files, every tab-separated column of a line.
+    sha256: checksum of the texts, so that a changed file makes another corpus; empty to compute it.
 
   Raises:
-    UserError: no file, or one that cannot be read; or other texts than the checksum's.
+    UserError: there is no file, one cannot be read, or the texts do not match the checksum.
   """
 
   stage = 0.5  # after the other filters, before duplicates
@@ -56,7 +56,7 @@ class Step(Filter):
       raise UserError(
         "--clean=decontaminate: found no --against, expected files of evaluation texts"
       )
-    sha256 = load_known_texts(self.against)[1]
+    _, sha256 = load_known_texts(self.against)
     if self.sha256 not in ("", sha256):
       raise UserError(
         f"--against={','.join(self.against)}: found other texts than when the preparation began"
@@ -65,43 +65,51 @@ class Step(Filter):
 
   def clean(self, text: str) -> CleanResult:
     hashes_n = _hash_words(_words(text))
-    for num_words, (known_keys_K, known_files_K, files) in load_known_texts(self.against)[
-      0
-    ].items():
+    known_by_length, _ = load_known_texts(self.against)
+    for num_words, known in known_by_length.items():
       keys_n = _hash_ngrams(hashes_n, num_words)
-      places_n = np.searchsorted(known_keys_K, keys_n).clip(max=known_keys_K.size - 1)
-      is_known_n = known_keys_K[places_n] == keys_n
+      indices_n = np.searchsorted(known.keys_K, keys_n).clip(max=known.keys_K.size - 1)
+      is_known_n = known.keys_K[indices_n] == keys_n
       if is_known_n.any():
-        first_place = places_n[is_known_n.argmax()]
-        return None, f"text of {files[known_files_K[first_place]]}", Counter()
+        first_match = indices_n[is_known_n.argmax()]
+        return None, f"text of {known.files[known.file_numbers_K[first_match]]}", Counter()
     return text, None, Counter()
 
   def is_long_enough(self, text: str) -> bool:
-    return True
+    return True  # this step sets no minimum
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownNgrams:
+  """The n-grams of evaluation texts, for one number of words.
+
+  Attributes:
+    keys_K: their sorted hashes, uint64.
+    file_numbers_K: for each, the index in `files` of the first file that has it.
+    files: the names of the files.
+  """
+
+  keys_K: np.ndarray
+  file_numbers_K: np.ndarray
+  files: list[str]
 
 
 @functools.lru_cache(4)
-def load_known_texts(
-  against: tuple[str, ...],
-) -> tuple[dict[int, tuple[np.ndarray, np.ndarray, list[str]]], str]:
-  """Read evaluation texts.
-
-  Returns:
-    By number of words, the sorted hashes of rows of so many words, the file of each, and the names
-    of the files; and the SHA-256 of the texts.
-  """
+def load_known_texts(against: tuple[str, ...]) -> tuple[dict[int, KnownNgrams], str]:
+  """Read evaluation texts; return their n-grams by number of words, and the texts' SHA-256."""
   file_of_key: dict[int, dict[int, int]] = {}  # by number of words and hash
   files = []
   checksum = hashlib.sha256()
   paths = [path for pattern in against for path in _matching_files(pattern)]
   for number, path in enumerate(dict.fromkeys(paths)):
     files.append(path.rpartition("/")[2])
-    for text in texts(path):
+    for text in read_texts(path):
       checksum.update(text.encode("utf-8", "surrogatepass") + b"\0")
       words = _words(text)
       hashes_n = _hash_words(words)
-      num_unspaced = sum(map(segmentation.is_unspaced, words))
-      scale = 2 if 2 * num_unspaced > len(words) else 1
+      num_letters = sum(segmentation.is_unspaced(word) for word in words)
+      # A letter of a script without spaces is a word here, and two of them count as one.
+      scale = 2 if 2 * num_letters > len(words) else 1
       if hashes_n.size >= scale * MIN_WORDS:
         num_words = min(scale * WORDS, hashes_n.size)
         for key in _hash_ngrams(hashes_n, num_words).tolist():
@@ -111,15 +119,15 @@ def load_known_texts(
       f"--against={','.join(against)}: found no text of {MIN_WORDS} words or more in "
       f"{len(files)} files"
     )
-  known_texts = {}
+  known_by_length = {}
   for num_words, numbers in sorted(file_of_key.items(), reverse=True):
     keys = sorted(numbers)
-    known_files_K = np.array([numbers[key] for key in keys])
-    known_texts[num_words] = np.array(keys, np.uint64), known_files_K, files
-  return known_texts, checksum.hexdigest()
+    file_numbers_K = np.array([numbers[key] for key in keys])
+    known_by_length[num_words] = KnownNgrams(np.array(keys, np.uint64), file_numbers_K, files)
+  return known_by_length, checksum.hexdigest()
 
 
-def texts(path: str) -> Iterator[str]:
+def read_texts(path: str) -> Iterator[str]:
   """Yield the texts of a file of evaluation examples.
 
   Raises:
@@ -167,7 +175,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-  """Return the words of a text in one spelling of each."""
+  """Return the words of a text, normalised, in lower case and without punctuation."""
   return segmentation.terms(_IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -180,9 +188,9 @@ _hash_word = functools.lru_cache(2**18)(hash_text)
 
 
 def _hash_ngrams(hashes_n: np.ndarray, num_words: int) -> np.ndarray:
-  """Return a hash of each `num_words` words in a row, uint64 [n - num_words + 1]."""
+  """Return a hash of every run of `num_words` words, uint64 [n - num_words + 1]."""
   count = max(hashes_n.size - num_words + 1, 0)
-  total_n = np.zeros(count, np.uint64)
+  ngrams_n = np.zeros(count, np.uint64)
   for offset in range(num_words):
-    total_n = total_n * _BASE + hashes_n[offset : offset + count]
-  return total_n
+    ngrams_n = ngrams_n * _BASE + hashes_n[offset : offset + count]
+  return ngrams_n

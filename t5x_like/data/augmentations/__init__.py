@@ -26,15 +26,15 @@ Range = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation(Generic[Image]):
-  """A random change of one image, made by calling it with the image and its random numbers.
+  """A random change of an image; call it with the image and the random numbers drawn for it.
 
   Attributes:
-    numbers: number of random numbers it takes.
-    apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255,
-      of any size, or one with boxes, see `contrib/detection`.
-    box: for a change of a part of the image alone, (height and width int32 [2], float32 [numbers])
-      -> int32 [4], the part's y, x, height and width. `apply` takes the part, so no more than the
-      part of a file need be decoded.
+    numbers: how many random numbers it takes.
+    apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C], 0 to 255,
+      of any size; in `contrib/detection` it also has boxes.
+    box: computes the crop of an augmentation that begins with one: (height and width int32 [2],
+      float32 [numbers]) -> int32 [4] (y, x, height, width). `apply` then takes the cropped image,
+      so that only this part of a file need be decoded. None if there is no crop.
   """
 
   numbers: int
@@ -48,7 +48,7 @@ class Augmentation(Generic[Image]):
 
 
 def crop_to_box(image_YXC: tf.Tensor, box_4: tf.Tensor) -> tf.Tensor:
-  """Return the part of an image at int32 (y, x, height, width)."""
+  """Crop an image to a box, int32 (y, x, height, width)."""
   channels = image_YXC.shape[-1]
   part = tf.slice(image_YXC, tf.pad(box_4[:2], [[0, 1]]), tf.concat([box_4[2:], [channels]], 0))
   return tf.ensure_shape(part, [None, None, channels])
@@ -57,15 +57,16 @@ def crop_to_box(image_YXC: tf.Tensor, box_4: tf.Tensor) -> tf.Tensor:
 def chain(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
   """Chain several augmentations, each with its own random numbers.
 
-  If the first changes only a part of the image, the chain's `box` is the same part.
+  If the first one crops, the chain has the same `box`.
   """
+  # Each step takes the random numbers up to its end.
   ends = list(itertools.accumulate(step.numbers for step in steps))
 
   def apply(image: Image, u_N: tf.Tensor) -> Image:
-    for number, (step, end) in enumerate(zip(steps, ends)):
-      # The image of the first step is already its box.
-      function = step.apply if number == 0 else step
-      image = function(image, u_N[end - step.numbers : end])
+    for i, (step, end) in enumerate(zip(steps, ends)):
+      u_n = u_N[end - step.numbers : end]
+      # The chain's `box` has cropped the image for the first step already.
+      image = step.apply(image, u_n) if i == 0 else step(image, u_n)
     return image
 
   def first_box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:

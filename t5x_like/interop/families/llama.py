@@ -1,4 +1,4 @@
-"""Llama and Mistral, and the entries and tensors that their relatives share."""
+"""Llama and Mistral, and the config entries and tensor names that related families share."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from t5x_like.interop.decoders import GATED_ACTIVATIONS, HeadDim, Rope, SpecialT
 from t5x_like.interop.tensor_mapping import prefix_table
 from t5x_like.models import llama
 
+# Entries of `config.json`; see `interop/config_table.py`.
 SIZES_BUT_MLP = (
   Field("vocab_size", "vocab_size"),
   Field("hidden_size", "dims.embed"),
@@ -22,6 +23,7 @@ ACTIVATION = Choice("hidden_act", "design.activation", GATED_ACTIVATIONS, defaul
 ATTENTION_BIAS = Choice(
   "attention_bias", "design.biases", {True: ("qkv", "out"), False: ()}, default=False
 )
+# Hugging Face ties embeddings where the field is absent; these model types do not.
 UNTIED = Field("tie_word_embeddings", "design.tied", default=False)
 
 COMMON = (
@@ -46,6 +48,7 @@ def _write_biases(variant: Variant) -> dict[str, Any]:
   return {"attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases}
 
 
+# Hugging Face's name of a module: our path, or the paths it may have.
 EMBEDDINGS = {"model.embed_tokens": "embed", "lm_head": "head"}
 ATTENTION = {
   "input_layernorm": "self_attention/in_norm",
@@ -64,12 +67,13 @@ GATED_MLP = {
 MLP = {"post_attention_layernorm": "mlp/in_norm", **GATED_MLP}
 
 
-def decoder_tensors(layer: dict) -> dict:
-  """Return the tensors of a decoder with Llama's names, from those of a layer."""
-  layers = prefix_table("model.layers.{layer}.", "decoder/blocks/", layer)
+def decoder_tensors(layer_tensors: dict) -> dict:
+  """Return the table of a decoder's tensors under Llama's names, given the table of one layer."""
+  layers = prefix_table("model.layers.{layer}.", "decoder/blocks/", layer_tensors)
   return {**EMBEDDINGS, "model.norm": "decoder/final_norm", **layers}
 
 
+# Keyword arguments of `ModelType`.
 TENSORS = dict(
   tensors=decoder_tensors(ATTENTION | MLP),
   tied={"lm_head.weight": "model.embed_tokens.weight"},
