@@ -6,10 +6,10 @@ Source: Qwen Team 2025, arXiv:2505.09388.
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/qwen/qwen3_8b.py --workdir=runs/qwen3_8b
 
-Windows of 4,096 tokens, as in the first stage (section 3.2), which runs over 30 trillion tokens.
-The report does not give batch and rates: they are those of OLMo 2 7B (OLMo Team 2025, section 2.2).
-128 accelerators or more. The published base model scores 76.89 on MMLU with 5 shots. Not run at
-full size here.
+Sequences have 4,096 tokens, as in the first stage (section 3.2), which trains on 30 trillion
+tokens. The report gives neither batch size nor learning rate; both are from OLMo 2 7B (OLMo Team
+2025, section 2.2). Needs 128 accelerators or more. The published base model scores 76.89 on MMLU
+with 5 shots. This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

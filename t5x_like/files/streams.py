@@ -1,4 +1,4 @@
-"""Let a program go on when nobody can read its standard streams, as on a full disk."""
+"""Keep a program running when its standard streams cannot be written, as on a full disk."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ class GuardedStream:
   """A text stream that never fails: once it cannot be written, its output is dropped.
 
   Attributes:
-    error: why it could not be written; None if it could.
+    error: the first error of a write; None if there was none.
   """
 
   def __init__(self, stream):
@@ -40,25 +40,26 @@ class GuardedStream:
 
   @property
   def is_broken(self) -> bool:
-    """Whether output was lost for another reason than that its reader has had enough."""
+    """Whether output was lost, unless its reader closed the pipe, as `head` does."""
     return self.error is not None and self.error.errno != errno.EPIPE
 
   def _drop(self, error: OSError) -> None:
-    if isinstance(error, BlockingIOError):  # a pipe that is full now
+    if isinstance(error, BlockingIOError):  # the pipe is full only for the moment
       return
     if self.error is None:
       self.error = error
     with contextlib.suppress(OSError, ValueError):
-      nowhere = os.open(os.devnull, os.O_WRONLY)
-      os.dup2(nowhere, self._stream.fileno())  # the rest of a buffer is written at the end
-      os.close(nowhere)
+      # Python flushes the rest of the buffer at exit, which would fail again.
+      null_device = os.open(os.devnull, os.O_WRONLY)
+      os.dup2(null_device, self._stream.fileno())
+      os.close(null_device)
 
 
 def protect_streams() -> None:
-  """Guard stdout and stderr, unless they are another object's, as in a notebook or a test."""
+  """Guard stdout and stderr, unless they have been replaced, as in a notebook or a test."""
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
-    # closed by whoever started the program: no file that is opened later may take its number
+    # The parent process closed the stream: occupy its descriptor, or a file opened later gets it.
     if stream is None:
       setattr(sys, name, GuardedStream(open(os.devnull, "w", encoding="utf-8")))
     elif stream is getattr(sys, f"__{name}__"):

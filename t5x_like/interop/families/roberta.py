@@ -1,6 +1,7 @@
 """RoBERTa and XLM-RoBERTa.
 
-In training, their classification head applies dropout twice; ours once, after its first layer.
+The classification head of `transformers` applies dropout twice in training, ours only once, after
+its first layer.
 """
 
 from t5x_like.errors import UserError
@@ -38,8 +39,8 @@ HEADS = (
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  fields.take("pad_token_id")  # positions count from it
-  # the language model head supports no other
+  fields.take("pad_token_id")  # the offset of positions, see `write_config`
+  # The language model head of `transformers` always applies GELU.
   activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
   base = roberta.VARIANTS["roberta-base"]
   prefix = CLASSES[fields.values["model_type"]]
@@ -51,11 +52,12 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 
 def write_config(model, model_type: str | None) -> dict:
-  model_type = model_type if model_type in CLASSES else "roberta"
+  if model_type not in CLASSES:
+    model_type = "roberta"
   tokens = model.variant.tokens
   if tokens.pad is None:
     raise UserError(
-      f"tokens.pad is None, from which {model_type} counts positions; name a padding id"
+      f"tokens.pad is None, but {model_type} counts positions from the padding id; set it"
     )
   values = encoders.write_config(
     model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu"

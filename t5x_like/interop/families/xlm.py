@@ -1,4 +1,4 @@
-"""XLM, the encoder, with or without vectors of languages."""
+"""XLM, the encoder, with or without language embeddings."""
 
 import dataclasses
 
@@ -21,14 +21,11 @@ HEADS = (
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  for name, *values in (
-    ("sinusoidal_embeddings", False),
-    ("causal", False),
-    ("asm", False),
-    ("is_encoder", True),
-    ("tie_word_embeddings", True),
-  ):
-    fields.require(name, *values)
+  fields.require("sinusoidal_embeddings", False)
+  fields.require("causal", False)
+  fields.require("asm", False)
+  fields.require("is_encoder", True)
+  fields.require("tie_word_embeddings", True)
   fields.ignore(
     "dropout",
     "attention_dropout",
@@ -37,8 +34,6 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "start_n_top",
     "end_n_top",
     "share_inout",
-  )
-  fields.ignore(
     "unk_index",
     "mask_index",
     "bos_index",
@@ -47,8 +42,11 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "n_words",
     "lang_id",
     "id2lang",
+    "lang2id",
+    "max_vocab",
+    "min_count",
+    "same_enc_dec",
   )
-  fields.ignore("lang2id", "max_vocab", "min_count", "same_enc_dec")
   D = fields.take("emb_dim", 2048)
   N = fields.take("n_heads", 16)
   design = dataclasses.replace(
@@ -57,17 +55,24 @@ def read_config(fields: Fields, tensor_names: set[str]):
     activation="gelu" if fields.take("gelu_activation", True) else "relu",
     position={"name": "learned", "length": fields.take("max_position_embeddings", 512)},
   )
-  languages = fields.take("n_langs", 1)
-  if languages == 1 or not fields.take("use_lang_emb", True):
-    languages = 0
+  num_languages = fields.take("n_langs", 1)
+  if num_languages == 1 or not fields.take("use_lang_emb", True):
+    num_languages = 0
   fields.ignore("use_lang_emb")
   variant = dataclasses.replace(
     xlm.VARIANTS["xlm-xnli15"],
-    dims=Dims(D, N, N, D // N, 4 * D, fields.take("n_layers", 12)),
+    dims=Dims(
+      embed=D,
+      heads=N,
+      kv_heads=N,
+      head_dim=D // N,
+      mlp=4 * D,
+      layers=fields.take("n_layers", 12),
+    ),
     design=design,
     vocab_size=fields.take("vocab_size", 30_145),
     tokens=encoders.read_special_tokens(fields, xlm.TOKENS),
-    types=languages,
+    types=num_languages,
     head=encoders.read_head(fields, tensor_names, "XLM", HEADS),
   )
   return xlm.Model, {"variant": variant}
@@ -75,19 +80,21 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
+  design = variant.design
+  dims = variant.dims
   encoders.require_bert_design(model, activation=["gelu", "relu"])
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(
       f"design.position is {design.position!r}; xlm supports only 'learned' without an offset"
     )
-  shape = (dims.kv_heads, dims.head_dim * dims.heads, dims.mlp)
-  if shape != (dims.heads, dims.embed, 4 * dims.embed) or variant.embed or variant.types == 1:
+  sizes = (dims.kv_heads, dims.head_dim * dims.heads, dims.mlp)
+  xlm_sizes = (dims.heads, dims.embed, 4 * dims.embed)
+  if sizes != xlm_sizes or variant.embed or variant.types == 1:
     raise UserError(
       f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the "
-      "width, an MLP four times as wide, a table as wide as the stack, and no language or several"
+      "width, an MLP four times as wide, token embeddings as wide as the stack, and either no "
+      "language embeddings or several"
     )
   head, head_fields = encoders.write_head("xlm", variant, HEADS)
   return {
@@ -122,9 +129,9 @@ def map_tensors(mapping: TensorMapping) -> None:
   if variant.types:
     mapping.copy(f"{body}lang_embeddings.weight", "inputs/types/table")
   mapping.norm(f"{body}layer_norm_emb", "inputs/norm")
+  path = "encoder/blocks"
+  attention = ("q_lin", "k_lin", "v_lin", "out_lin")
   for layer, (_, index) in enumerate(locate_layers(mapping.model.encoder, variant.dims.layers)):
-    path = "encoder/blocks"
-    attention = ("q_lin", "k_lin", "v_lin", "out_lin")
     mapping.attention(
       f"{body}attentions.{layer}", f"{path}/self_attention/layer", index, names=attention
     )

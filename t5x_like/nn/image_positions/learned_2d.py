@@ -16,7 +16,8 @@ from t5x_like.nn.positions import Position
 class RowsAndColumns(Position):
   """Half of the channels encode the row, half the column (Dosovitskiy et al. 2021, appendix D.4).
 
-  Extra tokens have vectors of their own. Vectors are added `at` the inputs or in layers.
+  Extra tokens have separate vectors of full width. `at` is where the vectors are added, see
+  `nn.image_positions`.
   """
 
   def __init__(
@@ -33,11 +34,10 @@ class RowsAndColumns(Position):
     self.owner = at
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-    rows = self.rows[...][:, None]
-    columns = self.columns[...][None]
-    shape = (self.grid.rows, self.grid.columns, rows.shape[-1])
-    table = jnp.concatenate([jnp.broadcast_to(part, shape) for part in (rows, columns)], -1)
-    table = table.reshape(self.grid.patches, -1)
+    shape = (self.grid.rows, self.grid.columns, self.rows.shape[-1])
+    rows_YXd = jnp.broadcast_to(self.rows[...][:, None], shape)
+    columns_YXd = jnp.broadcast_to(self.columns[...][None], shape)
+    table = jnp.concatenate([rows_YXd, columns_YXd], axis=-1).reshape(self.grid.patches, -1)
     if self.extra is not None:
       table = jnp.concatenate([self.extra[...], table])
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
@@ -45,13 +45,14 @@ class RowsAndColumns(Position):
   def resize(self, table: jax.Array, source: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
 
-    Rows and columns are told apart by their numbers, so the grids are square or agree in one of the
-    two.
+    Only the length of a table tells whether it is for rows or columns. A square grid can therefore
+    be resized to a square one, or in the number of its columns alone.
     """
-    grid = self.grid
     length = table.shape[-2]
-    is_row_table = length == source.grid.rows != source.grid.columns
-    new_length = grid.rows if grid.rows == grid.columns or is_row_table else grid.columns
+    is_source_square = source.grid.rows == source.grid.columns
+    new_length = self.grid.columns
+    if length == source.grid.rows and not is_source_square:
+      new_length = self.grid.rows
     return jnp.einsum("Yy,...yd->...Yd", cubic_weights(length, new_length), table)
 
 

@@ -1,9 +1,9 @@
-"""Products of factors rounded to 8 bits, each vector by a scale of its own.
+"""Products of factors rounded to 8 bits, with one scale for each vector.
 
-For `sum_i a[m, i] b[i, n]`, row m of `a` is divided by its largest magnitude, and so is column n of
-`b`. The product is multiplied by both scales afterwards. Scales never cross rows. A token's result
-therefore depends on that token alone, so that causality, packing and decoding hold as they do
-without rounding.
+For `sum_i a[m, i] b[i, n]`, each row m of `a` and each column n of `b` is scaled by its largest
+magnitude. The product is multiplied by both scales afterwards. No scale is shared between rows. A
+token's result therefore depends on that token alone, and causality, packing and decoding hold as
+they do without rounding.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from t5x_like.nn.params import Axes
 from t5x_like.parallel.constrain import TOKENS, constrain, gather, reduce_scatter
 
 _MIN_MAGNITUDE = 1e-30  # of a vector, so that no scale is 0 or denormal
-_AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the two factors
+_AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # axes of each factor
 _Quantized = tuple[jax.Array, jax.Array]  # values and scales
 
 
@@ -28,13 +28,13 @@ _Quantized = tuple[jax.Array, jax.Array]  # values and scales
 class ScaledProduct:
   """A product of rounded factors, in place of `linear.matmul` and of the experts' product.
 
-  Rounding counts as the identity in the gradient. Kernels split over devices are gathered in 8
-  bits.
+  The gradient treats rounding as the identity. Kernels split over devices are gathered in 8 bits.
 
-  Attributes: factors: dtype of inputs and kernels in all products. gradients: dtype of the result's
-    gradient. rounds_kernel_gradient: whether the kernel's gradient multiplies rounded factors too.
-    On a mesh, each device
-      then rounds its own tokens.
+  Attributes:
+    factors: dtype of inputs and kernels in all products.
+    gradients: dtype of the result's gradient.
+    rounds_kernel_gradient: whether the kernel's gradient multiplies rounded factors too. On a mesh,
+      each device then rounds its own tokens.
   """
 
   factors: str
@@ -55,9 +55,9 @@ class ScaledProduct:
 
 
 def quantize_block(product: ScaledProduct, block: nnx.Module) -> nnx.Module:
-  """Set the product of a block's projections, and return the block.
+  """Make the projections of a block multiply by `product`, in place; return the block.
 
-  Projections are each `Linear` whose kernel's first axis has a name, and experts.
+  The projections are every `Linear` whose kernel names its input axis, and experts.
 
   Raises:
     UserError: experts are not dispatched by capacity.
@@ -77,12 +77,12 @@ def quantize_block(product: ScaledProduct, block: nnx.Module) -> nnx.Module:
 
 
 def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> _Quantized:
-  """Round `x` to an 8-bit dtype, each vector along `axes` by a scale of its own.
+  """Round `x` to an 8-bit dtype, with one scale for each vector along `axes`.
 
   Returns:
     (values, float32 scales with length 1 along `axes`): `x` is about values * scales. Integers are
-    off by at most half a scale, floats by 2^-4 (e4m3) or 2^-3 (e5m2) of themselves. A vector that
-    is not finite has a scale that is not.
+    off by at most half a scale, floats by 2^-4 (e4m3) or 2^-3 (e5m2) of themselves. The scale of a
+    vector that is not finite is not finite either.
   """
   is_integer = jnp.issubdtype(dtype, jnp.integer)
   limits = jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)
@@ -99,71 +99,75 @@ def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> _Quantiz
 def _multiply(
   a: _Quantized, b: _Quantized, axes: _AxisPair, batch_axes: _AxisPair, dtype
 ) -> jax.Array:
-  """Multiply two pairs (values, scales) over `axes`; their batch axes lead."""
+  """Contract two pairs (values, scales) over `axes`; the batch axes come first in both."""
   values_a, scale_a = a
   values_b, scale_b = b
   axes_a, axes_b = axes
-  batch = len(batch_axes[0])
+  num_batch_axes = len(batch_axes[0])
   sum_dtype = jnp.int32 if values_a.dtype == jnp.int8 else jnp.float32
   y = jax.lax.dot_general(values_a, values_b, (axes, batch_axes), preferred_element_type=sum_dtype)
-  free_a = values_a.ndim - len(axes_a) - batch
-  free_b = values_b.ndim - len(axes_b) - batch
+  # The result's axes are the batch axes, the free axes of a and the free axes of b.
+  num_free_a = values_a.ndim - len(axes_a) - num_batch_axes
+  num_free_b = values_b.ndim - len(axes_b) - num_batch_axes
   scale_a = jnp.squeeze(scale_a, axes_a)
   scale_b = jnp.squeeze(scale_b, axes_b)
-  scale_a = jnp.expand_dims(scale_a, tuple(range(scale_a.ndim, scale_a.ndim + free_b)))
-  scale_b = jnp.expand_dims(scale_b, tuple(range(batch, batch + free_a)))
+  scale_a = jnp.expand_dims(scale_a, tuple(range(scale_a.ndim, scale_a.ndim + num_free_b)))
+  scale_b = jnp.expand_dims(scale_b, tuple(range(num_batch_axes, num_batch_axes + num_free_a)))
   return (y.astype(jnp.float32) * scale_a * scale_b).astype(dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _product(x, kernel, scaled: ScaledProduct, dtype, axes: Axes, tokens: Axes) -> jax.Array:
-  return _forward(x, kernel, scaled, dtype, axes, tokens)[0]
+def _product(x, kernel, product: ScaledProduct, dtype, axes: Axes, token_axes: Axes) -> jax.Array:
+  """Multiply `x`, whose leading axes are `token_axes`, by a kernel with the logical `axes`."""
+  y, _ = _forward(x, kernel, product, dtype, axes, token_axes)
+  return y
 
 
 def _quantize_kernel(
-  kernel, axis: int, scaled: ScaledProduct, axes: Axes, tokens: Axes
+  kernel, axis: int, product: ScaledProduct, axes: Axes, token_axes: Axes
 ) -> _Quantized:
-  """Round a kernel along `axis` where its parts lie, and gather the rounded values."""
+  """Round a kernel along `axis` on the devices that have its parts; gather the rounded values."""
   scale_axes = tuple(None if i == axis else name for i, name in enumerate(axes))
-  values, scale = round_to_8_bits(kernel, (axis,), scaled.factors)
-  # Without constraints before it, the partitioner would gather the kernel first and round it on
-  # every device.
-  values = gather(constrain(values, *axes), axes, tokens)
-  scale = gather(constrain(scale, *scale_axes), scale_axes, tokens)
+  values, scale = round_to_8_bits(kernel, (axis,), product.factors)
+  # Without a constraint on the rounded kernel, the partitioner would gather the kernel first and
+  # round it on every device.
+  values = gather(constrain(values, *axes), axes, token_axes)
+  scale = gather(constrain(scale, *scale_axes), scale_axes, token_axes)
   return values, scale
 
 
-def _forward(x, kernel, scaled, dtype, axes, tokens):
+def _forward(x, kernel, product, dtype, axes, token_axes):
   batch = tuple(range(kernel.ndim - 2))
   x_axis = x.ndim - 1
   kernel_axis = len(batch)
-  quantized_x = round_to_8_bits(x, (x_axis,), scaled.factors)
-  quantized_kernel = _quantize_kernel(kernel, kernel_axis, scaled, axes, tokens)
+  quantized_x = round_to_8_bits(x, (x_axis,), product.factors)
+  quantized_kernel = _quantize_kernel(kernel, kernel_axis, product, axes, token_axes)
   y = _multiply(quantized_x, quantized_kernel, ((x_axis,), (kernel_axis,)), (batch, batch), dtype)
   return y, (x, kernel)
 
 
-def _backward(scaled, dtype, axes, tokens, residuals, g):
+def _backward(product, dtype, axes, token_axes, residuals, g):
   x, kernel = residuals
   batch = tuple(range(kernel.ndim - 2))
-  last = x.ndim - 1
+  last_axis = x.ndim - 1
   kernel_axis = len(batch) + 1
-  quantized_g = round_to_8_bits(g, (last,), scaled.gradients)
-  quantized_kernel = _quantize_kernel(kernel, kernel_axis, scaled, axes, tokens)
-  d_x = _multiply(quantized_g, quantized_kernel, ((last,), (kernel_axis,)), (batch, batch), x.dtype)
-  token_axes = tuple(range(len(batch), last))
+  quantized_g = round_to_8_bits(g, (last_axis,), product.gradients)
+  quantized_kernel = _quantize_kernel(kernel, kernel_axis, product, axes, token_axes)
+  contracted = ((last_axis,), (kernel_axis,))
+  d_x = _multiply(quantized_g, quantized_kernel, contracted, (batch, batch), x.dtype)
+  summed = tuple(range(len(batch), last_axis))  # the kernel's gradient is a sum over tokens
 
-  def kernel_gradient(x, g):
-    if scaled.rounds_kernel_gradient:
-      quantized_x = round_to_8_bits(x, token_axes, scaled.factors)
-      quantized_g = round_to_8_bits(g, token_axes, scaled.gradients)
-      return _multiply(quantized_x, quantized_g, (token_axes, token_axes), (batch, batch), x.dtype)
+  def compute_kernel_gradient(x, g):
+    if product.rounds_kernel_gradient:
+      quantized_x = round_to_8_bits(x, summed, product.factors)
+      quantized_g = round_to_8_bits(g, summed, product.gradients)
+      return _multiply(quantized_x, quantized_g, (summed, summed), (batch, batch), x.dtype)
     if batch:
-      dimensions = ((token_axes, token_axes), (batch, batch))
+      dimensions = ((summed, summed), (batch, batch))
       return jax.lax.dot_general(x, g, dimensions, preferred_element_type=x.dtype)
-    return contract(x, g, token_axes, token_axes, x.dtype)
+    return contract(x, g, summed, summed, x.dtype)
 
-  d_kernel = reduce_scatter(kernel_gradient, x, g.astype(x.dtype), axes, tokens)
+  d_kernel = reduce_scatter(compute_kernel_gradient, x, g.astype(x.dtype), axes, token_axes)
   return d_x, d_kernel.astype(kernel.dtype)
 
 
