@@ -1,4 +1,4 @@
-"""The charts of a suite's page count every row and are drawn for each kind of task."""
+"""The charts of a benchmark suite count every row and are drawn for each kind of task."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from t5x_like.saved_model.workdir import IDENTITY_FILE
 from t5x_like.training import workdir as workdirs
 
 
-def test_confusions_equal_scikit_learns():
+def test_confusion_counts_equal_those_of_scikit_learn():
   generator = np.random.default_rng(0)
   names = [f"class {n}" for n in range(5)]
   frequencies = [0.4, 0.3, 0.15, 0.1, 0.05]
@@ -49,13 +49,15 @@ def test_scores_by_length_put_every_row_into_one_of_ascending_intervals():
   numbers = []
   for words, scores in suite_charts.scores_by_length(rows, list_numbers).items():
     lengths = {len(rows[n]["input"].split()) for n in scores["numbers"]}
-    assert words in (f"{min(lengths)}–{max(lengths)}", f"{min(lengths)}")
-    bounds.append((min(lengths), max(lengths)))
+    shortest = min(lengths)
+    longest = max(lengths)
+    assert words in (f"{shortest}–{longest}", f"{shortest}")
+    bounds.append((shortest, longest))
     numbers += scores["numbers"]
   assert sorted(numbers) == list(range(100))
   assert len(bounds) > 2
-  for (_, last), (first, _) in itertools.pairwise(bounds):
-    assert last < first
+  for (_, longest), (next_shortest, _) in itertools.pairwise(bounds):
+    assert longest < next_shortest
 
 
 def test_few_rows_have_no_scores_by_length():
@@ -67,16 +69,19 @@ LABELS_METRIC = {"name": "labels", "classes": ["yes", "no"], "scores": ["accurac
 
 
 def tag_row(length: int) -> dict:
+  """Return a prediction of tags for `length` words."""
   target = " ".join(["O", "B-X"] * length)
   return {"input": "a " * length, "target": target, "tags": ["O"] * 2 * length}
 
 
 def text_row(length: int) -> dict:
+  """Return a prediction of a text, which sometimes names no class."""
   prediction = "yes" if length % 3 else "no idea"
   return {"input": "a " * length, "target": "yes", "prediction": prediction}
 
 
 def number_row(length: int) -> dict:
+  """Return a prediction of a number."""
   return {"input": "a " * length, "target": length, "prediction": length % 5}
 
 
@@ -91,7 +96,7 @@ def number_row(length: int) -> dict:
 def test_tags_texts_and_numbers_have_charts(
   make_row, evaluator, task, score, has_classes, tmp_path
 ):
-  """A task of numbers has no classes to confuse; its config names no labels."""
+  """A task of numbers has no confusion matrix; its config names no labels."""
   rows = [make_row(length) for length in range(1, 41)]
   runs = []
   for seed in range(2):

@@ -1,4 +1,4 @@
-"""DeepSeek-V3's block of the second token has the logits of `transformers`."""
+"""DeepSeek-V3's block that predicts the token after the next equals that of `transformers`."""
 
 import jax
 import numpy as np
@@ -14,10 +14,11 @@ EXPERTS = 6
 
 
 def add_block(path):
-  """Add the block's tensors to a file, as published files have them; return them by short names.
+  """Add the block's tensors to a file as in published files, and return them by short names.
 
-  The block is a layer like the last one, with two norms and a projection of its inputs and a norm
-  of its output; its embeddings and head are copies of the model's.
+  The block is a layer like the last one, with two norms and a projection of its inputs, and a norm
+  of its output. The file has copies of the model's embeddings and head for it, which are not
+  returned.
   """
   tensors = load_file(path)
   D = tensors["model.norm.weight"].size
@@ -41,7 +42,7 @@ def add_block(path):
 
 
 def make_torch_block(block, config):
-  """Return the library's module with the tensors of `block`."""
+  """Return the block as a module of `transformers`, with the tensors of `block`."""
   import torch
   from transformers.modeling_layers import MtpLayer
   from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
@@ -67,40 +68,46 @@ def make_torch_block(block, config):
   return module
 
 
-def test_same_logits_of_the_second_token_and_the_same_file_back(tmp_path):
+def compute_torch_logits(hf_model, block, tokens):
+  """Return the block's logits, [B, T, V], for tokens [B, T + 1]."""
   import torch
 
-  case = cases.CASES["deepseek-v3"]
+  B = tokens.shape[0]
+  T = tokens.shape[1] - 1
+  tokens = torch.tensor(tokens.astype(np.int64))
+  torch_block = make_torch_block(block, hf_model.config)
+  with torch.no_grad():
+    states = hf_model.model(tokens).last_hidden_state[:, :-1]
+    next_vectors = hf_model.model.embed_tokens(tokens[:, 1:])
+    positions = torch.arange(1, T + 1)[None]
+    angles = hf_model.model.rotary_emb(next_vectors, positions)
+    causal_bias = torch.full((T, T), float("-inf")).triu(1)[None, None].expand(B, 1, T, T)
+    outputs = torch_block(next_vectors, states, angles, causal_bias, positions, None)
+    if isinstance(outputs, tuple):
+      outputs = outputs[0]
+    return hf_model.lm_head(outputs).numpy()
+
+
+def test_logits_are_equal_and_the_exported_file_is_the_original(tmp_path):
   original = tmp_path / "original"
   exported = tmp_path / "exported"
-  hf_model = reference.make(case, original)
+  hf_model = reference.make(cases.CASES["deepseek-v3"], original)
   block = add_block(original / "model.safetensors")
-  B = 2
-  T = 10
-  tokens = np.random.default_rng(0).integers(2, 64, (B, T + 1)).astype(np.int32)
-  hf_tokens = torch.tensor(tokens.astype(np.int64))
-  layer = make_torch_block(block, hf_model.config)
-  with torch.no_grad():
-    states = hf_model.model(hf_tokens).last_hidden_state[:, :-1]
-    vectors = hf_model.model.embed_tokens(hf_tokens[:, 1:])
-    positions = torch.arange(1, T + 1)[None]
-    angles = hf_model.model.rotary_emb(vectors, positions)
-    causal_bias = torch.full((T, T), float("-inf")).triu(1)[None, None].expand(B, 1, T, T)
-    out = layer(vectors, states, angles, causal_bias, positions, None)
-    expected = hf_model.lm_head(out[0] if isinstance(out, tuple) else out).numpy()
+  tokens = np.random.default_rng(0).integers(2, 64, (2, 11)).astype(np.int32)
+  expected_logits = compute_torch_logits(hf_model, block, tokens)
 
   model = hf.load(str(original))
   assert model.mtp_depth == 1
-  run = jax.jit(lambda model, batch: model(batch)["next_logits"])
-  logits = run(model, {"decoder_input_tokens": tokens})[:, :-1]
-  distance = np.abs(logits - expected).max()
-  print(f"next_logits: {distance:.2e} of {np.abs(expected).max():.3g}")
-  assert distance <= 1e-4
+  predict = jax.jit(lambda model, batch: model(batch)["next_logits"])
+  logits = predict(model, {"decoder_input_tokens": tokens})[:, :-1]
+  difference = np.abs(logits - expected_logits).max()
+  print(f"next_logits: {difference:.2e} of {np.abs(expected_logits).max():.3g}")
+  assert difference <= 1e-4
 
   hf.save(model, str(exported))
   before = load_file(original / "model.safetensors")
   after = load_file(exported / "model.safetensors")
-  # The copies of the embeddings and of the head are not written.
+  # The block's copies of the embeddings and of the head are not exported.
   del before[f"model.layers.{LAYERS}.embed_tokens.weight"]
   del before[f"model.layers.{LAYERS}.shared_head.head.weight"]
   assert before.keys() == after.keys()

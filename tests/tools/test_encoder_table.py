@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import signal
+import time
 
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the model is of
+import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant "nano"
 from t5x_like import train
 from t5x_like.benchmarks import custom_suites
 from tests.runs import hide_other_devices
@@ -16,12 +18,12 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, compiled):
-  """Return a directory with CoLA's files and an output that already has the model."""
+  """Return a directory with CoLA's files in `data` and a small encoder in `out/model`."""
   root = tmp_path_factory.mktemp("root")
-  flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
-  recipe = "--config=tests/recipes/nano_encoder.py"
+  overrides = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
+  arguments = ["--config=tests/recipes/nano_encoder.py", f"--workdir={root}/out/model"]
+  arguments += [f"--config.{override}" for override in overrides]
   with hide_other_devices():
-    arguments = [recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)]
     assert train.main(arguments) == 0
   (root / "data" / "CoLA").mkdir(parents=True)
   for name in ("train", "dev"):
@@ -42,8 +44,8 @@ def test_the_same_command_continues_to_the_same_table(root, capsys):
   assert "47.5 MiniLM-L6xH384" in table
   assert "of 3 CPU hours used" in table
   assert results["tasks"]["cola"]["facts"]["steps"] == 2
-  used = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
-  assert used > 1
+  spent_seconds = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
+  assert spent_seconds > 1
   assert (folder / "results.html").exists()
 
   (folder / "results.json").unlink()  # as if killed before the table was written
@@ -51,13 +53,17 @@ def test_the_same_command_continues_to_the_same_table(root, capsys):
   assert encoder_table.main([*flags, "--only=cola,rte"]) == 0
   assert "new run" not in capsys.readouterr().out
   assert json.loads((folder / "results.json").read_text()) == results
-  assert json.loads((folder / "spent.json").read_text())["cpu_seconds"] > used
+  assert json.loads((folder / "spent.json").read_text())["cpu_seconds"] > spent_seconds
 
-  assert encoder_table.main([*flags, "--only=cola,rte", f"--hours={used / 3600}"]) == 0
-  assert "$ python" not in capsys.readouterr().out  # nothing is begun
+  # The budget is spent, so no task is started, but the table stays.
+  flags_of_spent_budget = [*flags, "--only=cola,rte", f"--hours={spent_seconds / 3600}"]
+  assert encoder_table.main(flags_of_spent_budget) == 0
+  assert "$ python" not in capsys.readouterr().out
   assert "| cola |" in (folder / "results.md").read_text()
-  assert encoder_table.main([*flags, "--only=rte"]) == 2  # it has no files
-  assert "| cola |" in (folder / "results.md").read_text()  # the table is of all that are done
+
+  # RTE has no files. The table still has every finished task.
+  assert encoder_table.main([*flags, "--only=rte"]) == 2
+  assert "| cola |" in (folder / "results.md").read_text()
 
 
 def test_squad_is_read_from_all_its_parts_or_from_one_file(tmp_path):
@@ -65,39 +71,32 @@ def test_squad_is_read_from_all_its_parts_or_from_one_file(tmp_path):
   for name in ("train-v1.1.a.json", "train-v1.1.b.json.gz", "dev-v1.1.json", "dev-v1.1.a.json"):
     (tmp_path / name).touch()
 
-  def data():
-    return [
-      flag
-      for flag in encoder_table.build_evaluation_flags("squad", args, tmp_path, tmp_path)
-      if "--data=" in flag
-    ]
+  def data_flags():
+    flags = encoder_table.build_evaluation_flags("squad", args, tmp_path, tmp_path)
+    return [flag for flag in flags if flag.startswith("--data=")]
 
   parts = f"{tmp_path}/train-v1.1.a.json+{tmp_path}/train-v1.1.b.json.gz"
   dev = f"validation={tmp_path}/dev-v1.1.json"
-  assert data() == [f"--data=train={parts},{dev}"]
+  assert data_flags() == [f"--data=train={parts},{dev}"]
   (tmp_path / "train-v1.1.json.gz").touch()
-  assert data() == [f"--data=train={tmp_path}/train-v1.1.json.gz,{dev}"]
+  assert data_flags() == [f"--data=train={tmp_path}/train-v1.1.json.gz,{dev}"]
 
 
-def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
-  """It sends one signal, and only while a handler is installed."""
-  import signal
-  import time
-
-  asked = []
-  previous = signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+def test_a_spent_budget_sends_one_signal_to_a_training_run(tmp_path):
+  signals = []
+  previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
   try:
     (tmp_path / "spent.json").write_text('{"cpu_seconds": 99.0}')
     with encoder_table.Budget(tmp_path / "spent.json", 99.5) as budget:
       deadline = time.monotonic() + 60
-      while not asked and time.monotonic() < deadline:
-        sum(range(100_000))
-      time.sleep(1.5)
-    assert asked == [1]
+      while not signals and time.monotonic() < deadline:
+        sum(range(100_000))  # spends CPU time
+      time.sleep(1.5)  # another signal would come within a second
+    assert signals == [signal.SIGTERM]
     assert budget.asked
     assert budget.left <= 0
   finally:
-    signal.signal(signal.SIGTERM, previous)
+    signal.signal(signal.SIGTERM, previous_handler)
   assert json.loads((tmp_path / "spent.json").read_text())["cpu_seconds"] >= 99.5
 
 
@@ -117,8 +116,9 @@ def test_bad_flags_are_refused_in_one_line(flags, message, tmp_path, capsys):
   assert message in line
 
 
-def test_the_tasks_are_those_of_the_suite():
+def test_every_task_of_the_suite_has_an_encoder_form_and_a_schedule():
   tasks = custom_suites.load_suite(str(encoder_table.SUITE)).tasks
   assert list(tasks) == ["rte", "cola", "stsb", "ner", "mrpc", "qqp", "pos", "sst2", "squad"]
-  assert all(task.encoder and task.epochs and task.rates for task in tasks.values())
+  for name, task in tasks.items():
+    assert task.encoder and task.epochs and task.rates, name
   assert tasks["squad"].config == {"task.length": 192, "task.stride": 64, "batch_size": 12}
