@@ -1,7 +1,7 @@
-"""Scores are equal on any layout, and a killed suite ends with the table of one that is not killed.
+"""Scores are equal on every layout, and kills do not change the results of a suite.
 
-The layouts are one device, eight, and two processes with four each. Predictions are equal too, but
-for the last digits of fractions.
+The layouts are one device, eight devices, and two processes with four devices each. Predictions are
+equal too, except for the last digits of fractions.
 """
 
 import functools
@@ -19,20 +19,20 @@ from more import beyond
 from t5x_like import train
 from tests.runs import LAUNCHER, Process, run
 
-# a recipe whose variant is known in every process
+# a recipe whose variant every process registers when it loads the recipe
 ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")
 STEPS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2")
 
 
-def generation(folder) -> list[str]:
+def generation_flags(folder) -> list[str]:
   """Return the flags of a text-to-text task with an evaluator that generates."""
-  rows = [{"text": f"{n} and {n % 7}", "turned": f"{n % 7} and {n}"} for n in range(37)]
+  rows = [{"text": f"{n} and {n % 7}", "swapped": f"{n % 7} and {n}"} for n in range(37)]
   (folder / "data").write_text("".join(json.dumps(row) + "\n" for row in rows))
   task = {
     "name": "text_to_text",
     "source": f"jsonl:train={folder}/data,validation={folder}/data",
     "inputs": "{text}",
-    "targets": "{turned}",
+    "targets": "{swapped}",
     "inputs_length": 32,
     "targets_length": 16,
     "cache": f"{folder}/cache",
@@ -50,7 +50,7 @@ def labelled_flags(objective: str, folder) -> list[str]:
   return [*ENCODER, *overrides, f'--config.evals={{"dev": {{"name": "{objective}"}}}}']
 
 
-def pictures(folder) -> list[str]:
+def image_flags(folder) -> list[str]:
   return [
     "--config=configs/vit/base.py:debug",
     f"--config.task.cache={folder}/cache",
@@ -58,55 +58,66 @@ def pictures(folder) -> list[str]:
   ]
 
 
-# a name: a function from a folder to the flags of a run
-KINDS = {
+# the name of an evaluator: a function that returns the flags of its run, with data in a folder
+FLAGS_BY_EVALUATOR = {
   "classification": functools.partial(labelled_flags, "classification"),
   "tagging": functools.partial(labelled_flags, "tagging"),
   "span_qa": functools.partial(labelled_flags, "span_qa"),
-  "generation": generation,
-  "image_classification": pictures,
+  "generation": generation_flags,
+  "image_classification": image_flags,
 }
 
 
-def evaluate_in_process(command: list[str], workdir, **where) -> tuple[list, list[float]]:
-  """Run `evaluate` as a process; return its scores and predictions, and their fractions apart."""
+def evaluate_in_process(command: list[str], workdir, **environment) -> tuple[list, list[float]]:
+  """Run `evaluate` as a process.
+
+  Returns:
+    [scores, predictions] with None for each fraction in the predictions, and these fractions.
+  """
   shutil.rmtree(workdir / "evaluations", ignore_errors=True)
-  code, output = run(command, **where)
-  assert code == 0, output
+  exit_code, output = run(command, **environment)
+  assert exit_code == 0, output
   (scores,) = (workdir / "evaluations").glob("*.json")
   (predictions,) = (workdir / "evaluations").glob("*.jsonl")
   fractions: list[float] = []
 
-  def move_fraction(text: str) -> None:
+  def collect_fraction(text: str) -> None:
     fractions.append(float(text))
 
   rows = []
   for line in predictions.read_text().splitlines():
-    rows.append(json.loads(line, parse_float=move_fraction))
+    rows.append(json.loads(line, parse_float=collect_fraction))
   assert rows
   return [json.loads(scores.read_text()), rows], fractions
 
 
-@pytest.mark.parametrize("kind", beyond(0, list(KINDS)))
-def test_scores_and_predictions_are_the_same_on_any_layout(kind, tmp_path, compiled):
+@pytest.mark.parametrize("evaluator", beyond(0, list(FLAGS_BY_EVALUATOR)))
+def test_scores_and_predictions_are_the_same_on_any_layout(evaluator, tmp_path, compiled):
   workdir = tmp_path / "run"
-  assert train.main([*KINDS[kind](tmp_path), f"--workdir={workdir}", *STEPS]) == 0
+  flags = FLAGS_BY_EVALUATOR[evaluator](tmp_path)
+  assert train.main([*flags, f"--workdir={workdir}", *STEPS]) == 0
   command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
-  expected, fractions = evaluate_in_process(command, workdir, devices=1, cache=compiled)
-  for layout in (command, {"devices": 8}), ([*LAUNCHER, "--", *command], {}):
-    actual, numbers = evaluate_in_process(layout[0], workdir, **layout[1], cache=compiled)
+  expected, expected_fractions = evaluate_in_process(command, workdir, devices=1, cache=compiled)
+
+  def check_layout(command: list[str], devices: int) -> None:
+    actual, fractions = evaluate_in_process(command, workdir, devices=devices, cache=compiled)
     assert actual == expected
-    assert numbers == pytest.approx(fractions, abs=1e-5)
+    assert fractions == pytest.approx(expected_fractions, abs=1e-5)
+
+  check_layout(command, devices=8)
+  check_layout([*LAUNCHER, "--", *command], devices=1)  # the launcher sets the workers' devices
 
 
 def untimed_table(output) -> list[list[str]]:
-  """The lines of a suite's table without the seconds that its runs took."""
+  """Return the lines of a suite's table without the seconds that its runs took."""
   lines = [line.split(" | ") for line in (output / "results.md").read_text().splitlines()]
-  place = next(line for line in lines if "seconds" in line).index("seconds")
-  return [line[:place] + line[place + 1 :] for line in lines]
+  header = next(line for line in lines if "seconds" in line)
+  column = header.index("seconds")
+  return [line[:column] + line[column + 1 :] for line in lines]
 
 
 def untimed_results(output) -> dict:
+  """Return a suite's results without the seconds that its runs took."""
   results = json.loads((output / "results.json").read_text())
   for task in results["tasks"].values():
     for record in (task, *task["runs"]):
@@ -114,55 +125,61 @@ def untimed_results(output) -> dict:
   return results
 
 
+def write_glue_task(folder, header: str, row: str) -> None:
+  """Write the train and dev splits of a task, with numbers and labels filled into a row."""
+  folder.mkdir(parents=True)
+  rows = [row.format(number=n, label=n % 2) for n in range(32)]
+  for split in ("train", "dev"):
+    (folder / f"{split}.tsv").write_text(header + "".join(rows))
+
+
 @pytest.mark.heavy
 def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path, compiled):
-  for task, rows in (("CoLA", "x\t{1}\t\tsentence {0}\n"), ("SST-2", "sentence {0}\t{1}\n")):
-    raw = tmp_path / "raw" / task
-    raw.mkdir(parents=True)
-    lines = [rows.format(n, n % 2) for n in range(32)]
-    for split in ("train", "dev"):
-      (raw / f"{split}.tsv").write_text("".join(["sentence\tlabel\n"] * (task == "SST-2") + lines))
+  raw = tmp_path / "raw"
+  write_glue_task(raw / "CoLA", "", "x\t{label}\t\tsentence {number}\n")
+  write_glue_task(raw / "SST-2", "sentence\tlabel\n", "sentence {number}\t{label}\n")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
-  base = [*ENCODER, f"--workdir={tmp_path}/base", *STEPS, "--config.evals={}", length]
-  assert train.main(base) == 0
+  base_flags = [*ENCODER, f"--workdir={tmp_path}/base", *STEPS, "--config.evals={}", length]
+  assert train.main(base_flags) == 0
 
-  def suite(output):
-    flags = (
+  def suite_command(output) -> list[str]:
+    return [
+      sys.executable,
+      "-m",
+      "t5x_like.evaluate",
+      f"--workdir={tmp_path}/base",
+      "--suite=glue",
+      f"--data={raw}",
+      f"--output={output}",
       "--seeds=2",
       "--config.total_steps=6",
       "--config.batch_size=8",
       "--config.task.length=64",
-    )
-    suite_flags = [
-      f"--workdir={tmp_path}/base",
-      "--suite=glue",
-      f"--data={tmp_path}/raw",
-      f"--output={output}",
     ]
-    return [sys.executable, "-m", "t5x_like.evaluate", *suite_flags, *flags]
 
-  began = time.monotonic()
-  code, said = run(suite(tmp_path / "whole"), cache=compiled)
-  assert code == 0, said
-  seconds = time.monotonic() - began
-  for kill in range(5):
+  uninterrupted = tmp_path / "uninterrupted"
+  killed = tmp_path / "killed"
+  start = time.monotonic()
+  exit_code, output = run(suite_command(uninterrupted), cache=compiled)
+  assert exit_code == 0, output
+  seconds = time.monotonic() - start
+  for number in range(5):
     wait = random.uniform(0.2, 0.9) * seconds
-    print(f"kill {kill} after {wait:.1f} s")
-    with Process(suite(tmp_path / "killed"), cache=compiled) as process:
+    print(f"kill {number} after {wait:.1f} s")
+    with Process(suite_command(killed), cache=compiled) as process:
       deadline = time.monotonic() + wait
       if not process.until(lambda deadline=deadline: time.monotonic() > deadline):
-        break
+        break  # the suite has ended
       process.send(signal.SIGKILL)
       process.end()
-  code, said = run(suite(tmp_path / "killed"), cache=compiled)
-  assert code == 0, said
-  first = tmp_path / "whole"
-  second = tmp_path / "killed"
-  assert untimed_table(second) == untimed_table(first)
-  assert json.loads(
-    json.dumps(untimed_results(second)).replace(str(second), str(first))
-  ) == untimed_results(first)
-  predicted = sorted(path.relative_to(first) for path in first.rglob("predictions/*.jsonl"))
-  assert len(predicted) >= 4
-  for path in predicted:
-    assert (second / path).read_bytes() == (first / path).read_bytes(), path
+  exit_code, output = run(suite_command(killed), cache=compiled)
+  assert exit_code == 0, output
+  assert untimed_table(killed) == untimed_table(uninterrupted)
+  results_json = json.dumps(untimed_results(killed)).replace(str(killed), str(uninterrupted))
+  assert json.loads(results_json) == untimed_results(uninterrupted)
+  paths = sorted(
+    path.relative_to(uninterrupted) for path in uninterrupted.rglob("predictions/*.jsonl")
+  )
+  assert len(paths) >= 4
+  for path in paths:
+    assert (killed / path).read_bytes() == (uninterrupted / path).read_bytes(), path

@@ -1,6 +1,8 @@
-"""Meshes and numbers of processes that change at restarts, with kills between: the same batches,
-and the same bits as the same layouts without kills. Against one layout throughout, sums are taken
-in another order: close, not equal."""
+"""A run whose mesh and number of processes change at restarts survives kills unchanged.
+
+It ends with the same bits as a run with the same changes and no kills. A run with one layout
+throughout reads the same batches but sums in another order, so its losses are only close.
+"""
 
 import signal
 import sys
@@ -12,7 +14,7 @@ from tests.drills.moments import kills, seeded_random
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
 
 pytestmark = pytest.mark.drill
-LEG = 8  # steps with a layout
+STEPS_PER_LAYOUT = 8
 LAYOUTS = [  # (processes, devices of each, mesh)
   (1, 2, "data=2"),
   (2, 1, "fsdp=2"),
@@ -23,51 +25,57 @@ LAYOUTS = [  # (processes, devices of each, mesh)
 ]
 
 
-def command(workdir, leg: int) -> tuple[list[str], dict]:
-  """Return the command of the run up to the end of a leg, and its environment."""
-  processes, devices, mesh = LAYOUTS[leg % len(LAYOUTS)]
-  argv = train(workdir, *flags(leg), f"--config.mesh.{mesh}")
+def command(workdir, change: int) -> tuple[list[str], dict]:
+  """Return the command that trains to the end of a layout, and its environment.
+
+  Args:
+    change: how many times the layout has changed before.
+  """
+  processes, devices, mesh = LAYOUTS[change % len(LAYOUTS)]
+  train_command = train(workdir, *flags(change), f"--config.mesh.{mesh}")
   if processes == 1:
-    return argv, {"devices": devices}
+    return train_command, {"devices": devices}
   launcher = [
     sys.executable,
     "launch/local.py",
     f"--processes={processes}",
     f"--devices_per_process={devices}",
   ]
-  return [*launcher, "--grace_seconds=5", "--", *argv], {}
+  return [*launcher, "--grace_seconds=5", "--", *train_command], {}
 
 
-def flags(leg: int) -> tuple[str, ...]:
+def flags(change: int) -> tuple[str, ...]:
   return (
-    f"--config.total_steps={LEG * (leg + 1)}",
+    f"--config.total_steps={STEPS_PER_LAYOUT * (change + 1)}",
     "--config.checkpoint.every=3",
     "--config.eval_every=1000",
   )
 
 
 def test_kills_between_changes_of_layout_change_no_bit(tmp_path):
-  legs = kills(3, share=8)
-  draw = seeded_random("layouts")
-  for leg in range(legs):
-    argv, where = command(tmp_path / "whole", leg)
-    code, output = run(argv, **where)
-    assert code == 0, output
-  workdir = tmp_path / "killed"
-  for leg in range(legs):
-    argv, where = command(workdir, leg)
-    with Process(argv, **where) as process:
-      last = LEG * leg + draw.randint(1, LEG - 2)
-      if process.until(lambda: count_metrics(workdir) > last):
-        time.sleep(draw.uniform(0, 0.05))
+  num_layouts = kills(3, share=8)  # one kill with each layout
+  rng = seeded_random("layouts")
+  uninterrupted = tmp_path / "uninterrupted"
+  for change in range(num_layouts):
+    argv, environment = command(uninterrupted, change)
+    exit_code, output = run(argv, **environment)
+    assert exit_code == 0, output
+  killed = tmp_path / "killed"
+  for change in range(num_layouts):
+    argv, environment = command(killed, change)
+    with Process(argv, **environment) as process:
+      last_step = STEPS_PER_LAYOUT * change + rng.randint(1, STEPS_PER_LAYOUT - 2)
+      if process.until(lambda: count_metrics(killed) > last_step):
+        time.sleep(rng.uniform(0, 0.05))
         process.send(signal.SIGKILL)
-      code, output = process.end()
-    assert code in (0, -signal.SIGKILL), output
-    code, output = run(argv, **where)
-    assert code == 0, output
-  total = LEG * legs
-  assert losses(workdir) == losses(tmp_path / "whole")
-  assert_same_bits(workdir, tmp_path / "whole", total)
-  code, output = run(train(tmp_path / "one", *flags(legs - 1)))
-  assert code == 0, output
-  assert dict(losses(workdir)) == pytest.approx(dict(losses(tmp_path / "one")), rel=1e-4)
+      exit_code, output = process.end()
+    assert exit_code in (0, -signal.SIGKILL), output
+    # resume, and train to the end of the layout
+    exit_code, output = run(argv, **environment)
+    assert exit_code == 0, output
+  assert losses(killed) == losses(uninterrupted)
+  assert_same_bits(killed, uninterrupted, STEPS_PER_LAYOUT * num_layouts)
+  one_layout = tmp_path / "one_layout"
+  exit_code, output = run(train(one_layout, *flags(num_layouts - 1)))
+  assert exit_code == 0, output
+  assert dict(losses(killed)) == pytest.approx(dict(losses(one_layout)), rel=1e-4)

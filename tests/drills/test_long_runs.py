@@ -1,54 +1,76 @@
-"""Memory and descriptors of a run over many steps, with saves, evaluations and logging; 3,000 with
-STEPS=3000."""
+"""A long run with saves, evaluations and logging does not leak memory, descriptors or threads.
+
+`T5X_LIKE_STEPS` sets the number of steps.
+"""
 
 import time
+from typing import NamedTuple
 
 import psutil
 import pytest
 
-from tests.drills.moments import steps
+from tests.drills.moments import steps as drill_steps
 from tests.runs import Process, count_metrics, losses, train
 
 pytestmark = pytest.mark.drill
-# threads that save and evaluate open and close some
-MOST_MEGABYTES = 64
-MOST_DESCRIPTORS = 8
+# The growth allowed between the first and the last sample: saves and evaluations open and close
+# threads and files.
+MAX_MEGABYTES = 64
+MAX_DESCRIPTORS = 8
+MAX_THREADS = 8
+
+
+class Usage(NamedTuple):
+  """The least use of resources among samples taken after a number of lines of metrics."""
+
+  num_metrics: int
+  megabytes: float
+  descriptors: int
+  threads: int
+
+
+def sample_usage(pid: int, workdir) -> Usage:
+  """Return the least of 30 samples within 0.3 s, which excludes most of what a save allocates."""
+  process = psutil.Process(pid)
+  megabytes = []
+  descriptors = []
+  threads = []
+  while len(megabytes) < 30 and process.is_running():
+    megabytes.append(process.memory_info().rss / 1e6)
+    descriptors.append(process.num_fds())
+    threads.append(process.num_threads())
+    time.sleep(0.01)
+  return Usage(count_metrics(workdir), min(megabytes), min(descriptors), min(threads))
 
 
 def test_memory_and_descriptors_do_not_grow(tmp_path, capsys):
-  total = steps(400)
+  num_steps = drill_steps(400)
   flags = (
-    f"--config.total_steps={total}",
+    f"--config.total_steps={num_steps}",
     "--config.checkpoint.every=20",
     "--config.eval_every=40",
+    "--config.evals.loss.max_examples=16",
+    "--config.log_every=1",
   )
-  flags += ("--config.evals.loss.max_examples=16", "--config.log_every=1")
   workdir = tmp_path / "run"
-  table = []
+  usages = []
   with Process(train(workdir, *flags), cache=tmp_path / "compiled") as process:
     for share in (0.25, 0.4, 0.55, 0.7, 0.8, 0.9):
-      assert process.until(lambda: count_metrics(workdir) >= share * total, 3_600), process.end()
-      about = psutil.Process(process.pid)
-      samples = []
-      while (
-        len(samples) < 30 and about.is_running()
-      ):  # the least of them: saves under way come and go
-        samples.append((about.memory_info().rss / 1e6, about.num_fds(), about.num_threads()))
-        time.sleep(0.01)
-      table.append((count_metrics(workdir), *map(min, zip(*samples))))
-    code, output = process.end(3_600)
-  assert code == 0, output
-  assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
+      threshold = share * num_steps
+      assert process.until(lambda: count_metrics(workdir) >= threshold, 3_600), process.end()
+      usages.append(sample_usage(process.pid, workdir))
+    exit_code, output = process.end(3_600)
+  assert exit_code == 0, output
+  assert [step for step, _ in losses(workdir)] == list(range(1, num_steps + 1))
   with capsys.disabled():
-    print(
-      "\n".join(
-        f"  line {n:>5}: {rss:8.1f} MB, {fds} descriptors, {threads} threads"
-        for n, rss, fds, threads in table
+    for usage in usages:
+      print(
+        f"  line {usage.num_metrics:>5}: {usage.megabytes:8.1f} MB, "
+        f"{usage.descriptors} descriptors, {usage.threads} threads"
       )
-    )
-  first = table[0]
-  last = table[-1]
-  assert last[1] - first[1] < MOST_MEGABYTES
-  assert last[2] - first[2] <= MOST_DESCRIPTORS
-  assert last[3] - first[3] <= MOST_DESCRIPTORS
+  first = usages[0]
+  last = usages[-1]
+  assert last.megabytes - first.megabytes < MAX_MEGABYTES
+  assert last.descriptors - first.descriptors <= MAX_DESCRIPTORS
+  assert last.threads - first.threads <= MAX_THREADS
   assert (workdir / "report.html").exists()

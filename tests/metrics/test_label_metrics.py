@@ -15,7 +15,7 @@ from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 
 
 def test_classification_equals_scikit_learns_documented_examples():
-  # scikit-learn's example has the labels +1 and -1 here called 1 and 0
+  # scikit-learn's example has the labels +1 and -1 instead of 1 and 0
   matthews = Classification(2, ("matthews_correlation",))([1, 1, 1, 0], [1, 0, 1, 1])
   assert matthews["matthews_correlation"] == pytest.approx(-100 / 3)
   assert Classification(4)([0, 1, 2, 3], [0, 2, 1, 3]) == {"accuracy": 50.0}
@@ -117,7 +117,7 @@ def test_entities_equal_seqeval_on_random_tags():
 
 def test_sentences_without_a_right_entity_score_zero():
   assert EntityF1()([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
-  # a row that ends before its last word has an empty tag there
+  # a word that truncation removed from the row has an empty tag
   assert EntityF1()([["B-X", "I-X"]], [["B-X", ""]])["f1"] == 0.0
 
 
@@ -125,8 +125,9 @@ def test_multirc_equals_sklearn_over_all_answers():
   gold = [[1, 0, 1], [0, 0], [1, 1, 0, 0]]
   predictions = [[1, 0, 1], [0, 1], [1, 0, 0, 0]]
   scores = MultiRc()(gold, predictions)
-  all_gold = list(itertools.chain(*gold))
-  f1 = sklearn.metrics.f1_score(all_gold, list(itertools.chain(*predictions)))
+  all_gold = list(itertools.chain.from_iterable(gold))
+  all_predictions = list(itertools.chain.from_iterable(predictions))
+  f1 = sklearn.metrics.f1_score(all_gold, all_predictions)
   assert scores == {"f1a": pytest.approx(100 * f1), "exact_match": pytest.approx(100 / 3)}
   assert MultiRc()([[0]], [[0]]) == {"f1a": 0.0, "exact_match": 100.0}
 

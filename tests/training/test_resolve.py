@@ -24,7 +24,7 @@ def resolve_recipe(*overrides):
   return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
-def test_a_vocabulary_that_is_not_given_is_the_published_one():
+def test_a_vocabulary_size_that_is_not_given_is_the_published_one():
   assert resolve_recipe("model.vocab_size=None").model.vocab_size == 32128
   assert resolve_recipe("model.vocab_size=500").model.vocab_size == 500
   config = recipes.load("tests/recipes/nano.py")
@@ -43,7 +43,7 @@ def test_a_recipe_changes_the_design_of_its_family():
   assert resolve_recipe().model.design.to_dict() == {}
 
 
-def test_a_part_named_by_a_word_stays_a_word_unless_a_table_replaces_it():
+def test_a_string_stays_a_string_unless_a_table_replaces_it():
 
   def load(*overrides):
     return recipes.load("configs/roberta/base.py", overrides)
@@ -90,9 +90,10 @@ def test_no_recipe_opens_data(recipe, forbid_data, monkeypatch):
 def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch, request):
   vocabulary = stores.ByteVocabulary(900)
   stores.write(tmp_path / "train", [[5, 6, 7]], vocabulary)
-  request.getfixturevalue("forbid_data")
+  request.getfixturevalue("forbid_data")  # only now, as writing the store needs to open it
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
-  config.task = json.loads(json.dumps(task).replace("STORE", str(tmp_path)))
+  task_json = json.dumps(task).replace("STORE", str(tmp_path))
+  config.task = json.loads(task_json)
   assert load_task_vocabulary(config).fingerprint == vocabulary.fingerprint
   assert resolve(config).model.vocab_size == padded_vocab_size(vocabulary) == 1280
 
@@ -111,11 +112,10 @@ def test_resolving_twice_changes_nothing():
   assert resolve(config).to_dict() == config.to_dict()
 
 
-def test_a_config_saved_before_a_key_has_its_default(capsys):
+def test_a_config_saved_before_a_key_existed_gets_its_default(capsys):
   saved = recipes.load("tests/recipes/nano.py").to_dict()
-  older = {
-    key: value for key, value in saved.items() if key not in ("recompute_every", "selection")
-  }
+  older = dict(saved)
+  del older["recompute_every"], older["selection"]
   assert config_lib.restore(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
   assert capsys.readouterr().out.startswith(
     'w/config.json: written before there were {"recompute_every": 0, "sel'
