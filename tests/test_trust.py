@@ -220,7 +220,7 @@ WORKER = """
 import pickle, sys
 from t5x_like import trust
 c4 = pickle.load(sys.stdin.buffer)
-print(c4._page("Some words here. More words. And more."), trust.current_state().names)
+print(c4._page_refusal("Some words here. More words. And more."), trust.current_state().names)
 """
 
 

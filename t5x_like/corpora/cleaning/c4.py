@@ -50,7 +50,7 @@ class Step(Filter):
   """
 
   stage = 0
-  edition = 1  # the first took words and sentence ends of scripts like Latin only
+  edition = 1  # edition 0 found words and sentence ends only in scripts like Latin
   min_words: int = 5
   min_sentences: int = 3
   bad_words: tuple[str, ...] = ()
@@ -62,9 +62,9 @@ class Step(Filter):
       load_language_id(self.language_id)
 
   def __setstate__(self, state: dict[str, Any]) -> None:
-    """Unpickle the filters in a worker, which lacks the flags that admit names.
+    """Unpickle the filters in a worker process, and admit the language identifier's name there.
 
-    The command has checked them.
+    The command has checked the name against its flags, which the worker does not have.
     """
     vars(self).update(state)
     trust.admit(self.language_id)
@@ -81,12 +81,13 @@ class Step(Filter):
           line = line.strip()
       if not line:
         continue
-      if reason := self._line(line):
+      reason = self._line_refusal(line)
+      if reason:
         counts[f"line: {reason}"] += 1
       else:
         lines.append(line)
     page = "\n".join(lines)
-    reason = self._page(page)
+    reason = self._page_refusal(page)
     return None if reason else page, reason, counts
 
   def is_long_enough(self, text: str) -> bool:
@@ -94,9 +95,10 @@ class Step(Filter):
     first_sentences = itertools.islice(segmentation.sentences(text), self.min_sentences)
     return len(list(first_sentences)) >= self.min_sentences
 
-  def _line(self, line: str) -> str | None:
+  def _line_refusal(self, line: str) -> str | None:
+    """Return why a line is removed, None if it stays."""
     words = segmentation.words(line)
-    if len(line) > _LONGEST_WORD and max(map(len, words)) > _LONGEST_WORD:
+    if len(line) > _LONGEST_WORD and max(len(word) for word in words) > _LONGEST_WORD:
       return f"word of over {_LONGEST_WORD} characters"
     is_ended = line.endswith(QUOTES) or segmentation.ends_with_terminator(line)
     if not is_ended or line.endswith(("...", "\u2026")):
@@ -108,7 +110,8 @@ class Step(Filter):
       return "javascript"
     return "policy" if any(phrase in lower for phrase in _POLICY) else None
 
-  def _page(self, page: str) -> str | None:
+  def _page_refusal(self, page: str) -> str | None:
+    """Return why a page is removed, None if it stays."""
     lower = page.lower()
     if "lorem ipsum" in lower:
       return "lorem ipsum"
@@ -116,7 +119,7 @@ class Step(Filter):
       return "curly brace"
     if not self.is_long_enough(page):
       return f"under {self.min_sentences} sentences"
-    if self.bad_words and _any_of(self.bad_words).search(lower):
+    if self.bad_words and _compile_any(self.bad_words).search(lower):
       return "word of the list"
     if self.language_id and load_language_id(self.language_id)(page) != self.language:
       return f"not in {self.language}"
@@ -124,16 +127,17 @@ class Step(Filter):
 
 
 @functools.lru_cache(4)
-def _any_of(words: tuple[str, ...]) -> re.Pattern:
+def _compile_any(words: tuple[str, ...]) -> re.Pattern:
   """Return a pattern of any of the words, between word ends in scripts that separate words."""
-  patterns = [
-    re.escape(pattern_word) for pattern_word in words if segmentation.has_unspaced(pattern_word)
-  ]
-  separate = [
-    re.escape(pattern_word) for pattern_word in words if not segmentation.has_unspaced(pattern_word)
-  ]
-  if separate:
-    patterns.append(rf"(?<!\w)(?:{'|'.join(separate)})(?!\w)")
+  patterns = []
+  spaced = []
+  for word in words:
+    if segmentation.has_unspaced(word):
+      patterns.append(re.escape(word))
+    else:
+      spaced.append(re.escape(word))
+  if spaced:
+    patterns.append(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)")
   return re.compile("|".join(patterns))
 
 

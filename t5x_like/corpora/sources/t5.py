@@ -23,22 +23,26 @@ from t5x_like.corpora.sources import Record, _t5_texts, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError, did_you_mean, one_line
 
-VERSION = 1  # of the texts; raise it when they change
+# The version of the texts, a part of a store's fingerprint. Raise it when the texts change.
+VERSION = 1
 
 
 class Source(Derived):
-  """Fields inputs, targets, and further ones for metrics, see `_t5_texts`."""
+  """Another source's records with the fields `inputs` and `targets`, and further ones for metrics.
+
+  See `_t5_texts` for the fields of each form.
+  """
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del fields  # of the results
+    del fields  # the form decides the fields
     self._form, _, inner = spec.partition(":")
-    known = _t5_texts.FORMS
-    if self._form not in known or not inner:
+    forms = _t5_texts.FORMS
+    if self._form not in forms or not inner:
       raise UserError(
         f"source t5:{spec[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one "
-        f"of {', '.join(known)}{did_you_mean(self._form, known)}"
+        f"of {', '.join(forms)}{did_you_mean(self._form, forms)}"
       )
-    self._fields, self._texts = known[self._form]
+    self._fields, self._make_texts = forms[self._form]
     self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
     self._own = {"form": "t5", "text": self._form, "version": VERSION}
     self.name = self._inner.name
@@ -47,15 +51,18 @@ class Source(Derived):
   def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
     _t5_texts.check(self._form, record, where)
     try:
-      texts = list(self._texts(record, where, split.startswith("train")))
+      texts = list(self._make_texts(record, where, split.startswith("train")))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
       raise UserError(
         f"{where}: found values that t5:{self._form} cannot read ({one_line(error)[:99]}), "
         f"expected {self._form}'s in {', '.join(self._fields)}"
       ) from error
-    yield from ((where, text) for text in texts)
+    for text in texts:
+      yield where, text
 
 
 def inner_source(source: str) -> str:
-  """Return the source whose records a source rewrites; a source of another format is its own."""
-  return source.split(":", 2)[2] if source.startswith("t5:") and source.count(":") > 1 else source
+  """Return SOURCE of `t5:FORM:SOURCE`, or the given source if it has another format."""
+  if source.startswith("t5:") and source.count(":") > 1:
+    return source.split(":", 2)[2]
+  return source
