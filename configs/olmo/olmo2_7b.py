@@ -4,10 +4,11 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/olmo/olmo2_7b.py --workdir=runs/olmo2_7b
 
-Windows of 4,096 tokens in batches of 1,024, attention across documents; AdamW up to 3e-4 after
-2,000 steps, a half cosine towards a tenth at 5 trillion tokens, of which 3.9 trillion are run; a
-z-loss of 1e-5, no decay of token vectors but of gains (sections 2 and 3, and OLMo2-7B-stage1.yaml
-of allenai/OLMo). 128 accelerators or more. The published base model, after its second stage, scores
+Windows of 4,096 tokens in batches of 1,024, with attention across documents. AdamW warms up to 3e-4
+over 2,000 steps; the rate then follows a half cosine that would reach a tenth at 5 trillion tokens,
+and training stops at 3.9 trillion. The z-loss is 1e-5; the embeddings have no weight decay, but the
+scales of norms do (sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo). Use 128
+accelerators or more. The published base model, after its second stage, scores
 63.7 on MMLU with 5 shots. Not run at full size here.
 """
 

@@ -3,21 +3,25 @@
   python -m t5x_like.train --config=configs/vit/base.py --workdir=runs/vit_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 4096, parts of 5 to 100 % of the images at 224 x 224,
-bilinear, and their mirror images; Adam up to 3e-3 over 10,000 steps and down a cosine to 0, decay
-0.3, dropout 0.1, gradients clipped to norm 1, kernels of Xavier's deviation (parts and kernels are
-of google-research/vision_transformer; the kernels are normal here, uniform there). `:large` and
-`:huge` are ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a ResNet's
-map. Fine-tuning at 384 x 384 (table 4 and the authors' code): SGD without decay at 0.003, 0.01,
-0.03 or 0.06 for 20,000 steps of 512 images, and evaluations of images squeezed to squares; here the
-head goes on, theirs is new and positions are interpolated by cubics, theirs linearly:
+300 epochs of 1,281,167 images in batches of 4096. A random crop of 5 to 100 % of each image is
+resized to 224 x 224 (bilinear) and mirrored at random. Adam warms up to 3e-3 over 10,000 steps and
+follows a cosine to 0, with weight decay 0.3, dropout 0.1 and gradients clipped to norm 1. Kernels
+have Xavier's deviation. (Crops and kernels are from google-research/vision_transformer; kernels are
+drawn from a normal distribution here, from a uniform one there.) `:large` and `:huge` are ViT-L/16
+and ViT-H/14; `:hybrid` is R50+ViT-B/16, whose patches are the cells of a ResNet's feature map.
+
+Fine-tuning at 384 x 384 (table 4 and the authors' code): SGD without weight decay, at a rate of
+0.003, 0.01, 0.03 or 0.06, for 20,000 steps of 512 images; evaluations squeeze images to squares.
+Two things differ from the authors' code: the pretrained head is kept instead of a new one, and
+positions are interpolated by cubics instead of linearly.
 --config.init.workdir=runs/vit_b16 --config.model.resolution=384
 --config.task.resolution=384 --config.task.fit=squeezed --config.task.method=bilinear
 --config.batch_size=512
 --config.total_steps=20000 --config.optimizer='{"name": "sgd", "momentum": 0.9}'
 --config.schedule.learning_rate=0.03
---config.schedule.warmup_steps=500. Expected of B/16: 77.9 % top-1 (table 5). 32 chips of TPU v3 or
-more. Not run at full size here.
+--config.schedule.warmup_steps=500
+
+Expected of B/16: 77.9 % top-1 (table 5). Use 32 chips of TPU v3 or more. Not run at full size here.
 
 Huge is planned on v5e 8x8: 0.70 s a step, 47 % MFU (docs/plans.json).
 """
@@ -37,8 +41,8 @@ def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
   config.model = {"name": "vit", "variant": _SIZES[size], "head": head, "dropout": 0.1}
   config.model.design = {"kernel_scales": (1.0, 1.0, 0.4, 1.6)}
   if size == "huge":  # 64 images on a chip of 16 GB
-    kept = ["query", "key", "value", "attention_out", "mlp_hidden"]
-    config.model.remat = {"name": "save", "names": kept}
+    saved_names = ["query", "key", "value", "attention_out", "mlp_hidden"]
+    config.model.remat = {"name": "save", "names": saved_names}
     config.mesh = {"fsdp": -1}
   config.task = {
     "name": "image_classification",

@@ -5,9 +5,9 @@ from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 
 class SinusoidalOrder(SinusoidalPosition):
-  """The scheme for words (Vaswani et al. 2017, section 3.5), which works for any resolution.
+  """Fixed sinusoidal positions of the patches in raster order, for any resolution.
 
-  Nothing is learned.
+  They are the positions of words in Vaswani et al. 2017, section 3.5.
   """
 
   def __init__(self, width: int):
