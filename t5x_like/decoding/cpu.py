@@ -1,9 +1,8 @@
-"""Layers for decoding on a CPU, where rows are few and a product costs as much as reading its
-kernel.
+"""Layers for decoding on a CPU, where reading the kernels takes most of the time.
 
-XLA on CPU reads a kernel up to twice as fast as the left factor than as the right, and each product
-has a fixed cost. Kernels are therefore transposed, cast and joined once, before the loop over
-tokens.
+XLA on CPU reads a kernel up to twice as fast if it is the left factor of a product, and each
+product has a fixed cost. Kernels are therefore transposed, cast and joined once, before the loop
+over tokens.
 """
 
 import copy
@@ -19,7 +18,8 @@ from t5x_like.nn.linear import Linear, contract, map_linears, matmul
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import platform, ways
 
-_FEW = 64  # rows: transposing up to this many costs less than reading a kernel
+# Transposing the product of at most this many rows costs less than reading a kernel.
+_MAX_ROWS_TO_TRANSPOSE = 64
 
 
 def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
@@ -60,14 +60,18 @@ def _fuse_shared_inputs(module: nnx.Module) -> None:
 
 
 def is_left_factor(axes: params.Axes) -> bool:
-  """Return whether a kernel with these logical axes is read fastest as the left factor: on CPU,
-  whole on its device."""
+  """Return whether a kernel with these logical axes is read fastest as the left factor.
+
+  This holds on CPU for kernels that are not split over devices.
+  """
   return platform() == "cpu" and all(ways(axis) == 1 for axis in axes if axis is not None)
 
 
 class KernelFirst(Linear):
-  """A `Linear` for few rows, computed as `kernel @ x^T` from a kernel [F, D] in the compute
-  dtype."""
+  """A `Linear` for few rows, computed as `kernel @ x^T`.
+
+  The kernel is [F, D], in the compute dtype.
+  """
 
   def __init__(self, linear: Linear, dtype: jnp.dtype):
     kernel = linear.kernel[...].astype(dtype)
@@ -91,14 +95,20 @@ class FusedLinear(nnx.Module):
     self.biases = nnx.List([layer.bias for layer in layers])
 
   def apply_jointly(self, layers: Sequence[nnx.Module], x: jax.Array) -> list[jax.Array]:
-    """Apply all fused layers to `x`; `layers` holds this one and its placeholders. See
-    `nn.linear.apply_jointly`."""
+    """Apply all fused layers to `x`; see `nn.linear.apply_jointly`.
+
+    Args:
+      layers: this layer and the placeholders of the others, which are not read.
+      x: the input that the layers share.
+    """
     y = kernel_first(self.kernel[...], x, x.dtype)
     parts = jax.lax.split(y, self.sizes, axis=y.ndim - 1)
-    return [
-      part if b is None else part + b[...].astype(x.dtype)
-      for part, b in zip(parts, self.biases, strict=True)
-    ]
+    outputs = []
+    for part, bias in zip(parts, self.biases, strict=True):
+      if bias is not None:
+        part = part + bias[...].astype(x.dtype)
+      outputs.append(part)
+    return outputs
 
 
 class FusedInto(nnx.Module):
@@ -117,11 +127,12 @@ jax.tree_util.register_dataclass(KernelFirstLogits)
 
 
 def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """Compute `x @ kernel^T`: [F, D] and [..., D] -> [..., F] in `dtype`. It has no gradient of its
-  own."""
+  """Compute `x @ kernel^T` in `dtype`: [F, D] and [..., D] -> [..., F]."""
   F, D = kernel_FD.shape
-  # Two axes each: with three, XLA on CPU may generate a bfloat16 product that it cannot compute.
+  # Both factors have two axes: with three, XLA on CPU may generate a bfloat16 product that it
+  # cannot compute.
   y_FM = contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)
-  if y_FM.shape[1] <= _FEW:  # or XLA fuses the transposition and moves the kernel to the right
+  if y_FM.shape[1] <= _MAX_ROWS_TO_TRANSPOSE:
+    # Without the barrier, XLA merges the transposition and makes the kernel the right factor.
     y_FM = jax.lax.optimization_barrier(y_FM)
   return y_FM.T.reshape(*x.shape[:-1], F)

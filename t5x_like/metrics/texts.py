@@ -61,9 +61,10 @@ def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",))
       raise ValueError(f"found the label {texts[0][:40]!r}, expected one of {', '.join(classes)}")
     return index[texts[0].strip()]
 
-  return TextMetric(
-    Classification(len(classes), scores), reference, lambda text: index.get(text.strip())
-  )
+  def prediction(text: str) -> int | None:
+    return index.get(text.strip())
+
+  return TextMetric(Classification(len(classes), scores), reference, prediction)
 
 
 def number(*, invalid: float = -1.0) -> TextMetric:
@@ -194,12 +195,12 @@ def _tags_of_words(text: str, missing: str = "") -> list[str]:
   """Return the tag of each word; the last of several tags counts."""
   word = 0
   tags = {}
-  for part, piece in enumerate(_SENTINEL.split(text)):
-    is_sentinel = part % 2 == 1  # `split` returns the captured sentinels between the texts
+  for index, part in enumerate(_SENTINEL.split(text)):
+    is_sentinel = index % 2 == 1  # `split` returns the captured numbers between the texts
     if is_sentinel:
-      word = int(piece)
+      word = int(part)
       continue
-    for tag in piece.split():
+    for tag in part.split():
       tags[word] = tag
       word += 1
   num_words = max(tags, default=-1) + 1

@@ -13,7 +13,8 @@ from t5x_like.training.assembly import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 
-_MEAN = EMA_COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoint
+# The key in a checkpoint of the tensors of the weights' moving average.
+_MEAN = EMA_COUNT.partition("/")[0]
 _NO_ROLLBACKS = {"times": 0, "batches_passed": 0}
 
 
@@ -24,9 +25,9 @@ class RestoredState:
   Attributes:
     state: the restored or initialised state.
     step: the number of finished steps.
-    rollbacks: how often the guard took the run back (`times`), and the number of batches that were
-      passed over thereby (`batches_passed`).
-    loaded: the content of `init.json`, for a run that begins with the weights of another.
+    rollbacks: how often the guard returned the run to an earlier checkpoint (`times`), and the
+      number of batches that it skipped by that (`batches_passed`).
+    loaded: the content of `init.json`, for a run that begins with the weights of another run.
   """
 
   state: TrainState
@@ -39,8 +40,8 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
   """Return the state of a checkpoint, or of a new run if there is none.
 
   Args:
-    step: the step to restore, None for the newest intact one; 0 without a checkpoint of it begins
-      anew.
+    step: the step to restore, None for the newest intact one. If it is 0 and has no checkpoint, the
+      run begins anew.
   Raises:
     UserError: the checkpoint is of another config, or there is none although a step was saved;
       otherwise as `Checkpoints.restore`.
@@ -61,7 +62,7 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
   step, tree, metadata = checkpoint
   rollbacks = _NO_ROLLBACKS | metadata.pop("rollbacks", {})
   session.check_config(metadata, f"{session.address}/checkpoints/{step}")
-  if step:  # imported weights have no past
+  if step:  # imported weights have no earlier phases
     position = step + rollbacks["batches_passed"]
     phases.check_past_phases(metadata, config, position, session.address)
   if step < config.total_steps:
@@ -93,10 +94,13 @@ def _tensors_to_restore(
 ) -> dict:
   """Return the tree to restore: the whole state, or step and parameters for a fresh optimizer.
 
-  A mean of the weights may begin or end with a resume: it is no part of the optimizer's own state.
+  The average of the weights is not a part of the optimizer's own state: a resumed run may begin to
+  keep one, or stop keeping it.
   """
   tree = to_tree(abstract)
-  run_tensors = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
+  run_tensors = {
+    name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in flatten(tree).items()
+  }
   saved_tensors = {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
   if run_tensors == saved_tensors:
     return tree
@@ -104,14 +108,16 @@ def _tensors_to_restore(
   if _without_mean(run_tensors) == saved_without_mean:
     if len(saved_without_mean) < len(saved_tensors):
       return tree
-    return {key: x for key, x in tree.items() if key != _MEAN}
+    return {key: subtree for key, subtree in tree.items() if key != _MEAN}
   if fresh_optimizer:
     return {key: tree[key] for key in ("step", "params")}
   return tree
 
 
 def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
-  return {name: x for name, x in tensors.items() if not name.startswith(f"{_MEAN}/")}
+  """Return the tensors other than the moving average of the weights."""
+  prefix = f"{_MEAN}/"
+  return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
 
 
 def _check_not_lost(session: Session, begins_anew: bool) -> None:

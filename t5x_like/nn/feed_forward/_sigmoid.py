@@ -7,9 +7,9 @@ load in the global batch, and up if it had less.
 
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
 "gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of
-that. The load is therefore summed over microbatches, devices and stages by the sums that gradients
-go through anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that
-of the exact sum, and norms of gradients, by which others are clipped, do not see it.
+that gradient. The load is therefore summed over microbatches, devices and stages together with the
+gradients, and a refused step moves no bias. The load is scaled by 2^-70, which keeps its sign and
+makes it too small to change the global norm by which gradients are clipped.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def _attach_load_forward(gates_BTk, balance_E, excess_E):
 
 
 def _attach_load_backward(excess_E, g_BTk):
-  # An idle stage of a pipeline routes tokens that nothing depends on.
+  # An idle pipeline stage routes tokens that no output depends on; these must not count as load.
   is_used = jnp.any(g_BTk != 0)
   return g_BTk, jnp.where(is_used, _LOAD_SCALE * excess_E, 0.0), None
 
@@ -143,7 +143,8 @@ class RowLoad(Statistics):
     shares_BE = jnp.einsum("BT,BTE->BE", valid_BT, routing.probs_BTE)
     load_BE = jnp.einsum("BT,BTE->BE", valid_BT, chosen_BTE)
     even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
-    balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B  # the sum of f P, times the tokens
+    # The sum over experts of f P (equation 17), times the number of tokens.
+    balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B
     return cls(
       tokens=jnp.sum(tokens_B),
       balance=jnp.sum(balance_B),

@@ -1,5 +1,7 @@
-"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): match each box with one
-query."""
+"""Detection as set prediction: match each box with one query (DETR).
+
+Source: Carion et al. 2020, section 3.1.
+"""
 
 import dataclasses
 
@@ -18,8 +20,10 @@ _TOTALS = "detection_totals"
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the matched
-  queries' boxes.
+  """Classify all queries, and regress the boxes of the matched ones.
+
+  The loss is the cross-entropy of the classes of all queries, and the L1 distance and generalised
+  IoU loss of the matched queries' boxes.
 
   The matching minimises the sum of costs: the negative probability of the class and the two box
   losses. Every decoder layer has these losses and its own matching.
@@ -27,7 +31,7 @@ class Objective(Base):
   Attributes:
     class_cost, l1, giou: weights of the matching costs; `l1` and `giou` also weight the losses.
     no_object: weight of the cross-entropy of queries without a box.
-    earlier: whether layers before the last have losses.
+    earlier: whether the decoder layers before the last have losses too.
   """
 
   model_inputs = ("image_size",)
@@ -46,18 +50,18 @@ class Objective(Base):
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    slots = features["boxes"].shape[0]
+    max_boxes = features["boxes"].shape[0]
     queries = model.variant.queries
-    if slots > queries:
+    if max_boxes > queries:
       raise UserError(
-        f"config.model.queries: found {queries}, but images have up to {slots} boxes "
+        f"config.model.queries: found {queries}, but images have up to {max_boxes} boxes "
         "(config.task.boxes), each of which needs a query of its own; set "
-        f"--config.model.queries={slots} or more"
+        f"--config.model.queries={max_boxes} or more"
       )
 
   def prepare(self, batch: dict[str, jax.Array], model) -> dict[str, jax.Array]:
     """Add the global batch's numbers of boxes and images, which divide the losses, to each row."""
-    totals_2 = jnp.stack([jnp.sum(_real(batch)), jnp.sum(batch["example_weights"])])
+    totals_2 = jnp.stack([jnp.sum(_box_weights(batch)), jnp.sum(batch["example_weights"])])
     return batch | {_TOTALS: jnp.broadcast_to(totals_2, (len(batch["boxes"]), 2))}
 
   def __call__(
@@ -82,21 +86,20 @@ class Objective(Base):
       logits_BLQV = jnp.concatenate([outputs["earlier_logits"], logits_BLQV], axis=1)
       boxes_BLQ4 = jnp.concatenate([outputs["earlier_boxes"], boxes_BLQ4], axis=1)
     Q, V = logits_BLQV.shape[2:]
-    real_BM = _real(batch)
+    real_BM = _box_weights(batch)
     examples_B = batch["example_weights"]
     target_BM4 = jnp.where(real_BM[..., None] > 0, to_centre_form(batch["boxes"]), 0.5)
     label_BM = jnp.where(real_BM > 0, batch["box_labels"], 0)
 
     log_p_BLQV = jax.nn.log_softmax(logits_BLQV)
     matched_BLMQ = self._match(jnp.exp(log_p_BLQV), boxes_BLQ4, label_BM, target_BM4, real_BM)
-    has_box_BLQ = jnp.max(matched_BLMQ, axis=2)  # whether a query has a box
-    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - has_box_BLQ) * (
-      V - 1
-    )
-    class_BLQ = class_BLQ.astype(jnp.int32)
+    has_box_BLQ = jnp.max(matched_BLMQ, axis=2)  # 1 if a query has a box
+    no_object_class = V - 1
+    matched_class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2)
+    class_BLQ = (matched_class_BLQ + (1.0 - has_box_BLQ) * no_object_class).astype(jnp.int32)
     nll_BLQ = -jnp.take_along_axis(log_p_BLQV, class_BLQ[..., None], axis=-1)[..., 0]
     weight_BLQ = (has_box_BLQ + self.no_object * (1.0 - has_box_BLQ)) * examples_B[:, None, None]
-    class_BL = jnp.sum(nll_BLQ * weight_BLQ, axis=2)
+    class_loss_BL = jnp.sum(nll_BLQ * weight_BLQ, axis=2)
 
     query_BLM = jnp.argmax(matched_BLMQ, axis=3)
     predicted_BLM4 = jnp.take_along_axis(boxes_BLQ4, query_BLM[..., None], axis=2)
@@ -106,15 +109,15 @@ class Objective(Base):
     giou_BL = jnp.sum((1.0 - generalised_iou(predicted_BLM4, target_B1M4)) * real_B1M, axis=2)
 
     boxes, images = batch[_TOTALS][0]
-    share = jnp.maximum(boxes, 1.0) / jnp.maximum(
-      boxes + self.no_object * (images * Q - boxes), _EPSILON
-    )
-    loss = jnp.sum(share * class_BL + self.l1 * l1_BL + self.giou * giou_BL)
+    # The loss is divided by the number of boxes later, but the class loss by the queries' weights.
+    total_weight = boxes + self.no_object * (images * Q - boxes)
+    share = jnp.maximum(boxes, 1.0) / jnp.maximum(total_weight, _EPSILON)
+    loss = jnp.sum(share * class_loss_BL + self.l1 * l1_BL + self.giou * giou_BL)
     right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * has_box_BLQ[:, -1]
     return loss, {
       "loss": loss,
       "weights": jnp.sum(real_BM),
-      "class_loss": jnp.sum(class_BL[:, -1]),
+      "class_loss": jnp.sum(class_loss_BL[:, -1]),
       "class_weights": jnp.sum(weight_BLQ[:, -1]),
       "l1_loss": jnp.sum(l1_BL[:, -1]),
       "giou_loss": jnp.sum(giou_BL[:, -1]),
@@ -122,8 +125,10 @@ class Objective(Base):
     }
 
   def _match(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
-    """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query. Padding matches no
-    query."""
+    """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query.
+
+    Padding matches no query.
+    """
     label_B1M = jnp.broadcast_to(label_BM[:, None], (*p_BLQV.shape[:2], label_BM.shape[1]))
     p_BLMQ = jnp.take_along_axis(jnp.swapaxes(p_BLQV, 2, 3), label_B1M[..., None], axis=2)
     predicted_BL1Q4 = boxes_BLQ4[:, :, None]
@@ -144,8 +149,10 @@ class Objective(Base):
 
 
 def assign_queries(cost_BLMQ: jax.Array) -> jax.Array:
-  """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per
-  column; M <= Q."""
+  """Return the assignment of least cost of M boxes to Q queries, float32 [B, L, M, Q]; M <= Q.
+
+  Each row of a matrix [M, Q] holds a single 1, each column at most one.
+  """
 
   def solve(cost_MQ):
     rows, columns = optax.assignment.hungarian_algorithm(cost_MQ)
@@ -161,8 +168,10 @@ def to_centre_form(boxes: jax.Array) -> jax.Array:
 
 
 def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute the GIoU of boxes by centre and size, both [..., 4], broadcast (Rezatofighi et al.
-  2019, algorithm 1)."""
+  """Compute the GIoU of boxes in centre form, both [..., 4], which are broadcast.
+
+  Source: Rezatofighi et al. 2019, algorithm 1.
+  """
   low_a = a[..., :2] - a[..., 2:] / 2
   high_a = a[..., :2] + a[..., 2:] / 2
   low_b = b[..., :2] - b[..., 2:] / 2
@@ -177,6 +186,6 @@ def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
   return intersection / jnp.maximum(union, _EPSILON) - (hull - union) / jnp.maximum(hull, _EPSILON)
 
 
-def _real(batch: dict[str, jax.Array]) -> jax.Array:
+def _box_weights(batch: dict[str, jax.Array]) -> jax.Array:
   """Return the weight of each box, float32 [B, M]: the example's weight, 0 for padding."""
   return (batch["box_labels"] >= 0) * batch["example_weights"][:, None]
