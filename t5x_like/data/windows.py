@@ -258,7 +258,7 @@ class TextArguments(TaskArguments):
   Attributes:
     store: the directory or address that holds a token store per split (the `--output` of
       tools.prepare_data), or `builtin`, see `corpora/builtin.py`.
-    dynamic_offsets: shift the windows in every later epoch, see above.
+    dynamic_offsets: shift the windows of every later epoch by an offset drawn for it.
     label: the name in metrics; by default `<corpus>_<task>`.
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see
       `TokenStore.open`.
