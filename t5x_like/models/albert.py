@@ -62,7 +62,7 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """An ALBERT of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """An ALBERT in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS
 

@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A BART or mBART of one of `VARIANTS`, with the features and arguments of every
+  """A BART or mBART in one of its `VARIANTS`, with the features and arguments of every
   encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 class Model(DualEncoder):
-  """A BASIC of one of `VARIANTS`, with the features and arguments of every dual encoder."""
+  """A BASIC in one of its `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS
   IMAGE_ENCODER = coatnet.Model

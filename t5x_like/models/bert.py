@@ -44,6 +44,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A BERT of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """A BERT in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

@@ -37,6 +37,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A BigBird of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """A BigBird in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

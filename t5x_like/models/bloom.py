@@ -44,6 +44,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A BLOOM of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A BLOOM in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

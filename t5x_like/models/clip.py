@@ -58,6 +58,6 @@ VARIANTS = {
 
 
 class Model(DualEncoder):
-  """A CLIP of one of `VARIANTS`, with the features and arguments of every dual encoder."""
+  """A CLIP in one of its `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS

@@ -46,6 +46,6 @@ VARIANTS = {
 
 
 class Model(HybridEncoder):
-  """A CoAtNet of one of `VARIANTS`, with the features and arguments of other image encoders."""
+  """A CoAtNet in one of its `VARIANTS`, with the features and arguments of other image encoders."""
 
   VARIANTS = VARIANTS

@@ -48,7 +48,7 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Command R of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Command R in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
 

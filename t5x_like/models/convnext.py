@@ -30,6 +30,6 @@ VARIANTS = {
 
 
 class Model(ConvEncoder):
-  """A ConvNeXt of one of `VARIANTS`, with the arguments of every convolutional encoder."""
+  """A ConvNeXt in one of its `VARIANTS`, with the arguments of every convolutional encoder."""
 
   VARIANTS = VARIANTS

@@ -60,7 +60,7 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A DeBERTa v3 of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """A DeBERTa v3 in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS
   VARIANT = DebertaVariant

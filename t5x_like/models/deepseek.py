@@ -70,7 +70,7 @@ VARIANTS = {
 
 
 class Model(MultiTokenDecoder):
-  """A DeepSeek of one of `VARIANTS`, with the features and arguments of every decoder, and
+  """A DeepSeek in one of its `VARIANTS`, with the features and arguments of every decoder, and
   `mtp_depth`."""
 
   VARIANTS = VARIANTS

@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A distilled DeiT of one of `VARIANTS`, with the features and arguments of every image
+  """A distilled DeiT in one of its `VARIANTS`, with the features and arguments of every image
   encoder."""
 
   VARIANTS = VARIANTS

@@ -41,6 +41,6 @@ VARIANTS |= {f"{name}-registers": _dinov2(*sizes, registers=4) for name, sizes i
 
 
 class Model(ImageEncoder):
-  """A DINOv2 of one of `VARIANTS`, with the features and arguments of every image encoder."""
+  """A DINOv2 in one of its `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

@@ -42,6 +42,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Falcon of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Falcon in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -45,6 +45,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Gemma 2 of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Gemma 2 in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

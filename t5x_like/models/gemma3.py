@@ -70,6 +70,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Gemma 3 of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Gemma 3 in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

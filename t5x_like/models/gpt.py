@@ -63,7 +63,7 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A GPT of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A GPT in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
 

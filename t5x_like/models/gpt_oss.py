@@ -45,6 +45,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A gpt-oss of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A gpt-oss in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

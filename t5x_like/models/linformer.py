@@ -30,6 +30,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A Linformer of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """A Linformer in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

@@ -46,7 +46,7 @@ class Builder(StackBuilder):
 
 
 class Model(Decoder):
-  """An LSTM of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """An LSTM in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
   STACK_BUILDER = Builder

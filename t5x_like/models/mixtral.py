@@ -39,6 +39,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Mixtral of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Mixtral in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

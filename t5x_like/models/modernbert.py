@@ -48,7 +48,7 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A ModernBERT of one of `VARIANTS`, with the features and arguments of every encoder.
+  """A ModernBERT in one of its `VARIANTS`, with the features and arguments of every encoder.
 
   Layers cycle through `design.windows` and `design.position`, whose lengths need not divide the
   number of layers; the model's own design has one of each per layer.

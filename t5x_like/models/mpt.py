@@ -37,6 +37,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """An MPT of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """An MPT in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -37,6 +37,6 @@ VARIANTS = {
 
 
 class Model(PoolingEncoder):
-  """An MViT v2 of one of `VARIANTS`, with the features and arguments of every image encoder."""
+  """An MViT v2 in one of its `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

@@ -27,6 +27,6 @@ VARIANTS = {
 
 
 class Model(FirstPoolingEncoder):
-  """An MViT of one of `VARIANTS`, with the features and arguments of every image encoder."""
+  """An MViT in one of its `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

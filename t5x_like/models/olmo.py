@@ -56,6 +56,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """An OLMo of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """An OLMo in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

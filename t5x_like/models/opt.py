@@ -53,7 +53,7 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """An OPT of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """An OPT in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
 

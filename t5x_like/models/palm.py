@@ -38,6 +38,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A PaLM of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A PaLM in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -63,6 +63,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """Qwen 2.5 or Qwen 3, in one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A Qwen in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

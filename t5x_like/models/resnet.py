@@ -45,6 +45,6 @@ VARIANTS["resnet-cells"] = ConvVariant(SMALL_CNN, 128, DESIGN, resolution=64)
 
 
 class Model(ConvEncoder):
-  """A ResNet in one of `VARIANTS`, with the arguments of every convolutional encoder."""
+  """A ResNet in one of its `VARIANTS`, with the arguments of every convolutional encoder."""
 
   VARIANTS = VARIANTS

@@ -36,6 +36,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A RoBERTa of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """A RoBERTa in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

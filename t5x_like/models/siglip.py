@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 class Model(DualEncoder):
-  """A SigLIP of one of `VARIANTS`, with the features and arguments of every dual encoder.
+  """A SigLIP in one of its `VARIANTS`, with the features and arguments of every dual encoder.
 
   Args:
     scale, bias: as in `DualEncoder`; the defaults are the paper's (section 3.2).

@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer of one of `VARIANTS`, with `window` and the features and arguments of every
+  """A Swin Transformer in one of its `VARIANTS`, with `window` and the features and arguments of every
   image encoder."""
 
   VARIANTS = VARIANTS

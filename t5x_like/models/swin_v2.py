@@ -43,7 +43,7 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer V2 of one of `VARIANTS`, with the features and arguments of
+  """A Swin Transformer V2 in one of its `VARIANTS`, with the features and arguments of
   `models/swin.py`."""
 
   VARIANTS = VARIANTS

@@ -46,7 +46,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Switch Transformer of one of `VARIANTS`, with the features and arguments of every
+  """A Switch Transformer in one of its `VARIANTS`, with the features and arguments of every
   encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -75,6 +75,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A T5 of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
+  """A T5 in one of its `VARIANTS`, with the features and arguments of every encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -55,6 +55,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A T-DMCA of one of `VARIANTS`, with the features and arguments of every decoder."""
+  """A T-DMCA in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -53,7 +53,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Transformer of one of `VARIANTS`, with the features and arguments of every
+  """A Transformer in one of its `VARIANTS`, with the features and arguments of every
   encoder-decoder."""
 
   VARIANTS = VARIANTS

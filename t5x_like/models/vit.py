@@ -56,6 +56,6 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A ViT of one of `VARIANTS`, with the features and arguments of every image encoder."""
+  """A ViT in one of its `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

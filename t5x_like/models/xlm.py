@@ -33,6 +33,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """An XLM of one of `VARIANTS`, with the features and arguments of every encoder."""
+  """An XLM in one of its `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

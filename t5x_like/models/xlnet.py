@@ -72,7 +72,7 @@ class TwoStreamBuilder(StackBuilder):
 
 
 class Model(Encoder):
-  """An XLNet of one of `VARIANTS`, with the features and arguments of every encoder, and
+  """An XLNet in one of its `VARIANTS`, with the features and arguments of every encoder, and
   `encoder_order`."""
 
   VARIANTS = VARIANTS

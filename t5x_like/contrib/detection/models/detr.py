@@ -36,6 +36,6 @@ VARIANTS = {
 
 
 class Model(Detector):
-  """A DETR of one of `VARIANTS`."""
+  """A DETR in one of its `VARIANTS`."""
 
   VARIANTS = VARIANTS

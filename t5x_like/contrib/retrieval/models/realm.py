@@ -24,6 +24,6 @@ VARIANTS = {
 
 
 class Model(RetrieverReader):
-  """A REALM of one of `VARIANTS`."""
+  """A REALM in one of its `VARIANTS`."""
 
   VARIANTS = VARIANTS
