@@ -8,8 +8,8 @@ Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of 
 segments in the wrong order; n-grams of up to three words are masked. Warm-up (3,125 steps, then
 linearly down to 0), decay (0.01) and clipping at 1.0 are from the released code. `:large`,
 `:xlarge` and `:xxlarge` are the other sizes. The paper took 64 to 512 TPU v3 chips. Expected after
-fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and
-88.1. Not run at full size here.
+fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and 88.1. Not run at
+full size here.
 """
 
 from typing import Literal

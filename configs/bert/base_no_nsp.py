@@ -6,8 +6,8 @@ Source: Devlin et al. 2019, section 5.1.
 
 It equals `base.py` but for the objective, which is the prediction of masked tokens alone. Rows are
 full sentences across documents, which RoBERTa found to work as well without next-sentence
-prediction (Liu et al. 2019, table 2). Expected (Devlin et al.,
-table 5, base): MNLI 83.9, SQuAD F1 87.9 on the dev sets. Not run at full size here.
+prediction (Liu et al. 2019, table 2). Expected (Devlin et al., table 5, base): MNLI 83.9, SQuAD F1
+87.9 on the dev sets. Not run at full size here.
 """
 
 from configs.bert import base

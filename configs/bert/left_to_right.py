@@ -5,10 +5,10 @@
       --output=data/books_wiki_eos
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
-A causal language model with BERT's size, blocks and text, EOS after every document, and the schedule
-of `base.py`. Every token is a target. `evaluate --suite=glue` fine-tunes it as GPT-1 is fine-tuned.
-For SQuAD it is fine-tuned with the head of an encoder. The row "+ BiLSTM" has two layers of LSTM
-below this head:
+A causal language model with BERT's size, blocks and text, EOS after every document, and the
+schedule of `base.py`. Every token is a target. `evaluate --suite=glue` fine-tunes it as GPT-1 is
+fine-tuned. For SQuAD it is fine-tuned with the head of an encoder. The row "+ BiLSTM" has two
+layers of LSTM below this head:
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official \\
       --workdir=runs/ltr_squad \\

@@ -6,10 +6,9 @@ Source: Joshi et al. 2020, section 4.3.
 
 Length 512 throughout, each sequence of one document (short ones share a row without seeing each
 other), batches of 256 rows, 2,400,000 steps; AdamW to 1e-4 over 10,000 steps and linearly down, eps
-1e-8, decay 0.1, dropout 0.1; clipping at
-1.0 as in the authors' command (whose decay is 0.01), and decay of biases and gains too as in their
-code. The paper's tables are for `:large`: 15 days on 32 V100s, SQuAD 1.1 test F1 94.6. Not run at
-full size here.
+1e-8, decay 0.1, dropout 0.1; clipping at 1.0 as in the authors' command (whose decay is 0.01), and
+decay of biases and gains too as in their code. The paper's tables are for `:large`: 15 days on 32
+V100s, SQuAD 1.1 test F1 94.6. Not run at full size here.
 """
 
 from configs.bert import base

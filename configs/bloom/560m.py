@@ -9,7 +9,7 @@ tokens, of which 341 billion are run; weight decay 0.1, clipping at 1.0 (table 3
 which the authors' scripts inherit from Megatron-LM (train/tr11-176B-ml/README.md of
 bigscience-workshop/bigscience). The paper's corpus has 46 languages; `configs/mt5/base.py` shows
 how to mix them. The batch is constant here, and grows from 192 in the authors' script
-(tr11e-350M-ml). 32 accelerators or more. Not run at full size here.
+(tr11e-350M-ml). It needs 32 accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults

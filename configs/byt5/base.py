@@ -8,8 +8,8 @@ Ids are bytes, so no vocabulary is trained. Sentinels are ids of their own, from
 paper's are the last bytes, from 258 down, which `--vocabulary=DIR` takes from the directory of a
 published ByT5. Noise spans average 20 bytes, encoder inputs have 1,024 bytes and batches 2^20, for
 1,000,000 steps; the rest is as in mT5 (section 3). To draw languages by temperature, use the task
-of `configs/mt5/base.py`. A pod of 64 chips or more. Other sizes: `:small`, `:large`, `:xl`, `:xxl`.
-Not run at full size here.
+of `configs/mt5/base.py`. It needs a pod of 64 chips or more. Other sizes: `:small`, `:large`,
+`:xl`, `:xxl`. Not run at full size here.
 """
 
 from configs.mt5.base import Size

@@ -7,14 +7,13 @@
 32 epochs of 400 million pairs at batch 32,768: rows {"image": path, "caption": text or list of
 texts}; random parts of at least 90 % of an image, as in OpenCLIP, for the paper's random squares;
 AdamW with decay 0.2, but not of gains and biases, up to 5e-4 over 2,000 steps and down a cosine to
-0. The scale of the cosines begins at 1/0.07 and is held below
-100. `:b16` and `:l14` are ViT-B/16 (5e-4) and ViT-L/14 (4e-4). `objective.chunks` encodes a batch
-  in parts where its activations do not fit. The vocabulary is the directory of a published CLIP.
-  Expected of B/32: 63.2 % zero-shot top-1 on
-ImageNet, B/16: 68.6 %, L/14: 75.3 % (table 11), by the evaluator `zero_shot` with the 80 templates
-  and the names of the classes in notebooks/Prompt_Engineering_for_ImageNet.ipynb of openai/CLIP.
-  The paper took 592 V100s for 18 days for its largest ResNet, 256 for 12 days for L/14. Not run at
-  full size here.
+0. The scale of the cosines begins at 1/0.07 and is held below 100. `:b16` and `:l14` are ViT-B/16
+(5e-4) and ViT-L/14 (4e-4). `objective.chunks` encodes a batch in parts where its activations do not
+fit. The vocabulary is the directory of a published CLIP. Expected of B/32: 63.2 % zero-shot top-1
+on ImageNet, B/16: 68.6 %, L/14: 75.3 % (table 11), by the evaluator `zero_shot` with the 80
+templates and the names of the classes in notebooks/Prompt_Engineering_for_ImageNet.ipynb of
+openai/CLIP. The paper took 592 V100s for 18 days for its largest ResNet, 256 for 12 days for L/14.
+Not run at full size here.
 """
 
 from typing import Literal

@@ -9,7 +9,7 @@ Source: Aryabumi et al. 2024, arXiv:2405.15032.
 
 The training of its base model is not published: optimizer, rates and batch are those of Llama 2 7B
 (Touvron et al. 2023, section 2.2: AdamW, 3e-4 after 2,000 steps, down to a tenth by a cosine, 2^22
-tokens). 64 accelerators or more. Not run at full size here.
+tokens). It needs 64 accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -8,8 +8,8 @@ Source: Liu et al. 2022, appendix A.1, table 5; https://arxiv.org/abs/2201.03545
 300 epochs of 1,281,167 images at batch 4096 and 224 x 224: RandAugment, mixup 0.8, CutMix, erasing,
 label smoothing, drop path 0.1; AdamW with decay 0.05 up to 4e-3 over 20 epochs and down a cosine
 (to 1e-6, as in the authors' code), a moving average of the weights. `:s`, `:b` and `:l` are the
-larger models, with drop path 0.4, 0.5 and 0.5. Expected
-top-1: 82.1, 83.1, 83.8 and 84.3 %. Not run at full size here.
+larger models, with drop path 0.4, 0.5 and 0.5. Expected top-1: 82.1, 83.1, 83.8 and 84.3 %. Not run
+at full size here.
 """
 
 from typing import Literal

@@ -7,12 +7,11 @@ Source: He et al. 2021, arXiv:2111.09543.
   python -m t5x_like.train --config=configs/deberta/base.py --workdir=runs/deberta_base
 
 Batches of 8,192 rows of 512 tokens for 500,000 steps, AdamW up to 6e-4 over 10,000 steps and
-linearly down to 0, decay
-0.01, dropout 0.1, discriminator weight 50 (section 3 and appendix; 10 by default in the authors'
-code). 15% of the tokens are predicted, all of them masked in the generator's input, as in that
-code. `models/deberta_rtd.py` tells what its two heads have besides. 128 accelerators or more.
-Expected after fine-tuning, from 160 GB of text: MNLI-m 90.6, SQuAD 2.0 F1 88.4 (table 3). Not run
-at full size here.
+linearly down to 0, decay 0.01, dropout 0.1, discriminator weight 50 (section 3 and appendix; 10 by
+default in the authors' code). 15% of the tokens are predicted, all of them masked in the
+generator's input, as in that code. `models/deberta_rtd.py` tells what its two heads have besides.
+It needs 128 accelerators or more. Expected after fine-tuning, from 160 GB of text: MNLI-m 90.6,
+SQuAD 2.0 F1 88.4 (table 3). Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -6,14 +6,13 @@
 500 epochs of 118,287 images at batch 64, the shorter side 480 to 800 and the longer at most 1333
 pixels, mirror images and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after
 400 epochs, decay 1e-4, dropout 0.1, gradients clipped to norm 0.1. Batch norm, the stem and the
-first stage stay as they are, so a run begins with a trained
-ResNet: --config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face.
-  `:resnet101` is the larger one. All parameters decay, and the Transformer's kernels have Xavier's
-  deviations, for queries, keys and values as one matrix, as in the authors' code. The projection of
-  the backbone, the classes and the boxes begin with normal kernels of variance 1 / fan-in and no
-  biases here, with PyTorch's uniform ones there. Expected: AP 42.0 of ResNet-50,
-43.5 of ResNet-101 (table 1). 300 epochs took the authors 3 days on 16 V100. Not run at full size
-here.
+first stage stay as they are, so a run begins with a trained ResNet:
+--config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face.
+`:resnet101` is the larger one. All parameters decay, and the Transformer's kernels have Xavier's
+deviations, for queries, keys and values as one matrix, as in the authors' code. The projection of
+the backbone, the classes and the boxes begin with normal kernels of variance 1 / fan-in and no
+biases here, with PyTorch's uniform ones there. Expected: AP 42.0 of ResNet-50, 43.5 of ResNet-101
+(table 1). 300 epochs took the authors 3 days on 16 V100. Not run at full size here.
 """
 
 from typing import Literal

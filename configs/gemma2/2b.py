@@ -6,9 +6,8 @@
 
 The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither
 learning rates nor batch sizes (section 3). This recipe trains on next tokens without a teacher,
-with the optimizer and schedule of Llama
-3.1 8B. 64 chips or more. The published model scores 51.3 on MMLU with 5 shots. Not run at full size
-here.
+with the optimizer and schedule of Llama 3.1 8B. It needs 64 chips or more. The published model
+scores 51.3 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults

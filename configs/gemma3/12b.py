@@ -8,8 +8,8 @@ Source: Gemma Team 2025, arXiv:2503.19786.
 
 The text model alone, without its image encoder, on text instead of distillation from a larger model
 (section 2.2), in windows of 8,192 tokens without the stretched positions of its long contexts. The
-report does not give batch and rates: they are those of Llama 3.1 8B. 128 accelerators or more. The
-published model scores 74.5 on MMLU with 5 shots. Not run at full size here.
+report does not give batch and rates: they are those of Llama 3.1 8B. It needs 128 accelerators or
+more. The published model scores 74.5 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -9,7 +9,7 @@ Source: OpenAI 2025, arXiv:2508.10925.
 Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card
 gives sizes but not the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section
 2.2), the balance loss Switch's, the router's z-loss ST-MoE's (Zoph et al. 2022). Experts are split
-over eight chips, and each has slots for 1.5 times its share. 128 accelerators or more. The
+over eight chips, and each has slots for 1.5 times its share. It needs 128 accelerators or more. The
 published model, trained to reason after this, scores 85.3 on MMLU at its longest reasoning. Not run
 at full size here.
 """

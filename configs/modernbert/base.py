@@ -10,7 +10,7 @@ tokens, here in five steps, there by a row at a time; 1.719 trillion tokens in a
 of 8e-4 after 3 billion, betas 0.9 and 0.98, eps 1e-6, 30% of the tokens predicted, 10% of the
 outputs of attention dropped, rotary base 10,000 in all layers (160,000 of the global ones comes
 with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the full rate,
-which is 1.25% of that rate. 64 accelerators of 40 GB or more. Not run at full size here.
+which is 1.25% of that rate. It needs 64 accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults

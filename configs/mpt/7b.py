@@ -8,7 +8,7 @@ Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. Th
 was trained with Lion, at rates that are not told; optimizer and rates are those of the authors'
 recipe of 134 billion tokens in batches of 1,024 (scripts/train/yamls/pretrain/mpt-7b.yaml of
 mosaicml/llm-foundry): AdamW up to 1.2e-4 over 100 steps and down to a tenth by a cosine, no decay,
-clipping at 1.0. 64 chips or more. Not run at full size here.
+clipping at 1.0. It needs 64 chips or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults

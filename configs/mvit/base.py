@@ -8,7 +8,7 @@ Source: Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the a
 300 epochs of 1,281,167 images at batch 2048 and 224 x 224; AdamW with decay 0.05 up to 2e-3 over 70
 epochs and down a cosine to 8e-6, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1,
 drop-path rates up to 0.1 (0.3 for `:b`), gradients clipped to norm 1. Expected top-1 (table 1):
-`:t` 82.3, `:s` 83.6, `:b` 84.4 %. 16 accelerators. Not run at full size here.
+`:t` 82.3, `:s` 83.6, `:b` 84.4 %. It needs 16 accelerators. Not run at full size here.
 """
 
 from typing import Literal

@@ -8,8 +8,8 @@ Windows of 4,096 tokens in batches of 1,024, with attention across documents. Ad
 over 2,000 steps; the rate then follows a half cosine that would reach a tenth at 5 trillion tokens,
 and training stops at 3.9 trillion. The z-loss is 1e-5; the embeddings have no weight decay, but the
 scales of norms do (sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo). Use 128
-accelerators or more. The published base model, after its second stage, scores
-63.7 on MMLU with 5 shots. Not run at full size here.
+accelerators or more. The published base model, after its second stage, scores 63.7 on MMLU with 5
+shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults

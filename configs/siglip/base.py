@@ -8,11 +8,10 @@ Source: Zhai et al. 2023; https://arxiv.org/abs/2303.15343.
 
 The loss of algorithm 1, its initial scale of 10 and bias of -10, b2 of 0.95 (section 4.7), 40
 billion pairs at batch 32,768, rows of 64 tokens (section 4.6) without a causal mask, pooling by
-attention, and the Adafactor of Zhai et al.
-2022. Evaluations see images squeezed to squares, as in the authors' code. The rest is as in
-  `configs/clip/base.py`: the paper gives neither rates nor decay. `:l16` is the large model. The
-  vocabulary is the directory of a published SigLIP. Expected of B/16 (table 3): 76.2 % zero-shot
-  top-1 on ImageNet. Not run at full size here.
+attention, and the Adafactor of Zhai et al. 2022. Evaluations see images squeezed to squares, as in
+the authors' code. The rest is as in `configs/clip/base.py`: the paper gives neither rates nor
+decay. `:l16` is the large model. The vocabulary is the directory of a published SigLIP. Expected of
+B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. Not run at full size here.
 """
 
 from typing import Literal

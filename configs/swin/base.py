@@ -20,9 +20,9 @@ images squeezed to squares, as in the authors' config (--config.task.fit=squeeze
 
 `,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same
 table; expected (the authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. `:l,v2` is
-trained at 192 x 192 with decay 0.1 and a cosine. 8 accelerators, or 16 for `:b`. `:t` planned for 8
-chips of v5e (`--topology=v5e:2x4`): 13.7 of 17.2 GB a chip, at least 0.30 s a step and 32 hours for
-300 epochs. Not run at full size here.
+trained at 192 x 192 with decay 0.1 and a cosine. It needs 8 accelerators, or 16 for `:b`. `:t`
+planned for 8 chips of v5e (`--topology=v5e:2x4`): 13.7 of 17.2 GB a chip, at least 0.30 s a step
+and 32 hours for 300 epochs. Not run at full size here.
 """
 
 from typing import Literal

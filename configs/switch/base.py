@@ -6,12 +6,11 @@
 
 550,000 steps of 2^20 tokens (section 4.1), Adafactor and rates as in `configs/t5`; capacity factor
 1.25, in evaluations 2 (switch_base.gin of Flaxformer), balance loss 0.01, router inputs multiplied
-by 0.99 to 1.01 (sections 2.2 and
-2.4), kernels that start with a tenth of the variance (section 2.4). The argument is the number of
-experts (default 8: 619M parameters; 128: 7.4B). Eight chips or a multiple: experts and the rows of
-the batch are split over the mesh axis `expert`. Expected negative log-perplexities (table 7; T5
-base -1.636): -1.505 with 16 experts, -1.474 with 32, -1.444 with 64, -1.432 with 128, -1.427 with
-256. Not run at full size here.
+by 0.99 to 1.01 (sections 2.2 and 2.4), kernels that start with a tenth of the variance (section
+2.4). The argument is the number of experts (default 8: 619M parameters; 128: 7.4B). Eight chips or
+a multiple: experts and the rows of the batch are split over the mesh axis `expert`. Expected
+negative log-perplexities (table 7; T5 base -1.636): -1.505 with 16 experts, -1.474 with 32, -1.444
+with 64, -1.432 with 128, -1.427 with 256. Not run at full size here.
 
 128 experts are planned on v5e 8x8: 0.43 s a step, 16 % MFU (docs/plans.json).
 """

@@ -5,11 +5,10 @@
       --workdir=runs/prefix_denoising
 
 Denoising drops 15 % of the tokens and replaces each run of them by a sentinel, the paper's baseline
-objective (section
-3.1.4). With `:lm` the rest of a window is predicted from its beginning or, in the language model,
-the whole window. Decoders read the inputs and targets of denoising as one sequence: the language
-model learns all of it, the prefix LM the targets. All rows train 2^19 steps of 128 sequences, with
-the blocks of T5 base (version 1.0), on one store.
+objective (section 3.1.4). With `:lm` the rest of a window is predicted from its beginning or, in
+the language model, the whole window. Decoders read the inputs and targets of denoising as one
+sequence: the language model learns all of it, the prefix LM the targets. All rows train 2^19 steps
+of 128 sequences, with the blocks of T5 base (version 1.0), on one store.
 
 `evaluate --suite=glue,superglue` fine-tunes the encoder-decoders as text-to-text. The decoders do
 so by the task `text_to_text` with `architecture="decoder"` and, for the prefix LM, `prefix`; the

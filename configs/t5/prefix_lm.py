@@ -7,10 +7,9 @@ Source: Raffel et al. 2020, sections 3.2.1 and 3.2.4.
   python -m t5x_like.train --config=configs/t5/prefix_lm.py --workdir=runs/t5_prefix_lm
 
 Blocks of T5 base; windows of 512 tokens cut at a random place; the hyper-parameters of the paper's
-baseline (section
-3.1): 2^19 steps of 128 sequences. `:encoder_decoder` trains T5 base with the same objective, the
-encoder reading the prefix, on the store of `base.py`. The scores after fine-tuning are in table 2,
-below those of the same models trained by denoising. Not run at full size here.
+baseline (section 3.1): 2^19 steps of 128 sequences. `:encoder_decoder` trains T5 base with the same
+objective, the encoder reading the prefix, on the store of `base.py`. The scores after fine-tuning
+are in table 2, below those of the same models trained by denoising. Not run at full size here.
 """
 
 from configs.t5 import base

@@ -11,10 +11,9 @@ matrix. `few_shot` scores a ridge regression on the frozen features. configs/vit
 fine-tunes, or trains a linear probe. Expected after 1600 epochs, fine-tuned (table 3): B 83.6, L
 85.9, H 86.9 % top-1. Of B after fewer epochs, fine-tuned and with a linear probe
 (open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400 epochs 83.3 and
-62.5, 800 epochs
-83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50 or 90. B planned
-for 32 chips of v5e (`--topology=v5e:4x8`): 7.5 of 17.2 GB a chip, at least 0.14 s a step and 10
-hours for 800 epochs. Not run at full size here.
+62.5, 800 epochs 83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50
+or 90. B planned for 32 chips of v5e (`--topology=v5e:4x8`): 7.5 of 17.2 GB a chip, at least 0.14 s
+a step and 10 hours for 800 epochs. Not run at full size here.
 """
 
 from typing import Literal

@@ -7,19 +7,19 @@ Source: He et al. 2022, tables 9 and 10.
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
 Fine-tuning: 100 epochs of 1,281,167 images at batch 1024; AdamW with decay 0.05 up to 4e-3 over 5
-  epochs and down a cosine, with 0.75 of a layer's rate for the one below it; RandAugment, mixup and
-  CutMix, label smoothing, drop-path 0.1; random erasing and the end of the cosine, 1e-6, as in the
-  authors' code; the mean of the patches is classified. Each image is mixed by its own draw; timm
-  draws once for a batch. Their code fine-tunes the models of table 3, whose targets were
-  normalised, with other values: B at 2e-3 and 0.65, L with drop-path 0.2, H 0.3
-  (`--config.schedule.learning_rate`, `tuning.rate`, `model.drop_path`). `:probe` trains a linear
-  classifier alone, on the frozen class token, normalised: 90 epochs at batch 16,384, LARS up to 6.4
-  over 10 epochs, random crops. LARS has the rate inside the momentum, as its paper; the authors'
-  code multiplies the momentum by it. `:large` and `:huge` are the other sizes; `:huge_448`
-  fine-tunes ViT-H, pretrained at 224, at 448 x 448, its sines computed for the larger grid; images
-  are evaluated with a shorter side of 448 pixels, as in the authors' code. Expected (table 3 and
-  figure 8): B 83.6, L 85.9, H 86.9, H at 448 87.8 % top-1 fine-tuned; B 68.0, L 75.8, H 76.6 % with
-  a probe. Not run at full size here.
+epochs and down a cosine, with 0.75 of a layer's rate for the one below it; RandAugment, mixup and
+CutMix, label smoothing, drop-path 0.1; random erasing and the end of the cosine, 1e-6, as in the
+authors' code; the mean of the patches is classified. Each image is mixed by its own draw; timm
+draws once for a batch. Their code fine-tunes the models of table 3, whose targets were normalised,
+with other values: B at 2e-3 and 0.65, L with drop-path 0.2, H 0.3
+(`--config.schedule.learning_rate`, `tuning.rate`, `model.drop_path`). `:probe` trains a linear
+classifier alone, on the frozen class token, normalised: 90 epochs at batch 16,384, LARS up to 6.4
+over 10 epochs, random crops. LARS has the rate inside the momentum, as its paper; the authors' code
+multiplies the momentum by it. `:large` and `:huge` are the other sizes; `:huge_448` fine-tunes
+ViT-H, pretrained at 224, at 448 x 448, its sines computed for the larger grid; images are evaluated
+with a shorter side of 448 pixels, as in the authors' code. Expected (table 3 and figure 8): B 83.6,
+L 85.9, H 86.9, H at 448 87.8 % top-1 fine-tuned; B 68.0, L 75.8, H 76.6 % with a probe. Not run at
+full size here.
 """
 
 from typing import Literal

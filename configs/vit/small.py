@@ -8,13 +8,13 @@ Source: Beyer et al. 2022, arXiv:2205.01580, and big_vision's vit_s16_i1k.
 90 epochs of 1,281,167 images at batch 1024 and 224 x 224; the mean of the patches, fixed positions,
 a tanh layer before the classifier; RandAugment of two operations at 10, mixup 0.2; AdamW up to 1e-3
 over 10,000 steps and down a cosine, decay 0.1 of the rate (1e-4 in the authors' units), gradients
-clipped to norm 1, kernels of Xavier's deviation. Expected
-top-1: 76.5 % after 90 epochs; 78.5 % with `:150` and 80.0 % with `:300`. Within these schedules,
-  after 10 or 50 epochs, only curves are published. The changes of RandAugment are timm's here, not
-  TensorFlow's; the frequencies of positions are MAE's, nearly theirs; and images are made smaller
-  without aliasing, where theirs are not smoothed in training. 8 chips of TPU v3 take 7 hours for 90
-  epochs in the paper. Planned for 8 chips of v5e (`--topology=v5e:2x4`): 4.5 of
-17.2 GB a chip, at least 0.08 s a step and 2.5 hours for 90 epochs. Not run at full size here.
+clipped to norm 1, kernels of Xavier's deviation. Expected top-1: 76.5 % after 90 epochs; 78.5 %
+with `:150` and 80.0 % with `:300`. Within these schedules, after 10 or 50 epochs, only curves are
+published. The changes of RandAugment are timm's here, not TensorFlow's; the frequencies of
+positions are MAE's, nearly theirs; and images are made smaller without aliasing, where theirs are
+not smoothed in training. 8 chips of TPU v3 take 7 hours for 90 epochs in the paper. Planned for 8
+chips of v5e (`--topology=v5e:2x4`): 4.5 of 17.2 GB a chip, at least 0.08 s a step and 2.5 hours for
+90 epochs. Not run at full size here.
 """
 
 from typing import Literal

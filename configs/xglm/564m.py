@@ -6,8 +6,8 @@
 
 Windows of 2,048 tokens, 500 billion tokens in all. Batch, rates and weight decay are those of GPT-3
 Medium (Brown et al. 2020, table 2.1 and appendix B), which is as large. The paper's corpus has 30
-languages; `configs/mt5/base.py` shows how to mix them. 32 accelerators or more. Not run at full
-size here.
+languages; `configs/mt5/base.py` shows how to mix them. It needs 32 accelerators or more. Not run at
+full size here.
 """
 
 from t5x_like.config import defaults

@@ -6,8 +6,8 @@ Source: Yang et al. 2019, arXiv:1906.08237.
       --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/xlnet/base.py --workdir=runs/xlnet_base
 
-Rows are pairs of segments with 512 tokens. One token in six is predicted (K = 6), in spans of 1 to 5
-tokens (section 3.1).
+Rows are pairs of segments with 512 tokens. One token in six is predicted (K = 6), in spans of 1 to
+5 tokens (section 3.1).
 
 The base size is the ablation's (section 3.4). It has BERT's data and BERT's 1,000,000 batches of
 256 rows; Adam's learning rate rises to 1e-4 over 10,000 steps and falls linearly to 0. `:large` has

@@ -57,6 +57,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Llama or Mistral in one of its `VARIANTS`, with the features and arguments of every decoder."""
+  """A Llama or Mistral, one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -50,6 +50,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A GPT-NeoX or Pythia in one of its `VARIANTS`, with the features and arguments of every decoder."""
+  """A GPT-NeoX or Pythia, one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -1,8 +1,8 @@
 """ResNet, version 1.5 (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
-In version 1.5, the first block of a stage has its stride in the 3 x 3 convolution. The variants with
-batch norm are for fine-tuning published weights: the statistics, scales and biases of their norms
-are frozen. To train from scratch, choose a variant with group norm (`resnet-50-group`), whose
+In version 1.5, the first block of a stage has its stride in the 3 x 3 convolution. The variants
+with batch norm are for fine-tuning published weights: the statistics, scales and biases of their
+norms are frozen. To train from scratch, choose a variant with group norm (`resnet-50-group`), whose
 statistics are computed over each image alone. Batch norm that updates its statistics is not
 implemented.
 """

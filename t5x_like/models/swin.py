@@ -41,7 +41,6 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer in one of its `VARIANTS`, with `window` and the features and arguments of every
-  image encoder."""
+  """A Swin Transformer in one of its `VARIANTS`, with `window` and an image encoder's arguments."""
 
   VARIANTS = VARIANTS

@@ -28,6 +28,6 @@ VARIANTS = _CAUSAL | {
 
 
 class Model(Decoder):
-  """A T5 language model in one of its `VARIANTS`, with the features and arguments of every decoder."""
+  """A language model, one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
