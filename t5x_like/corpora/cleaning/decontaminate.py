@@ -26,8 +26,8 @@ from t5x_like.corpora.sources._compression import DAMAGED, open_plain
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
-WORDS = 13  # in a row, of an n-gram
-MIN_WORDS = 8  # of an evaluation text
+WORDS = 13  # of an n-gram
+MIN_WORDS = 8  # of an evaluation text that counts
 # invisible characters: soft hyphens, joiners, …
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash of n-grams
