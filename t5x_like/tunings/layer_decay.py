@@ -1,4 +1,4 @@
-"""Lower rates for lower layers."""
+"""`layer_decay`: learning rates that decrease by a factor from each layer to the one below."""
 
 import re
 
@@ -26,19 +26,23 @@ _RUN = re.compile(
   r"(?:convolutions/(?P<convolution>\d+)/|(?:stage_(?P<stage>\d+)|(?P<word>third|fourth))/(?P<stacked>stack/blocks/)?"
   r"|(?P<stack>\w+)/blocks/|stages/(?P<convolved>\d+)/(?P<block>\d+)/|merge(?:s|_norms)/(?P<merge>\d+)/)"
 )
-_BACKBONE = "backbone/"  # of convolutions
+_BACKBONE = "backbone/"  # the tower of a convolutional network below a Transformer
 _PERIOD_INDEX = re.compile(r"blocks/\w+?_(\d+)/")
 
-Trunk = tuple[str, str]  # the tower, such as "image/", and the stack in it, "" for stages
-# in the trunk: after the convolutions, the stage, the block or after its first one
+# The tower, such as "image/", and the name of the stack in it, "" for stages.
+Trunk = tuple[str, str]
+# The position in the trunk: 0 for convolutions and 1 after them; the number of the convolution or
+# stage; the number of the block, or whether it follows the first block. Places sort as layers do.
 Place = tuple[int, int, int]
+# Layers that are counted together, such as a stack.
+Run = tuple[Trunk, Place]
 
 
 def make(*, rate: float = 0.9) -> Tuning:
-  """Multiply the learning rate by `rate` for each layer below the heads, which have the schedule's.
+  """Multiply the learning rate by `rate` for each layer below the heads.
 
-  Embeddings, patches, class tokens, registers and positions have the lowest (Clark et al. 2020,
-  appendix A: 0.9 to 0.6; He et al. 2022: 0.75).
+  Heads have the learning rate of the schedule. Embeddings, patches, class tokens, registers and
+  positions have the lowest rate (Clark et al. 2020, appendix A: 0.9 to 0.6; He et al. 2022: 0.75).
 
   Layers are counted through all stages of a model. A norm after the last layer has that layer's
   rate; the merging of patches before a stage has its first layer's.
@@ -61,54 +65,73 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
   Returns:
     By name, a number, or float32 [L] for a parameter with a leading axis of layers.
   """
-  runs = {
-    name: run for name in named if not _HEADS & set(name.split("/")) and (run := _find_run(name))
-  }
-  if len({trunk for trunk, _ in runs.values()}) > 1:  # a network below others is their input
-    runs = {name: run for name, run in runs.items() if run[0] != (_BACKBONE, "")}
+  runs = _find_runs(named)
   periods = {}
-  layers = {}
   for name, run in runs.items():
     periods[run] = max(periods.get(run, 1), _index_in_period(name) + 1)
-  for name, run in runs.items():
-    merging = "/entry/" in name and not any(
-      "/mlp/" in other_name for other_name, other_run in runs.items() if other_run == run
-    )
-    layers[run] = _repeats(named[name]) * periods[run] if not merging else 0
-  starts = {}
-  depths = {}
-  for trunk, place in sorted(layers):
+  num_layers = _count_layers(named, runs, periods)
+  starts = {}  # the number of layers before each run in its trunk
+  depths = {}  # the number of layers of each trunk
+  for trunk, place in sorted(num_layers):
     starts[trunk, place] = depths.get(trunk, 0)
-    depths[trunk] = depths.get(trunk, 0) + layers[trunk, place]
+    depths[trunk] = depths.get(trunk, 0) + num_layers[trunk, place]
 
-  def below(name: str, p) -> np.ndarray | float:
-    if run := runs.get(name):
-      layer_numbers = (
-        np.arange(_repeats(p), dtype=np.float32) * periods[run]
-        + _index_in_period(name)
-        + starts[run]
-      )
-      layers_below = depths[run[0]] - layer_numbers
-      return layers_below if p.axes[:1] == ("layers",) else float(layers_below[0])
-    parts = set(name.split("/"))
-    enclosing_tower = max(
-      (tower for tower, _ in depths if name.startswith(tower)), key=len, default=""
-    )
-    depth = max(
-      (n for (tower, _), n in depths.items() if tower == enclosing_tower),
-      default=max(depths.values(), default=0),
-    )
-    if _HEADS & parts:
-      return 0.0
-    if _INPUTS & parts:
-      return depth + 1.0
-    return 1.0 if _NORMS & parts else 0.0
-
-  return {name: below(name, p) for name, p in named.items()}
+  layers_below = {}
+  for name, p in named.items():
+    run = runs.get(name)
+    if run is None:
+      layers_below[name] = _below_heads_outside_layers(name, depths)
+      continue
+    repeats = np.arange(_repeats(p), dtype=np.float32)
+    layer_numbers = repeats * periods[run] + _index_in_period(name) + starts[run]
+    below_L = depths[run[0]] - layer_numbers
+    layers_below[name] = below_L if _is_stacked(p) else float(below_L[0])
+  return layers_below
 
 
-def _find_run(name: str) -> tuple[Trunk, Place] | None:
-  """Return the trunk of a parameter and its place there; None outside all layers."""
+def _find_runs(named: dict) -> dict[str, Run]:
+  """Return the run of each parameter that is in a layer."""
+  runs = {}
+  for name in named:
+    run = _find_run(name)
+    if run is not None and not _HEADS & set(name.split("/")):
+      runs[name] = run
+  if len({trunk for trunk, _ in runs.values()}) > 1:
+    # A convolutional network below other layers counts as their input.
+    runs = {name: run for name, run in runs.items() if run[0] != (_BACKBONE, "")}
+  return runs
+
+
+def _count_layers(named: dict, runs: dict[str, Run], periods: dict[Run, int]) -> dict[Run, int]:
+  """Return the number of layers of each run."""
+  runs_with_mlp = {run for name, run in runs.items() if "/mlp/" in name}
+  num_layers = {}
+  for name, run in runs.items():
+    only_merges_patches = "/entry/" in name and run not in runs_with_mlp
+    num_layers[run] = 0 if only_merges_patches else _repeats(named[name]) * periods[run]
+  return num_layers
+
+
+def _below_heads_outside_layers(name: str, depths: dict[Trunk, int]) -> float:
+  """Return the layers up to the heads from a parameter that is in no layer."""
+  parts = set(name.split("/"))
+  if _HEADS & parts:
+    return 0.0
+  if _INPUTS & parts:
+    return _depth_of_tower(name, depths) + 1.0
+  return 1.0 if _NORMS & parts else 0.0
+
+
+def _depth_of_tower(name: str, depths: dict[Trunk, int]) -> int:
+  """Return the depth of the deepest trunk in the innermost tower that contains a parameter."""
+  towers = [tower for tower, _ in depths if name.startswith(tower)]
+  innermost = max(towers, key=len, default="")
+  tower_depths = [depth for (tower, _), depth in depths.items() if tower == innermost]
+  return max(tower_depths or depths.values(), default=0)
+
+
+def _find_run(name: str) -> Run | None:
+  """Return the run that a parameter belongs to; None outside all layers."""
   match = _RUN.match(name)
   if match is None:
     return None
@@ -116,20 +139,26 @@ def _find_run(name: str) -> tuple[Trunk, Place] | None:
     return (match["tower"], match["stack"]), (0, 0, 0)
   if match["convolution"]:
     return (match["tower"], ""), (0, int(match["convolution"]), 0)
-  if match["merge"] or match["block"]:
-    stage, block = (
-      (match["convolved"], match["block"]) if match["block"] else (int(match["merge"]) + 1, 0)
-    )
-    return (match["tower"], ""), (1, int(stage), int(block))
+  if match["block"]:
+    return (match["tower"], ""), (1, int(match["convolved"]), int(match["block"]))
+  if match["merge"]:
+    return (match["tower"], ""), (1, int(match["merge"]) + 1, 0)
   stage = int(match["stage"] or {"third": 3, "fourth": 4}[match["word"]])
-  return (match["tower"], ""), (1, stage, int(bool(match["stacked"])))
+  follows_first_block = 1 if match["stacked"] else 0
+  return (match["tower"], ""), (1, stage, follows_first_block)
 
 
 def _index_in_period(name: str) -> int:
-  """Return the number of a layer in its period."""
+  """Return the index of a layer in the period of layers that the stack repeats."""
   match = _PERIOD_INDEX.search(name)
   return int(match[1]) if match else 0
 
 
 def _repeats(p) -> int:
-  return p.shape[0] if p.axes[:1] == ("layers",) else 1
+  """Return how many layers a parameter holds."""
+  return p.shape[0] if _is_stacked(p) else 1
+
+
+def _is_stacked(p) -> bool:
+  """Return whether the leading axis of a parameter is that of the layers."""
+  return p.axes[:1] == ("layers",)
