@@ -1,9 +1,10 @@
-"""Files at an address, in the bucket of an object store or anywhere that fsspec knows.
+"""Files at an address, in the bucket of an object store or on any file system of fsspec.
 
-An object store promises little: an object appears whole or not at all, and listings may lag. So
-nothing here is renamed, and a set of objects is committed by writing one last object. A directory
-exists while it holds files. Refused or unanswered requests (429, 5xx, broken connections) are
-repeated with growing delays; answers become the errors of docs/reference/exit-codes.md.
+An object store guarantees only that an object appears whole or not at all; listings may lag.
+Therefore this module never renames an object, and a set of objects is committed by writing one last
+object. A directory exists while it holds files. Refused or unanswered requests (429, 5xx, broken
+connections) are repeated with growing delays; other failures become the errors of
+docs/reference/exit-codes.md.
 """
 
 import contextlib
@@ -24,20 +25,20 @@ from t5x_like.files.local import Versioned
 from t5x_like.files.store_errors import ErrorKind
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
-_ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
+_ATTEMPT_SECONDS = 30.0  # time limit of a request, besides the time to transfer its bytes
 _MIN_BYTES_PER_SECOND = 2**20
-_ASSUMED_SIZE = 2**25  # bytes of a file of unknown size, for that time
-_LOOK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
-_PIECE = 2**23  # bytes of a request when a file is read from its beginning to its end
+_ASSUMED_SIZE = 2**25  # bytes; stands in for an unknown size when a time limit is computed
+_RECHECK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
+_STREAM_READ_BYTES = 2**23  # bytes of a request when a whole file is read
 
-_looked: dict[str, float] = {}  # the time at which each bucket was last found
+_last_found: dict[str, float] = {}  # the time at which each bucket was last found
 
 
 def reset() -> None:
   """Forget all clients and their listings, as if the program had just started."""
   clients.open_client.cache_clear()
   clients.open_fsspec_client.cache_clear()
-  _looked.clear()
+  _last_found.clear()
 
 
 class RemotePath:
@@ -61,12 +62,14 @@ class RemotePath:
       chain = ""
       chained = ""
     scheme, _, path = first.rstrip("/").partition("://")
-    bucket, _, self._key = ("", "", path) if chain else path.partition("/")
     self._scheme = _ALIASES.get(scheme, scheme)
     self._chain = chain + chained
-    self._root = (
-      f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
-    )
+    if chain:
+      self._key = path
+      self._root = f"{self._scheme}://{self._chain}"
+    else:
+      bucket, _, self._key = path.partition("/")
+      self._root = f"{self._scheme}://{bucket}/"
     self._url = f"{first.rstrip('/')}{self._chain}"
     trust.check_address(self._url)
 
@@ -87,11 +90,10 @@ class RemotePath:
 
   @property
   def parent(self) -> "RemotePath":
-    return (
-      RemotePath(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain)
-      if self._key
-      else self
-    )
+    if not self._key:
+      return self
+    url = self._url.removesuffix(self._chain)
+    return RemotePath(url.rpartition("/")[0] + self._chain)
 
   def read(self, part: ByteRange = None) -> bytes | None:
     """Return the file's bytes, or a range; None if there is no file.
@@ -134,7 +136,7 @@ class RemotePath:
 
   def open(self, mode: str) -> BinaryIO:
     """Open the file to read its bytes; `mode` is `rb`."""
-    return io.BufferedReader(_Stream(self), _PIECE)
+    return io.BufferedReader(_Stream(self), _STREAM_READ_BYTES)
 
   def write_bytes(self, data: bytes) -> None:
     self._request(
@@ -145,7 +147,10 @@ class RemotePath:
     self.write_bytes(text.encode())
 
   def create(self, data: bytes) -> bool:
-    """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+    """Write the file unless it exists; return whether it was written.
+
+    `data` must differ from call to call.
+    """
 
     def call(files: clients.Client, timeout: float) -> bool:
       try:
@@ -155,8 +160,7 @@ class RemotePath:
           raise
         return False
 
-    # The answer to a successful write may have been lost; the second attempt then finds the data of
-    # the first.
+    # If the answer to a successful write was lost, the second attempt finds the data of the first.
     return self._request(call, "written") or self.read() == data
 
   def read_version(self) -> Versioned | None:
@@ -166,11 +170,10 @@ class RemotePath:
     )
 
   def replace_version(self, data: bytes | None, version: Any) -> bool:
-    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer
-    of this version.
+    """Write the file, or delete it if `data` is None, unless its version has changed.
 
-    Google's store and S3 compare and write at once; elsewhere there is a moment between. `data`
-    must differ from call to call.
+    Return whether the file was written or deleted. Google's store and S3 compare and write
+    atomically; other stores do not. `data` must differ from call to call.
     """
 
     def call(files: clients.Client, timeout: float) -> bool:
@@ -184,8 +187,10 @@ class RemotePath:
     return self.replace_version(data, version)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
-    """Return the files below this directory whose names begin with a prefix, with their sizes (None
-    if unknown)."""
+    """Return the size of each file below this directory whose name begins with `prefix`.
+
+    A size is None if unknown.
+    """
     sizes = self._find(f"{self._key}/{prefix}", "listed")
     if not sizes:
       _check_bucket(self._root, self._url, "listed")
@@ -210,7 +215,7 @@ class RemotePath:
     return {str(RemotePath(self._address(key))): about for key, about in matches.items()}
 
   def is_dir(self) -> bool:
-    # a web server lists nothing
+    # Web servers do not list directories.
     return self._scheme not in ("http", "https") and bool(self.sizes())
 
   def is_file(self) -> bool:
@@ -238,7 +243,7 @@ class RemotePath:
     return len(self.read_bytes()) if size is None else size
 
   def modified_time(self) -> int | None:
-    """Return None, as stores differ in when they say that a file was modified."""
+    """Return None, because stores differ in their definitions of the time."""
 
   def mkdir(self, **_: bool) -> None:
     pass
@@ -247,24 +252,27 @@ class RemotePath:
     self._delete(self._key)
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    list(clients.thread_pool().map(self._delete, self._find(f"{self._key}/", "deleted")))
+    keys = self._find(f"{self._key}/", "deleted")
+    deletions = clients.thread_pool().map(self._delete, keys)
+    for _ in deletions:  # waits for each, and raises its error
+      pass
 
   def _address(self, key: str) -> str:
     """Return the address of a key of the same bucket."""
     return f"{self._root.removesuffix(self._chain)}{key}{self._chain}"
 
-  def _find(self, prefix: str, done: str) -> dict[str, int | None]:
-    return self._request(lambda files, timeout: files.find(prefix.lstrip("/"), timeout), done)
+  def _find(self, prefix: str, operation: str) -> dict[str, int | None]:
+    return self._request(lambda files, timeout: files.find(prefix.lstrip("/"), timeout), operation)
 
   def _delete(self, key: str) -> None:
     self._request(lambda files, timeout: files.write(key, None, timeout), "deleted")
 
   def _request(
-    self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0
+    self, request: Callable[[clients.Client, float], Any], operation: str, size: int = 0
   ) -> Any:
     files = clients.open_client(self._root)
     timeout = _ATTEMPT_SECONDS + size / _MIN_BYTES_PER_SECOND
-    with _translate_errors(self._url, done):
+    with _translate_errors(self._url, operation):
       return retry(lambda: request(files, timeout), self._url)
 
 
@@ -293,7 +301,8 @@ def _read(
       _check_bucket(root, address(key), "read")
       contents.append(None)
       continue
-    # Of TensorStore. The copies of a file on several web servers may differ in their versions.
+    # Only TensorStore's replies have a stamp. Stamps of web servers are not used: the copies of a
+    # file on several servers may have different versions.
     stamp = None if root.startswith("http") else getattr(reply, "stamp", None)
     if versions is not None and stamp is not None:
       versions[key] = stamp.generation
@@ -302,7 +311,7 @@ def _read(
 
 
 class _RangeReader:
-  """Waits for a range of a file that was requested, and requests it again at every further attempt.
+  """Waits for a requested range of a file, and requests it again at every further attempt.
 
   Args:
     request: the future of the first reply.
@@ -335,25 +344,29 @@ class _RangeReader:
 
 
 @contextlib.contextmanager
-def _translate_errors(url: str, done: str) -> Iterator[None]:
+def _translate_errors(url: str, operation: str) -> Iterator[None]:
   """Translate a client's errors.
 
-  An absent file is an answer; it is an error only if its bucket is absent.
+  Clients report an absent file without an error, so an error of that kind means an absent bucket.
   """
   try:
     yield
   except Exception as error:
     absent = exit_code(error) is None and store_errors.error_kind(error) is ErrorKind.ABSENT
-    raise translate_error(error, url, done, ErrorKind.NO_BUCKET if absent else None) from error
+    raise translate_error(error, url, operation, ErrorKind.NO_BUCKET if absent else None) from error
 
 
-def _check_bucket(root: str, url: str, done: str) -> None:
+def _check_bucket(root: str, url: str, operation: str) -> None:
   """Raise an error if a file is missing at an address because its bucket does not exist.
 
   Args:
-    done: `read`, or `listed`, which also raises if the bucket must not be listed.
+    operation: the failed operation, for messages: `read`, or `listed`, which also
+      raises if listing the bucket is not permitted.
   """
-  if done == "read" and time.monotonic() - _looked.get(root, -_LOOK_SECONDS) < _LOOK_SECONDS:
+  if (
+    operation == "read"
+    and time.monotonic() - _last_found.get(root, -_RECHECK_SECONDS) < _RECHECK_SECONDS
+  ):
     return
   scheme = root.partition("://")[0]
   try:
@@ -362,12 +375,14 @@ def _check_bucket(root: str, url: str, done: str) -> None:
     elif scheme in ("gs", "s3"):
       retry(lambda: clients.open_fsspec_client(root).query_bucket(), url)
   except Exception as error:
-    if isinstance(error.__cause__, ImportError):  # who could tell is not installed
+    if isinstance(error.__cause__, ImportError):  # the library that could check is not installed
       return
     is_gone = store_errors.error_kind(error) in (ErrorKind.ABSENT, ErrorKind.NO_BUCKET)
-    if is_gone or done == "listed" or exit_code(error) is not None:
-      raise translate_error(error, url, done, ErrorKind.NO_BUCKET if is_gone else None) from error
-  _looked[root] = time.monotonic()
+    if is_gone or operation == "listed" or exit_code(error) is not None:
+      raise translate_error(
+        error, url, operation, ErrorKind.NO_BUCKET if is_gone else None
+      ) from error
+  _last_found[root] = time.monotonic()
 
 
 class _Stream(io.RawIOBase):
@@ -385,9 +400,8 @@ class _Stream(io.RawIOBase):
     return True
 
   def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    self._position = (
-      offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-    )
+    origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+    self._position = origins[whence] + offset
     return self._position
 
   def tell(self) -> int:
@@ -399,7 +413,7 @@ class _Stream(io.RawIOBase):
     return len(data)
 
   def readall(self) -> bytes:
-    return b"".join(iter(lambda: self._next(_PIECE), b""))
+    return b"".join(iter(lambda: self._next(_STREAM_READ_BYTES), b""))
 
   def _next(self, max_size: int) -> bytes:
     size = max(0, min(max_size, self._size - self._position))

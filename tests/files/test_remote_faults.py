@@ -28,7 +28,7 @@ def server(tmp_path_factory):
     remote.reset()  # of another test's server
     quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in clients._DRIVERS}
     monkeypatch.setattr(clients, "_CONTEXT", quick)
-    monkeypatch.setattr(remote, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
     retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
     for name, value in (object_server.environment(server) | retry).items():
       monkeypatch.setenv(name, value)
@@ -176,7 +176,7 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
 
 def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
   """The bucket is named, although it was found a moment ago."""
-  monkeypatch.setattr(remote, "_LOOK_SECONDS", 60)
+  monkeypatch.setattr(remote, "_RECHECK_SECONDS", 60)
   directory = remote.RemotePath(workdir[0])
   with leases.Lease(directory, "lease", "is here: {}") as lease:
     assert (directory / "no_such_file").read() is None

@@ -59,7 +59,7 @@ def server(tmp_path_factory):
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
     context = {f"{driver}_request_retries": QUICK_RETRIES for driver in clients._DRIVERS}
     monkeypatch.setattr(clients, "_CONTEXT", context)
-    monkeypatch.setattr(remote, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
     # gcsfs waits between attempts by asyncio.sleep.
     quick_asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
     monkeypatch.setattr("gcsfs.retry.asyncio", quick_asyncio)

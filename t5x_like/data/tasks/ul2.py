@@ -10,13 +10,13 @@ denoiser anew in each epoch, all equally often or by `rates`.
     X  extreme        3, 8    50%; 64 at 15% and at 50%    [NLG]
 
 S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. Features
-have the lengths of the longest, so the encoder's come from R and the decoder's from X. Worked
-example, L = 512: R (3, 0.15) has 462 inputs and 104 targets, S 386 and 130, X (3, 0.5) 342 inputs
-and 342 targets in 85 spans, which therefore is the number of sentinels needed.
+have the greatest lengths of all denoisers: the encoder's length comes from R, the decoder's from X.
+For example, with L = 512, R (3, 0.15) has 462 inputs and 104 targets, S has 386 and 130, and
+X (3, 0.5) has 342 and 342 in 85 spans, so the vocabulary needs 85 sentinels.
 
 Spans are cut as in T5 (uniformly among all cuts with this mean; the paper allows "normal or
-uniform"). So a denoiser with one span, as X (64, 0.15) has at L = 512 (77 tokens), has it at the
-end; `random_roll` puts it anywhere.
+uniform"). A denoiser with a single span therefore has it at the end of the window, such as
+X (64, 0.15) at L = 512 with a span of 77 tokens; `random_roll` puts the span anywhere.
 
 With `mode_tokens` every input begins with the text of its mode, as in the released models' prompts;
 a vocabulary that has these spellings as pieces gives one token for each, any other spells them out.
@@ -89,20 +89,20 @@ class Arguments(TextArguments):
     denoisers = []
     for name in shares:
       denoisers.append(_Denoiser(name, vocabulary, self.length, self.mode_tokens, self.random_roll))
-    described = self.features(vocabulary)
-    ends_N = _word_ends(list(shares.values()))
+    features = self.features(vocabulary)
+    upper_limits = _upper_limits(list(shares.values()))
 
     def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
       window_BL = windows.read(example_index_B, epoch_B, seed)
       key_B = random.row_keys(seed, epoch_B, example_index_B)
       word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
-      which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
-      rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
+      denoiser_B = tf.reduce_sum(tf.cast(word_B1 >= upper_limits, tf.int32), axis=1)
+      rows = tf.dynamic_partition(tf.range(tf.size(denoiser_B)), denoiser_B, len(denoisers))
       parts = []
       for denoiser, row_N in zip(denoisers, rows, strict=True):
         part = denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N))
-        parts.append(mixture.pad_features(part, described, vocabulary.pad_id))
-      return {name: tf.dynamic_stitch(rows, [part[name] for part in parts]) for name in described}
+        parts.append(mixture.pad_features(part, features, vocabulary.pad_id))
+      return {name: tf.dynamic_stitch(rows, [part[name] for part in parts]) for name in features}
 
     return self.build_task("ul2.v2", windows, batch, rates=shares)
 
@@ -149,13 +149,14 @@ class _Denoiser:
       mean = length * density
     rolls = random_roll and not is_sequential
     noise, spans = noise_counts(length, density, mean)
-    room = 1 if rolls else 0  # for the sentinel of a span that the rotation of noise cuts in two
+    # Rotating the noise may cut a span in two, which needs one more sentinel.
+    extra_sentinels = 1 if rolls else 0
     self._vocabulary = vocabulary
     self._prefix = vocabulary.encode(MODE_TOKENS[name[0]]) if mode_tokens else []
     self.corruption = SpanCorruption(
       sentinels=vocabulary.sentinels,
       window=length,
-      inputs_length=length - noise + spans + 1 + room,
+      inputs_length=length - noise + spans + 1 + extra_sentinels,
       noise_density=density,
       mean_noise_span_length=float(noise if is_sequential else mean),
       eos_id=vocabulary.eos_id,
@@ -172,6 +173,6 @@ class _Denoiser:
     )
 
 
-def _word_ends(shares: list[float]) -> np.ndarray:
-  """Return the upper limit among 32-bit words of each share but the last: int64 [N - 1]."""
+def _upper_limits(shares: list[float]) -> np.ndarray:
+  """Return the limits, int64 [N - 1], that divide the 32-bit words into N ranges by the shares."""
   return np.round(np.cumsum(shares)[:-1] / sum(shares) * 2**32).astype(np.int64)
