@@ -254,7 +254,7 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(trained_copy, capsy
   assert train_run(trained_copy) == 0
 
 
-@pytest.mark.parametrize("left", more.beyond(1, [2, None]))
+@pytest.mark.parametrize("remaining", more.beyond(1, [2, None]))
 def test_lost_metrics_are_reported_and_leave_a_gap(remaining, trained_copy, capsys):
   path = trained_copy / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
