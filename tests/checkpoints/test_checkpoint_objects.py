@@ -27,7 +27,7 @@ def server(tmp_path, monkeypatch):
   with server.running():
     remote.reset()  # of another test's server
     quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "80ms"}
-    monkeypatch.setattr(clients, "_CONTEXT", {"gcs_request_retries": quick})
+    monkeypatch.setattr(clients, "_tensorstore_context", lambda: {"gcs_request_retries": quick})
     for name, value in (
       object_server.environment(server) | {"T5X_LIKE_RETRY_SECONDS": "20"}
     ).items():

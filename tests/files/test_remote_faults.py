@@ -27,7 +27,7 @@ def server(tmp_path_factory):
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
     remote.reset()  # of another test's server
     quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in clients._DRIVERS}
-    monkeypatch.setattr(clients, "_CONTEXT", quick)
+    monkeypatch.setattr(clients, "_tensorstore_context", lambda: quick)
     monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
     retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
     for name, value in (object_server.environment(server) | retry).items():

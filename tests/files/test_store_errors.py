@@ -58,7 +58,7 @@ def server(tmp_path_factory):
   server = object_server.Server(tmp_path_factory.mktemp("bucket"))
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
     context = {f"{driver}_request_retries": QUICK_RETRIES for driver in clients._DRIVERS}
-    monkeypatch.setattr(clients, "_CONTEXT", context)
+    monkeypatch.setattr(clients, "_tensorstore_context", lambda: context)
     monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
     # gcsfs waits between attempts by asyncio.sleep.
     quick_asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
