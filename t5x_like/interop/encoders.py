@@ -1,14 +1,26 @@
-"""Read and write BERT and its descendants: the body, and a table of heads for each family."""
+"""Entries of config tables and tables of tensors that BERT and its descendants share.
+
+These are the sizes, special tokens, and the class, with a table of heads for each family.
+"""
 
 import dataclasses
+from typing import Any
 
-from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields, find_key
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import (
+  Choice,
+  Composed,
+  Constant,
+  Entry,
+  Field,
+  Ignored,
+  Required,
+)
 from t5x_like.interop.hf import require_design
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.tensor_mapping import TensorMapping, TensorTable, prefix_table
 from t5x_like.nn.cores.auto import EXACT_CORES
-from t5x_like.nn.dims import Dims
 
 ACTIVATIONS = {
   "gelu": "gelu",
@@ -19,7 +31,6 @@ ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
 }
-ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense")
 IGNORED_SUFFIXES = (
   "embeddings.position_ids",
   "embeddings.token_type_ids",
@@ -115,54 +126,99 @@ def read_special_tokens(fields: Fields, default: Tokens) -> Tokens:
   return Tokens(pad, start, eos)
 
 
-def read_variant(
-  fields: Fields,
-  tensor_names: set[str],
-  base: Variant,
-  prefix: str,
-  heads: tuple[Head, ...],
-  length: int = 512,
-  **changes,
-) -> Variant:
-  """Return the variant of a config with BERT's fields.
+class SpecialTokens(Entry):
+  """The ids of padding, start and end.
 
   Args:
-    base: a variant with the family's design and special tokens.
-    prefix: the prefix of the family's class names, such as "Bert".
-    length: the default number of positions.
-    changes: replace fields of the design.
+    tokens: the ids in configs without the fields. A null padding id means none.
+    written: the fields with which configs are written.
   """
-  fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
-  fields.require("position_embedding_type", "absolute")
-  fields.require("tie_word_embeddings", True)
-  D = fields.take("hidden_size")
-  N = fields.take("num_attention_heads")
-  tokens = read_special_tokens(fields, base.tokens)
-  offset = tokens.pad + 1 if _has_offset(base.design) else 0  # as fairseq numbers positions
-  length = fields.take("max_position_embeddings", length)
-  position = {"name": "learned", "length": length - offset}
-  if offset:
-    position["offset"] = offset
-  design = dataclasses.replace(
-    base.design,
-    norm_epsilon=fields.take("layer_norm_eps", 1e-12),
-    position=position,
-    init_stddev=fields.values.get("initializer_range", 0.02),
-    **changes,
-  )
-  return dataclasses.replace(
-    base,
-    dims=Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers")),
-    design=design,
-    vocab_size=fields.take("vocab_size"),
-    tokens=tokens,
-    types=fields.take("type_vocab_size", 2),
-    head=read_head(fields, tensor_names, prefix, heads),
-  )
+
+  def __init__(self, tokens: Tokens, *written: str):
+    self.tokens = tokens
+    self.written = ("pad_token_id", *written)
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    return {"tokens": read_special_tokens(fields, self.tokens)}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    tokens = variant.tokens
+    ids = {
+      "pad_token_id": tokens.pad,
+      "bos_token_id": tokens.start,
+      "cls_token_id": tokens.start,
+      "eos_token_id": tokens.eos,
+      "sep_token_id": tokens.eos,
+    }
+    return {name: ids[name] for name in self.written}
 
 
-def _has_offset(design: Design) -> bool:
-  return isinstance(design.position, dict) and bool(design.position.get("offset"))
+class Classes(Entry):
+  """The class of the model, in `architectures`, which has one of a family's heads.
+
+  Args:
+    prefix: the prefix of the family's class names, such as "Bert".
+    heads: the heads of its classes.
+  """
+
+  def __init__(self, prefix: str, heads: tuple[Head, ...]):
+    self.prefix = prefix
+    self.heads = heads
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    return {"head": read_head(fields, fields.tensor_names, self.prefix, self.heads)}
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    head, names_of_labels = write_head(self.prefix, variant, self.heads)
+    return {"architectures": [self.prefix + head.task], **names_of_labels}
+
+
+class TokenTypes(Field):
+  """The number of token types, of which there is at least one in written configs."""
+
+  def write(self, variant: Variant) -> dict[str, Any]:
+    if not variant.types:
+      raise UserError(f"types is {variant.types}; this model type supports only 1 or more")
+    return super().write(variant)
+
+
+def _read_initializer(fields: Fields) -> dict[str, Any]:
+  return {"design.init_stddev": fields.values.get("initializer_range", 0.02)}
+
+
+def _write_initializer(variant: Variant) -> dict[str, Any]:
+  return {"initializer_range": variant.design.init_stddev or 0.02}
+
+
+INITIALIZER = Composed(_read_initializer, _write_initializer)
+SIZES = (
+  Field("vocab_size", "vocab_size"),
+  Field("hidden_size", "dims.embed"),
+  Field("num_hidden_layers", "dims.layers"),
+  Field("num_attention_heads", "dims.heads"),
+  Field("intermediate_size", "dims.mlp"),
+  INITIALIZER,
+  Constant("tie_word_embeddings", True),
+)
+DROPOUT_RATES = Ignored("hidden_dropout_prob", "attention_probs_dropout_prob")
+LENGTH = Field("max_position_embeddings", "design.position.length", default=512)
+BODY = (
+  *SIZES,
+  TokenTypes("type_vocab_size", "types", default=2),
+  Field("layer_norm_eps", "design.norm_epsilon", default=1e-12),
+  Required("position_embedding_type", "absolute"),
+  DROPOUT_RATES,
+)
+ACTIVATION = Choice("hidden_act", "design.activation", ACTIVATIONS, default="gelu")
+# for families with heads that support no other
+EXACT_GELU = Choice("hidden_act", "design.activation", {"gelu": "gelu"}, default="gelu")
+# arguments of `ModelType`
+FILES = dict(
+  ignored_suffixes=IGNORED_SUFFIXES,
+  body_prefix=None,
+  # which the heads of encoders do not read
+  free=("design.tied", "design.logits_softcap", "design.logits_bias"),
+)
 
 
 def require_bert_design(model, **expected) -> None:
@@ -190,57 +246,6 @@ def require_bert_design(model, **expected) -> None:
     core=[*EXACT_CORES],
   )
   require_design(model, **bert | expected)
-
-
-def write_config(
-  model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected
-) -> dict:
-  """Return BERT's fields of a model.
-
-  Args:
-    prefix: the prefix of the family's class names, such as "Bert".
-    offset: the row of position 0.
-    expected: allowed values of the design's fields, see `refuse_others`.
-  Raises:
-    UserError: the type cannot express a field of the design, or the head; names it.
-  """
-  variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
-  require_bert_design(model, **expected)
-  position = {"name": design.position} if isinstance(design.position, str) else design.position
-  if (
-    not isinstance(position, dict)
-    or position["name"] != "learned"
-    or position.get("offset", 0) != offset
-  ):
-    raise UserError(
-      f"design.position is {design.position!r}; {model_type} supports only 'learned' with an "
-      f"offset of {offset}"
-    )
-  if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
-    raise UserError(
-      f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, "
-      "heads that share the width, and token types"
-    )
-  head, head_fields = write_head(model_type, variant, heads)
-  return {
-    "architectures": [prefix + head.task],
-    "model_type": model_type,
-    "vocab_size": variant.vocab_size,
-    "hidden_size": dims.embed,
-    "num_hidden_layers": dims.layers,
-    "num_attention_heads": dims.heads,
-    "intermediate_size": dims.mlp,
-    "hidden_act": find_key(ACTIVATIONS, design.activation),
-    "max_position_embeddings": position.get("length", 512) + position.get("offset", 0),
-    "type_vocab_size": variant.types,
-    "layer_norm_eps": design.norm_epsilon,
-    "initializer_range": design.init_stddev or 0.02,
-    "pad_token_id": variant.tokens.pad,
-    "tie_word_embeddings": True,
-    **head_fields,
-  }
 
 
 def write_head(
@@ -275,74 +280,63 @@ def _complete_spec(spec: str | dict) -> dict:
   return complete | {name: value for name, value in spec.items() if name != "choices"}
 
 
-def map_tensors(mapping: TensorMapping, prefix: str, heads: tuple[Head, ...]) -> None:
-  """Map every tensor of the body and of the head.
+LAYER_AFTER_QKV = {
+  "attention.output.dense": "self_attention/layer/out",
+  "attention.output.LayerNorm": "self_attention/out_norm",
+  "intermediate.dense": "mlp/layer/wi",
+  "output.dense": "mlp/layer/wo",
+  "output.LayerNorm": "mlp/out_norm",
+}
+LAYER = {
+  "attention.self.query": "self_attention/layer/query",
+  "attention.self.key": "self_attention/layer/key",
+  "attention.self.value": "self_attention/layer/value",
+  **LAYER_AFTER_QKV,
+}
+EMBEDDINGS = {
+  "embeddings.word_embeddings": "embed",
+  "embeddings.position_embeddings": "inputs/position",
+  "embeddings.token_type_embeddings": "inputs/types",
+  "embeddings.LayerNorm": "inputs/norm",
+}
+TENSORS = {
+  **EMBEDDINGS,
+  "embeddings_project": "inputs/project",
+  **prefix_table("encoder.layer.{layer}.", "encoder/blocks/", LAYER),
+}
 
-  Args:
-    prefix: the prefix of the body's tensors, such as "bert".
+
+@dataclasses.dataclass(frozen=True)
+class EncoderTensors:
+  """The tensors of a family, a function that maps those of a body and of its head.
+
+  Attributes:
+    prefix: the prefix of the body's tensors in all classes but "Model", such as "bert".
+    heads: the heads of the family's classes.
+    body: the tensors of the body, without the prefix.
   """
-  body = map_embeddings_and_head(mapping, prefix, heads)
-  model = mapping.model
-  for layer, (_, index) in enumerate(locate_layers(model.encoder, model.variant.dims.layers)):
-    map_layer(mapping, f"{body}encoder.layer.{layer}", index, ATTENTION_NAMES)
 
+  prefix: str
+  heads: tuple[Head, ...]
+  body: TensorTable
 
-def map_layer(
-  mapping: TensorMapping, hf_name: str, index: int, attention_names: tuple[str, ...]
-) -> None:
-  """Map one layer.
+  def __call__(self, mapping: TensorMapping) -> None:
+    head = self._find_head(mapping)
+    if not any("pooler" in hf_name for hf_name in head.tensors):
+      suffixes = ("dense.weight", "dense.bias", "weight", "bias")
+      mapping.unread_suffixes = tuple(f"{self.prefix}.pooler.{suffix}" for suffix in suffixes)
+    mapping.add_table(prefix_table(self.body_prefix(mapping), "", self.body))
+    map_head(mapping, head)
 
-  Args:
-    attention_names: the names of the four projections of attention.
-  """
-  blocks = "encoder/blocks"
-  mapping.attention(
-    f"{hf_name}.attention", f"{blocks}/self_attention/layer", index, names=attention_names
-  )
-  mapping.norm(f"{hf_name}.attention.output.LayerNorm", f"{blocks}/self_attention/out_norm", index)
-  mapping.linear(f"{hf_name}.intermediate.dense", f"{blocks}/mlp/layer/wi", index)
-  mapping.linear(f"{hf_name}.output.dense", f"{blocks}/mlp/layer/wo", index)
-  mapping.norm(f"{hf_name}.output.LayerNorm", f"{blocks}/mlp/out_norm", index)
+  def body_prefix(self, mapping: TensorMapping) -> str:
+    """Return the prefix of the body's tensors in the class that has the model's head."""
+    return "" if self._find_head(mapping).task == "Model" else f"{self.prefix}."
 
-
-def map_embeddings_and_head(
-  mapping: TensorMapping,
-  prefix: str,
-  heads: tuple[Head, ...],
-  projection: str = "embeddings_project",
-) -> str:
-  """Map all but the layers; return the prefix of the layers.
-
-  Args:
-    projection: the name of the projection of a narrower table.
-  """
-  variant = mapping.model.variant
-  name = _complete_spec(variant.head)["name"]
-  head = next(head for head in heads if head.name == name)
-  body = "" if head.task == "Model" else f"{prefix}."
-  mapping.ignored_suffixes = IGNORED_SUFFIXES
-  if not any("pooler" in hf_name for hf_name in head.tensors):
-    mapping.unread_suffixes = tuple(
-      f"{prefix}.pooler.{suffix}" for suffix in ("dense.weight", "dense.bias", "weight", "bias")
-    )
-  mapping.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
-  if "inputs/position/table" in mapping.parameter_names:
-    mapping.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
-  if "inputs/types/table" in mapping.parameter_names:
-    mapping.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
-  mapping.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
-  if variant.embed:
-    mapping.linear(f"{body}{projection}", "inputs/project")
-  map_head(mapping, head)
-  return body
+  def _find_head(self, mapping: TensorMapping) -> Head:
+    name = _complete_spec(mapping.model.variant.head)["name"]
+    return next(head for head in self.heads if head.name == name)
 
 
 def map_head(mapping: TensorMapping, head: Head) -> None:
   """Map the tensors of a head: linear layers, norms and single biases."""
-  for hf_name, path in head.tensors.items():
-    if path.endswith("bias"):
-      mapping.copy(hf_name, f"head/{path}")
-    elif f"head/{path}/scale" in mapping.parameter_names:
-      mapping.norm(hf_name, f"head/{path}")
-    else:
-      mapping.linear(hf_name, f"head/{path}")
+  mapping.add_table(prefix_table("", "head/", head.tensors))

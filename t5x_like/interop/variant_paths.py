@@ -10,7 +10,7 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.architectures.heads.lm import hidden_scale
 from t5x_like.errors import UserError
-from t5x_like.nn import positions
+from t5x_like.nn import cores, positions
 from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.latent_attention import Latent
@@ -28,6 +28,8 @@ _TRAINING_FIELDS = {
   "residual_init",
   "embed_init",
 }
+# Arguments of cores that matter only in training.
+_TRAINING_OF_CORES = ("plan", "seed", "stddev")
 _FUNCTION_OF_EXPERTS = ("experts", "top_k", "mlp", "shared", "normalise", "router", "dispatch")
 _ROPE_SCALINGS = {
   "linear": rope.LinearScaling,
@@ -193,7 +195,10 @@ def _function_of_core(core: Any) -> Any:
   arguments = {"name": core} if isinstance(core, str) else core
   if not isinstance(arguments, dict) or "name" not in arguments:
     return core
-  return {name: value for name, value in arguments.items() if name not in ("plan", "stddev")}
+  if arguments["name"] in slots.names(cores):
+    module = slots.module(arguments["name"], cores)
+    arguments = slots.defaults(module.make) | arguments
+  return {name: value for name, value in arguments.items() if name not in _TRAINING_OF_CORES}
 
 
 def _core_names(core: Any) -> set[str]:

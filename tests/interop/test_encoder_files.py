@@ -203,7 +203,7 @@ MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
       dict(head={"name": "classification", "activation": "gelu"}),
       "head {'name': 'classification'",
     ),
-    (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
+    (bert, dataclasses.replace(BERT, types=0), {}, "types is 0"),
     (
       roberta,
       shrunk(roberta.VARIANTS["roberta-base"]),
@@ -216,8 +216,8 @@ MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
       dict(design={"core": "local"}),
       "design.core is 'local'",
     ),
-    (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
-    (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
+    (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows is"),
+    (modernbert, MODERN, dict(design={"position": "none"}), "design.position is"),
     (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
     (
       linformer,

@@ -49,7 +49,7 @@ CONFIGS = {
   "layers": ("llama", lambda config: config | {"num_hidden_layers": 10**9}, "no more than the"),
   "a width": ("mixtral", lambda config: config | {"intermediate_size": 10**9}, "no more than the"),
   "experts": ("mixtral", lambda config: config | {"num_local_experts": 10**8}, "no more than the"),
-  "uneven heads": ("gpt2", lambda config: config | {"n_head": 3}, "has shape"),
+  "uneven heads": ("gpt2", lambda config: config | {"n_head": 3}, "cannot share a width"),
 }
 
 
@@ -67,7 +67,7 @@ def test_a_config_of_other_types_or_sizes_is_refused(case, tmp_path):
   write(name, tmp_path / "model")
   file = tmp_path / "model" / "config.json"
   file.write_text(json.dumps(change(json.loads(file.read_text()))))
-  if case == "uneven heads":  # which only the tensors show
+  if case == "uneven heads":  # refused before the recipe is compared
     with pytest.raises(UserError, match=message):
       hf.load(str(tmp_path / "model"))
     return

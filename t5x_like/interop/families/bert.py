@@ -4,18 +4,12 @@ A `BertModel` becomes a model whose logits are the last hidden states, with `poo
 the file has a pooler. A pooler that a class does not use is not part of the model; it is written
 back unchanged from the file.
 
-`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours.
-Every family has these functions; `interop/families/__init__.py` describes them.
-"""
+`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours."""
 
 from t5x_like.interop import encoders
-from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head, nest_paths
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.config_table import Ignored, ModelType
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens, nest_paths
 from t5x_like.models import bert
-
-MODEL_TYPES = ("bert",)
-MODELS = (bert.Model,)
 
 MLM = {
   "cls.predictions.transform.dense": "dense",
@@ -41,38 +35,37 @@ HEADS = (
 )
 
 
-def canonical_name(name: str) -> str:
+def _canonical_name(name: str) -> str:
   """Rename the scales and biases of norms, which older files name as TensorFlow does."""
   return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
     "LayerNorm.beta", "LayerNorm.bias"
   )
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  fields.ignore(
-    "directionality",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
-  )
-  activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
-  base = bert.VARIANTS["bert-base-uncased"]
-  return bert.Model, {
-    "variant": encoders.read_variant(
-      fields, tensor_names, base, "Bert", HEADS, activation=activation
-    )
-  }
-
-
-def write_config(model, model_type: str | None) -> dict:
-  return encoders.write_config(model, "bert", "Bert", HEADS)
-
-
-def map_tensors(mapping: TensorMapping) -> None:
-  encoders.map_tensors(mapping, "bert", HEADS)
-  mapping.tied = {  # tied tensors that a file may hold twice: copy -> original
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-  }
+BERT = (
+  *encoders.BODY,
+  encoders.LENGTH,
+  encoders.ACTIVATION,
+  SpecialTokens(bert.TOKENS),
+  Classes("Bert", HEADS),
+  Ignored("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
+  Ignored("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+)
+# tied tensors that a file may hold twice: copy -> original
+TIED = {
+  "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+  "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+TYPES = (
+  ModelType(
+    "bert",
+    "",
+    bert.Model,
+    bert.VARIANTS["bert-base-uncased"],
+    BERT,
+    EncoderTensors("bert", HEADS, encoders.TENSORS),
+    tied=TIED,
+    canonical_name=_canonical_name,
+    **encoders.FILES,
+  ),
+)

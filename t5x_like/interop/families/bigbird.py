@@ -7,17 +7,15 @@ the library switches to full attention; our core refuses them, and `design.core 
 full attention.
 """
 
+from typing import Any
+
+from t5x_like.architectures.design import Variant
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head
-from t5x_like.interop.families.bert import MLM, NEXT
-from t5x_like.interop.hf import require_design
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.config_table import Choice, Composed, Field, ModelType
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
+from t5x_like.interop.families.bert import MLM, NEXT, TIED
 from t5x_like.models import bigbird
-from t5x_like.nn.cores.auto import EXACT_CORES
-
-MODEL_TYPES = ("big_bird",)
-MODELS = (bigbird.Model,)
 
 POOLER = {"bert.pooler": "pooler/dense"}
 PRETRAINING = encoders.nest_paths("mlm", MLM) | POOLER | NEXT
@@ -35,68 +33,52 @@ HEADS = (
   Head("Model", "pooled", {"pooler": "pooler/dense"}),
   Head("Model", "none", {}),
 )
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+BIASES = {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  is_sparse = fields.choose(
-    "attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"
-  )
+def _read_core(fields: Fields) -> dict[str, Any]:
   sparse_core = {
     "name": "bigbird",
     "block": fields.take("block_size", 64),
     "random_blocks": fields.take("num_random_blocks", 3),
     "plan": "first",
   }
-  variant = encoders.read_variant(
-    fields,
-    tensor_names,
-    bigbird.VARIANTS["bigbird-roberta-base"],
-    "BigBird",
-    HEADS,
-    length=4096,
-    activation=fields.choose(
-      "hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"
-    ),
-    biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
-    embed_scale=fields.take("rescale_embeddings", False),
-    core=sparse_core if is_sparse else "auto",
-  )
-  return bigbird.Model, {"variant": variant}
+  cores = {"block_sparse": sparse_core, "original_full": "auto"}
+  return {"design.core": fields.choose("attention_type", cores, "block_sparse")}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  design = model.variant.design
-  biases = [("qkv", "out", "mlp"), ("out", "mlp")]
-  values = encoders.write_config(
-    model,
-    "big_bird",
-    "BigBird",
-    HEADS,
-    activation="gelu_tanh",
-    biases=biases,
-    embed_scale=[False, True],
-    core=[design.core],
-  )
-  values |= {
-    "bos_token_id": model.variant.tokens.start,
-    "eos_token_id": model.variant.tokens.eos,
-    "use_bias": "qkv" in design.biases,
-    "rescale_embeddings": design.embed_scale,
-  }
-  core = {"name": design.core} if isinstance(design.core, str) else design.core
-  if core.get("name") != "bigbird":
-    require_design(model, core=[*EXACT_CORES, "bigbird"])
-    return values | {"attention_type": "original_full"}
-  return values | {
+def _write_core(variant: Variant) -> dict[str, Any]:
+  core = variant.design.core
+  arguments = {"name": core} if isinstance(core, str) else core
+  if "name" not in arguments or arguments["name"] != "bigbird":
+    return {"attention_type": "original_full"}
+  return {
     "attention_type": "block_sparse",
-    "block_size": core.get("block", 64),
-    "num_random_blocks": core.get("random_blocks", 3),
+    "block_size": arguments.get("block", 64),
+    "num_random_blocks": arguments.get("random_blocks", 3),
   }
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  encoders.map_tensors(mapping, "bert", HEADS)
-  mapping.tied = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-  }
+BIG_BIRD = (
+  *encoders.BODY,
+  Field("max_position_embeddings", "design.position.length", default=4096),
+  Choice("hidden_act", "design.activation", ACTIVATIONS, default="gelu_new"),
+  Choice("use_bias", "design.biases", BIASES, default=True),
+  Field("rescale_embeddings", "design.embed_scale", default=False),
+  Composed(_read_core, _write_core),
+  SpecialTokens(bigbird.TOKENS, "bos_token_id", "eos_token_id"),
+  Classes("BigBird", HEADS),
+)
+TYPES = (
+  ModelType(
+    "big_bird",
+    "",
+    bigbird.Model,
+    bigbird.VARIANTS["bigbird-roberta-base"],
+    BIG_BIRD,
+    EncoderTensors("bert", HEADS, encoders.TENSORS),
+    tied=TIED,
+    **encoders.FILES,
+  ),
+)

@@ -1,20 +1,24 @@
 """DeBERTa v3, whose files have the type of v2; v2 with its convolution or unshared projections is
 not read."""
 
-import dataclasses
+from typing import Any
 
-from t5x_like.errors import UserError
 from t5x_like.interop import encoders
-from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.encoders import Head
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import (
+  Composed,
+  Constant,
+  Field,
+  Ignored,
+  ModelType,
+  Required,
+)
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
 from t5x_like.interop.families import bert
-from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
+from t5x_like.interop.tensor_mapping import prefix_table
 from t5x_like.models import deberta
-from t5x_like.nn.dims import Dims
+from t5x_like.models.deberta import DebertaVariant
 
-MODEL_TYPES = ("deberta-v2",)
-MODELS = (deberta.Model,)
-ATTENTION_NAMES = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
 HEADS = (
   Head("ForMaskedLM", "mlm", bert.MLM),
   Head(
@@ -29,117 +33,103 @@ HEADS = (
 )
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  for name, *values in (
-    ("relative_attention", True),
-    ("share_att_key", True),
-    ("position_biased_input", False),
-    ("norm_rel_ebd", "layer_norm"),
-    ("type_vocab_size", 0),
-    ("conv_kernel_size", 0, None),
-    ("legacy", True),
-    ("pooler_hidden_act", "gelu"),
-    ("tie_word_embeddings", True),
-    ("pos_att_type", ["p2c", "c2p"], ["c2p", "p2c"], "p2c|c2p", "c2p|p2c"),
-    ("embedding_size", fields.values.get("hidden_size")),
-    ("attention_head_size", None),
-  ):
-    fields.require(name, *values)
-  for name in (
-    "relative_attention",
-    "share_att_key",
-    "position_biased_input",
-    "norm_rel_ebd",
-    "pos_att_type",
-  ):
-    fields.take(name)  # required: their defaults are of other models
-  fields.ignore(
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "pooler_dropout",
-    "pooler_hidden_size",
-    "cls_dropout",
-  )
-  D = fields.take("hidden_size")
-  N = fields.take("num_attention_heads")
-  dims = Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers"))
-  design = dataclasses.replace(
-    deberta.DESIGN,
-    norm_epsilon=fields.take("layer_norm_eps", 1e-7),
-    activation=fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu"),
-    attention_scale=(3 * dims.head_dim) ** -0.5,
-    init_stddev=fields.values.get("initializer_range", 0.02),
-  )
+class Mandatory(Constant):
+  """A field that a config must have with one value, as its default is of other models.
+
+  Args:
+    name, value: see `Constant`.
+    spellings: other values that mean the same.
+  """
+
+  def __init__(self, name: str, value: Any, *spellings: Any):
+    super().__init__(name, value)
+    self.spellings = spellings
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    fields.require(self.name, self.value, *self.spellings)
+    fields.take(self.name)
+    return {}
+
+
+def _read_attention_scale(fields: Fields) -> dict[str, Any]:
+  """Return the scale of the sum of three products: of contents, and of each with distances."""
+  head_dim = fields.take("hidden_size") // fields.take("num_attention_heads")
+  return {"design.attention_scale": (3 * head_dim) ** -0.5}
+
+
+def _read_distance(fields: Fields) -> dict[str, Any]:
   positions = fields.take("max_position_embeddings", 512)
   distance = fields.take("max_relative_positions", -1)
-  variant = deberta.DebertaVariant(
-    dims,
-    design,
-    fields.take("vocab_size"),
-    encoders.read_special_tokens(fields, deberta.TOKENS),
-    head=encoders.read_head(fields, tensor_names, "DebertaV2", HEADS),
-    buckets=fields.take("position_buckets"),
-    max_distance=distance if distance > 0 else positions,
-  )
-  return deberta.Model, {"variant": variant}
+  return {"max_distance": distance if distance > 0 else positions}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  design = model.variant.design
-  dims = model.variant.dims
-  encoders.require_bert_design(model, attention_scale=(3 * dims.head_dim) ** -0.5)
-  if (
-    dims.kv_heads != dims.heads
-    or dims.head_dim * dims.heads != dims.embed
-    or variant.types
-    or variant.embed
-  ):
-    raise UserError(
-      f"{dims} with types={variant.types}: deberta-v2 has heads that share the "
-      "width, and no token types"
-    )
-  head, head_fields = encoders.write_head("deberta-v2", variant, HEADS)
+def _write_distance(variant: DebertaVariant) -> dict[str, Any]:
   return {
-    "architectures": [f"DebertaV2{head.task}"],
-    "model_type": "deberta-v2",
-    "vocab_size": variant.vocab_size,
-    "hidden_size": dims.embed,
-    "num_hidden_layers": dims.layers,
-    "num_attention_heads": dims.heads,
-    "intermediate_size": dims.mlp,
-    "hidden_act": find_key(encoders.ACTIVATIONS, design.activation),
     "max_position_embeddings": variant.max_distance,
     "max_relative_positions": variant.max_distance,
-    "position_buckets": variant.buckets,
-    "type_vocab_size": 0,
-    "layer_norm_eps": design.norm_epsilon,
-    "initializer_range": design.init_stddev or 0.02,
-    "relative_attention": True,
-    "share_att_key": True,
-    "position_biased_input": False,
-    "norm_rel_ebd": "layer_norm",
-    "pos_att_type": ["p2c", "c2p"],
-    "pad_token_id": variant.tokens.pad,
-    "tie_word_embeddings": True,
-    **head_fields,
   }
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  body = encoders.map_embeddings_and_head(mapping, "deberta", HEADS)
-  mapping.copy(f"{body}encoder.rel_embeddings.weight", "encoder/distances")
-  mapping.norm(f"{body}encoder.LayerNorm", "encoder/distance_norm")
-  mapping.tied = {
-    "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-  }
-  mapping.ignored_suffixes += (
+def _require_full_width(fields: Fields) -> dict[str, Any]:
+  fields.require("embedding_size", fields.values.get("hidden_size"))
+  return {}
+
+
+DEBERTA = (
+  *encoders.SIZES,
+  Composed(_require_full_width, lambda variant: {}),
+  encoders.ACTIVATION,
+  Field("position_buckets", "buckets"),
+  Field("layer_norm_eps", "design.norm_epsilon", default=1e-7),
+  Composed(_read_attention_scale, lambda variant: {}),
+  Composed(_read_distance, _write_distance),
+  Mandatory("relative_attention", True),
+  Mandatory("share_att_key", True),
+  Mandatory("position_biased_input", False),
+  Mandatory("norm_rel_ebd", "layer_norm"),
+  Mandatory("pos_att_type", ["p2c", "c2p"], ["c2p", "p2c"], "p2c|c2p", "c2p|p2c"),
+  Constant("type_vocab_size", 0),
+  Required("conv_kernel_size", 0, None),
+  Required("legacy", True),
+  Required("pooler_hidden_act", "gelu"),
+  Required("attention_head_size", None),
+  SpecialTokens(deberta.TOKENS),
+  Classes("DebertaV2", HEADS),
+  encoders.DROPOUT_RATES,
+  Ignored("pooler_dropout", "pooler_hidden_size", "cls_dropout"),
+)
+LAYER = {
+  "attention.self.query_proj": "self_attention/layer/query",
+  "attention.self.key_proj": "self_attention/layer/key",
+  "attention.self.value_proj": "self_attention/layer/value",
+  **encoders.LAYER_AFTER_QKV,
+}
+TENSORS = {
+  **encoders.EMBEDDINGS,
+  "encoder.rel_embeddings.weight": "encoder/distances",
+  "encoder.LayerNorm": "encoder/distance_norm",
+  **prefix_table("encoder.layer.{layer}.", "encoder/blocks/", LAYER),
+}
+FILES = encoders.FILES | {
+  "ignored_suffixes": (
+    *encoders.IGNORED_SUFFIXES,
     "position_embeddings.weight",
     "mask_predictions.dense.weight",
     "mask_predictions.dense.bias",
   )
-  for layer, (_, index) in enumerate(
-    locate_layers(mapping.model.encoder, mapping.model.variant.dims.layers)
-  ):
-    encoders.map_layer(mapping, f"{body}encoder.layer.{layer}", index, ATTENTION_NAMES)
+}
+TYPES = (
+  ModelType(
+    "deberta-v2",
+    "",
+    deberta.Model,
+    deberta.VARIANTS["deberta-v3-base"],
+    DEBERTA,
+    EncoderTensors("deberta", HEADS, TENSORS),
+    tied={
+      "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+      "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    **FILES,
+  ),
+)

@@ -3,16 +3,13 @@
 A joint `electra.Model` is saved as its two networks: `generator, discriminator = model.networks()`.
 """
 
-import dataclasses
+from typing import Any
 
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head
-from t5x_like.interop.tensor_mapping import TensorMapping
-from t5x_like.models import electra
-
-MODEL_TYPES = ("electra",)
-MODELS = (electra.Discriminator, electra.Generator)
+from t5x_like.interop.config_table import Constant, Field, ModelType
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
+from t5x_like.models import bert, electra
 
 HEADS = (
   Head(
@@ -50,32 +47,39 @@ HEADS = (
 )
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  fields.require("summary_type", "first")
-  fields.require("summary_use_proj", True)
-  fields.require("summary_activation", "gelu")
-  # some of the heads support no other
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
-  table = fields.take("embedding_size", 128)
-  base = electra.VARIANTS["electra-base"]
-  variant = encoders.read_variant(
-    fields, tensor_names, base, "Electra", HEADS, activation=activation
-  )
-  variant = dataclasses.replace(variant, embed=None if table == variant.dims.embed else table)
-  model_class = electra.Generator if variant.head == "mlm" else electra.Discriminator
-  return model_class, {"variant": variant}
+ELECTRA = (
+  *encoders.BODY,
+  encoders.LENGTH,
+  encoders.EXACT_GELU,
+  Field("embedding_size", "embed", default=128),
+  SpecialTokens(bert.TOKENS),
+  Classes("Electra", HEADS),
+  Constant("summary_type", "first"),
+  Constant("summary_use_proj", True),
+  Constant("summary_activation", "gelu"),
+)
 
 
-def write_config(model, model_type: str | None) -> dict:
-  values = encoders.write_config(model, "electra", "Electra", HEADS, activation="gelu")
-  return values | {
-    "embedding_size": model.variant.embed or model.variant.dims.embed,
-    "summary_type": "first",
-    "summary_use_proj": True,
-    "summary_activation": "gelu",
-  }
+class _Electra(ModelType):
+  """The type of both networks, of which the head tells which one a file holds."""
+
+  def read(self, fields: Fields) -> tuple[type, dict[str, Any]]:
+    model_class, arguments = super().read(fields)
+    if arguments["variant"].head == "mlm":
+      model_class = electra.Generator
+    return model_class, arguments
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  encoders.map_tensors(mapping, "electra", HEADS)
-  mapping.tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
+TYPES = (
+  _Electra(
+    "electra",
+    "",
+    electra.Discriminator,
+    electra.VARIANTS["electra-base"],
+    ELECTRA,
+    EncoderTensors("electra", HEADS, encoders.TENSORS),
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    other_classes=(electra.Generator,),
+    **encoders.FILES,
+  ),
+)

@@ -1,19 +1,18 @@
 """RoBERTa and XLM-RoBERTa.
 
-The classification head of `transformers` applies dropout twice in training, ours only once, after
-its first layer.
+In training, their classification head applies dropout twice; ours once, after its first layer.
 """
 
+from typing import Any
+
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.config_table import Composed, ModelType
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
+from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.models import roberta
-
-MODEL_TYPES = ("roberta", "xlm-roberta")
-MODELS = (roberta.Model,)
-CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 HEADS = (
   Head(
@@ -38,36 +37,46 @@ HEADS = (
 )
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  fields.take("pad_token_id")  # the offset of positions, see `write_config`
-  # The language model head of `transformers` always applies GELU.
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
-  base = roberta.VARIANTS["roberta-base"]
-  prefix = CLASSES[fields.values["model_type"]]
-  return roberta.Model, {
-    "variant": encoders.read_variant(
-      fields, tensor_names, base, prefix, HEADS, activation=activation
-    )
-  }
+def _read_positions(fields: Fields) -> dict[str, Any]:
+  """Return the positions, whose rows count from the id of padding, as in fairseq."""
+  offset = fields.take("pad_token_id") + 1
+  length = fields.take("max_position_embeddings", 512) - offset
+  position = {"name": "learned", "length": length}
+  if offset:
+    position["offset"] = offset
+  return {"design.position": position}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  if model_type not in CLASSES:
-    model_type = "roberta"
-  tokens = model.variant.tokens
-  if tokens.pad is None:
-    raise UserError(
-      f"tokens.pad is None, but {model_type} counts positions from the padding id; set it"
-    )
-  values = encoders.write_config(
-    model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu"
+def _write_positions(variant: Variant) -> dict[str, Any]:
+  if variant.tokens.pad is None:
+    raise UserError("tokens.pad is None, from which positions are counted; name a padding id")
+  length = get_attribute(variant, "design.position.length")
+  return {"max_position_embeddings": length + variant.tokens.pad + 1}
+
+
+ROBERTA = (
+  *encoders.BODY,
+  Composed(_read_positions, _write_positions),
+  encoders.EXACT_GELU,
+  SpecialTokens(roberta.TOKENS, "bos_token_id", "eos_token_id"),
+)
+
+
+def _model_type(name: str, prefix: str) -> ModelType:
+  """Return a type, with the prefix of its class names."""
+  return ModelType(
+    name,
+    "",
+    roberta.Model,
+    roberta.VARIANTS["roberta-base"],
+    (*ROBERTA, Classes(prefix, HEADS)),
+    EncoderTensors("roberta", HEADS, encoders.TENSORS),
+    tied={
+      "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+      "lm_head.decoder.bias": "lm_head.bias",
+    },
+    **encoders.FILES,
   )
-  return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  encoders.map_tensors(mapping, "roberta", HEADS)
-  mapping.tied = {
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-  }
+TYPES = (_model_type("roberta", "Roberta"), _model_type("xlm-roberta", "XLMRoberta"))
