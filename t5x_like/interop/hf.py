@@ -35,7 +35,6 @@ from t5x_like.interop.config_table import ModelType, refuse_contradictory_sizes
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
 from t5x_like.interop.tensor_mapping import Tensor, TensorMapping
 from t5x_like.nn import params
-from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.vocabularies.kinds._shared import PUBLISHED_FILES
 
 SHARD_BYTES = 5 * 10**9
@@ -488,24 +487,6 @@ def _split_into_shards(
     shards[-1].append(tensor)
     shard_bytes += size * itemsize
   return shards
-
-
-def exact_cores(design) -> list:
-  """Return the values of `design.core` that compute plain attention, for `require_design`.
-
-  They are the design's own core, if it computes plain attention, or else all that do.
-  """
-  return [design.core] if _core_names(design.core) <= set(EXACT_CORES) else [*EXACT_CORES]
-
-
-def _core_names(core) -> set[str]:
-  """Return the names of all cores in a cell of a design."""
-  if isinstance(core, str):
-    return {core}
-  if "name" in core:
-    return {core["name"]}
-  alternatives = core.values() if isinstance(core, dict) else core
-  return set().union(*map(_core_names, alternatives))
 
 
 def require_design(model, **expected) -> None:
