@@ -150,8 +150,9 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
     raise UserError(
       f"{where}: found {format_value(name)}, expected one of {', '.join(names(registry))}"
     )
-  candidates = names(registry)
-  if name not in candidates:
+  entries = registry if isinstance(registry, Mapping) else _module_paths(registry)
+  if name not in entries:
+    candidates = sorted(entries)
     spelling = "no name" if name is None else format_value(name)
     raise UserError(
       f"{where}: found {spelling}, expected one of {', '.join(candidates)}"
@@ -159,7 +160,7 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
     )
   if isinstance(registry, Mapping):
     return registry[name]
-  return getattr(importlib.import_module(_module_paths(registry)[name]), member)
+  return getattr(importlib.import_module(entries[name]), member)
 
 
 def module(name: str | None, package: types.ModuleType | str) -> types.ModuleType:
