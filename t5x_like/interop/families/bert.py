@@ -4,7 +4,8 @@ A `BertModel` becomes a model whose logits are the last hidden states, with `poo
 the file has a pooler. A pooler that a class does not use is not part of the model; it is written
 back unchanged from the file.
 
-`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours."""
+`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours.
+"""
 
 from t5x_like.interop import encoders
 from t5x_like.interop.config_table import Ignored, ModelType
@@ -21,9 +22,8 @@ NEXT = {"cls.seq_relationship": "next_sentence"}
 CLASSIFIER = {"classifier": "out"}
 HEADS = (
   Head("ForPreTraining", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT),
-  Head(
-    "ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT
-  ),  # as in the hub's files
+  # The Hub's files of this class have both heads of pretraining.
+  Head("ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT),
   Head("ForMaskedLM", "mlm", MLM),
   Head("ForNextSentencePrediction", "next_sentence", POOLER | {"cls.seq_relationship": "out"}),
   Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
