@@ -87,8 +87,6 @@ def models_and_inputs(request, tmp_path_factory):
   Prompts have unequal lengths; those of decoders are padded on the left.
   """
   name = request.param
-  if name not in hf.model_types() and name != "t5-v1_1":
-    pytest.skip(f"{name} is not read from Hugging Face directories")
   hf_model, model = make_model_pair(name, tmp_path_factory.mktemp(name))
   pad = reference.ids(hf_model)[0]
   generator = np.random.default_rng(1)
