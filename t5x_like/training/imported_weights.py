@@ -49,16 +49,18 @@ def check_parameters(
   published_model: nnx.Module, recipe_model: nnx.Module, where: str, recipe: str
 ) -> None:
   """Refuse a recipe whose model has parameters of other shapes, such as another head."""
-  published_model, recipe_model = (
-    {name: p.shape for name, p in params.named_params(model).items()}
-    for model in (published_model, recipe_model)
-  )
-  for name in sorted({*published_model, *recipe_model}):
-    if published_model.get(name) != recipe_model.get(name):
+  published_shapes = _parameter_shapes(published_model)
+  recipe_shapes = _parameter_shapes(recipe_model)
+  for name in sorted({*published_shapes, *recipe_shapes}):
+    if published_shapes.get(name) != recipe_shapes.get(name):
       raise UserError(
-        f"{recipe}: parameter {name} has shape {recipe_model.get(name)}, expected "
-        f"{published_model.get(name)} as in {where}"
+        f"{recipe}: parameter {name} has shape {recipe_shapes.get(name)}, expected "
+        f"{published_shapes.get(name)} as in {where}"
       )
+
+
+def _parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+  return {name: parameter.shape for name, parameter in params.named_params(model).items()}
 
 
 def write_imported_workdir(
