@@ -10,7 +10,7 @@ from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import BATCH_CHARACTERS, StoredBatch
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import prepared
-from t5x_like.data.source import SourceArguments
+from t5x_like.data.tasks import tagging
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store import writer
 from t5x_like.store.manifest import FORMAT
@@ -126,4 +126,4 @@ def test_a_cache_at_an_address_is_refused():
   with pytest.raises(
     UserError, match="config.task.cache: found gs://b/c, expected a local directory"
   ):
-    SourceArguments(source="builtin", split="train", cache="gs://b/c")
+    tagging.Arguments(tags=("O",), source="builtin", split="train", cache="gs://b/c")

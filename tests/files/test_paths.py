@@ -261,7 +261,7 @@ def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
 def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
   if str(root).startswith("s3:"):
     pytest.importorskip("s3fs")
-  monkeypatch.setattr(remote, "_PIECE", 1_000)
+  monkeypatch.setattr(remote, "_STREAM_READ_BYTES", 1_000)
   content = os.urandom(3_500)
   for name in ("a/0.txt", "a/1.txt", "a/2.csv", "b/0.txt"):
     (root / name).write_bytes(content)
