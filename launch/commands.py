@@ -245,6 +245,15 @@ def export_lines(environment: dict[str, str]) -> list[str]:
   ]
 
 
+def job_key_line() -> str:
+  """Return a line of shell script that sets a new secret for the processes of a job.
+
+  Processes that connect to the coordinator's port without it are ignored
+  (`t5x_like.parallel.distributed`).
+  """
+  return f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}"
+
+
 _CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme of the workdir
 
 

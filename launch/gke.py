@@ -47,7 +47,10 @@ def manifest(job: Job, args) -> dict:
   """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its
   hosts."""
   hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
-  command = f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}"
+  command = (
+    f"{commands.job_key_line()}; {commands.preflight_line(job)} && "
+    f"exec {commands.quote(*job.command)}"
+  )
   if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
     command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
     first = {

@@ -60,6 +60,7 @@ def task(job: Job, args) -> dict:
       [
         # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
         *commands.export_lines(job.environment),
+        commands.job_key_line(),
         'export PATH="$HOME/venv/bin:$PATH"',
         'if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then',
         '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',

@@ -14,7 +14,6 @@ each time after --time at the latest, or else after the partition's limit; nothi
 
 import pathlib
 import re
-import secrets
 import shlex
 import sys
 
@@ -68,8 +67,7 @@ def script(job: Job, args, log_path: str) -> str:
     "#!/bin/bash",
     *map(_directive, directives),
     *commands.export_lines(job.environment),
-    # strangers at the coordinator's port do not know it
-    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
+    commands.job_key_line(),
     f"cd {commands.quote(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {ended}",
     f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}",

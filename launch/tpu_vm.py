@@ -23,7 +23,6 @@ import datetime
 import io
 import math
 import pathlib
-import secrets
 import shlex
 import sys
 import tarfile
@@ -457,8 +456,7 @@ def _script(job: Job) -> str:
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.export_lines(job.environment),
-    # strangers at the coordinator's port do not know it
-    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
+    commands.job_key_line(),
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
     f"{commands.preflight_line(job)} && {commands.quote(*job.command)}",

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -87,6 +88,7 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
     argument.replace("$$", "$") for argument in container["command"]
   )  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
+  assert "export T5X_LIKE_JOB_KEY=" in script
   process = subprocess.run(
     [bash, c, echo], capture_output=True, text=True, cwd=tmp_path
   ).stdout.splitlines()
@@ -235,6 +237,22 @@ def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
   assert "launch.preflight" in out
   assert "s3cr3t" not in out
   assert "--secret HF_TOKEN" in out
+
+
+@pytest.mark.parametrize("main, argv", [(gke.main, GKE), (sky.main, ())])
+def test_each_start_sets_another_secret_for_its_processes(tmp_path, program, capsys, main, argv):
+  program("kubectl", f'case "$1" in apply) cat >> {tmp_path}/started ;; esac')
+  program(
+    "sky",
+    f'case "$2" in queue) echo "[]" ;; launch) cat "${{@: -1}}" >> {tmp_path}/started ;; esac',
+  )
+  assert main(["start", *argv, *COMMAND]) == 0
+  assert main(["start", *argv, *COMMAND]) == 0
+  keys = re.findall(r"export T5X_LIKE_JOB_KEY=([0-9a-f]{32})", (tmp_path / "started").read_text())
+  assert len(set(keys)) == 2
+  assert main(["start", "--dry_run", *argv, *COMMAND]) == 0
+  printed = capsys.readouterr().out
+  assert "export T5X_LIKE_JOB_KEY=***" in printed
 
 
 def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
