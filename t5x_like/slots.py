@@ -100,19 +100,29 @@ def names(registry: Registry) -> list[str]:
 
 
 def _module_paths(registry: types.ModuleType | str) -> dict[str, str]:
-  """Return the dotted paths of a registry package's public modules, by name, topics' included."""
+  """Return the dotted paths of a registry package's public modules, by name, topics' included.
+
+  Raises:
+    UserError: two modules have the same name.
+  """
   package = importlib.import_module(registry) if isinstance(registry, str) else registry
   packages = {package.__name__: package.__path__}
   root, _, folder_name = package.__name__.rpartition(".")
   if root.split(".")[0] == _PACKAGE:
-    for folder in _CONTRIB.glob(f"*/{folder_name}"):
+    for folder in sorted(_CONTRIB.glob(f"*/{folder_name}")):
       topic = folder.parent.name
       packages[f"{_PACKAGE}.contrib.{topic}.{folder_name}"] = [str(folder)]
   paths = {}
   for package_name, folders in packages.items():
     for folder in folders:
       for file in pathlib.Path(folder).glob("[!_]*.py"):
-        paths[file.stem] = f"{package_name}.{file.stem}"
+        path = f"{package_name}.{file.stem}"
+        first_path = paths.setdefault(file.stem, path)
+        if path != first_path:
+          raise UserError(
+            f"{package.__name__}: found {file.stem!r} twice, as {first_path} and {path}, expected "
+            "one module of a name; rename one"
+          )
   return paths
 
 

@@ -11,6 +11,7 @@ from t5x_like import objectives, slots, trust
 from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
+from t5x_like.nn import positions
 from t5x_like.nn.positions import rope
 from t5x_like.training import guard
 
@@ -33,6 +34,23 @@ def test_a_word_and_a_dictionary_are_the_same_slot():
   assert (
     slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
   )
+
+
+def test_two_modules_of_one_name_are_refused(tmp_path, monkeypatch):
+  for topic in ("lakes", "oceans"):
+    folder = tmp_path / topic / "positions"
+    folder.mkdir(parents=True)
+    (folder / "depth.py").touch()
+  monkeypatch.setattr(slots, "_CONTRIB", tmp_path)
+  message = (
+    "t5x_like.nn.positions: found 'depth' twice, as t5x_like.contrib.lakes.positions.depth and "
+    "t5x_like.contrib.oceans.positions.depth"
+  )
+  with pytest.raises(UserError, match=message):
+    slots.names(positions)
+  (tmp_path / "oceans/positions/depth.py").rename(tmp_path / "oceans/positions/rope.py")
+  with pytest.raises(UserError, match="found 'rope' twice, as t5x_like.nn.positions.rope and"):
+    slots.names(positions)
 
 
 @slots.rename_keys(tall="height")
