@@ -1,15 +1,18 @@
-"""ALBERT, pretrained with masked words and the order of sentences (Lan et al. 2020, section 4.1).
+"""Pretrain ALBERT on masked words and the order of sentences (Lan et al. 2020, section 4.1).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --output=data/books_wiki
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
-Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of the pairs have their
-segments in the wrong order; n-grams of up to three words are masked. Warm-up (3,125 steps, then
-linearly down to 0), decay (0.01) and clipping at 1.0 are from the released code. `:large`,
-`:xlarge` and `:xxlarge` are the other sizes. The paper took 64 to 512 TPU v3 chips. Expected after
-fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and 88.1. Not run at
-full size here.
+The model takes 125,000 steps of 4,096 rows of 512 tokens. LAMB has a peak rate of 1.76e-3. N-grams
+of up to three words are masked, and half of the pairs have their segments in the wrong order. The
+warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the clipping at 1.0
+are from the released code. Other sizes are `:large`, `:xlarge` and `:xxlarge`.
+
+Hardware: the paper used 64 to 512 TPU v3 chips.
+
+Expected after fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and
+88.1. This recipe has not been run at full size.
 """
 
 from typing import Literal

@@ -1,16 +1,18 @@
-"""BART base: text infilling and permuted sentences, restored by an encoder-decoder.
-
-Source: Lewis et al. 2020, section 5.1.
+"""Pretrain BART base by text infilling and permuted sentences (Lewis et al. 2020, section 5.1).
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --output=data/web
   python -m t5x_like.train --config=configs/bart/base.py --workdir=runs/bart_base
 
-30% of the tokens are in spans of Poisson(3) tokens, each replaced by one mask, and all sentences
-are permuted; 500,000 steps of 8,000 documents, dropout 0.1 (section 5.1, on the large size, which
-turns dropout off in the last tenth of the steps; here it stays on). For the optimizer the paper
-refers to RoBERTa; here it is AdamW as for RoBERTa's base size, which decays biases and gains too.
-Expected of the large size after fine-tuning: SQuAD 1.1 F1 94.6, CNN/DailyMail ROUGE-1 44.16. Not
-run at full size here.
+The encoder-decoder restores documents. Spans of Poisson(3) tokens, 30 % of all tokens, are each
+replaced by one mask, and all sentences are permuted. Training takes 500,000 steps of 8,000
+documents with dropout of 0.1. These values are those of the large size in section 5.1.
+
+Expected of the large size after fine-tuning: SQuAD 1.1 F1 94.6, CNN/DailyMail ROUGE-1 44.16. This
+recipe has not been run at full size.
+
+Differences: the paper turns dropout off in the last tenth of the steps; here it stays on. For the
+optimizer the paper refers to RoBERTa. Here it is AdamW with the values of RoBERTa's base size,
+which decays biases and gains too.
 """
 
 from t5x_like.config import defaults

@@ -1,22 +1,23 @@
-"""BERT, pretrained with masked tokens and next sentences in two phases.
+"""Pretrain BERT on masked tokens and next sentences (Devlin et al. 2019, sections 3.1 and A.2).
 
-Source: Devlin et al. 2019, section 3.1, A.2.
-
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --output=data/books_wiki
   python -m t5x_like.train --config=configs/bert/base.py --workdir=runs/bert_base
 
-Batches of 256 rows, 900,000 steps at length 128 and then 100,000 at 512, in one run (`phases`).
-Pairs of short segments share a row without seeing each other (Krell et al. 2021). Adam up to 1e-4
-over 10,000 steps and linearly down to 0, decay 0.01 of all but biases and gains, dropout 0.1. The
-authors' code, and ALBERT's, BigBird's, ELECTRA's and XLNet's after it, leaves out Adam's
-corrections for the bias of moments, which matter early in the warm-up alone. `:large` is BERT
-large; `:static` repeats ten masks per example, as in the original data; `:whole_words` masks whole
-words. The paper took four days on 16 TPU chips for base, on 64 for large. Expected after
-fine-tuning (table 1, base and large): GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. Not run at full size
-here.
+One run has two phases: 900,000 steps at length 128, then 100,000 steps at length 512, in batches of
+256 rows. Adam's rate rises to 1e-4 over 10,000 steps and falls linearly to 0. The weight decay of
+0.01 spares biases and gains. Dropout is 0.1. `:large` is BERT large, `:static` repeats ten masks
+per example as in the original data, and `:whole_words` masks whole words.
 
-Large is planned on v5e 4x4: 0.20 s a step, 42 % MFU (docs/plans.json).
+Hardware: the paper took four days, on 16 TPU chips for base and on 64 for large. Large is planned
+on v5e 4x4: 0.20 s a step, 42 % MFU (docs/plans.json).
+
+Expected after fine-tuning (table 1, base and large): GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. This
+recipe has not been run at full size.
+
+Differences: pairs of short segments share a row without seeing each other (Krell et al. 2021). The
+authors' code leaves out Adam's bias corrections of the moments, as does the code of ALBERT,
+BigBird, ELECTRA and XLNet. They matter only early in the warm-up.
 """
 
 from typing import Literal

@@ -1,13 +1,14 @@
-"""BERT without next-sentence prediction, on full sentences: the ablation "No NSP".
-
-Source: Devlin et al. 2019, section 5.1.
+"""Pretrain BERT without next sentences: the ablation "No NSP" (Devlin et al. 2019, section 5.1).
 
   python -m t5x_like.train --config=configs/bert/base_no_nsp.py --workdir=runs/bert_base_no_nsp
 
-It equals `base.py` but for the objective, which is the prediction of masked tokens alone. Rows are
-full sentences across documents, which RoBERTa found to work as well without next-sentence
-prediction (Liu et al. 2019, table 2). Expected (Devlin et al., table 5, base): MNLI 83.9, SQuAD F1
-87.9 on the dev sets. Not run at full size here.
+The recipe is `base.py` with one objective, the prediction of masked tokens.
+
+Expected on the dev sets (table 5, base): MNLI 83.9, SQuAD F1 87.9. This recipe has not been run at
+full size.
+
+Differences: rows are full sentences across documents. RoBERTa found that they work as well without
+next-sentence prediction (Liu et al. 2019, table 2).
 """
 
 from configs.bert import base

@@ -1,24 +1,25 @@
-"""BERT's features for named entities: all feature-based rows of table 7.
-
-Source: Devlin et al. 2019, section 5.3.
+"""Train taggers of named entities on BERT's frozen features (Devlin et al. 2019, section 5.3).
 
   python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=conll --data=DATA \\
-      --config=configs/bert/features.py:concat_last_four
+      --config=configs/bert/features.py:concat_last_four \\
       --output=runs/bert_base/suites/concat_last_four
   python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll \\
-      --config.task.data_dir=DATA \\
-      --config.init.workdir=runs/bert_base
+      --config.task.data_dir=DATA --config.init.workdir=runs/bert_base
 
-The encoder is frozen and does not drop out. Two layers of a bidirectional LSTM, as wide as the
-encoder in each direction, read its hidden states; the first token of a word gives its tag. An
-argument names the states. The paper's dev F1 on CoNLL 2003, of base; fine-tuning all has 96.4:
+The recipe covers all feature-based rows of table 7. The encoder is frozen and has no dropout. A
+bidirectional LSTM of two layers, in each direction as wide as the encoder, reads its hidden states.
+The tag of a word is read at its first token. An argument selects the hidden states.
+
+Expected on the dev set of CoNLL 2003, F1 of base (fine-tuning the whole model has 96.4):
 
   embeddings        91.0    last                    94.9    concat_last_four  96.1
   second_to_last    95.6    weighted_sum_last_four  95.9    weighted_sum_all  95.5
 
-The paper gives no schedule of the LSTM; here Adam at 1e-3 for 10 epochs, and dropout of 0.1 before
-every layer. It takes the cased model and the document around a sentence, here a sentence is a row.
-Not run at full size here.
+This recipe has not been run at full size.
+
+Differences: the paper gives no schedule for the LSTM. Here it trains for 10 epochs by Adam at 1e-3,
+with dropout of 0.1 before every layer. The paper uses the cased model and reads the document around
+a sentence; here a row is one sentence.
 """
 
 from typing import Literal

@@ -1,25 +1,26 @@
-"""BERT base from left to right: the ablation "LTR & No NSP" (Devlin et al. 2019, section 5.1).
+"""Pretrain BERT base from left to right (Devlin et al. 2019, section 5.1, "LTR & No NSP").
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --append_eos \\
-      --output=data/books_wiki_eos
-  python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --append_eos --output=data/books_wiki_eos
+  python -m t5x_like.train --config=configs/bert/left_to_right.py \\
+      --workdir=runs/bert_left_to_right
 
-A causal language model with BERT's size, blocks and text, EOS after every document, and the
-schedule of `base.py`. Every token is a target. `evaluate --suite=glue` fine-tunes it as GPT-1 is
-fine-tuned. For SQuAD it is fine-tuned with the head of an encoder. The row "+ BiLSTM" has two
+The model is a causal language model with the size, blocks, text and schedule of BERT base. EOS
+follows every document, and every token is a target. `evaluate --suite=glue` fine-tunes it as GPT-1
+is fine-tuned. For SQuAD it is fine-tuned with the head of an encoder. The row "+ BiLSTM" puts two
 layers of LSTM below this head:
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official \\
-      --workdir=runs/ltr_squad \\
-      --config.init.workdir=runs/bert_left_to_right --config.task.data_dir=DATA \\
-      '--config.model.head={"name": "bilstm", "head": "spans"}'
+      --workdir=runs/ltr_squad --config.init.workdir=runs/bert_left_to_right \\
+      --config.task.data_dir=DATA '--config.model.head={"name": "bilstm", "head": "spans"}'
 
-The paper's dev scores (table 5):    MNLI-m  QNLI  MRPC  SST-2  SQuAD F1
-  LTR & No NSP                         82.1  84.3  77.5   92.1      77.8
-  + BiLSTM                             82.1  84.1  75.7   91.6      84.9
+Expected on the dev sets (table 5):
 
-Not run at full size here.
+                  MNLI-m  QNLI  MRPC  SST-2  SQuAD F1
+  LTR & No NSP      82.1  84.3  77.5   92.1      77.8
+  + BiLSTM          82.1  84.1  75.7   91.6      84.9
+
+This recipe has not been run at full size.
 """
 
 from configs.bert import base

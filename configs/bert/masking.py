@@ -1,18 +1,18 @@
-"""BERT with other replacements of the predicted tokens: all six rows of table 8.
-
-Source: Devlin et al. 2019, appendix C.2.
+"""Pretrain BERT with other replacements of masked tokens (Devlin et al. 2019, appendix C.2).
 
   python -m t5x_like.train --config=configs/bert/masking.py:mask_100 --workdir=runs/bert_mask_100
 
-As `base.py`. An argument names the shares in percent of the mask, of the same token and of a random
-one. Fine-tune each with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=conll`. The
-paper's dev scores of MNLI, and of CoNLL 2003 by fine-tuning and by features:
+The recipe covers all six rows of table 8 and is otherwise `base.py`. An argument gives, in percent,
+how many of the predicted tokens become the mask, stay the same or become a random token. Fine-tune
+each model with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=conll`.
+
+Expected on the dev sets: MNLI, CoNLL 2003 by fine-tuning, and CoNLL 2003 by features:
 
   mask_80_same_10_random_10  84.2 95.4 94.9      mask_80_same_20     84.4 95.2 94.7
   mask_100                   84.3 94.9 94.0      same_20_random_80   83.7 94.8 94.6
   mask_80_random_20          84.1 95.2 94.6      random_100          83.6 94.9 94.6
 
-Not run at full size here.
+This recipe has not been run at full size.
 """
 
 from typing import Literal

@@ -1,14 +1,17 @@
-"""SpanBERT: masked spans and their boundaries, in single sequences.
-
-Source: Joshi et al. 2020, section 4.3.
+"""Pretrain SpanBERT on masked spans and their boundaries (Joshi et al. 2020, section 4.3).
 
   python -m t5x_like.train --config=configs/bert/spanbert.py --workdir=runs/spanbert_base
 
-Length 512 throughout, each sequence of one document (short ones share a row without seeing each
-other), batches of 256 rows, 2,400,000 steps; AdamW to 1e-4 over 10,000 steps and linearly down, eps
-1e-8, decay 0.1, dropout 0.1; clipping at 1.0 as in the authors' command (whose decay is 0.01), and
-decay of biases and gains too as in their code. The paper's tables are for `:large`: 15 days on 32
-V100s, SQuAD 1.1 test F1 94.6. Not run at full size here.
+Training takes 2,400,000 steps of 256 rows of 512 tokens. Each sequence comes from one document.
+AdamW's rate rises to 1e-4 over 10,000 steps and falls linearly; eps is 1e-8, weight decay 0.1 and
+dropout 0.1. As in the authors' code, gradients are clipped at 1.0 and biases and gains decay too.
+The authors' command has a weight decay of 0.01.
+
+Hardware: `:large`, the size of the paper's tables, took the authors 15 days on 32 V100s.
+
+Expected of `:large`: SQuAD 1.1 test F1 94.6. This recipe has not been run at full size.
+
+Differences: short sequences share a row without seeing each other.
 """
 
 from configs.bert import base

@@ -1,16 +1,20 @@
-"""BigBird base: masked language modelling of 4,096 tokens by block-sparse attention.
-
-Source: Zaheer et al. 2020.
+"""Pretrain BigBird base on masked words in rows of 4,096 tokens (Zaheer et al. 2020, appendix E.1).
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web
   python -m t5x_like.train --config=configs/bigbird/base.py --workdir=runs/bigbird_base
 
-Batches of 256 rows of 4,096, short documents joined, AdamW up to 1e-4 over 10,000 steps and
-linearly down, dropout 0.1, blocks of 64 tokens and three random ones (appendix E.1, table 8); masks
-of whole words, b2 of 0.999 and decay of 0.01 are the authors' code's. The paper starts from
-RoBERTa's published weights; this starts from scratch, for RoBERTa's 500,000 steps. 64 accelerators
-of 16 GB or more. Not run at full size here.
+Attention is block-sparse, with blocks of 64 tokens and three random blocks. Batches have 256 rows,
+and short documents are joined. AdamW's rate rises to 1e-4 over 10,000 steps and falls linearly;
+dropout is 0.1 (table 8). Masks of whole words, b2 of 0.999 and weight decay of 0.01 are from the
+authors' code.
+
+Hardware: 64 accelerators of 16 GB or more.
+
+This recipe has not been run at full size.
+
+Differences: the paper starts from RoBERTa's published weights. This recipe starts from scratch and
+trains for RoBERTa's 500,000 steps.
 """
 
 from configs.roberta import base

@@ -1,15 +1,18 @@
-"""BLOOM 560M, pretrained as a language model (BigScience Workshop 2022, arXiv:2211.05100).
+"""Pretrain BLOOM 560M as a language model (BigScience Workshop 2022, arXiv:2211.05100, table 3).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/bloom/560m.py --workdir=runs/bloom_560m
 
-Batches of 256 windows of 2,048 tokens, AdamW up to 3e-4 and down by a cosine to 1e-5 at 410 billion
-tokens, of which 341 billion are run; weight decay 0.1, clipping at 1.0 (table 3), dropout 0.1,
-which the authors' scripts inherit from Megatron-LM (train/tr11-176B-ml/README.md of
-bigscience-workshop/bigscience). The paper's corpus has 46 languages; `configs/mt5/base.py` shows
-how to mix them. The batch is constant here, and grows from 192 in the authors' script
-(tr11e-350M-ml). It needs 32 accelerators or more. Not run at full size here.
+Batches have 256 windows of 2,048 tokens. AdamW's rate rises to 3e-4 and follows a cosine that would
+reach 1e-5 at 410 billion tokens; training stops at 341 billion. Weight decay is 0.1, and gradients
+are clipped at 1.0. The dropout of 0.1 is inherited by the authors' scripts from Megatron-LM
+(train/tr11-176B-ml/README.md of bigscience-workshop/bigscience).
+
+Hardware: 32 accelerators or more. This recipe has not been run at full size.
+
+Differences: the paper's corpus has 46 languages; `configs/mt5/base.py` shows how to mix languages.
+The batch is constant here; in the authors' script (tr11e-350M-ml) it grows from 192.
 """
 
 from t5x_like.config import defaults

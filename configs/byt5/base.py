@@ -1,15 +1,18 @@
-"""ByT5, pretrained by span corruption of UTF-8 bytes (Xue et al. 2022, arXiv:2105.13626).
+"""Pretrain ByT5 by span corruption of UTF-8 bytes (Xue et al. 2022, arXiv:2105.13626, section 3).
 
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=bytes \\
       --output=data/mc4_bytes
   python -m t5x_like.train --config=configs/byt5/base.py --workdir=runs/byt5_base
 
-Ids are bytes, so no vocabulary is trained. Sentinels are ids of their own, from 383 down; the
-paper's are the last bytes, from 258 down, which `--vocabulary=DIR` takes from the directory of a
-published ByT5. Noise spans average 20 bytes, encoder inputs have 1,024 bytes and batches 2^20, for
-1,000,000 steps; the rest is as in mT5 (section 3). To draw languages by temperature, use the task
-of `configs/mt5/base.py`. It needs a pod of 64 chips or more. Other sizes: `:small`, `:large`,
-`:xl`, `:xxl`. Not run at full size here.
+Ids are bytes, so no vocabulary is trained. Noise spans average 20 bytes, encoder inputs have 1,024
+bytes and batches have 2^20 bytes, for 1,000,000 steps. The rest is as in mT5. Other sizes are
+`:small`, `:large`, `:xl` and `:xxl`. To draw languages by temperature, use the task of
+`configs/mt5/base.py`.
+
+Hardware: a pod of 64 chips or more. This recipe has not been run at full size.
+
+Differences: sentinels have ids of their own, from 383 down. In the paper they are the last bytes,
+from 258 down; `--vocabulary=DIR` takes those from the directory of a published ByT5.
 """
 
 from configs.mt5.base import Size

@@ -1,19 +1,25 @@
-"""CLIP on pairs of images and texts (Radford et al. 2021, tables 18 to 20; arXiv:2103.00020).
+"""Pretrain CLIP on pairs of images and texts (Radford et al. 2021, tables 18 to 20).
 
   python -m t5x_like.train --config=configs/clip/base.py --workdir=runs/clip_b32 \\
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=clip-vit-base-patch32
 
-32 epochs of 400 million pairs at batch 32,768: rows {"image": path, "caption": text or list of
-texts}; random parts of at least 90 % of an image, as in OpenCLIP, for the paper's random squares;
-AdamW with decay 0.2, but not of gains and biases, up to 5e-4 over 2,000 steps and down a cosine to
-0. The scale of the cosines begins at 1/0.07 and is held below 100. `:b16` and `:l14` are ViT-B/16
-(5e-4) and ViT-L/14 (4e-4). `objective.chunks` encodes a batch in parts where its activations do not
-fit. The vocabulary is the directory of a published CLIP. Expected of B/32: 63.2 % zero-shot top-1
-on ImageNet, B/16: 68.6 %, L/14: 75.3 % (table 11), by the evaluator `zero_shot` with the 80
-templates and the names of the classes in notebooks/Prompt_Engineering_for_ImageNet.ipynb of
-openai/CLIP. The paper took 592 V100s for 18 days for its largest ResNet, 256 for 12 days for L/14.
-Not run at full size here.
+Source: arXiv:2103.00020. Training takes 32 epochs of 400 million pairs in batches of 32,768. A row
+is {"image": path, "caption": text or list of texts}. AdamW's rate rises to 5e-4 over 2,000 steps
+and follows a cosine to 0. The weight decay of 0.2 spares gains and biases. The scale of the cosines
+begins at 1/0.07 and is held below 100. `:b16` and `:l14` are ViT-B/16 (5e-4) and ViT-L/14 (4e-4).
+Where the activations of a batch do not fit, `objective.chunks` encodes it in parts. The vocabulary
+is the directory of a published CLIP.
+
+Hardware: the paper's largest ResNet took 18 days on 592 V100s; ViT-L/14 took 12 days on 256.
+
+Expected zero-shot top-1 on ImageNet (table 11): B/32 63.2 %, B/16 68.6 %, L/14 75.3 %. The
+evaluator is `zero_shot` with the 80 templates and the class names in
+notebooks/Prompt_Engineering_for_ImageNet.ipynb of openai/CLIP. This recipe has not been run at full
+size.
+
+Differences: images are cropped to random parts of at least 90 % of their area, as in OpenCLIP, in
+place of the paper's random squares.
 """
 
 from typing import Literal
@@ -46,11 +52,10 @@ def get_config(size: Literal["b32", "b16", "l14"] = "b32"):
   config.objective = {"name": "contrastive"}
   config.batch_size = _BATCH
   config.total_steps = 32 * _PAIRS // _BATCH
-  large = size == "l14"
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 0.2}
   config.schedule = {
     "name": "cosine",
-    "learning_rate": 4e-4 if large else 5e-4,
+    "learning_rate": 4e-4 if size == "l14" else 5e-4,
     "warmup_steps": 2_000,
   }
   config.eval_every = 10_000

@@ -1,13 +1,15 @@
-"""BASIC: a CoAtNet and an encoder of texts on pairs (Pham et al. 2021; arXiv:2111.10050).
+"""Pretrain BASIC, a CoAtNet and a text encoder, on pairs (Pham et al. 2021; arXiv:2111.10050).
 
   python -m t5x_like.train --config=configs/clip/basic.py --workdir=runs/basic_s \\
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=data/vocabulary
 
-500,000 batches of 65,536 pairs, encoded and compared in 16 parts, one by one (section 4); texts of
-64 tokens of a vocabulary of 32,000. `:m` has CoAtNet-3 and twelve layers for texts. AdamW stands
-for the paper's Adafactor with decay, and both encoders begin afresh, where the paper first trains
-the CoAtNet on labelled images. Not run at full size here.
+Training takes 500,000 batches of 65,536 pairs. A batch is encoded and compared in 16 parts, one
+after the other (section 4). Texts have 64 tokens of a vocabulary of 32,000. `:m` has CoAtNet-3 and
+twelve layers for texts. This recipe has not been run at full size.
+
+Differences: AdamW replaces the paper's Adafactor with decay. Both encoders start from random
+weights; the paper first trains the CoAtNet on labelled images.
 """
 
 from typing import Literal

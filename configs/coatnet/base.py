@@ -1,13 +1,17 @@
-"""CoAtNet on ImageNet, from scratch (Dai et al. 2021, table 12; arXiv:2106.04803).
+"""Train CoAtNet on ImageNet from scratch (Dai et al. 2021, table 12; arXiv:2106.04803).
 
   python -m t5x_like.train --config=configs/coatnet/base.py --workdir=runs/coatnet_0 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs at batch 4096 and 224 x 224: RandAugment of two operations (at 10, the most here, where
-the paper has 15), mixup 0.8, label smoothing 0.1, drop path 0.2; AdamW with decay 0.05 up to 1e-3
-over 10,000 steps and down a cosine to 1e-5, gradients clipped to norm 1. `:1`, `:2` and `:3` are
-the larger models, with drop path 0.3, 0.5 and 0.7. Expected top-1: 81.6, 83.3, 84.1 and 84.5 %
-(table 4), of models with batch norm, where these have LayerNorm. Not run at full size here.
+Training takes 300 epochs of batches of 4,096 images of 224 x 224 pixels, with RandAugment of two
+operations, mixup of 0.8, label smoothing of 0.1 and drop path of 0.2. AdamW's rate rises to 1e-3
+over 10,000 steps and follows a cosine to 1e-5. Weight decay is 0.05, and gradients are clipped to
+norm 1. `:1`, `:2` and `:3` are the larger models, with drop path of 0.3, 0.5 and 0.7.
+
+Expected top-1 (table 4): 81.6, 83.3, 84.1 and 84.5 %. This recipe has not been run at full size.
+
+Differences: RandAugment has magnitude 10, the maximum of this project, where the paper has 15. The
+models have LayerNorm; those of table 4 have batch norm.
 """
 
 from typing import Literal

@@ -1,15 +1,15 @@
-"""A decoder with the sizes of Aya 23 8B, pretrained as a language model.
-
-Source: Aryabumi et al. 2024, arXiv:2405.15032.
+"""Pretrain a decoder with the sizes of Aya 23 8B (Aryabumi et al. 2024, arXiv:2405.15032).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/command_r/aya_23_8b.py \\
       --workdir=runs/command_r_aya_23_8b
 
-The training of its base model is not published: optimizer, rates and batch are those of Llama 2 7B
-(Touvron et al. 2023, section 2.2: AdamW, 3e-4 after 2,000 steps, down to a tenth by a cosine, 2^22
-tokens). It needs 64 accelerators or more. Not run at full size here.
+The authors have not published how they trained the base model. Optimizer, rates and batch are those
+of Llama 2 7B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 3e-4 over 2,000 steps and
+follows a cosine to a tenth; a batch has 2^22 tokens.
+
+Hardware: 64 accelerators or more. This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

@@ -1,15 +1,15 @@
-"""ConvNeXt on ImageNet, from scratch.
-
-Source: Liu et al. 2022, appendix A.1, table 5; https://arxiv.org/abs/2201.03545.
+"""Train ConvNeXt on ImageNet from scratch (Liu et al. 2022, appendix A.1, table 5).
 
   python -m t5x_like.train --config=configs/convnext/base.py --workdir=runs/convnext_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 4096 and 224 x 224: RandAugment, mixup 0.8, CutMix, erasing,
-label smoothing, drop path 0.1; AdamW with decay 0.05 up to 4e-3 over 20 epochs and down a cosine
-(to 1e-6, as in the authors' code), a moving average of the weights. `:s`, `:b` and `:l` are the
-larger models, with drop path 0.4, 0.5 and 0.5. Expected top-1: 82.1, 83.1, 83.8 and 84.3 %. Not run
-at full size here.
+Source: https://arxiv.org/abs/2201.03545. Training takes 300 epochs of 1,281,167 images in batches
+of 4,096 at 224 x 224, with RandAugment, mixup of 0.8, CutMix, random erasing, label smoothing and
+drop path of 0.1. AdamW's rate rises to 4e-3 over 20 epochs and follows a cosine to 1e-6, as in the
+authors' code. Weight decay is 0.05, and a moving average of the weights is kept. `:s`, `:b` and
+`:l` are the larger models, with drop path of 0.4, 0.5 and 0.5.
+
+Expected top-1: 82.1, 83.1, 83.8 and 84.3 %. This recipe has not been run at full size.
 """
 
 from typing import Literal

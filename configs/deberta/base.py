@@ -1,17 +1,21 @@
-"""DeBERTa v3 base: a generator of six layers, a discriminator on all tokens.
+"""Pretrain DeBERTa v3 base: a discriminator and its generator (He et al. 2021, arXiv:2111.09543).
 
-Source: He et al. 2021, arXiv:2111.09543.
-
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --output=data/books_wiki
   python -m t5x_like.train --config=configs/deberta/base.py --workdir=runs/deberta_base
 
-Batches of 8,192 rows of 512 tokens for 500,000 steps, AdamW up to 6e-4 over 10,000 steps and
-linearly down to 0, decay 0.01, dropout 0.1, discriminator weight 50 (section 3 and appendix; 10 by
-default in the authors' code). 15% of the tokens are predicted, all of them masked in the
-generator's input, as in that code. `models/deberta_rtd.py` tells what its two heads have besides.
-It needs 128 accelerators or more. Expected after fine-tuning, from 160 GB of text: MNLI-m 90.6,
-SQuAD 2.0 F1 88.4 (table 3). Not run at full size here.
+A generator of six layers replaces masked tokens, and a discriminator judges all tokens. Training
+takes 500,000 steps of 8,192 rows of 512 tokens. AdamW's rate rises to 6e-4 over 10,000 steps and
+falls linearly to 0. Weight decay is 0.01, dropout 0.1 and the discriminator's weight 50 (section 3
+and appendix). `models/deberta_rtd.py` describes the other parts of the two heads.
+
+Hardware: 128 accelerators or more.
+
+Expected after fine-tuning, from 160 GB of text (table 3): MNLI-m 90.6, SQuAD 2.0 F1 88.4. This
+recipe has not been run at full size.
+
+Differences: the default of the authors' code for the discriminator's weight is 10. As in that code,
+15 % of the tokens are predicted, and all of them are masked in the generator's input.
 """
 
 from t5x_like.config import defaults

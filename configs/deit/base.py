@@ -1,26 +1,33 @@
-"""DeiT: a ViT that learns from labels and from a teacher, on ImageNet alone.
-
-Source: Touvron et al. 2021, table 9.
+"""Train DeiT on ImageNet from labels and a teacher (Touvron et al. 2021, table 9).
 
   python -m t5x_like.train --config=configs/deit/base.py --workdir=runs/deit_b16 \\
       --config.teacher.workdir=runs/vit_l16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 1024 and 224 x 224, each three times in a row (repeated
-augmentation); RandAugment, erasing, mixup and CutMix (each image mixed by its own draw, timm draws
-once for a batch); AdamW with decay 0.05 up to 1e-3 over 5 epochs and down a cosine to 1e-5 (timm's
-is counted from the first step, ours from the end of the warm-up: at most 3 % more); drop-path 0.1,
-label smoothing 0.1; kernels from N(0, 0.02^2) as in the authors' code; hard distillation. The
-teacher is any run on the same classes, or a converted Hugging Face directory;
---config.objective.kind=soft --config.objective.share=0.1 --config.objective.temperature=3 distils
-softly, by the paper's equation 2, which the authors' code divides by the number of classes.
-`:small` and `:tiny16` are DeiT-S and DeiT-Ti; `:small,alone` learns without a teacher. Expected
-(tables 2 and 5): B 83.4, S 81.2, Ti 74.5 % top-1 from a RegNetY of 82.9 %, and B 81.9 % from a
-DeiT-B of 81.8 %; alone B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50 and 90 epochs are
-not published as text: the authors' logs, which end at 79.8 (facebookresearch/deit, issues 16 and
-18), lie outside their repository. 8 or more accelerators. `:small,alone` planned for 8 chips of v5e
-(`--topology=v5e:2x4`):
-4.8 of 17.2 GB a chip, at least 0.08 s a step and 9 hours for 300 epochs. Not run at full size here.
+Training takes 300 epochs of 1,281,167 images in batches of 1,024 at 224 x 224. Each image appears
+three times in a row (repeated augmentation). Augmentations are RandAugment, erasing, mixup and
+CutMix. AdamW's rate rises to 1e-3 over 5 epochs and follows a cosine to 1e-5. Weight decay is 0.05,
+drop path 0.1 and label smoothing 0.1. Kernels are drawn from N(0, 0.02^2) as in the authors' code.
+Distillation is hard.
+
+The teacher is any run on the same classes or a converted Hugging Face directory. For soft
+distillation by equation 2, set --config.objective.kind=soft --config.objective.share=0.1
+--config.objective.temperature=3. `:small` and `:tiny16` are DeiT-S and DeiT-Ti. `:small,alone`
+learns without a teacher.
+
+Hardware: 8 accelerators or more. The plan of `:small,alone` for 8 chips of v5e
+(`--topology=v5e:2x4`) uses 4.8 of 17.2 GB a chip and takes at least 0.08 s a step, or 9 hours for
+300 epochs.
+
+Expected top-1 (tables 2 and 5): B 83.4, S 81.2 and Ti 74.5 % from a RegNetY of 82.9 %; B 81.9 %
+from a DeiT-B of 81.8 %; without a teacher B 81.8, S 79.8 and Ti 72.2 %. Accuracies of S after 10,
+50 and 90 epochs are not published as text. The authors' logs, which end at 79.8
+(facebookresearch/deit, issues 16 and 18), are outside their repository. This recipe has not been
+run at full size.
+
+Differences: each image is mixed by its own draw; timm draws once for a batch. The cosine starts at
+the end of the warm-up; timm's starts at the first step, which differs by at most 3 %. The authors'
+code divides the soft loss by the number of classes; equation 2 does not.
 """
 
 from typing import Literal

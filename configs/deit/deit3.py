@@ -1,21 +1,28 @@
-"""DeiT III: a plain ViT with LayerScale and a simple recipe, on ImageNet alone.
-
-Source: Touvron et al. 2022, table 1.
+"""Train DeiT III, a plain ViT with LayerScale, on ImageNet (Touvron et al. 2022, table 1).
 
   python -m t5x_like.train --config=configs/deit/deit3.py --workdir=runs/deit3_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-800 epochs of 1,281,167 images at batch 2048, each three times in a row; 3-Augment and colour
-jitter, mixup and CutMix; binary cross-entropies, LAMB with decay 0.05 up to 3e-3 (`:small` 4e-3)
-over 5 epochs and down a cosine to 1e-5, gradients clipped to norm 1, LayerScale from 1e-4,
-drop-path by size, the same in all layers. `:small` is trained at 224 x 224 pixels, the others at
-192 x 192 or, H, 154 x 154 (the authors' 160, of which patches of 14 cover 154), and then for 20
-epochs at 224 x 224 by `:base,tuned --config.init.workdir=runs/deit3_b16`: RandAugment instead of
-3-Augment, label smoothing 0.1, AdamW with decay 0.1 at 1e-5, batch 512. `:small,tuned` is at 384 x
-384. These values are the commands of README_revenge.md in facebookresearch/deit. Expected at 224 x
-224 (table 7): S 81.4, B 83.8, L 84.9, H 85.2 % top-1. On the way, after epochs 10, 50, 90 and 300
-of 800, the authors' logs have S 9.3, 53.6, 61.8 and 71.6, B at 192 x 192 10.3, 56.6, 66.0 and 75.3,
-L at 192 x 192 9.8, 55.8, 66.6 and 77.3 %. 32 or more accelerators. Not run at full size here.
+Training takes 800 epochs of 1,281,167 images in batches of 2,048. Each image appears three times in
+a row. Augmentations are 3-Augment, colour jitter, mixup and CutMix. The loss is a binary
+cross-entropy for each class. LAMB's rate rises to 3e-3 (`:small` 4e-3) over 5 epochs and follows a
+cosine to 1e-5. Weight decay is 0.05, and gradients are clipped to norm 1. LayerScale starts at
+1e-4. Drop path depends on the size and is the same in all layers. These values are the commands of
+README_revenge.md in facebookresearch/deit.
+
+`:small` is trained at 224 x 224 pixels, base and `:large` at 192 x 192 and `:huge` at 154 x 154.
+Base, `:large` and `:huge` are then tuned for 20 epochs at 224 x 224 by `:base,tuned
+--config.init.workdir=runs/deit3_b16`: RandAugment replaces 3-Augment, label smoothing is 0.1, and
+AdamW has a weight decay of 0.1, a rate of 1e-5 and batches of 512. `:small,tuned` is tuned at 384 x
+384.
+
+Hardware: 32 accelerators or more.
+
+Expected top-1 at 224 x 224 (table 7): S 81.4, B 83.8, L 84.9, H 85.2 %. After epochs 10, 50, 90 and
+300 of 800 the authors' logs have S 9.3, 53.6, 61.8 and 71.6 %, B at 192 x 192 10.3, 56.6, 66.0 and
+75.3 %, and L at 192 x 192 9.8, 55.8, 66.6 and 77.3 %. This recipe has not been run at full size.
+
+Differences: the authors train H at 160 x 160, of which patches of 14 pixels cover 154 x 154.
 """
 
 from typing import Literal
@@ -34,15 +41,14 @@ LAPTOP = {"model.design.init_stddev": None}  # 0.02 is for widths of 384 and mor
 
 def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: bool = False):
   config = defaults()
-  variant, *stages = _SIZES[size]
-  resolution, drop_path = stages[tuned]
+  variant, first_stage, second_stage = _SIZES[size]
+  resolution, drop_path = second_stage if tuned else first_stage
 
-  head = {"name": "image_classification"}
   config.model = {
     "name": "vit",
     "variant": variant,
     "resolution": resolution,
-    "head": head,
+    "head": {"name": "image_classification"},
     "drop_path": drop_path,
   }
   config.model.drop_path_rates = "uniform"
@@ -64,38 +70,42 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: 
   config.total_steps = 800 * _IMAGES // 2048
   config.optimizer = {"name": "lamb", "eps": 1e-8, "weight_decay": 0.05, "undecayed": "tables"}
   rate = 4e-3 if size == "small" else 3e-3
-  warmup = 5 * _IMAGES // 2048
   config.schedule = {
     "name": "cosine",
     "learning_rate": rate,
-    "warmup_steps": warmup,
+    "warmup_steps": 5 * _IMAGES // 2048,
     "end": 1e-5 / rate,
   }
   config.clip_norm = 1.0
-  if tuned:
-    randaugment = {
-      "name": "randaugment",
-      "ops": 2,
-      "magnitude": 9.0,
-      "deviation": 0.5,
-      "probability": 0.5,
-    }
-    config.task.augmentations = ("random_resized_crop", "flip", randaugment)
-    config.task.repeats = 1
-    config.objective = {"name": "classification", "label_smoothing": 0.1}
-    config.batch_size = 512
-    config.total_steps = 20 * _IMAGES // 512
-    warmup = 5 * _IMAGES // 512
-    config.optimizer = {
-      "name": "adamw",
-      "b1": 0.9,
-      "b2": 0.999,
-      "weight_decay": 0.1,
-      "undecayed": "tables",
-    }
-    config.schedule = {"name": "drops", "learning_rate": 1e-5, "warmup_steps": warmup}
-    config.clip_norm = 0.0
   config.eval_every = 10_000
   config.evals = {"loss": {}, "image_classification": {}}
   config.checkpoint = {"every": 5_000, "keep_last": 3}
+  if tuned:
+    _tune_at_high_resolution(config)
   return config
+
+
+def _tune_at_high_resolution(config) -> None:
+  """Set the values of the second stage, which continues at a higher resolution."""
+  config.task.augmentations = (
+    "random_resized_crop",
+    "flip",
+    {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5},
+  )
+  config.task.repeats = 1
+  config.objective = {"name": "classification", "label_smoothing": 0.1}
+  config.batch_size = 512
+  config.total_steps = 20 * _IMAGES // 512
+  config.optimizer = {
+    "name": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
+    "weight_decay": 0.1,
+    "undecayed": "tables",
+  }
+  config.schedule = {
+    "name": "drops",
+    "learning_rate": 1e-5,
+    "warmup_steps": 5 * _IMAGES // 512,
+  }
+  config.clip_norm = 0.0

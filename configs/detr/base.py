@@ -1,18 +1,26 @@
-"""DETR on COCO (Carion et al. 2020, section 4 and appendix A.4; https://arxiv.org/abs/2005.12872).
+"""Train DETR on COCO (Carion et al. 2020, section 4 and appendix A.4).
 
   python -m t5x_like.train --config=configs/detr/base.py --workdir=runs/detr_r50 \\
       --config.task.source=coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json
 
-500 epochs of 118,287 images at batch 64, the shorter side 480 to 800 and the longer at most 1333
-pixels, mirror images and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after
-400 epochs, decay 1e-4, dropout 0.1, gradients clipped to norm 0.1. Batch norm, the stem and the
-first stage stay as they are, so a run begins with a trained ResNet:
---config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face.
-`:resnet101` is the larger one. All parameters decay, and the Transformer's kernels have Xavier's
-deviations, for queries, keys and values as one matrix, as in the authors' code. The projection of
-the backbone, the classes and the boxes begin with normal kernels of variance 1 / fan-in and no
-biases here, with PyTorch's uniform ones there. Expected: AP 42.0 of ResNet-50, 43.5 of ResNet-101
-(table 1). 300 epochs took the authors 3 days on 16 V100. Not run at full size here.
+Source: https://arxiv.org/abs/2005.12872. Training takes 500 epochs of 118,287 images in batches of
+64. The shorter side has 480 to 800 pixels and the longer at most 1,333; images are mirrored and
+cropped at random. AdamW's rate is 1e-4, and 1e-5 for the backbone; both fall to a tenth after 400
+epochs. Weight decay is 1e-4, dropout 0.1, and gradients are clipped to norm 0.1.
+
+Batch norm, the stem and the first stage are frozen, so a run begins with a trained ResNet:
+--config.init.workdir=runs/imported, a workdir with the weights of a DETR from Hugging Face.
+`:resnet101` is the larger model. As in the authors' code, all parameters decay, and the
+Transformer's kernels have Xavier's deviations, computed for queries, keys and values as one matrix.
+
+Hardware: 300 epochs took the authors 3 days on 16 V100s.
+
+Expected (table 1): AP 42.0 with ResNet-50, 43.5 with ResNet-101. This recipe has not been run at
+full size.
+
+Differences: the projection of the backbone and the heads of classes and boxes begin with normal
+kernels of variance 1 / fan-in and without biases. In the authors' code they have PyTorch's uniform
+kernels.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A small DETR on the blood cells of BCCD, for a laptop.
+"""Train a small DETR on the blood cells of BCCD, on a laptop.
 
   python -m t5x_like.train --config=configs/detr/blood_cells.py --workdir=runs/blood_cells \\
       --config.task.source=voc:BCCD
@@ -7,10 +7,12 @@ BCCD is the folder of https://github.com/Shenggan/BCCD_Dataset with Annotations,
 JPEGImages: 205 training and 87 validation images of 640 x 480 pixels with red cells, white cells
 and platelets. Images are resized to fit 192 x 192, mirrored at random, and cropped or padded at a
 random scale. The model is a convolutional network of stride 16 with three encoder and three decoder
-layers of width 128, all trained from scratch. Three choices make it learn in minutes: positions are
-also added to the inputs, so that attention's values contain them; norms come before the layers; and
-the optimizer is Muon. Measured: AP 35.6, AP50 64.1 on the validation images after 28 CPU minutes
-(docs/results.md).
+layers of width 128. All parts are trained from scratch.
+
+Three choices make it learn in minutes. Positions are also added to the inputs, so that attention's
+values contain them. Norms come before the layers. The optimizer is Muon.
+
+Measured on the validation images after 28 CPU minutes (docs/results.md): AP 35.6, AP50 64.1.
 """
 
 from t5x_like.config import defaults

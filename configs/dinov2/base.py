@@ -1,17 +1,19 @@
-"""A classifier on DINOv2's frozen features, on ImageNet.
-
-Source: Oquab et al. 2024, section 7.1; arXiv:2304.07193.
+"""Train a classifier of ImageNet on DINOv2's frozen features (Oquab et al. 2024, section 7.1).
 
   python -m t5x_like.train --config=configs/dinov2/base.py --workdir=runs/dinov2_probe \\
-      --config.init.workdir=runs/dinov2_b14
+      --config.init.workdir=runs/dinov2_b14 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-A linear layer learns from the class token beside the mean of the patches: 10 epochs of 1,281,167
-images at batch 1024 and 224 x 224, parts of the images and their mirror images; SGD, a cosine, no
-decay. The paper tries 13 rates and keeps the best; here is one. `:small`, `:large` and `:giant` are
-the other sizes. To train all layers, set
---config.tuning='{"name": "layer_decay", "rate": 0.65}' and a rate of AdamW. Expected top-1 (table
-4): S 81.1, B 84.5, L 86.3, g 86.5 %. Not run at full size here.
+Source: arXiv:2304.07193. A linear layer reads the class token and the mean of the patches. Training
+takes 10 epochs of 1,281,167 images in batches of 1,024 at 224 x 224, cropped and mirrored at
+random. SGD follows a cosine without weight decay. `:small`, `:large` and `:giant` are the other
+sizes. To train all layers, set --config.tuning='{"name": "layer_decay", "rate": 0.65}' and a
+learning rate for AdamW.
+
+Expected top-1 (table 4): S 81.1, B 84.5, L 86.3, g 86.5 %. This recipe has not been run at full
+size.
+
+Differences: the paper tries 13 learning rates and keeps the best one; this recipe has one.
 """
 
 from typing import Literal

@@ -1,17 +1,21 @@
-"""ELECTRA small: a generator a quarter as wide, a discriminator on all tokens.
+"""Pretrain ELECTRA small: a discriminator and its generator (Clark et al. 2020, table 6).
 
-Source: Clark et al. 2020, table 6.
-
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --output=data/books_wiki
   python -m t5x_like.train --config=configs/electra/small.py --workdir=runs/electra_small
 
-A million steps of 128 rows of 128 tokens: AdamW up to 5e-4 over 10,000 steps and linearly down, eps
-1e-6, decay 0.01, dropout 0.1, discriminator weight 50. 15% of the tokens are predicted, all of them
-masked in the generator's input, as in section 2; the authors' code leaves 15% of these unchanged.
-Rows are full sentences; their code splits nine rows in ten into two segments near the middle but
-predicts nothing from that. Four days on one V100. Expected after fine-tuning (table 1): GLUE dev
-79.9. Not run at full size here.
+The generator is a quarter as wide as the discriminator, which judges all tokens. Training takes
+1,000,000 steps of 128 rows of 128 tokens. AdamW's rate rises to 5e-4 over 10,000 steps and falls
+linearly. Eps is 1e-6, weight decay 0.01, dropout 0.1 and the discriminator's weight 50. As in
+section 2, 15 % of the tokens are predicted, and all of them are masked in the generator's input.
+
+Hardware: four days on one V100.
+
+Expected after fine-tuning (table 1): GLUE dev 79.9. This recipe has not been run at full size.
+
+Differences: the authors' code leaves 15 % of the predicted tokens unchanged. Rows are full
+sentences; the authors' code splits nine rows in ten into two segments near the middle but predicts
+nothing from the split.
 """
 
 from t5x_like.config import defaults

@@ -1,14 +1,16 @@
-"""Falcon 7B, pretrained as a language model (Almazrouei et al. 2023, arXiv:2311.16867).
+"""Pretrain Falcon 7B as a language model (Almazrouei et al. 2023, arXiv:2311.16867).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/falcon/7b.py --workdir=runs/falcon_7b
 
-By its model card: batches of 2,304 windows of 2,048 tokens, 1.5 trillion tokens in all, AdamW up to
-6e-4 over 4 billion tokens and down to 1.2e-5 by a cosine, weight decay 0.1, z loss 1e-4. Betas, eps
-and clipping, which it does not give, are GPT-3's. Its first 30 billion tokens have smaller batches,
-which grow; here all have the same. 384 accelerators of 40 GB in the original. Not run at full size
-here.
+By the model card, training reads 1.5 trillion tokens in batches of 2,304 windows of 2,048 tokens.
+AdamW's rate rises to 6e-4 over 4 billion tokens and follows a cosine to 1.2e-5. Weight decay is 0.1
+and the z-loss 1e-4. The card gives neither betas nor eps nor clipping; they are those of GPT-3.
+
+Hardware: the authors used 384 accelerators of 40 GB. This recipe has not been run at full size.
+
+Differences: the authors' batch grows during the first 30 billion tokens; here it is constant.
 """
 
 from t5x_like.config import defaults

@@ -1,6 +1,7 @@
-"""Llama 3.1 8B, fine-tuned on conversations; only the assistant's turns have a loss.
+"""Fine-tune Llama 3.1 8B on conversations, with a loss on the assistant's turns only.
 
-  python -m tools.convert_hf --input=Llama-3.1-8B --output=runs/llama --config=configs/llama/8b.py
+  python -m tools.convert_hf --input=Llama-3.1-8B --output=runs/llama \\
+      --config=configs/llama/8b.py
   python -m t5x_like.train --config=configs/finetune/chat.py --workdir=runs/chat \\
       --config.init.workdir=runs/llama \\
       --config.task.source=jsonl:train=chats/train.jsonl,validation=chats/dev.jsonl
@@ -8,13 +9,15 @@
 Each line of the files has `messages` with `role` and `content`. `init.workdir` may be any decoder.
 If its vocabulary lacks the special tokens of Llama's template, set `--config.task.template=plain`.
 
-AdamW has a learning rate of 1e-5 after a warm-up over 2 % of the steps, as is usual for models of
-about 8B parameters (Tülu 3, Lambert et al. 2024, table 14, has 5e-6 and two epochs in batches of
-128 conversations). Rows are packed. `chat.py:lora` trains adapters on all kernels with a rate of
-2e-4 (Dettmers et al. 2023, appendix B.2); the frozen parameters need no optimizer state. Unlike
-here, the code of that paper has a constant rate, batches of 16, dropout of 0.1 in the adapters and
-gradients clipped to norm 0.3. It needs 16 accelerators of 80 GB, or 4 with `:lora`. Not run at full
-size here.
+AdamW's learning rate is 1e-5 after a warm-up over 2 % of the steps, as is usual for models of about
+8B parameters. Tülu 3 (Lambert et al. 2024, table 14) has 5e-6 and two epochs in batches of 128
+conversations. Rows are packed. `chat.py:lora` trains adapters on all kernels with a rate of 2e-4
+(Dettmers et al. 2023, appendix B.2); the frozen parameters need no optimizer state.
+
+Hardware: 16 accelerators of 80 GB, or 4 with `:lora`. This recipe has not been run at full size.
+
+Differences of `:lora`: the code of Dettmers et al. has a constant rate, batches of 16, dropout of
+0.1 in the adapters and gradients clipped to norm 0.3.
 """
 
 from t5x_like.config import defaults

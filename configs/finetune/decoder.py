@@ -1,18 +1,22 @@
-"""GPT, fine-tuned on whole texts (Radford et al. 2018, sections 3.2, 3.3 and 4.1).
+"""Fine-tune GPT on whole texts (Radford et al. 2018, sections 3.2, 3.3 and 4.1).
 
   python -m t5x_like.train --config=configs/finetune/decoder.py:glue/cola,official \\
-      --workdir=runs/cola \\
-      --config.init.workdir=runs/gpt1 --config.task.data_dir=glue_data
+      --workdir=runs/cola --config.init.workdir=runs/gpt1 --config.task.data_dir=glue_data
 
-The argument is a task of a suite; with `official` it is read from its official files in
-`task.data_dir`, otherwise from the TensorFlow dataset. Texts stand between a start, a delimiter and
-an extract token, at which a linear layer reads the scores; pairs without a meaningful order are
-read in both orders, and options get a row each. The loss of the language model counts half. It is
-the mean over all tokens of the batch here, the mean over rows of their means in the authors' code.
-`init.workdir` is a run of pretraining, ours or made by `tools.convert_hf`; without it the model is
-trained from scratch. 32 examples, 3 epochs, 6.25e-5 after a warm-up of 0.2 % of the steps, the best
-checkpoint on the dev set. Expected of GPT-1 on the test sets (tables 2 to 4): SST-2 91.3, CoLA
-45.4, RTE 56.0, RACE 59.0. Not run at full size here.
+The argument is a task of a suite. With `official` it is read from its official files in
+`task.data_dir`, otherwise from the TensorFlow dataset. `init.workdir` is a pretraining run, of this
+project or made by `tools.convert_hf`; without it the model is trained from scratch.
+
+Texts stand between a start, a delimiter and an extract token. A linear layer reads the scores at
+the extract token. Pairs without a meaningful order are read in both orders, and each option has a
+row. The loss of the language model counts half. Training takes 3 epochs in batches of 32. The rate
+is 6.25e-5 after a warm-up over 0.2 % of the steps. The best checkpoint on the dev set is kept.
+
+Expected of GPT-1 on the test sets (tables 2 to 4): SST-2 91.3, CoLA 45.4, RTE 56.0, RACE 59.0. This
+recipe has not been run at full size.
+
+Differences: the language model's loss is the mean over all tokens of the batch. In the authors'
+code it is the mean over rows of their means.
 """
 
 from typing import Literal

@@ -1,6 +1,4 @@
-"""BERT, RoBERTa and ELECTRA, fine-tuned with a head.
-
-Source: Devlin et al. 2019, section 4; Clark et al. 2020, appendix B.
+"""Fine-tune BERT, RoBERTa and ELECTRA with a head (Devlin et al. 2019, section 4).
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:own --workdir=runs/reviews \\
       --config.init.workdir=runs/bert_base --config.task.source=reviews.csv
@@ -8,29 +6,38 @@ Source: Devlin et al. 2019, section 4; Clark et al. 2020, appendix B.
 
 `own` reads your own table of texts and labels: CSV, TSV, JSON lines, Parquet, Arrow, a directory of
 such files, or a folder of texts for each class. The labels, the columns, the validation split and
-the number of steps follow from the table; docs/how-to/fine-tune.md has the keys that name them.
-Benchmarks have their own arguments:
+the number of steps follow from the table; docs/how-to/fine-tune.md has the keys that name them. Any
+other argument is a task of a benchmark:
 
   python -m t5x_like.train --config=configs/finetune/encoder.py:glue/cola,official \\
-      --workdir=runs/cola \\
-      --config.init.workdir=runs/bert_base --config.task.data_dir=glue_data
+      --workdir=runs/cola --config.init.workdir=runs/bert_base --config.task.data_dir=glue_data
 
-The argument is then a task of a suite; with `official` it is read from its official files in
-`task.data_dir`, otherwise from the TensorFlow dataset. `init.workdir` is a run of pretraining, ours
-or made by `tools.convert_hf`, or a Hugging Face directory; it gives the architecture and the
-vocabulary, and without it the model is trained from scratch. AdamW, 32 examples, 3 epochs, 3e-5
-after a tenth of them to warm up, the best checkpoint on the dev set; the rate decays from step 0,
-as in the authors' code. The paper takes the best of the rates 5e-5 to 2e-5 for GLUE, and has values
-for SQuAD 1.1 (5e-5, 32, 3 epochs), SQuAD 2.0 (5e-5, 48, 2) and SWAG (2e-5, 16, 3). `,electra` has
-1e-4, 0.8 of a layer's rate for the one below it, a linear layer on the raw [CLS], and 10 epochs of
-RTE and STS-B, 2 of SQuAD (Clark et al., table 7, base size). Unlike the authors' code, it reads
-MRPC and STS-B in one order instead of both, does not divide the targets of STS-B by 5, and predicts
-the ends of a SQuAD answer apart from its start. `own,electra` has Hugging Face's head, with a dense
-layer before. `,roberta` has the values of Liu et al. 2019, table 10: for GLUE 1e-5, the lowest of
-its rates, 10 epochs and decay 0.1, of SQuAD and RACE their own; 6 % of them to warm up, b2 0.98 and
-no clipping; the rate decays from the end of the warm-up. Expected of BERT base on the test sets:
-SST-2 93.5, CoLA 52.1. `python -m t5x_like.evaluate --suite=glue` runs a whole table. Not run at
-full size here.
+With `official` the task is read from its official files in `task.data_dir`, otherwise from the
+TensorFlow dataset. `init.workdir` is a pretraining run, of this project or made by
+`tools.convert_hf`, or a Hugging Face directory. It gives the architecture and the vocabulary;
+without it the model is trained from scratch. `python -m t5x_like.evaluate --suite=glue` runs a
+whole table.
+
+BERT trains for 3 epochs in batches of 32. AdamW's rate rises to 3e-5 over a tenth of the steps; it
+decays from step 0, as in the authors' code. The best checkpoint on the dev set is kept. The paper
+tries rates from 5e-5 to 2e-5 for GLUE and keeps the best. It has other rates, batches and epochs
+for SQuAD 1.1 (5e-5, 32, 3), SQuAD 2.0 (5e-5, 48, 2) and SWAG (2e-5, 16, 3).
+
+`,electra` has the values of base size in Clark et al. 2020, appendix B, table 7: a rate of 1e-4,
+0.8 of a layer's rate for the layer below it, a linear layer on the raw [CLS], 10 epochs for RTE and
+STS-B, and 2 for SQuAD. `own,electra` has the head of Hugging Face, with a dense layer before the
+linear one.
+
+`,roberta` has the values of Liu et al. 2019, table 10. For GLUE they are the lowest rate, 1e-5, 10
+epochs and a weight decay of 0.1; SQuAD and RACE have other values. The warm-up takes 6 % of the
+steps, and the rate decays from its end. b2 is 0.98, and gradients are not clipped.
+
+Expected of BERT base on the test sets: SST-2 93.5, CoLA 52.1. This recipe has not been run at full
+size.
+
+Differences of `,electra` from the authors' code: MRPC and STS-B are read in one order instead of
+both, the targets of STS-B are not divided by 5, and the end of a SQuAD answer is predicted
+independently of its start.
 """
 
 from typing import Literal
@@ -41,8 +48,8 @@ from t5x_like.config import defaults
 _TASKS = suites.benchmarks_for("encoder")
 LAPTOP = {"schedule.learning_rate": 3e-4, "schedule.warmup_steps": 0.1}
 
-# Rate, examples in a batch, decay and epochs, by the beginnings of tasks' names; "" is GLUE and all
-# others.
+# (learning rate, batch size, weight decay, epochs) by the prefix of a task's name. The first match
+# counts; "" is GLUE and all other tasks.
 _BERT = {
   "squad/squad_v2": (5e-5, 48, 0.01, 2),
   "squad/squad": (5e-5, 32, 0.01, 3),
@@ -69,17 +76,26 @@ def get_config(
   official: bool = False,
 ):
   config = defaults()
-  name = "roberta" if roberta else "t5x_like.models.electra:Discriminator" if electra else "bert"
-  variant = "roberta-base" if roberta else "electra-base" if electra else "bert-base-uncased"
+  if roberta:
+    name = "roberta"
+    variant = "roberta-base"
+    table = _ROBERTA
+  elif electra:
+    name = "t5x_like.models.electra:Discriminator"
+    variant = "electra-base"
+    table = _ELECTRA
+  else:
+    name = "bert"
+    variant = "bert-base-uncased"
+    table = _BERT
   config.model = {"name": name, "variant": variant, "dropout": 0.1, "vocab_size": 30_720}
   if task == "own":
     _read_own_table(config)
   else:
     suites.apply_form(config, _TASKS[task], _TASKS[task].encoder, official)
 
-  table = _ROBERTA if roberta else _ELECTRA if electra else _BERT
   rate, config.batch_size, decay, epochs = next(
-    values for name, values in table.items() if task.startswith(name)
+    values for prefix, values in table.items() if task.startswith(prefix)
   )
   if task == "own":
     config.epochs = float(epochs)
@@ -108,7 +124,7 @@ def get_config(
 
 
 def _read_own_table(config) -> None:
-  """Leave open what follows from the table, see `t5x_like/data/open_values/`."""
+  """Leave open the values that follow from the table (`t5x_like/data/open_values/`)."""
   config.task = {
     "name": "classification",
     "source": None,

@@ -1,22 +1,24 @@
-"""Llama 3.1 8B, trained by GRPO on questions whose answers a program checks.
-
-It starts after supervised fine-tuning.
+"""Train Llama 3.1 8B by GRPO on questions whose answers a program checks (Shao et al. 2024).
 
   python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo \\
       --config.init.workdir=runs/chat \\
       --config.task.source=jsonl:train=gsm8k/train.jsonl,validation=gsm8k/test.jsonl
 
-Each line of the files has `question` and `answer`; a completion whose final number is that of the
-answer has reward 1 (`t5x_like/contrib/feedback/rewards/number.py`).
-`--config.objective.reward=my_rewards:right` takes a function of your own. DeepSeekMath (Shao et al.
-2024, section 4.2) drew 64 completions of up to 1,024 tokens to each of 16 questions, with a rate of
-1e-6, a KL coefficient of 0.04 and one update from each; here they are 16 completions to each of 64.
-`grpo.py:dr_grpo` is Liu et al.'s form without KL (2025), `grpo.py:rloo` REINFORCE with a
-leave-one-out baseline (Ahmadian et al. 2024), `grpo.py:ppo` PPO with a value head: one completion
-to each of 512 prompts, and 4 passes over these. `grpo.py:lora` trains adapters; the model without
-them is then the reference, and no second copy is held. `grpo.py:t5` is for a T5 of 3B. Watch
-`reward` and `groups_with_signal`. Not run at full size here; `configs/finetune/sums.py` is a toy
-that a laptop learns.
+The run starts after supervised fine-tuning. Each line of the files has `question` and `answer`. A
+completion whose final number is that of the answer has reward 1
+(`t5x_like/contrib/feedback/rewards/number.py`). `--config.objective.reward=my_rewards:right` names
+a function of your own. Watch `reward` and `groups_with_signal`.
+
+`grpo.py:dr_grpo` is the form of Liu et al. (2025) without KL. `grpo.py:rloo` is REINFORCE with a
+leave-one-out baseline (Ahmadian et al. 2024). `grpo.py:ppo` is PPO with a value head: one
+completion to each of 512 prompts and 4 passes over them. `grpo.py:lora` trains adapters; the model
+without them is then the reference, so no second copy is held. `grpo.py:t5` is for a T5 of 3B.
+
+This recipe has not been run at full size. `configs/finetune/sums.py` is a toy that a laptop learns.
+
+Differences: DeepSeekMath (section 4.2) draws 64 completions of up to 1,024 tokens to each of 16
+questions, with a rate of 1e-6, a KL coefficient of 0.04 and one update from each batch. This recipe
+draws 16 completions to each of 64 questions.
 """
 
 from typing import Literal

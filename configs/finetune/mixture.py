@@ -1,20 +1,27 @@
-"""T5, fine-tuned or trained on many tasks at once (Raffel et al. 2020, section 3.5.2).
+"""Train T5 on many tasks at once (Raffel et al. 2020, section 3.5.2).
 
   python -m t5x_like.train --config=configs/finetune/mixture.py:superglue \\
-      --workdir=runs/superglue \\
-      --config.init.workdir=runs/t5_base --config.task.maximum=65536 --config.task.temperature=2
+      --workdir=runs/superglue --config.init.workdir=runs/t5_base --config.task.maximum=65536 \\
+      --config.task.temperature=2
 
-The argument is `glue`, `superglue`, or `all`: both with SQuAD, summaries (CNN/Daily Mail) and
-translations (WMT), all supervised tasks of the paper. Tasks are drawn in proportion to their
-examples, of which at most `task.maximum` count (the paper's K). Their rates are raised to 1 /
-`task.temperature` (its T): 1 is proportional, the paper's mixture for fine-tuning.
-`configs/t5/multitask.py` adds unlabelled text (table 11). The examples are T5's: of ReCoRD one for
-each answer, of WSC those whose referent is right, and definite pronoun resolution beside WSC. As in
-the released mixtures, WNLI is left out, and of RTE, which is in GLUE and in SuperGLUE, half the
-examples count in each. T5 packs rows of 512 tokens; here a row is an example, and summaries and
-translations are cut after 256 tokens in training. Every task is evaluated by its own metrics on its
-dev set (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory that TFDS_DATA_DIR
-names. Not run at full size here.
+The argument is `glue`, `superglue` or `all`. `all` has the supervised tasks of the paper: both
+suites, SQuAD, summaries (CNN/Daily Mail) and translations (WMT). `configs/t5/multitask.py` adds
+unlabelled text (table 11). Data are TensorFlow datasets, prepared in the directory that
+TFDS_DATA_DIR names.
+
+Tasks are drawn in proportion to the number of their examples, of which at most `task.maximum` count
+(the paper's K). These rates are raised to the power 1 / `task.temperature` (its T). A temperature
+of 1 is proportional, the paper's mixture for fine-tuning. Each task is evaluated by its metrics on
+its dev set (`--evals=NAME`).
+
+The examples are T5's. ReCoRD has one for each answer, WSC has those whose referent is right, and
+definite pronoun resolution is added to WSC. As in the released mixtures, WNLI is left out. RTE is
+in GLUE and in SuperGLUE, and in each of them half of its examples count.
+
+This recipe has not been run at full size.
+
+Differences: T5 packs rows of 512 tokens; here a row is an example. In training, summaries and
+translations are cut after 256 tokens.
 """
 
 from typing import Literal
@@ -44,19 +51,20 @@ LAPTOP = {
 
 def tasks(suite: str) -> dict[str, Benchmark]:
   """Return the tasks of a mixture by their labels."""
-  found = {}
+  benchmarks = {}
   for file in _SUITES[suite]:
     for name, benchmark in _FILES[file].SUITE.tasks.items():
       if benchmark.text and name != "wnli":
-        found[name if name not in found else f"{file}_{name}"] = benchmark
-  return found
+        label = f"{file}_{name}" if name in benchmarks else name
+        benchmarks[label] = benchmark
+  return benchmarks
 
 
 def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
   config = defaults()
 
   config.model = {"name": "t5", "variant": "t5-v1_1-base", "dropout": 0.1, "vocab_size": 32_128}
-  own = {"too_long": "truncate", "packed": False}
+  row_options = {"too_long": "truncate", "packed": False}
   parts = {}
   evals = {}
   for label, benchmark in tasks(suite).items():
@@ -64,10 +72,12 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
     texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
     parts[label] = {"source": source} | texts
     lengths = {"inputs_length": 512, "targets_length": benchmark.text.task["targets_length"]}
-    for split, where in benchmark.evaluated.items():
-      task = {"task": {"name": "text_to_text"} | parts[label] | lengths | own}
-      if where != "test":
-        evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
+    task = {"name": "text_to_text"} | parts[label] | lengths | row_options
+    for name, split in benchmark.evaluated.items():
+      if split != "test":
+        evals[f"{label}_{name}"] = dict(benchmark.text.evaluator) | {"task": task, "split": split}
+  if "superglue" in _SUITES[suite]:
+    parts["dpr"] = _PRONOUNS
   config.task = {
     "name": "mixture",
     "shared": {
@@ -75,8 +85,8 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
       "inputs_length": 512,
       "targets_length": 256 if suite == "all" else 62,
     }
-    | own,
-    "parts": parts | ({"dpr": _PRONOUNS} if "superglue" in _SUITES[suite] else {}),
+    | row_options,
+    "parts": parts,
     "rates": "temperature",
     "temperature": 1.0,
     "maximum": 2**19,

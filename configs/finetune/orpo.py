@@ -1,17 +1,17 @@
-"""Mistral 7B, fine-tuned and taught preferences in one stage.
-
-Source: ORPO, Hong et al. 2024, arXiv:2403.07691.
+"""Fine-tune Mistral 7B on preferences in one stage (ORPO, Hong et al. 2024, arXiv:2403.07691).
 
   python -m t5x_like.train --config=configs/finetune/orpo.py --workdir=runs/orpo \\
       --config.init.workdir=runs/mistral_7b \\
       --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
 Each line of the files has `prompt`, `chosen` and `rejected`. The run starts from pretrained
-weights, without supervised fine-tuning before and without a reference beside it. Lambda (`beta`) of
-0.1 and a rate of 5e-6 are the paper's for this model; 32 pairs of up to 2,048 tokens, 200 steps of
-warm-up and the inverse square root are of the authors' script (run_mistral_orpo_beta.sh of
-xfactlab/orpo). Its five epochs are some 9,500 steps on their 61,000 pairs. Watch `log_odds_ratio`
-and `accuracy`. Not run at full size here.
+weights. It needs neither supervised fine-tuning before it nor a reference model. The lambda
+(`beta`) of 0.1 and the rate of 5e-6 are the paper's for this model. Batches of 32 pairs of up to
+2,048 tokens, 200 steps of warm-up and the inverse square root are from the authors' script
+(run_mistral_orpo_beta.sh of xfactlab/orpo). Its five epochs are about 9,500 steps on the authors'
+61,000 pairs. Watch `log_odds_ratio` and `accuracy`.
+
+This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

@@ -1,17 +1,20 @@
-"""Llama 3.1 8B, after supervised fine-tuning, trained on preferences between answers.
-
-Source: DPO, Rafailov et al. 2023.
+"""Train Llama 3.1 8B on preferences between answers (DPO, Rafailov et al. 2023, appendix B).
 
   python -m t5x_like.train --config=configs/finetune/preferences.py --workdir=runs/dpo \\
-      --config.init.workdir=runs/chat
+      --config.init.workdir=runs/chat \\
       --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
 Each line of the files has `prompt`, `chosen` and `rejected`. `init.workdir` is the run of
-`configs/finetune/chat.py`, and its weights are the reference. Beta 0.1, 64 pairs and 1e-6 after 150
-steps of warm-up are the paper's (appendix B), and gradients are clipped to norm 10 as in the
-authors' code. Adam without momentum is their RMSProp, but for a correction of its first steps.
-`preferences.py:lora` trains adapters; the model without them is then the reference, and no second
-copy of the parameters is held. Watch `margin` and `accuracy`. Not run at full size here.
+`configs/finetune/chat.py`, a supervised fine-tuning, and its weights are the reference. Beta of
+0.1, batches of 64 pairs and a rate of 1e-6 after 150 steps of warm-up are the paper's. Gradients
+are clipped to norm 10 as in the authors' code. `preferences.py:lora` trains adapters; the model
+without them is then the reference, so no second copy of the parameters is held. Watch `margin` and
+`accuracy`.
+
+This recipe has not been run at full size.
+
+Differences: Adam without momentum replaces RMSProp. The two differ by Adam's correction of the
+first steps.
 """
 
 from t5x_like.config import defaults

@@ -1,16 +1,17 @@
-"""Llama 2 7B, after supervised fine-tuning, as a reward model.
-
-Source: Touvron et al. 2023, arXiv:2307.09288, section 3.2.2.
+"""Train Llama 2 7B as a reward model (Touvron et al. 2023, arXiv:2307.09288, section 3.2.2).
 
   python -m t5x_like.train --config=configs/finetune/reward.py --workdir=runs/reward \\
-      --config.init.workdir=runs/chat
+      --config.init.workdir=runs/chat \\
       --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
-Each line of the files has `prompt`, `chosen` and `rejected`. A linear layer on the last token gives
-the reward; the language model head stays unused. 512 pairs, 1e-5 after a warm-up of 3 %, down to a
-tenth by a cosine, over one epoch, here of half a million pairs. The paper's loss has a margin by
-the annotators' rating: --config.task.margin=FIELD. Watch `accuracy`, the share of pairs in the
-right order. Not run at full size here.
+The run starts after supervised fine-tuning. Each line of the files has `prompt`, `chosen` and
+`rejected`. A linear layer on the last token gives the reward; the head of the language model is not
+used. Training takes one epoch in batches of 512 pairs. The rate rises to 1e-5 over 3 % of the steps
+and follows a cosine to a tenth. The number of steps assumes half a million pairs. The paper's loss
+has a margin that depends on the annotators' rating: set --config.task.margin=FIELD. Watch
+`accuracy`, the share of pairs in the right order.
+
+This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

@@ -1,23 +1,26 @@
-"""T5 and BART, fine-tuned on text.
-
-Source: Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section 5.
+"""Fine-tune T5 and BART from text to text (Raffel et al. 2020, 3.1.2; Lewis et al. 2020, 5).
 
   python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola,official \\
-      --workdir=runs/cola \\
-      --config.init.workdir=runs/t5_base --config.task.data_dir=glue_data
+      --workdir=runs/cola --config.init.workdir=runs/t5_base --config.task.data_dir=glue_data
 
-The argument is a task of a suite; with `official` it is read from its official files in
-`task.data_dir`, otherwise from the TensorFlow dataset. Labels are their names. `init.workdir` is a
-run of pretraining, ours or made by `tools.convert_hf`; it gives the architecture and the
-vocabulary, and without it the model is trained from scratch. T5's constant rate of 1e-3 and 2^18
-steps of 128 examples are more than most tasks need: here at most ten epochs, and the best
-checkpoint on the dev set. Closed-book questions have the 10,000 steps of 196,608 tokens of Roberts
-et al. 2020 (their rows are packed, ours are not). `,bart` has the values of fairseq's summaries
-(examples/bart/README.summarization.md): AdamW up to 3e-5 over 500 steps and linearly down, label
-smoothing 0.1, clipping at 0.1. Of `cnn_dailymail/cnn_dailymail` it reads 1,024 tokens of the
-article, without T5's prefix, and summaries are searched for as there, by 4 beams, of 55 to 140
-tokens, without repeated trigrams. Expected for T5 base on the test sets (table 14): SST-2 95.2,
-CoLA 51.1. Not run at full size here.
+The argument is a task of a suite. With `official` it is read from its official files in
+`task.data_dir`, otherwise from the TensorFlow dataset. Labels are written as their names.
+`init.workdir` is a pretraining run, of this project or made by `tools.convert_hf`. It gives the
+architecture and the vocabulary; without it the model is trained from scratch.
+
+T5 has a constant rate of 1e-3 and batches of 128. The best checkpoint on the dev set is kept.
+Closed-book questions have the 10,000 steps of 196,608 tokens of Roberts et al. 2020.
+
+`,bart` has fairseq's values for summaries (examples/bart/README.summarization.md). AdamW's rate
+rises to 3e-5 over 500 steps and falls linearly; label smoothing is 0.1, and gradients are clipped
+at 0.1. For `cnn_dailymail/cnn_dailymail` it reads 1,024 tokens of the article without T5's prefix.
+As in fairseq, summaries are searched for by 4 beams, have 55 to 140 tokens and repeat no trigram.
+
+Expected of T5 base on the test sets (table 14): SST-2 95.2, CoLA 51.1. This recipe has not been run
+at full size.
+
+Differences: T5's 2^18 steps of 128 examples are more than most tasks need; here training ends after
+at most ten epochs. Roberts et al. pack their rows; this recipe does not.
 """
 
 from typing import Literal

@@ -1,13 +1,18 @@
-"""Gemma 2 2B's architecture, pretrained as a language model (Gemma Team 2024, arXiv:2408.00118).
+"""Pretrain a decoder with the sizes of Gemma 2 2B (Gemma Team 2024, arXiv:2408.00118).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma2/2b.py --workdir=runs/gemma2_2b
 
-The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither
-learning rates nor batch sizes (section 3). This recipe trains on next tokens without a teacher,
-with the optimizer and schedule of Llama 3.1 8B. It needs 64 chips or more. The published model
-scores 51.3 on MMLU with 5 shots. Not run at full size here.
+The model learns to predict the next token with the optimizer and schedule of Llama 3.1 8B.
+
+Hardware: 64 chips or more.
+
+Expected: the published model scores 51.3 on MMLU with 5 shots. This recipe has not been run at full
+size.
+
+Differences: the published 2B was distilled from a larger model on 2 trillion tokens (section 3);
+this recipe has no teacher. The report gives neither learning rates nor batch sizes.
 """
 
 from t5x_like.config import defaults

@@ -1,15 +1,19 @@
-"""A decoder with the sizes of Gemma 3 12B, pretrained as a language model.
-
-Source: Gemma Team 2025, arXiv:2503.19786.
+"""Pretrain a decoder with the sizes of Gemma 3 12B (Gemma Team 2025, arXiv:2503.19786).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma3/12b.py --workdir=runs/gemma3_12b
 
-The text model alone, without its image encoder, on text instead of distillation from a larger model
-(section 2.2), in windows of 8,192 tokens without the stretched positions of its long contexts. The
-report does not give batch and rates: they are those of Llama 3.1 8B. It needs 128 accelerators or
-more. The published model scores 74.5 on MMLU with 5 shots. Not run at full size here.
+The recipe trains the text model without its image encoder, in windows of 8,192 tokens. Batch and
+rates are those of Llama 3.1 8B.
+
+Hardware: 128 accelerators or more.
+
+Expected: the published model scores 74.5 on MMLU with 5 shots. This recipe has not been run at full
+size.
+
+Differences: the model learns from text; the authors distil a larger model (section 2.2). Positions
+are not stretched for long contexts. The report gives neither batch nor rates.
 """
 
 from t5x_like.config import defaults

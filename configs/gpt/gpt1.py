@@ -1,13 +1,16 @@
-"""GPT-1 (117M parameters), pretrained as a language model (Radford et al. 2018, section 4.1).
+"""Pretrain GPT-1 (117M parameters) as a language model (Radford et al. 2018, section 4.1).
 
-  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY \\
-      --append_eos --output=data/books_eos
+  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/books_eos
   python -m t5x_like.train --config=configs/gpt/gpt1.py --workdir=runs/gpt1
 
-Windows of 512 tokens, batches of 64, Adam up to 2.5e-4 over 2,000 steps and down to 0 by a half
-cosine, decay 0.01 of all but biases and gains, dropout 0.1. The paper's 100 epochs of BooksCorpus
-are about 3,000,000 steps; set `total_steps` for another corpus. Eight accelerators. Expected: a
-perplexity of 18.4 on the paper's corpus. Not run at full size here.
+Batches have 64 windows of 512 tokens. Adam's rate rises to 2.5e-4 over 2,000 steps and falls to 0
+on a half cosine. The weight decay of 0.01 spares biases and gains, and dropout is 0.1. The paper's
+100 epochs of BooksCorpus are about 3,000,000 steps; set `total_steps` for another corpus.
+
+Hardware: eight accelerators.
+
+Expected: a perplexity of 18.4 on the paper's corpus. This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

@@ -1,16 +1,18 @@
-"""GPT-2 of 124M parameters, pretrained as a language model (Radford et al. 2019).
+"""Pretrain GPT-2 of 124M parameters as a language model (Radford et al. 2019).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
 
-The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm-up, decay, betas,
-weight decay and clipping follow GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B).
-100,000 steps are 52 billion tokens. Eight accelerators of 16 GB or more. The paper's scores, with
-its own corpus (table 3, first column): LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at
-full size here.
+Batches have 512 windows of 1,024 tokens, as in the paper. It gives no other values: learning rate,
+warm-up, decay, betas, weight decay and clipping follow GPT-3 at this size (Brown et al. 2020, table
+2.1 and appendix B). 100,000 steps are 52 billion tokens.
 
-It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU (docs/plans.json).
+Hardware: eight accelerators of 16 GB or more. It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU
+(docs/plans.json).
+
+Expected with the paper's corpus (table 3, first column): LAMBADA perplexity 35.13, WikiText-103
+37.50. This recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

@@ -1,12 +1,13 @@
-"""GPT-1's baseline without attention, an LSTM of 2,048 units; all rows of table 5.
-
-Source: Radford et al. 2018, section 5.
+"""Pretrain GPT-1's baseline, an LSTM of 2,048 units (Radford et al. 2018, section 5).
 
   python -m t5x_like.train --config=configs/gpt/lstm.py --workdir=runs/gpt1_lstm
 
-Pretrained as `gpt1.py` in all else. Every row fine-tunes by the same command, its flags after it:
+The recipe is `gpt1.py` with another model. Together they cover all rows of table 5. Every row is
+fine-tuned by one command followed by the flags of the row:
 
   python -m t5x_like.evaluate --suite=glue --data=DATA --workdir=WORKDIR --output=OUTPUT
+
+Expected (table 5):
 
                                flags                              average  CoLA SST-2  MNLI   RTE
   Transformer, auxiliary loss  --workdir=runs/gpt1                   74.7  45.4  91.3  81.8  56.0
@@ -15,8 +16,8 @@ Pretrained as `gpt1.py` in all else. Every row fine-tunes by the same command, i
                                --config.objective.language_model=0.0
   LSTM, auxiliary loss         --workdir=runs/gpt1_lstm              69.1  30.3  90.5  73.7  54.6
 
-`--config.init.layers=N` draws the number of transferred layers (figure 2, left), from 0, the
-embeddings alone, to 12. Not run at full size here.
+`--config.init.layers=N` sets the number of transferred layers (figure 2, left), from 0, the
+embeddings alone, to 12. This recipe has not been run at full size.
 """
 
 from configs.gpt import gpt1

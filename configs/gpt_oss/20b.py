@@ -1,17 +1,20 @@
-"""A decoder with the sizes of gpt-oss-20b, pretrained as a language model.
-
-Source: OpenAI 2025, arXiv:2508.10925.
+"""Pretrain a decoder with the sizes of gpt-oss-20b (OpenAI 2025, arXiv:2508.10925).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt_oss/20b.py --workdir=runs/gpt_oss_20b
 
-Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card
-gives sizes but not the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section
-2.2), the balance loss Switch's, the router's z-loss ST-MoE's (Zoph et al. 2022). Experts are split
-over eight chips, and each has slots for 1.5 times its share. It needs 128 accelerators or more. The
-published model, trained to reason after this, scores 85.3 on MMLU at its longest reasoning. Not run
-at full size here.
+Windows have 4,096 tokens. The card gives the sizes but not the training. Batch and rates are those
+of OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss is that of Switch, and the router's
+z-loss is that of ST-MoE (Zoph et al. 2022). Experts are split over eight chips, and each expert has
+slots for 1.5 times its share of the tokens.
+
+Hardware: 128 accelerators or more.
+
+Expected: the published model, which was also trained to reason, scores 85.3 on MMLU at its longest
+reasoning. This recipe has not been run at full size.
+
+Differences: positions are not stretched to 131,072 by YaRN.
 """
 
 from t5x_like.config import defaults

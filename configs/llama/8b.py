@@ -1,22 +1,26 @@
-"""Llama 3.1 8B, pretrained as a language model (Grattafiori et al. 2024).
+"""Pretrain Llama 3.1 8B as a language model (Grattafiori et al. 2024, sections 3.2 to 3.4).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
-Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up
-to 3e-4 (table 3) after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given
-there for 405B). Betas, weight decay and clipping, which it does not give, are those of Llama 2; eps
-is Adam's own. Parameters, optimizer state and batches are split over all chips, say 256 of v6e. The
-vocabulary comes from the store, not from Meta. 200,000 steps are 0.8 trillion tokens; the paper
-trained on 15 trillion. The published model scores 66.7 on MMLU with 5 shots. Not run at full size
-here.
+Windows have 8,192 tokens and batches 2^22 tokens. Attention stays inside documents (section 3.2).
+AdamW's rate rises to 3e-4 (table 3) over 8,000 steps and falls on a half cosine to a hundredth
+(section 3.4.1, which describes 405B). The paper does not give betas, weight decay and clipping,
+which are those of Llama 2; eps is Adam's default. Parameters, optimizer state and batches are split
+over all chips, for example 256 of v6e.
 
-8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 % MFU
-(docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept: 1.16 s
-a step, 40 % MFU (docs/plans.json). 70B is planned on v5p 8x8x8 with the same, parameters over
-planes of 64 chips: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned on v5p 16x16x16 with
-the same, planes of 256 and tensor 8: 8.52 s a step, 66 % MFU (docs/plans.json).
+Hardware: 8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 %
+MFU (docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept:
+1.16 s a step, 40 % MFU (docs/plans.json). 70B is planned on v5p 8x8x8 with the same, parameters
+over planes of 64 chips: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned on v5p 16x16x16
+with the same, planes of 256 and tensor 8: 8.52 s a step, 66 % MFU (docs/plans.json).
+
+Expected: the published model scores 66.7 on MMLU with 5 shots. This recipe has not been run at full
+size.
+
+Differences: 200,000 steps are 0.8 trillion tokens; the paper trains on 15 trillion. The vocabulary
+comes from the store, not from Meta.
 """
 
 from t5x_like.config import defaults

@@ -1,13 +1,17 @@
-"""Mistral 7B, pretrained as a language model (Jiang et al. 2023).
+"""Pretrain Mistral 7B as a language model (Jiang et al. 2023).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
 Rows have 8,192 tokens, and each token attends to the last 4,096 (section 2). The paper gives the
-sizes of the model but not its training: the optimizer and the learning rate follow Llama 2 7B
-(Touvron et al. 2023, section 2.2), with batches of 2^22 tokens. It needs 64 chips or more. The
-published model scores 60.1 on MMLU with 5 shots (table 2). Not run at full size here.
+sizes of the model but not its training. Optimizer and learning rate follow Llama 2 7B (Touvron et
+al. 2023, section 2.2), with batches of 2^22 tokens.
+
+Hardware: 64 chips or more.
+
+Expected: the published model scores 60.1 on MMLU with 5 shots (table 2). This recipe has not been
+run at full size.
 """
 
 from t5x_like.config import defaults

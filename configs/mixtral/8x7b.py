@@ -1,19 +1,26 @@
-"""Mixtral 8x7B, pretrained as a language model (Jiang et al. 2024).
+"""Pretrain Mixtral 8x7B as a language model (Jiang et al. 2024).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mixtral/8x7b.py --workdir=runs/mixtral_8x7b
 
-The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B
-(Touvron et al. 2023, section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine,
-2^22 tokens), the balance loss that of the published config, whose 0.02 weighs the choices of all 32
-layers pooled (`transformers`): twice the layers' mean, where ours is of their sum. Experts are
-split over eight chips, and each has slots for 1.25 times its share in training, twice in
-evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60
-GB of a v5p chip's 102 (docs/plans.json), with `--config.model.remat=full` 9 GB. The published model
-scores 70.6 on MMLU with 5 shots (table 2). Not run at full size here.
+The paper gives the sizes of the model but not its training. Optimizer, rates and batch are those of
+Llama 2 70B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 1.5e-4 over 2,000 steps and
+follows a cosine to a tenth; a batch has 2^22 tokens.
 
-It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.json).
+Experts are split over eight chips. Each has slots for 1.25 times its share of the tokens in
+training and for twice its share in evaluations (`dispatch`), as ST-MoE advises for two experts a
+token (Zoph et al. 2022).
+
+The balance loss is that of the published config. `transformers` pools the choices of all 32 layers
+and weights them by 0.02, which is twice the mean of the layers. Here the weight applies to the sum
+of the layers, so it is 0.02 * 2 / 32.
+
+Hardware: 512 chips or more. A chip of v5p uses 60 of 102 GB (docs/plans.json), or 9 GB with
+`--config.model.remat=full`. It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.json).
+
+Expected: the published model scores 70.6 on MMLU with 5 shots (table 2). This recipe has not been
+run at full size.
 """
 
 from t5x_like.config import defaults
@@ -29,15 +36,18 @@ def get_config():
     "dropout": 0.0,
     "remat": "minimal",
   }
-  experts = {
-    "experts": 8,
-    "top_k": 2,
-    "normalise": True,
-    "balance_loss": 0.02 * 2 / 32,
-    "z_loss": 0.0,
+  config.model.design = {
+    "experts": {
+      "experts": 8,
+      "top_k": 2,
+      "normalise": True,
+      "balance_loss": 0.02 * 2 / 32,
+      "z_loss": 0.0,
+      "dispatch": "capacity",
+      "capacity_factor": 1.25,
+      "eval_capacity_factor": 2.0,
+    }
   }
-  slots = {"dispatch": "capacity", "capacity_factor": 1.25, "eval_capacity_factor": 2.0}
-  config.model.design = {"experts": experts | slots}
   config.task = {
     "name": "causal_lm",
     "store": "data/c4_en_eos",

@@ -1,16 +1,20 @@
-"""ModernBERT base: masked language modelling at 30% (Warner et al. 2024, arXiv:2412.13663).
+"""Pretrain ModernBERT base on masked tokens (Warner et al. 2024, section 2.2).
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
-The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of
-AnswerDotAI/ModernBERT): rows of 1,024 tokens in batches that grow from 768 to 4,608 over 50 billion
-tokens, here in five steps, there by a row at a time; 1.719 trillion tokens in all, a constant rate
-of 8e-4 after 3 billion, betas 0.9 and 0.98, eps 1e-6, 30% of the tokens predicted, 10% of the
-outputs of attention dropped, rotary base 10,000 in all layers (160,000 of the global ones comes
-with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the full rate,
-which is 1.25% of that rate. It needs 64 accelerators of 40 GB or more. Not run at full size here.
+Source: arXiv:2412.13663. This is the first of the paper's phases, with the values of
+modernbert-base-pretrain.yaml of AnswerDotAI/ModernBERT. It reads 1.719 trillion tokens in rows of
+1,024, and 30 % of the tokens are predicted. Batches grow from 768 to 4,608 rows over 50 billion
+tokens. The rate is constant at 8e-4 after a warm-up over 3 billion tokens. Betas are 0.9 and 0.98,
+eps is 1e-6, and 10 % of attention's outputs are dropped. The rotary base is 10,000 in all layers;
+the base of 160,000 of the global layers comes with longer rows. The optimizer is StableAdamW. The
+authors' weight decay of 1e-5 is a share of a step at the full rate, which is 1.25 % of that rate.
+
+Hardware: 64 accelerators of 40 GB or more. This recipe has not been run at full size.
+
+Differences: batches grow in five steps here, and by one row at a time in the paper.
 """
 
 from t5x_like.config import defaults

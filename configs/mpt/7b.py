@@ -1,14 +1,18 @@
-"""MPT 7B, pretrained as a language model (MosaicML 2023).
+"""Pretrain MPT 7B as a language model (MosaicML 2023).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
-Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model
-was trained with Lion, at rates that are not told; optimizer and rates are those of the authors'
-recipe of 134 billion tokens in batches of 1,024 (scripts/train/yamls/pretrain/mpt-7b.yaml of
-mosaicml/llm-foundry): AdamW up to 1.2e-4 over 100 steps and down to a tenth by a cosine, no decay,
-clipping at 1.0. It needs 64 chips or more. Not run at full size here.
+Training reads a trillion tokens in batches of 1,760 windows of 2,048 tokens, as published.
+Optimizer and rates are from the authors' recipe of 134 billion tokens in batches of 1,024
+(scripts/train/yamls/pretrain/mpt-7b.yaml of mosaicml/llm-foundry). AdamW's rate rises to 1.2e-4
+over 100 steps and follows a cosine to a tenth. Weights do not decay, and gradients are clipped at
+1.0.
+
+Hardware: 64 chips or more. This recipe has not been run at full size.
+
+Differences: the published model was trained with Lion at rates that are not published.
 """
 
 from t5x_like.config import defaults

@@ -1,16 +1,14 @@
-"""umT5: mT5 with a position table in every layer and languages drawn more evenly.
-
-Source: Chung et al. 2023.
+"""Pretrain umT5: mT5 with one position table a layer and UniMax (Chung et al. 2023).
 
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY \\
       --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/umt5_base.py --workdir=runs/umt5_base
 
-The vocabulary has 256,000 pieces and 300 sentinels. Languages are drawn equally, but none of their
-rows more than once (UniMax with N = 1, arXiv:2304.09151, algorithm 1). The rest is as in `base.py`,
-but XXL's Adafactor is not factored, has a momentum of 0.9 and clips gradients at 1.0
-(t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes: `:small`, `:xl`, `:xxl`. Not
-run at full size here.
+Source: arXiv:2304.09151, algorithm 1. The vocabulary has 256,000 pieces and 300 sentinels.
+Languages are drawn equally, but no row is drawn more than once (UniMax with N = 1). The rest is as
+in `base.py`, except that the Adafactor of XXL is not factored, has a momentum of 0.9 and clips
+gradients at 1.0 (t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes are `:small`,
+`:xl` and `:xxl`. This recipe has not been run at full size.
 """
 
 from typing import Literal

@@ -1,14 +1,17 @@
-"""MViT v2 on ImageNet.
-
-Source: Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the authors' configs.
+"""Train MViT v2 on ImageNet (Li et al. 2022, section 5.1, and the authors' configs).
 
   python -m t5x_like.train --config=configs/mvit/base.py --workdir=runs/mvit_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 2048 and 224 x 224; AdamW with decay 0.05 up to 2e-3 over 70
-epochs and down a cosine to 8e-6, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1,
-drop-path rates up to 0.1 (0.3 for `:b`), gradients clipped to norm 1. Expected top-1 (table 1):
-`:t` 82.3, `:s` 83.6, `:b` 84.4 %. It needs 16 accelerators. Not run at full size here.
+Source: https://arxiv.org/abs/2112.01526. Training takes 300 epochs of 1,281,167 images in batches
+of 2,048 at 224 x 224, with RandAugment, mixup, CutMix, random erasing, label smoothing of 0.1 and
+drop-path rates up to 0.1 (0.3 for `:b`). AdamW's rate rises to 2e-3 over 70 epochs and follows a
+cosine to 8e-6. Weight decay is 0.05, and gradients are clipped to norm 1.
+
+Hardware: 16 accelerators.
+
+Expected top-1 (table 1): `:t` 82.3, `:s` 83.6, `:b` 84.4 %. This recipe has not been run at full
+size.
 """
 
 from typing import Literal

@@ -1,14 +1,18 @@
-"""Pythia 160M, pretrained as a language model (Biderman et al. 2023, arXiv:2304.01373).
+"""Pretrain Pythia 160M as a language model (Biderman et al. 2023, appendix E).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/neox/pythia_160m.py --workdir=runs/pythia_160m
 
-Batches of 1,024 windows of 2,048 tokens for 143,000 steps (300 billion tokens), AdamW up to 6e-4
-and down to a tenth by a cosine, warm-up of one step in a hundred, no dropout (appendix E); weight
-decay of 0.1 (the appendix has 0.01) and the tanh form of GELU (by `bias-gelu-fusion`; the published
-files have the exact form) as in the authors' configs (EleutherAI/pythia, models/160M). Eight
-accelerators of 40 GB or more. Not run at full size here.
+Source: arXiv:2304.01373. Training takes 143,000 steps (300 billion tokens) of 1,024 windows of
+2,048 tokens. AdamW's rate rises to 6e-4 over one step in a hundred and follows a cosine to a tenth.
+There is no dropout. The weight decay of 0.1 and the tanh form of GELU (by `bias-gelu-fusion`) are
+from the authors' configs (EleutherAI/pythia, models/160M).
+
+Hardware: eight accelerators of 40 GB or more. This recipe has not been run at full size.
+
+Differences: the appendix has a weight decay of 0.01, and the published files have the exact form of
+GELU.
 """
 
 from t5x_like.config import defaults

@@ -1,15 +1,18 @@
-"""OLMo 2 7B, the first stage of its pretraining (OLMo Team 2025, arXiv:2501.00656).
+"""Pretrain OLMo 2 7B, first stage (OLMo Team 2025, arXiv:2501.00656, sections 2 and 3).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/olmo/olmo2_7b.py --workdir=runs/olmo2_7b
 
-Windows of 4,096 tokens in batches of 1,024, with attention across documents. AdamW warms up to 3e-4
-over 2,000 steps; the rate then follows a half cosine that would reach a tenth at 5 trillion tokens,
-and training stops at 3.9 trillion. The z-loss is 1e-5; the embeddings have no weight decay, but the
-scales of norms do (sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo). Use 128
-accelerators or more. The published base model, after its second stage, scores 63.7 on MMLU with 5
-shots. Not run at full size here.
+Batches have 1,024 windows of 4,096 tokens, with attention across documents. AdamW's rate rises to
+3e-4 over 2,000 steps. It then follows a half cosine that would reach a tenth at 5 trillion tokens,
+and training stops at 3.9 trillion. The z-loss is 1e-5. Embeddings have no weight decay, but the
+scales of norms do (OLMo2-7B-stage1.yaml of allenai/OLMo).
+
+Hardware: 128 accelerators or more.
+
+Expected: the published base model, after its second stage, scores 63.7 on MMLU with 5 shots. This
+recipe has not been run at full size.
 """
 
 from t5x_like.config import defaults

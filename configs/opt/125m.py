@@ -1,13 +1,17 @@
-"""OPT 125M, pretrained as a language model (Zhang et al. 2022, arXiv:2205.01068).
+"""Pretrain OPT 125M as a language model (Zhang et al. 2022, arXiv:2205.01068, section 2).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/opt/125m.py --workdir=runs/opt_125m
 
-Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and
-linearly down to a tenth over 300 billion, weight decay 0.1 of all, biases and gains too (as in
-metaseq's code), dropout 0.1 but of embeddings, clipping at 1.0 (section 2 and table 1). The paper's
-corpus is RoBERTa's, the Pile's and Reddit's. Eight accelerators or more. Not run at full size here.
+Batches have 256 windows of 2,048 tokens (0.5 million). AdamW's rate rises to 6e-4 over 375 million
+tokens and falls linearly to a tenth over 300 billion. The weight decay of 0.1 applies to all
+parameters, biases and gains included, as in metaseq's code. Dropout is 0.1 but for embeddings, and
+gradients are clipped at 1.0 (table 1).
+
+Hardware: eight accelerators or more. This recipe has not been run at full size.
+
+Differences: the paper's corpus joins those of RoBERTa and the Pile with Reddit's.
 """
 
 from t5x_like.config import defaults

@@ -1,18 +1,23 @@
-"""PaLM 8B, pretrained as a language model (Chowdhery et al. 2022).
+"""Pretrain PaLM 8B as a language model (Chowdhery et al. 2022, section 5).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/palm/8b.py --workdir=runs/palm_8b
 
-Adafactor without factors, with rates scaled by the parameters: 1e-2 for 10,000 steps, then
-1/sqrt(step); momentum 0.9, second-moment decay 0.8, weights decayed by the square of the rate,
-z-loss 1e-4, clipping at 1.0, no dropout, windows of 2,048 tokens (section 5). Gains do not decay
-here, of which the paper does not tell. Its batch grows from 256 to 512 windows (table 1), when it
-does not say; here it is 512 from the start. 744,000 steps are the 780 billion tokens of table 2. A
-pod of 256 chips or more. The published 8B scores 69.5 on LAMBADA with no shots (appendix H.1). Not
-run at full size here.
+Batches have 512 windows of 2,048 tokens. Adafactor is not factored, and its rates are scaled by the
+parameters: 1e-2 for 10,000 steps, then 1/sqrt(step). Momentum is 0.9 and the decay of second
+moments 0.8. Weights decay by the square of the rate. The z-loss is 1e-4, gradients are clipped at
+1.0, and there is no dropout. 744,000 steps are the 780 billion tokens of table 2.
 
-540B is planned on v4 12x16x16: 24.72 s a step, 49 % MFU (docs/plans.json).
+Hardware: a pod of 256 chips or more. 540B is planned on v4 12x16x16: 24.72 s a step, 49 % MFU
+(docs/plans.json).
+
+Expected: the published 8B scores 69.5 on LAMBADA with no shots (appendix H.1). This recipe has not
+been run at full size.
+
+Differences: the paper's batch grows from 256 to 512 windows (table 1) at a step that it does not
+give; here it has 512 from the start. Gains do not decay here; the paper does not say whether they
+do.
 """
 
 from t5x_like.config import defaults

@@ -1,15 +1,18 @@
-"""A decoder with the sizes of Qwen 3 8B, pretrained as a language model.
-
-Source: Qwen Team 2025, arXiv:2505.09388.
+"""Pretrain a decoder with the sizes of Qwen 3 8B (Qwen Team 2025, arXiv:2505.09388).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/qwen/qwen3_8b.py --workdir=runs/qwen3_8b
 
-Sequences have 4,096 tokens, as in the first stage (section 3.2), which trains on 30 trillion
-tokens. The report gives neither batch size nor learning rate; both are from OLMo 2 7B (OLMo Team
-2025, section 2.2). Needs 128 accelerators or more. The published base model scores 76.89 on MMLU
-with 5 shots. This recipe has not been run at full size.
+Sequences have 4,096 tokens, as in the report's first stage (section 3.2). The report gives neither
+batch size nor learning rate; both are from OLMo 2 7B (OLMo Team 2025, section 2.2).
+
+Hardware: 128 accelerators or more.
+
+Expected: the published base model scores 76.89 on MMLU with 5 shots. This recipe has not been run
+at full size.
+
+Differences: the first stage reads 30 trillion tokens; here it is a trillion.
 """
 
 from t5x_like.config import defaults

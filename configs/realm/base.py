@@ -1,4 +1,4 @@
-"""REALM: a retriever and a reader trained together (Guu et al. 2020).
+"""Train a retriever and a reader together: REALM (Guu et al. 2020).
 
   python -m t5x_like.train --config=configs/realm/base.py:cloze --workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/base.py --workdir=runs/realm \\
@@ -6,17 +6,21 @@
   python -m t5x_like.train --config=configs/realm/base.py:questions --workdir=runs/nq \\
       --config.init.workdir=runs/realm
 
-The first command warms up the retriever by the inverse cloze task (Lee et al. 2019, 100,000 steps
-of 4,096 sentences). The second masks salient spans of the passages' own sentences, 200,000 steps of
-512, with the 7 nearest passages and the null document, on 64 TPUs in the paper. The third answers
-questions, with 5 passages, in 20,000 batches of 64, where the authors' code takes them one by one
-(WebQuestions for 20 epochs). The paper scores 39.2 exact match on Natural Questions and 40.2 on
-WebQuestions pretrained on Wikipedia (table 1), with a BERT that marks spans; the reader here is a
-T5, which writes them. Rates, steps, batches and lengths are the paper's, as far as it tells them.
-Not run at full size here; `configs/realm/facts.py` is a toy that a laptop learns.
+The first command warms up the retriever by the inverse cloze task (Lee et al. 2019): 100,000 steps
+of 4,096 sentences. The second command masks salient spans of sentences of the passages: 200,000
+steps of 512 sentences, each with the 7 nearest passages and the null document. The third command
+answers questions with 5 passages in 20,000 batches of 64. Passages are lines of JSON with a `text`.
+Rates, steps, batches and lengths are the paper's where it gives them.
 
-Passages are lines of JSON with a `text`, 13 million of up to 288 tokens in the paper: 22 GB on all
-devices together.
+Hardware: the paper trains the second stage on 64 TPUs. Its 13 million passages of up to 288 tokens
+take 22 GB on all devices together.
+
+Expected (table 1, pretrained on Wikipedia): 39.2 exact match on Natural Questions and 40.2 on
+WebQuestions. This recipe has not been run at full size. `configs/realm/facts.py` is a toy that a
+laptop learns.
+
+Differences: the paper's reader is a BERT that marks spans; here it is a T5 that writes them. The
+authors' code takes questions one by one (WebQuestions for 20 epochs).
 """
 
 from typing import Literal

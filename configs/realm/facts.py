@@ -1,19 +1,18 @@
-"""A toy of retrieval: a retriever and a reader learn to look up facts about people.
-
-No parameter holds the facts.
+"""Train a retriever and a reader to look up facts about people: a toy for a laptop.
 
   python -m t5x_like.train --config=configs/realm/facts.py:cloze --workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts \\
       --config.init.workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/facts.py:closed --workdir=runs/closed
 
-The first command warms up the retriever by the inverse cloze task: find the passage that a sentence
-comes from. The second trains both by the marginal likelihood of answers to four fifths of the
-questions, and asks the others. The third reads no passage, and can only guess: one of 100 values is
-right.
+The parameters do not hold the facts. The first command warms up the retriever by the inverse cloze
+task: it finds the passage that a sentence comes from. The second command trains both parts on four
+fifths of the questions by the marginal likelihood of the answers and is evaluated on the other
+questions. The third command reads no passage and can only guess one of 100 values.
 
-Measured with three seeds: of 423 held-out questions, all are right after 1,200 steps, with each
-seed, in 5 CPU minutes, warm-up included. Without passages it is 0.7, 1.4 and 0.2 %.
+Measured with three seeds in 5 CPU minutes, warm-up included: after 1,200 steps all of the 423
+held-out questions are answered correctly, with each seed. Without passages it is 0.7, 1.4 and 0.2
+%.
 """
 
 from typing import Literal

@@ -1,16 +1,19 @@
-"""ResNet on ImageNet, with group norm, from scratch.
-
-Source: Wu & He 2018, section 4.1, arXiv:1803.08494; He et al. 2016.
+"""Train ResNet with group norm on ImageNet from scratch (Wu & He 2018, section 4.1).
 
   python -m t5x_like.train --config=configs/resnet/base.py --workdir=runs/resnet_50 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-100 epochs of 1,281,167 images at batch 256 and 224 x 224, parts of the images and their mirror
-images; SGD with momentum 0.9 and decay 1e-4, 0.1, a tenth of it after 30, 60 and 90 epochs; 32
-groups. The paper also decays gains and biases, and starts the last gain of a block at 0. Published
-weights, whose batch norm is frozen, are fine-tuned with
---config.init.workdir=runs/imported; convert them with this recipe. `:18`, `:34`, `:101` and `:152`
-are the other sizes. Expected of ResNet-50: 75.9 % top-1 (table 1). Not run at full size here.
+Sources: arXiv:1803.08494, and He et al. 2016. Training takes 100 epochs of 1,281,167 images in
+batches of 256 at 224 x 224, cropped and mirrored at random. SGD has momentum of 0.9, weight decay
+of 1e-4 and a rate of 0.1, which falls to a tenth after 30, 60 and 90 epochs. Norms have 32 groups.
+`:18`, `:34`, `:101` and `:152` are the other sizes.
+
+To fine-tune published weights, convert them with this recipe and set
+--config.init.workdir=runs/imported. Their batch norm is frozen.
+
+Expected of ResNet-50 (table 1): 75.9 % top-1. This recipe has not been run at full size.
+
+Differences: the paper also decays gains and biases, and starts the last gain of a block at 0.
 """
 
 from typing import Literal

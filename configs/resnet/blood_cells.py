@@ -1,15 +1,16 @@
-"""A small classifier of blood cells, the backbone of a detector, for a laptop.
+"""Train a small classifier of blood cells, the backbone of a detector, on a laptop.
 
   python -m t5x_like.train --config=configs/resnet/blood_cells.py --workdir=runs/cells \\
       --config.task.source=objects:213@voc:BCCD
   python -m t5x_like.train --config=configs/detr/blood_cells.py --workdir=runs/blood_cells \\
       --config.init.workdir=runs/cells --config.task.source=voc:BCCD
 
-The objects of the photographs that configs/detr/blood_cells.py learns from, in squares of 213
-pixels: of 64 in the input, the scale at which the detector sees the photographs. Parts of the
-squares and their mirror images; Muon with decay 0.05 up to 4e-3 and down a cosine. Measured: 95.7 %
-of the objects of the validation photographs after 1.7 CPU minutes; the detector has AP 13.7 after
-500 steps more (docs/results.md).
+The images are the objects in the photographs of configs/detr/blood_cells.py. Each is a square of
+213 pixels, resized to 64, the scale at which the detector sees the photographs. Squares are cropped
+and mirrored at random. Muon's rate rises to 4e-3 and follows a cosine; weight decay is 0.05.
+
+Measured (docs/results.md): 95.7 % of the objects of the validation photographs after 1.7 CPU
+minutes. The detector has AP 13.7 after 500 further steps.
 """
 
 from t5x_like.config import defaults

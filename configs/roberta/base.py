@@ -1,16 +1,19 @@
-"""RoBERTa: dynamic masks, full sentences, no next sentences, large batches.
-
-Source: Liu et al. 2019, sections 4 and 5.
+"""Pretrain RoBERTa on dynamic masks in full sentences (Liu et al. 2019, sections 4 and 5).
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/web
   python -m t5x_like.train --config=configs/roberta/base.py --workdir=runs/roberta_base
 
-500,000 steps of 8,192 rows of 512 (table 9): AdamW up to 6e-4 over 24,000 steps and linearly down
-(`:large` up to 4e-4 over 30,000), betas 0.9 and 0.98, eps 1e-6, decay 0.01 of all, biases and gains
-too, as in the authors' code (fairseq), dropout 0.1, no clipping. The paper used 160 GB of text;
-100,000 steps of large took 1,024 V100s a day. Expected after fine-tuning (the table of its
-repository, base): MNLI 87.6, SST-2 94.8. Not run at full size here.
+Training takes 500,000 steps of 8,192 rows of 512 tokens (table 9), without next sentences. AdamW's
+rate rises to 6e-4 over 24,000 steps and falls linearly; for `:large` it rises to 4e-4 over 30,000.
+Betas are 0.9 and 0.98, and eps is 1e-6. The weight decay of 0.01 applies to all parameters, biases
+and gains included, as in the authors' code (fairseq). Dropout is 0.1, and gradients are not
+clipped.
+
+Hardware: 100,000 steps of large took the authors one day on 1,024 V100s.
+
+Expected after fine-tuning (the table of the authors' repository, base): MNLI 87.6, SST-2 94.8. The
+paper used 160 GB of text. This recipe has not been run at full size.
 """
 
 from typing import Literal

@@ -1,23 +1,24 @@
-"""RoBERTa's batches at equal passes over the data: all rows of table 3.
+"""Pretrain RoBERTa with three sizes of batches (Liu et al. 2019, section 4.3, table 3).
 
-Source: Liu et al. 2019, section 4.3.
-
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
-      --vocabulary=VOCABULARY --append_eos \\
-      --output=data/books_wiki_eos
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY \\
+      --append_eos --output=data/books_wiki_eos
   python -m t5x_like.train --config=configs/roberta/batches.py:batch_2k \\
       --workdir=runs/roberta_batch_2k
 
-RoBERTa base on BERT's text. Each row passes as many sequences as 1,000,000 steps of 256, at a peak
-rate of its own. The paper does not give the warm-ups; here all rows have the sequences of BERT's.
-Its perplexity on held-out text (the exponential of `eval/loss/loss`) and dev scores:
+The recipe covers all rows of table 3: RoBERTa base on BERT's text. Each row reads as many sequences
+as 1,000,000 steps of 256 and has its own peak rate.
+
+Expected perplexity on held-out text (the exponential of `eval/loss/loss`) and dev scores:
 
                      steps  rate  perplexity  MNLI-m  SST-2
   batch_256      1,000,000  1e-4        3.99    84.7   92.7
   batch_2k         125,000  7e-4        3.68    85.2   92.9
   batch_8k          31,250  1e-3        3.77    84.6   92.8
 
-Not run at full size here.
+This recipe has not been run at full size.
+
+Differences: the paper does not give the warm-ups; here each row warms up over as many sequences as
+BERT.
 """
 
 from typing import Literal

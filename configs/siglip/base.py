@@ -1,17 +1,21 @@
-"""SigLIP on pairs of images and texts, each pair by itself.
-
-Source: Zhai et al. 2023; https://arxiv.org/abs/2303.15343.
+"""Pretrain SigLIP on pairs of images and texts (Zhai et al. 2023, algorithm 1).
 
   python -m t5x_like.train --config=configs/siglip/base.py --workdir=runs/siglip_b16 \\
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=siglip-base-patch16-224
 
-The loss of algorithm 1, its initial scale of 10 and bias of -10, b2 of 0.95 (section 4.7), 40
-billion pairs at batch 32,768, rows of 64 tokens (section 4.6) without a causal mask, pooling by
-attention, and the Adafactor of Zhai et al. 2022. Evaluations see images squeezed to squares, as in
-the authors' code. The rest is as in `configs/clip/base.py`: the paper gives neither rates nor
-decay. `:l16` is the large model. The vocabulary is the directory of a published SigLIP. Expected of
-B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. Not run at full size here.
+Source: https://arxiv.org/abs/2303.15343. The loss compares each pair independently of the others.
+Its scale starts at 10 and its bias at -10. Training reads 40 billion pairs in batches of 32,768
+(section 4.6). Texts have 64 tokens without a causal mask, and images are pooled by attention. b2 is
+0.95 (section 4.7), and the optimizer is the Adafactor of Zhai et al. 2022. As in the authors' code,
+evaluations squeeze images to squares. `:l16` is the large model. The vocabulary is the directory of
+a published SigLIP.
+
+Expected of B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. This recipe has not been run at full
+size.
+
+Differences: the paper gives neither rates nor weight decay. These and the rest are as in
+`configs/clip/base.py`.
 """
 
 from typing import Literal

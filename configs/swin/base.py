@@ -1,28 +1,33 @@
-"""Swin Transformers on ImageNet (Liu et al. 2021, section 4.1 and appendix A2.1; arXiv:2103.14030).
+"""Train Swin Transformers on ImageNet (Liu et al. 2021, section 4.1 and appendix A2.1).
 
   python -m t5x_like.train --config=configs/swin/base.py --workdir=runs/swin_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 1024 and 224 x 224; AdamW with decay 0.05 up to 1e-3 over 20
-epochs and down a cosine to 1e-5, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1,
-drop-path rates up to 0.2, 0.3 or 0.5, gradients clipped to norm 5 as in the authors' code. Each
-image is mixed by its own draw; timm draws once for a batch. Expected top-1 (table 1): `:t` 81.3,
-`:s` 83.0, `:b` 83.5 %. Accuracies of T after 10, 50 and 90 epochs are not published as text: the
-authors' log lies outside their repository (microsoft/Swin-Transformer, issue 29). A user at its
-settings had 71.3 % after 65 epochs (issue 39).
+Source: arXiv:2103.14030. Training takes 300 epochs of 1,281,167 images in batches of 1,024 at 224 x
+224, with RandAugment, mixup, CutMix, random erasing, label smoothing of 0.1 and drop-path rates up
+to 0.2 (`:t`), 0.3 (`:s`) or 0.5 (`:b`). AdamW's rate rises to 1e-3 over 20 epochs and follows a
+cosine to 1e-5. Weight decay is 0.05, and gradients are clipped to norm 5 as in the authors' code.
 
-`:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122
-images at batch 4096, decay 0.01 (0.05 in their code), a linear schedule after 5 epochs. Fine-tuned
-on ImageNet for 30 epochs at 384 x 384 with windows of 12 (--config.init.workdir=runs/swin_l
---config.model.resolution=384 --config.task.resolution=384
---config.model.window=12 --config.optimizer.weight_decay=1e-8, at a constant 1e-5) and evaluated on
-images squeezed to squares, as in the authors' config (--config.task.fit=squeezed): 87.3 %.
+`:l` pretrains Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images in
+batches of 4,096, with a weight decay of 0.01 (0.05 in the authors' code) and a linear schedule
+after 5 epochs. It is then fine-tuned on ImageNet for 30 epochs at 384 x 384 with windows of 12, at
+a constant rate of 1e-5: --config.init.workdir=runs/swin_l --config.model.resolution=384
+--config.task.resolution=384 --config.model.window=12 --config.optimizer.weight_decay=1e-8. As in
+the authors' config, evaluations squeeze images to squares (--config.task.fit=squeezed).
 
 `,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same
-table; expected (the authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. `:l,v2` is
-trained at 192 x 192 with decay 0.1 and a cosine. It needs 8 accelerators, or 16 for `:b`. `:t`
-planned for 8 chips of v5e (`--topology=v5e:2x4`): 13.7 of 17.2 GB a chip, at least 0.30 s a step
-and 32 hours for 300 epochs. Not run at full size here.
+table. `:l,v2` is trained at 192 x 192 with a weight decay of 0.1 and a cosine.
+
+Hardware: 8 accelerators, or 16 for `:b`. The plan of `:t` for 8 chips of v5e (`--topology=v5e:2x4`)
+uses 13.7 of 17.2 GB a chip and takes at least 0.30 s a step, or 32 hours for 300 epochs.
+
+Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %, `:l` fine-tuned 87.3 %. Of V2 (the
+authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. Accuracies of T after 10, 50 and
+90 epochs are not published as text: the authors' log is outside their repository
+(microsoft/Swin-Transformer, issue 29). A user with its settings had 71.3 % after 65 epochs (issue
+39). This recipe has not been run at full size.
+
+Differences: each image is mixed by its own draw; timm draws once for a batch.
 """
 
 from typing import Literal
@@ -40,11 +45,18 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   epoch = _IMAGES_22K // 4096 if large else _IMAGES // 1024
 
   name = "swin_v2" if v2 else "swin"
-  head = {"name": "image_classification"} | ({"labels": 21_841} if large else {})
+  head = {"name": "image_classification"}
+  if large:
+    head["labels"] = 21_841
   config.model = {"name": name, "variant": f"{name}-{size}".replace("_", "-"), "head": head}
   config.model.drop_path = _DROP_PATH[size]
   config.model.remat = "minimal" if large else "none"
-  config.model.resolution = (192 if large else 256) if v2 else 224
+  if not v2:
+    config.model.resolution = 224
+  elif large:
+    config.model.resolution = 192
+  else:
+    config.model.resolution = 256
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
@@ -62,7 +74,12 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   config.objective = {"name": "classification", "label_smoothing": 0.1}
   config.batch_size = 4096 if large else 1024
   config.total_steps = (90 if large else 300) * epoch
-  decay = (0.1 if v2 else 0.01) if large else 0.05
+  if not large:
+    decay = 0.05
+  elif v2:
+    decay = 0.1
+  else:
+    decay = 0.01
   config.optimizer = {
     "name": "adamw",
     "b1": 0.9,

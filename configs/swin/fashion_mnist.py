@@ -1,13 +1,16 @@
-"""A small Swin Transformer on Fashion-MNIST, for a laptop.
+"""Train a small Swin Transformer on Fashion-MNIST, on a laptop.
 
   python -m t5x_like.train --config=configs/swin/fashion_mnist.py --workdir=runs/swin_fashion \\
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
 
-The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x
-14 patches of 2 x 2 with fixed positions, merged into 7 x 7 of twice the width and 4 x 4 of twice
-that; two layers each, windows of 7, RMS norms and no biases. The training is as in
-configs/vit/fashion_mnist.py, without mirror images, 16 images at a time, for 10 epochs. Measured:
-92.4 % top-1 on the 10,000 test images after 28 CPU minutes beside other work (docs/results.md).
+The files are the four of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28
+are cut into 14 x 14 patches of 2 x 2 with fixed positions. Patches are merged into 7 x 7 of twice
+the width and 4 x 4 of four times the width. Each of these stages has two layers, with windows of 7,
+RMS norms and no biases. Training is as in configs/vit/fashion_mnist.py, without mirror images, 16
+images at a time, for 10 epochs.
+
+Measured after 28 CPU minutes beside other work (docs/results.md): 92.4 % top-1 on the 10,000 test
+images.
 """
 
 from configs.vit import fashion_mnist

@@ -1,18 +1,21 @@
-"""Switch Transformer base with 8 to 256 experts, pretrained by span corruption (Fedus et al. 2022).
+"""Pretrain Switch Transformer base by span corruption (Fedus et al. 2022, section 4.1).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/switch/base.py --workdir=runs/switch_base_8
   python -m t5x_like.train --config=configs/switch/base.py:128 --workdir=runs/switch_base_128
 
-550,000 steps of 2^20 tokens (section 4.1), Adafactor and rates as in `configs/t5`; capacity factor
-1.25, in evaluations 2 (switch_base.gin of Flaxformer), balance loss 0.01, router inputs multiplied
-by 0.99 to 1.01 (sections 2.2 and 2.4), kernels that start with a tenth of the variance (section
-2.4). The argument is the number of experts (default 8: 619M parameters; 128: 7.4B). Eight chips or
-a multiple: experts and the rows of the batch are split over the mesh axis `expert`. Expected
-negative log-perplexities (table 7; T5 base -1.636): -1.505 with 16 experts, -1.474 with 32, -1.444
-with 64, -1.432 with 128, -1.427 with 256. Not run at full size here.
+The argument is the number of experts, 8 to 256 (default 8: 619M parameters; 128: 7.4B). Training
+takes 550,000 steps of 2^20 tokens, with Adafactor and rates as in `configs/t5`. The capacity factor
+is 1.25, and 2 in evaluations (switch_base.gin of Flaxformer). The balance loss has a weight of
+0.01, router inputs are multiplied by 0.99 to 1.01, and kernels start with a tenth of the variance
+(sections 2.2 and 2.4).
 
-128 experts are planned on v5e 8x8: 0.43 s a step, 16 % MFU (docs/plans.json).
+Hardware: eight chips or a multiple of them. Experts and the rows of the batch are split over the
+mesh axis `expert`. 128 experts are planned on v5e 8x8: 0.43 s a step, 16 % MFU (docs/plans.json).
+
+Expected negative log-perplexities (table 7, where T5 base has -1.636): -1.505 with 16 experts,
+-1.474 with 32, -1.444 with 64, -1.432 with 128, -1.427 with 256. This recipe has not been run at
+full size.
 """
 
 from typing import Literal

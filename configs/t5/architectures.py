@@ -1,25 +1,28 @@
-"""T5's architectures and objectives: all ten rows of table 2 of Raffel et al. 2020 (section 3.2.4).
+"""Pretrain T5's architectures and objectives (Raffel et al. 2020, section 3.2.4, table 2).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/architectures.py:prefix_lm \\
       --workdir=runs/prefix_denoising
 
-Denoising drops 15 % of the tokens and replaces each run of them by a sentinel, the paper's baseline
-objective (section 3.1.4). With `:lm` the rest of a window is predicted from its beginning or, in
-the language model, the whole window. Decoders read the inputs and targets of denoising as one
-sequence: the language model learns all of it, the prefix LM the targets. All rows train 2^19 steps
-of 128 sequences, with the blocks of T5 base (version 1.0), on one store.
+The recipe covers all ten rows of table 2. They train 2^19 steps of 128 sequences on one store, with
+the blocks of T5 base (version 1.0). Denoising drops 15 % of the tokens and replaces each run of
+them by a sentinel, as in the paper's baseline (section 3.1.4). With `:lm` the rest of a window is
+predicted from its beginning; the language model predicts the whole window. Decoders read the inputs
+and targets of denoising as one sequence. The language model learns all of it, the prefix LM only
+the targets.
 
-`evaluate --suite=glue,superglue` fine-tunes the encoder-decoders as text-to-text. The decoders do
-so by the task `text_to_text` with `architecture="decoder"` and, for the prefix LM, `prefix`; the
-paper's inputs of decoders end in " target:". Suites give them GPT-1's form. The paper's averages on
-GLUE and SuperGLUE, after denoising and after language modelling:
+`evaluate --suite=glue,superglue` fine-tunes the encoder-decoders as text-to-text. Suites fine-tune
+decoders in GPT-1's form. To fine-tune them as text-to-text, use the task `text_to_text` with
+`architecture="decoder"` and, for the prefix LM, `prefix`. The inputs of the paper's decoders end in
+" target:".
+
+Expected averages on GLUE and SuperGLUE, after denoising and after language modelling:
 
   encoder_decoder  83.28 71.36  79.56 64.29      language_model  74.70 55.02  73.78 56.51
   shared           82.81 70.73  79.60 63.50      prefix_lm       81.82 68.11  79.68 64.86
   six_layers       80.88 68.42  78.67 64.06
 
-Not run at full size here.
+This recipe has not been run at full size.
 """
 
 from typing import Literal

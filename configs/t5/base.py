@@ -1,18 +1,21 @@
-"""T5.1.1, pretrained by span corruption (Raffel et al. 2020, sections 3.1 and 3.3).
+"""Pretrain T5 1.1 by span corruption (Raffel et al. 2020, sections 3.1 and 3.3).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/t5_base
 
-The paper's 2^19 steps of 2^16 tokens took a TPU v3 slice of 16 chips about a day for base. Other
-sizes, with the same hyper-parameters: `:mini` (version 1.0: 31M parameters, Tay et al. 2021, table
-2), `:small` (77M), `:large` (783M), `:xl` (2.85B), `:xxl` (11.1B). `:v1_0` is the original T5, with
-dropout and tied embeddings. The paper does not mention the z-loss of 1e-4, which is in the authors'
-code for both versions (Mesh TensorFlow's `Unitransformer`). Expected after fine-tuning (table 1,
-the baseline of version 1.0): GLUE 83.28, SuperGLUE 71.36, SQuAD EM 80.88.
+Training takes 2^19 steps of 2^16 tokens. Other sizes have the same hyper-parameters: `:mini`
+(version 1.0: 31M parameters, Tay et al. 2021, table 2), `:small` (77M), `:large` (783M), `:xl`
+(2.85B) and `:xxl` (11.1B). `:v1_0` is the original T5, with dropout and tied embeddings.
 
-Large is planned on v5p 2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.json).
-XXL is planned on v5p 4x4x4 with 1,024 rows, minimal remat, planes of 16: 1.02 s a step, 71 % MFU
-(docs/plans.json).
+Hardware: base took the authors about a day on a TPU v3 slice of 16 chips. Large is planned on v5p
+2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.json). XXL is planned on v5p 4x4x4 with
+1,024 rows, minimal remat, planes of 16: 1.02 s a step, 71 % MFU (docs/plans.json).
+
+Expected after fine-tuning (table 1, the baseline of version 1.0): GLUE 83.28, SuperGLUE 71.36,
+SQuAD EM 80.88.
+
+Differences: the paper does not mention the z-loss of 1e-4, which is in the authors' code for both
+versions (Mesh TensorFlow's `Unitransformer`).
 """
 
 from typing import Literal

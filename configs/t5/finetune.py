@@ -1,14 +1,14 @@
-"""T5.1.1, fine-tuned on any text-to-text task (Raffel et al. 2020, sections 2.4 and 3.1.2).
+"""Fine-tune T5 1.1 on any text-to-text task (Raffel et al. 2020, sections 2.4 and 3.1.2).
 
   python -m t5x_like.train --config=configs/t5/finetune.py --workdir=runs/t5_cola \\
-      --config.task.source=tsv:train=cola/train.tsv,validation=cola/dev.tsv
-      --config.task.vocabulary=VOCABULARY \\ '--config.task.inputs=cola sentence: {sentence}'
+      --config.task.source=tsv:train=cola/train.tsv,validation=cola/dev.tsv \\
+      --config.task.vocabulary=VOCABULARY '--config.task.inputs=cola sentence: {sentence}' \\
       '--config.task.targets={label}'
 
 To start from published weights, make the workdir with `python -m tools.convert_hf`. Examples are
-packed into rows of 512 inputs and as many targets, so a batch of 128 rows holds a few thousand
-short examples, and the paper's 2^18 steps are more than most tasks need. Sizes and `:v1_0` as in
-`base.py`.
+packed into rows of 512 inputs and as many targets. A batch of 128 rows therefore holds a few
+thousand short examples, and the paper's 2^18 steps are more than most tasks need. Sizes and `:v1_0`
+are as in `base.py`.
 """
 
 from configs.t5 import base

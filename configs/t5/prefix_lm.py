@@ -1,15 +1,16 @@
-"""T5's prefix LM: one stack with a bidirectional prefix.
-
-Source: Raffel et al. 2020, sections 3.2.1 and 3.2.4.
+"""Pretrain T5's prefix LM (Raffel et al. 2020, sections 3.2.1 and 3.2.4).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/t5/prefix_lm.py --workdir=runs/t5_prefix_lm
 
-Blocks of T5 base; windows of 512 tokens cut at a random place; the hyper-parameters of the paper's
-baseline (section 3.1): 2^19 steps of 128 sequences. `:encoder_decoder` trains T5 base with the same
-objective, the encoder reading the prefix, on the store of `base.py`. The scores after fine-tuning
-are in table 2, below those of the same models trained by denoising. Not run at full size here.
+One stack of T5 base's blocks reads the prefix bidirectionally. Windows of 512 tokens are cut at a
+random place. The hyper-parameters are those of the paper's baseline (section 3.1): 2^19 steps of
+128 sequences. `:encoder_decoder` trains T5 base with the same objective on the store of `base.py`;
+its encoder reads the prefix.
+
+Expected: table 2 has the scores after fine-tuning, below those of the same models trained by
+denoising. This recipe has not been run at full size.
 """
 
 from configs.t5 import base

@@ -1,13 +1,13 @@
-"""A first run: a small T5.1.1 learns to fill in technical English.
-
-It takes a few minutes on two CPU cores.
+"""Train a small T5 1.1 to fill in technical English: a first run of a few minutes.
 
   make quickstart
 
-The corpus is the docstrings of the installed Python packages (about 7.5M tokens of a 2,048-piece
-vocabulary). Rows are short so that few sentinels stand in each: the decoder must find the one it is
-at before it can use the encoder, which it learned after some 700 steps, and not within 800 with
-rows of 64. Expected: validation loss 2.1, against a unigram entropy of 4.42, and 13 % of the spans
+It runs on two CPU cores. The corpus is the docstrings of the installed Python packages, about 7.5M
+tokens of a vocabulary of 2,048 pieces. Rows are short so that each has few sentinels: the decoder
+must find its sentinel before it can use the encoder. It learned this after some 700 steps, and not
+within 800 steps with rows of 64.
+
+Expected: a validation loss of 2.1, where the entropy of unigrams is 4.42, and 13 % of the spans
 restored exactly.
 """
 

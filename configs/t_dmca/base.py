@@ -1,30 +1,33 @@
-"""T-DMCA, trained to write Wikipedia's articles from web pages.
+"""Train T-DMCA to write Wikipedia's articles from web pages (Liu et al. 2018, sections 4 and 5.2).
 
-Source: Liu et al. 2018, sections 4 and 5.2.
-
-  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe \\
-      --size=32000 --extra_ids=0 \\
-      --output=vocabulary
+  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe --size=32000 \\
+      --extra_ids=0 --output=vocabulary
   python -m t5x_like.train --config=configs/t_dmca/base.py --workdir=runs/t_dmca \\
       --config.task.vocabulary=vocabulary
 
-Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article`, or its first
-section. References are the paragraphs of cited pages and search results, the most relevant first:
-the paper ranks them by tf-idf with the title, and Tensor2Tensor's `wikisum` has programs for it;
-this project has none. They are cut to fit the row. The model also learns to predict its inputs;
-`eval/articles/loss` is of the article alone. Expected on the test set (table 4, whose perplexity is
-its logarithm, as in figure 3), that loss and ROUGE-L:
+Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article` or its first
+section. References are paragraphs of cited pages and search results, the most relevant first, cut
+to fit the row. The paper ranks them by tf-idf with the title. Tensor2Tensor's `wikisum` has
+programs for that ranking; this project has none. The model also learns to predict its inputs;
+`eval/articles/loss` is the loss of the article alone. Optimizer and rates are those of the base
+Transformer, for 1,000,000 steps.
+
+Hardware: eight accelerators.
+
+Expected on the test set (table 4): the loss of the article and ROUGE-L. The perplexity of table 4
+is a logarithm, as in figure 3.
 
   t_d        inputs of 4,000                  2.22  33.6
   t_dmca     inputs of 11,000                 2.05  36.2
   moe_128    inputs of 11,000, 128 experts    1.93  37.9
   moe_256    inputs of 7,500, 256 experts     1.90  38.8
 
-The base Transformer's optimizer and rates, for 1,000,000 steps; 500 tokens for the article and 8
-rows in a batch are ours, as the paper gives neither. Tensor2Tensor's `transformer_moe_prepend_8k`
-differs from the paper: a width of 1,024, norms before sublayers, separable convolutions as
-feed-forward layers, no label smoothing, and 2,000 steps of warm-up. Eight accelerators. Not run at
-full size here.
+This recipe has not been run at full size.
+
+Differences: the paper gives neither the length of the article nor the batch, which are 500 tokens
+and 8 rows here. Tensor2Tensor's `transformer_moe_prepend_8k` differs from the paper: a width of
+1,024, norms before sublayers, separable convolutions as feed-forward layers, no label smoothing,
+and 2,000 steps of warm-up.
 """
 
 from typing import Literal
@@ -39,9 +42,9 @@ LAPTOP = {"task.targets_length": None, "evals.written.max_new_tokens": 32}
 def get_config(size: Literal[tuple(_INPUTS)] = "t_dmca"):
   config = base.get_config()
 
-  variant = (
-    size.replace("_", "-") if size in ("t_d", "t_dmca") else f"t-dmca-{size.replace('_', '-')}"
-  )
+  variant = size.replace("_", "-")
+  if variant.startswith("moe-"):
+    variant = f"t-dmca-{variant}"
   config.model = {"name": "t_dmca", "variant": variant, "vocab_size": 32_000, "dropout": 0.1}
   if "moe" in size:
     config.mesh = {"expert": 8, "data": -1}

@@ -1,19 +1,24 @@
-"""Transformer base, trained to translate (Vaswani et al. 2017, sections 5 and 6.1).
+"""Train Transformer base to translate (Vaswani et al. 2017, sections 5 and 6.1).
 
-  python -m tools.train_vocabulary --source=lines:train=corpus/train.* --kind=bpe \\
-      --size=37000 --extra_ids=0 \\
-      --output=vocabulary
+  python -m tools.train_vocabulary --source=lines:train=corpus/train.* --kind=bpe --size=37000 \\
+      --extra_ids=0 --output=vocabulary
   python -m t5x_like.train --config=configs/transformer/base.py --workdir=runs/transformer_base \\
-      --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary
+      --config.task.source='parallel:corpus/{split}.{field}.gz' \\
+      --config.task.vocabulary=vocabulary
 
-The corpus has one file per split and language, one sentence per line: `corpus/train.en.gz`,
-`corpus/validation.de.gz`. For other languages give `--config.task.inputs={cs}
+The corpus has one file per split and language with one sentence per line: `corpus/train.en.gz`,
+`corpus/validation.de.gz`. For other languages set `--config.task.inputs={cs}
 --config.task.targets={fr}`. Sentences are packed into rows of 256; 96 rows are the paper's batch of
-25,000 source and target tokens. Expected on newstest2014 after 100,000 steps on WMT 2014
-English-German (12 hours on 8 P100): BLEU 27.3 (table 2) for the average of the last 5 checkpoints,
-which is not computed here, with 4 beams and a length penalty of 0.6. It is BLEU of Moses's tokens
-with compounds split at hyphens (get_ende_bleu.sh of Tensor2Tensor), which sacrebleu does not. Not
-run at full size here.
+25,000 source and target tokens.
+
+Hardware: 100,000 steps took the authors 12 hours on 8 P100s.
+
+Expected on newstest2014 after training on WMT 2014 English-German (table 2): BLEU 27.3 with 4 beams
+and a length penalty of 0.6. This BLEU is of Moses's tokens with compounds split at hyphens
+(get_ende_bleu.sh of Tensor2Tensor), which sacrebleu does not do. This recipe has not been run at
+full size.
+
+Differences: the paper averages the last 5 checkpoints; training here does not.
 """
 
 from t5x_like.config import defaults

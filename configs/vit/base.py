@@ -1,29 +1,34 @@
-"""ViT on ImageNet, from scratch (Dosovitskiy et al. 2021, tables 1 and 3).
+"""Train ViT on ImageNet from scratch (Dosovitskiy et al. 2021, tables 1 and 3).
 
   python -m t5x_like.train --config=configs/vit/base.py --workdir=runs/vit_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images in batches of 4096. A random crop of 5 to 100 % of each image is
-resized to 224 x 224 (bilinear) and mirrored at random. Adam warms up to 3e-3 over 10,000 steps and
-follows a cosine to 0, with weight decay 0.3, dropout 0.1 and gradients clipped to norm 1. Kernels
-have Xavier's deviation. (Crops and kernels are from google-research/vision_transformer; kernels are
-drawn from a normal distribution here, from a uniform one there.) `:large` and `:huge` are ViT-L/16
-and ViT-H/14; `:hybrid` is R50+ViT-B/16, whose patches are the cells of a ResNet's feature map.
+Training takes 300 epochs of 1,281,167 images in batches of 4,096. A random crop of 5 to 100 % of
+each image is resized to 224 x 224 (bilinear) and mirrored at random. Adam's rate rises to 3e-3 over
+10,000 steps and follows a cosine to 0. Weight decay is 0.3, dropout 0.1, and gradients are clipped
+to norm 1. Crops, and kernels with Xavier's deviation, are from google-research/vision_transformer.
+`:large` and `:huge` are ViT-L/16 and ViT-H/14. `:hybrid` is R50+ViT-B/16, whose patches are the
+cells of a ResNet's feature map.
 
-Fine-tuning at 384 x 384 (table 4 and the authors' code): SGD without weight decay, at a rate of
-0.003, 0.01, 0.03 or 0.06, for 20,000 steps of 512 images; evaluations squeeze images to squares.
-Two things differ from the authors' code: the pretrained head is kept instead of a new one, and
-positions are interpolated by cubics instead of linearly.
---config.init.workdir=runs/vit_b16 --config.model.resolution=384
---config.task.resolution=384 --config.task.fit=squeezed --config.task.method=bilinear
---config.batch_size=512
---config.total_steps=20000 --config.optimizer='{"name": "sgd", "momentum": 0.9}'
---config.schedule.learning_rate=0.03
---config.schedule.warmup_steps=500
+To fine-tune at 384 x 384 (table 4 and the authors' code), train with SGD without weight decay for
+20,000 steps of 512 images. The rate is 0.003, 0.01, 0.03 or 0.06, and evaluations squeeze images to
+squares:
 
-Expected of B/16: 77.9 % top-1 (table 5). Use 32 chips of TPU v3 or more. Not run at full size here.
+  python -m t5x_like.train --config=configs/vit/base.py --workdir=runs/vit_b16_384 \\
+      --config.init.workdir=runs/vit_b16 --config.model.resolution=384 \\
+      --config.task.resolution=384 --config.task.fit=squeezed --config.task.method=bilinear \\
+      --config.batch_size=512 --config.total_steps=20000 \\
+      --config.optimizer='{"name": "sgd", "momentum": 0.9}' --config.schedule.learning_rate=0.03 \\
+      --config.schedule.warmup_steps=500
 
-Huge is planned on v5e 8x8: 0.70 s a step, 47 % MFU (docs/plans.json).
+Hardware: 32 chips of TPU v3 or more. Huge is planned on v5e 8x8: 0.70 s a step, 47 % MFU
+(docs/plans.json).
+
+Expected of B/16 (table 5): 77.9 % top-1. This recipe has not been run at full size.
+
+Differences from the authors' code: kernels are drawn from a normal distribution, there from a
+uniform one. Fine-tuning keeps the pretrained head instead of a new one, and interpolates positions
+by cubics instead of linearly.
 """
 
 from typing import Literal

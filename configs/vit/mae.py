@@ -1,19 +1,21 @@
-"""MAE: a ViT pretrained by reconstructing three quarters of the patches.
-
-Source: He et al. 2022, table 8; arXiv:2111.06377.
+"""Pretrain a ViT as a masked autoencoder on ImageNet (He et al. 2022, table 8; arXiv:2111.06377).
 
   python -m t5x_like.train --config=configs/vit/mae.py --workdir=runs/mae_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-800 epochs of ImageNet at batch 4096 and 224 x 224; AdamW with decay 0.05 up to 2.4e-3 over 40
-epochs and down a cosine to 0; kernels of Xavier's deviation, for queries, keys and values as one
-matrix. `few_shot` scores a ridge regression on the frozen features. configs/vit/mae_classify.py
-fine-tunes, or trains a linear probe. Expected after 1600 epochs, fine-tuned (table 3): B 83.6, L
-85.9, H 86.9 % top-1. Of B after fewer epochs, fine-tuned and with a linear probe
-(open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400 epochs 83.3 and
-62.5, 800 epochs 83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50
-or 90. B planned for 32 chips of v5e (`--topology=v5e:4x8`): 7.5 of 17.2 GB a chip, at least 0.14 s
-a step and 10 hours for 800 epochs. Not run at full size here.
+The model reconstructs three quarters of the patches. Training takes 800 epochs in batches of 4,096
+at 224 x 224. AdamW's rate rises to 2.4e-3 over 40 epochs and follows a cosine to 0; weight decay is
+0.05. Kernels have Xavier's deviation, computed for queries, keys and values as one matrix. The
+evaluator `few_shot` scores a ridge regression on the frozen features. configs/vit/mae_classify.py
+fine-tunes the model or trains a linear probe. `:large` and `:huge` are the other sizes.
+
+Hardware: the plan of B for 32 chips of v5e (`--topology=v5e:4x8`) uses 7.5 of 17.2 GB a chip and
+takes at least 0.14 s a step, or 10 hours for 800 epochs.
+
+Expected top-1 after 1600 epochs, fine-tuned (table 3): B 83.6, L 85.9, H 86.9 %. Of B after fewer
+epochs, fine-tuned and with a linear probe (open-mmlab/mmpretrain, configs/mae, not the authors):
+300 epochs 83.1 and 60.8, 400 epochs 83.3 and 62.5, 800 epochs 83.3 and 65.1, 1600 epochs 83.5 and
+67.1 %. The authors publish none after 10, 50 or 90. This recipe has not been run at full size.
 """
 
 from typing import Literal

@@ -1,14 +1,17 @@
-"""ViT, pretrained to predict the colours of corrupted patches, as BERT predicts words.
-
-Source: Dosovitskiy et al. 2021, appendix B.1.2.
+"""Pretrain ViT to predict colours of corrupted patches (Dosovitskiy et al. 2021, B.1.2).
 
   python -m t5x_like.train --config=configs/vit/masked_patches.py --workdir=runs/vit_masked \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-Half of the patches are chosen: 80 % become a mask, 10 % another patch and 10 % stay. Their mean
-colour is predicted, of 8 levels in each channel. A million steps at batch 4096 in the paper, of
-JFT; Adam up to 2e-4 over 10,000 steps and down a cosine. Expected of B/16 after fine-tuning: 79.9 %
-top-1 on ImageNet. Not run at full size here.
+The task resembles BERT's masked words (appendix B.1.2). Half of the patches are chosen: 80 % of
+them become a mask, 10 % become another patch and 10 % stay. The model predicts their mean colour,
+as one of 8 levels in each channel. Training takes a million steps in batches of 4,096. Adam's rate
+rises to 2e-4 over 10,000 steps and follows a cosine.
+
+Expected of B/16 after fine-tuning: 79.9 % top-1 on ImageNet. This recipe has not been run at full
+size.
+
+Differences: the paper pretrains on JFT.
 """
 
 from t5x_like.config import defaults

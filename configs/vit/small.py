@@ -1,20 +1,26 @@
-"""ViT-S/16 on ImageNet: better plain baselines.
-
-Source: Beyer et al. 2022, arXiv:2205.01580, and big_vision's vit_s16_i1k.
+"""Train ViT-S/16 on ImageNet: better plain baselines (Beyer et al. 2022, arXiv:2205.01580).
 
   python -m t5x_like.train --config=configs/vit/small.py --workdir=runs/vit_s16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-90 epochs of 1,281,167 images at batch 1024 and 224 x 224; the mean of the patches, fixed positions,
-a tanh layer before the classifier; RandAugment of two operations at 10, mixup 0.2; AdamW up to 1e-3
-over 10,000 steps and down a cosine, decay 0.1 of the rate (1e-4 in the authors' units), gradients
-clipped to norm 1, kernels of Xavier's deviation. Expected top-1: 76.5 % after 90 epochs; 78.5 %
-with `:150` and 80.0 % with `:300`. Within these schedules, after 10 or 50 epochs, only curves are
-published. The changes of RandAugment are timm's here, not TensorFlow's; the frequencies of
-positions are MAE's, nearly theirs; and images are made smaller without aliasing, where theirs are
-not smoothed in training. 8 chips of TPU v3 take 7 hours for 90 epochs in the paper. Planned for 8
-chips of v5e (`--topology=v5e:2x4`): 4.5 of 17.2 GB a chip, at least 0.08 s a step and 2.5 hours for
-90 epochs. Not run at full size here.
+The values are those of the paper and of big_vision's vit_s16_i1k. Training takes 90 epochs of
+1,281,167 images in batches of 1,024 at 224 x 224, with RandAugment of two operations at magnitude
+10 and mixup of 0.2. The classifier reads the mean of the patches through a tanh layer, and
+positions are fixed. AdamW's rate rises to 1e-3 over 10,000 steps and follows a cosine. Weight decay
+is 0.1 of the rate (1e-4 in the authors' units), gradients are clipped to norm 1, and kernels have
+Xavier's deviation. `:150` and `:300` train for more epochs.
+
+Hardware: 90 epochs took the authors 7 hours on 8 chips of TPU v3. The plan for 8 chips of v5e
+(`--topology=v5e:2x4`) uses 4.5 of 17.2 GB a chip and takes at least 0.08 s a step, or 2.5 hours for
+90 epochs.
+
+Expected top-1: 76.5 % after 90 epochs, 78.5 % with `:150` and 80.0 % with `:300`. Within these
+schedules, after 10 or 50 epochs, only curves are published. This recipe has not been run at full
+size.
+
+Differences: the changes of RandAugment are timm's, not TensorFlow's. The frequencies of positions
+are MAE's, which nearly equal the authors'. Images are reduced without aliasing; the authors do not
+smooth them in training.
 """
 
 from typing import Literal

@@ -1,13 +1,15 @@
-"""XGLM 564M, pretrained as a language model (Lin et al. 2021, arXiv:2112.10668).
+"""Pretrain XGLM 564M as a language model (Lin et al. 2021, arXiv:2112.10668).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/xglm/564m.py --workdir=runs/xglm_564m
 
-Windows of 2,048 tokens, 500 billion tokens in all. Batch, rates and weight decay are those of GPT-3
-Medium (Brown et al. 2020, table 2.1 and appendix B), which is as large. The paper's corpus has 30
-languages; `configs/mt5/base.py` shows how to mix them. It needs 32 accelerators or more. Not run at
-full size here.
+Training reads 500 billion tokens in windows of 2,048. Batch, rates and weight decay are those of
+GPT-3 Medium, which has the same size (Brown et al. 2020, table 2.1 and appendix B).
+
+Hardware: 32 accelerators or more. This recipe has not been run at full size.
+
+Differences: the paper's corpus has 30 languages; `configs/mt5/base.py` shows how to mix languages.
 """
 
 from t5x_like.config import defaults

@@ -1,17 +1,22 @@
-"""XLM, pretrained on pairs of translations: masked tokens of both sentences.
-
-Source: Lample and Conneau 2019, section 3.3.
+"""Pretrain XLM on masked pairs of translations (Lample and Conneau 2019, section 3.3).
 
   python -m t5x_like.train --config=configs/xlm/tlm.py --workdir=runs/xlm_tlm \\
-      --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary
+      --config.task.source='parallel:corpus/{split}.{field}.gz' \\
+      --config.task.vocabulary=vocabulary
 
-The model of two languages, 6 layers of width 1,024, on the fields `en` and `de` of the source;
-`--config.task.text` and `pair` name others. Rows of up to 256 tokens, batches of 64 pairs, Adam up
-to 1e-4 and down by the inverse square root, dropout 0.1 (section 5.1; b2 of 0.98, 4,000 steps of
-warm-up and clipping at 5 as in the authors' code). The paper alternates this with masked language
-modelling of each language: a `mixture` whose parts have `text` alone do that. Its model of 15
-languages (`--config.model.variant=xlm-xnli15`) reaches 75.1 on XNLI with TLM, and 71.5 without
-(table 1). 64 V100s. Not run at full size here.
+Tokens of both sentences are masked. The model of two languages has 6 layers of width 1,024 and
+reads the fields `en` and `de` of the source; `--config.task.text` and `pair` name others. Batches
+have 64 pairs in rows of up to 256 tokens. Adam's rate rises to 1e-4 and falls by the inverse square
+root, and dropout is 0.1 (section 5.1). b2 of 0.98, 4,000 steps of warm-up and clipping at 5 are
+from the authors' code.
+
+Hardware: the authors used 64 V100s.
+
+Expected of the model of 15 languages (`--config.model.variant=xlm-xnli15`, table 1): XNLI 75.1 with
+TLM, 71.5 without. This recipe has not been run at full size.
+
+Differences: the paper alternates this objective with masked language modelling of each language.
+For that, use a `mixture` with parts that have only `text`.
 """
 
 from t5x_like.config import defaults
