@@ -1,5 +1,4 @@
-"""The launchers' common parts: the train command, a job's name, and commands that are printed, run
-and tried again."""
+"""Parse the train command, name its job, and run the commands of a launcher."""
 
 import argparse
 import contextlib
@@ -31,11 +30,10 @@ from t5x_like.redaction import is_secret_name, redact, redact_word
 from t5x_like.terminal_text import escape_controls
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# a tab is none that breaks lines
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
-EXIT_NO_ANSWER = 124  # as timeout(1) has it
-ASK_SECONDS = 120.0  # for a question about a state
-COMMAND_SECONDS = 600.0  # for a command that changes something
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # all but the tab
+EXIT_NO_ANSWER = 124  # the exit code of timeout(1)
+ASK_SECONDS = 120.0  # limit of a command that only reads a state
+COMMAND_SECONDS = 600.0  # limit of a command that changes something
 _KILL_SECONDS = 10.0
 
 
@@ -44,11 +42,11 @@ class Job:
   """A training job.
 
   Attributes:
-    name: of the job on every platform; the same for the same workdir, so that starting again is
-      going on.
-    command: the train command.
-    workdir: its workdir.
-    environment: variables for it.
+    name: name of the job on every platform. It depends on the workdir only, so the same command
+      continues the same job.
+    command: words of the train command.
+    workdir: directory or bucket of the run.
+    environment: environment variables of the train command.
   """
 
   name: str
@@ -58,28 +56,37 @@ class Job:
 
 
 def make_parser(description: str, actions: Sequence[str]) -> Parser:
-  """Return the flags of all launchers."""
+  """Return a parser with the flags that all launchers share."""
   flags = Parser(description, opens_runs=False)
   flags.add_argument("action", choices=actions)
   flags.add_argument(
     "--dry_run", action="store_true", help="print every command and file, run and write nothing"
   )
-  flags.add_argument("--name", help="of the job (default: made from the workdir)")
+  flags.add_argument("--name", help="name of the job (default: derived from the workdir)")
   flags.add_argument(
-    "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the job"
+    "--env",
+    action="append",
+    default=[],
+    metavar="NAME[=VALUE]",
+    help="environment variable of the job",
   )
-  unchecked = "start without a check of the train command on this machine: recipe, flags and keys"
-  flags.add_argument("--unchecked", action="store_true", help=unchecked)
+  flags.add_argument(
+    "--unchecked",
+    action="store_true",
+    help="start without checking recipe, flags and keys of the train command on this machine",
+  )
   return flags
 
 
 def check_train_command(
   args: argparse.Namespace, directory: str = "", folders: Sequence[str] | None = None
 ) -> None:
-  """Check the train command of `start` before anything is created, see `train_command.check`.
+  """Check the train command of the action `start` before anything is created.
 
+  Args:
+    directory, folders: arguments of `train_command.check`.
   Raises:
-    UserError: as `train_command.check`.
+    UserError: the command would fail; see `train_command.check`.
   """
   if args.unchecked or args.action != "start":
     return
@@ -92,7 +99,7 @@ def check_train_command(
 
 
 def parse(flags: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-  """Parse the flags, and the train command after `--` as `command`.
+  """Parse the flags; store the words after `--`, the train command, as `command`.
 
   Raises:
     UserError: a flag is invalid, or an argument has more than one line.
@@ -108,10 +115,10 @@ def parse(flags: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parse_hours(text: str) -> float:
-  """Parse a number of hours, as the type of a flag.
+  """Parse the value of a flag that takes a number of hours.
 
   Raises:
-    argparse.ArgumentTypeError: it is no number of hours.
+    argparse.ArgumentTypeError: the text is not a number of hours above 0.
   """
   try:
     number = float(text)
@@ -126,8 +133,8 @@ def read_job(args: argparse.Namespace) -> Job:
   """Return the job of the parsed flags.
 
   Raises:
-    UserError: no train command or workdir, a name that platforms refuse, or a variable that is not
-      set.
+    UserError: there is no train command or workdir, platforms refuse the name, or a variable is
+      not set.
   """
   workdir = ""
   for argument, following in zip(args.command, [*args.command[1:], ""]):
@@ -151,13 +158,17 @@ def read_job(args: argparse.Namespace) -> Job:
       f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a "
       "letter, not ending with -"
     )
-  made = Job(name, args.command, workdir, dict(_variable(text) for text in args.env))
-  return _printable_job(made) if args.dry_run else made
+  environment = dict(_parse_variable(text) for text in args.env)
+  job = Job(name, args.command, workdir, environment)
+  return _printable_job(job) if args.dry_run else job
 
 
 def _printable_job(job: Job) -> Job:
-  """Return the job without its secrets: quotes around them, in scripts and manifests, cannot tear
-  them apart."""
+  """Return the job without its secrets, for a dry run.
+
+  Secrets are removed before scripts and manifests quote them, because quotes inside a secret could
+  split it into parts that are not recognized.
+  """
   environment = {
     name: "***" if is_secret_name(name) else redact_word(value)
     for name, value in job.environment.items()
@@ -166,22 +177,24 @@ def _printable_job(job: Job) -> Job:
 
 
 def job_name(workdir: str) -> str:
-  """Derive a job's name: `gs://bucket/runs/T5 base` -> `t5-base-` and eight digits of a hash of the
-  whole address."""
-  stem = (
-    re.sub(r"[^a-z0-9]+", "-", workdir.rstrip("/").rpartition("/")[2].lower())
-    .strip("-")[:28]
-    .strip("-")
-  )
-  stem = stem if stem[:1].isalpha() else f"run-{stem}".rstrip("-")
-  return f"{stem}-{hashlib.sha256(workdir.rstrip('/').encode()).hexdigest()[:8]}"
+  """Derive a job's name from its workdir.
+
+  `gs://bucket/runs/T5 base` becomes `t5-base-` and eight digits of a hash of the whole address.
+  """
+  address = workdir.rstrip("/")
+  last_part = address.rpartition("/")[2].lower()
+  stem = re.sub(r"[^a-z0-9]+", "-", last_part).strip("-")[:28].strip("-")
+  if not stem[:1].isalpha():
+    stem = f"run-{stem}".rstrip("-")
+  digest = hashlib.sha256(address.encode()).hexdigest()
+  return f"{stem}-{digest[:8]}"
 
 
 def check_remote(job: Job, reason: str) -> str:
-  """Return the job's workdir; refuse one that not all hosts see.
+  """Return the job's workdir, which all hosts must be able to write to.
 
   Raises:
-    UserError: a path of this machine.
+    UserError: the workdir is a path of this machine.
   """
   if "://" not in job.workdir:
     raise UserError(
@@ -192,10 +205,10 @@ def check_remote(job: Job, reason: str) -> str:
 
 
 def refuse_secrets(job: Job) -> None:
-  """Refuse variables that are named like secrets, where they would be written into a manifest.
+  """Refuse environment variables with names of secrets, which a manifest would show.
 
   Raises:
-    UserError: naming the variable.
+    UserError: a variable has the name of a secret.
   """
   for name in filter(is_secret_name, job.environment):
     raise UserError(
@@ -204,7 +217,8 @@ def refuse_secrets(job: Job) -> None:
     )
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
+  """Return name and value of `NAME=VALUE`, or of a `NAME` that is set in this environment."""
   name, equals, value = text.partition("=")
   if not re.fullmatch(r"[A-Za-z_]\w*", name):
     raise UserError(f"--env={ascii(redact(name))}: expected NAME, or NAME=VALUE")
@@ -214,13 +228,15 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def check_line(subject: str, text: str) -> str:
-  """Return `text` if it is one line, as scripts, directives and manifests need.
+  """Return `text` if it is one line; scripts, directives and manifests need one line.
 
+  Args:
+    subject: name of the text in the error message.
   Raises:
-    UserError: it has a line break, NUL or another control character; `subject` names it.
+    UserError: the text has a line break, NUL or another control character.
   """
   control = _CONTROL.search(text)
-  if control:  # the text may be a secret, and is not shown
+  if control:  # The message does not show the text, which may be a secret.
     raise UserError(
       f"{subject}: found {ascii(control[0])} at character {control.start()}, expected one line "
       "without control characters"
@@ -232,21 +248,22 @@ def quote(*arguments: str) -> str:
   """Quote arguments for a line of a shell script.
 
   Raises:
-    UserError: as `check_line`.
+    UserError: an argument is not one line; see `check_line`.
   """
   return shlex.join(check_line("a word of the command", str(argument)) for argument in arguments)
 
 
 def export_lines(environment: dict[str, str]) -> list[str]:
-  """Return a line of shell script for each variable."""
-  return [
-    f"export {name}={quote(check_line(f'--env={name}', value))}"
-    for name, value in environment.items()
-  ]
+  """Return a line of a shell script for each variable."""
+  lines = []
+  for name, value in environment.items():
+    check_line(f"--env={name}", value)
+    lines.append(f"export {name}={quote(value)}")
+  return lines
 
 
 def job_key_line() -> str:
-  """Return a line of shell script that sets a new secret for the processes of a job.
+  """Return a line of a shell script that sets a new secret for the processes of a job.
 
   Processes that connect to the coordinator's port without it are ignored
   (`t5x_like.parallel.distributed`).
@@ -258,23 +275,25 @@ _CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme o
 
 
 def extras_of(job: Job, accelerator: str) -> str:
-  """Return the extras of this project that a job needs: its accelerator's, and the client of its
-  workdir."""
-  client = _CLIENTS.get(job.workdir.partition("://")[0])
-  return ",".join([accelerator, client] if client else [accelerator])
+  """Return the extras of this project for the job's accelerator and its workdir's bucket."""
+  scheme = job.workdir.partition("://")[0]
+  if scheme in _CLIENTS:
+    return f"{accelerator},{_CLIENTS[scheme]}"
+  return accelerator
 
 
 def install_lines(extras: str, project: str, venv: str) -> str:
   """Return a shell script that installs a copy of the project into a virtual environment, once.
 
-  The project needs Python 3.11 or newer; TPU VM images of Ubuntu 22.04 have 3.10. `uv` then brings
-  one. The versions of constraints.txt hold on the Python that they were frozen for.
+  The project needs Python 3.11 or newer. TPU VM images of Ubuntu 22.04 have 3.10; there, `uv`
+  downloads 3.11. The versions of constraints.txt are installed on Python 3.11 only, for which they
+  were frozen.
 
   Args:
-    extras: of the project, such as `tpu,gcs`.
-    project, venv: directories, as written in a shell script.
+    extras: extras of the project, such as `tpu,gcs`.
+    project, venv: directories, quoted for a shell script.
   """
-  new = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
+  check = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
   pins = (
     f"import sys; print('-c {project}/constraints.txt' if sys.version_info[:2] == (3, 11) else '')"
   )
@@ -283,7 +302,7 @@ def install_lines(extras: str, project: str, venv: str) -> str:
       "set -e",
       f"if [ ! -x {venv}/bin/python ]; then",
       "  for python in python3.11 python3.12 python3; do",
-      f'    if "$python" -c {quote(new)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
+      f'    if "$python" -c {quote(check)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
       "  done",
       "fi",
       f"if [ ! -x {venv}/bin/python ]; then",
@@ -298,15 +317,17 @@ def install_lines(extras: str, project: str, venv: str) -> str:
 
 
 def preflight_line(job: Job) -> str:
-  """Return the check before a job, as a part of a line of shell script."""
+  """Return the command that checks a host before its job, quoted for a shell script."""
   return quote("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
 
 
 def parse_answer(process: subprocess.CompletedProcess, kind: type, command: str) -> Any:
-  """Parse the JSON that a command has printed.
+  """Return the JSON that a command has printed.
 
+  Args:
+    kind: expected type, `dict` or `list`.
   Raises:
-    TransientError: it is no JSON, or of another type than `kind`.
+    TransientError: the output is not JSON or has another type.
   """
   try:
     answer = json.loads(process.stdout or "{}")
@@ -321,7 +342,12 @@ def parse_answer(process: subprocess.CompletedProcess, kind: type, command: str)
 
 @dataclass
 class Shell:
-  """Runs commands, or with `dry_run` only prints them. Arguments are never read by a shell."""
+  """Runs commands without a shell.
+
+  Attributes:
+    dry_run: print commands and files, run and write nothing.
+    sleep: function that waits for a number of seconds.
+  """
 
   dry_run: bool
   sleep: Callable[[float], None] = time.sleep
@@ -336,9 +362,10 @@ class Shell:
     """Run a command to its end, with `text` on its standard input.
 
     Args:
-      asks: only asks for a state, so it is not printed unless nothing is run.
-      seconds: the longest it may take; default: `ASK_SECONDS` or `COMMAND_SECONDS`. Then it is
-        ended, with the exit code `EXIT_NO_ANSWER` and a message as its standard error.
+      asks: the command only reads a state; it is printed in a dry run only.
+      seconds: limit of the command's duration; default: `ASK_SECONDS` or `COMMAND_SECONDS`. A
+        command that exceeds it is ended; its result has the exit code `EXIT_NO_ANSWER` and a
+        message as standard error.
     """
     if self.dry_run or not asks:
       print("$", format_command(command), flush=True)
@@ -346,9 +373,8 @@ class Shell:
       return subprocess.CompletedProcess(command, 0, "", "")
     if seconds is None:
       seconds = ASK_SECONDS if asks else COMMAND_SECONDS
-    with self._start_process(
-      command, subprocess.PIPE if text else subprocess.DEVNULL, subprocess.PIPE
-    ) as process:
+    stdin = subprocess.PIPE if text else subprocess.DEVNULL
+    with self._start_process(command, stdin, subprocess.PIPE) as process:
       try:
         out, err = process.communicate(text, timeout=seconds)
       except subprocess.TimeoutExpired:
@@ -362,8 +388,10 @@ class Shell:
       return subprocess.CompletedProcess(command, process.returncode, out, err)
 
   def stream(self, command: Sequence[str], seconds: float = COMMAND_SECONDS) -> int:
-    """Run a command whose output is the user's; return its exit code, `EXIT_NO_ANSWER` if it had to
-    be ended."""
+    """Run a command that prints to the user's terminal and return its exit code.
+
+    A command that takes longer than `seconds` is ended; its exit code is `EXIT_NO_ANSWER`.
+    """
     print("$", format_command(command), flush=True)
     if self.dry_run:
       return 0
@@ -379,7 +407,7 @@ class Shell:
         raise
 
   def _start_process(self, command: Sequence[str], stdin, output) -> subprocess.Popen:
-    """Start a command as a process group, which ends with its own children, such as ssh."""
+    """Start a command in a new process group, so that children such as ssh can be ended with it."""
     options = {
       "stdin": stdin,
       "stdout": output,
@@ -396,7 +424,10 @@ class Shell:
       ) from None
 
   def write(self, path: pathlib.Path, text: str) -> None:
-    """Write a file that only its owner can read, replacing any file or link; print in a dry run."""
+    """Write a file that only its owner can read and replace a file or link at `path`.
+
+    A dry run prints the file, without secrets.
+    """
     if self.dry_run:
       print(f"# {path.name}\n{redact(text)}", end="" if text.endswith("\n") else "\n", flush=True)
       return
@@ -411,7 +442,7 @@ class Shell:
 
 
 def _end_group(process: subprocess.Popen) -> None:
-  """End a process and its children: TERM, then KILL."""
+  """End a process and its children by TERM and, after `_KILL_SECONDS`, by KILL."""
   _signal_group(process, signal.SIGTERM)
   with contextlib.suppress(subprocess.TimeoutExpired):
     process.wait(_KILL_SECONDS)
@@ -425,7 +456,7 @@ def _signal_group(process: subprocess.Popen, number: int) -> None:
 
 
 def format_command(command: Sequence[str]) -> str:
-  """Return a command as one line of shell, without its secrets."""
+  """Return a command as one line for a shell, without secrets."""
   return shlex.join(_printable_words(command))
 
 
@@ -439,25 +470,28 @@ def _printable_words(command: Sequence[str]) -> list[str]:
 
 
 def _is_value(argument: str) -> bool:
-  """Return whether an argument may be a secret's value, not a flag or a name such as HF_TOKEN."""
-  is_name = re.fullmatch("[A-Z][A-Z0-9_]*", argument) is not None and is_secret_name(argument)
-  return not argument.startswith("-") and not is_name
+  """Return whether an argument may be a secret, and not a flag or a name such as HF_TOKEN."""
+  if argument.startswith("-"):
+    return False
+  is_variable_name = re.fullmatch("[A-Z][A-Z0-9_]*", argument) is not None
+  return not (is_variable_name and is_secret_name(argument))
 
 
 def log(message: str) -> None:
+  """Print a message of the launcher to standard error."""
   print(f"[launcher] {escape_controls(message)}", file=sys.stderr, flush=True)
 
 
 def last_line(text: str) -> str:
-  """Return the last line of a program's output that is not blank, redacted, for a message."""
+  """Return the last line of an output that is not blank, without secrets, for a message."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   return redact(lines[-1])[:300] if lines else "no message"
 
 
 def choose_exit_code(codes: Sequence[int]) -> int:
-  """Return the exit code of a job's processes: a cause before its consequences.
+  """Return the exit code of a job from those of its processes (docs/reference/exit-codes.md).
 
-  docs/reference/exit-codes.md lists the codes.
+  Codes of causes, such as a user's error, precede codes of their consequences, such as a lost peer.
   """
   rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
   failures = [code for code in codes if code]
@@ -465,4 +499,5 @@ def choose_exit_code(codes: Sequence[int]) -> int:
 
 
 def is_restarted(code: int) -> bool:
+  """Return whether starting the job again may help after an exit code."""
   return code not in (0, *EXITS_NOT_RESTARTED) and code is not None

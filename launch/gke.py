@@ -1,20 +1,20 @@
-"""Trains on GKE as a JobSet: one TPU slice or several, or nodes with GPUs.
+"""Train on GKE as a JobSet of TPU slices or of nodes with GPUs.
 
   python launch/gke.py start --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=4x4 -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
 
 With GPUs: --accelerator=nvidia-h100-80gb --nodes=2 --gpus_per_node=8.
 
-`start` applies the manifest with kubectl, in the cluster and namespace that it is set to; --dry_run
-prints it. The image is built by launch/Dockerfile. Pods that are evicted or preempted, and failures
-that another start may mend, restart the JobSet up to `--restarts` times; other exit codes end it
-(docs/reference/exit-codes.md). A finished or failed JobSet is replaced by the same command, which
-goes on. Secrets come from a Kubernetes secret (--secret), never from the command line. `status`,
-`logs` and `stop` take the same flags.
+`start` applies the manifest with kubectl, in the cluster and namespace that kubectl is set to;
+--dry_run prints the manifest. launch/Dockerfile builds the image. Evictions, preemptions and
+failures that another start may cure restart the JobSet up to `--restarts` times; other exit codes
+end it (docs/reference/exit-codes.md). The same command replaces a finished or failed JobSet and
+continues the run. Secrets come from a Kubernetes secret (--secret), never from the command line.
+`status`, `logs` and `stop` take the same flags.
 
-Only the JobSet is created. Its pods end with it, `--max_hours` after a start at the latest, and the
-finished JobSet is removed after a week. Nodes are billed as long as they exist: those of a node
-pool with autoscaling go by themselves, others remain.
+Only the JobSet is created. Its pods end with it, at the latest `--max_hours` after a start, and a
+finished JobSet is removed after a week. Nodes are billed as long as they exist. A node pool with
+autoscaling removes its nodes; other node pools keep them.
 """
 
 import argparse
@@ -34,83 +34,23 @@ from t5x_like.redaction import redact_tree
 
 _KIND = "jobsets.jobset.x-k8s.io"
 _UNKNOWN = "unknown"
-_IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # by launch/Dockerfile
+_IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
 _WEEK_SECONDS = 7 * 24 * 3600
-_STOP_SECONDS = 600.0  # beside the grace period
-# Disks and memory of a node below which a job may have a directory; all else of a node is the
-# system's.
+_STOP_SECONDS = 600.0  # in addition to the grace period
+# Disks and memory of a node in which a job may have a directory. The rest belongs to the system.
 _HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
 _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 
 def manifest(job: Job, args) -> dict:
-  """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its
-  hosts."""
-  hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
-  command = (
-    f"{commands.job_key_line()}; {commands.preflight_line(job)} && "
-    f"exec {commands.quote(*job.command)}"
-  )
-  if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
-    command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
-    first = {
-      "JAX_COORDINATOR_ADDRESS": f"{job.name}-slice-0-0.{job.name}:8476",
-      "JAX_NUM_PROCESSES": str(hosts),
-    }
-  environment = job.environment | (first if _is_gpu(args) else {})
-  container = {
-    "name": "train",
-    "image": args.image,
-    # exec: the command gets the pod's TERM, and saves.
-    "command": ["bash", "-c", _literal(command)],
-    "env": [
-      {"name": name, "value": _literal(value)} for name, value in sorted(environment.items())
-    ],
-    "resources": {"requests": devices, "limits": devices},
-    "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8476, 8080)],
-  }
-  if args.secret:
-    container["envFrom"] = [{"secretRef": {"name": args.secret}}]
-  pod = {
-    "restartPolicy": "Never",
-    "hostNetwork": True,
-    "dnsPolicy": "ClusterFirstWithHostNet",
-    "terminationGracePeriodSeconds": args.grace_seconds,
-    "nodeSelector": selector | ({"cloud.google.com/gke-spot": "true"} if args.spot else {}),
-    "containers": [container],
-  }
-  if args.host_directory:
-    pod["volumes"] = [
-      {"name": "host", "hostPath": {"path": args.host_directory, "type": "DirectoryOrCreate"}}
-    ]
-    container["volumeMounts"] = [{"name": "host", "mountPath": args.host_directory}]
-    pod["initContainers"] = [_opening(container, args.host_directory)]
-  if args.service_account:
-    pod["serviceAccountName"] = args.service_account
-  slice_ = {
-    "parallelism": hosts,
-    "completions": hosts,
-    "completionMode": "Indexed",
-    "backoffLimit": 0,
-    "activeDeadlineSeconds": math.ceil(3600 * args.max_hours),
-    "podFailurePolicy": {
-      "rules": [
-        {
-          "action": "FailJob",
-          "onExitCodes": {
-            "containerName": "train",
-            "operator": "In",
-            "values": sorted(EXITS_NOT_RESTARTED),
-          },
-        }
-      ]
-    },
-    "template": {"metadata": {"labels": {"app": job.name}}, "spec": pod},
-  }
+  """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job per slice with a pod per host."""
+  metadata = {"name": job.name}
+  if not _is_gpu(args):
+    metadata["annotations"] = _ONE_SLICE_A_POOL
   return {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
     "kind": "JobSet",
-    "metadata": {"name": job.name} | ({} if _is_gpu(args) else {"annotations": _ONE_SLICE_A_POOL}),
+    "metadata": metadata,
     "spec": {
       "ttlSecondsAfterFinished": _WEEK_SECONDS,
       "failurePolicy": {
@@ -128,16 +68,98 @@ def manifest(job: Job, args) -> dict:
         {
           "name": "slice",
           "replicas": 1 if _is_gpu(args) else args.slices,
-          "template": {"spec": slice_},
+          "template": {"spec": _slice_job(job, args)},
         }
       ],
     },
   }
 
 
-def _opening(container: dict, directory: str) -> dict:
-  """Return a container that lets the image's user write to a directory of the node, which
-  Kubernetes makes root's."""
+def _slice_job(job: Job, args) -> dict:
+  """Return the Kubernetes job of one slice."""
+  hosts, devices, node_labels = _gpus(args) if _is_gpu(args) else _tpus(args)
+  container = _container(job, args, hosts, devices)
+  return {
+    "parallelism": hosts,
+    "completions": hosts,
+    "completionMode": "Indexed",
+    "backoffLimit": 0,
+    "activeDeadlineSeconds": math.ceil(3600 * args.max_hours),
+    "podFailurePolicy": {
+      "rules": [
+        {
+          "action": "FailJob",
+          "onExitCodes": {
+            "containerName": "train",
+            "operator": "In",
+            "values": sorted(EXITS_NOT_RESTARTED),
+          },
+        }
+      ]
+    },
+    "template": {
+      "metadata": {"labels": {"app": job.name}},
+      "spec": _pod(args, container, node_labels),
+    },
+  }
+
+
+def _pod(args, container: dict, node_labels: dict) -> dict:
+  """Return the pod of one host."""
+  if args.spot:
+    node_labels = node_labels | {"cloud.google.com/gke-spot": "true"}
+  pod = {
+    "restartPolicy": "Never",
+    "hostNetwork": True,
+    "dnsPolicy": "ClusterFirstWithHostNet",
+    "terminationGracePeriodSeconds": args.grace_seconds,
+    "nodeSelector": node_labels,
+    "containers": [container],
+  }
+  if args.host_directory:
+    pod["volumes"] = [
+      {"name": "host", "hostPath": {"path": args.host_directory, "type": "DirectoryOrCreate"}}
+    ]
+    container["volumeMounts"] = [{"name": "host", "mountPath": args.host_directory}]
+    pod["initContainers"] = [_permission_container(container, args.host_directory)]
+  if args.service_account:
+    pod["serviceAccountName"] = args.service_account
+  return pod
+
+
+def _container(job: Job, args, hosts: int, devices: dict) -> dict:
+  """Return the container that checks its host and then runs the train command."""
+  command = (
+    f"{commands.job_key_line()}; {commands.preflight_line(job)} && "
+    f"exec {commands.quote(*job.command)}"
+  )
+  environment = dict(job.environment)
+  if _is_gpu(args):  # On a TPU slice jax finds the hosts itself.
+    command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
+    environment["JAX_COORDINATOR_ADDRESS"] = f"{job.name}-slice-0-0.{job.name}:8476"
+    environment["JAX_NUM_PROCESSES"] = str(hosts)
+  variables = [
+    {"name": name, "value": _literal(value)} for name, value in sorted(environment.items())
+  ]
+  container = {
+    "name": "train",
+    "image": args.image,
+    # `exec` lets the train command receive the pod's TERM and save.
+    "command": ["bash", "-c", _literal(command)],
+    "env": variables,
+    "resources": {"requests": devices, "limits": devices},
+    "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8476, 8080)],
+  }
+  if args.secret:
+    container["envFrom"] = [{"secretRef": {"name": args.secret}}]
+  return container
+
+
+def _permission_container(container: dict, directory: str) -> dict:
+  """Return a container that lets the image's user write to a directory of the node.
+
+  Kubernetes creates the directory for root.
+  """
   return {
     "name": "open",
     "image": container["image"],
@@ -152,7 +174,7 @@ def _is_gpu(args) -> bool:
 
 
 def _tpus(args) -> tuple[int, dict, dict]:
-  """Return hosts, devices of each and labels of the nodes for a TPU slice."""
+  """Return the number of hosts, the devices of a host and the node labels of a TPU slice."""
   chips = math.prod(int(n) for n in args.topology.split("x"))
   labels = {"gke-tpu-accelerator": args.accelerator, "gke-tpu-topology": args.topology}
   devices = {"google.com/tpu": min(args.chips_per_host, chips)}
@@ -160,7 +182,7 @@ def _tpus(args) -> tuple[int, dict, dict]:
 
 
 def _gpus(args) -> tuple[int, dict, dict]:
-  """Return the same for nodes with GPUs, one process each."""
+  """Return the number of nodes, the devices of a node and the labels of nodes with GPUs."""
   return (
     args.nodes,
     {"nvidia.com/gpu": args.gpus_per_node},
@@ -173,14 +195,15 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-  """Escape `$(NAME)`, which Kubernetes would replace by a variable before any shell sees the
-  quotes."""
+  """Escape `$(NAME)`, which Kubernetes would replace by a variable, also inside quotes."""
   return text.replace("$", "$$")
 
 
 def state(name: str, shell: Shell) -> tuple[str | None, str]:
-  """Return Completed, Failed or Running, and the reason; None if there is no such JobSet; unknown
-  in a dry run."""
+  """Return the state of a JobSet and its reason.
+
+  The state is Completed, Failed or Running, None without a JobSet, and `_UNKNOWN` in a dry run.
+  """
   done = shell.run(
     ["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True
   )
@@ -198,13 +221,14 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
 
 
 def start(job: Job, args, shell: Shell) -> int:
-  now, reason = state(job.name, shell)
-  if now == "Running":
+  """Apply the JobSet unless it is running; return the exit code."""
+  current_state, reason = state(job.name, shell)
+  if current_state == "Running":
     log(f"{job.name} is running already; see: status, logs")
     return 0
-  if now not in (None, _UNKNOWN):
-    log(f"{job.name} is replaced; before: {now.lower()}: {reason}")
-    stop(job.name, args, shell)  # a JobSet that has ended is not started again by applying it
+  if current_state not in (None, _UNKNOWN):
+    log(f"{job.name} is replaced; before: {current_state.lower()}: {reason}")
+    stop(job.name, args, shell)  # Applying an ended JobSet would not start it again.
   jobset = manifest(job, args)
   if shell.dry_run:
     print(json.dumps(redact_tree(jobset), indent=2))
@@ -214,11 +238,10 @@ def start(job: Job, args, shell: Shell) -> int:
   if shell.dry_run:
     log(f"{job.name}: nothing was run")
     return 0
-  size = (
-    f"{args.nodes} nodes of {args.gpus_per_node} GPUs"
-    if _is_gpu(args)
-    else (f"{args.slices} x {args.topology}")
-  )
+  if _is_gpu(args):
+    size = f"{args.nodes} nodes of {args.gpus_per_node} GPUs"
+  else:
+    size = f"{args.slices} x {args.topology}"
   log(
     f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the "
     "latest (--max_hours)"
@@ -231,6 +254,7 @@ def start(job: Job, args, shell: Shell) -> int:
 
 
 def stop(name: str, args, shell: Shell) -> None:
+  """Delete the JobSet and wait until its pods have saved and ended."""
   seconds = args.grace_seconds + _STOP_SECONDS
   done = shell.run(
     ["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"], seconds=seconds
@@ -240,10 +264,12 @@ def stop(name: str, args, shell: Shell) -> None:
 
 
 def check_host_directory(path: str) -> None:
-  """Refuse a directory of the nodes that is not a job's own, since every user is let write to it.
+  """Refuse a directory of the nodes that the system may need.
+
+  The job gives every user of the node permission to write to the directory.
 
   Raises:
-    UserError: it does not lie below a disk or the memory of a node.
+    UserError: the directory is not inside one of `_HOST_FOLDERS`.
   """
   parent = posixpath.dirname(path)
   is_below = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
@@ -256,13 +282,15 @@ def check_host_directory(path: str) -> None:
 
 
 def _failure(action: str, text: str) -> Exception:
+  """Return the error for a message of kubectl."""
   message = last_line(text)
-  low = text.lower()
-  if "the server doesn't have a resource type" in low or "no matches for kind" in low:
+  lower_text = text.lower()
+  missing_phrases = ("the server doesn't have a resource type", "no matches for kind")
+  if any(phrase in lower_text for phrase in missing_phrases):
     return UserError(
       f"kubectl {action}: {message}; install JobSet in the cluster (jobset.sigs.k8s.io)"
     )
-  if any(phrase in low for phrase in ("forbidden", "unauthorized", "invalid", "quota")):
+  if any(phrase in lower_text for phrase in ("forbidden", "unauthorized", "invalid", "quota")):
     return UserError(
       f"kubectl {action}: {message}; see the flags, and which cluster kubectl config "
       "current-context names"
@@ -271,46 +299,88 @@ def _failure(action: str, text: str) -> Exception:
 
 
 def _positive(text: str) -> int:
+  """Parse the value of a flag that takes a number above 0."""
   if not text.isdecimal() or not int(text):
     raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
   return int(text)
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> int:
+def _make_parser() -> commands.Parser:
   parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop"))
-  parser.add_argument("--image", default="", help="of launch/Dockerfile, in a registry")
+  parser.add_argument("--image", default="", help="image of launch/Dockerfile in a registry")
   parser.add_argument(
     "--accelerator",
     default="tpu-v5-lite-podslice",
-    help="of the nodes, such as nvidia-h100-80gb (default: %(default)s)",
-  )
-  parser.add_argument("--topology", default="4x4", help="of a TPU slice (default: %(default)s)")
-  parser.add_argument("--nodes", type=_positive, default=1, help="with GPUs (default: 1)")
-  parser.add_argument("--gpus_per_node", type=_positive, default=8, help="(default: 8)")
-  parser.add_argument("--chips_per_host", type=_positive, default=4, help="(default: 4)")
-  parser.add_argument("--slices", type=_positive, default=1, help="how many (default: 1)")
-  parser.add_argument("--spot", action="store_true", help="on spot nodes")
-  parser.add_argument(
-    "--restarts", type=int, default=10, help="after failures and evictions (default: 10)"
+    help="accelerator of the nodes, such as nvidia-h100-80gb (default: %(default)s)",
   )
   parser.add_argument(
-    "--grace_seconds", type=int, default=120, help="for a save before a pod ends (default: 120)"
+    "--topology", default="4x4", help="topology of a TPU slice (default: %(default)s)"
   )
   parser.add_argument(
-    "--secret", default="", help="a Kubernetes secret whose keys become variables"
+    "--nodes", type=_positive, default=1, help="number of nodes with GPUs (default: 1)"
   )
   parser.add_argument(
-    "--host_directory", default="", help="of each node, for config.checkpoint.emergency.directory"
+    "--gpus_per_node", type=_positive, default=8, help="GPUs of a node (default: 8)"
   )
-  parser.add_argument("--service_account", default="", help="that may write to the bucket")
+  parser.add_argument(
+    "--chips_per_host", type=_positive, default=4, help="TPU chips of a host (default: 4)"
+  )
+  parser.add_argument(
+    "--slices", type=_positive, default=1, help="number of TPU slices (default: 1)"
+  )
+  parser.add_argument("--spot", action="store_true", help="use spot nodes")
+  parser.add_argument(
+    "--restarts",
+    type=int,
+    default=10,
+    help="number of restarts after failures and evictions (default: 10)",
+  )
+  parser.add_argument(
+    "--grace_seconds",
+    type=int,
+    default=120,
+    help="time that a pod has for a save before it ends (default: 120)",
+  )
+  parser.add_argument(
+    "--secret", default="", help="Kubernetes secret whose keys become environment variables"
+  )
+  parser.add_argument(
+    "--host_directory",
+    default="",
+    help="directory of each node for config.checkpoint.emergency.directory",
+  )
+  parser.add_argument(
+    "--service_account", default="", help="service account that may write to the bucket"
+  )
   parser.add_argument(
     "--max_hours",
     type=commands.parse_hours,
     default=168.0,
-    help="of one start, without its restarts (default: 168)",
+    help="longest duration of one start; each restart counts anew (default: 168)",
   )
-  args = commands.parse(parser, argv)
+  return parser
+
+
+def _check_start(args) -> None:
+  """Check the flags and the train command of `start`.
+
+  Raises:
+    UserError: a flag is missing or invalid, or the train command is.
+  """
+  commands.check_train_command(args, folders=_IN_IMAGE)
+  if not args.image:
+    raise UserError(
+      "--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE"
+    )
+  if _is_gpu(args) and args.slices > 1:
+    raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
+  if not all(size.isdecimal() and int(size) for size in args.topology.split("x")):
+    raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> int:
+  args = commands.parse(_make_parser(), argv)
   job = commands.read_job(args)
   shell = Shell(args.dry_run)
   commands.check_remote(job, "the cluster")
@@ -318,15 +388,7 @@ def main(argv: list[str] | None = None) -> int:
   if args.host_directory:
     check_host_directory(args.host_directory)
   if args.action == "start":
-    commands.check_train_command(args, folders=_IN_IMAGE)
-    if not args.image:
-      raise UserError(
-        "--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE"
-      )
-    if _is_gpu(args) and args.slices > 1:
-      raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
-    if not all(n.isdecimal() and int(n) for n in args.topology.split("x")):
-      raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
+    _check_start(args)
     return start(job, args, shell)
   if args.action == "stop":
     stop(job.name, args, shell)
@@ -337,8 +399,9 @@ def main(argv: list[str] | None = None) -> int:
     return shell.stream(
       ["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"]
     )
-  now, reason = state(job.name, shell)
-  print(f"{job.name}: {(now or 'no such JobSet').lower()}{f': {reason}' if reason else ''}")
+  current_state, reason = state(job.name, shell)
+  line = f"{job.name}: {(current_state or 'no such JobSet').lower()}"
+  print(f"{line}: {reason}" if reason else line)
   return 0
 
 

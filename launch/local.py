@@ -1,21 +1,19 @@
-"""Runs a real multi-process job on this machine: N processes, each with its own simulated CPU
-devices.
+"""Run a multi-process job on this machine with simulated CPU devices.
 
-Example:
   python launch/local.py --processes=2 --devices_per_process=4 --restarts=3 -- \\
     python -m t5x_like.train --config=configs/t5/quickstart.py --workdir=runs/pair
 
-Every line of output begins with the process it came from ([p0], [p1], …). When one process fails,
-the others are stopped and, with --restarts, all start again from the last checkpoint, after a wait
-that doubles from 1 s to 60 s. Exit codes that starting again cannot change (2 an error to fix, 3
-numeric, 4 damage) and 75 (preempted, state saved) are passed on without a restart.
+Every line of output begins with its process ([p0], [p1], …). When a process fails, the launcher
+stops the others. With --restarts it then starts all of them again from the last checkpoint, after a
+wait that doubles from 1 s to 60 s. The launcher returns some exit codes without a restart: 2 (user
+error), 3 (numeric), 4 (damage) and 75 (preempted, state saved).
 
-With --slices=N the processes stand for the hosts of N TPU slices. A restart starts a slice whose
-process was killed again; with --least_slices=M the job goes on without it as long as M slices are
-left. The launcher's next run starts all slices. T5X_LIKE_HOST is the number of a process's host,
-which stays when processes are numbered anew: in a path, $T5X_LIKE_HOST stands for a disk of the
-host's own. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its processes die
-with it.
+With --slices=N the processes simulate the hosts of N TPU slices. A restart also starts a slice
+whose process was killed. With --least_slices=M the job continues without that slice as long as M
+slices remain; the launcher's next run starts all slices. T5X_LIKE_HOST is the number of a process's
+host, which does not change when processes are numbered anew. A path with $T5X_LIKE_HOST therefore
+names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
+processes die with it.
 """
 
 import argparse
@@ -44,11 +42,15 @@ from t5x_like.errors import (
 )
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
-# of another job
-_FOREIGN = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS")
-# Ties the life of a process to the launcher's: on Linux the kernel kills it when its parent is gone
+# Variables of another job, which processes must not inherit.
+_FOREIGN_VARIABLES = (
+  "JAX_COORDINATOR_BIND_ADDRESS",
+  "JAX_COORDINATOR_PORT",
+  "JAX_LOCAL_DEVICE_IDS",
+)
+# Runs a command that ends with the launcher: on Linux the kernel kills it when its parent is gone
 # (prctl 1 is PR_SET_PDEATHSIG, and survives exec).
-_TIED = """
+_TIED_COMMAND = """
 import ctypes, os, sys
 if sys.platform == "linux":
   ctypes.CDLL(None).prctl(1, 9)
@@ -64,10 +66,15 @@ except OSError as error:
 
 @dataclass
 class Attempt:
-  """The result of one start of all processes: the exit code of each, and which failed first."""
+  """The result of one start of all processes.
+
+  Attributes:
+    codes: exit code of each process, negative for a signal.
+    failed_index: index of the process that caused the failure, or None.
+  """
 
   codes: list[int]
-  first_bad: int | None = None
+  failed_index: int | None = None
 
 
 @dataclass
@@ -75,13 +82,13 @@ class Launcher:
   """Starts, watches and restarts the processes of one job.
 
   Attributes:
-    command: the program each process runs.
-    processes: number of processes, each on a host of its own.
-    slices: number of slices that the processes make up.
-    least_slices: with fewer left, a lost slice is started again.
-    devices_per_process: simulated CPU devices of each.
-    port: of the coordinator; None for a free one in every attempt.
-    grace_seconds: between SIGTERM and SIGKILL when stopping the rest of a failed attempt.
+    command: command that each process runs.
+    processes: number of processes, one per simulated host.
+    slices: number of simulated slices, which divides `processes`.
+    least_slices: smallest number of slices with which the job continues without a lost slice.
+    devices_per_process: number of simulated CPU devices of a process.
+    port: port of the coordinator; None selects a free port in every attempt.
+    grace_seconds: time between SIGTERM and SIGKILL when a failed attempt is stopped.
   """
 
   command: list[str]
@@ -93,63 +100,66 @@ class Launcher:
   grace_seconds: float
   _children: list[subprocess.Popen] = field(default_factory=list)
   _signals: list[int] = field(default_factory=list)
-  _hosts: list[int] = field(default_factory=list)  # of the processes, in order
+  _hosts: list[int] = field(default_factory=list)  # host of each process
 
   def run(self, restarts: int) -> int:
-    """Run until all processes succeed, the user must act, or the restarts are used up; return the
-    exit code."""
-    previous = {
+    """Run until all processes succeed, an error is not restarted, or the restarts are used up.
+
+    Returns the exit code of the job.
+    """
+    previous_handlers = {
       number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)
     }
-    failures = 0
-    self._hosts = list(range(self.processes))
     try:
-      while True:
-        attempt = self._attempt()
-        if attempt.first_bad is None:
-          _say(f"all {len(self._hosts)} processes ended well ({failures} failures before)")
-          return 0
-        code = _exit_code(attempt.codes[attempt.first_bad])
-        if code == EXIT_PREEMPTED:
-          _say(
-            f"preempted, state saved; run the same command to continue ({failures} failures, 1 "
-            "preemption)"
-          )
-          return code
-        failures += 1
-        _say(f"process {attempt.first_bad} failed: {_describe(attempt.codes[attempt.first_bad])}")
-        if code in EXITS_NOT_RESTARTED:
-          _say("not restarting: an error to mend first")
-          return code
-        if self._signals or failures > restarts:
-          _say(
-            "not restarting: "
-            f"{'asked to stop' if self._signals else f'{restarts} restarts allowed'} ({failures} "
-            "failures, 0 preemptions)"
-          )
-          return code
-        if attempt.codes[attempt.first_bad] == -signal.SIGKILL:
-          self._leave_out(attempt.first_bad)
-        wait = min(60, 2 ** (failures - 1))
-        _say(f"restart {failures} of {restarts} in {wait} s")
-        self._wait(wait)
+      return self._run_attempts(restarts)
     finally:
-      for number, handler in previous.items():
+      for number, handler in previous_handlers.items():
         signal.signal(number, handler)
 
-  def _leave_out(self, index: int) -> None:
-    """Go on without the slice of a process, if enough of them are left."""
+  def _run_attempts(self, restarts: int) -> int:
+    failures = 0
+    self._hosts = list(range(self.processes))
+    while True:
+      attempt = self._attempt()
+      if attempt.failed_index is None:
+        _log(f"all {len(self._hosts)} processes ended well ({failures} failures before)")
+        return 0
+      process_code = attempt.codes[attempt.failed_index]
+      code = _exit_code(process_code)
+      if code == EXIT_PREEMPTED:
+        _log(
+          f"preempted, state saved; run the same command to continue ({failures} failures, 1 "
+          "preemption)"
+        )
+        return code
+      failures += 1
+      _log(f"process {attempt.failed_index} failed: {_describe(process_code)}")
+      if code in EXITS_NOT_RESTARTED:
+        _log("not restarting: an error to mend first")
+        return code
+      if self._signals or failures > restarts:
+        reason = "asked to stop" if self._signals else f"{restarts} restarts allowed"
+        _log(f"not restarting: {reason} ({failures} failures, 0 preemptions)")
+        return code
+      if process_code == -signal.SIGKILL:
+        self._drop_slice_of(attempt.failed_index)
+      wait = min(60, 2 ** (failures - 1))
+      _log(f"restart {failures} of {restarts} in {wait} s")
+      self._wait(wait)
+
+  def _drop_slice_of(self, index: int) -> None:
+    """Continue without the slice of a process if enough slices remain."""
     size = self.processes // self.slices
     remaining = [host for host in self._hosts if host // size != self._hosts[index] // size]
     if len(remaining) // size >= self.least_slices:
-      _say(
+      _log(
         f"slice {self._hosts[index] // size} is lost; {len(remaining) // size} of {self.slices} "
         "slices go on"
       )
       self._hosts = remaining
 
   def _wait(self, seconds: float) -> None:
-    """Wait, unless asked to stop meanwhile; the next attempt then passes the signal on at once."""
+    """Wait until the time is over or a signal arrives, which the next attempt passes on."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not self._signals:
       time.sleep(0.05)
@@ -157,27 +167,27 @@ class Launcher:
   def _attempt(self) -> Attempt:
     port = self.port or _free_port()
     _check_free(port)
-    key = secrets.token_hex(16)  # strangers at the port do not know it
+    key = secrets.token_hex(16)  # processes ignore connections without it
     readers = []
     self._children = []
     try:
       for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
-          [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
+          [sys.executable, "-c", _TIED_COMMAND, str(os.getpid()), *self.command],
           env=_environment(
             os.environ, index, len(self._hosts), self.devices_per_process, port, host, key
           ),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
-          start_new_session=True,  # a ^C at the terminal reaches them once, through us
+          start_new_session=True,  # the launcher alone receives a ^C and passes it on
         )
         self._children.append(child)
         readers.append(
           threading.Thread(target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True)
         )
         readers[-1].start()
-      for number in self._signals[:1]:  # one that came while we were starting
+      for number in self._signals[:1]:  # a signal that arrived during the start
         self._forward(number, None, record=False)
       attempt = self._watch()
     finally:
@@ -187,38 +197,40 @@ class Launcher:
     return attempt
 
   def _watch(self) -> Attempt:
-    """Wait for all, or for the first that fails; then send the others SIGTERM and, after the grace
-    period, SIGKILL."""
-    first_bad = None
+    """Wait for all processes; when one fails, stop the others.
+
+    The others receive SIGTERM and, after the grace period, SIGKILL.
+    """
+    failed_index = None
     deadline = float("inf")
     while any(child.poll() is None for child in self._children):
-      if first_bad is None:
-        first_bad = self._first_bad()
-        if first_bad is not None:
+      if failed_index is None:
+        failed_index = self._find_cause()
+        if failed_index is not None:
           deadline = time.monotonic() + self.grace_seconds
           # Processes that were preempted together end by themselves, one after another.
-          if self._children[first_bad].returncode != EXIT_PREEMPTED:
+          if self._children[failed_index].returncode != EXIT_PREEMPTED:
             self._signal_all(signal.SIGTERM)
       if time.monotonic() > deadline:
         self._signal_all(signal.SIGKILL)
       time.sleep(0.02)
-    # one that ended later, with a code that stopping it cannot give, was the cause
-    cause = self._first_bad()
-    if (
-      first_bad is None
-      or cause is not None
-      and self._children[cause].returncode in EXITS_NOT_RESTARTED
-    ):
-      first_bad = cause
-    return Attempt([child.returncode for child in self._children], first_bad)
+    # A process that ended later was the cause if stopping it cannot have given its code.
+    cause = self._find_cause()
+    if failed_index is None:
+      failed_index = cause
+    elif cause is not None and self._children[cause].returncode in EXITS_NOT_RESTARTED:
+      failed_index = cause
+    return Attempt([child.returncode for child in self._children], failed_index)
 
-  def _first_bad(self) -> int | None:
-    """Return the process whose failure to report: one that failed by itself comes before those that
-    failed with it."""
-    bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
+  def _find_cause(self) -> int | None:
+    """Return the index of the process whose failure to report, or None.
+
+    A process that failed by itself precedes those that failed because of it.
+    """
+    failed = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
     rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
     return min(
-      bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None
+      failed, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None
     )
 
   def _stop_all(self) -> None:
@@ -240,9 +252,18 @@ class Launcher:
 def _environment(
   base, index: int, processes: int, devices: int, port: int, host: int, key: str
 ) -> dict[str, str]:
-  """Return the environment of one process: CPU only, its own devices, its place in the job, and its
-  host."""
-  env = {k: v for k, v in base.items() if k not in _FOREIGN}
+  """Return the environment variables of one process.
+
+  Args:
+    base: environment of the launcher.
+    index: number of the process in the job.
+    processes: number of processes of the job.
+    devices: number of simulated CPU devices of the process.
+    port: port of the coordinator.
+    host: number of the process's host.
+    key: secret of the job.
+  """
+  env = {k: v for k, v in base.items() if k not in _FOREIGN_VARIABLES}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
   return env | {
     "JAX_PLATFORMS": "cpu",
@@ -286,27 +307,31 @@ def _describe(code: int) -> str:
   return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
   print(f"[launcher] {message}", file=sys.stderr, flush=True)
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> int:
+def _make_parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--processes", type=int, default=2, help="number of processes (default 2)")
   parser.add_argument(
-    "--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)"
+    "--devices_per_process",
+    type=int,
+    default=4,
+    help="simulated CPU devices of a process (default 4)",
   )
   parser.add_argument(
-    "--slices", type=int, default=1, help="number of slices of the processes (default 1)"
+    "--slices", type=int, default=1, help="number of simulated slices (default 1)"
   )
   parser.add_argument(
-    "--least_slices", type=int, help="slices with which to go on after a loss (default: all)"
+    "--least_slices",
+    type=int,
+    help="fewest slices with which to continue after a loss (default: all)",
   )
   parser.add_argument(
-    "--restarts", type=int, default=0, help="how often to start again after a failure (default 0)"
+    "--restarts", type=int, default=0, help="number of restarts after failures (default 0)"
   )
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
   parser.add_argument(
@@ -318,7 +343,44 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "command", nargs=argparse.REMAINDER, help="after --: the command every process runs"
   )
-  args = parser.parse_args(argv)
+  return parser
+
+
+def _check_flags(args) -> None:
+  """Check the numbers among the flags.
+
+  Raises:
+    UserError: a number is too small, or the slices do not divide the processes.
+  """
+  for name in ("processes", "devices_per_process", "slices", "least_slices"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
+  for name in ("restarts", "grace_seconds"):
+    if getattr(args, name) < 0:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least 0")
+  if args.processes % args.slices:
+    raise UserError(
+      f"--slices={args.slices}: found {args.processes} processes, expected a "
+      f"multiple of {args.slices}"
+    )
+  if args.port is not None and not 0 < args.port < 65536:
+    raise UserError(f"--port={args.port}: expected 1 to 65535")
+
+
+def _print_commands(args, command: list[str]) -> None:
+  """Print the command and the variables of each process."""
+  port = args.port or _free_port()
+  for index in range(args.processes):
+    variables = _environment(
+      {}, index, args.processes, args.devices_per_process, port, index, "***"
+    )
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    print("$", format_command(["env", *assignments, *command]))
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> int:
+  args = _make_parser().parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if any("\0" in argument for argument in command):
     raise UserError("the command: found NUL in a word, which no program can take; leave it out")
@@ -327,33 +389,22 @@ def main(argv: list[str] | None = None) -> int:
       "no command; give it after --, for example: -- python -m t5x_like.train "
       "--config=… --workdir=…"
     )
-  args.least_slices = args.slices if args.least_slices is None else args.least_slices
-  counts = ("processes", "devices_per_process", "slices", "least_slices")
-  for name, minimum in (*dict.fromkeys(counts, 1).items(), ("restarts", 0), ("grace_seconds", 0)):
-    if getattr(args, name) < minimum:
-      raise UserError(f"--{name}={getattr(args, name)}: expected at least {minimum}")
-  if args.processes % args.slices:
-    raise UserError(
-      f"--slices={args.slices}: found {args.processes} processes, expected a "
-      f"multiple of {args.slices}"
-    )
-  if args.port is not None and not 0 < args.port < 65536:
-    raise UserError(f"--port={args.port}: expected 1 to 65535")
+  if args.least_slices is None:
+    args.least_slices = args.slices
+  _check_flags(args)
   if args.dry_run:
-    port = args.port or _free_port()
-    for index in range(args.processes):
-      variables = _environment(
-        {}, index, args.processes, args.devices_per_process, port, index, "***"
-      )
-      print(
-        "$",
-        format_command(
-          ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
-        ),
-      )
+    _print_commands(args, command)
     return 0
-  shape = args.processes, args.slices, args.least_slices, args.devices_per_process
-  return Launcher(command, *shape, args.port, args.grace_seconds).run(args.restarts)
+  launcher = Launcher(
+    command=command,
+    processes=args.processes,
+    slices=args.slices,
+    least_slices=args.least_slices,
+    devices_per_process=args.devices_per_process,
+    port=args.port,
+    grace_seconds=args.grace_seconds,
+  )
+  return launcher.run(args.restarts)
 
 
 if __name__ == "__main__":

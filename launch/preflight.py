@@ -1,11 +1,12 @@
-"""Checks the hosts of a job before it costs anything: python -m launch.preflight
---workdir=gs://bucket/run
+"""Check the hosts of a job before the job starts.
 
-Runs on every host, as the training command does, and finds the others as that does. Each device
-multiplies two matrices whose product is known; all devices add up their numbers, and a buffer goes
-round all links; the workdir is written, read and cleared, and the local disk has room. One line per
-host and check, then 0; or an exit code of docs/reference/exit-codes.md after one line that names
-the host and device.
+  python -m launch.preflight --workdir=gs://bucket/run
+
+It runs on every host and connects the hosts as the training command does. Each device multiplies
+two matrices with a known product. All devices add up their numbers by an all-reduce of a large
+buffer. A file is written to the workdir, read and removed. The local disk must have room. Each
+check prints one line per host; the exit code is then 0. A failed check prints one line with the
+host and device and ends with an exit code of docs/reference/exit-codes.md.
 """
 
 import argparse
@@ -31,24 +32,25 @@ from t5x_like.errors import (
 )
 from t5x_like.files.paths import as_path, check_directory
 
-_SIZE = 1024
-_LINK_BYTES = 2**26  # of the all-reduce, a device
+_MATRIX_SIZE = 1024
+_LINK_BYTES = 2**26  # size of the all-reduce on a device
 
 
 def check_devices() -> str:
   """Check that every device of this host computes correctly.
 
   Raises:
-    TransientError: naming the device.
+    TransientError: a device computes a wrong product.
   """
   import jax
   import jax.numpy as jnp
   import numpy as np
 
   for device in jax.local_devices():
-    row_n = jnp.arange(_SIZE, dtype=jnp.float32, device=device) % 7
-    product_nn = jnp.outer(row_n, jnp.ones(_SIZE, device=device)) @ jnp.eye(_SIZE, device=device)
-    if not (np.asarray(product_nn)[:, 5] == np.arange(_SIZE) % 7).all():
+    row_n = jnp.arange(_MATRIX_SIZE, dtype=jnp.float32, device=device) % 7
+    outer_nn = jnp.outer(row_n, jnp.ones(_MATRIX_SIZE, device=device))
+    product_nn = outer_nn @ jnp.eye(_MATRIX_SIZE, device=device)
+    if not (np.asarray(product_nn)[:, 5] == np.arange(_MATRIX_SIZE) % 7).all():
       raise TransientError(
         f"{device} of {socket.gethostname()} computes wrong products; replace the host"
       )
@@ -56,10 +58,12 @@ def check_devices() -> str:
 
 
 def check_links(devices: int | None) -> str:
-  """Check that all devices add up their numbers; return the rate of a large all-reduce.
+  """Check that all devices can add up their numbers; report the rate of a large all-reduce.
 
+  Args:
+    devices: expected number of devices of the job, or None.
   Raises:
-    UserError: there are not as many devices as expected.
+    UserError: the number of devices differs from `devices`.
     TransientError: the sum is wrong.
   """
   import jax
@@ -74,22 +78,24 @@ def check_links(devices: int | None) -> str:
   mesh = Mesh(jax.devices(), ("all",))
   split = NamedSharding(mesh, PartitionSpec("all"))
   replicated = NamedSharding(mesh, PartitionSpec())
-  width = max(1, _LINK_BYTES // 4 // (1 if jax.default_backend() != "cpu" else 64))
+  width = _LINK_BYTES // 4
+  if jax.default_backend() == "cpu":
+    width //= 64
   make = jax.jit(
     lambda: jnp.ones((count, width), jnp.float32) * jnp.arange(1, count + 1)[:, None],
     out_shardings=split,
   )
-  add = jax.jit(lambda x: x.sum(axis=0), out_shardings=replicated)
-  x = make()
-  total = add(x)
+  add = jax.jit(lambda x_DN: x_DN.sum(axis=0), out_shardings=replicated)
+  x_DN = make()
+  add(x_DN)  # compiles
   start = time.perf_counter()
-  total = add(x).block_until_ready()
+  sum_N = add(x_DN).block_until_ready()
   seconds = time.perf_counter() - start
-  received = float(total.addressable_data(0)[-1])
-  if received != count * (count + 1) / 2:
+  total = float(sum_N.addressable_data(0)[-1])
+  expected = count * (count + 1) / 2
+  if total != expected:
     raise TransientError(
-      f"{socket.gethostname()}: {count} devices add up to {received:g}, expected "
-      f"{count * (count + 1) / 2:g}"
+      f"{socket.gethostname()}: {count} devices add up to {total:g}, expected {expected:g}"
     )
   rate = 2 * 4 * width * (count - 1) / count / seconds / 1e9
   return (
@@ -99,10 +105,10 @@ def check_links(devices: int | None) -> str:
 
 
 def check_workdir(workdir: str) -> str:
-  """Write, read and remove a file of this host there.
+  """Write, read and remove a file of this host in the workdir.
 
   Raises:
-    UserError, TransientError: it cannot be.
+    UserError, TransientError: the file cannot be written, read or removed.
   """
   content = os.urandom(2**16)
   start = time.perf_counter()
@@ -117,21 +123,20 @@ def check_workdir(workdir: str) -> str:
   except (UserError, TransientError):
     raise
   except Exception as error:
-    said = (
+    message = (
       f"{socket.gethostname()} cannot write, read and remove a file: {type(error).__name__}: "
       f"{one_line(error)}"
     )
-    raise (TransientError if is_transient(error) else UserError)(
-      f"--workdir={workdir}: {said[:300]}"
-    ) from None
+    kind = TransientError if is_transient(error) else UserError
+    raise kind(f"--workdir={workdir}: {message[:300]}") from None
   return f"{workdir} is written and read in {time.perf_counter() - start:.2f} s"
 
 
 def check_disk(gigabytes: float) -> str:
-  """Check the room on the disk of temporary files.
+  """Check the free space on the disk of temporary files.
 
   Raises:
-    UserError: it has less room.
+    UserError: fewer than `gigabytes` are free.
   """
   folder = tempfile.gettempdir()
   free = shutil.disk_usage(folder).free / 1e9
@@ -144,8 +149,10 @@ def check_disk(gigabytes: float) -> str:
 
 
 def _end_late(seconds: float) -> None:
-  """End this process: a link or a store that hangs does not come back, and the slice costs
-  meanwhile."""
+  """End this process with the code of a transient error.
+
+  A link or a store that hangs does not recover, and the slice is billed meanwhile.
+  """
   print(
     f"transient error: preflight {socket.gethostname()}: not done within {seconds:g} s: a device, "
     "link or store hangs",
@@ -163,12 +170,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--workdir", required=True, type=check_directory, help="the run's directory or bucket"
   )
-  parser.add_argument("--devices", type=int, help="how many there should be in all")
+  parser.add_argument("--devices", type=int, help="expected number of devices of all hosts")
   parser.add_argument(
-    "--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)"
+    "--free_gigabytes",
+    type=float,
+    default=5,
+    help="space that must be free on the local disk (default: 5)",
   )
   parser.add_argument(
-    "--seconds", type=float, default=1800, help="limit of all checks together (default: 1800)"
+    "--seconds", type=float, default=1800, help="time limit of all checks together (default: 1800)"
   )
   args = parser.parse_args(argv)
   timer = threading.Timer(args.seconds, _end_late, (args.seconds,))
@@ -187,13 +197,13 @@ def check_host(args: argparse.Namespace) -> None:
     UserError, TransientError: a check has failed.
   """
   # Each process checks its own host before it waits for the others.
-  found = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
+  results = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
 
   from t5x_like.runtime import process
 
   process.prepare()
-  found += [check_devices(), check_links(args.devices)]
-  for line in found:
+  results += [check_devices(), check_links(args.devices)]
+  for line in results:
     print(f"preflight {socket.gethostname()}: {line}", flush=True)
 
 

@@ -1,17 +1,18 @@
-"""Trains on any cloud that SkyPilot reaches, as a managed job: it finds a machine, and another when
-that is taken away.
+"""Train on any cloud that SkyPilot reaches, as a managed job.
+
+SkyPilot finds a machine, and another one when that is preempted.
 
   python launch/sky.py start --accelerators=tpu-v5litepod-16 --spot -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
 
-`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions and
-signals, and faults of network and disk, SkyPilot runs the same command again, which goes on. After
-other errors it does so up to `--restarts` times, whichever they are: it has one limit for bugs and
-for errors that another start cannot mend. `status`, `logs` and `stop` take the same flags. Secrets
-are given as --secret=NAME, read from this environment, and are never printed.
+`start` runs `sky jobs launch` with a generated task; --dry_run prints the task. After preemptions,
+signals and faults of network and disk, SkyPilot runs the same command again, which continues the
+run. After other errors it does so up to `--restarts` times. SkyPilot has one limit for all of these
+errors, also for those that another start cannot cure. `status`, `logs` and `stop` take the same
+flags. Secrets are named by --secret=NAME, read from this environment and never printed.
 
-SkyPilot deletes a job's machines when the job ends or is stopped. Its jobs controller, a small
-machine that it creates with the first job, stays and is billed: `sky status` lists it, `sky down`
+SkyPilot deletes a job's machines when the job ends or is stopped. With the first job it creates a
+jobs controller, a small machine that remains and is billed: `sky status` lists it, `sky down`
 removes it.
 """
 
@@ -28,37 +29,36 @@ from launch import commands
 from launch.commands import Job, Shell, last_line, log, parse_answer
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, handle_errors
 
-# as often as need be; the last are signals before the first step
-_AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
+# Exit codes after which SkyPilot always restarts. The last two are those of signals before the
+# first step.
+_RESTARTED_CODES = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
 _LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 def task(job: Job, args) -> dict:
-  """Return SkyPilot's task, as JSON, which is YAML too."""
+  """Return SkyPilot's task as a dictionary; its JSON is valid YAML."""
   extras = commands.extras_of(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
-  tpu = (
-    {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
-  )
-  recovery = {
-    "strategy": "FAILOVER",
-    "max_restarts_on_errors": args.restarts,
-    "recover_on_exit_codes": list(_AGAIN),
+  resources = {
+    "accelerators": args.accelerators,
+    "use_spot": args.spot,
+    "job_recovery": {
+      "strategy": "FAILOVER",
+      "max_restarts_on_errors": args.restarts,
+      "recover_on_exit_codes": list(_RESTARTED_CODES),
+    },
   }
+  if args.runtime_version:
+    resources["accelerator_args"] = {"runtime_version": args.runtime_version}
   return {
     "name": job.name,
     "workdir": str(commands.ROOT),
     "num_nodes": args.nodes,
-    "resources": {
-      "accelerators": args.accelerators,
-      "use_spot": args.spot,
-      "job_recovery": recovery,
-    }
-    | tpu,
+    "resources": resources,
     "setup": commands.install_lines(extras, ".", '"$HOME"/venv'),
     "run": "\n".join(
       [
-        # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
+        # Exported here, because SkyPilot writes `envs` in double quotes, where `$(…)` would run.
         *commands.export_lines(job.environment),
         commands.job_key_line(),
         'export PATH="$HOME/venv/bin:$PATH"',
@@ -86,6 +86,7 @@ def state(name: str, shell: Shell) -> str | None:
 
 
 def start(job: Job, args, shell: Shell) -> int:
+  """Launch the managed job unless it is running; return the exit code."""
   current_state = state(job.name, shell)
   if current_state is not None and not current_state.startswith(_ENDED):
     log(f"{job.name} is {current_state.lower()} already; see: status, logs")
@@ -93,7 +94,7 @@ def start(job: Job, args, shell: Shell) -> int:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / f"{job.name}.yaml"
     shell.write(path, json.dumps(task(job, args), indent=2) + "\n")
-    # read by sky from this environment
+    # sky reads the values from this environment.
     secrets = [argument for name in args.secret for argument in ("--secret", name)]
     command = [
       "sky",
@@ -116,11 +117,11 @@ def start(job: Job, args, shell: Shell) -> int:
 
 
 def _failure(action: str, text: str) -> Exception:
+  """Return the error for a message of sky."""
   message = last_line(text)
-  low = text.lower()
-  if any(
-    phrase in low for phrase in ("invalid", "not found", "quota", "no cloud access", "unknown")
-  ):
+  lower_text = text.lower()
+  user_phrases = ("invalid", "not found", "quota", "no cloud access", "unknown")
+  if any(phrase in lower_text for phrase in user_phrases):
     return UserError(f"sky {action}: {message}; see the flags, and sky check")
   return TransientError(f"sky {action}: {message}")
 
@@ -131,16 +132,23 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--accelerators", default="tpu-v5litepod-16", help="such as H100:8 (default: %(default)s)"
   )
-  parser.add_argument("--runtime_version", default="", help="of a TPU VM's image")
+  parser.add_argument("--runtime_version", default="", help="version of a TPU VM's image")
   parser.add_argument(
-    "--nodes", type=int, default=1, help="of GPUs; a TPU slice is one (default: 1)"
+    "--nodes", type=int, default=1, help="number of nodes; a TPU slice is one node (default: 1)"
   )
-  parser.add_argument("--spot", action="store_true", help="on machines that may be taken away")
+  parser.add_argument("--spot", action="store_true", help="use machines that may be preempted")
   parser.add_argument(
-    "--restarts", type=int, default=0, help="after other errors, also 2, 3 and 4 (default: 0)"
+    "--restarts",
+    type=int,
+    default=0,
+    help="number of restarts after errors, also after exit codes 2, 3 and 4 (default: 0)",
   )
   parser.add_argument(
-    "--secret", action="append", default=[], metavar="NAME", help="a variable of this environment"
+    "--secret",
+    action="append",
+    default=[],
+    metavar="NAME",
+    help="secret variable of this environment",
   )
   args = commands.parse(parser, argv)
   job = commands.read_job(args)

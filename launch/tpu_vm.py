@@ -1,22 +1,22 @@
-"""Trains on Cloud TPU VMs through queued resources, spot or not, one slice or several.
+"""Train on one or several slices of Cloud TPU VMs through queued resources.
 
   python launch/tpu_vm.py start --project=P --zone=us-west4-a --accelerator_type=v5litepod-64 \\
     --runtime_version=v2-alpha-tpuv5-lite --spot -- \\
     python -m t5x_like.train --config=configs/llama/8b.py --workdir=gs://bucket/llama
 
-`start` checks the train command, asks for the slice, waits for it, copies this project to every
-host, checks devices, links and bucket (launch/preflight.py), starts the command on all hosts and
-watches it. Existing resources are used, so the same command again goes on: after ^C, after a crash
-of this machine, after a preemption. A slice that is taken away is asked for again; a request that
-fails is made again up to `--requests` times, and a run that fails is started again up to
-`--restarts` times, unless its exit code says that this is of no use (docs/reference/exit-codes.md).
+`start` checks the train command, requests the slice, waits for it and copies this project to every
+host. It checks devices, links and bucket (launch/preflight.py), starts the command on all hosts and
+watches it. It uses existing resources, so running the same command again continues the run: after
+^C, after a crash of this machine and after a preemption. The launcher requests a preempted slice
+again, repeats a failed request up to `--requests` times, and restarts a failed run up to
+`--restarts` times unless the exit code says that this is useless (docs/reference/exit-codes.md).
 
-A slice is billed as long as it exists. It is deleted when the job has finished, has failed for good
-or was stopped, and `--max_hours` after its creation, with a save before; `--keep` leaves it. Where
-no launcher watches any more, after ^C or a crash of this machine, the first host deletes the slice
-itself, an hour after the job's end or at the end of its lifetime, if the service account of the VM
-may do so. `stop` lets the run save, waits for its end and deletes the slice; `delete` deletes it at
-once; `status` and `logs` only read. All take the same flags.
+A slice is billed as long as it exists. It is deleted when the job has finished, failed finally or
+was stopped. It is also deleted `--max_hours` after its creation, after a save. `--keep` prevents
+both. Without a launcher, after ^C or a crash of this machine, the first host deletes the slice an
+hour after the job's end or at the end of its lifetime, if the service account of the VM has the
+permission. `stop` lets the run save, waits for its end and deletes the slice. `delete` deletes it
+at once. `status` and `logs` change nothing. All actions take the same flags.
 """
 
 import datetime
@@ -59,10 +59,10 @@ _SHIPPED = (
   "constraints.txt",
 )
 _SUSPENDED = ("SUSPENDED", "SUSPENDING")
-# exit codes of ssh without a connection, and of one that hangs
+# Exit codes of ssh without a connection and with one that hangs.
 _UNREACHABLE = (255, EXIT_NO_ANSWER)
-# Codes of google.rpc with which the same request fails again: invalid, not found, denied, …
-_USELESS_REQUESTS = (3, 5, 7, 9, 11, 12, 16)
+# Codes of google.rpc with which the same request would fail again: invalid, not found, denied, …
+_PERMANENT_CODES = (3, 5, 7, 9, 11, 12, 16)
 _POLL_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 1800.0  # between requests
@@ -71,13 +71,13 @@ _COPY_SECONDS = 600.0
 _INSTALL_SECONDS = 1800.0
 _DELETE_SECONDS = 1800.0
 _GUARD_POLL_SECONDS = 60
-_GUARD_WAIT_SECONDS = 3600  # after the end of the job, in which the launcher deletes the slice
-_GRACE_SECONDS = 900.0  # for a save at the end of the lifetime
+_GUARD_WAIT_SECONDS = 3600  # time after the end of the job for the launcher to delete the slice
+_GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
 _INTERRUPTED = 130
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
-# What the hosts run: `control.sh start | state | stop | end | guard | log`. The job is a process
-# group, which TERM asks to save and end; its exit code is kept. After `stop`, one that ended before
-# it could save does not come back either.
+# The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
+# The job is a process group. TERM asks it to save and end, and its exit code is kept. After `stop`,
+# a job that ended before it could save is not restarted either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
@@ -103,8 +103,7 @@ case "$1" in
   log) tail -n "${2:-100}" log ;;
 esac
 """
-# Runs on the first host, and deletes the slice where no launcher does. The newest guard alone
-# counts.
+# Runs on the first host and deletes the slice if no launcher does. Only the newest guard is active.
 _GUARD = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 echo $$ > guard.pid
@@ -129,18 +128,21 @@ done
 
 
 class Deleted(Exception):
-  """Another command has deleted the slice."""
+  """Reports that another command has deleted the slice."""
 
 
 @dataclass
 class Slices:
-  """The queued resource of a job and the TPU VMs it becomes.
+  """The queued resource of a job and its TPU VMs.
 
   Attributes:
-    name: of the job, the queued resource and (with a number, for several slices) the TPU VMs.
-    exists: whether the queued resource was there when it was last asked for.
-    deadline: the end of its lifetime, in seconds of `time.monotonic`; None before it was first
-      active.
+    name: name of the job, of the queued resource and of the TPU VMs, which have a number appended
+      if there are several slices.
+    args: flags of the launcher.
+    shell: runs gcloud.
+    exists: whether the queued resource existed at the last query.
+    deadline: end of the slices' lifetime in seconds of `time.monotonic`; None before they were
+      first active.
   """
 
   name: str
@@ -151,13 +153,13 @@ class Slices:
 
   @property
   def nodes(self) -> list[str]:
-    return (
-      [self.name]
-      if self.args.slices == 1
-      else [f"{self.name}-{i}" for i in range(self.args.slices)]
-    )
+    """Names of the TPU VMs, one for each slice."""
+    if self.args.slices == 1:
+      return [self.name]
+    return [f"{self.name}-{index}" for index in range(self.args.slices)]
 
   def gcloud(self, *words: str, asks: bool = False, seconds: float | None = None):
+    """Run `gcloud compute tpus` with the words and the flags of project and zone."""
     return self.shell.run(self._command(*words), asks=asks, seconds=seconds)
 
   def _command(self, *words: str) -> list[str]:
@@ -165,13 +167,17 @@ class Slices:
     return ["gcloud", "compute", "tpus", *words, *place, "--quiet"]
 
   def state(self) -> str | None:
-    """Return the state of the queued resource, such as ACTIVE; None if there is none. Retries
-    transient errors."""
+    """Return the state of the queued resource, such as ACTIVE, or None if there is none.
+
+    Transient errors are retried.
+    """
     return self.describe().get("state")
 
   def describe(self) -> dict:
-    """Return `state`, `reason` and `code` of the queued resource; {} if there is none. Retries
-    transient errors."""
+    """Return `state`, `reason` and `code` of the queued resource, or {} if there is none.
+
+    Transient errors are retried.
+    """
     answer = retry(self._describe, self.name)
     self.exists = bool(answer)
     return answer
@@ -188,11 +194,10 @@ class Slices:
     return {"state": str(state.get("state", default))} | _error_of(state)
 
   def ensure(self) -> None:
-    """Ask for the slices unless they are there, and wait for them; replace those that were taken
-    away.
+    """Request the slices unless they exist, wait for them, and replace preempted ones.
 
     Raises:
-      UserError, TransientError: the requests failed, with the reason of the last.
+      UserError, TransientError: the requests failed; the message has the reason of the last one.
       Deleted: another command has deleted the request.
     """
     if self.shell.dry_run:
@@ -201,7 +206,7 @@ class Slices:
       return
     failures = 0
     wait = _POLL_SECONDS
-    waits_for = None  # the last state that was printed
+    printed_state = None
     while True:
       answer = self.describe()
       state = answer.get("state")
@@ -209,15 +214,15 @@ class Slices:
         break
       seconds = _POLL_SECONDS
       if state is None:
-        if waits_for is not None:
+        if printed_state is not None:
           raise Deleted(self.name)
         if not self._create():
           seconds = wait
           wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-      elif state == "FAILED" or state in _SUSPENDED and waits_for is not None:
+      elif state == "FAILED" or state in _SUSPENDED and printed_state is not None:
         failures += 1
         self.delete()
-        waits_for = None
+        printed_state = None
         self._count_failure(failures, answer, wait)
         seconds = wait
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
@@ -225,18 +230,18 @@ class Slices:
         log(f"the slice is {state.lower()}: taken away; asking again")
         self.delete()
         seconds = 0.0
-      elif state != waits_for:
+      elif state != printed_state:
         log(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
-        waits_for = state
+        printed_state = state
       self.shell.sleep(seconds)
     if self.deadline is None:
       self.deadline = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
 
   def _count_failure(self, failures: int, answer: dict, wait: float) -> None:
-    """Print why a request failed; raise if it is not to be made again."""
+    """Print the reason of a failed request, or raise if it shall not be repeated."""
     reason = f"{answer['state'].lower()}: {answer['reason']}"
-    useless = answer.get("code") in _USELESS_REQUESTS
-    if useless or failures >= self.args.requests:
+    is_permanent = answer.get("code") in _PERMANENT_CODES
+    if is_permanent or failures >= self.args.requests:
       kind = TransientError if _no_capacity(reason) else UserError
       raise kind(
         f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
@@ -245,22 +250,22 @@ class Slices:
     log(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
 
   def _create(self) -> bool:
-    """Ask for the slices; return whether the request was taken, which it is not without
-    capacity."""
-    several = self.args.slices > 1
-    nodes = (
-      (f"--node-count={self.args.slices}", f"--node-prefix={self.name}")
-      if several
-      else (f"--node-id={self.name}",)
-    )
+    """Request the slices; return whether the cloud accepted the request.
+
+    The cloud refuses a request without capacity.
+    """
+    if self.args.slices > 1:
+      nodes = (f"--node-count={self.args.slices}", f"--node-prefix={self.name}")
+    else:
+      nodes = (f"--node-id={self.name}",)
     kind = (
       f"--accelerator-type={self.args.accelerator_type}",
       f"--runtime-version={self.args.runtime_version}",
     )
-    # A request that nobody watches any more is not granted after days.
+    # The limit prevents that a request which nobody watches any more is granted after days.
     until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
     spot = ("--spot",) if self.args.spot else ()
-    # unless it is refused: a call that is interrupted or hangs may have been heard
+    # A call that is interrupted or hangs may have reached the cloud.
     self.exists = True
     done = self.gcloud("queued-resources", "create", self.name, *nodes, *kind, until, *spot)
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
@@ -272,14 +277,20 @@ class Slices:
     return True
 
   def delete(self) -> None:
+    """Delete the queued resource and its TPU VMs."""
     done = self.gcloud("queued-resources", "delete", self.name, "--force", seconds=_DELETE_SECONDS)
     if done.returncode and "NOT_FOUND" not in done.stderr:
       raise _failure("delete", done.stderr)
     self.exists = False
 
   def give_back(self, code: int) -> int:
-    """Delete the slice at the end of its job, unless it is to be kept; return the exit code of the
-    launcher."""
+    """Delete the slice at the end of its job, except with `--keep`.
+
+    Args:
+      code: exit code of the job.
+    Returns:
+      The exit code of the launcher.
+    """
     if self.args.keep:
       log(self.billing_note())
       return code
@@ -288,23 +299,23 @@ class Slices:
     except (UserError, TransientError) as error:
       log(f"the slice cannot be deleted: {error}; {self.billing_note()}")
       return code or EXIT_TRANSIENT
-    log(
-      f"{self.name} is deleted and no longer billed"
-      if not self.shell.dry_run
-      else f"{self.name}: nothing was run"
-    )
+    if self.shell.dry_run:
+      log(f"{self.name}: nothing was run")
+    else:
+      log(f"{self.name} is deleted and no longer billed")
     return code
 
   def billing_note(self) -> str:
-    """Return a line that says that the slice goes on costing, and how that ends."""
+    """Return a line that warns of the slice's costs and shows the command that deletes it."""
     command = shlex.join(self._command("queued-resources", "delete", self.name, "--force"))
     return f"{self.name} exists and is billed until it is deleted: {command}"
 
   def guard(self) -> str:
-    """Return the script with which the first host deletes the slice where no launcher does."""
-    lifetime = (
-      3600 * self.args.max_hours if self.deadline is None else self.deadline - time.monotonic()
-    )
+    """Return the script by which the first host deletes the slice if no launcher does."""
+    if self.deadline is None:
+      lifetime = 3600 * self.args.max_hours
+    else:
+      lifetime = self.deadline - time.monotonic()
     return _GUARD.format(
       lifetime=max(0, math.ceil(lifetime)),
       poll=_GUARD_POLL_SECONDS,
@@ -316,7 +327,7 @@ class Slices:
     )
 
   def _age_seconds(self) -> float:
-    """Return the age of the first TPU VM; 0 if it is not known."""
+    """Return the age of the first TPU VM, or 0 if it is not known."""
     done = self.gcloud("tpu-vm", "describe", self.nodes[0], "--format=json", asks=True)
     if done.returncode:
       return 0.0
@@ -324,15 +335,15 @@ class Slices:
     try:
       begin = datetime.datetime.fromisoformat(str(created))
       return max(0.0, (datetime.datetime.now(datetime.UTC) - begin).total_seconds())
-    except (ValueError, TypeError):  # no time, or one without a zone
+    except (ValueError, TypeError):  # the text is no time, or has no time zone
       return 0.0
 
   def is_over(self) -> bool:
-    """Return whether its lifetime is over."""
+    """Return whether the slices' lifetime is over."""
     return self.deadline is not None and time.monotonic() > self.deadline
 
   def hosts(self) -> list[tuple[str, int]]:
-    """Return (TPU VM, number of the worker) of every host."""
+    """Return (TPU VM, worker number) of every host."""
     hosts = []
     for node in self.nodes:
       done = self.gcloud("tpu-vm", "describe", node, "--format=json", asks=True)
@@ -346,13 +357,14 @@ class Slices:
   def ssh(
     self, hosts: list[tuple[str, int]], command: str, tries: int = 4, seconds: float | None = None
   ) -> dict[tuple[str, int], str]:
-    """Run a command on each host and return the answers; only hosts out of reach, or that hang, are
-    tried again.
+    """Run a command on each host and return the outputs.
+
+    Hosts that cannot be reached or that hang are tried again, others are not.
 
     Args:
-      seconds: the longest that a host may take; default: `_SSH_SECONDS`.
+      seconds: time limit of a host; default: `_SSH_SECONDS`.
     Raises:
-      TransientError: names a host that failed, with its message.
+      TransientError: the command failed on a host.
     """
 
     def words(node: str, worker: int) -> tuple[str, ...]:
@@ -361,12 +373,16 @@ class Slices:
     return self._each(hosts, tries, words, seconds or _SSH_SECONDS)
 
   def copy(self, hosts: list[tuple[str, int]], files: list[pathlib.Path], folder: str) -> None:
+    """Copy files into a folder of each host."""
+
     def words(node: str, worker: int) -> tuple[str, ...]:
       return ("scp", *map(str, files), f"{node}:{folder}/", f"--worker={worker}")
 
     self._each(hosts, 4, words, _COPY_SECONDS)
 
   def _each(self, hosts, tries: int, words, seconds: float) -> dict[tuple[str, int], str]:
+    """Run gcloud with `words(node, worker)` for each host at the same time; see `ssh`."""
+
     def run(host: tuple[str, int]):
       return self.gcloud("tpu-vm", *words(*host), asks=not self.shell.dry_run, seconds=seconds)
 
@@ -375,10 +391,12 @@ class Slices:
     for attempt in range(tries):
       with ThreadPoolExecutor(1 if self.shell.dry_run else 32) as pool:
         results = dict(zip(remaining, pool.map(run, remaining)))
-      failed = {host: done for host, done in results.items() if done.returncode}
-      answers |= {
-        host: done.stdout.strip() for host, done in results.items() if not done.returncode
-      }
+      failed = {}
+      for host, done in results.items():
+        if done.returncode:
+          failed[host] = done
+        else:
+          answers[host] = done.stdout.strip()
       if not failed:
         return answers
       (node, worker), done = next(iter(failed.items()))
@@ -394,9 +412,9 @@ class Slices:
 
 
 def _error_of(state: dict) -> dict:
-  """Return the cloud's `reason` for a state, and its `code` if there is one."""
-  for data in state.values():
-    error = data.get("error") if isinstance(data, dict) else None
+  """Return the cloud's `reason` for a state and, if it has an error, the error's `code`."""
+  for details in state.values():
+    error = details.get("error") if isinstance(details, dict) else None
     if isinstance(error, dict):
       message = last_line(str(error.get("message") or error))
       return {"reason": message, "code": error.get("code")}
@@ -404,10 +422,10 @@ def _error_of(state: dict) -> dict:
 
 
 def hosts_of(accelerator_type: str) -> int:
-  """Return the hosts of a slice: `v5litepod-64` and `v6e-64` count chips, `v4-64` and `v5p-64`
-  TensorCores.
+  """Return the number of hosts of a slice.
 
-  A host has four chips, or all eight of `v5litepod-8` and `v6e-8`.
+  `v5litepod-64` and `v6e-64` count chips; `v4-64` and `v5p-64` count TensorCores, two per chip. A
+  host has four chips, or all eight of `v5litepod-8` and `v6e-8`.
 
   Raises:
     UserError: the type does not end in a number.
@@ -424,7 +442,7 @@ def hosts_of(accelerator_type: str) -> int:
 
 
 def install(slices: Slices, job: Job) -> None:
-  """Put the project and the job's scripts on every host that lacks them."""
+  """Copy the project and the job's scripts to every host and install the project."""
   hosts = slices.hosts()
   folder = f"jobs/{job.name}"
   package = _package()
@@ -449,15 +467,14 @@ def install(slices: Slices, job: Job) -> None:
 
 
 def _script(job: Job) -> str:
-  """Return the script of each host: the check before, the command, and its exit code into a
-  file."""
+  """Return the script of each host: it checks the host, trains, and writes the exit code."""
   lines = [
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.export_lines(job.environment),
     commands.job_key_line(),
-    "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
+    "trap : TERM  # the command receives TERM too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
     f"{commands.preflight_line(job)} && {commands.quote(*job.command)}",
     'echo $? > "$jobs/exit_code"',
@@ -466,7 +483,7 @@ def _script(job: Job) -> str:
 
 
 def _package() -> bytes:
-  """Return the project as a tar.gz."""
+  """Return the project as a compressed archive."""
   archive = io.BytesIO()
   with tarfile.open(fileobj=archive, mode="w:gz") as tar:
     for pattern in _SHIPPED:
@@ -476,8 +493,9 @@ def _package() -> bytes:
 
 
 def train(slices: Slices, job: Job) -> int:
-  """Start the job on all hosts and watch it to its end, or to the end of the slice's lifetime;
-  return its exit code.
+  """Start the job on all hosts, watch it until it ends, and return its exit code.
+
+  At the end of the slice's lifetime the run is asked to save and end.
 
   Raises:
     Deleted: another command has deleted the slice.
@@ -503,7 +521,7 @@ def train(slices: Slices, job: Job) -> int:
     codes = _codes(slices, hosts, control)
     if all(code is not None for code in codes):
       return commands.choose_exit_code(codes)
-    if any(codes):  # the others wait for one that has ended
+    if any(codes):  # The other hosts wait for one that has ended.
       slices.ssh(hosts, f"{control} end")
     if slices.is_over() and not slices.args.keep and math.isinf(latest):
       log(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
@@ -516,13 +534,16 @@ def train(slices: Slices, job: Job) -> int:
 
 
 def _codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[int | None]:
-  """Return the exit code of the job on every host; None where it runs."""
-  return [_code(state) for state in slices.ssh(hosts, f"{control} state").values()]
+  """Return the exit code of the job on every host, None where it runs."""
+  states = slices.ssh(hosts, f"{control} state")
+  return [_parse_exit_code(state) for state in states.values()]
 
 
-def _code(state: str) -> int | None:
-  """Parse a host's state: `exit 75` -> 75, `running` -> None; a process that vanished is a fault of
-  its host."""
+def _parse_exit_code(state: str) -> int | None:
+  """Return the exit code of a host's state: 75 for `exit 75`, None for `running`.
+
+  A process that vanished is a transient fault of its host.
+  """
   name, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
   if name == "running":
     return None
@@ -530,8 +551,10 @@ def _code(state: str) -> int | None:
 
 
 def start(slices: Slices, job: Job, restarts: int) -> int:
-  """Train to the end, through preemptions and up to `restarts` failures, and delete the slice;
-  return the exit code."""
+  """Train to the end, delete the slice and return the exit code.
+
+  Preemptions, and up to `restarts` failures, are followed by another start.
+  """
   try:
     code = _train_to_the_end(slices, job, restarts)
   except Deleted:
@@ -560,7 +583,9 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
 
 
 def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
-  failures = preemptions = 0
+  """Train until the job succeeds, fails finally or is stopped; return its exit code."""
+  failures = 0
+  preemptions = 0
   while True:
     slices.ensure()
     try:
@@ -574,11 +599,10 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
       code = EXIT_TRANSIENT if state == "ACTIVE" else EXIT_PREEMPTED
     counts = f"({failures} failures, {preemptions} preemptions before)"
     if code == 0:
-      log(
-        f"{job.name} has finished {counts}"
-        if not slices.shell.dry_run
-        else f"{job.name}: nothing was run"
-      )
+      if slices.shell.dry_run:
+        log(f"{job.name}: nothing was run")
+      else:
+        log(f"{job.name} has finished {counts}")
       return 0
     if code == EXIT_PREEMPTED and not slices.is_over() and slices.state() != "ACTIVE":
       preemptions += 1
@@ -598,7 +622,7 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
 
 
 def _save_logs(slices: Slices, job: Job) -> None:
-  """Copy the ends of the hosts' logs to this machine, before the hosts are deleted."""
+  """Copy the last lines of the hosts' logs to this machine before the hosts are deleted."""
   folder = _LOGS.expanduser() / job.name
   try:
     logs = slices.ssh(slices.hosts(), f"bash jobs/{job.name}/control.sh log 2000", tries=1)
@@ -637,7 +661,19 @@ def stop(slices: Slices, job: Job) -> int:
   return slices.give_back(0)
 
 
+def _act_without_slice(slices: Slices, job: Job, state: str | None) -> int:
+  """Perform `status`, `logs` or `stop` for a job whose slice is not active."""
+  print(f"{job.name}: {'no such slice' if state is None else state.lower()}")
+  folder = _LOGS.expanduser() / job.name
+  if slices.args.action == "logs" and folder.is_dir():
+    print(f"logs of earlier slices are in {folder}")
+  if slices.args.action == "stop" and state is not None:  # The request may still be granted.
+    return slices.give_back(0)
+  return 0
+
+
 def _no_capacity(text: str) -> bool:
+  """Return whether a message of gcloud reports a lack of capacity."""
   text = text.lower()
   if "quota" in text:
     return False
@@ -645,67 +681,75 @@ def _no_capacity(text: str) -> bool:
 
 
 def _failure(action: str, text: str) -> Exception:
-  """Return the class of an error of gcloud."""
+  """Return the error for a message of gcloud."""
   message = last_line(text)
-  low = text.lower()
-  if "quota" in low:
+  lower_text = text.lower()
+  if "quota" in lower_text:
     return UserError(
       f"gcloud {action}: {message}; ask for more quota, or give another --zone or "
       "--accelerator_type"
     )
-  if any(
-    phrase in low
-    for phrase in ("permission_denied", "unauthenticated", "not currently have an active account")
-  ):
+  login_phrases = (
+    "permission_denied",
+    "unauthenticated",
+    "not currently have an active account",
+  )
+  if any(phrase in lower_text for phrase in login_phrases):
     return UserError(
       f"gcloud {action}: {message}; log in with gcloud auth login, and see that the project is "
       "yours"
     )
-  if any(
-    phrase in low for phrase in ("invalid_argument", "invalid choice", "unrecognized arguments")
-  ):
+  flag_phrases = ("invalid_argument", "invalid choice", "unrecognized arguments")
+  if any(phrase in lower_text for phrase in flag_phrases):
     return UserError(
       f"gcloud {action}: {message}; see --accelerator_type, --runtime_version and --zone"
     )
   return TransientError(f"gcloud {action}: {message}")
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> int:
+def _make_parser() -> commands.Parser:
   parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop", "delete"))
-  parser.add_argument("--project", required=True, help="the cloud project")
-  parser.add_argument("--zone", required=True, help="such as us-west4-a")
+  parser.add_argument("--project", required=True, help="cloud project")
+  parser.add_argument("--zone", required=True, help="zone, such as us-west4-a")
   parser.add_argument(
     "--accelerator_type",
     default="v5litepod-16",
-    help="such as v4-64, v5litepod-64, v5p-128, v6e-64",
+    help="kind and size of a slice, such as v4-64, v5litepod-64, v5p-128, v6e-64",
   )
-  parser.add_argument("--runtime_version", default="v2-alpha-tpuv5-lite", help="of the VM's image")
-  parser.add_argument("--slices", type=int, default=1, help="how many (default: 1)")
-  parser.add_argument("--spot", action="store_true", help="cheaper, and may be taken away")
+  parser.add_argument(
+    "--runtime_version", default="v2-alpha-tpuv5-lite", help="version of the VM's image"
+  )
+  parser.add_argument("--slices", type=int, default=1, help="number of slices (default: 1)")
+  parser.add_argument(
+    "--spot", action="store_true", help="use spot capacity, which is cheaper and may be preempted"
+  )
   parser.add_argument(
     "--restarts",
     type=int,
     default=10,
-    help="after failures; preemptions do not count (default: 10)",
+    help="number of restarts after failures; preemptions do not count (default: 10)",
   )
   parser.add_argument(
     "--requests",
     type=int,
     default=8,
-    help="for a slice, at most, where they fail one after another (default: 8)",
+    help="number of requests for a slice that may fail one after another (default: 8)",
   )
   parser.add_argument(
     "--max_hours",
     type=commands.parse_hours,
     default=168.0,
-    help="from the creation of the slice to its deletion at the latest, with a save before "
-    "(default: 168)",
+    help="hours from the creation of a slice to its deletion, after a save (default: 168)",
   )
   parser.add_argument(
-    "--keep", action="store_true", help="leave the slice, which is billed, after the end of the job"
+    "--keep", action="store_true", help="do not delete the slice, which is billed, after the job"
   )
-  args = commands.parse(parser, argv)
+  return parser
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> int:
+  args = commands.parse(_make_parser(), argv)
   for name in ("slices", "requests"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
@@ -724,13 +768,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   state = slices.state()
   if state != "ACTIVE" and not args.dry_run:
-    print(f"{job.name}: {'no such slice' if state is None else state.lower()}")
-    folder = _LOGS.expanduser() / job.name
-    if args.action == "logs" and folder.is_dir():
-      print(f"logs of earlier slices are in {folder}")
-    if args.action == "stop" and state is not None:  # a request that may still be granted
-      return slices.give_back(0)
-    return 0
+    return _act_without_slice(slices, job, state)
   if args.action == "stop":
     return stop(slices, job)
   hosts = slices.hosts()

@@ -1,4 +1,4 @@
-"""Checks a train command on this machine, before a launcher creates anything that costs money."""
+"""Check a train command on this machine before a launcher creates anything that costs money."""
 
 import contextlib
 import pathlib
@@ -10,36 +10,36 @@ from t5x_like.config import check_values
 from t5x_like.errors import UserError
 
 _MODULE = "t5x_like.train"
-_ANY_SIZE = 128  # in place of a vocabulary's, which may lie where only the hosts read
+_PLACEHOLDER_VOCAB_SIZE = 128  # only the hosts may be able to read the vocabulary
 
 
 def check(
   command: Sequence[str], directory: str = "", folders: Sequence[str] | None = None
 ) -> None:
-  """Check that the recipe of a train command exists and that its flags and keys resolve; read no
-  data and no weights.
+  """Check that the recipe of a train command exists and that its flags and keys resolve.
 
-  A command that does not run `t5x_like.train` is not checked.
+  The check reads no data and no weights. Commands that do not run `t5x_like.train` are not checked.
 
   Args:
-    directory: where the command runs, if this machine has it; default: this project.
-    folders: folders of this project that reach the hosts, () for the whole project; None if the
-      hosts share a disk.
+    directory: directory in which the command runs, if this machine has it; default: this project.
+    folders: folders of this project that are copied to the hosts. () is the whole project; None
+      means that the hosts share a disk.
   Raises:
-    UserError: as the training program itself would, or the recipe does not reach the hosts.
+    UserError: the training program would refuse the command, or the recipe is not copied to the
+      hosts.
   """
   flags = train_flags(command)
   if flags is None:
     return
-  place = pathlib.Path(directory or commands.ROOT)
-  if not place.is_dir():
-    place = commands.ROOT
-  with contextlib.chdir(place):
+  working_directory = pathlib.Path(directory or commands.ROOT)
+  if not working_directory.is_dir():
+    working_directory = commands.ROOT
+  with contextlib.chdir(working_directory):
     _check_flags(flags, folders)
 
 
 def train_flags(command: Sequence[str]) -> list[str] | None:
-  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`, else None."""
+  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`; None for others."""
   arguments = list(command)
   for index, (argument, following) in enumerate(zip(arguments, arguments[1:])):
     if argument == "-m" and following == _MODULE:
@@ -66,7 +66,7 @@ def _check_flags(flags: list[str], folders: Sequence[str] | None) -> None:
 
 
 def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
-  """Refuse a recipe outside of what is copied, which no host would find."""
+  """Refuse a recipe outside of the copied folders, which no host would find."""
   is_copied = not file.is_absolute() and ".." not in file.parts
   if folders:
     is_copied = is_copied and file.parts[:1] != () and file.parts[0] in folders
@@ -79,8 +79,10 @@ def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
 
 
 def _check_slots(config) -> None:
-  """Resolve a config as the run would, without what only the hosts may read: other runs, stores and
-  vocabularies."""
+  """Resolve a config as a run does, but open no other run, store or vocabulary.
+
+  Only the hosts may be able to read these.
+  """
   from t5x_like import objectives, slots
   from t5x_like.data import tasks
   from t5x_like.training.resolve import resolve
@@ -93,5 +95,5 @@ def _check_slots(config) -> None:
     return
   if config.model.get("vocab_size") == "auto":
     with config.model.ignore_type():
-      config.model.vocab_size = _ANY_SIZE
+      config.model.vocab_size = _PLACEHOLDER_VOCAB_SIZE
   resolve(config, platform="tpu")
