@@ -1,14 +1,14 @@
-"""Averages the last checkpoints of a run into a new workdir.
+"""Average the last checkpoints of a run into a new workdir.
 
 Examples:
   python -m tools.average --workdir=runs/base --last=5 --output=runs/base_mean
   python -m tools.average --workdir=runs/base --steps=8000,9000,10000 --output=runs/base_mean
   python -m t5x_like.evaluate --workdir=runs/base_mean --config=RECIPE
 
-The mean of weights along a run at a constant or slowly falling rate often scores better than the
-last (Izmailov et al. 2018, arXiv:1803.05407). The new workdir is read by evaluate, predict and
---config.init.workdir like any other; a run that goes on in it starts a new optimizer. A run keeps
-as many checkpoints as --config.checkpoint.keep_last says. Where it keeps a moving average
+The mean of the weights along a run with a constant or slowly falling rate often scores better than
+the last weights (Izmailov et al. 2018, arXiv:1803.05407). evaluate, predict and
+--config.init.workdir read the new workdir like any other; a run that continues in it starts a new
+optimizer. A run keeps --config.checkpoint.keep_last checkpoints. If it keeps a moving average
 (--config.optimizer.ema), the averages are averaged.
 """
 
@@ -27,14 +27,16 @@ from .ladder import sizes
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.average")
   parser.add_argument(
-    "--workdir", required=True, type=check_directory, metavar="DIR", help="of the run"
+    "--workdir", required=True, type=check_directory, metavar="DIR", help="workdir of the run"
   )
   kind = functools.partial(check_directory, flag="--output")
-  parser.add_argument("--output", required=True, type=kind, metavar="DIR", help="the new workdir")
+  parser.add_argument("--output", required=True, type=kind, metavar="DIR", help="new workdir")
   parser.add_argument(
-    "--last", type=int, default=5, metavar="N", help="how many of the newest (default: 5)"
+    "--last", type=int, default=5, metavar="N", help="number of newest checkpoints (default: 5)"
   )
-  parser.add_argument("--steps", metavar="LIST", help="the checkpoints, instead")
+  parser.add_argument(
+    "--steps", metavar="LIST", help="steps of the checkpoints, in place of --last"
+  )
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   outputs.check_new(args.output, "--output=")
   if args.last < 1:
@@ -52,7 +54,8 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
   """Write a workdir with the mean of a run's checkpoints; return their steps.
 
   Args:
-    last: how many of the newest, unless `steps` names them.
+    last: number of newest checkpoints, if `steps` is None.
+    steps: steps of the checkpoints.
   Raises:
     UserError: the workdir holds no run, has adapters, or lacks a step.
   """
@@ -84,14 +87,11 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
     )
   if not steps:
     raise UserError(f"--workdir: {workdir} has no checkpoint yet; train first")
-  mean = None
-  for number, step in enumerate(steps, 1):
+  _, mean = run.restore(steps[0])
+  for count, step in enumerate(steps[1:], 2):
     _, arrays = run.restore(step)
-    mean = (
-      arrays
-      if mean is None
-      else {name: x + (arrays[name] - x) / number for name, x in mean.items()}
-    )
+    for name, x in mean.items():
+      mean[name] = x + (arrays[name] - x) / count
   tree = {f"params/{name}": x for name, x in mean.items()}
   tree["step"] = jax.device_put(np.int32(steps[-1]), run.rules.replicated)
   imported_weights.write_imported_workdir(output, run.config, run.vocabulary, steps[-1], nest(tree))

@@ -1,4 +1,4 @@
-"""Measures one part of the system on this machine.
+"""Measure one part of the system on this machine.
 
 Example:
   python -m tools.benchmark data
@@ -18,17 +18,17 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
-  "images": "images through the input pipeline, against decoding alone and torchvision where "
-  "installed",
-  "store": "a token store of any size, by default a simulated one of 10^12 tokens",
+  "images": "images through the input pipeline, against decoding alone and, if installed, "
+  "torchvision",
+  "store": "reads of a token store, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: its randomness and cost",
   "step": "the train step, against the machine's own matrix multiplication",
-  "fine_tune": "a step of fine-tuning BERT, in turns with PyTorch where it is installed",
-  "decode": "greedy decoding, against PyTorch where it is installed",
-  "memory": "a step with its loss in chunks, and with all logits",
-  "marks": "the steps whose speed other systems publish, in a table, with profiles",
-  "loop": "cost of the loop beside its steps, and of a save",
-  "resume": "from the start of the command to the next step, and a run killed again and again",
+  "fine_tune": "a step of fine-tuning BERT, alternating with PyTorch if it is installed",
+  "decode": "greedy decoding, against PyTorch if it is installed",
+  "memory": "memory of a step with its loss in chunks, against all logits at once",
+  "marks": "steps for which other systems publish their speed, in a table, with profiles",
+  "loop": "cost of the training loop around its steps, and of a save",
+  "resume": "time from the start of the command to the next step, also of a run that is killed",
 }
 
 
@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int | None:
     if argv[:1] == [name]:  # import only the benchmark that runs
       subject = importlib.import_module(f"{__package__}.{name}")
       subject.add_arguments(subparser)
-  return subject.main(parser.parse_args(argv)) if subject else parser.parse_args(argv) and None
+  args = parser.parse_args(argv)
+  return subject.main(args) if subject else None
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark data --objective=...`: raw tokens per second through the input
-pipeline."""
+"""Measure the raw tokens per second of the input pipeline (`python -m tools.benchmark data`)."""
 
 import argparse
 import importlib.metadata
@@ -97,14 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action="append",
     default=[],
     metavar="KEY=VALUE",
-    help="an argument of the objective's task, such as inputs_length=1024; repeatable",
+    help="argument of the objective's task, such as inputs_length=1024; repeatable",
   )
   parser.add_argument(
     "--store",
-    help="a store made by tools.prepare_data (default: a synthetic one of random tokens, in a "
-    "temporary directory)",
+    help="store made by tools.prepare_data (default: a temporary store of random tokens)",
   )
-  parser.add_argument("--split", default="train", help="the split of --store (default: train)")
+  parser.add_argument("--split", default="train", help="split of --store (default: train)")
   parser.add_argument(
     "--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)"
   )
@@ -155,8 +153,10 @@ def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float
 def _rates(
   args: argparse.Namespace, built: task.Task, raw_tokens: float
 ) -> tuple[list[float], list[float]]:
-  """Raw tokens per second in every repeat; MB of memory in use before the first repeat and after
-  each."""
+  """Return raw tokens per second in every repeat, and MB of memory.
+
+  Memory is that in use before the first repeat and after each.
+  """
   batches = loader.train_batches(
     built, batch_size=args.batch_size, seed=0, start_step=args.start_step
   )
@@ -174,7 +174,7 @@ def _rates(
 
 
 def _megabytes() -> float | None:
-  """Memory of this process without mapped files, which the page cache can reclaim."""
+  """Return the memory of this process without mapped files, which the page cache can reclaim."""
   try:
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
@@ -190,31 +190,21 @@ def _measure(
   opened: float,
   **figures: Any,
 ) -> None:
-  _first_batch(built, args.batch_size, 0)  # leaves out TensorFlow's own start-up
+  """Measure a task's pipeline; print the method and the figures as JSON.
+
+  Args:
+    words: description of the task.
+    raw_tokens: number of tokens of the store that an example reads.
+    opened: seconds that opening the store took.
+    figures: further figures to print.
+  """
+  _first_batch(built, args.batch_size, 0)  # excludes the start-up of TensorFlow
   first = {}
   for step in (0, _FAR_STEP) * args.repeats:
     first.setdefault(step, []).append(_first_batch(built, args.batch_size, step))
   load = os.getloadavg()[0]
   rates, memory = _rates(args, built, raw_tokens)
-  where = args.store or f"a synthetic store of {args.tokens:,} random tokens"
-  shapes = ", ".join(
-    f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items()
-  )
-  print(
-    f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, "
-    f"batches of {args.batch_size} as numpy arrays on the host, consumed as fast as they come by "
-    f"one process. After 50 batches of warm-up, {args.repeats} repeats of {args.steps} batches; "
-    f"the figure is the median repeat. Raw tokens are tokens of the store, {args.batch_size} * "
-    f"{raw_tokens:g} a batch."
-  )
-  print(
-    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
-    f"the store itself was opened and checked in {opened:.2f} s."
-  )
-  print(
-    f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure "
-    "needs idle cores."
-  )
+  _print_method(args, built, words, raw_tokens, opened, load)
   median = statistics.median(rates)
   if "weighted_rate" in figures:
     figures["of_weighted_rate"] = round(median / figures["weighted_rate"], 3)
@@ -248,9 +238,41 @@ def _measure(
   )
 
 
+def _print_method(
+  args: argparse.Namespace,
+  built: task.Task,
+  words: str,
+  raw_tokens: float,
+  opened: float,
+  load: float,
+) -> None:
+  """Print how the figures of `_measure` were obtained."""
+  store = args.store or f"a synthetic store of {args.tokens:,} random tokens"
+  shapes = ", ".join(
+    f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items()
+  )
+  print(
+    f"Method: {words} from {store}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, "
+    f"batches of {args.batch_size} as numpy arrays on the host, consumed as fast as they come by "
+    f"one process. After 50 batches of warm-up, {args.repeats} repeats of {args.steps} batches; "
+    f"the figure is the median repeat. Raw tokens are tokens of the store, {args.batch_size} * "
+    f"{raw_tokens:g} a batch."
+  )
+  print(
+    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
+    f"the store itself was opened and checked in {opened:.2f} s."
+  )
+  print(
+    f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure "
+    "needs idle cores."
+  )
+
+
 def _measure_mixture(args: argparse.Namespace, store: str) -> None:
-  """Measure every part alone, then the mixture, next to the rate of parts that alternate at no
-  cost."""
+  """Measure each part alone, then the mixture.
+
+  The rate of the mixture is compared with the rate of parts that alternate without a cost.
+  """
   begin = time.perf_counter()
   parts = {
     label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))

@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark decode`: greedy decoding, and PyTorch's `generate` where torch is
-installed."""
+"""Measure greedy decoding, against PyTorch if installed (`python -m tools.benchmark decode`)."""
 
 import argparse
 import json
@@ -19,7 +18,7 @@ from t5x_like.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)"
+    "--config", default="configs/t5/base.py:small", help="recipe (default: %(default)s)"
   )
   parser.add_argument(
     "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
@@ -33,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--new", type=int, default=64, help="tokens to generate (default: %(default)s)"
   )
-  parser.add_argument("--repeats", type=int, default=7, help="times of each (default: %(default)s)")
+  parser.add_argument("--repeats", type=int, default=7, help="timed calls (default: %(default)s)")
   parser.add_argument(
     "--dtypes",
     default="float32,bfloat16",
-    help="that both systems compute in, one after another (default: %(default)s)",
+    help="compute dtypes of both systems, one after another (default: %(default)s)",
   )
 
 
@@ -45,7 +44,7 @@ def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for a recipe whose model generates nothing."""
   if min(args.batch, args.inputs, args.new, args.repeats) < 1:
     raise UserError("--batch, --inputs, --new, --repeats: expected at least 1 each")
-  torch_too = all(map(util.find_spec, ("torch", "transformers")))
+  with_torch = all(map(util.find_spec, ("torch", "transformers")))
   dtypes = args.dtypes.split(",")
   threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   runs: dict[str, Callable[[], np.ndarray]] = {}
@@ -53,9 +52,9 @@ def main(args: argparse.Namespace) -> None:
     for dtype in dtypes:
       config = recipes.load(args.config, [f"model.dtype={dtype}", "model.dropout=0.0", *args.set])
       runs[f"t5x_like {dtype}"], tokens = _ours(
-        config, args, folder if torch_too and dtype == dtypes[0] else None
+        config, args, folder if with_torch and dtype == dtypes[0] else None
       )
-      if torch_too:
+      if with_torch:
         runs[f"pytorch {dtype}"] = _theirs(folder, tokens, args, dtype, threads)
     print(
       f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts "
@@ -66,21 +65,11 @@ def main(args: argparse.Namespace) -> None:
       f"on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
-    first_outputs = {
-      name: run() for name, run in runs.items()
-    }  # the first call compiles and allocates
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    busy: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(args.repeats):
-      for name, run in runs.items():
-        start = time.perf_counter()
-        cpu = time.process_time()
-        run()
-        seconds[name].append(time.perf_counter() - start)
-        busy[name].append(time.process_time() - cpu)
-  medians, cpu_medians = (
-    {name: statistics.median(x) for name, x in all.items()} for all in (seconds, busy)
-  )
+    # The first call compiles and allocates.
+    first_outputs = {name: run() for name, run in runs.items()}
+    seconds, cpu_seconds = _time_calls(runs, args.repeats)
+  medians = {name: statistics.median(times) for name, times in seconds.items()}
+  cpu_medians = {name: statistics.median(times) for name, times in cpu_seconds.items()}
   figures = {
     "tokens_per_second": {name: args.batch * args.new / median for name, median in medians.items()},
     "seconds": medians,
@@ -93,47 +82,79 @@ def main(args: argparse.Namespace) -> None:
   }
   for name, median in medians.items():
     print(f"{name:20} {median:7.3f} s, {cpu_medians[name]:7.3f} processor seconds")
-  if torch_too:
-    figures["times_pytorch"] = _ratios(medians)
-    figures["times_pytorch_by_processor"] = _ratios(cpu_medians)
-    figures["same_tokens"] = {
-      dtype: float(np.mean(first_outputs[f"t5x_like {dtype}"] == first_outputs[f"pytorch {dtype}"]))
-      for dtype in dtypes
-    }
+  if with_torch:
+    figures |= _compare_with_pytorch(medians, cpu_medians, first_outputs, dtypes)
     figures["versions"] |= {name: metadata.version(name) for name in ("torch", "transformers")}
-    for name, times in figures["times_pytorch"].items():
-      by_cpu = figures["times_pytorch_by_processor"][name]
-      print(
-        f"{name}: {times:.2f} times as fast ({by_cpu:.2f} in processor seconds, which others "
-        "disturb less)"
-      )
-    print(
-      "the same tokens: "
-      + ", ".join(f"{name} {same:.1%}" for name, same in figures["same_tokens"].items())
-    )
   else:
     print("torch and transformers are not installed (the extra `parity`)")
   print(json.dumps(figures), flush=True)
 
 
-def _ratios(times: dict[str, float]) -> dict[str, float]:
-  """Return the factors by which ours is faster than PyTorch, for each pair of dtypes."""
-  our_times, pytorch_times = (
-    {name.split()[1]: t for name, t in times.items() if name.startswith(kind)}
-    for kind in ("t5x_like", "pytorch")
-  )
+def _time_calls(
+  runs: dict[str, Callable[[], np.ndarray]], repeats: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+  """Return the wall seconds and the processor seconds of alternating calls."""
+  seconds: dict[str, list[float]] = {name: [] for name in runs}
+  cpu_seconds: dict[str, list[float]] = {name: [] for name in runs}
+  for _ in range(repeats):
+    for name, run in runs.items():
+      start = time.perf_counter()
+      cpu_start = time.process_time()
+      run()
+      seconds[name].append(time.perf_counter() - start)
+      cpu_seconds[name].append(time.process_time() - cpu_start)
+  return seconds, cpu_seconds
+
+
+def _compare_with_pytorch(
+  medians: dict[str, float],
+  cpu_medians: dict[str, float],
+  first_outputs: dict[str, np.ndarray],
+  dtypes: list[str],
+) -> dict[str, dict[str, float]]:
+  """Print and return the ratios of both systems' times, and the share of equal tokens."""
+  ratios = _ratios(medians)
+  cpu_ratios = _ratios(cpu_medians)
+  for name, ratio in ratios.items():
+    print(
+      f"{name}: {ratio:.2f} times as fast ({cpu_ratios[name]:.2f} in processor seconds, which "
+      "others disturb less)"
+    )
+  same_tokens = {}
+  for dtype in dtypes:
+    is_same = first_outputs[f"t5x_like {dtype}"] == first_outputs[f"pytorch {dtype}"]
+    same_tokens[dtype] = float(np.mean(is_same))
+  shares = ", ".join(f"{dtype} {share:.1%}" for dtype, share in same_tokens.items())
+  print(f"the same tokens: {shares}")
   return {
-    f"{a} against PyTorch's {b}": pytorch_times[b] / our_times[a]
-    for a in our_times
-    for b in pytorch_times
+    "times_pytorch": ratios,
+    "times_pytorch_by_processor": cpu_ratios,
+    "same_tokens": same_tokens,
   }
+
+
+def _ratios(times: dict[str, float]) -> dict[str, float]:
+  """Return the factors by which t5x_like is faster than PyTorch, for each pair of dtypes."""
+  ratios = {}
+  for name, seconds in times.items():
+    system, dtype = name.split()
+    if system == "pytorch":
+      continue
+    for other_name, other_seconds in times.items():
+      other_system, other_dtype = other_name.split()
+      if other_system == "pytorch":
+        ratios[f"{dtype} against PyTorch's {other_dtype}"] = other_seconds / seconds
+  return ratios
 
 
 def _ours(
   config, args: argparse.Namespace, folder: str | None
 ) -> tuple[Callable[[], np.ndarray], np.ndarray]:
-  """Return our greedy decoding of a batch, and the batch's tokens; save the weights into the
-  folder."""
+  """Return a function that decodes a batch with t5x_like, and the batch's tokens.
+
+  Args:
+    folder: directory to save the weights into, or None.
+  """
   import jax
 
   from t5x_like.decoding.generate import greedy
@@ -153,15 +174,15 @@ def _ours(
       f"--config={args.config}: the model is an encoder, which generates nothing; "
       "give another recipe"
     )
-  made = jax.jit(lambda key: params.arrays(parts.make_model(key)))(jax.random.key(0))
+  weights = jax.jit(lambda key: params.arrays(parts.make_model(key)))(jax.random.key(0))
   if folder is not None:
-    hf.save(params.with_arrays(parts.model, made), folder)
+    hf.save(params.with_arrays(parts.model, weights), folder)
   tokens = np.random.default_rng(0).integers(
     10, config.model.vocab_size - 200, (args.batch, args.inputs), np.int32
   )
   side = "encoder" if hasattr(parts.model, "encode") else "decoder"
 
-  runner = Runner(parts.model, parts.rules, made, args.batch).transform(prepare_for_decoding)
+  runner = Runner(parts.model, parts.rules, weights, args.batch).transform(prepare_for_decoding)
 
   @jax.jit
   def run(arrays, batch):
@@ -174,6 +195,7 @@ def _ours(
 def _theirs(
   folder: str, tokens: np.ndarray, args: argparse.Namespace, dtype: str, threads: int
 ) -> Callable[[], np.ndarray]:
+  """Return a function that decodes the tokens with transformers and the weights in a folder."""
   import torch
   import transformers
 
@@ -181,10 +203,12 @@ def _theirs(
   transformers.utils.logging.disable_progress_bar()
   torch.set_num_threads(threads)
   config = transformers.AutoConfig.from_pretrained(folder)
-  is_encoder_decoder = config.is_encoder_decoder
-  model_class = (
-    transformers.AutoModelForSeq2SeqLM if is_encoder_decoder else transformers.AutoModelForCausalLM
-  )
+  if config.is_encoder_decoder:
+    model_class = transformers.AutoModelForSeq2SeqLM
+    prompt_length = 1
+  else:
+    model_class = transformers.AutoModelForCausalLM
+    prompt_length = tokens.shape[1]
   model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
   model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
   inputs = torch.tensor(tokens, dtype=torch.long)
@@ -194,7 +218,7 @@ def _theirs(
 
   def run() -> np.ndarray:
     with torch.inference_mode():
-      found = model.generate(inputs, **options).numpy()
-    return found[:, 1 if is_encoder_decoder else tokens.shape[1] :]
+      outputs = model.generate(inputs, **options).numpy()
+    return outputs[:, prompt_length:]
 
   return run

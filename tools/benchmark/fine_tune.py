@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark fine_tune`: a step of fine-tuning BERT, in turns with PyTorch's where
-it is installed."""
+"""Measure a fine-tuning step of BERT, against PyTorch if it is installed."""
 
 import argparse
 import dataclasses
@@ -31,31 +30,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--shapes", default="32x64,12x192", help="examples x tokens of a step (default: 32x64,12x192)"
   )
-  parser.add_argument("--steps", type=int, default=15, help="steps to time of each (default: 15)")
+  parser.add_argument("--steps", type=int, default=15, help="steps to time (default: 15)")
   parser.add_argument(
-    "--threads", type=int, default=2, help="cores to run on (default: 2, or fewer if there are)"
+    "--threads", type=int, default=2, help="cores to run on (default: 2, or all if there are fewer)"
   )
-  parser.add_argument("--dropout", type=float, default=0.1, help="rate (default: 0.1)")
+  parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate (default: 0.1)")
+
+
+def _parse_shapes(text: str) -> list[tuple[int, int]]:
+  """Return the (examples, tokens) of `32x64,12x192`, or [] if a pair is malformed."""
+  shapes = []
+  for pair in text.split(","):
+    examples, _, tokens = pair.partition("x")
+    if not (examples.isdecimal() and tokens.isdecimal() and int(examples) and int(tokens)):
+      return []
+    shapes.append((int(examples), int(tokens)))
+  return shapes
 
 
 def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for shapes or numbers that cannot be used."""
-  try:
-    shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
-    if (
-      any(len(shape) != 2 or min(shape) < 1 for shape in shapes)
-      or min(args.steps, args.threads) < 1
-    ):
-      raise ValueError
-  except ValueError:
+  shapes = _parse_shapes(args.shapes)
+  if not shapes or min(args.steps, args.threads) < 1:
     raise UserError(
       "--shapes: expected pairs such as 32x64,12x192, and --steps and --threads of at least 1"
-    ) from None
+    )
   cores = sorted(os.sched_getaffinity(0))[: args.threads]
-  os.sched_setaffinity(0, cores)  # before jax and torch make their threads
-  os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-  )  # torch's would spin, and be charged for waiting on a busy machine
+  os.sched_setaffinity(0, cores)  # before jax and torch start their threads
+  # Threads of torch would otherwise spin while they wait, which counts as processor time.
+  os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
   from t5x_like.runtime import process
 
   process.prepare()
@@ -93,7 +96,7 @@ def main(args: argparse.Namespace) -> None:
 def _compare(
   args: argparse.Namespace, batch: int, length: int, threads: int, peers: bool
 ) -> dict[str, float]:
-  """Return the medians of both sides, and the ratio of ours to PyTorch's."""
+  """Return the median times of both systems and the ratio of t5x_like's to PyTorch's."""
   runs = {"t5x_like": _ours(args, batch, length)}
   if peers:
     runs["pytorch"] = _theirs(args, batch, length, threads)
@@ -128,6 +131,7 @@ def _compare(
 
 
 def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], None]:
+  """Return a function that runs a training step of t5x_like."""
   import jax
 
   variant = dataclasses.asdict(dataclasses.replace(bert.VARIANTS["bert-base-uncased"], dims=_DIMS))
@@ -152,6 +156,7 @@ def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], Non
 
 
 def _theirs(args: argparse.Namespace, batch: int, length: int, threads: int) -> Callable[[], None]:
+  """Return a function that runs a training step of PyTorch and transformers."""
   import torch
   import transformers
 

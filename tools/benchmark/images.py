@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark images`: images through the input pipeline, beside decoding alone and
-torchvision."""
+"""Measure the input pipeline of images, against decoding alone and torchvision."""
 
 import argparse
 import concurrent.futures
@@ -33,25 +32,31 @@ _AUGMENTATIONS = {
     "mixing": {"mixup": 0.8, "cutmix": 1.0},
   },
 }
-_BESIDE = ("crop", "deit")  # the recipes that `torchvision_images` knows
+_TORCHVISION_RECIPES = ("crop", "deit")  # augmentations of `torchvision_images`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--source", help="of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)"
+    "--source",
+    help="source of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)",
   )
-  parser.add_argument("--split", default="train")
+  parser.add_argument("--split", default="train", help="split of --source (default: train)")
   parser.add_argument(
-    "--images", type=int, default=512, help="how many images are made (default: 512)"
+    "--images", type=int, default=512, help="number of generated images (default: 512)"
   )
   parser.add_argument(
-    "--augmentations", default="crop", choices=_AUGMENTATIONS, help="default: crop"
+    "--augmentations",
+    default="crop",
+    choices=_AUGMENTATIONS,
+    help="augmentations of the pipeline (default: crop)",
   )
-  parser.add_argument("--resolution", type=int, default=224)
-  parser.add_argument("--batch_size", type=int, default=64)
+  parser.add_argument(
+    "--resolution", type=int, default=224, help="side of the images in pixels (default: 224)"
+  )
+  parser.add_argument("--batch_size", type=int, default=64, help="images in a batch (default: 64)")
   parser.add_argument("--steps", type=int, default=30, help="batches in each repeat (default: 30)")
-  parser.add_argument("--repeats", type=int, default=3)
+  parser.add_argument("--repeats", type=int, default=3, help="repeats (default: 3)")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -69,25 +74,38 @@ def main(args: argparse.Namespace) -> None:
       "image_classification", **_AUGMENTATIONS[args.augmentations], **arguments, **normal
     )
     images = store.open_store(source, args.split, cache=cache)
-    encoded = images.read(np.arange(min(images.num_images, 2048)))
-    with_torchvision = (
-      not args.source and args.augmentations in _BESIDE and importlib.util.find_spec("torchvision")
-    )
     load = os.getloadavg()[0]
-    limit = []
-    pipeline = []
-    cpu = []
-    torchvision_cpu = []
-    for _ in range(args.repeats):  # turn and turn about, as the machine may get slower or faster
-      limit.append(_rate(_decode_batches(encoded, args.batch_size), args)[0])
-      rate, busy = _rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args)
-      pipeline.append(rate)
-      cpu.append(busy)
-      if with_torchvision:
-        torchvision_cpu.append(_torchvision(directory, args))
-  where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
+    repeats = _measure(args, built, images, directory)
+  _print_method(args, images.num_images, load)
+  print(json.dumps(_figures(args, repeats, load)), flush=True)
+
+
+def _measure(args, built: task.Task, images, directory: str) -> dict[str, list[float]]:
+  """Return the rates and the CPU milliseconds of every repeat, by system."""
+  encoded = images.read(np.arange(min(images.num_images, 2048)))
+  with_torchvision = (
+    not args.source
+    and args.augmentations in _TORCHVISION_RECIPES
+    and importlib.util.find_spec("torchvision")
+  )
+  repeats = {"pipeline": [], "limit": [], "cpu_ms": [], "torchvision_cpu_ms": []}
+  for _ in range(args.repeats):  # alternating, as the machine's speed may change
+    limit, _ = _rate(_decode_batches(encoded, args.batch_size), args)
+    batches = loader.train_batches(built, batch_size=args.batch_size, seed=0)
+    rate, cpu_ms = _rate(batches, args)
+    repeats["limit"].append(limit)
+    repeats["pipeline"].append(rate)
+    repeats["cpu_ms"].append(cpu_ms)
+    if with_torchvision:
+      repeats["torchvision_cpu_ms"].append(_torchvision(directory, args))
+  return repeats
+
+
+def _print_method(args: argparse.Namespace, num_images: int, load: float) -> None:
+  """Print how the figures are obtained."""
+  source = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
   print(
-    f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but "
+    f"Method: {num_images:,} images, {source}. The limit is tf.data with nothing but "
     "`decode_image` on encoded bytes in memory, parallel calls AUTOTUNE. The pipeline reads, "
     f"decodes, augments ({args.augmentations}) and batches {args.batch_size} x {args.resolution} "
     f"x {args.resolution} as float32 on the host. After 3 batches of warm-up, {args.repeats} "
@@ -99,46 +117,41 @@ def main(args: argparse.Namespace) -> None:
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures "
     "need idle cores."
   )
-  medians = {
-    "images_per_second": statistics.median(pipeline),
-    "decode_limit": statistics.median(limit),
-    "cpu_ms": statistics.median(cpu),
+
+
+def _figures(
+  args: argparse.Namespace, repeats: dict[str, list[float]], load: float
+) -> dict[str, object]:
+  """Return the medians and the circumstances of the measurement."""
+  rate = statistics.median(repeats["pipeline"])
+  limit = statistics.median(repeats["limit"])
+  cpu_ms = statistics.median(repeats["cpu_ms"])
+  figures = {
+    "images_per_second": round(rate, 2),
+    "decode_limit": round(limit, 2),
+    "cpu_ms": round(cpu_ms, 2),
   }
-  if torchvision_cpu:
-    medians["torchvision_cpu_ms"] = statistics.median(torchvision_cpu)
-  print(
-    json.dumps(
-      {name: round(value, 2) for name, value in medians.items()}
-      | (
-        {"of_torchvision": round(medians["cpu_ms"] / medians["torchvision_cpu_ms"], 2)}
-        if torchvision_cpu
-        else {}
-      )
-      | {
-        "of_limit": round(medians["images_per_second"] / medians["decode_limit"], 3),
-        "repeats": {
-          name: [round(x, 2) for x in each]
-          for name, each in (
-            ("pipeline", pipeline),
-            ("limit", limit),
-            ("cpu_ms", cpu),
-            ("torchvision_cpu_ms", torchvision_cpu),
-          )
-        },
-        "augmentations": args.augmentations,
-        "resolution": args.resolution,
-        "batch_size": args.batch_size,
-        "cpu_count": os.cpu_count(),
-        "load_average": round(load, 2),
-        "tensorflow": tf.__version__,
-      }
-    ),
-    flush=True,
-  )
+  if repeats["torchvision_cpu_ms"]:
+    torchvision_cpu_ms = statistics.median(repeats["torchvision_cpu_ms"])
+    figures["torchvision_cpu_ms"] = round(torchvision_cpu_ms, 2)
+    figures["of_torchvision"] = round(cpu_ms / torchvision_cpu_ms, 2)
+  return figures | {
+    "of_limit": round(rate / limit, 3),
+    "repeats": {name: [round(x, 2) for x in values] for name, values in repeats.items()},
+    "augmentations": args.augmentations,
+    "resolution": args.resolution,
+    "batch_size": args.batch_size,
+    "cpu_count": os.cpu_count(),
+    "load_average": round(load, 2),
+    "tensorflow": tf.__version__,
+  }
 
 
 def _write_images(folder: pathlib.Path, number: int) -> str:
-  """Return a folder of smooth random JPEGs, with about as many bytes per pixel as photographs."""
+  """Write smooth random JPEGs with about as many bytes per pixel as photographs.
+
+  Returns the name of their source.
+  """
   from PIL import Image
 
   (folder / "pictures" / "a").mkdir(parents=True)
@@ -158,13 +171,13 @@ def _write_images(folder: pathlib.Path, number: int) -> str:
 
 def _decode_batches(encoded: np.ndarray, batch_size: int):
   """Yield empty batches after decoding as many images as a batch has."""
-  data = (
-    tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)
-  )
-  data = data.map(
-    lambda one: tf.shape(tf.io.decode_image(one, 3, expand_animations=False))[0], tf.data.AUTOTUNE
-  )
-  return iter(data.batch(batch_size).prefetch(tf.data.AUTOTUNE))
+
+  def decode(image: tf.Tensor) -> tf.Tensor:
+    return tf.shape(tf.io.decode_image(image, 3, expand_animations=False))[0]
+
+  heights = tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist()))
+  heights = heights.repeat().shuffle(256, seed=0).map(decode, tf.data.AUTOTUNE)
+  return iter(heights.batch(batch_size).prefetch(tf.data.AUTOTUNE))
 
 
 def _rate(batches, args: argparse.Namespace) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""`python -m tools.benchmark loop`: cost of the training loop beside its steps, and delay by a
-save."""
+"""Measure the cost of the training loop around its steps, and the delay by a save."""
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -16,13 +16,70 @@ from t5x_like.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)"
+    "--config", default="configs/t5/quickstart.py", help="recipe (default: %(default)s)"
   )
   parser.add_argument(
     "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
   )
   parser.add_argument("--steps", type=int, default=60, help="steps to time (default: %(default)s)")
   parser.add_argument("--saves", type=int, default=4, help="saves to time (default: %(default)s)")
+
+
+@dataclasses.dataclass
+class _Times:
+  """Seconds of the loop.
+
+  Attributes:
+    host: processor seconds of the loop's thread in every step.
+    wall: wall seconds of every step, including its save.
+    save_calls: wall seconds of the call that saves, by the index of its step.
+  """
+
+  host: list[float] = dataclasses.field(default_factory=list)
+  wall: list[float] = dataclasses.field(default_factory=list)
+  save_calls: dict[int, float] = dataclasses.field(default_factory=dict)
+
+
+def _time_steps(run, steps: int, every: int) -> _Times:
+  """Time the steps of a run that saves once in `every` steps, after a warm-up with a save."""
+  for _ in range(5):
+    run.advance()
+  run.drain()
+  run.save()
+  run.session.wait_for_save()
+  run.advance()
+  run.drain()
+  times = _Times()
+  for index in range(steps - 1):
+    start = time.perf_counter()
+    thread_start = time.thread_time()
+    run.advance()
+    times.host.append(time.thread_time() - thread_start)
+    if index % every == every // 2:
+      run.drain()
+      save_start = time.perf_counter()
+      run.save()
+      times.save_calls[index] = time.perf_counter() - save_start
+    times.wall.append(time.perf_counter() - start)
+  run.drain()
+  return times
+
+
+def _step_and_stall(times: _Times) -> tuple[float, float]:
+  """Return the seconds of a step, and the seconds by which a save delays the loop.
+
+  A save delays its own step and the next one, so pairs of steps are compared.
+  """
+  saving_pairs = []
+  usual_pairs = []
+  for index in range(len(times.wall) - 1):
+    pair = times.wall[index] + times.wall[index + 1]
+    if index in times.save_calls:
+      saving_pairs.append(pair)
+    elif not {index - 1, index + 1} & times.save_calls.keys():
+      usual_pairs.append(pair)
+  step = statistics.median(usual_pairs) / 2
+  return step, statistics.median(saving_pairs) - 2 * step
 
 
 def main(args: argparse.Namespace) -> None:
@@ -38,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
   from t5x_like.training.resolve import resolve
 
   process.prepare()
-  # a step in this thread would count as the loop's time
+  # A step that runs in this thread would count as the loop's time.
   jax.config.update("jax_cpu_enable_async_dispatch", True)
   config = resolve(recipe)
   every = args.steps // args.saves
@@ -55,38 +112,10 @@ def main(args: argparse.Namespace) -> None:
     flush=True,
   )
   with tempfile.TemporaryDirectory() as workdir, open_training_run(config, workdir) as run:
-    for _ in range(5):
-      run.advance()
-    run.drain()
-    run.save()
-    run.session.wait_for_save()
-    run.advance()
-    run.drain()
-    host = []
-    wall = []
-    saving = []
-    for i in range(args.steps - 1):
-      start = time.perf_counter()
-      thread_start = time.thread_time()
-      run.advance()
-      host.append(time.thread_time() - thread_start)
-      if i % every == every // 2:
-        save_start = time.perf_counter()
-        run.drain()
-        drained = time.perf_counter()
-        run.save()
-        saving.append((i, time.perf_counter() - drained, drained - save_start))
-      wall.append(time.perf_counter() - start)
-    run.drain()
-    saved = {i for i, _, _ in saving}
-    saving_pairs = [wall[i] + wall[i + 1] for i in saved if i + 1 < len(wall)]
-    usual_pairs = [
-      a + b for i, (a, b) in enumerate(zip(wall, wall[1:])) if not {i - 1, i, i + 1} & saved
-    ]
-    step = statistics.median(usual_pairs) / 2
-  host_seconds = statistics.median(host)
-  stall = statistics.median(saving_pairs) - 2 * step
-  blocked = statistics.median(seconds for _, seconds, _ in saving)
+    times = _time_steps(run, args.steps, every)
+  step, stall = _step_and_stall(times)
+  host_seconds = statistics.median(times.host)
+  blocked = statistics.median(times.save_calls.values())
   print(
     f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's "
     f"({host_seconds / 0.5:.2%} of a step of 0.5 s); a save holds the loop up for {stall:.3f} s "

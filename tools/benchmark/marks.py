@@ -1,8 +1,7 @@
-"""`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after
-another, on one device.
+"""Measure the training steps for which other systems publish their speed, on one device.
 
-It builds its models without a recipe or a data set, and so needs only jax, flax, optax and numpy: a
-GPU image that has no TensorFlow will do.
+The benchmark builds its models without a recipe or a data set. It needs only jax, flax, optax and
+numpy, so a GPU image without TensorFlow is sufficient.
 """
 
 import argparse
@@ -61,15 +60,15 @@ def _images(rows: int, resolution: int) -> Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-  """A step whose speed is known.
+  """A training step with a published speed.
 
   Attributes:
     family, variant, objective, optimizer: names in `models/`, `objectives/` and `OPTIMIZERS`.
     batch: shape and dtype of every feature.
-    small: another variant and batch, to try the command on a CPU.
+    small: smaller variant and batch, with which the command can be tried on a CPU.
     model: further arguments of the model.
     vocab_size: rows of the token table, if the model has one.
-    published: the speed of others.
+    published: speed of other systems.
   """
 
   family: str
@@ -134,10 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--quantization", default="none", help="as config.model.design.quantization (default: none)"
   )
   parser.add_argument(
-    "--here", action="store_true", help="measure in this process the one mark that --only names"
+    "--here", action="store_true", help="measure the mark that --only names in this process"
   )
   parser.add_argument(
-    "--minutes", type=float, default=8, help="of all marks; later ones are left out (default: 8)"
+    "--minutes",
+    type=float,
+    default=8,
+    help="time limit of all marks; later marks are left out (default: 8)",
   )
   kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
@@ -149,7 +151,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure each in a process of its own and print a table; raise UserError if none is measured."""
+  """Measure each mark in a separate process and print a table.
+
+  Raises:
+    UserError: no mark could be measured.
+  """
   chosen = [name for name in MARKS if not args.only or args.only.lower() in name.lower()]
   if not chosen:
     raise UserError(
@@ -183,8 +189,10 @@ def _warmup(args: argparse.Namespace) -> int:
 
 
 def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict | None:
-  """Return the figures of a mark, from a process with the device to itself; None if it failed,
-  after its output."""
+  """Measure a mark in a new process and return its figures.
+
+  A process that fails or exceeds `seconds` gives None after its output is printed.
+  """
   print(f"\n=== {name}", flush=True)
   if seconds <= 0:
     print("left out: --minutes are over")
@@ -194,7 +202,8 @@ def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict |
   flags = [
     f"--{flag}={getattr(args, flag)}" for flag in ("steps", "remat", "quantization", "output")
   ]
-  flags += ["--small"] * args.small
+  if args.small:
+    flags.append("--small")
   command = [sys.executable, "-m", __package__, "marks", "--here", f"--only={name}", *flags]
   with tempfile.TemporaryFile("w+") as err:
     try:
@@ -204,12 +213,12 @@ def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict |
     except subprocess.TimeoutExpired:
       print(f"stopped: --minutes are over after {seconds:.0f} s of it")
       return None
-    err.seek(0)
-    print(
-      done.stdout,
-      end="" if done.returncode == 0 else f"{err.read()[-3000:]}\nexit code {done.returncode}\n",
-    )
-  return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+    print(done.stdout, end="")
+    if done.returncode:
+      err.seek(0)
+      print(f"{err.read()[-3000:]}\nexit code {done.returncode}")
+      return None
+  return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measure(name: str, args: argparse.Namespace) -> None:
@@ -300,6 +309,7 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
 
 
 def _table(figures_by_step: dict[str, dict | None]) -> str:
+  """Return the figures as a Markdown table."""
   lines = [
     "| step | s | examples/s | tokens/s | of matmul | MFU | GB | published |",
     "|" + "---|" * 8,

@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark memory`: memory of a step with its loss in chunks, and with an array
-of all logits."""
+"""Measure the memory of a training step with its loss in chunks, and with all logits at once."""
 
 import argparse
 import dataclasses
@@ -14,7 +13,7 @@ _OVERRIDES = ("model.layers=scan", "model.remat=full", "model.dropout=0.0")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)"
+    "--config", default="configs/t5/base.py:small", help="recipe (default: %(default)s)"
   )
   parser.add_argument(
     "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
@@ -28,67 +27,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     nargs="+",
     default=[32_128, 128_256],
     metavar="N",
-    help="sizes (default: %(default)s)",
+    help="sizes of the vocabulary (default: %(default)s)",
   )
 
 
 class _Delegate:
-  """Pass every attribute on to `of`."""
+  """Forwards every attribute to another object."""
 
-  def __init__(self, of):
-    self._of = of
+  def __init__(self, delegate):
+    self._delegate = delegate
 
   def __getattr__(self, name):
-    return getattr(self._of, name)
+    return getattr(self._delegate, name)
 
 
 class _AllLogits(_Delegate):
-  """A model whose logits are computed before the objective sees them."""
+  """A model that computes all logits before its objective reads them."""
 
   def outputs(self, *arguments):
     from t5x_like.nn.vocabulary_logits import materialise_logits
 
-    return materialise_logits(self._of.outputs(*arguments))
+    return materialise_logits(self._delegate.outputs(*arguments))
 
 
-class _OfAllLogits(_Delegate):
-  """An objective of such a model."""
+class _AllLogitsObjective(_Delegate):
+  """An objective that reads all logits of its model at once."""
 
   def __call__(self, model, *arguments):
-    return self._of(_AllLogits(model), *arguments)
+    return self._delegate(_AllLogits(model), *arguments)
 
 
 def main(args: argparse.Namespace) -> None:
-  """Compile, and print a table and the figures; raise UserError for a recipe that cannot be
-  used."""
+  """Compile the step, and print a table and the figures.
+
+  Raises:
+    UserError: the recipe cannot be used.
+  """
   if min(args.batch, *args.vocabularies) < 1:
     raise UserError("--batch, --vocabularies: expected at least 1 each")
   print(
     f"Method: the training step of {args.config} with {' '.join(_OVERRIDES)} is compiled for this "
-    "machine, not run: as"
-    " it is, and with a loss that gets all logits of the batch at once. Gigabytes are "
-    "temporaries, as the compiler"
-    " counts them: neither parameters nor the optimizer's state.\n\n"
+    "machine and not run: once as it is, once with a loss that reads all logits of the batch at "
+    "once. Gigabytes are the compiler's temporaries, without parameters and optimizer state.\n\n"
     "| vocabulary | chunks | all logits | an array of them |\n" + "|---" * 4 + "|",
     flush=True,
   )
   gigabytes = {}
   for vocab in args.vocabularies:
-    chunks, all_logits, logits = gigabytes[vocab] = _measure_vocabulary(args, vocab)
+    chunks, all_logits, logits = _measure_vocabulary(args, vocab)
+    gigabytes[vocab] = {"chunks": chunks, "all_logits": all_logits, "logits": logits}
     print(f"| {vocab:,} | {chunks:.2f} GB | {all_logits:.2f} GB | {logits:.2f} GB |", flush=True)
-  print(
-    json.dumps(
-      {
-        vocab: dict(zip(("chunks", "all_logits", "logits"), row))
-        for vocab, row in gigabytes.items()
-      }
-    )
-  )
+  print(json.dumps(gigabytes))
 
 
 def _measure_vocabulary(args: argparse.Namespace, vocab: int) -> tuple[float, float, float]:
-  """Return gigabytes of temporaries with chunks and with all logits, and of one float32 array of
-  all logits."""
+  """Return gigabytes of temporaries with chunks, of temporaries with all logits, and of all logits.
+
+  The last is the size of a float32 array of all logits.
+  """
   import jax
 
   from t5x_like.planning import steps
@@ -98,7 +94,7 @@ def _measure_vocabulary(args: argparse.Namespace, vocab: int) -> tuple[float, fl
   config, task = steps.resolve(recipes.load(args.config, changes), jax.default_backend(), None)
   parts = build_parts(config)
   temporaries = []
-  for objective in (parts.objective, _OfAllLogits(parts.objective)):
+  for objective in (parts.objective, _AllLogitsObjective(parts.objective)):
     step = steps.make("train", config, dataclasses.replace(parts, objective=objective), task)
     temporaries.append(step.lower().compile().memory_analysis().temp_size_in_bytes / 1e9)
   tokens = max(x.size for name, x in step.batch.items() if name.endswith("target_tokens"))

@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark permutation`: randomness and cost of an epoch's order, compared with
-TensorFlow's."""
+"""Measure the randomness and the cost of an epoch's order, compared with TensorFlow's."""
 
 import argparse
 import json
@@ -88,17 +87,17 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _scores(permute: randomness.Permute, seed: int) -> dict[int, dict[str, float]]:
-  return {
-    size: {
-      name: round(float(scores[np.abs(scores).argmax()]), 1)
-      for name, scores in randomness.study(permute, size, seed).items()
-    }
-    for size in _SIZES
-  }
+  """Return the largest deviation of each group of tests by size of the corpus."""
+  largest: dict[int, dict[str, float]] = {}
+  for size in _SIZES:
+    largest[size] = {}
+    for name, scores in randomness.study(permute, size, seed).items():
+      largest[size][name] = round(float(scores[np.abs(scores).argmax()]), 1)
+  return largest
 
 
 def _table(title: str, rows: dict[str, dict[str, str]]) -> None:
-  """Print Markdown; `rows` holds the cells of each row by column."""
+  """Print a Markdown table; `rows` holds the cells of each row by column."""
   columns = list(dict.fromkeys(column for row in rows.values() for column in row))
   print(f"\n| {' | '.join([title, *columns])} |\n|{'---|' * (len(columns) + 1)}")
   for name, row in rows.items():
@@ -107,6 +106,7 @@ def _table(title: str, rows: dict[str, dict[str, str]]) -> None:
 
 
 def _costs(permutations: dict[str, randomness.Permute]) -> dict[str, dict[str, float]]:
+  """Return nanoseconds per index by case and permutation."""
   costs = {}
   for size in _COST_SIZES:
     for batch in _BATCHES:
@@ -128,6 +128,7 @@ def _costs(permutations: dict[str, randomness.Permute]) -> dict[str, dict[str, f
 
 
 def _call(permute: randomness.Permute, size: int):
+  """Return a traced function that permutes indices [B] of epochs [B]."""
   call = tf.function(lambda index_B, epoch_B: permute(index_B, random.row_keys(0, epoch_B), size))
   call(tf.zeros([1], tf.int64), tf.zeros([1], tf.int64))
   return call

@@ -1,11 +1,11 @@
-"""Where the time of a profiled step went: the device's kernels by kind."""
+"""Divide the time of a profiled step by kind of kernel."""
 
 import collections
 import pathlib
 import re
 
-# The first that occurs in a kernel's name decides: names of cuBLAS, cuDNN, NCCL, XLA, YNNPACK,
-# Pallas and Triton.
+# The first pattern that matches a kernel's name gives its kind. Names are those of cuBLAS, cuDNN,
+# NCCL, XLA, YNNPACK, Pallas and Triton.
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
   "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",
@@ -20,11 +20,11 @@ _KINDS = {
 def milliseconds(folder: pathlib.Path) -> dict[str, float]:
   """Return device milliseconds of a trace by kind of kernel, the longest first.
 
-  Of a GPU or TPU, the kernels of its streams; of a CPU, the operations of all threads, which work
-  side by side, so that the sum is processor time.
+  On a GPU or TPU the kernels of all streams count. On a CPU the operations of all threads count,
+  which run at the same time, so the sum is processor time.
 
   Args:
-    folder: that was given to `jax.profiler.trace`.
+    folder: directory of the trace, as given to `jax.profiler.trace`.
   """
   from jax.profiler import ProfileData
 
@@ -38,14 +38,14 @@ def milliseconds(folder: pathlib.Path) -> dict[str, float]:
         continue
       for event in line.events:
         stats = dict(event.stats)
-        # these hold others
+        # Control flow contains other operations and does not count.
         if devices or "hlo_op" in stats and not re.match(r"while|call|conditional", event.name):
           total[kind(f"{event.name} {stats.get('hlo_op', '')}")] += event.duration_ns / 1e6
   return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def kind(name: str) -> str:
-  """Return the kind of a kernel, from its name; "other" of one that says nothing."""
+  """Return the kind of a kernel by its name, or "other"."""
   for kind, pattern in _KINDS.items():
     if re.search(pattern, name, re.IGNORECASE):
       return kind

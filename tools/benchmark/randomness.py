@@ -1,4 +1,4 @@
-"""Statistical tests of permutations of range(size): is an epoch's order like a random order?
+"""Test statistically whether permutations of range(size) are like random permutations.
 
 Each test gives normal scores, deviations from the expectation in standard deviations, so that one
 two-sided threshold holds for all: an order can be too even as well as too uneven. Expectations and
@@ -29,8 +29,7 @@ Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 
 def sizes() -> list[int]:
-  """Return sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real
-  corpora."""
+  """Return sizes from 2 to 2^62: powers of two with both neighbours, and sizes of real corpora."""
   powers = [
     *range(1, 11),
     12,
@@ -64,35 +63,37 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small),
   first places those of 4,096 consecutive seeds.
   """
-  found = {}
+  scores_by_test = {}
   epochs = max(_EPOCHS, 2 * _PLACES // size)
-  first_EN, other_EN = (orders(permute, size, key, epochs) for key in (seed, seed + 1))
+  first_EN = orders(permute, size, seed, epochs)
+  other_EN = orders(permute, size, seed + 1, epochs)
   places_EN = np.concatenate([first_EN, other_EN])
   if size >= 8:
-    found["lags 1 to 64"] = lags = lag_scores(places_EN, size)[0]
+    lags, _ = lag_scores(places_EN, size)
+    scores_by_test["lags 1 to 64"] = lags
     if size > 16 * LAGS:
-      found["lags together"] = _chi_square_score((lags**2).sum(), len(lags))[0]
-    found["runs"] = runs_score(places_EN)
+      scores_by_test["lags together"] = _chi_square_score((lags**2).sum(), len(lags))[0]
+    scores_by_test["runs"] = runs_score(places_EN)
   if size >= 2 * _REGIONS**2:
-    found["batches over regions"] = region_score(places_EN, size)[0]
+    scores_by_test["batches over regions"] = region_score(places_EN, size)[0]
   if size <= 2 * _REGIONS**2:
-    found["place by index"] = place_score(places_EN)
+    scores_by_test["place by index"] = place_score(places_EN)
   if size >= 3:
-    found["epochs"] = agreement_score(first_EN[:-1], first_EN[1:], size)
-    found["neighbouring seeds"] = agreement_score(first_EN, other_EN, size)
+    scores_by_test["epochs"] = agreement_score(first_EN[:-1], first_EN[1:], size)
+    scores_by_test["neighbouring seeds"] = agreement_score(first_EN, other_EN, size)
   if 3 <= size < random.LARGEST_SIZE:
     grown_EN = orders(permute, size + 1, seed, epochs)[:, : first_EN.shape[1]]
-    found["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
+    scores_by_test["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
   key_S = keys_of_seeds(seed, _SEEDS)
   ends = [0, min(1, size - 1), size - 1]
   first_S, second_S, last_S = (
     permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends
   )
-  found["first place over seeds"] = uniform_score(first_S, size)
-  found["last place over seeds"] = uniform_score(last_S, size)
+  scores_by_test["first place over seeds"] = uniform_score(first_S, size)
+  scores_by_test["last place over seeds"] = uniform_score(last_S, size)
   if size >= 3:
-    found["first two over seeds"] = pair_score(first_S, second_S, size)
-  return {name: np.atleast_1d(scores) for name, scores in found.items()}
+    scores_by_test["first two over seeds"] = pair_score(first_S, second_S, size)
+  return {name: np.atleast_1d(scores) for name, scores in scores_by_test.items()}
 
 
 def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
@@ -111,9 +112,15 @@ def keys_of_seeds(seed: int, count: int) -> tf.Tensor:
 
 
 def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Score serial correlations of places, around the end, at lags 1, 2, ...; return normal scores
-  and correlations."""
-  centred_EN, (square, _, _) = _center(places_EN, size), _moments(size)
+  """Score serial correlations of places at lags 1, 2, ..., up to `LAGS`.
+
+  Orders are circular: the last place is followed by the first.
+
+  Returns:
+    Normal scores and correlations, one of each per lag.
+  """
+  centred_EN = _center(places_EN, size)
+  square, _, _ = _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
   product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[
@@ -133,8 +140,10 @@ def runs_score(places_EN: np.ndarray) -> float:
 
 
 def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
-  """Score batches over equal regions of the corpus: normal score, and chi-square by its degrees of
-  freedom."""
+  """Score how evenly batches cover equal regions of the corpus.
+
+  Returns the normal score, and chi-square divided by its degrees of freedom.
+  """
   half = places_EN[:, : max(1, min(places_EN.shape[1], size // 2))]
   batch = min(_BATCH, size // 4)
   regions = min(_REGIONS, batch // 8)
@@ -162,10 +171,13 @@ def place_score(places_EN: np.ndarray) -> float:
 def agreement_score(
   one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_size: int | None = None
 ) -> float:
-  """Score the correlation between orders that should be independent, index by index, of one size or
-  two."""
+  """Score the correlation, index by index, between orders that should be independent.
+
+  The orders may have two sizes, `size` and `other_size`.
+  """
   other_size = other_size or size
-  (square, _, pair), (other_square, _, other_pair) = _moments(size), _moments(other_size)
+  square, _, pair = _moments(size)
+  other_square, _, other_pair = _moments(other_size)
   epochs, count = one_EN.shape
   product = (_center(one_EN, size) * _center(other_EN, other_size)).sum()
   return product / math.sqrt(
@@ -214,18 +226,21 @@ def _center(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def _moments(size: int) -> tuple[float, float, float]:
-  """Return, of centred places, the mean square, the mean fourth power, the mean product of two
-  different ones."""
+  """Return moments of centred places.
+
+  They are the mean square, the mean fourth power and the mean product of two different places.
+  """
   square = (1 - 1 / size**2) / 12
-  return square, (1 - 1 / size**2) * (3 - 7 / size**2) / 240, -square / (size - 1)
+  fourth = (1 - 1 / size**2) * (3 - 7 / size**2) / 240
+  return square, fourth, -square / (size - 1)
 
 
 def _serial_moments(size: int, count: int) -> tuple[float, float]:
-  """Return mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn
-  without replacement.
+  """Return mean and variance of the sum over i of x[i] * x[(i + lag) % count].
 
-  After Wald and Wolfowitz (1943), who draw all: pairs of the `count` products are identical, share
-  a factor, or share none. Exact if no lag is half of `count` or more.
+  x is drawn without replacement. The derivation follows Wald and Wolfowitz (1943), who draw all
+  values: pairs of the `count` products are identical, share a factor, or share none. The result is
+  exact if all lags are below half of `count`.
   """
   square, fourth, pair = _moments(size)
   same = (size * square**2 - fourth) / (size - 1)
@@ -247,7 +262,7 @@ def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.n
 
 
 def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:
-  """Return the normal score, and chi-square by its degrees of freedom."""
+  """Return the normal score, and chi-square divided by its degrees of freedom."""
   by_freedom = chi_square / freedom
   spread = 2 / (9 * freedom)
   return (by_freedom ** (1 / 3) - (1 - spread)) / math.sqrt(spread), by_freedom

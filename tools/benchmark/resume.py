@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark resume`: from the start of the command to the next step, and a run
-that is killed again and again."""
+"""Measure the time from the start of the command to the next step, also of runs that are killed."""
 
 import argparse
 import json
@@ -21,7 +20,7 @@ _STEP = re.compile(r"^step (\d+)/(\d+) ")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)"
+    "--config", default="configs/t5/quickstart.py", help="recipe (default: %(default)s)"
   )
   parser.add_argument(
     "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
@@ -33,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--repeats", type=int, default=3, help="starts to time (default: %(default)s)"
   )
   parser.add_argument(
-    "--kills", type=int, default=0, help="then kill the run so often, and tell how far it gets"
+    "--kills", type=int, default=0, help="afterwards kill the run so often and report its steps"
   )
   parser.add_argument(
     "--after", default="20:40", metavar="A:B", help="seconds until a kill (default: %(default)s)"
   )
-  parser.add_argument("--seed", type=int, default=0, help="of the kills' moments")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the kills' moments (default: 0)")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -81,24 +80,24 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _command(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> list[str]:
-  words = [
-    f"--config={args.config}",
-    f"--workdir={workdir}",
-    f"--config.total_steps={total}",
-    "--config.log_every=1",
-  ]
+  """Return the command that trains up to step `total`."""
   return [
     sys.executable,
     "-m",
     "t5x_like.train",
-    *words,
+    f"--config={args.config}",
+    f"--workdir={workdir}",
+    f"--config.total_steps={total}",
+    "--config.log_every=1",
     *(f"--config.{change}" for change in args.set),
   ]
 
 
 def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple[float, float]:
-  """Train up to step `total`; return (seconds until the end, seconds until the line of the first
-  step)."""
+  """Train up to step `total`.
+
+  Returns the seconds until the end and the seconds until the line of the first step.
+  """
   begin = time.perf_counter()
   first = None
   tail = []
@@ -118,7 +117,7 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
 def _kill_runs(
   args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]
 ) -> list[int]:
-  """Return the saved step after each kill."""
+  """Start and kill the run repeatedly; return the saved step after each kill."""
   draw = random.Random(args.seed)
   reached = []
   for _ in range(args.kills):

@@ -1,5 +1,4 @@
-"""`python -m tools.benchmark step`: the train step of any recipe, against the machine's own matrix
-multiplication."""
+"""Measure the training step of a recipe against the machine's matrix multiplication."""
 
 import argparse
 import json
@@ -15,7 +14,7 @@ _OVERRIDES = ("model.dropout=0.0",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/base.py:small")
+  parser.add_argument("--config", required=True, help="recipe, such as configs/t5/base.py:small")
   parser.add_argument(
     "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
   )
@@ -26,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--inputs", type=int, default=128, help="encoder tokens of encoder-decoders (default: 128)"
   )
-  parser.add_argument("--targets", type=int, default=32, help="their decoder tokens (default: 32)")
+  parser.add_argument(
+    "--targets", type=int, default=32, help="decoder tokens of encoder-decoders (default: 32)"
+  )
   parser.add_argument(
     "--dtype", default="auto", help="compute dtype (default: float32 on CPU, else bfloat16)"
   )
@@ -35,23 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--profile",
     metavar="DIRECTORY",
-    help="also keep a trace of three steps here, and break it down",
+    help="directory for a trace of three steps, which is divided by kind of work",
   )
 
 
 def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for a recipe that cannot be used."""
-  if (
-    min(args.batch, args.length or 1, args.inputs, args.targets, args.steps) < 1 or args.warmup < 0
-  ):
+  sizes = (args.batch, args.length or 1, args.inputs, args.targets, args.steps)
+  if min(sizes) < 1 or args.warmup < 0:
     raise UserError(
       "--batch, --length, --inputs, --targets, --steps: expected at least 1 each, "
       "--warmup at least 0"
     )
   config = recipes.load(args.config, [f"batch_size={args.batch}", f"model.dtype={args.dtype}"])
-  keys = ("inputs_length", "targets_length") if "inputs_length" in config.task else ("length",)
-  values = (args.inputs, args.targets) if "inputs_length" in config.task else (args.length,)
-  shape = [f"task.{key}={value}" for key, value in zip(keys, values) if value]
+  shape = []
+  if "inputs_length" in config.task:
+    shape = [f"task.inputs_length={args.inputs}", f"task.targets_length={args.targets}"]
+  elif args.length:
+    shape = [f"task.length={args.length}"]
   overrides = [
     *_OVERRIDES,
     f"model.dtype={args.dtype}",
@@ -66,12 +68,12 @@ def main(args: argparse.Namespace) -> None:
 
   process.prepare()
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
-  read = compilation.count_positions(batch)
+  counts = compilation.count_positions(batch)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, "
     f"dtype={config.model.dtype}. One step of the training loop (forward, backward, "
     f"{config.optimizer.name}, metrics), compiled as the loop compiles it, on a fixed batch of "
-    f"{read['positions']:,} {read.get('of', 'random tokens')}. "
+    f"{counts['positions']:,} {counts.get('of', 'random tokens')}. "
     + timing.METHOD.format(warmup=args.warmup, steps=args.steps),
     flush=True,
   )
@@ -83,8 +85,12 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _compile(config, args: argparse.Namespace):
-  """Return the loop's compiled step for this recipe, and its arguments: a batch of random
-  tokens."""
+  """Compile the training step of a recipe.
+
+  Returns:
+    The resolved config, the compiled step, a state, a batch of random tokens, the FLOPs of the
+    model in a step, and the seconds of compilation.
+  """
   import jax
 
   from t5x_like.planning import steps

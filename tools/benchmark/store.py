@@ -1,10 +1,9 @@
-"""`python -m tools.benchmark store`: opening a token store of any size and reading random windows
-of it.
+"""Measure how fast a token store opens and gives random windows.
 
-By default the store is simulated: every shard's tokens are a sparse file, which has the size of a
-real one but no blocks on disk, and every shard links to one real file of document ends. Nothing is
-in the page cache at first, so every window pays for opening its file and reading it through the
-file system.
+By default the store is simulated. The tokens of every shard are a sparse file, which has the size
+of a real one but no blocks on disk, and every shard links to one real file of document ends. The
+page cache is empty at first, so every window includes the costs of opening its file and of reading
+it through the file system.
 """
 
 import argparse
@@ -35,40 +34,48 @@ from .data import synthetic_store
 
 _INPUTS_LENGTH = 512
 _WINDOW = 568
-_SMALL = 10**7  # tokens in the store to compare with
+_SMALL = 10**7  # tokens of the small store, to which the large one is compared
 _SPLIT = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument(
-    "--tokens", type=_count, default=10**12, help="in the simulated store (default: 1e12)"
+    "--tokens", type=_count, default=10**12, help="tokens of the simulated store (default: 1e12)"
   )
   parser.add_argument(
-    "--shards", type=_count, default=10**5, help="in the simulated store (default: 1e5)"
+    "--shards", type=_count, default=10**5, help="shards of the simulated store (default: 1e5)"
   )
   parser.add_argument(
-    "--documents", type=_count, default=10**10, help="in the simulated store (default: 1e10)"
+    "--documents",
+    type=_count,
+    default=10**10,
+    help="documents of the simulated store (default: 1e10)",
   )
   parser.add_argument(
-    "--directory", help="where to make it; removed afterwards (default: a temporary directory)"
+    "--directory",
+    help="directory for the simulated store, which is removed afterwards (default: a temporary "
+    "directory)",
   )
   parser.add_argument(
     "--store",
     help="measure this store instead, local or remote: the --output of tools.prepare_data",
   )
-  parser.add_argument("--split", default=_SPLIT, help="the split of --store (default: train)")
+  parser.add_argument("--split", default=_SPLIT, help="split of --store (default: train)")
   parser.add_argument(
-    "--open_files", type=_count, default=1024, help="the limit of open files (default: 1024)"
+    "--open_files", type=_count, default=1024, help="limit of open files (default: 1024)"
   )
-  parser.add_argument("--batch_size", type=_count, default=128)
+  parser.add_argument(
+    "--batch_size", type=_count, default=128, help="examples in a batch (default: 128)"
+  )
   parser.add_argument(
     "--steps", type=_count, default=400, help="batches measured in each repeat (default: 400)"
   )
-  parser.add_argument("--repeats", type=_count, default=3)
+  parser.add_argument("--repeats", type=_count, default=3, help="repeats (default: 3)")
 
 
 def _count(text: str) -> int:
+  """Parse the value of a flag that takes a whole number of at least 1, such as 1e5."""
   value = float(text)
   if value < 1 or value != int(value):
     raise argparse.ArgumentTypeError(
@@ -84,12 +91,11 @@ def main(args: argparse.Namespace) -> None:
   try:
     resource.setrlimit(resource.RLIMIT_NOFILE, (args.open_files, limits[1]))
     begin = time.perf_counter()
-    making = multiprocessing.get_context("spawn").Process(
-      target=_make, args=(directory, args)
-    )  # its memory is not ours
-    making.start()
-    making.join()
-    if making.exitcode:
+    # A process of its own, because its memory must not count.
+    process = multiprocessing.get_context("spawn").Process(target=_make, args=(directory, args))
+    process.start()
+    process.join()
+    if process.exitcode:
       raise UserError(
         f"{directory}: no store could be made there; see above, or choose another --directory"
       )
@@ -103,6 +109,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _make(directory: pathlib.Path, args: argparse.Namespace) -> None:
+  """Make the small store and, unless `--store` names another, the simulated one."""
   try:
     synthetic_store(directory / "small" / _SPLIT, _SMALL)
     if args.store is None:
@@ -115,12 +122,13 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
   """Make a store of sparse files.
 
   Args:
-    path: the directory to make.
-    tokens, shards, documents: numbers in the store, rounded down to a multiple of the shards.
+    path: directory of the new store.
+    tokens, documents: sizes of the store, rounded down to a multiple of the shards.
+    shards: number of shards.
 
   Raises:
-    UserError: there are fewer documents than shards or tokens than documents, or the files cannot
-      be made.
+    UserError: there are fewer documents than shards, fewer tokens than documents, or the files
+      cannot be made.
   """
   path = pathlib.Path(path)
   per_shard = tokens // shards
@@ -145,7 +153,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
       file = path / item_ends / f"{shard:08d}"
       try:
         os.link(linked or "", file)
-      except OSError:  # the first one, or the file system's limit of links to a file
+      except OSError:  # the first file, or a file system's limit of links to a file
         file.write_bytes(ends_D.tobytes())
         linked = file
     digests = {values: "0" * 64, item_ends: "0" * 64}  # as many bytes as real ones, and not checked
@@ -174,26 +182,57 @@ def _measure(
   tokens = TokenStore.open(path, verify="size")
   opened = time.perf_counter() - begin
   shards = tokens.manifest.num_shards
+  creation = f", made of sparse files in {creation_seconds:.1f} s" if creation_seconds else ""
   print(
     f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and "
-    f"{tokens.num_documents:,} documents"
-    + (f", made of sparse files in {creation_seconds:.1f} s" if creation_seconds else "")
-    + f"; {tokens.verification}."
+    f"{tokens.num_documents:,} documents{creation}; {tokens.verification}."
   )
   windows = _windows_rates(args, tokens)
   lookups = _lookup_rate(args, tokens)
-  built = {
-    name: task.build(
-      "span_corruption", split, store=where, inputs_length=_INPUTS_LENGTH, verify="size"
-    )
-    for name, where, split in (("store", store, args.split), ("small", small, _SPLIT))
-  }
-  first = _pipeline_rate(args, built["store"])
-  rates: dict[str, list[float]] = {name: [] for name in built}
+  large_task = _span_corruption(store, args.split)
+  small_task = _span_corruption(small, _SPLIT)
+  first = _pipeline_rate(args, large_task)
+  large_rates = []
+  small_rates = []
   for _ in range(args.repeats):  # alternating, so that other load on the machine affects both
-    for name, built_task in built.items():
-      rates[name].append(_pipeline_rate(args, built_task))
-  store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
+    large_rates.append(_pipeline_rate(args, large_task))
+    small_rates.append(_pipeline_rate(args, small_task))
+  store_rate = statistics.median(large_rates)
+  small_rate = statistics.median(small_rates)
+  _print_method(args)
+  manifest_bytes = None
+  if "://" not in path:
+    manifest_bytes = len((pathlib.Path(path) / manifests.FILE).read_bytes())
+  figures = {
+    "tokens": tokens.num_tokens,
+    "shards": shards,
+    "documents": tokens.num_documents,
+    "open_seconds": round(opened, 3),
+    "manifest_bytes": manifest_bytes,
+    "window_tokens_per_second_first": round(windows[0]),
+    "window_tokens_per_second_again": round(statistics.median(windows[1:])),
+    "document_lookups_per_second": round(lookups),
+    "raw_tokens_per_second_first": round(first),
+    "raw_tokens_per_second_again": round(store_rate),
+    "raw_tokens_per_second_small_store": round(small_rate),
+    "of_small_store": round(store_rate / small_rate, 3),
+    "open_files_limit": args.open_files,
+    "open_files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None,
+    "peak_megabytes": _megabytes("VmHWM"),
+    "peak_megabytes_before_opening": before,
+    "load_average": round(os.getloadavg()[0], 2),
+  }
+  print(json.dumps(figures), flush=True)
+
+
+def _span_corruption(store: str, split: str) -> task.Task:
+  return task.build(
+    "span_corruption", split, store=store, inputs_length=_INPUTS_LENGTH, verify="size"
+  )
+
+
+def _print_method(args: argparse.Namespace) -> None:
+  """Print how the figures of `_measure` are obtained."""
   print(
     f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, "
     f"{args.batch_size} in a batch, {args.steps} batches, read by {os.cpu_count()} threads: for "
@@ -203,36 +242,10 @@ def _measure(
     f"{_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} "
     f"on {os.cpu_count()} cores."
   )
-  print(
-    json.dumps(
-      {
-        "tokens": tokens.num_tokens,
-        "shards": shards,
-        "documents": tokens.num_documents,
-        "open_seconds": round(opened, 3),
-        "manifest_bytes": len((pathlib.Path(path) / manifests.FILE).read_bytes())
-        if "://" not in path
-        else None,
-        "window_tokens_per_second_first": round(windows[0]),
-        "window_tokens_per_second_again": round(statistics.median(windows[1:])),
-        "document_lookups_per_second": round(lookups),
-        "raw_tokens_per_second_first": round(first),
-        "raw_tokens_per_second_again": round(store_rate),
-        "raw_tokens_per_second_small_store": round(small_rate),
-        "of_small_store": round(store_rate / small_rate, 3),
-        "open_files_limit": args.open_files,
-        "open_files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None,
-        "peak_megabytes": _megabytes("VmHWM"),
-        "peak_megabytes_before_opening": before,
-        "load_average": round(os.getloadavg()[0], 2),
-      }
-    ),
-    flush=True,
-  )
 
 
 def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
-  """Return tokens per second of random windows, the first time and again."""
+  """Return tokens per second of random windows, first from the disk and then from the cache."""
   starts = np.random.default_rng(0).integers(
     0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size)
   )
@@ -247,7 +260,7 @@ def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
 
 
 def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
-  """Return documents per second, found by one of their tokens."""
+  """Return the number of documents per second that are found by one of their tokens."""
   places = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
   begin = time.perf_counter()
   for places_B in places:

@@ -1,5 +1,4 @@
-"""The time of a compiled training step, against the machine's own matrix multiplication, and where
-it went."""
+"""Time a compiled training step against the machine's matrix multiplication, and profile it."""
 
 import os
 import pathlib
@@ -33,13 +32,18 @@ def measure(
   warmup: int,
   trace: str | None,
 ) -> dict:
-  """Time a step and print the result in words; return the figures, which JSON can hold.
+  """Time a step, print a summary and return the figures as values of JSON.
 
   Args:
     compiled: `(state, batch) -> (state, metrics)`, which may donate the state.
+    state: state of the first step.
+    batch: arrays of the batch, the same in every step.
+    model_flops: FLOPs of the model in a step.
     dtype: compute dtype.
-    trace: directory of a trace of three further steps, which is broken down by kind of work; None
-      for no trace.
+    steps: number of timed steps.
+    warmup: number of steps before these.
+    trace: directory for a trace of three further steps, which is divided by kind of work; None for
+      no trace.
   """
   import jax
 
@@ -49,14 +53,7 @@ def measure(
   for _ in range(warmup):
     state, metrics = compiled(state, batch)
   jax.block_until_ready(state)
-  seconds = []
-  cpu = os.times()
-  for _ in range(steps):
-    start = time.perf_counter()
-    state, metrics = compiled(state, batch)
-    jax.block_until_ready((state, metrics))
-    seconds.append(time.perf_counter() - start)
-  cpu_seconds = sum(os.times()[:2]) - sum(cpu[:2])
+  state, metrics, seconds, cpu_seconds = _time_steps(compiled, state, batch, steps)
   after = device_peak.matmul_flops_per_second(dtype)
   median = statistics.median(seconds)
   matmul = max(before, after)
@@ -94,8 +91,22 @@ def measure(
   }
 
 
+def _time_steps(compiled: Callable, state, batch: dict, steps: int):
+  """Return the last state and metrics, the wall seconds of each step, and all CPU seconds."""
+  import jax
+
+  seconds = []
+  cpu_start = sum(os.times()[:2])
+  for _ in range(steps):
+    start = time.perf_counter()
+    state, metrics = compiled(state, batch)
+    jax.block_until_ready((state, metrics))
+    seconds.append(time.perf_counter() - start)
+  return state, metrics, seconds, sum(os.times()[:2]) - cpu_start
+
+
 def _profile_step(compiled: Callable, state, batch: dict, trace: str) -> dict[str, float]:
-  """Return, and print, milliseconds of a step by kind of work, from a trace of three."""
+  """Trace three steps; print and return the milliseconds of a step by kind of work."""
   import jax
 
   with jax.profiler.trace(trace):
@@ -109,10 +120,14 @@ def _profile_step(compiled: Callable, state, batch: dict, trace: str) -> dict[st
 
 
 def random_feature(name: str, feature, vocab_size: int) -> np.ndarray:
-  """Return a full row of one document: random tokens, weights of 1, positions from 0, labels of 0.
+  """Return rows of one document each: random tokens, weights of 1, positions from 0, labels of 0.
+
+  Images are ones.
 
   Args:
-    feature: its shape and dtype; images are ones.
+    name: name of the feature.
+    feature: shape and dtype of the feature.
+    vocab_size: bound of the token ids.
   """
   if feature.dtype == np.float32 or name.endswith("segment_ids"):
     return np.ones(feature.shape, feature.dtype)

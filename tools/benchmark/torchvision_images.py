@@ -1,9 +1,9 @@
-"""torchvision's side of `images`.
+"""Measure torchvision for the benchmark `images`.
 
   python -m tools.benchmark.torchvision_images FOLDER RECIPE RESOLUTION BATCH STEPS
 
-It has a process of its own, since torch must be imported before TensorFlow, and prints the CPU
-milliseconds that an image takes in one thread.
+It runs in a separate process, because torch must be imported before TensorFlow. It prints the CPU
+milliseconds per image of one thread.
 """
 
 import pathlib
@@ -19,17 +19,24 @@ _STD = (0.229, 0.224, 0.225)
 
 
 def main(folder: str, recipe: str, resolution: int, batch: int, steps: int) -> None:
-  """Measure after one batch of warm-up; mixup and CutMix are made in the batch."""
+  """Measure after one batch of warm-up; mixup and CutMix mix images of a batch."""
   torch.set_num_threads(1)
   bicubic = v2.InterpolationMode.BICUBIC
-  to = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-  crop = [
+  is_deit = recipe == "deit"
+  transforms = [
     v2.RandomResizedCrop(resolution, interpolation=bicubic, antialias=True),
     v2.RandomHorizontalFlip(),
   ]
-  deit = recipe == "deit"
-  steps_of = [*crop, *([v2.RandAugment(2, 9)] if deit else []), *to, v2.Normalize(_MEAN, _STD)]
-  change = v2.Compose([*steps_of, *([v2.RandomErasing(0.25, value="random")] if deit else [])])
+  if is_deit:
+    transforms.append(v2.RandAugment(2, 9))
+  transforms += [
+    v2.PILToTensor(),
+    v2.ToDtype(torch.float32, scale=True),
+    v2.Normalize(_MEAN, _STD),
+  ]
+  if is_deit:
+    transforms.append(v2.RandomErasing(0.25, value="random"))
+  augment = v2.Compose(transforms)
   mix = v2.RandomChoice(
     [v2.MixUp(alpha=0.8, num_classes=1000), v2.CutMix(alpha=1.0, num_classes=1000)]
   )
@@ -37,8 +44,8 @@ def main(folder: str, recipe: str, resolution: int, batch: int, steps: int) -> N
 
   def process_batch(step: int) -> None:
     names = [paths[(step * batch + row) % len(paths)] for row in range(batch)]
-    images = torch.stack([change(Image.open(name).convert("RGB")) for name in names])
-    if deit:
+    images = torch.stack([augment(Image.open(name).convert("RGB")) for name in names])
+    if is_deit:
       mix(images, torch.zeros(batch, dtype=torch.long))
 
   process_batch(0)
