@@ -62,6 +62,26 @@ ODD = [
     "㍿",
     "\ufffd",
   ),
+  # marks that stand alone, in an unusual order, or on letters of which NFKC composes another one
+  *(
+    "\u0301",
+    "\u0323",
+    "\u0327",
+    "\u0338",
+    "\u0344",
+    "\u20e3",
+    "e\u0301\u0323",
+    "ê\u0323",
+    "a\u0321\u0301",
+    "ﬁ\u0301",
+    "ש\u05bc\u05c1\u05b8",
+    "م\u0651\u064e",
+    "α\u0313\u0301\u0345",
+    "か\u3099",
+    "가\u11a8",
+    "～",
+    "▁\u0301",
+  ),
   *("😀", "👍🏽", "👨‍👩‍👧", "🇩🇪", "<0x41>", "##ing", "Ġ", "  ", "\r\n", "'s", "don't"),
 ]
 KINDS = (
@@ -76,7 +96,7 @@ KINDS = (
 
 
 def texts(count: int) -> list[str]:
-  """Random texts without special spellings and without marks that stand by themselves."""
+  """Return random texts without special spellings."""
   draw = random.Random(0)
   words = [word for script in SCRIPTS.values() for word in script.split()]
   drawn = []

@@ -6,7 +6,14 @@ itself.
 """
 
 import base64
+import collections
+import functools
+import sys
+import unicodedata
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds._pipelines import (
@@ -24,7 +31,25 @@ UNIGRAM = 1
 BPE = 2
 _BYTE_SPELLING = 6  # characters of a byte's piece, `<0x41>`
 _BYTE_CHARACTERS = "<0123456789ABCDEFx>"
-_NFKC = ("nmt_nfkc", "nfkc")  # names of normalisers
+_NFKC = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")  # names of normalisers
+# control characters that `nmt_nfkc` removes from texts
+_BARRIER = "\x01"
+_PLACEHOLDER = "\x02"
+_FULLWIDTH_TILDE = "\uff5e"  # SentencePiece keeps it; NFKC turns it into a tilde
+_LAST_MARK = "\u0345"  # the mark that canonical order puts behind all others
+# characters beside marks that belong to the cluster of the character before them
+_ZERO_WIDTH_JOINERS = "\u200c\u200d"
+_SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
+_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
+# a Korean syllable without a final consonant, and final consonants: no rule joins them
+_OPEN_SYLLABLES = "".join(map(chr, range(0xAC00, 0xD7A4, 28)))
+_FINALS = "\u11a8-\u11c2\u3133\u3135\u3136\u313a-\u3140\uffa3\uffa5\uffa6\uffaa-\uffb0"
+# the bits of a unit of a charsmap's trie that hold its byte, and the bit of a complete rule
+_LABEL = 0x800000FF
+_COMPLETE = 0x100
+# bounds for damaged tries: characters of a rule, and bytes of a character
+_MAX_RULE = 6
+_MAX_UTF8 = 4
 
 
 def needs_t5_tokenizer(proto) -> bool:
@@ -99,17 +124,17 @@ def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str
 
 def _normalizers(spec) -> list[dict[str, Any]]:
   steps = []
-  if spec.precompiled_charsmap:
-    charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+  charsmap = spec.precompiled_charsmap
+  if charsmap:
     if spec.name in _NFKC:
-      # The tokenizers library applies a charsmap to single characters and to short clusters, of
-      # which it drops a part. After NFKC none of these is left in ordinary text, decomposed Korean
-      # included.
-      steps.append({"type": "NFKC"})
-    steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+      steps += _nfkc(charsmap)
+    encoded = base64.b64encode(charsmap).decode()
+    steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    if spec.name in _NFKC:
+      steps.append(_replace(_BARRIER, ""))
   if spec.remove_extra_whitespaces:
-    steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
-    steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    steps.append(_replace_all(r"(?<![\s\S]) +| +(?![\s\S])", ""))
+    steps.append(_replace_all(" {2,}", " "))
   if spec.add_dummy_prefix:
     steps.append({"type": "Prepend", "prepend": " "})
   if spec.escape_whitespaces:
@@ -117,8 +142,113 @@ def _normalizers(spec) -> list[dict[str, Any]]:
   return steps
 
 
+def _nfkc(charsmap: bytes) -> list[dict[str, Any]]:
+  """Return the steps that compose characters as the rules of a charsmap do.
+
+  The tokenizers library applies a charsmap to single characters and to short clusters, of which it
+  drops a part; after NFKC, the rules of single characters suffice. NFKC by itself would reorder the
+  marks of a letter and compose it with any of them, whereas SentencePiece applies the longest rule
+  from the left. A barrier therefore stands before each mark that no rule joins to the characters
+  before it. Ids may differ for marks on letters that Unicode added since 2017, which the library's
+  NFKC does not know and, under `nfkc` and `nfkc_cf`, for U+0001, U+0002 and U+2581.
+  """
+  marks = _combining_marks()
+  letters = collections.defaultdict(set)
+  for rule in _rules_with_marks(charsmap, marks):
+    letters[rule[1:]].add(rule[0])
+  joined = []
+  for suffix, characters in sorted(letters.items()):
+    joined.append(f"{suffix[-1]}(?<={_character_class(characters)}{suffix})")
+  before_mark = rf"(?<=[\s\S])(?={_character_class(marks)})(?!{'|'.join(joined)})"
+  pattern = f"{before_mark}|(?<=[{_OPEN_SYLLABLES}])(?=[{_FINALS}])"
+  return [
+    _replace(_PLACEHOLDER, _BARRIER),
+    _replace(_FULLWIDTH_TILDE, _PLACEHOLDER),
+    _replace_all(pattern, _BARRIER),
+    {"type": "NFKC"},
+    _replace(_PLACEHOLDER, _FULLWIDTH_TILDE),
+  ]
+
+
+@functools.cache
+def _combining_marks() -> frozenset[str]:
+  """Return the characters that belong to the cluster of the character before them.
+
+  The tokenizers library's NFKC may move them or join them to others.
+  """
+  from tokenizers import normalizers
+
+  normalizer = normalizers.NFKC()
+  marks = {chr(i) for i in range(sys.maxunicode + 1) if unicodedata.category(chr(i))[0] == "M"}
+  marks.update(_ZERO_WIDTH_JOINERS, _SKIN_TONES, _TAGS)
+  for start in range(0x80, 0x20000, 0x80):
+    characters = [chr(i) for i in range(start, start + 0x80) if not 0xD800 <= i < 0xE000]
+    text = "\n".join(_LAST_MARK + character for character in characters)
+    for character, moved in zip(characters, normalizer.normalize_str(text).split("\n")):
+      if not moved.startswith(_LAST_MARK):
+        marks.add(character)
+  return frozenset(marks)
+
+
+def _rules_with_marks(charsmap: bytes, marks: frozenset[str]) -> list[str]:
+  """Return the texts that a charsmap replaces and that are a character and marks.
+
+  The table begins with the number of bytes of its trie, a double array as darts-clone writes it.
+  """
+  size = int.from_bytes(charsmap[:4], "little")
+  units = np.frombuffer(charsmap, "<u4", count=size // 4, offset=4).tolist()
+  following = collections.defaultdict(set)
+  for mark in marks:
+    spelling = mark.encode()
+    for i, byte in enumerate(spelling):
+      following[spelling[:i]].add(byte)
+  rules = []
+  pending = [(_children(units, 0), "", b"")]
+  while pending:
+    children, text, begun = pending.pop()
+    if len(text) == _MAX_RULE or len(begun) == _MAX_UTF8:
+      continue
+    for byte in following[begun] if text else range(1, 256):
+      i = children ^ byte
+      if i >= len(units) or units[i] & _LABEL != byte:
+        continue
+      spelling = begun + bytes([byte])
+      character = spelling.decode(errors="ignore")
+      if not character:
+        pending.append((_children(units, i), text, spelling))
+        continue
+      if text and units[i] & _COMPLETE:
+        rules.append(text + character)
+      pending.append((_children(units, i), text + character, b""))
+  return rules
+
+
+def _children(units: list[int], i: int) -> int:
+  """Return the number whose exclusive or with a byte is the index of that child of a unit."""
+  offset = (units[i] >> 10) << ((units[i] & 0x200) >> 6)
+  return i ^ offset
+
+
+def _character_class(characters: Iterable[str]) -> str:
+  """Return the expression of any of these characters."""
+  ranges = []
+  for code in sorted(map(ord, characters)):
+    if ranges and ranges[-1][-1] == code - 1:
+      ranges[-1] = (ranges[-1][0], code)
+    else:
+      ranges.append((code, code))
+  parts = []
+  for first, last in ranges:
+    parts.append(chr(first) if first == last else f"{chr(first)}-{chr(last)}")
+  return f"[{''.join(parts)}]"
+
+
 def _replace(old: str, new: str) -> dict[str, Any]:
   return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def _replace_all(expression: str, new: str) -> dict[str, Any]:
+  return {"type": "Replace", "pattern": {"Regex": expression}, "content": new}
 
 
 def _words(proto) -> dict[str, Any] | None:
