@@ -45,7 +45,7 @@ def poisoned(built, position, rows):
       batch = batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}}
     yield batch
 phases.iterate_batches = poisoned
-command_line.program(train.main)
+command_line.run_program(train.main)
 """
 
 
