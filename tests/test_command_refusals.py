@@ -499,7 +499,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.more
-def test_a_full_disk_at_a_save_leaves_earlier_checkpoints(untouched, compiled, tmp_path):
+def test_a_full_disk_at_a_save_leaves_earlier_checkpoints(untouched, tmp_path):
   """A process whose files may not grow leaves its checkpoints intact, and the run continues."""
   workdir = shutil.copytree(untouched, tmp_path / "run")
   before = contents(workdir / "checkpoints")
@@ -507,7 +507,7 @@ def test_a_full_disk_at_a_save_leaves_earlier_checkpoints(untouched, compiled, t
   process = subprocess.run(
     [sys.executable, "-c", LIMITED, *command(workdir, *flags)[3:]],
     cwd=REPO,
-    env=environment(8, compiled),
+    env=environment(8),  # a cache of programs could not grow either, of which jax warns
     capture_output=True,
     text=True,
   )
