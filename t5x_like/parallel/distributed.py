@@ -27,6 +27,7 @@ import jax
 from t5x_like import errors
 from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transient, one_line
 from t5x_like.files.streams import GuardedStream
+from t5x_like.parallel import jax_internals
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 KEY = "T5X_LIKE_JOB_KEY"  # a secret of the job; processes without the same one are ignored
@@ -177,9 +178,7 @@ def key_value_store():
   """Return the client of the coordinator's key-value store; None for a process on its own."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return None
-  from jax._src import distributed  # it has no public API
-
-  return distributed.global_state.client
+  return jax_internals.key_value_client()
 
 
 def _wait_for_key(store, key: str, seconds: float, late: str) -> str:
@@ -318,12 +317,8 @@ def _find_job(timeout_seconds: float) -> _Job | None:
 
 
 def _detect_job(timeout_seconds: float) -> _Job | None:
-  from jax._src import clusters  # the detection has no public API
-
   try:
-    detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-      None, None, None, None, None, int(timeout_seconds)
-    )
+    detected = jax_internals.detect_job(int(timeout_seconds))
   except Exception as error:
     raise UserError(
       "this looks like a cluster, but jax cannot read how many processes there are: "

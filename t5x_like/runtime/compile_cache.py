@@ -27,7 +27,7 @@ import jax
 
 from t5x_like import trust
 from t5x_like.errors import one_line
-from t5x_like.parallel import distributed
+from t5x_like.parallel import distributed, jax_internals
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _MIN_COMPILE_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
@@ -64,7 +64,7 @@ def enable(workdir: str) -> str:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
   _count_hits()
-  _write_checksums()
+  jax_internals.write_cache_checksums()
   path = pathlib.Path(jax.config.jax_compilation_cache_dir)
   if "://" in str(path):
     return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
@@ -159,22 +159,6 @@ def _machine() -> str:
   return f"cpu-{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
-def _write_checksums() -> None:
-  """Make jax end its cache entries with a checksum, which it compares on reading.
-
-  Entries of zlib have one anyway.
-  """
-  from jax._src import compilation_cache
-
-  if zstandard := getattr(compilation_cache, "zstandard", None):
-    compilation_cache.compress_executable = lambda x: zstandard.ZstdCompressor(
-      write_checksum=True
-    ).compress(x)
-  elif zstd := getattr(compilation_cache, "zstd", None):  # of Python 3.14
-    options = {zstd.CompressionParameter.checksum_flag: 1}
-    compilation_cache.compress_executable = lambda x: zstd.compress(x, options=options)
-
-
 def _remove_damaged(path: pathlib.Path) -> int:
   """Remove entries that cannot be decompressed; return their number."""
   removed = 0
@@ -202,10 +186,8 @@ def _trim(path: pathlib.Path) -> int:
 
 
 def _is_intact(entry: pathlib.Path) -> bool:
-  from jax._src import compilation_cache  # zstandard or zlib, whichever is installed
-
   try:
-    compilation_cache.decompress_executable(entry.read_bytes())
+    jax_internals.decompress_cache_entry(entry.read_bytes())
     return True
   except Exception:  # of the library's own type
     return False

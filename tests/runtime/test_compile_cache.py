@@ -8,6 +8,7 @@ import sys
 import pytest
 from jax._src import compilation_cache
 
+from t5x_like.parallel import jax_internals
 from t5x_like.runtime import compile_cache
 from tests.runs import REPO, environment
 
@@ -101,7 +102,7 @@ def test_every_flipped_bit_is_found(monkeypatch):
   monkeypatch.setattr(
     compilation_cache, "compress_executable", compilation_cache.compress_executable
   )
-  compile_cache._write_checksums()
+  jax_internals.write_cache_checksums()
   entry = compilation_cache.compress_executable(generator.randbytes(5_000) + b"code" * 5_000)
   for _ in range(300):
     with pytest.raises(Exception):  # noqa: B017 -- the library's own
