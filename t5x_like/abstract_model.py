@@ -64,12 +64,18 @@ def resolve_model(slot: str, values: ConfigDict, platform: str | None) -> Config
   return resolved
 
 
-def build_model(config: ConfigDict) -> tuple[nnx.Module, Callable[[jax.Array], nnx.Module]]:
-  """Return the abstract model of a resolved config, and the function that makes it from a key.
+def build_model(config: ConfigDict) -> nnx.Module:
+  """Return the abstract model of a resolved config; see `model_constructor`."""
+  return jax.eval_shape(model_constructor(config), jax.random.key(0))
 
-  It has adapters, a reference and further heads where the tuning and the objective need them.
+
+def model_constructor(config: ConfigDict) -> Callable[[jax.Array], nnx.Module]:
+  """Return the function that makes the model of a resolved config from a key.
+
+  The model has adapters, a reference and further heads where the tuning and the objective need
+  them.
   """
-  tuning = build_tuning(config)
+  tuning = build_tuning(config.tuning)
   objective = build_objective(config)
 
   def make_bare_model(key, slot="model", values=config.model):
@@ -84,7 +90,7 @@ def build_model(config: ConfigDict) -> tuple[nnx.Module, Callable[[jax.Array], n
       model.reference = make_bare_model(key)
     return objective.extend_model(model, key)
 
-  return jax.eval_shape(make_model, jax.random.key(0)), make_model
+  return make_model
 
 
 def build_objective(config: ConfigDict) -> Callable:
@@ -94,6 +100,6 @@ def build_objective(config: ConfigDict) -> Callable:
   return objective
 
 
-def build_tuning(config: ConfigDict) -> tunings.Tuning:
+def build_tuning(values: ConfigDict) -> tunings.Tuning:
   """Return the tuning, which selects the trained parameters and may add adapters."""
-  return slots.make("config.tuning", config.tuning, tunings, "make")
+  return slots.make("config.tuning", values, tunings, "make")

@@ -35,7 +35,11 @@ def flag(name: str, **options: Any) -> tuple[str, dict[str, Any]]:
 
 
 def parse(
-  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
+  argv: Sequence[str],
+  description: str,
+  *extra: tuple[str, dict],
+  config_required: bool = True,
+  workdir_type: Callable[[str], str] = check_directory,
 ) -> tuple[argparse.Namespace, list[str]]:
   """Parse a program's arguments.
 
@@ -43,6 +47,7 @@ def parse(
     argv: arguments without the program's name.
     description: for `--help`.
     extra: the program's own flags; see `flag`.
+    workdir_type: checks and returns the value of `--workdir`.
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
@@ -54,7 +59,7 @@ def parse(
   parser.add_argument(
     "--workdir",
     required=True,
-    type=check_directory,
+    type=workdir_type,
     metavar="DIR",
     help="the run's directory, or gs://…",
   )

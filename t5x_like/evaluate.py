@@ -59,6 +59,11 @@ _FLAGS_AGAINST_STEPS = ("step", "from_scratch", "compare", "questions")
 _output = functools.partial(check_directory, flag="--output")
 
 
+def _directories(text: str) -> str:
+  """Check directories that commas separate, as the type of a flag."""
+  return ",".join(check_directory(address) for address in text.split(","))
+
+
 def _steps(text: str) -> list[int]:
   """Parse step numbers, as the type of a flag, into ascending order."""
   return sorted({command_line.step_number(number) for number in text.split(",")})
@@ -135,7 +140,9 @@ _FLAGS = (
 
 @handle_errors
 def main(argv: list[str]) -> None:
-  args, overrides = command_line.parse(argv, __doc__, *_FLAGS, config_required=False)
+  args, overrides = command_line.parse(
+    argv, __doc__, *_FLAGS, config_required=False, workdir_type=_directories
+  )
   _check_flags(args)
   if args.suite is not None or args.questions is not None:
     _run_suites(args, overrides)
@@ -275,15 +282,16 @@ def _run_suites(args, overrides: list[str]) -> None:
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
-  addresses = [check_directory(address) for address in args.workdir.split(",")]
+  addresses = args.workdir.split(",")
   rates = _parse_rates(args.rates)
   _check_numbers(args, rates)
   process.prepare()
   _check_output(args.output, addresses[0])
+  loaded_suites = custom_suites.load_suites(names)
   workdirs = [hub.local_directory(address, "--workdir") for address in addresses]
   for workdir in workdirs:
     open_saved_model(workdir)  # raises if there is none
-  folder = "+".join(custom_suites.short_name(name) for name in names) or _QUESTIONS
+  folder = "+".join(loaded_suites) or _QUESTIONS
   scratch_folder = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or f"{workdirs[0]}/suites/{folder}/{scratch_folder}")
   # Nothing is written into the Hub's cache of a published model.
@@ -309,12 +317,12 @@ def _run_suites(args, overrides: list[str]) -> None:
     prepared=f"{output}/prepared" if is_published else None,
   )
   if args.steps:
-    process.log(steps.markdown(steps.run_by_step(names, options, args.steps)))
+    process.log(steps.markdown(steps.run_by_step(loaded_suites, options, args.steps)))
     return
   extra_suites = {}
   if args.questions:
     extra_suites[_QUESTIONS] = _QuestionSuite(args, output / _QUESTIONS, workdirs)
-  table = suite.run(names, options, extra_suites)
+  table = suite.run(loaded_suites, options, extra_suites)
   process.log(tables.markdown(table))
   if not table["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(table['missing'].values()))}")

@@ -58,21 +58,18 @@ def train_config(
   config, notes = open_values.complete(config)  # before jax is loaded
   from t5x_like import data
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training.resolve import adopt_imported_model, resolve
-  from t5x_like.training.workdir import read_imported
+  from t5x_like.training import loop
+  from t5x_like.training.run import open_training_run
 
   process.prepare()
   for note in notes:
     process.log(note)
   data.use_cache(workdir)
   cache_note = compile_cache.enable(workdir)
-  config = resolve(adopt_imported_model(config, read_imported(workdir), workdir))
-  from t5x_like.training import loop, open_run
-
-  with open_run.open_training_run(config, workdir, from_step) as active_run:
+  with open_training_run(config, workdir, from_step) as run:
     process.log(f"  {cache_note}")
-    active_run.session.callbacks += callbacks
-    loop.train(active_run, profile=profile)
+    run.session.callbacks += callbacks
+    loop.train(run, profile=profile)
 
 
 def _parse_profile(text: str | None) -> range | None:

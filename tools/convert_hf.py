@@ -100,8 +100,9 @@ def _import(
   from t5x_like.interop import hf, sentence_pooling
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, imported_weights
-  from t5x_like.training.build import build_parts
+  from t5x_like.training import imported_weights
+  from t5x_like.training.build import build_parts, with_tokens
+  from t5x_like.training.checks import check_vocabulary
   from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state, to_tree
 
@@ -110,8 +111,8 @@ def _import(
     recipes.load(recipe, overrides), *hf.read_architecture(directory), directory
   )
   vocabulary = _vocabulary(config, directory, sentinels)
-  config = assembly.with_tokens(resolve(config), vocabulary)
-  assembly.check_vocabulary(config, vocabulary)
+  config = with_tokens(resolve(config), vocabulary)
+  check_vocabulary(config, vocabulary)
   parts = build_parts(config)
   model = hf.load(directory, rules=parts.rules)
   imported_weights.check_parameters(model, parts.model, directory, recipe)

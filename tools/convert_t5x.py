@@ -82,8 +82,9 @@ def _convert(args, overrides: list[str]) -> None:
   from t5x_like.models import t5
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, guard, imported_weights, optimizer
-  from t5x_like.training.build import build_parts
+  from t5x_like.training import guard, imported_weights, optimizer
+  from t5x_like.training.build import build_parts, with_tokens
+  from t5x_like.training.checks import check_vocabulary
   from t5x_like.training.resolve import resolve
 
   process.prepare()
@@ -99,8 +100,8 @@ def _convert(args, overrides: list[str]) -> None:
     if args.vocabulary
     else imported_weights.load_task_vocabulary(config)
   )
-  config = assembly.with_tokens(resolve(config), vocabulary)
-  assembly.check_vocabulary(config, vocabulary)
+  config = with_tokens(resolve(config), vocabulary)
+  check_vocabulary(config, vocabulary)
   parts = build_parts(config)
   abstract = params.named_params(parts.model)
   step = 0 if args.fresh else t5x.read_step(checkpoint) or 0

@@ -134,17 +134,16 @@ def measure(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
   """Train a config for some steps; return (the width, the mean absolute change by activation)."""
   from t5x_like.parallel.rules import from_local_rows, local_rows
   from t5x_like.training import phases
-  from t5x_like.training.assembly import assemble
-  from t5x_like.training.build import abstract_batch
+  from t5x_like.training.build import assemble
   from t5x_like.training.compilation import compile_step
-  from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state
 
   with tempfile.TemporaryDirectory() as workdir:
-    assembly = assemble(resolve(config), workdir)
+    assembly = assemble(config, workdir)
   config = assembly.config
   parts = assembly.parts
-  step, _ = compile_step(config, parts, abstract_batch(config, parts.rules, assembly.task))
+  abstract_batch = parts.rules.abstract_batch(assembly.task.features, config.batch_size)
+  step, _ = compile_step(config, parts, abstract_batch)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   rows = local_rows(parts.rules.batch(), config.batch_size)
   batches = phases.iterate_batches(assembly.phases, 0, rows)

@@ -190,9 +190,13 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   """Return the first rows of the batch at a step, and a line about the task."""
   from t5x_like.data import task as task_lib
   from t5x_like.training import phases
+  from t5x_like.training.build import build_phases
+
+  def build_task(slot: str, name: str, _: str, arguments: dict[str, Any]) -> task_lib.Task:
+    return task_lib.build_at(slot, name, split, arguments)
 
   def batch_of(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    built = phases.build_phases(config, lambda values: task_lib.build(split=split, **values))
+    built = build_phases(config, build_task)
     return phases.phase_at(built, step), next(phases.iterate_batches(built, step))
 
   phase, batch = batch_of(config)

@@ -30,6 +30,7 @@ import inspect
 import json
 import pathlib
 import tomllib
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from t5x_like import slots, trust
@@ -84,6 +85,23 @@ class _CommonKeys:
   published: Annotated[dict, _NUMBERS] = dataclasses.field(default_factory=dict)
 
 
+def load_suites(names: Sequence[str]) -> dict[str, Suite]:
+  """Return suites by their names in tables and directories.
+
+  Raises:
+    UserError: as `load_suite`, or two have one name.
+  """
+  loaded = {}
+  for name in names:
+    short_name = _short_name(name)
+    if short_name in loaded:
+      raise UserError(
+        f"--suite={','.join(names)}: found two of the name {short_name}; rename a file"
+      )
+    loaded[short_name] = load_suite(name)
+  return loaded
+
+
 def load_suite(name: str) -> Suite:
   """Return the suite that a command names.
 
@@ -111,7 +129,7 @@ def _digest(table: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def short_name(name: str) -> str:
+def _short_name(name: str) -> str:
   """Return the name of a suite in tables and directories.
 
   It is `mine` for `lists/mine.toml` and for `lists.mine:SUITE`.

@@ -8,10 +8,11 @@ A stopped command continues as a suite does.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like.benchmarks import suite
+from t5x_like.benchmarks.suites import Suite
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
@@ -21,7 +22,7 @@ from t5x_like.training import workdir as workdirs
 
 
 def run_by_step(
-  names: Sequence[str], options: suite.Options, steps: Sequence[int]
+  suites_by_name: Mapping[str, Suite], options: suite.Options, steps: Sequence[int]
 ) -> dict[str, Any]:
   """Make the tables of suites from each checkpoint; return the content of `steps.json`.
 
@@ -43,7 +44,7 @@ def run_by_step(
   for step in steps:
     process.log(f"=== checkpoint {step}")
     output = options.output / f"step-{step}"
-    tables.append(suite.run(names, dataclasses.replace(options, step=step, output=output)))
+    tables.append(suite.run(suites_by_name, dataclasses.replace(options, step=step, output=output)))
   scores: dict[str, list[float | None]] = {}
   for task in dict.fromkeys(task for table in tables for task in table["tasks"]):
     scores[task] = [table["tasks"].get(task, {}).get("score") for table in tables]

@@ -24,7 +24,7 @@ from typing import Any
 from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.abstract_model import build_objective
-from t5x_like.benchmarks import comparison, custom_suites, data, submission, suites, tables
+from t5x_like.benchmarks import comparison, data, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.corpora.sources import parse_split
@@ -36,12 +36,12 @@ from t5x_like.runtime import process
 from t5x_like.saved_model import open_saved_model
 from t5x_like.training import selection
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.assembly import assemble
+from t5x_like.training.build import assemble
 from t5x_like.training.evaluation import Evaluation, GroupResults
 from t5x_like.training.loop import train
-from t5x_like.training.open_run import open_training_run
 from t5x_like.training.open_with_recipe import open_with_recipe
 from t5x_like.training.resolve import resolve
+from t5x_like.training.run import open_training_run
 
 RESULT_FILE = "result.json"
 REQUEST_FILE = "request.json"
@@ -105,14 +105,14 @@ SuiteResults = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
 def run(
-  names: Sequence[str],
+  suites_by_name: Mapping[str, Suite],
   options: Options,
   other_parts: Mapping[str, Callable[[], SuiteResults]] = {},
 ) -> dict[str, Any]:
   """Make the tables of suites; return the content of the `results.json` of all.
 
   Args:
-    names: the suites, see `custom_suites.load_suite`.
+    suites_by_name: the suites, see `custom_suites.load_suites`.
     options: the runs to make.
     other_parts: by name, functions that make further parts of the table, without training.
 
@@ -120,32 +120,26 @@ def run(
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever
       a run raises.
   """
-  loaded = {custom_suites.short_name(name): custom_suites.load_suite(name) for name in names}
-  if len(loaded) < len(names):
-    raise UserError(
-      f"--suite={','.join(names)}: found two of the name {custom_suites.short_name(names[-1])}; "
-      "rename a file"
-    )
   kinds = {workdir: form_kind(workdir) for workdir in options.workdirs}
   compared = comparison.read_results(options.compare) if options.compare else None
-  _check_options(options, loaded)
+  _check_options(options, suites_by_name)
   if process.is_first():
     check_writable("--output", options.output)
-  is_joined = len(loaded) + len(other_parts) > 1
+  is_joined = len(suites_by_name) + len(other_parts) > 1
   suite_options = {}
-  for name, suite in loaded.items():
+  for name, suite in suites_by_name.items():
     suite_options[name] = options
     if is_joined:
       suite_options[name] = dataclasses.replace(options, output=options.output / name)
     _check_first_runs(name, suite, kinds, suite_options[name])
   parts = {}
-  for name, suite in loaded.items():
+  for name, suite in suites_by_name.items():
     task_results, missing = _run_suite(name, suite, kinds, suite_options[name])
     parts[name] = tables.build_results(name, suite_options[name], task_results, missing)
     if process.is_first() and task_results and is_joined:
       tables.write_results(suite_options[name].output, parts[name])
-  if names and not any(part["tasks"] for part in parts.values()):
-    raise _no_task_error(names, parts)
+  if suites_by_name and not any(part["tasks"] for part in parts.values()):
+    raise _no_task_error(parts)
   for name, make_part in other_parts.items():
     parts[name] = tables.build_results(name, options, *make_part())
   results = tables.join_results(parts) if is_joined else next(iter(parts.values()))
@@ -156,9 +150,9 @@ def run(
   return results
 
 
-def _check_options(options: Options, loaded: Mapping[str, Suite]) -> None:
+def _check_options(options: Options, suites_by_name: Mapping[str, Suite]) -> None:
   """Raise UserError for an unknown task, or for files of one task without its name."""
-  known_tasks = [task for suite in loaded.values() for task in suite.tasks]
+  known_tasks = [task for suite in suites_by_name.values() for task in suite.tasks]
   for task in options.tasks or ():
     if task not in known_tasks:
       raise UserError(
@@ -173,13 +167,13 @@ def _check_options(options: Options, loaded: Mapping[str, Suite]) -> None:
     )
 
 
-def _no_task_error(names: Sequence[str], parts: dict[str, dict]) -> UserError:
+def _no_task_error(parts: dict[str, dict]) -> UserError:
   """Return an error which says why the first task could not be run."""
   reasons = []
   for part in parts.values():
     reasons += [f"{task}: {reason}" for task, reason in part["missing"].items()]
   others = f", and {len(reasons) - 1} others in the same way" if reasons[1:] else ""
-  return UserError(f"--suite={','.join(names)}: no task could be run: {reasons[0]}{others}")
+  return UserError(f"--suite={','.join(parts)}: no task could be run: {reasons[0]}{others}")
 
 
 def form_kind(workdir: str) -> str:
@@ -296,7 +290,7 @@ class _FineTuning:
     """Make all objects of the first run but its state; prepare its data and the test sets."""
     rate, seed = self.rates_and_seeds()[0]
     config = self.config(rate, seed)
-    assembly = assemble(resolve(config), str(self.folder(rate, seed)))
+    assembly = assemble(config, str(self.folder(rate, seed)))
     suites.check_counted(self.form, assembly.evaluation.metrics())
     for split in self.test_splits(config).values():
       _build_task(config, split)
@@ -354,7 +348,7 @@ class _FineTuning:
     if begun is None and process.is_first():
       workdirs.write_json(folder, REQUEST_FILE, {"request": request})
     config = self.config(rate, seed)
-    with open_training_run(resolve(config), str(folder)) as tuned:
+    with open_training_run(config, str(folder)) as tuned:
       task = tuned.assembly.task
       epochs = config.total_steps * config.batch_size / task.num_examples
       process.log(f"    {epochs:.3g} epochs of {task.num_examples:,}")

@@ -133,6 +133,18 @@ class Rules:
     """Return the sharding of a batch feature: rows over the batch axes, other axes whole."""
     return self.sharding(("batch",))
 
+  def abstract_batch(self, features: Mapping[str, Any], batch_size: int) -> dict:
+    """Return shapes, dtypes and shardings of a global batch.
+
+    Args:
+      features: the features of a row by name, with `.shape` and `.dtype`.
+    """
+    batch = {}
+    for name, feature in features.items():
+      shape = (batch_size, *feature.shape)
+      batch[name] = jax.ShapeDtypeStruct(shape, feature.dtype, sharding=self.batch())
+    return batch
+
   def check_batch(self, batch_size: int, parts: int, key: str = "batch_size") -> None:
     """Check that a batch divides over the mesh and into accumulation steps.
 

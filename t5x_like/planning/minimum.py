@@ -20,7 +20,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.build import REFERENCE
+from t5x_like.training.state import REFERENCE
 
 _BATCH = ("batch", "length")  # the logical axes over which devices have different tokens
 

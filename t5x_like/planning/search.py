@@ -29,7 +29,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, hardware, minimum, steps
 from t5x_like.planning.child import Request
 from t5x_like.training import compilation, device_peak, flops
-from t5x_like.training.build import abstract_batch, build_parts
+from t5x_like.training.build import build_parts
 from t5x_like.training.state import abstract_state
 
 _SEARCHED = ("mesh", "batch_size", "model.remat")
@@ -105,7 +105,7 @@ def _candidates(
   parts = build_parts(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  batch = abstract_batch(base, parts.rules, task)  # of one row
+  batch = parts.rules.abstract_batch(task.features, base.batch_size)  # of one row
   row_flops = flops.step_flops(parts.model, parts.objective, batch, parts.trained)
   row_tokens = compilation.count_positions(batch)["positions"]
   row_bytes = _activation_bytes(base, task, devices[:1])
@@ -253,7 +253,8 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
     with parts.rules.activate():
       return jax.vjp(loss, arrays, has_aux=True)[1]
 
-  backward = jax.eval_shape(forward, parts.state.params, abstract_batch(config, parts.rules, task))
+  batch = parts.rules.abstract_batch(task.features, config.batch_size)
+  backward = jax.eval_shape(forward, parts.state.params, batch)
   total = 0
   for array in jax.tree.leaves(backward):
     if not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):

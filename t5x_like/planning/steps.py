@@ -19,8 +19,8 @@ from t5x_like.checkpoints.tensors import HOST
 from t5x_like.data import features, task_features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
-from t5x_like.training import assembly, class_count, compilation, flops, jaxpr_flops, phases
-from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training import checks, class_count, compilation, flops, jaxpr_flops
+from t5x_like.training.build import Parts, build_phases
 from t5x_like.training.resolve import padded_vocab_size
 from t5x_like.training.resolve import resolve as resolved
 
@@ -58,9 +58,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     with config.ignore_type():
       config.model.vocab_size = padded_vocab_size(features.load_vocabulary(store))
   config = resolved(class_count.drop_automatic_labels(config), platform)
-  *earlier_phases, last_phase = phases.build_phases(
-    config, lambda arguments: _build_task(arguments, config.train_split)
-  )
+  *earlier_phases, last_phase = build_phases(config, _build_task)
   if phase is None:
     return last_phase.config, last_phase.task
   by_name = {named_phase.name: named_phase for named_phase in earlier_phases}
@@ -72,15 +70,14 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   return by_name[phase].config, by_name[phase].task
 
 
-def _build_task(arguments: dict[str, Any], split: str):
-  if task_features.is_known(arguments.get("name")):
+def _build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
+  if task_features.is_known(name):
     vocabulary = features.load_vocabulary(arguments.get("store", "builtin"))
-    return types.SimpleNamespace(
-      name=arguments["name"], features=task_features.declare(arguments), vocabulary=vocabulary
-    )
+    declared = task_features.declare({"name": name} | arguments)
+    return types.SimpleNamespace(name=name, features=declared, vocabulary=vocabulary)
   from t5x_like.data import task  # tensorflow: a task of the recipe's own
 
-  return task.build(split=split, **arguments)
+  return task.build_at(slot, name, split, arguments)
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
@@ -89,9 +86,9 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   Raises:
     UserError: its parts do not fit, or the model cannot decode.
   """
-  assembly.check_task(config, parts, task)
+  checks.check_task(config, parts, task)
   if kind == "train":
-    batch = abstract_batch(config, parts.rules, task)
+    batch = parts.rules.abstract_batch(task.features, config.batch_size)
     cost = flops.step_flops(parts.model, parts.objective, batch, parts.trained)
     tokens = compilation.count_positions(batch)["positions"]
     return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost, tokens)
@@ -126,7 +123,8 @@ def _count_needed_flops(function: Callable, *args) -> float:
 
 def _evaluation_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
   index = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32, sharding=parts.rules.batch())
-  return abstract_batch(config, parts.rules, task) | {"example_index": index}
+  batch = parts.rules.abstract_batch(task.features, config.batch_size)
+  return batch | {"example_index": index}
 
 
 def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:

@@ -24,7 +24,7 @@ def summarize(session, assembly, cost, step: int) -> str:
 
   Args:
     session: a `training.session.Session` that has begun.
-    assembly: a `training.assembly.Assembly`.
+    assembly: a `training.build.Assembly`.
     cost: the cost of a step, a `training.compilation.StepCost`.
     step: the step from which the run starts or resumes.
   """

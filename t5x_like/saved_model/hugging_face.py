@@ -67,7 +67,8 @@ class PublishedModel(SavedModel):
     stored: nnx.Module | None = None,
     rules: Rules | None = None,
   ):
-    super().__init__(path, identity)
+    self.path = path
+    self.identity = identity
     self.config = ConfigDict(identity)
     self.model = model
     self.vocabulary = vocabulary

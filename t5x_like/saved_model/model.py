@@ -39,12 +39,9 @@ class GenerationFacts:
 class SavedModel(abc.ABC):
   """A trained model, of a run or published.
 
-  Args:
+  Attributes:
     path: the workdir or its address; the Hugging Face directory; or the name of the Hub.
     identity: the content of a run's `config.json`, or a published model's facts in the same form.
-
-  Attributes:
-    path, identity: as given.
     is_published: whether it was read from a Hugging Face directory.
     config: the resolved config; of a published model, its identity.
     model: the abstract model.
@@ -54,6 +51,8 @@ class SavedModel(abc.ABC):
     generation: the facts by which it generates texts.
   """
 
+  path: str
+  identity: dict[str, Any]
   is_published: bool
   config: ConfigDict
   model: nnx.Module
@@ -61,10 +60,6 @@ class SavedModel(abc.ABC):
   vocabulary: Vocabulary
   vocabulary_directory: str
   generation: GenerationFacts
-
-  def __init__(self, path: str, identity: dict[str, Any]):
-    self.path = path
-    self.identity = identity
 
   @abc.abstractmethod
   def restore(
@@ -85,7 +80,7 @@ class SavedModel(abc.ABC):
     changed = copy.copy(self)
     changed.config = config
     changed.rules = rules
-    changed.model, _ = build_model(config)
+    changed.model = build_model(config)
     return changed
 
   @property

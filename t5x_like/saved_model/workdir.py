@@ -48,7 +48,8 @@ class WorkdirModel(SavedModel):
   is_published = False
 
   def __init__(self, path: str, identity: dict[str, Any], rules: Rules | None = None):
-    super().__init__(path, identity)
+    self.path = path
+    self.identity = identity
     self.vocabulary_directory = f"{path.rstrip('/')}/vocabulary"
     if rules is not None:
       self.rules = rules
@@ -59,8 +60,7 @@ class WorkdirModel(SavedModel):
 
   @functools.cached_property
   def model(self) -> nnx.Module:
-    abstract_model, _ = build_model(self.config)
-    return abstract_model
+    return build_model(self.config)
 
   @functools.cached_property
   def rules(self) -> Rules:

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.data.features import Feature, Features
 from t5x_like.runtime import process
-from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training.build import Parts
 from t5x_like.training.compilation import StepCost, compile_step
 
 MULTIPLE = 8  # of a length, for the sake of the matrix units
@@ -151,7 +151,6 @@ class BucketedStep:
   def __init__(self, config: ConfigDict, parts: Parts, task):
     self._config = config
     self._parts = parts
-    self._task = task
     self._compiled: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
     has_images = "image_size" in task.features
     reason = _whole_rows_reason(parts.model, has_images)
@@ -186,10 +185,10 @@ class BucketedStep:
     """Return the step for a batch or features of some length, compiled on first use."""
     shape = self._buckets.shape(batch)
     if shape not in self._compiled:
-      task = dataclasses.replace(self._task, features=self._buckets.cut_features(shape))
       if self._compiled:
         process.log(f"the first batch of {self._buckets.describe(shape)}")
-      abstract = abstract_batch(self._config, self._parts.rules, task)
+      features = self._buckets.cut_features(shape)
+      abstract = self._parts.rules.abstract_batch(features, self._config.batch_size)
       self._compiled[shape] = compile_step(self._config, self._parts, abstract)
     return self._compiled[shape]
 

@@ -66,7 +66,7 @@ def _config_for(saved: SavedModel, recipe: str | None, overrides: Sequence[str])
 def _with_trained_parts(config: ConfigDict, identity: dict[str, Any], workdir: str) -> ConfigDict:
   """Return a recipe's config with the imported model, classes, special ids and tuning of a run."""
   model = identity["model"]
-  config = adopt_imported_model(config, workdirs.read_imported(workdir), workdir)
+  config = adopt_imported_model(config, workdir)
   config = class_count.adopt_class_count(config, model)
   if "tokens" in model:
     with config.model.unlocked(), config.model.ignore_type():

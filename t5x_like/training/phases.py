@@ -12,10 +12,9 @@ So a run resumes on either side of a boundary as elsewhere. A step is compiled f
 is compiled again at a boundary. The optimizer's state and the schedule go on.
 """
 
-import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -38,23 +37,6 @@ class Phase:
   until: int
   task: Any
   config: ConfigDict
-
-
-def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
-  """Return the phases in order; the run's own task is last and has no end.
-
-  Args:
-    make_task: builds a task from its name and arguments.
-  """
-  phases = []
-  start = 0
-  for name, until, changes, batch_size in config_lib.phases_in_order(config):
-    phase_config = copy.deepcopy(config)
-    phase_config.batch_size = batch_size
-    values = {"name": None} | config_lib.change_task(config.task.to_dict(), changes)
-    phases.append(Phase(name, start, until, make_task(values), phase_config))
-    start = until
-  return phases
 
 
 def phase_at(phases: list[Phase], step: int) -> Phase:

@@ -4,8 +4,6 @@
 names, and the vocabulary that sizes the token table.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 import t5x_like.models
@@ -21,6 +19,7 @@ from t5x_like.slots import Slot
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.workdir import read_imported
 
 # schedules that end with the run by default
 _TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")
@@ -35,18 +34,24 @@ _EVALUATOR = Slot(evals, "Evaluator", supplied=("context", "name"), records=(con
 _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
-def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Return a recipe's config with checked slots and all defaults for a platform.
-
-  A platform of None is this process's.
+def resolve(
+  config: ConfigDict, platform: str | None = None, workdir: str | None = None
+) -> ConfigDict:
+  """Return a recipe's config with checked slots and all defaults.
 
   `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and
   scan and loop for `model.layers`. A `model.vocab_size` of None becomes the published size, and
   `auto` the size of the task's vocabulary, rounded up to a multiple of 128.
 
+  Args:
+    config: a recipe's.
+    platform: the platform to train on; None is this process's.
+    workdir: the run's; imported weights in it fix the model.
   Raises:
     UserError: naming the key, the value and the expectation.
   """
+  if workdir is not None:
+    config = adopt_imported_model(config, workdir)
   if config.init:
     from t5x_like.training import warm_start
 
@@ -93,17 +98,13 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       for name, entry in config[key].items()
     }
     resolved[key] = ConfigDict(slots.to_json(entries))
-  return build_tuning(resolved).resolve(resolved)
+  tuning = build_tuning(resolved.tuning)
+  return tuning.resolve(resolved) if tuning.resolve else resolved
 
 
-def adopt_imported_model(
-  config: ConfigDict, imported: dict[str, Any] | None, workdir: str
-) -> ConfigDict:
-  """Return the config with the model of imported weights, if there are any.
-
-  Args:
-    imported: see `workdir.read_imported`.
-  """
+def adopt_imported_model(config: ConfigDict, workdir: str) -> ConfigDict:
+  """Return the config with the model of the imported weights in a workdir, if there are any."""
+  imported = read_imported(workdir)
   if imported is None:
     return config
   from t5x_like.training import warm_start

@@ -9,7 +9,7 @@ from t5x_like.parallel import distributed
 from t5x_like.runtime import process
 from t5x_like.saved_model.averaged_weights import EMA_COUNT
 from t5x_like.training import phases, workdir
-from t5x_like.training.assembly import Assembly
+from t5x_like.training.build import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 

@@ -1,27 +1,28 @@
 """A run: the state of training in a workdir, and the parts of one iteration of the loop."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
+from ml_collections import ConfigDict
 
 from t5x_like import slots, training
+from t5x_like.files.paths import check_directory
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows
 from t5x_like.report import run_report
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
-from t5x_like.training.assembly import Assembly
-from t5x_like.training.build import abstract_batch
+from t5x_like.training.build import Assembly, assemble
 from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.ema import evaluation_weights
 from t5x_like.training.evaluation import GroupResults
 from t5x_like.training.guard import RefusedSteps, refusal_reason, rollback_target, stop_error
 from t5x_like.training.meter import StepMeter
-from t5x_like.training.restoring import RestoredState
 from t5x_like.training.selection import Selection
 from t5x_like.training.session import Session
 from t5x_like.training.state import to_tree
@@ -47,25 +48,27 @@ class CompiledPhase:
 
 
 class TrainingRun:
-  """The state of a run and its step.
+  """The state of a run and its step, restored from the workdir or initialised.
 
   Args:
     assembly: the tasks, parts and evaluators of the run.
-    session: the hold on its workdir, begun at the restored step.
-    restored: the state to continue from.
+    session: the hold on its workdir.
 
   Attributes:
     config: the resolved config, with the special ids of the vocabulary.
     state, step: the current state and its step.
   """
 
-  def __init__(self, assembly: Assembly, session: Session, restored: RestoredState):
+  def __init__(self, assembly: Assembly, session: Session):
     self.assembly = assembly
     self.config = assembly.config
     self.session = session
+    restored = restoring.restore(assembly, session, session.return_step)
+    session.begin(restored.step, restored.loaded)
     self.state = restored.state
     self.step = restored.step
     self._rollbacks = restored.rollbacks
+    self._copied_step = restored.step
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._evaluated: tuple[int, dict[str, GroupResults]] | None = None
     self._compiled_phase: CompiledPhase | None = None
@@ -132,7 +135,7 @@ class TrainingRun:
     if step_module:
       module = slots.module(step_module, training)
       return module.compile_run_step(phase.config, parts, phase.task)
-    batch = abstract_batch(phase.config, parts.rules, phase.task)
+    batch = parts.rules.abstract_batch(phase.task.features, phase.config.batch_size)
     return compile_step(phase.config, parts, batch)
 
   def advance(self) -> bool:
@@ -141,6 +144,8 @@ class TrainingRun:
     Returns:
       False after a rollback.
     """
+    if self._is_copy_due() and not self._save_copy():
+      return False
     if self._position == self._compiled_phase.phase.until:
       if not self.drain():
         return False
@@ -235,6 +240,22 @@ class TrainingRun:
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
     self._compiled_phase.meter.exclude_time(since)
 
+  def _is_copy_due(self) -> bool:
+    """Return whether this step is to be copied near each host; see `checkpoints/emergency.py`."""
+    emergency = self.config.checkpoint.emergency
+    return bool(emergency) and self.step % emergency.every == 0 and self.step != self._copied_step
+
+  def _save_copy(self) -> bool:
+    """Start an emergency copy of this step; return False after a rollback."""
+    if not self.drain():
+      return False
+    self.session.beat(f"keeping step {self.step}")
+    since = time.perf_counter()
+    self.session.save_copy(self.step, to_tree(self.state), self._rollbacks)
+    self._compiled_phase.meter.exclude_time(since)
+    self._copied_step = self.step
+    return True
+
   def evaluate(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
     """Run every evaluator on the current parameters and write the results.
 
@@ -321,3 +342,25 @@ class TrainingRun:
       if page is not None:
         process.log(f"report: {session.address}/{page.name}")
     session.flush()
+
+
+@contextlib.contextmanager
+def open_training_run(
+  config: ConfigDict, workdir: str, from_step: int | None = None
+) -> Iterator[TrainingRun]:
+  """Open a run, resuming it if the workdir holds one.
+
+  On exit, wait for the last checkpoint and leave the workdir. All errors that can be detected are
+  raised before the first step: in the config, the mesh, the data, the vocabulary, or a workdir of
+  another config.
+
+  Args:
+    config: a recipe's.
+    workdir: a directory, made if missing, or an address that fsspec knows.
+    from_step: a saved step to return to, once. Later steps are set aside; later starts with the
+      same `from_step` continue normally.
+  """
+  address = check_directory(workdir)
+  assembly = assemble(config, address)
+  with Session(address, assembly, from_step) as session:
+    yield TrainingRun(assembly, session)

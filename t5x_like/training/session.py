@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from t5x_like.runtime.watchdog import Watchdog
 from t5x_like.saved_model.workdir import HISTORY_FILE, Rows, read_history, read_identity
 from t5x_like.store.reader import check_unchanged
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.assembly import Assembly
+from t5x_like.training.build import Assembly
 from t5x_like.training.meter import Goodput
 
 _FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", "best")  # that a run writes to
@@ -63,12 +63,13 @@ class Session(contextlib.AbstractContextManager):
 
   Args:
     address: a directory, made if missing, or an address that fsspec knows.
-    config: resolved.
-    identity: the content of `config.json` for this run.
-    trackers: see `report/trackers`; the first process opens them.
+    assembly: the parts of the run.
+    from_step: a saved step to return to, once: not again at later starts with the same `from_step`.
 
   Attributes:
-    address, identity: as given.
+    address: as given.
+    identity: the content of `config.json` for this run.
+    return_step: the step to return to; None continues from the newest one.
     workdir: a local directory that stands for the address.
     past: the record of earlier starts.
     checkpoints: of the run.
@@ -80,16 +81,16 @@ class Session(contextlib.AbstractContextManager):
       the processes have different configs, data or code.
   """
 
-  def __init__(
-    self, address: str, config: ConfigDict, identity: dict[str, Any], trackers: Sequence = ()
-  ):
+  def __init__(self, address: str, assembly: Assembly, from_step: int | None = None):
+    config = assembly.config
     self.address = address
-    self.identity = identity
+    self.identity = assembly.identity
     self.saved = 0
     self._recorded_save = False
+    self._assembly = assembly
     self._config = config
+    self._from_step = from_step
     self._primary = process.is_first()
-    self._trackers = trackers
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
     self._mirror = None
@@ -105,11 +106,12 @@ class Session(contextlib.AbstractContextManager):
         if self._mirror:
           self._mirror.pull()
       self.past = PastRun(*distributed.broadcast_from_first(self._read_past))
+      self.return_step = None if from_step == self.past.requested_step else from_step
       self._changes = self.check_config(self.past.identity, address) if self.past.identity else []
       distributed.check_agreement(
         {
           "config": checked_json.digest(config.to_dict())[:16],
-          "data and vocabulary": json.dumps(identity["fingerprints"]),
+          "data and vocabulary": json.dumps(self.identity["fingerprints"]),
           "code version": distributed.code_version(),
           "workdir": address if is_remote(address) else os.path.abspath(address),
         }
@@ -158,23 +160,15 @@ class Session(contextlib.AbstractContextManager):
     fresh = self._config.checkpoint.fresh_optimizer
     return workdirs.check_identity(saved, self.identity, where, other_optimizer=fresh)
 
-  def begin(
-    self,
-    step: int,
-    assembly: Assembly,
-    loaded: dict[str, Any] | None,
-    requested_step: int | None,
-    goes_back: bool,
-  ) -> None:
+  def begin(self, step: int, loaded: dict[str, Any] | None) -> None:
     """Record a start in the workdir, and open the metrics.
 
     Args:
       step: the step that the run continues from.
       loaded: the report on weights of another run, if any.
-      requested_step: the step of `--from_step`, if given.
-      goes_back: whether this start returns to it.
     """
     self.saved = step
+    goes_back = self.return_step is not None
     if goes_back:
       self.checkpoints.set_aside(step, "set_aside")
     if self._primary:
@@ -182,13 +176,13 @@ class Session(contextlib.AbstractContextManager):
         workdirs.write_json(self.workdir, "init.json", loaded)
       if goes_back:
         set_aside(self.workdir)
-      environment = process.describe_environment() | assembly.cores
+      environment = process.describe_environment() | self._assembly.cores
       workdirs.write_identity(self.workdir, self.identity)
       workdirs.write_json(self.workdir, "environment.json", environment)
       workdirs.add_start(
-        self.workdir, step, self.identity, self._changes, environment, requested_step
+        self.workdir, step, self.identity, self._changes, environment, self._from_step
       )
-      assembly.task.vocabulary.save(self.workdir / "vocabulary")
+      self._assembly.task.vocabulary.save(self.workdir / "vocabulary")
       self._recorded_save = step > 0
     past_run = self.past
     if not past_run.intervals:  # config and history are gone, but a checkpoint is there
@@ -210,7 +204,8 @@ class Session(contextlib.AbstractContextManager):
     name = self.address.rstrip("/").rpartition("/")[2]
 
     def open_trackers() -> list:
-      return [tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers]
+      trackers = self._assembly.trackers
+      return [tracker.open(self.workdir, name, step, self.identity) for tracker in trackers]
 
     self._writer = MetricsWriter(
       self.workdir,
@@ -263,6 +258,12 @@ class Session(contextlib.AbstractContextManager):
     check_unchanged()
     self.saved = step
     self.checkpoints.save(step, tree, self.identity | {"rollbacks": rollbacks}, before=self.flush)
+
+  def save_copy(self, step: int, tree: dict[str, Any], rollbacks: dict[str, int]) -> None:
+    """Start an emergency copy of a step; see `checkpoints/emergency.py`. Raise as `save`."""
+    check_unchanged()
+    metadata = self.identity | {"rollbacks": rollbacks}
+    self.checkpoints.save_copy(step, tree, metadata, self.flush)
 
   def wait_for_save(self) -> None:
     """Wait until the last checkpoint is committed."""

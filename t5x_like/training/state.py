@@ -13,6 +13,8 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.training import guard
 from t5x_like.training.optimizer import from_named, state_axes, to_named
 
+REFERENCE = "reference/"  # begins the names of a reference model's parameters
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:

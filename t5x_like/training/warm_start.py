@@ -39,8 +39,7 @@ from t5x_like.runtime import process
 from t5x_like.saved_model import SavedModel, find_saved_model, open_saved_model
 from t5x_like.saved_model.model import merge_for_export
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import REFERENCE, Parts
-from t5x_like.training.state import TrainState
+from t5x_like.training.state import REFERENCE, TrainState
 from t5x_like.vocabularies import Vocabulary
 
 RANDOM = "random"  # `config.teacher.workdir` of a teacher with random weights
@@ -109,7 +108,7 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
     inherited.model = ConfigDict(_merge_models(saved_config, config.model.to_dict()))
     _lengthen_positions(inherited)
     if inherited.task.get("store") is not None or "vocab_size" not in inherited.model:
-      # A store brings its own vocabulary, which `assembly` checks; image classes may differ.
+      # A store brings its own vocabulary, which `checks` compares; image classes may differ.
       return inherited
     for task in _tasks_without_store(inherited):
       if task.get("vocabulary") is None:
@@ -329,7 +328,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def load_sources(
-  config: ConfigDict, parts: Parts, state: TrainState
+  config: ConfigDict, parts, state: TrainState
 ) -> tuple[TrainState, dict[str, Any] | None]:
   """Return a new run's state with the weights of other runs, and the content of `init.json`.
 
@@ -358,7 +357,7 @@ class _InitialWeights:
     state: its freshly initialised state.
   """
 
-  def __init__(self, config: ConfigDict, parts: Parts, state: TrainState):
+  def __init__(self, config: ConfigDict, parts, state: TrainState):
     self._config = config
     self._parts = parts
     self._state = state
@@ -458,7 +457,7 @@ class _InitialWeights:
       process.log(f"  {title + ':':12} {', '.join(names) or 'none'}")
 
 
-def _load_teacher(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
+def _load_teacher(config: ConfigDict, parts, state: TrainState) -> TrainState:
   """Return the state with the parameters of the teacher.
 
   Raises:
@@ -489,7 +488,7 @@ def _load_teacher(config: ConfigDict, parts: Parts, state: TrainState) -> TrainS
 
 
 def _restore_run(
-  directory: str, step: int | None, parts: Parts, flag: str
+  directory: str, step: int | None, parts, flag: str
 ) -> tuple[int, dict[str, jax.Array], Any]:
   """Restore another run on the mesh of this one, with its adapters merged.
 

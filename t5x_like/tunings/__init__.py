@@ -19,14 +19,15 @@ class Tuning:
   """The changes to a model and its optimizer.
 
   Attributes:
-    resolve: `config -> config`; completes a resolved config with changes to the model.
+    resolve: `config -> config`; completes a resolved config with changes to the model. None changes
+      nothing.
     adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just
       made.
     scale_rates: `(optimizer, named parameters) -> optimizer`; changes rates by parameter.
     trained_names: `named parameters -> names`; selects the parameters to train.
   """
 
-  resolve: Callable = lambda config: config
+  resolve: Callable | None = None
   adapt: Callable = lambda model, key, values: model
   scale_rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = (
     lambda optimizer, _: optimizer

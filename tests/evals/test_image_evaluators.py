@@ -10,7 +10,7 @@ from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, few_shot, knn
 from t5x_like.nn import params
-from t5x_like.training import assembly
+from t5x_like.training import checks
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
@@ -159,12 +159,12 @@ def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
   task = tasks.build(split="train", **config.task.to_dict())
   words = "config.model.head.labels: found 9, but task image_classification has 10 classes"
   with pytest.raises(UserError, match=words):
-    assembly.check_task(config, parts, task)
+    checks.check_task(config, parts, task)
 
 
 def test_a_head_with_more_classes_than_the_data_is_reported(tmp_path, capsys):
   config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=12"]))
   task = tasks.build(split="train", **config.task.to_dict())
-  assembly.check_task(config, build_parts(config, jax.devices()[:1]), task)
+  checks.check_task(config, build_parts(config, jax.devices()[:1]), task)
   words = "config.model.head.labels: found 12, but task image_classification has 10 classes"
   assert words in capsys.readouterr().out

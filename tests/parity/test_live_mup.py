@@ -96,7 +96,7 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   flags = [f"model.variant={variant}", f"model.vocab_size={VOCAB}", "optimizer.name=adamw"]
   flags += ["tuning.name=mup", f"tuning.base={BASE}"]
   config = resolve(recipes.load("configs/gpt/gpt2_124m.py:debug", flags), "cpu")
-  named = params.named_params(abstract_model.build_model(config)[0])
+  named = params.named_params(abstract_model.build_model(config))
   assert config.model.design.logits_scale == pytest.approx(factor)
   for name, deviation in deviations.items():
     assert named[name].stddev == pytest.approx(deviation, rel=0.02), name

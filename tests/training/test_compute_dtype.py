@@ -11,7 +11,7 @@ from jax.extend import core
 from t5x_like import recipes
 from t5x_like.nn import params
 from t5x_like.planning import steps
-from t5x_like.training.build import abstract_batch, build_parts
+from t5x_like.training.build import build_parts
 
 # Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a
 # matching of boxes.
@@ -79,7 +79,7 @@ def test_no_array_is_wider_than_the_compute_dtype_but_by_design(recipe):
   def loss(arrays, batch, key):
     return parts.objective(params.with_arrays(parts.model, arrays), batch, key)[0]
 
-  batch = abstract_batch(config, parts.rules, task)
+  batch = parts.rules.abstract_batch(task.features, config.batch_size)
   program = jax.make_jaxpr(jax.grad(loss))(parts.state.params, batch, jax.random.key(0))
   products = collections.Counter()
   carried = []

@@ -8,6 +8,7 @@ from t5x_like import recipes, train
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.training import phases
+from t5x_like.training.build import build_phases
 from t5x_like.training.resolve import resolve
 from tests.runs import fingerprints, losses
 
@@ -69,7 +70,7 @@ def test_phases_draw_one_sequence_of_examples():
   config = recipes.load(
     "configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"]
   )
-  built = phases.build_phases(config, lambda values: task.build(split="train", **values))
+  built = build_phases(config, task.build_at)
   rows = []
   for step in (*range(2), *range(5, 9)):
     batch = next(phases.iterate_batches(built, step))
@@ -93,3 +94,26 @@ def test_phases_draw_one_sequence_of_examples():
 def test_bad_phases_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    (
+      ['phases={"a": {"until": 1, "task": {"lenth": 16}}}'],
+      "config.phases.a.task.lenth: .*did you mean 'length'",
+    ),
+    (
+      ['phases={"a": {"until": 1, "task": {"length": 32}}}', "task.lenth=16"],
+      "config.task.lenth: .*did you mean 'length'",
+    ),
+    (
+      ['phases={"a": {"until": 1, "task": {"length": 2}}}'],
+      "config.phases.a.task.length: found 2, expected at least",
+    ),
+  ],
+)
+def test_an_argument_is_named_where_it_stands(overrides, message):
+  config = recipes.load("configs/bert/base.py:debug", overrides)
+  with pytest.raises(UserError, match=message):
+    build_phases(config, task.build_at)

@@ -24,7 +24,7 @@ def resolved(base, *flags, recipe="configs/llama/8b.py:debug"):
 
 def known(config):
   """Return {parameter: (initial deviation as a multiple of the base's, rate)}."""
-  model, _ = abstract_model.build_model(config)
+  model = abstract_model.build_model(config)
   return {
     name.split("/", 1)[1]: (p.growth, p.rate) for name, p in params.named_params(model).items()
   }
@@ -49,7 +49,7 @@ def test_heads_of_another_width_are_scaled_by_their_width_and_t5_keeps_its_queri
   sizes = '{"embed": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "mlp": 128}'
   config = resolved(sizes, recipe="configs/t5/base.py:debug")  # 256 wide, heads of 64
   assert config.model.design.attention_scale == 1.0 * 16 / 64
-  model, _ = abstract_model.build_model(config)
+  model = abstract_model.build_model(config)
   query = params.named_params(model)["encoder/blocks/self_attention/layer/query/kernel"]
   # T5's 1/sqrt(D H), at the base
   assert query.stddev == pytest.approx((64 * 16) ** -0.5 * (64 / 256) ** 0.5)
@@ -65,7 +65,7 @@ def test_a_head_of_labels_and_a_scaled_tied_table_carry_the_factor_themselves():
 
 def test_initial_values_are_those_of_the_draw_and_the_base_is_as_without_mup():
   def drawn(config):
-    _, make = abstract_model.build_model(config)
+    make = abstract_model.model_constructor(config)
     return jax.jit(lambda key: params.arrays(make(key)))(jax.random.key(0))
 
   wide = drawn(resolved(128, *ONE))
@@ -83,7 +83,7 @@ def test_initial_values_are_those_of_the_draw_and_the_base_is_as_without_mup():
 
 def steps(config, optimizer, name, gradient):
   """Return the update of a parameter of ones."""
-  model, _ = abstract_model.build_model(config)
+  model = abstract_model.build_model(config)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   optimizer = tune.scale_rates(optimizer, params.named_params(model))
   arrays = {name: jnp.ones((2, 3))}

@@ -91,8 +91,8 @@ def main(args: argparse.Namespace) -> None:
   import jax
 
   from t5x_like.runtime import process
-  from t5x_like.training.open_run import open_training_run
   from t5x_like.training.resolve import resolve
+  from t5x_like.training.run import open_training_run
 
   process.prepare()
   # A step that runs in this thread would count as the loop's time.

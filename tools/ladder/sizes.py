@@ -73,6 +73,6 @@ def parse_list(text: str, flag: str, entry_type: type, min_count: int) -> list:
 
 def parameters(config: ConfigDict) -> int:
   """Count a model's parameters outside token tables and outputs (Kaplan et al. 2020, N)."""
-  model, _ = abstract_model.build_model(config)
+  model = abstract_model.build_model(config)
   shapes = [p.shape for p in params.named_params(model).values() if "vocab" not in p.axes]
   return sum(math.prod(shape) for shape in shapes)

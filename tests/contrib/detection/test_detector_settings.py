@@ -8,7 +8,7 @@ import pytest
 from t5x_like import recipes, train
 from t5x_like.interop import published_images
 from t5x_like.training import class_count
-from t5x_like.training.assembly import assemble
+from t5x_like.training.build import assemble
 from t5x_like.training.resolve import resolve
 from tests.runs import fingerprints
 
@@ -42,9 +42,8 @@ def test_the_processor_of_a_detector_is_read_back(tmp_path):
 def test_a_run_takes_the_number_from_its_data(tmp_path):
   (tmp_path / "cache").mkdir()
   overrides = [f"task.cache={tmp_path}/cache"]
-  assembly = assemble(
-    resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run")
-  )
+  config = recipes.load("configs/detr/blood_cells.py:debug", overrides)
+  assembly = assemble(config, str(tmp_path / "run"))
   assert assembly.config.model.labels == 10
   assert assembly.identity["model"]["labels"] == 10
 

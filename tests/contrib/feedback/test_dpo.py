@@ -267,7 +267,7 @@ def test_the_reference_has_weights_of_its_own_where_more_than_adapters_is_traine
   config.model = config.model.to_dict() | {"vocab_size": 384}
   config.objective = {"name": "dpo"}
   config.tuning = {"name": "lora", "also": also}
-  named = params.named_params(build_model(config)[0])
+  named = params.named_params(build_model(config))
   assert any(name.startswith("reference/") for name in named) == copied
 
 

@@ -22,7 +22,7 @@ from t5x_like.nn import params
 from t5x_like.objectives import flatten_rows
 from t5x_like.parallel.rules import fetch, from_local_rows, local_rows
 from t5x_like.runtime import process
-from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training.build import Parts
 from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.state import TrainState
 
@@ -43,7 +43,7 @@ class RolloutStep:
     self._task = task
     self._batch_size = config.batch_size
     self._ends = rewards.completion_ends(task)
-    batch = abstract_batch(config, parts.rules, task)
+    batch = parts.rules.abstract_batch(task.features, config.batch_size)
     _, K, N = batch["decoder_log_probabilities"].shape
     process.log(
       f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, "

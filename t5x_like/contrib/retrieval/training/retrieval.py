@@ -18,9 +18,9 @@ from t5x_like.contrib.retrieval.search import build_index, open_search
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import fetch
 from t5x_like.runtime import process
-from t5x_like.training.build import REFERENCE, Parts, abstract_batch
+from t5x_like.training.build import Parts
 from t5x_like.training.compilation import StepCost, compile_step
-from t5x_like.training.state import TrainState
+from t5x_like.training.state import REFERENCE, TrainState
 
 _RETRIEVER = operator.attrgetter("reference.retriever")
 
@@ -33,7 +33,7 @@ class RetrievalStep:
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, task):
-    batch = abstract_batch(config, parts.rules, task)
+    batch = parts.rules.abstract_batch(task.features, config.batch_size)
     passages = task.passages
     # Each row also has the null document.
     num_retrieved = batch["passage_tokens"].shape[1] - 1

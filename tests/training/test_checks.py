@@ -8,7 +8,7 @@ import pytest
 from t5x_like import recipes
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.training import assembly
+from t5x_like.training import checks
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
@@ -24,7 +24,7 @@ def test_the_attention_cores_in_use_are_named():
     features = {
       name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()
     }
-    return assembly.check_task(
+    return checks.check_task(
       config, build_parts(config), dataclasses.replace(task, features=features)
     )
 
@@ -91,7 +91,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides
   config = resolve_recipe(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(UserError, match=message):
-    assembly.check_task(config, build_parts(config), task)
+    checks.check_task(config, build_parts(config), task)
 
 
 def test_a_head_of_another_kind_is_refused():
@@ -101,7 +101,7 @@ def test_a_head_of_another_kind_is_refused():
   tokens = {"encoder_input_tokens": task.features["encoder_input_tokens"]}
   task = dataclasses.replace(task, features=tokens | labels)
   with pytest.raises(UserError, match="'logits' with 2 axes, found 3 axes with model bert"):
-    assembly.check_task(config, build_parts(config), task)
+    checks.check_task(config, build_parts(config), task)
   classifier = ENCODER.replace("}", ', "head": {"name": "classification", "labels": 2}}')
   config = resolve_recipe(f"model={classifier}", f"task={MLM}", "objective.name=classification")
-  assembly.check_task(config, build_parts(config), task)
+  checks.check_task(config, build_parts(config), task)

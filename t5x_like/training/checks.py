@@ -1,100 +1,28 @@
-"""Assemble the tasks, parts and evaluators of a run, and check that they fit each other.
+"""Check that the tasks, the parts of a step and the vocabulary of a run fit each other.
 
 Everything follows from the config alone, before a workdir is touched, a step is compiled or weights
-are read.
+are read. `parts` is a `training.build.Parts`.
 """
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots, vocabularies
+from t5x_like import slots
 from t5x_like.data.features import Features
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import describe_cores, record_cores
-from t5x_like.runtime import process
-from t5x_like.training import phases, selection
-from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import Parts, abstract_batch, build_parts
-from t5x_like.training.class_count import check_class_count, fill_class_count
-from t5x_like.training.evaluation import Evaluation
+from t5x_like.training import phases
+from t5x_like.training.class_count import check_class_count
 from t5x_like.training.resolve import padded_vocab_size
 
 
-@dataclasses.dataclass(frozen=True)
-class Assembly:
-  """The parts of a run, without its state and its workdir.
-
-  Attributes:
-    config: the resolved config, with the special ids and the number of classes of the data.
-    phases: the phases with their tasks, in order.
-    parts: the parts of a step.
-    cores: the model's attention cores by place.
-    evaluation: the evaluators of `config.evals`.
-  """
-
-  config: ConfigDict
-  phases: list[phases.Phase]
-  parts: Parts
-  cores: dict[str, str]
-  evaluation: Evaluation
-
-  @property
-  def task(self):
-    """The task that the run ends on."""
-    return self.phases[-1].task
-
-  @property
-  def identity(self) -> dict[str, Any]:
-    """The content of `config.json`."""
-    *early, main = self.phases
-    return workdirs.build_identity(
-      self.config, main.task, {phase.name: phase.task for phase in early}
-    )
-
-
-def assemble(config: ConfigDict, workdir: str) -> Assembly:
-  """Build the objects of a run, and check that they fit.
-
-  Args:
-    config: resolved.
-    workdir: the directory or address of the run, whose imported weights, if any, fix the
-      vocabulary.
-  Raises:
-    UserError: naming the key, the value and the expectation.
-  """
-
-  def build_task(arguments: dict[str, Any]):
-    return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
-
-  run_phases = phases.build_phases(config, build_task)
-  main_task = run_phases[-1].task
-  vocabulary = main_task.vocabulary
-  if config.init or config.teacher or workdirs.read_imported(workdir):
-    from t5x_like.training import warm_start
-
-    warm_start.check_sources(config, vocabulary, workdir)
-  config = fill_class_count(with_tokens(config, vocabulary), len(main_task.classes))
-  parts = build_parts(config)
-  check_vocabulary(config, vocabulary)
-  for phase in run_phases:
-    cores = check_task(phase.config, parts, phase.task)
-  check_sizes(config, parts, run_phases)
-  evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
-  if config.selection:
-    selection.check_selection(config, evaluation.metrics())
-  return Assembly(config, run_phases, parts, cores, evaluation)
-
-
-def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
+def check_task(config: ConfigDict, parts, task) -> dict[str, str]:
   """Check that a task, the objective and the model fit each other, before anything is compiled.
 
   Args:
@@ -108,7 +36,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   _check_features(config, parts, task)
   objective = parts.objective
   objective.check(parts.model, task.features)
-  batch = abstract_batch(config, parts.rules, task)
+  batch = parts.rules.abstract_batch(task.features, config.batch_size)
   with record_cores() as used_cores, parts.rules.activate():
     outputs = jax.eval_shape(
       lambda model, batch: model(objective.model_rows(batch)), parts.model, batch
@@ -125,7 +53,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   return describe_cores(used_cores)
 
 
-def _check_features(config: ConfigDict, parts: Parts, task) -> None:
+def _check_features(config: ConfigDict, parts, task) -> None:
   """Check that a task has the features that the objective and the model need; raise UserError."""
   objective = parts.objective
   objective_name = config.objective.name
@@ -192,47 +120,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
     )
 
 
-def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
-  """Return the config with the special ids of the vocabulary that differ from the variant's.
-
-  Raises:
-    UserError: the config has ids by which the model would read the data wrongly.
-  """
-  if "tokens" not in config.model:
-    return config
-  model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  sides = [feature.partition("_")[0] for feature in model_class.REQUIRED_FEATURES]
-  vocabulary_ids = {
-    "pad": vocabulary.pad_id,
-    "start": vocabulary.decoder_start_id,
-    "eos": vocabulary.eos_id,
-  }
-  if sides == ["decoder"]:
-    vocabulary_ids["start"] = vocabularies.start_id(vocabulary)
-  elif sides == ["encoder"]:
-    vocabulary_ids |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  variant_tokens = slots.resolve_variant(model_class, config.model).tokens
-  recipe_ids = config.model.tokens.to_dict()
-  slots.replace_fields("config.model.tokens", variant_tokens, recipe_ids)
-  required = ("pad",) if len(sides) == 1 else tuple(vocabulary_ids)
-  for key in required:
-    if key in recipe_ids and recipe_ids[key] != vocabulary_ids[key]:
-      raise UserError(
-        f"config.model.tokens.{key}: found {recipe_ids[key]}, but the vocabulary of the data has "
-        f"{vocabulary_ids[key]}; leave it out: special ids come from the vocabulary"
-      )
-  ids = {}
-  for key, token_id in vocabulary_ids.items():
-    if key in required or token_id is not None:
-      ids[key] = token_id
-  ids |= recipe_ids
-  changed_ids = {key: i for key, i in ids.items() if i != getattr(variant_tokens, key)}
-  completed = ConfigDict(config.to_dict())
-  completed.model.tokens = ConfigDict(changed_ids)
-  return completed
-
-
-def check_sizes(config: ConfigDict, parts: Parts, run_phases: Sequence[phases.Phase]) -> None:
+def check_sizes(config: ConfigDict, parts, run_phases: Sequence[phases.Phase]) -> None:
   """Refuse a state or a batch that no memory here holds.
 
   A state that barely fits may still run out of memory in a step.
