@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -247,13 +248,28 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
     filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
   file_names.check_name(f"{where}: its split", split, "choose another split")
   arguments = slots.fill(where, arguments, arguments_class, supplied=tuple(filled))
-  task = arguments_class(**filled, **arguments).build()
+  try:
+    task = arguments_class(**filled, **arguments).build()
+  except UserError as error:
+    raise _with_slot(error, where, arguments_class) from error
   file_names.check_name(
     f"{where}: the task's name", task.name, "its files are named after it; name its data otherwise"
   )
   if user_preprocessors:
     task = user_defined.append_to_task(task, f"{where}.preprocessors", user_preprocessors)
   return task
+
+
+def _with_slot(error: UserError, where: str, arguments_class: type) -> UserError:
+  """Return the error of a task, with `where` before the argument that its message begins with.
+
+  A task does not know the slot that it is built at: `length: found 3` becomes
+  `config.task.length: found 3`.
+  """
+  argument = re.match(r"(\w+)[:=,]", str(error))
+  if type(error) is UserError and argument and argument[1] in slots.argument_names(arguments_class):
+    return UserError(f"{where}.{error}")
+  return error
 
 
 def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
