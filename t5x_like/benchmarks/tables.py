@@ -7,6 +7,7 @@ from typing import Any
 from t5x_like.benchmarks import charts as suite_charts
 from t5x_like.benchmarks import comparison
 from t5x_like.benchmarks import facts as suite_facts
+from t5x_like.metrics.resampling import format_interval
 from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
 
@@ -163,7 +164,7 @@ def _format_detail(result: dict[str, Any], name: str) -> str:
   interval = result.get("intervals", {}).get(name)
   detail = f"{name} {_format_score(result['metrics'].get(name))}"
   if interval is not None:
-    detail += f" ({interval['low']:.1f} to {interval['high']:.1f})"
+    detail += format_interval(interval)
   return detail
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -85,6 +86,10 @@ def digest(value: Any) -> str:
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def replace_nonfinite(values: Mapping[str, float]) -> dict[str, float | None]:
-  """Return numbers by name, None in place of NaN and infinities, which JSON lacks."""
-  return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return values by name, None in place of NaN and infinities, which JSON lacks."""
+  finite = {}
+  for name, value in values.items():
+    is_undefined = isinstance(value, numbers.Real) and not math.isfinite(value)
+    finite[name] = None if is_undefined else value
+  return finite

@@ -378,8 +378,7 @@ def format_scores(scores: dict[str, float]) -> str:
   for name, score in scores.items():
     part = f"{name} {score:,.4g}"
     if name in intervals:
-      interval = intervals[name]
-      part += f" ({interval['low']:.1f} to {interval['high']:.1f})"
+      part += resampling.format_interval(intervals[name])
     parts.append(part)
   return ", ".join(parts)
 

@@ -68,6 +68,11 @@ def wilson(percent: float, examples: int) -> dict[str, float]:
   return {"low": 100 * float(interval.low), "high": 100 * float(interval.high)}
 
 
+def format_interval(interval: dict[str, float]) -> str:
+  """Format an interval in percent, as it stands after its score."""
+  return f" ({interval['low']:.1f} to {interval['high']:.1f})"
+
+
 def paired_test(
   metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int
 ) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from t5x_like.benchmarks.suites import glue, superglue
 from t5x_like.command_line import Parser
 from t5x_like.errors import UserError, did_you_mean, handle_errors
 from t5x_like.files import outputs
+from t5x_like.files.checked_json import replace_nonfinite
 from t5x_like.metrics import resampling
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
@@ -130,11 +131,11 @@ def _score(
   if not any(math.isfinite(score) for score in scores.values()):
     problem = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
     raise UserError(f"{predictions[0]}: {problem}: is one side the same throughout?")
-  result = _replace_nonfinite(scores) | {"examples": len(rows_NC)} | counts
+  result = replace_nonfinite(scores) | {"examples": len(rows_NC)} | counts
   empty_count = sum(_is_empty(answer) for answer in answers)
   if empty_count:
     result["empty"] = empty_count
-  result |= _replace_nonfinite(metric.details(rows_NC, gold, answers))
+  result |= replace_nonfinite(metric.details(rows_NC, gold, answers))
   result |= _score_groups(metric, groups, rows_NC)
   if args.bootstrap:
     result["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
@@ -143,7 +144,7 @@ def _score(
     compared_NC = metric.compute_rows(gold, [answer for _, answer, _ in compared])
     samples = args.bootstrap or _RESAMPLES
     test = resampling.paired_test(metric, rows_NC, compared_NC, samples, args.seed)
-    compared_scores = _replace_nonfinite(metric.scores(compared_NC))
+    compared_scores = replace_nonfinite(metric.scores(compared_NC))
     result["compare"] = {"predictions": args.compare} | compared_scores | counts | test
   return result
 
@@ -158,7 +159,7 @@ def _score_groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray)
   for name in dict.fromkeys(groups):
     if name is not None:
       part_NC = rows_NC[[group == name for group in groups]]
-      scores = _replace_nonfinite(metric.scores(part_NC))
+      scores = replace_nonfinite(metric.scores(part_NC))
       scores_by_group[name] = scores | {"examples": len(part_NC)}
   if not scores_by_group:
     return {}
@@ -167,15 +168,6 @@ def _score_groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray)
     values = [scores[name] for scores in scores_by_group.values() if scores.get(name) is not None]
     means[name] = sum(values) / len(values) if values else None
   return {"groups": scores_by_group, "mean_of_groups": means}
-
-
-def _replace_nonfinite(values: dict[str, Any]) -> dict[str, Any]:
-  """Replace undefined scores, NaN, by None, because JSON has no NaN."""
-  finite = {}
-  for key, value in values.items():
-    is_undefined = isinstance(value, float) and not math.isfinite(value)
-    finite[key] = None if is_undefined else value
-  return finite
 
 
 def _align_files(
