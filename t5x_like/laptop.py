@@ -73,6 +73,16 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     _use_built_in_data(config)
 
 
+def drop_span_infilling(config: ConfigDict) -> None:
+  """Remove evaluators of spans, in place, if flags replaced the task by one without sentinels."""
+  task = config.task.get("shared", config.task)
+  if _task_member(task.get("name"), "SENTINELS"):
+    return
+  for name, values in list(config.evals.items()):
+    if values.get("name", name) == "span_infilling":
+      del config.evals[name]
+
+
 def _shrink_model(config: ConfigDict, debug: bool) -> None:
   """Change the model's size-dependent arguments to those of a tiny variant."""
   has_images = "resolution" in config.task
@@ -147,7 +157,7 @@ def _design_fields(variant) -> dict[str, Any]:
 def _task_member(task: str | None, member: str) -> Any:
   """Return a member of a task's module that describes its laptop form; None without such a member.
 
-  The members are `tiny`, `BUILT_IN`, `FEW_TARGETS` and `ANY_RESOLUTION`.
+  The members are `tiny`, `BUILT_IN`, `FEW_TARGETS`, `SENTINELS` and `ANY_RESOLUTION`.
   """
   if task not in slots.names(tasks):
     return None

@@ -55,6 +55,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
       laptop.shrink(config, laptop_form, getattr(recipe, "LAPTOP", {}))
   config = config_lib.apply_overrides(config, overrides, file)
+  if laptop_form and not any(override.startswith("evals") for override in overrides):
+    laptop.drop_span_infilling(config)
   trust.admit(config)
   return config
 

@@ -366,6 +366,20 @@ def test_a_laptop_takes_the_tiny_size_with_the_design_of_the_full_one():
     assert all("tiny" in laptop.tiny_variant(family, variant) for variant in variants)
 
 
+@pytest.mark.parametrize(
+  ("overrides", "evaluators"),
+  [
+    ([], {"loss", "span_infilling"}),
+    (['task={"name": "ul2", "store": "builtin"}'], {"loss", "span_infilling"}),
+    (['task={"name": "text_to_text", "source": "builtin"}'], {"loss"}),
+    (['task={"name": "prefix_lm", "store": "builtin"}', "evals.span_infilling.samples=2"], None),
+  ],
+)
+def test_only_tasks_with_sentinels_have_their_spans_evaluated(overrides, evaluators):
+  config = recipes.load("configs/t5/base.py:debug", overrides)
+  assert set(config.evals) == (evaluators or {"loss", "span_infilling"})
+
+
 def test_the_laptop_form_of_a_recipe_overrides_the_general_one(tmp_path):
   recipe = tmp_path / "recipe.py"
   text = (
