@@ -142,12 +142,12 @@ def build_phases(config: ConfigDict, build_task: Callable) -> list[phases.Phase]
     UserError: naming an invalid argument in `config.task`, or in the phase that changes it.
   """
 
-  def build(slot: str, arguments: dict[str, Any]):
+  def build(slot: str, changes: dict[str, Any]):
+    arguments = config_lib.change_task(config.task.to_dict(), changes)
     return build_task(slot, arguments.pop("name", None), config.train_split, arguments)
 
-  main_arguments = config.task.to_dict()
   # first, so that no phase is blamed for an argument of `config.task`
-  main_task = build("task", dict(main_arguments))
+  main_task = build("task", {})
   run_phases = []
   start = 0
   for name, until, changes, batch_size in config_lib.phases_in_order(config):
@@ -155,7 +155,7 @@ def build_phases(config: ConfigDict, build_task: Callable) -> list[phases.Phase]
     phase_config.batch_size = batch_size
     task = main_task
     if changes:
-      task = build(f"phases.{name}.task", config_lib.change_task(main_arguments, changes))
+      task = build(f"phases.{name}.task", changes)
     run_phases.append(phases.Phase(name, start, until, task, phase_config))
     start = until
   return run_phases
@@ -196,9 +196,9 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
       ids[key] = token_id
   ids |= recipe_ids
   changed_ids = {key: i for key, i in ids.items() if i != getattr(variant_tokens, key)}
-  completed = ConfigDict(config.to_dict())
-  completed.model.tokens = ConfigDict(changed_ids)
-  return completed
+  config = ConfigDict(config.to_dict())
+  config.model.tokens = ConfigDict(changed_ids)
+  return config
 
 
 def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:

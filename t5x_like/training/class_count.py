@@ -34,10 +34,10 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
     "config.objective.name", config.objective.name, t5x_like.objectives, "Objective"
   )
   key = _KEYS.get(objective.targets)
-  filled = ConfigDict(config.to_dict())
-  models = [filled.model]
-  if filled.teacher.get("model"):
-    models.append(filled.teacher.model)
+  config = ConfigDict(config.to_dict())
+  models = [config.model]
+  if config.teacher.get("model"):
+    models.append(config.teacher.model)
   for model in models:
     head: dict[str, Any] = {}
     labels = model.get("labels")
@@ -57,9 +57,9 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
         change = {"head": head | change}
       with model.unlocked(), model.ignore_type():
         model.update(change)
-    elif model is filled.model:
+    elif model is config.model:
       classes = labels or classes
-  return filled
+  return config
 
 
 def _takes_labels(head_name: str) -> bool:
