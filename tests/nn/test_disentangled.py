@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 import tiny
-from t5x_like.errors import UserError
+from arrays import normal
+from refusals import refuses
 from t5x_like.models import deberta
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
@@ -36,26 +37,24 @@ def row(distance):
   middle = BUCKETS // 2
   size = abs(distance)
   if size > middle:
-    size = (
-      math.ceil(math.log(size / middle) / math.log((MOST - 1) / middle) * (middle - 1)) + middle
-    )
+    share = math.log(size / middle) / math.log((MOST - 1) / middle)
+    size = math.ceil(share * (middle - 1)) + middle
   return min(max(int(math.copysign(size, distance)) + BUCKETS, 0), 2 * BUCKETS - 1)
 
 
 def test_attention_follows_the_formula():
-  # longer than the largest distance
+  T = 14  # longer than the largest distance
   encoder = jax.jit(model)()
-  T = 14
-  arrays = {n: np.asarray(0.5 * np.random.default_rng(len(n)).standard_normal(x.shape), np.float32)
-            for n, x in params.arrays(encoder).items()}  # fmt: skip
+  arrays = {}
+  for name, array in params.arrays(encoder).items():
+    arrays[name] = normal(*array.shape, seed=len(name), scale=0.5)
   encoder = params.with_arrays(encoder, arrays)
   layer = jax.tree.map(lambda x: x[0], encoder.encoder.blocks.self_attention.layer)
-  x_TD = np.random.default_rng(0).standard_normal((T, D)).astype(np.float32)
+  x_TD = normal(T, D)
   mask = Mask(positions(T), positions(T))
   vectors = np.asarray(encoder.encoder.bias(mask, 1))
-  actual = jax.jit(lambda layer, x: layer(x, Context(mask=mask, bias=vectors), None, None)[0])(
-    layer, x_TD[None]
-  )[0]
+  context = Context(mask=mask, bias=vectors)
+  actual = jax.jit(lambda layer, x: layer(x, context, None, None)[0])(layer, x_TD[None])[0]
 
   def project(name, x):
     linear = getattr(layer, name)
@@ -81,5 +80,5 @@ def test_attention_follows_the_formula():
 
 @pytest.mark.parametrize("sizes", [(2, 512), (256, 129)])
 def test_sizes_without_buckets_are_refused(sizes):
-  with pytest.raises(UserError, match=f"max_distance: found {sizes[1]} with {sizes[0]} buckets"):
+  with refuses("max_distance", f"found {sizes[1]} with {sizes[0]} buckets"):
     model(*sizes)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from arrays import normal, rngs
+from refusals import refuses
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.convolution import GroupNorm
@@ -22,14 +24,6 @@ from t5x_like.nn.norm import LayerNorm, RMSNorm
 dense = Dense()
 
 
-def normal(*shape, seed=0, scale=1.0):
-  return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
-
-
-def rngs():
-  return nnx.Rngs(params=jax.random.key(0))
-
-
 # Norm
 
 
@@ -39,7 +33,10 @@ def test_rms_norm_equals_its_formula():
   x64 = x.astype(np.float64)
   expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + 1e-6) * normal(8)
   np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-6)
-  assert norm(jnp.zeros((1, 1, 8))).tolist() == np.zeros((1, 1, 8)).tolist()
+
+
+def test_rms_norm_of_zeros_is_zero():
+  assert not RMSNorm(8, rngs())(jnp.zeros((1, 1, 8))).any()
 
 
 def test_rms_norm_statistics_are_float32():
@@ -62,23 +59,26 @@ def test_dropout_without_a_key_or_rate_is_the_identity():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("width", [512, 511])
-def test_dropout_keeps_the_expectation_in_every_place_or_shares_its_mask_along_the_length(
-  shared, width
-):
-  x = jnp.ones((64, 7, width))
-  y = np.asarray(Dropout(0.1, (-2,) if shared else ())(x, jax.random.key(3)))
-  values = np.unique(y)
-  np.testing.assert_allclose(values, [0.0, 1 / 0.9], rtol=1e-4)
-  keep = y > 0
+def test_dropout_has_its_rate_and_its_shared_axis(shared, width):
+  dropout = Dropout(0.1, (-2,) if shared else ())
+  y = np.asarray(dropout(jnp.ones((64, 7, width)), jax.random.key(3)))
+  np.testing.assert_allclose(np.unique(y), [0.0, 1 / 0.9], rtol=1e-4)
   assert (y == y[:, :1]).all() == shared
+  keep = y > 0
   if shared:
     keep = keep[:, 0]  # one mask for all positions
-  else:  # neighbours, which share random bits, and positions do not agree more often than chance
-    for first, second in ((keep[..., :-1], keep[..., 1:]), (keep[:, :-1], keep[:, 1:])):
-      assert abs((first == second).mean() - 0.82) < 5 * np.sqrt(0.82 * 0.18 / first.size)
   deviation = np.sqrt(0.9 * 0.1 / keep.size)
   assert abs(keep.mean() - 0.9) < 4 * deviation
   assert (keep[0] != keep[1]).any()  # rows differ
+
+
+@pytest.mark.parametrize("width", [512, 511])
+def test_neighbours_drop_out_independently(width):
+  """Neighbours share random bits; they agree as often as chance has it, along both axes."""
+  keep = np.asarray(Dropout(0.1)(jnp.ones((64, 7, width)), jax.random.key(3))) > 0
+  for first, second in ((keep[..., :-1], keep[..., 1:]), (keep[:, :-1], keep[:, 1:])):
+    share = (first == second).mean()
+    assert abs(share - 0.82) < 5 * np.sqrt(0.82 * 0.18 / first.size)
 
 
 def test_dropout_gradient_is_its_own_mask():
@@ -109,29 +109,30 @@ def test_a_mask_combines_causality_segments_and_windows():
   k_seg = np.array([[1, 1, 2, 2]], np.int32)
   valid = np.array([[True, True, False, True]])
   mask = Mask(*map(jnp.asarray, (q, k, q_seg, k_seg, valid)), causal=True).dense()
-  assert mask.shape == (1, 1, 3, 4)
-  for t, s in np.ndindex(3, 4):
-    assert bool(mask[0, 0, t, s]) == (
-      k[0, s] <= q[0, t] and q_seg[0, t] == k_seg[0, s] and valid[0, s]
-    ), (t, s)
+  is_past = k[0] <= q[0, :, None]
+  is_same_segment = k_seg[0] == q_seg[0, :, None]
+  np.testing.assert_array_equal(mask, (is_past & is_same_segment & valid[0])[None, None])
+
+
+def test_a_mask_without_rules_is_none():
   assert Mask(positions(3), positions(3)).dense() is None
-  assert (
-    Mask(positions(3), positions(3), causal=True).dense()[0, 0].tolist()
-    == np.tri(3, dtype=bool).tolist()
-  )
+
+
+def test_a_causal_mask_is_triangular():
+  mask = Mask(positions(3), positions(3), causal=True).dense()
+  np.testing.assert_array_equal(mask[0, 0], np.tri(3, dtype=bool))
 
 
 # Dense core
 
 
-def attention_reference(q, k, v, allowed, bias, scale):
-  B, T, N, H = q.shape
-  repeat = N // k.shape[2]
-  k = np.repeat(k.astype(np.float64), repeat, axis=2)
-  v = np.repeat(v.astype(np.float64), repeat, axis=2)
-  logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64) * scale, k) + (
-    0 if bias is None else bias
-  )
+def attention_reference(q, k, v, allowed=True, bias=0.0, scale=1.0):
+  """Return attention [B, T, N, H] in float64 by its formula."""
+  repeat = q.shape[2] // k.shape[2]
+  q = np.asarray(q, np.float64)
+  k = np.repeat(np.asarray(k, np.float64), repeat, axis=2)
+  v = np.repeat(np.asarray(v, np.float64), repeat, axis=2)
+  logits = np.einsum("btnh,bsnh->bnts", q * scale, k) + bias
   logits = np.where(allowed, logits, -np.inf)
   p = np.exp(logits - logits.max(-1, keepdims=True))
   return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
@@ -143,20 +144,15 @@ def test_the_dense_core_equals_its_formula(kv_heads, biased):
   q = normal(2, 5, 6, 8)
   k = normal(2, 7, kv_heads, 8, seed=1)
   v = normal(2, 7, kv_heads, 8, seed=2)
-  bias = normal(1, 6, 5, 7, seed=3) if biased else None
-  valid = np.arange(7)[None] < np.array([[7], [4]])
-  q_pos = positions(5) + 2
-  k_pos = positions(7)
-  allowed = valid[:, None, None] & (
-    np.asarray(k_pos)[:, None, None] <= np.asarray(q_pos)[:, None, :, None]
-  )
-  mask = Mask(q_pos, k_pos, k_valid=jnp.asarray(valid), causal=True)
-  out = dense(
-    *map(jnp.asarray, (q, k, v)), mask, bias if bias is None else jnp.asarray(bias), scale=0.5
-  )
-  np.testing.assert_allclose(
-    out, attention_reference(q, k, v, allowed, bias, 0.5), rtol=2e-5, atol=2e-5
-  )
+  bias = normal(1, 6, 5, 7, seed=3) if biased else np.zeros((1, 6, 5, 7), np.float32)
+  valid_BS = np.arange(7)[None] < np.array([[7], [4]])
+  causal_TS = np.arange(7) <= np.arange(5)[:, None] + 2
+  mask = Mask(positions(5) + 2, positions(7), k_valid=jnp.asarray(valid_BS), causal=True)
+  jax_bias = jnp.asarray(bias) if biased else None
+  out = dense(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), mask, jax_bias, scale=0.5)
+  allowed = valid_BS[:, None, None] & causal_TS
+  expected = attention_reference(q, k, v, allowed, bias, scale=0.5)
+  np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_dense_core_is_finite_without_any_visible_key():
@@ -170,12 +166,9 @@ def test_dense_core_is_finite_without_any_visible_key():
 
 
 def test_dense_core_softmax_is_float32_in_bfloat16():
-  q = normal(1, 4, 1, 16, seed=0)
-  k = normal(1, 4, 1, 16, seed=1)
-  v = normal(1, 4, 1, 16, seed=2)
-  low = [jnp.asarray(a, jnp.bfloat16) for a in (q, k, v)]
-  out = dense(*low, Mask(positions(4), positions(4)), None, scale=1.0)
-  expected = attention_reference(*(np.asarray(a, np.float64) for a in low), True, None, 1.0)
+  qkv = [jnp.asarray(normal(1, 4, 1, 16, seed=seed), jnp.bfloat16) for seed in range(3)]
+  out = dense(*qkv, Mask(positions(4), positions(4)), None, scale=1.0)
+  expected = attention_reference(*qkv)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=2e-2)
 
@@ -199,10 +192,14 @@ class Add(nnx.Module):
 def test_residual_places_norms_where_its_equation_says():
   x = jnp.asarray(normal(1, 2, 3))
   full = Residual(Double(), in_norm=Add(1.0), res_norm=Add(10.0), out_norm=Add(100.0), alpha=3.0)
-  np.testing.assert_allclose(
-    full(x, None, None, None)[0], 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6
-  )
-  np.testing.assert_allclose(Residual(Double())(x, None, None, None)[0], 3 * x)
+  y, _, _ = full(x, None, None, None)
+  np.testing.assert_allclose(y, 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6)
+
+
+def test_a_residual_without_norms_adds_its_layer():
+  x = jnp.asarray(normal(1, 2, 3))
+  y, _, _ = Residual(Double())(x, None, None, None)
+  np.testing.assert_allclose(y, 3 * x)
 
 
 def test_block_applies_sublayers_in_order_and_adds_their_losses():
@@ -233,21 +230,39 @@ def test_embed_reads_rows():
 # Parameters and sizes
 
 
-def test_parameters_are_named_replaced_and_counted():
-  mlp = Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=True)
-  named = params.named_params(mlp)
-  assert {n: p.axes for n, p in named.items()} == {
-    "gate/kernel": ("embed", "mlp"),
-    "wi/kernel": ("embed", "mlp"),
-    "wo/kernel": ("mlp", "embed"),
-  }
-  assert params.count(mlp) == 72 == params.count(jax.eval_shape(lambda: mlp))
-  new_arrays = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
+MLP_AXES = {
+  "gate/kernel": ("embed", "mlp"),
+  "wi/kernel": ("embed", "mlp"),
+  "wo/kernel": ("mlp", "embed"),
+}
+
+
+def axes_of(module):
+  return {name: param.axes for name, param in params.named_params(module).items()}
+
+
+@pytest.fixture
+def mlp():
+  return Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=True)
+
+
+def test_parameters_have_names_and_logical_axes(mlp):
+  assert axes_of(mlp) == MLP_AXES
+
+
+def test_parameters_are_counted_with_and_without_arrays(mlp):
+  assert params.count(mlp) == 72
+  assert params.count(jax.eval_shape(lambda: mlp)) == 72
+
+
+def test_replaced_arrays_keep_names_and_axes(mlp):
+  new_arrays = {}
+  for number, (name, array) in enumerate(params.arrays(mlp).items()):
+    new_arrays[name] = jnp.full(array.shape, number, jnp.float32)
   replaced = params.with_arrays(jax.eval_shape(lambda: mlp), new_arrays)
-  assert all((params.arrays(replaced)[n] == a).all() for n, a in new_arrays.items())
-  assert {n: p.axes for n, p in params.named_params(replaced).items()} == {
-    n: p.axes for n, p in named.items()
-  }
+  assert axes_of(replaced) == MLP_AXES
+  for name, array in params.arrays(replaced).items():
+    np.testing.assert_array_equal(array, new_arrays[name])
 
 
 def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
@@ -258,10 +273,13 @@ def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
   assert abs(float((a * b).mean())) < 1e-4
 
 
-def test_sizes_that_do_not_fit_are_refused():
-  with pytest.raises(ValueError, match="heads=6 must be a multiple of kv_heads=4"):
+def test_heads_that_do_not_share_keys_evenly_are_refused():
+  with refuses("heads=6", "kv_heads=4", error=ValueError):
     Dims(embed=8, heads=6, kv_heads=4, head_dim=2, mlp=8, layers=1)
-  with pytest.raises(ValueError, match="logical axes"):
+
+
+def test_a_parameter_without_a_name_for_each_axis_is_refused():
+  with refuses("logical axes", error=ValueError):
     params.param(rngs(), params.ones, (2, 3), ("embed",))
 
 
@@ -274,13 +292,9 @@ def test_dropout_draws_no_array_of_pairs(shape):
     return dropout_mask(key, 0.25, shape)[0]
 
   jaxpr = jax.make_jaxpr(draw)(jax.random.key(0))
-  arrays = [
-    v.aval
-    for equation in jaxpr.eqns
-    for v in equation.outvars
-    if v.aval.shape not in ((), (1,), (2,))
-  ]
-  assert {array.ndim for array in arrays} == {len(shape)}
+  shapes = {v.aval.shape for equation in jaxpr.eqns for v in equation.outvars}
+  seeds = {(), (1,), (2,)}
+  assert {len(drawn) for drawn in shapes - seeds} == {len(shape)}
   keep = draw(jax.random.key(0))
   assert keep.shape == shape
   assert keep.dtype == bool
@@ -296,16 +310,18 @@ def test_dropout_draws_no_array_of_pairs(shape):
 def test_the_backward_pass_keeps_the_input_alone(make):
   """Exactly the gradient of the plain function, from a bfloat16 array where JAX would keep several
   float32 ones."""
-  arguments = () if make is None else (make(32, nnx.Rngs(params=jax.random.key(0))),)
   function = gelu if make is None else make.__call__
-  x = jax.random.normal(jax.random.key(1), (4, *(2, 4)[make != GroupNorm :], 8, 32), jnp.bfloat16)
+  arguments = () if make is None else (make(32, rngs()),)
+  shape = (4, 2, 4, 8, 32) if make is GroupNorm else (4, 4, 8, 32)
+  x = jax.random.normal(jax.random.key(1), shape, jnp.bfloat16)
   residuals = jax.eval_shape(lambda x: jax.vjp(partial(function, *arguments), x)[1], x)
-  assert (
-    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residuals))
-    <= x.nbytes + 2 * 4 * 32
-  )
+  residual_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residuals))
+  assert residual_bytes <= x.nbytes + 2 * 4 * 32
 
   def gradient(function):
-    return jax.jit(jax.grad(lambda x: (function(*arguments, x).astype(jnp.float32) ** 2).sum()))(x)
+    def loss(x):
+      return (function(*arguments, x).astype(jnp.float32) ** 2).sum()
+
+    return jax.jit(jax.grad(loss))(x)
 
   np.testing.assert_array_equal(gradient(function), gradient(function.__wrapped__))

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from arrays import rngs
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
@@ -16,33 +16,19 @@ from t5x_like.nn.positions.relative_bias import RelativeBias, relative_buckets
 # First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives
 # them.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
-CAUSAL = {
-  16: 16,
-  19: 17,
-  21: 18,
-  24: 19,
-  27: 20,
-  31: 21,
-  35: 22,
-  40: 23,
-  46: 24,
-  52: 25,
-  59: 26,
-  67: 27,
-  77: 28,
-  87: 29,
-  99: 30,
-  113: 31,
-}
+CAUSAL_DISTANCES = (16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113)
+CAUSAL = {distance: 16 + i for i, distance in enumerate(CAUSAL_DISTANCES)}
+
+
+def heads(n):
+  return Dims(8 * n, n, n, 8, 32, 1)
 
 
 def bucket_of_past(distances, *, bidirectional, buckets=32, max_distance=128):
+  """Return the bucket of a key at each distance before the query."""
   relative = jnp.asarray(-np.asarray(distances, np.int32))
-  return np.asarray(
-    relative_buckets(
-      relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance
-    )
-  )
+  options = dict(bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
+  return np.asarray(relative_buckets(relative, **options))
 
 
 def exact_bucket(d, buckets, max_distance):
@@ -81,22 +67,16 @@ def test_buckets_of_earlier_keys_are_the_published_ones(bidirectional, first):
 def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
   distances = list(range(3 * max_distance))
   expected = [exact_bucket(d, buckets, max_distance) for d in distances]
-  np.testing.assert_array_equal(
-    bucket_of_past(distances, bidirectional=False, buckets=buckets, max_distance=max_distance),
-    expected,
-  )
-  np.testing.assert_array_equal(
-    bucket_of_past(distances, bidirectional=True, buckets=2 * buckets, max_distance=max_distance),
-    expected,
-  )
+  for bidirectional, count in ((False, buckets), (True, 2 * buckets)):
+    options = dict(bidirectional=bidirectional, buckets=count, max_distance=max_distance)
+    np.testing.assert_array_equal(bucket_of_past(distances, **options), expected)
 
 
 def test_later_keys_have_their_own_buckets_or_share_the_first():
   distances = np.arange(1, 300)
-  np.testing.assert_array_equal(
-    bucket_of_past(-distances, bidirectional=True),
-    16 + bucket_of_past(distances, bidirectional=True),
-  )
+  earlier = bucket_of_past(distances, bidirectional=True)
+  later = bucket_of_past(-distances, bidirectional=True)
+  np.testing.assert_array_equal(later, 16 + earlier)
   assert (bucket_of_past(-distances, bidirectional=False) == 0).all()
   assert bucket_of_past([0], bidirectional=True) == 0
   assert bucket_of_past([0], bidirectional=False) == 0
@@ -124,10 +104,8 @@ def test_bias_trains_the_table():
     return params.with_arrays(position, arrays).bias(positions, positions).sum()
 
   gradient = np.asarray(jax.grad(total)(params.arrays(position))["table"])
-  counts = np.bincount(
-    bucket_of_past(np.maximum(positions.T - positions, 0).ravel(), bidirectional=False),
-    minlength=32,
-  )
+  distances = np.maximum(positions.T - positions, 0).ravel()
+  counts = np.bincount(bucket_of_past(distances, bidirectional=False), minlength=32)
   np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))
 
 
@@ -136,11 +114,3 @@ def test_no_position_is_the_identity():
   assert Position().embed(x, None) is x
   assert Position().rotate(x, None) is x
   assert Position().bias(None, None) is None
-
-
-def rngs():
-  return nnx.Rngs(params=jax.random.key(1))
-
-
-def heads(n):
-  return Dims(8 * n, n, n, 8, 32, 1)

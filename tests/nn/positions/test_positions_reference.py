@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.test_util import check_grads
 
+from arrays import normal, rngs
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.design import Design
 from t5x_like.nn import params
@@ -24,14 +24,6 @@ from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 from t5x_like.parallel.constrain import use_platform
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
-
-
-def normal(*shape, seed=0):
-  return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def rngs():
-  return nnx.Rngs(params=jax.random.key(0))
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -121,9 +113,8 @@ def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
   rope = Rope(interleaved=interleaved, fraction=0.5)
-  check_grads(
-    lambda x: rope.rotate(x, POS), (jnp.asarray(normal(2, 5, 3, 16)),), order=1, modes=["rev"]
-  )
+  x = jnp.asarray(normal(2, 5, 3, 16))
+  check_grads(lambda x: rope.rotate(x, POS), (x,), order=1, modes=["rev"])
 
 
 def test_llama3_scaling_has_all_its_regions():
@@ -157,14 +148,13 @@ def test_alibi_slopes_of_other_head_counts():
 def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
   """Slopes and products with absolute positions in bfloat16, the sum with the logits divided by
   sqrt(head_dim)."""
-  k_pos = jnp.asarray([[0, 1, 7, 255, 257, 2047]])
-  bias = np.asarray(
-    jax.jit(Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True).bias)(POS[:1, :3], k_pos)
-  )
+  k_pos = np.array([[0, 1, 7, 255, 257, 2047]])
+  alibi = Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True)
+  bias = np.asarray(jax.jit(alibi.bias)(POS[:1, :3], k_pos))
   assert bias.shape == (1, 16, 3, 6)
   assert bias.dtype == np.float32
-  numbers = [np.asarray(x).astype(jnp.bfloat16) for x in (alibi_slopes(16), k_pos[0])]
-  expected = (numbers[0][:, None] * numbers[1]).astype(np.float32) / 2
+  slopes = np.asarray(alibi_slopes(16)).astype(jnp.bfloat16)
+  expected = (slopes[:, None] * k_pos[0].astype(jnp.bfloat16)).astype(np.float32) / 2
   np.testing.assert_array_equal(bias[0], np.broadcast_to(expected[:, None], (16, 3, 6)))
 
 
@@ -188,18 +178,11 @@ def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
   actual = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
   for b, t, n in np.ndindex(B, T, N):
     visible = [s for s in range(T) if POS[b, s] <= POS[b, t]]
-    offsets = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in visible]
+    rows = np.clip(POS[b, visible] - POS[b, t], -clip, clip) + clip
     head = n * kv_heads // N
-    e = np.array(
-      [
-        q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H)
-        for s, r in zip(visible, offsets, strict=True)
-      ]
-    )
+    e = (k[b, visible, head] + a_key[rows]) @ q[b, t, n] / math.sqrt(H)
     alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
-    z = sum(
-      p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, visible, offsets, strict=True)
-    )
+    z = alpha @ (v[b, visible, head] + a_value[rows])
     np.testing.assert_allclose(actual[b, t, n], z, rtol=1e-4, atol=1e-5)
 
 
@@ -210,54 +193,43 @@ def test_deepnorm_weights_are_those_of_its_table():
   """Wang et al. 2022, figure 2, at the depths of its table: N encoder layers, M decoder layers."""
   N = 18
   M = 6
-  assert deepnorm_weights(N, 0)["encoder"] == pytest.approx(
-    ((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4))
-  )
-  assert deepnorm_weights(0, M)["decoder"] == pytest.approx(
-    ((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4))
-  )
-  encoder_decoder_weights = deepnorm_weights(N, M)
-  assert encoder_decoder_weights["encoder"] == pytest.approx(
-    (0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16))
-  )
-  assert encoder_decoder_weights["decoder"] == pytest.approx(
-    ((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4))
-  )
+  encoder = ((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4))
+  assert deepnorm_weights(N, 0)["encoder"] == pytest.approx(encoder)
+  decoder = ((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4))
+  assert deepnorm_weights(0, M)["decoder"] == pytest.approx(decoder)
+  both = deepnorm_weights(N, M)
+  encoder = (0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16))
+  assert both["encoder"] == pytest.approx(encoder)
+  decoder = ((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4))
+  assert both["decoder"] == pytest.approx(decoder)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_deepnorm_blocks_follow_their_equation(causal):
-  """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on
-  query and key."""
-  design = Design(norm="layernorm", norm_position="deepnorm")
+DEEPNORM = Design(norm="layernorm", norm_position="deepnorm")
+
+
+@pytest.mark.parametrize("side, depths", [("encoder", (6, 0)), ("decoder", (0, 6))])
+def test_deepnorm_scales_all_kernels_but_those_of_query_and_key(side, depths):
   dims = Dims(64, 4, 4, 16, 128, 6)
-  alpha, beta = deepnorm_weights(*((0, 6) if causal else (6, 0)))[
-    "decoder" if causal else "encoder"
-  ]
-  stack = StackBuilder(design, dims, causal=causal, deepnorm=(alpha, beta)).stack(rngs())
-  attention = stack.blocks.self_attention
-  mlp = stack.blocks.mlp
-  assert isinstance(attention, Residual)
-  assert attention.alpha == mlp.alpha == alpha
-  for linear, gain in (
-    (attention.layer.query, 1),
-    (attention.layer.key, 1),
-    (attention.layer.value, beta),
-    (attention.layer.out, beta),
-    (mlp.layer.wi, beta),
-    (mlp.layer.wo, beta),
-  ):
+  alpha, beta = deepnorm_weights(*depths)[side]
+  builder = StackBuilder(DEEPNORM, dims, causal=side == "decoder", deepnorm=(alpha, beta))
+  blocks = builder.stack(rngs()).blocks
+  assert blocks.self_attention.alpha == blocks.mlp.alpha == alpha
+  attention = blocks.self_attention.layer
+  mlp = blocks.mlp.layer
+  gains = [(attention.query, 1), (attention.key, 1)]
+  gains += [(linear, beta) for linear in (attention.value, attention.out, mlp.wi, mlp.wo)]
+  for linear, gain in gains:
     kernel = np.asarray(linear.kernel[...])
     assert kernel.std() * math.sqrt(kernel.shape[1]) == pytest.approx(gain, rel=0.03)
-  x = normal(1, 3, 64).astype(np.float64)
-  y = 0.0
-  residual = Residual(
-    lambda x, *_: (jnp.tanh(x), {}, None), out_norm=design.make_norm(64, rngs()), alpha=alpha
-  )
-  y = alpha * x + np.tanh(x)
-  expected = (y - y.mean(-1, keepdims=True)) / np.sqrt(
-    y.var(-1, keepdims=True) + design.norm_epsilon
-  )
-  np.testing.assert_allclose(
-    residual(jnp.asarray(x, jnp.float32), None, None, None)[0], expected, atol=2e-5
-  )
+
+
+def test_deepnorm_normalises_the_weighted_sum():
+  """`LayerNorm(alpha x + G(x))`."""
+  x = normal(1, 3, 64)
+  norm = DEEPNORM.make_norm(64, rngs())
+  residual = Residual(lambda x, *_: (jnp.tanh(x), {}, None), out_norm=norm, alpha=1.5)
+  y = 1.5 * x.astype(np.float64) + np.tanh(x)
+  deviation = np.sqrt(y.var(-1, keepdims=True) + DEEPNORM.norm_epsilon)
+  expected = (y - y.mean(-1, keepdims=True)) / deviation
+  actual, _, _ = residual(jnp.asarray(x), None, None, None)
+  np.testing.assert_allclose(actual, expected, atol=2e-5)
