@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from t5x_like.errors import UserError
@@ -124,12 +125,17 @@ class Fields:
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
-  def section(self, name: str) -> "Fields":
+  def section(self, name: str, defaults: Mapping[str, Any] = MappingProxyType({})) -> "Fields":
     """Return the fields of an object within the config, none if it is missing.
 
     Call `refuse_unused` of the section too.
+
+    Args:
+      defaults: the values of fields that are missing or null.
     """
-    return Fields(self.take(name, {}), f"{self.origin}, {name}")
+    values = self.take(name, {})
+    missing = {field: value for field, value in defaults.items() if values.get(field) is None}
+    return Fields(values | missing, f"{self.origin}, {name}")
 
   def ignore(self, *names: str) -> None:
     """Mark fields as used that do not affect logits, such as dropout rates."""

@@ -21,6 +21,7 @@ from t5x_like.interop.variant_paths import (
   is_same,
   replace_attributes,
 )
+from t5x_like.nn.dims import Dims
 
 
 class Entry:
@@ -78,12 +79,14 @@ class Choice(Entry):
   Attributes:
     name, attribute, default: see `Field`.
     table: value of the field -> value of the attribute; the first of equal ones is written.
+    written: whether configs are written with the field.
   """
 
   name: str
   attribute: str
   table: Mapping[str | bool, Any]
   default: Any = ...
+  written: bool = True
 
   def read(self, fields: Fields) -> dict[str, Any]:
     return {self.attribute: fields.choose(self.name, self.table, self.default)}
@@ -92,7 +95,7 @@ class Choice(Entry):
     value = get_attribute(variant, self.attribute)
     for name, candidate in self.table.items():
       if candidate == value:
-        return {self.name: name}
+        return {self.name: name} if self.written else {}
     choices = " or ".join(map(repr, dict.fromkeys(self.table.values())))
     raise UserError(f"{self.attribute} is {value!r}; this model type supports only {choices}")
 
@@ -172,6 +175,53 @@ class HasTensor(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
+class Numbers(Field):
+  """A list of numbers, such as one for each stage, which is a tuple in a variant."""
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    return {path: tuple(numbers) for path, numbers in super().read(fields).items()}
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    return {name: list(numbers) for name, numbers in super().write(variant).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Section(Entry):
+  """An object within a config, with a table of its own.
+
+  Attributes:
+    name: the field that contains the object.
+    part: the path of the part of the variant that the object describes, such as "image"; "" for
+      the whole variant.
+    entries: the fields of the object; their paths begin at the part.
+    write_shared: returns further fields of the object, which reading ignores, from the variant.
+    read_defaults: returns the values of missing fields, from the config.
+  """
+
+  name: str
+  part: str
+  entries: tuple[Entry, ...]
+  write_shared: Callable[[Any], dict[str, Any]] = lambda variant: {}
+  read_defaults: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    section = fields.section(self.name, self.read_defaults(fields))
+    values: dict[str, Any] = {}
+    for entry in self.entries:
+      values |= entry.read(section)
+    section.refuse_unused()
+    prefix = f"{self.part}." if self.part else ""
+    return {prefix + path: value for path, value in values.items()}
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    part = getattr(variant, self.part) if self.part else variant
+    values: dict[str, Any] = {}
+    for entry in self.entries:
+      values |= entry.write(part)
+    return {self.name: values | self.write_shared(variant)}
+
+
+@dataclasses.dataclass(frozen=True)
 class Composed(Entry):
   """Fields that only functions can translate; see `Entry.read` and `Entry.write`."""
 
@@ -203,7 +253,8 @@ class ModelType:
       that all tensors share, if None.
     canonical_name: returns the tensor that another name in a file stands for.
     other_classes: further classes of ours that are written as this type.
-    free: paths of attributes that a config does not express and that may have any value.
+    free: paths of attributes, or of their owners, that a config does not express and that may have
+      any value.
   """
 
   name: str
@@ -237,23 +288,19 @@ class ModelType:
 
   def assemble(self, values: dict[str, Any]) -> Any:
     """Return the base with attributes replaced by path, and with complete sizes."""
-    sizes = {path.removeprefix("dims."): values[path] for path in values if "dims." in path}
-    dims = complete_dims(sizes)
-    changes = {path: value for path, value in values.items() if not path.startswith("dims.")}
-    inherited = {
-      "embed": dims.embed,
-      "decoder_heads": dims.heads,
-      "decoder_mlp": dims.mlp,
-    }
-    for path, size in inherited.items():
-      if changes.get(path) == size:
-        changes[path] = None
-    if "decoder_layers" in changes and changes["decoder_layers"] is None:
-      changes["decoder_layers"] = dims.layers
+    changes = {path: value for path, value in values.items() if "dims." not in path}
+    for stack in {path.partition("dims.")[0] for path in values if "dims." in path}:
+      names = {path: path.removeprefix(f"{stack}dims.") for path in values}
+      sizes = {
+        name: values[path] for path, name in names.items() if path.startswith(f"{stack}dims.")
+      }
+      dims = complete_dims(sizes)
+      changes[f"{stack}dims"] = dims
+      _inherit_sizes(changes, dims)
     base = self.base
     if isinstance(base, Design):
-      base = Variant(dims, base, changes["vocab_size"])
-    return replace_attributes(base, changes | {"dims": dims})
+      base = Variant(changes["dims"], base, changes["vocab_size"])
+    return replace_attributes(base, changes)
 
   @property
   def classes(self) -> tuple[type, ...]:
@@ -270,11 +317,15 @@ class ModelType:
       UserError: a config of the type cannot express the model; names the attribute.
     """
     variant = model.variant
-    values: dict[str, Any] = {"architectures": [self.class_name], "model_type": self.name}
+    values = self.identity()
     for entry in self.entries:
       values |= entry.write(variant)
     self._require_faithful(values, variant)
     return values
+
+  def identity(self) -> dict[str, Any]:
+    """Return the fields of a config that name the type."""
+    return {"architectures": [self.class_name], "model_type": self.name}
 
   def _require_faithful(self, values: dict[str, Any], variant: Any) -> None:
     """Refuse a config that does not read back as the variant that it was written from."""
@@ -285,11 +336,14 @@ class ModelType:
     with refuse_contradictory_sizes(fields.origin):
       expected = function_of(self.read_variant(fields))
     for path, value in function_of(variant).items():
-      if path not in self.free and not is_same(value, expected[path]):
+      if not self._is_free(path) and not is_same(value, expected.get(path)):
         raise UserError(
           f"{path} is {get_attribute(variant, path)!r}; {self.name} supports only "
-          f"{_format(expected[path])}"
+          f"{_format(expected.get(path))}"
         )
+
+  def _is_free(self, path: str) -> bool:
+    return any(path == free or path.startswith(f"{free}.") for free in self.free)
 
   def file_naming(self, model: Any) -> Callable[[str], str]:
     """Return a function from the name of a tensor to its name in the model's file."""
@@ -304,6 +358,16 @@ class ModelType:
       mapping.add_table(self.tensors)
     names = {tensor.name for tensor in mapping.tensors}
     mapping.tied |= {copy: name for copy, name in self.tied.items() if copy not in names}
+
+
+def _inherit_sizes(changes: dict[str, Any], dims: Dims) -> None:
+  """Replace sizes of a decoder and of a token table that are the stack's own by None."""
+  inherited = {"embed": dims.embed, "decoder_heads": dims.heads, "decoder_mlp": dims.mlp}
+  for path, size in inherited.items():
+    if changes.get(path) == size:
+      changes[path] = None
+  if "decoder_layers" in changes and changes["decoder_layers"] is None:
+    changes["decoder_layers"] = dims.layers
 
 
 def _format(value: Any) -> str:

@@ -4,6 +4,7 @@ These are the sizes, special tokens, and the class, with a table of heads for ea
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.architectures.design import Tokens, Variant
@@ -18,9 +19,8 @@ from t5x_like.interop.config_table import (
   Ignored,
   Required,
 )
-from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, TensorTable, prefix_table
-from t5x_like.nn.cores.auto import EXACT_CORES
+from t5x_like.interop.variant_paths import complete_spec
 
 ACTIVATIONS = {
   "gelu": "gelu",
@@ -37,7 +37,7 @@ IGNORED_SUFFIXES = (
 )  # buffers of older versions
 
 
-_LABELLED = ("classification", "tokens")  # heads with labels
+_TRAINING_ARGUMENTS = ("choices", "dropout")  # of heads, which matter only in training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,21 +50,19 @@ class Head:
     name: the name of our head.
     tensors: name in the library -> path within our head: linear layers, norms, or single tensors
       that end in "bias".
-    activation: the pooler's activation.
+    arguments: the arguments of our head, except for the number of labels.
   """
 
   task: str
   name: str
   tensors: dict[str, str]
-  activation: str = "tanh"
+  arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def spec(self, labels: int) -> str | dict:
     """Return the head in the form of `Variant.head`."""
-    arguments = {}
-    if self.name in _LABELLED:
+    arguments = dict(self.arguments)
+    if "labels" in complete_spec(self.name):
       arguments["labels"] = labels
-    if self.activation != "tanh":
-      arguments["activation"] = self.activation
     return {"name": self.name, **arguments} if arguments else self.name
 
   def is_complete(self, tensor_names: set[str]) -> bool:
@@ -104,9 +102,13 @@ def read_head(
   if not candidates:
     class_names = dict.fromkeys(prefix + head.task for head in heads)
     raise fields.refusal("architectures", class_name, " or ".join(class_names))
-  labels = len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
   complete = [head for head in candidates if head.is_complete(tensor_names)]
-  return (complete or candidates)[0].spec(labels)
+  return (complete or candidates)[0].spec(count_labels(fields))
+
+
+def count_labels(fields: Fields) -> int:
+  """Return the number of classes in a config."""
+  return len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
 
 
 def read_special_tokens(fields: Fields, default: Tokens) -> Tokens:
@@ -168,8 +170,10 @@ class Classes(Entry):
   def read(self, fields: Fields) -> dict[str, Any]:
     return {"head": read_head(fields, fields.tensor_names, self.prefix, self.heads)}
 
-  def write(self, variant: Variant) -> dict[str, Any]:
-    head, names_of_labels = write_head(self.prefix, variant, self.heads)
+  def write(self, variant: Any) -> dict[str, Any]:
+    head = find_head(variant, self.heads, self.prefix)
+    labels = complete_spec(variant.head).get("labels", 2)
+    names_of_labels = {} if labels == 2 else label_fields(labels)
     return {"architectures": [self.prefix + head.task], **names_of_labels}
 
 
@@ -221,63 +225,31 @@ FILES = dict(
 )
 
 
-def require_bert_design(model, **expected) -> None:
-  """Refuse designs that are not BERT's.
+def find_head(variant: Any, heads: tuple[Head, ...], prefix: str) -> Head:
+  """Return the head of a variant among the heads of a family.
 
   Args:
-    expected: allowed values of fields in which the family differs.
+    prefix: the prefix of the family's class names, for messages.
   Raises:
-    UserError: a field has another value; names it.
+    UserError: the head is not among them.
   """
-  bert = dict(
-    norm="layernorm",
-    norm_position="post",
-    parallel="no",
-    biases=("qkv", "out", "mlp"),
-    qk_norm=False,
-    attention_scale=None,
-    softcap=None,
-    windows=(None,),
-    experts=None,
-    activation=list(ACTIVATIONS.values()),
-    embed_scale=False,
-    embed_norm=True,
-    logits_scale=False,
-    core=[*EXACT_CORES],
-  )
-  require_design(model, **bert | expected)
-
-
-def write_head(
-  model_type: str, variant: Variant, heads: tuple[Head, ...]
-) -> tuple[Head, dict[str, dict]]:
-  """Return a variant's head, and the fields of a config that name its labels if they are not two.
-
-  Raises:
-    UserError: the head is not among `heads`.
-  """
-  labels = variant.head.get("labels", 2) if isinstance(variant.head, dict) else 2
-  spec = _complete_spec(variant.head)
+  spec = _complete_head(variant, variant.head)
+  labels = spec.get("labels", 2)
   for head in heads:
-    if _complete_spec(head.spec(labels)) == spec:
-      return head, {} if labels == 2 else label_fields(labels)
+    if _complete_head(variant, head.spec(labels)) == spec:
+      return head
   names = dict.fromkeys(str(head.spec(2)) for head in heads)
   raise UserError(
-    f"config.model.head: {model_type} has no head {variant.head!r}; expected one of "
-    f"{', '.join(names)}"
+    f"config.model.head: {prefix} has no head {variant.head!r}; expected one of {', '.join(names)}"
   )
 
 
-def _complete_spec(spec: str | dict) -> dict:
-  """Return the spec of a head with its defaults.
-
-  Arguments that affect neither tensors nor fields are left out.
-  """
-  spec = {"name": spec} if isinstance(spec, str) else spec
-  complete = {"activation": "tanh"}
-  if spec["name"] in _LABELLED:
-    complete["labels"] = 2
-  return complete | {name: value for name, value in spec.items() if name != "choices"}
+def _complete_head(variant: Any, spec: str | dict) -> dict[str, Any]:
+  """Return a head with all arguments that affect its function."""
+  arguments = complete_spec(spec)
+  if "pooling" in arguments and arguments["pooling"] is None:
+    arguments["pooling"] = "token" if variant.class_tokens else "mean"
+  return {name: value for name, value in arguments.items() if name not in _TRAINING_ARGUMENTS}
 
 
 LAYER_AFTER_QKV = {
@@ -306,6 +278,9 @@ TENSORS = {
 }
 
 
+POOLER = ("pooler.dense.weight", "pooler.dense.bias", "pooler.weight", "pooler.bias")
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderTensors:
   """The tensors of a family, a function that maps those of a body and of its head.
@@ -314,29 +289,26 @@ class EncoderTensors:
     prefix: the prefix of the body's tensors in all classes but "Model", such as "bert".
     heads: the heads of the family's classes.
     body: the tensors of the body, without the prefix.
+    unread: tensors of the body that some classes have and do not use.
   """
 
   prefix: str
   heads: tuple[Head, ...]
   body: TensorTable
+  unread: tuple[str, ...] = POOLER
 
   def __call__(self, mapping: TensorMapping) -> None:
     head = self._find_head(mapping)
-    if not any("pooler" in hf_name for hf_name in head.tensors):
-      suffixes = ("dense.weight", "dense.bias", "weight", "bias")
-      mapping.unread_suffixes = tuple(f"{self.prefix}.pooler.{suffix}" for suffix in suffixes)
-    mapping.add_table(prefix_table(self.body_prefix(mapping), "", self.body))
-    map_head(mapping, head)
+    body_prefix = self.body_prefix(mapping)
+    head_tensors = prefix_table("", "head/", head.tensors)
+    mapping.add_table(prefix_table(body_prefix, "", self.body) | head_tensors)
+    unread = tuple(body_prefix + name for name in self.unread)
+    if not {tensor.name for tensor in mapping.tensors}.intersection(unread):
+      mapping.unread_suffixes = unread
 
   def body_prefix(self, mapping: TensorMapping) -> str:
     """Return the prefix of the body's tensors in the class that has the model's head."""
     return "" if self._find_head(mapping).task == "Model" else f"{self.prefix}."
 
   def _find_head(self, mapping: TensorMapping) -> Head:
-    name = _complete_spec(mapping.model.variant.head)["name"]
-    return next(head for head in self.heads if head.name == name)
-
-
-def map_head(mapping: TensorMapping, head: Head) -> None:
-  """Map the tensors of a head: linear layers, norms and single biases."""
-  mapping.add_table(prefix_table("", "head/", head.tensors))
+    return find_head(mapping.model.variant, self.heads, self.prefix)

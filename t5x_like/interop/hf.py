@@ -5,7 +5,6 @@ A directory holds `config.json` and `model.safetensors`, or several files and
 opened. The known families are the modules of `interop/families`.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -14,7 +13,6 @@ import pathlib
 import re
 import shutil
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -339,30 +337,7 @@ def model_types() -> dict[str, ModelType]:
 @functools.cache
 def _module_types(name: str) -> tuple[ModelType, ...]:
   """Return the model types of a module of `interop.families`."""
-  module = slots.module(name, families)
-  if hasattr(module, "TYPES"):
-    return module.TYPES
-  return tuple(_ModuleType(module, model_type) for model_type in module.MODEL_TYPES)
-
-
-class _ModuleType:
-  """A model type of a module that has functions instead of a table."""
-
-  def __init__(self, module: ModuleType, name: str):
-    self.module = module
-    self.name = name
-    self.classes = module.MODELS
-    self.body_prefix = getattr(module, "BODY_PREFIX", None if hasattr(module, "HEADS") else "")
-    self.canonical_name = getattr(module, "canonical_name", str)
-    self.map_tensors = module.map_tensors
-    self.file_naming = getattr(module, "file_naming", lambda model: str)
-
-  def read(self, fields: Fields) -> tuple[type, dict[str, Any]]:
-    with refuse_contradictory_sizes(fields.origin):
-      return self.module.read_config(fields, fields.tensor_names)
-
-  def write(self, model, original_type: str | None) -> dict[str, Any]:
-    return self.module.write_config(model, original_type)
+  return slots.module(name, families).TYPES
 
 
 def find_model_type(name: str | None, origin: str) -> ModelType:
@@ -487,23 +462,3 @@ def _split_into_shards(
     shards[-1].append(tensor)
     shard_bytes += size * itemsize
   return shards
-
-
-def require_design(model, **expected) -> None:
-  """Refuse a model whose design a Hugging Face model type cannot express.
-
-  Args:
-    expected: the allowed value of each field, or a list of allowed values.
-  Raises:
-    UserError: a field of the design has another value; names it.
-  """
-  expected = {"layer_scale": None, "latent": None, "dense_layers": 0} | expected
-  with contextlib.suppress(AttributeError):
-    for name, allowed in expected.items():
-      value = getattr(model.variant.design, name)
-      allowed = allowed if isinstance(allowed, list) else [allowed]
-      if value not in allowed:
-        raise UserError(
-          f"design.{name} is {value!r}; this model type supports only "
-          f"{' or '.join(map(repr, allowed))}"
-        )

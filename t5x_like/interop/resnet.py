@@ -1,16 +1,12 @@
-"""Map the ResNets of classifiers and detectors, under names of the library or of timm.
+"""The ResNets of classifiers and detectors, under names of the library or of timm.
 
 timm's names are torchvision's too.
 """
 
-import re
-from typing import Any
+from t5x_like.interop.config_table import Choice, Field, Numbers, Required
+from t5x_like.interop.tensor_layouts import map_batch_norm, map_convolution
+from t5x_like.interop.tensor_mapping import Layout, match_numbers, number_name
 
-from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import TensorMapping
-
-_NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
 _BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
 # timm's name -> arguments of `architectures.backbones.resnet`
 TIMM_BACKBONES = {
@@ -20,19 +16,52 @@ TIMM_BACKBONES = {
   "resnet101": {"depths": (3, 4, 23, 3)},
   "resnet152": {"depths": (3, 8, 36, 3)},
 }
-DEFAULTS = {
-  "stem": 64,
-  "widths": (256, 512, 1024, 2048),
-  "depths": (3, 4, 6, 3),
-  "block": "bottleneck",
-  "norm": "frozen_batch",
-  "last_stage": "strided",
-}
-_UNIT = re.compile(
-  r"encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut)\.(convolution|normalization)\.(\w+)"
+WIDTHS = (256, 512, 1024, 2048)
+# The fields of a backbone in a config of the library.
+BACKBONE = (
+  Field("embedding_size", "backbone.stem", default=64),
+  Numbers("hidden_sizes", "backbone.widths", default=WIDTHS),
+  Numbers("depths", "backbone.depths", default=(3, 4, 6, 3)),
+  Choice(
+    "layer_type",
+    "backbone.block",
+    {"bottleneck": "bottleneck", "basic": "basic"},
+    default="bottleneck",
+  ),
+  Required("hidden_act", "relu"),
+  Required("downsample_in_first_stage", False),
+  Required("downsample_in_bottleneck", False),
 )
-_TIMM_UNIT = re.compile(r"layer(\d+)\.(\d+)\.(?:(conv|bn)(\d+)|downsample\.([01]))\.(\w+)")
-_STEM = {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
+
+_BLOCK = "backbone/stages/{stage}/{block}"
+_CONVOLUTIONS = {
+  "stem": Layout("backbone/stem/conv", map_convolution),
+  "stem norm": Layout("backbone/stem/norm", map_batch_norm),
+  "unit": Layout(f"{_BLOCK}/units/{{unit}}/conv", map_convolution),
+  "unit norm": Layout(f"{_BLOCK}/units/{{unit}}/norm", map_batch_norm),
+  "shortcut": Layout(f"{_BLOCK}/shortcut/conv", map_convolution),
+  "shortcut norm": Layout(f"{_BLOCK}/shortcut/norm", map_batch_norm),
+}
+_LIBRARY_NAMES = {
+  "stem": "embedder.embedder.convolution",
+  "stem norm": "embedder.embedder.normalization",
+  "unit": "encoder.stages.{stage}.layers.{block}.layer.{unit}.convolution",
+  "unit norm": "encoder.stages.{stage}.layers.{block}.layer.{unit}.normalization",
+  "shortcut": "encoder.stages.{stage}.layers.{block}.shortcut.convolution",
+  "shortcut norm": "encoder.stages.{stage}.layers.{block}.shortcut.normalization",
+}
+_TIMM_NAMES = {
+  "stem": "conv1",
+  "stem norm": "bn1",
+  "unit": "layer{stage+1}.{block}.conv{unit+1}",
+  "unit norm": "layer{stage+1}.{block}.bn{unit+1}",
+  "shortcut": "layer{stage+1}.{block}.downsample.0",
+  "shortcut norm": "layer{stage+1}.{block}.downsample.1",
+}
+# The tensors of a backbone.
+LIBRARY_TENSORS = {name: _CONVOLUTIONS[part] for part, name in _LIBRARY_NAMES.items()}
+TIMM_TENSORS = {name: _CONVOLUTIONS[part] for part, name in _TIMM_NAMES.items()}
+IGNORED_SUFFIXES = ("num_batches_tracked",)
 
 
 def library_name(name: str) -> str:
@@ -40,16 +69,7 @@ def library_name(name: str) -> str:
 
   Other names are returned unchanged.
   """
-  for timm_prefix, prefix in _STEM.items():
-    if name.startswith(timm_prefix):
-      return prefix + name.removeprefix(timm_prefix)
-  match = _TIMM_UNIT.fullmatch(name)
-  if match is None:
-    return name
-  stage, block, kind, number, shortcut, array = match.groups()
-  unit = f"layer.{int(number) - 1}" if number else "shortcut"
-  kind = "convolution" if kind == "conv" or shortcut == "0" else "normalization"
-  return f"encoder.stages.{int(stage) - 1}.layers.{block}.{unit}.{kind}.{array}"
+  return _translate(name, _TIMM_NAMES, _LIBRARY_NAMES)
 
 
 def timm_name(name: str) -> str:
@@ -57,87 +77,13 @@ def timm_name(name: str) -> str:
 
   Other names are returned unchanged.
   """
-  for timm_prefix, prefix in _STEM.items():
-    if name.startswith(prefix):
-      return timm_prefix + name.removeprefix(prefix)
-  match = _UNIT.fullmatch(name)
-  if match is None:
-    return name
-  stage, block, number, kind, array = match.groups()
-  is_convolution = kind == "convolution"
-  if number:
-    unit = f"{'conv' if is_convolution else 'bn'}{int(number) + 1}"
-  else:
-    unit = "downsample.0" if is_convolution else "downsample.1"
-  return f"layer{int(stage) + 1}.{block}.{unit}.{array}"
+  return _translate(name, _LIBRARY_NAMES, _TIMM_NAMES)
 
 
-def read_backbone(fields: Fields) -> dict[str, Any]:
-  """Return the arguments of `architectures.backbones.resnet` in a config of the library."""
-  fields.require("hidden_act", "relu")
-  fields.require("downsample_in_first_stage", False)
-  fields.require("downsample_in_bottleneck", False)
-  widths = fields.take("hidden_sizes", [256, 512, 1024, 2048])
-  depths = fields.take("depths", [3, 4, 6, 3])
-  blocks = {"bottleneck": "bottleneck", "basic": "basic"}
-  return {
-    "stem": fields.take("embedding_size", 64),
-    "widths": tuple(widths),
-    "depths": tuple(depths),
-    "block": fields.choose("layer_type", blocks, "bottleneck"),
-  }
-
-
-def complete_backbone(backbone: str | dict, model_type: str) -> dict[str, Any]:
-  """Return the arguments of a backbone with the defaults.
-
-  Raises:
-    UserError: files of the model type cannot express the backbone.
-  """
-  spec = backbone if isinstance(backbone, dict) else {"name": backbone}
-  complete = DEFAULTS | spec
-  if spec["name"] != "resnet" or complete["norm"] != "frozen_batch":
-    raise UserError(f"the backbone {spec}: {model_type} has 'resnet' with norm 'frozen_batch'")
-  return complete
-
-
-def write_backbone(spec: dict[str, Any], channels: int) -> dict[str, Any]:
-  """Return the fields of the library's ResNet."""
-  return {
-    "model_type": "resnet",
-    "embedding_size": spec["stem"],
-    "hidden_sizes": list(spec["widths"]),
-    "depths": list(spec["depths"]),
-    "layer_type": spec["block"],
-    "num_channels": channels,
-  }
-
-
-def map_tensors(mapping: TensorMapping, prefix: str) -> None:
-  """Map the parameters under `backbone`.
-
-  Args:
-    prefix: the prefix of the ResNet's tensors.
-  """
-  mapping.ignored_suffixes = ("num_batches_tracked",)
-  _map_unit(mapping, f"{prefix}embedder.embedder", "stem")
-  for stage, blocks in enumerate(mapping.model.backbone.stages):
-    for number, block in enumerate(blocks):
-      hf_layer = f"{prefix}encoder.stages.{stage}.layers.{number}"
-      path = f"stages/{stage}/{number}"
-      for unit in range(len(block.units)):
-        _map_unit(mapping, f"{hf_layer}.layer.{unit}", f"{path}/units/{unit}")
-      if block.shortcut is not None:
-        _map_unit(mapping, f"{hf_layer}.shortcut", f"{path}/shortcut")
-
-
-def _map_unit(mapping: TensorMapping, hf_name: str, path: str) -> None:
-  """Map a convolution and its norm."""
-  mapping.fuse(
-    f"{hf_name}.convolution.weight",
-    [f"backbone/{path}/conv/kernel"],
-    split=lambda x: [x.transpose(2, 3, 1, 0)],
-    join=lambda arrays: arrays[0].transpose(3, 2, 0, 1),
-  )
-  for hf_suffix, suffix in _NORM.items():
-    mapping.copy(f"{hf_name}.normalization.{hf_suffix}", f"backbone/{path}/norm/{suffix}")
+def _translate(name: str, source: dict[str, str], target: dict[str, str]) -> str:
+  module, _, array = name.rpartition(".")
+  for part, pattern in source.items():
+    numbers = match_numbers(pattern, module)
+    if numbers is not None:
+      return f"{number_name(target[part], numbers)}.{array}"
+  return name

@@ -1,27 +1,28 @@
 """Map the tensors of a Hugging Face file to slices of our parameters, for reading and writing."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from t5x_like.nn import params
-from t5x_like.nn.stack import Stack
 
 # a parameter's path, and the indices of its leading axes (layer, expert)
 Part = tuple[str, tuple[int, ...]]
 # The tensors of a model: name of a module or tensor in a file -> path of ours, see `add_table`.
-TensorTable = Mapping[str, "str | tuple[str, ...] | Fused"]
+TensorTable = Mapping[str, "str | tuple[str, ...] | Layout"]
 _BLOCKS = "/blocks/"
+_NUMBER = re.compile(r"\{(stage|block|unit)([+-]\d+)?\}")  # a number in a name, and its offset
 
 
 @dataclasses.dataclass(frozen=True)
-class Fused:
-  """Several parameters in one tensor of a table.
+class Layout:
+  """A tensor of a table whose layout differs from ours, such as several parameters in one tensor.
 
   Attributes:
-    path: the path of the parameters' module.
+    path: the path of the parameter or of the parameters' module; "" for the whole model.
     add: maps the tensor, called as `add(mapping, hf_name, path, *index)`.
   """
 
@@ -50,13 +51,13 @@ def prefix_table(hf_prefix: str, prefix: str, table: TensorTable) -> TensorTable
   """Return a table with prefixes before the names in a file and before our paths."""
   prefixed = {}
   for hf_name, target in table.items():
-    paths = target.path if isinstance(target, Fused) else target
+    paths = target.path if isinstance(target, Layout) else target
     if isinstance(paths, str):
       paths = prefix + paths
     else:
       paths = tuple(prefix + path for path in paths)
-    if isinstance(target, Fused):
-      prefixed[hf_prefix + hf_name] = Fused(paths, target.add)
+    if isinstance(target, Layout):
+      prefixed[hf_prefix + hf_name] = Layout(paths, target.add)
     else:
       prefixed[hf_prefix + hf_name] = paths
   return prefixed
@@ -83,7 +84,7 @@ class TensorMapping:
     self.model = model
     self.shapes = {name: x.shape for name, x in params.named_params(model).items()}
     self.parameter_names = set(self.shapes)
-    self._modules = set(self.parameter_names)
+    self._modules = {"", *self.parameter_names}
     for name in self.parameter_names:
       self._modules |= {name[: match.start()] for match in re.finditer("/", name)}
     self.tensors: list[Tensor] = []
@@ -111,13 +112,6 @@ class TensorMapping:
     if f"{path}/bias" in self.parameter_names:
       self.copy(f"{hf_name}.bias", f"{path}/bias", *index)
 
-  def output(self, table: str) -> None:
-    """Map the output projection `lm_head.weight`; in a tied model it is a copy of `table`."""
-    if self.model.variant.design.tied:
-      self.tied["lm_head.weight"] = table
-    else:
-      self.transpose("lm_head.weight", "head/kernel")
-
   def fuse(
     self, hf_name: str, paths: Sequence[str], *index: int, split: Callable, join: Callable
   ) -> None:
@@ -132,14 +126,16 @@ class TensorMapping:
     parameter. Of several paths the first counts that the model, or a layer, has.
 
     `{layer}` in a name stands for each layer of the stack in the path, whose sublayers are named
-    there without the layer's number in the period. `{expert}` stands for each expert of a layer.
+    there without the layer's number in the period. `{expert}` stands for each expert of a layer,
+    and `{stage}`, `{block}` and `{unit}` for the numbers in the paths of our modules; a name in the
+    file may count from another number, as `{stage+1}`.
 
     Args:
       first_layer: the number of the stacks' first layer in the file.
     """
     for hf_name, target in table.items():
-      paths = target.path if isinstance(target, Fused) else target
-      add = target.add if isinstance(target, Fused) else TensorMapping.module
+      paths = target.path if isinstance(target, Layout) else target
+      add = target.add if isinstance(target, Layout) else TensorMapping.module
       mapped = set()
       for path in (paths,) if isinstance(paths, str) else paths:
         for name, module_path, index in self._expand(hf_name, path, first_layer):
@@ -151,6 +147,25 @@ class TensorMapping:
     self, hf_name: str, path: str, first_layer: int
   ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield (name, path, index) of each module of a table's line that the model has."""
+    for numbered_name, numbered_path in self._expand_numbers(hf_name, path):
+      yield from self._expand_layers(numbered_name, numbered_path, first_layer)
+
+  def _expand_numbers(self, hf_name: str, path: str) -> list[tuple[str, str]]:
+    """Return (name, path) for each value of `{stage}`, `{block}` and `{unit}` in the model."""
+    if not _NUMBER.search(path):
+      return [(hf_name, path)]
+    module = path.partition(_BLOCKS)[0]
+    candidates = [match_numbers(module, name) for name in self._modules]
+    matches = [numbers for numbers in candidates if numbers is not None]
+    expanded = []
+    for numbers in sorted(matches, key=lambda numbers: list(numbers.values())):
+      expanded.append((number_name(hf_name, numbers), number_name(path, numbers)))
+    return expanded
+
+  def _expand_layers(
+    self, hf_name: str, path: str, first_layer: int
+  ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield (name, path, index) of each layer's and each expert's module that the model has."""
     if "{layer}" not in hf_name:
       if self._has(path):
         yield hf_name, path, ()
@@ -173,18 +188,21 @@ class TensorMapping:
     return path in self._modules
 
   def _locate_layers(self, stack: str) -> list[tuple[str, int]]:
-    """Return (suffix of the sublayers, index of the block) of each layer, as `locate_layers`.
+    """Return (suffix of the sublayers' names in the block, index of the block) for each layer.
 
-    The list is empty if the model has no such stack.
+    A block consists of one layer, without a suffix, or of one period of numbered layers. The list
+    is empty if the model has no such stack.
     """
     names = [name for name in self.parameter_names if name.startswith(stack + _BLOCKS)]
     if not names:
       return []
-    repeats = self.shapes[names[0]][0]
+    blocks = self.shapes[names[0]][0]
     sublayers = {name.removeprefix(stack + _BLOCKS).split("/")[0] for name in names}
     numbers = {match[0] for name in sublayers if (match := re.search(r"_\d+$", name))}
-    layers = repeats * max(len(numbers), 1)
-    return locate_layers_of_period(max(len(numbers), 1), layers)
+    period = max(len(numbers), 1)
+    if period == 1:
+      return [("", block) for block in range(blocks)]
+    return [(f"_{layer % period}", layer // period) for layer in range(blocks * period)]
 
   def module(self, hf_name: str, path: str, *index: int) -> None:
     """Map a linear layer, a norm or a table with its bias, or a single parameter."""
@@ -199,26 +217,27 @@ class TensorMapping:
     else:
       self.norm(hf_name, path, *index)
 
-  def attention(self, hf_name: str, path: str, *index: int, names: Sequence[str]) -> None:
-    """Map the four linear layers of attention.
 
-    Args:
-      names: the names of the query, key, value and output layers in the file.
-    """
-    for name, projection in zip(names, ("query", "key", "value", "out"), strict=True):
-      self.linear(f"{hf_name}.{name}", f"{path}/{projection}", *index)
+def number_name(pattern: str, numbers: Mapping[str, int]) -> str:
+  """Return a name or path with numbers in place of `{stage}`, `{block}` and `{unit}`."""
+  return _NUMBER.sub(lambda match: str(numbers[match[1]] + int(match[2] or 0)), pattern)
 
 
-def locate_layers(stack: Stack, layers: int) -> list[tuple[str, int]]:
-  """Return (suffix of the sublayers' names in the block, index of the block) for each layer.
+def match_numbers(pattern: str, name: str) -> dict[str, int] | None:
+  """Return the numbers for which `number_name` returns a name, or None if there are none."""
+  offsets = {match[1]: int(match[2] or 0) for match in _NUMBER.finditer(pattern)}
+  match = _compile_pattern(pattern).fullmatch(name)
+  if match is None:
+    return None
+  return {number: int(digits) - offsets[number] for number, digits in match.groupdict().items()}
 
-  A block consists of one layer, without a suffix, or of one period of numbered layers.
-  """
-  return locate_layers_of_period(layers // stack.repeats, layers)
 
-
-def locate_layers_of_period(period: int, layers: int) -> list[tuple[str, int]]:
-  """Return the location of each layer, as `locate_layers`, for blocks of `period` layers."""
-  if period == 1:
-    return [("", layer) for layer in range(layers)]
-  return [(f"_{layer % period}", layer // period) for layer in range(layers)]
+@functools.cache
+def _compile_pattern(pattern: str) -> re.Pattern:
+  """Return a regular expression of the names that a pattern describes."""
+  texts = _NUMBER.sub("\n", pattern).split("\n")
+  names = [match[1] for match in _NUMBER.finditer(pattern)]
+  expression = re.escape(texts[0])
+  for name, text in zip(names, texts[1:], strict=True):
+    expression += rf"(?P<{name}>\d+)" + re.escape(text)
+  return re.compile(expression)

@@ -1,10 +1,17 @@
 """Read and write the `config.json` of timm, which names an architecture and its arguments."""
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from t5x_like.interop.config_fields import Fields
-from t5x_like.resolution import Resolution, from_sides
+from t5x_like.interop.config_table import Entry, Ignored, ModelType, Section
+from t5x_like.interop.encoders import Head, find_head
+from t5x_like.interop.variant_paths import complete_spec
+from t5x_like.resolution import Resolution, from_sides, height_and_width
 
 # Fields that do not affect logits, are read elsewhere in this module, or repeat `model_args`.
-_IGNORED_FIELDS = (
+_IGNORED_FIELDS = Ignored(
   "architecture",
   "num_features",
   "num_classes",
@@ -13,8 +20,8 @@ _IGNORED_FIELDS = (
   "label_descriptions",
   "pretrained_cfg",
 )
-# Arguments for training, and `num_classes`, which `count_labels` reads.
-_IGNORED_ARGUMENTS = (
+# Arguments for training, and those that `TimmHead` reads.
+_IGNORED_ARGUMENTS = Ignored(
   "drop_rate",
   "pos_drop_rate",
   "patch_drop_rate",
@@ -25,18 +32,54 @@ _IGNORED_ARGUMENTS = (
   "weight_init",
   "zero_init_last",
   "num_classes",
+  "global_pool",
 )
 
 
-def read_arguments(fields: Fields) -> Fields:
-  """Return the arguments of the architecture.
+@dataclasses.dataclass(frozen=True)
+class TimmHead(Entry):
+  """The head, in `num_classes` and `global_pool`; a model without classes has features alone.
 
-  The caller reads them, and then calls their `refuse_unused`.
+  Attributes:
+    heads: the heads with a classifier, then those without, whose task is timm's pooling. The
+      pooling of the first is the default.
+    classifier: the name of the classifier's linear layer.
   """
-  fields.ignore(*_IGNORED_FIELDS)
-  arguments = fields.section("model_args")
-  arguments.ignore(*_IGNORED_ARGUMENTS)
-  return arguments
+
+  heads: tuple[Head, ...]
+  classifier: str
+
+  def read(self, fields: Fields) -> dict[str, Any]:
+    labels = count_labels(fields)
+    pooling = fields.values.get("global_pool") or self.heads[0].task
+    arguments = fields.section("model_args")
+    arguments.require("global_pool", pooling)
+    for head in self.heads:
+      if head.task == pooling and _classifies(head) == (labels > 0):
+        return {"head": head.spec(labels)}
+    poolings = dict.fromkeys(head.task for head in self.heads)
+    raise fields.refusal("global_pool", pooling, " or ".join(map(repr, poolings)))
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    return {
+      "num_features": variant.dims.embed,
+      **self.arguments(variant),
+      "pretrained_cfg": {
+        "input_size": [variant.channels, *height_and_width(variant.resolution)],
+        "num_classes": self.arguments(variant)["num_classes"],
+        "classifier": self.classifier,
+      },
+    }
+
+  def arguments(self, variant: Any) -> dict[str, Any]:
+    """Return the number of classes, 0 for a model without a head, and the pooling."""
+    head = find_head(variant, self.heads, "timm")
+    labels = complete_spec(variant.head).get("labels", 0)
+    return {"num_classes": labels, "global_pool": head.task}
+
+
+def _classifies(head: Head) -> bool:
+  return head.name == "image_classification"
 
 
 def count_labels(fields: Fields) -> int:
@@ -55,36 +98,30 @@ def read_resolution(fields: Fields, default: int) -> Resolution:
   return from_sides(height, width)
 
 
-def write_config(
-  architecture: str,
-  classifier: str,
-  width: int,
-  labels: int,
-  pooling: str,
-  input_size: tuple[int, int, int],
-  **arguments,
-) -> dict:
-  """Return the fields of a model's `config.json`.
+def entries(
+  architecture: Entry,
+  head: TimmHead,
+  arguments: tuple[Entry, ...],
+  read_defaults: Callable[[Fields], Mapping[str, Any]],
+) -> tuple[Entry, ...]:
+  """Return the entries of a config.
 
   Args:
-    classifier: the name of the classifier's linear layer.
-    width: the width of the features.
-    labels: the number of classes, 0 for a model without a head.
-    pooling: timm's name of the pooling, "token" or "avg".
-    input_size: channels, height and width of the images.
-    arguments: other arguments of the architecture.
+    architecture: the entry of `architecture`.
+    head: the entry of the head.
+    arguments: the entries of the architecture's arguments, in `model_args`.
+    read_defaults: returns the arguments that the architecture has by itself.
   """
-  shared = {"num_classes": labels, "global_pool": pooling}
-  pretrained = {
-    "input_size": list(input_size),
-    "num_classes": labels,
-    "classifier": classifier,
-  }
-  return {
-    "architecture": architecture,
-    "num_classes": labels,
-    "num_features": width,
-    "global_pool": pooling,
-    "model_args": arguments | {"in_chans": input_size[0]} | shared,
-    "pretrained_cfg": pretrained,
-  }
+  return (
+    architecture,
+    Section("model_args", "", (*arguments, _IGNORED_ARGUMENTS), head.arguments, read_defaults),
+    head,
+    _IGNORED_FIELDS,
+  )
+
+
+class TimmType(ModelType):
+  """A type of timm, whose configs name neither a class nor a model type."""
+
+  def identity(self) -> dict[str, Any]:
+    return {}

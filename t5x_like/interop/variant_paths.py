@@ -8,14 +8,16 @@ import math
 from typing import Any
 
 from t5x_like import slots
+from t5x_like.architectures import backbones, heads
 from t5x_like.architectures.heads.lm import hidden_scale
 from t5x_like.errors import UserError
-from t5x_like.nn import cores, positions
+from t5x_like.nn import cores, image_positions, positions
 from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.latent_attention import Latent
 from t5x_like.nn.positions import rope
 
+_SLOTS = (positions, image_positions, backbones, heads)
 # Fields of a design that matter only in training.
 _TRAINING_FIELDS = {
   "quantization",
@@ -121,12 +123,13 @@ def complete_dims(sizes: dict[str, int | None]) -> Dims:
 
 
 def complete_spec(spec: str | dict) -> dict[str, Any]:
-  """Return a scheme of positions with all its arguments; another slot's as it is."""
+  """Return a slot's name with all its arguments; a name that no slot has as it is."""
   arguments = {"name": spec} if isinstance(spec, str) else spec
-  if arguments.get("name") not in slots.names(positions):
-    return arguments
-  module = slots.module(arguments["name"], positions)
-  return slots.defaults(module.make) | arguments
+  for package in _SLOTS:
+    if arguments.get("name") in slots.names(package):
+      module = slots.module(arguments["name"], package)
+      return {"name": arguments["name"]} | slots.defaults(module.make) | arguments
+  return arguments
 
 
 def function_of(variant: Any) -> dict[str, Any]:
@@ -134,13 +137,24 @@ def function_of(variant: Any) -> dict[str, Any]:
 
   Sizes, layers and schemes are complete, and fields that matter only in training are left out.
   """
-  values = {f"dims.{name}": size for name, size in vars(variant.dims).items()}
-  for field in dataclasses.fields(variant):
-    if field.name not in ("dims", "design", "tokens", "head", "vocab_size"):
-      values[field.name] = getattr(variant, field.name)
+  fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
+  values: dict[str, Any] = {}
+  if hasattr(variant, "dims"):
+    values |= {f"dims.{name}": size for name, size in vars(variant.dims).items()}
+  for name, value in fields.items():
+    if hasattr(value, "design"):  # one of two encoders
+      values |= {f"{name}.{path}": part for path, part in function_of(value).items()}
+    elif name == "backbone" and value is not None:
+      for argument, part in complete_spec(value).items():
+        if argument != "drop_path":  # which matters only in training
+          values[f"backbone.{argument}"] = part
+    elif name not in ("dims", "design", "tokens", "head", "vocab_size"):
+      values[name] = value
   for name in ("decoder_layers", "decoder_heads", "decoder_mlp", "embed"):
     if name in values:
       values[name] = get_attribute(variant, name)
+  if "design" not in fields:
+    return values
   for name, value in vars(variant.design).items():
     if name not in _TRAINING_FIELDS:
       values[f"design.{name}"] = value
@@ -154,7 +168,7 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
   layers = range(dims.layers)
   position = design.position if isinstance(design.position, tuple) else (design.position,)
   completed = [_complete_position(scheme) for scheme in position]
-  values = {
+  values: dict[str, Any] = {
     "design.biases": _sort_biases(design.biases),
     "design.core": _function_of_core(design.core),
     "design.windows": [design.windows[layer % len(design.windows)] for layer in layers],
@@ -162,7 +176,7 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
     "design.logits_scale": hidden_scale(design, dims.embed),
   }
   if design.attention_scale is None:
-    values["design.attention_scale"] = dims.head_dim**-0.5
+    values["design.attention_scale"] = _default_attention_scale(variant)
   if design.latent is not None:
     latent = Latent(**design.latent)
     epsilon = latent.norm_epsilon or design.norm_epsilon
@@ -177,6 +191,13 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
     name: get_attribute(variant, f"design.experts.{name}") for name in names
   }
   return values
+
+
+def _default_attention_scale(variant: Any) -> Any:
+  """Return the factor of a variant's logits, or that of each stage if they have several."""
+  stages = getattr(variant, "stages", (variant.dims,))
+  scales = [dims.head_dim**-0.5 for dims in stages]
+  return scales[0] if len(set(scales)) == 1 else scales
 
 
 def _complete_position(scheme: str | dict) -> dict[str, Any]:

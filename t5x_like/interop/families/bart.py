@@ -16,7 +16,7 @@ from t5x_like.interop.config_table import (
   Written,
 )
 from t5x_like.interop.families import opt
-from t5x_like.interop.tensor_mapping import Fused, TensorMapping, prefix_table
+from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.models import bart, transformer
 
 ACTIVATIONS = {
@@ -148,7 +148,7 @@ def _stack_tensors(side: str, layer: dict) -> dict:
 TENSORS = dict(
   tensors={
     "model.shared": "embed",
-    "final_logits_bias": Fused("head/bias", _map_output_bias),
+    "final_logits_bias": Layout("head/bias", _map_output_bias),
     **_stack_tensors("encoder", opt.LAYER),
     **_stack_tensors("decoder", opt.LAYER | CROSS_ATTENTION),
   },

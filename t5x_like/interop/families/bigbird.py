@@ -26,7 +26,7 @@ HEADS = (
     "ForSequenceClassification",
     "classification",
     {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"},
-    activation="gelu_tanh",
+    arguments={"activation": "gelu_tanh"},
   ),
   Head("ForMultipleChoice", "multiple_choice", POOLER | {"classifier": "out"}),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),

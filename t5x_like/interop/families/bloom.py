@@ -5,8 +5,8 @@ from typing import Any
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import SpecialTokens
-from t5x_like.interop.fused_tensors import map_grouped_qkv
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_grouped_qkv
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import bloom
 
 
@@ -34,7 +34,7 @@ ENTRIES = (
 LAYER = {
   "input_layernorm": "self_attention/in_norm",
   "post_attention_layernorm": "mlp/in_norm",
-  "self_attention.query_key_value": Fused("self_attention/layer", map_grouped_qkv),
+  "self_attention.query_key_value": Layout("self_attention/layer", map_grouped_qkv),
   "self_attention.dense": "self_attention/layer/out",
   "mlp.dense_h_to_4h": "mlp/layer/wi",
   "mlp.dense_4h_to_h": "mlp/layer/wo",

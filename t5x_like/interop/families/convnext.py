@@ -1,115 +1,78 @@
 """ConvNeXt, as an image classifier or without a head."""
 
-from dataclasses import replace
+import dataclasses
+import functools
+from typing import Any
 
-from t5x_like.errors import UserError
-from t5x_like.interop import image_encoders
-from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.architectures.conv_encoder import ConvVariant
+from t5x_like.interop import encoders, image_encoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType, Numbers
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head
+from t5x_like.interop.image_encoders import SquareSide, StageWidth
+from t5x_like.interop.tensor_layouts import map_convolution, map_squares
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
+from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.models import convnext
 
-MODEL_TYPES = ("convnext",)
-MODELS = (convnext.Model,)
-CLASSES = ("ConvNextForImageClassification", "ConvNextModel")
-_WITHOUT_EFFECT = (
-  "drop_path_rate num_stages out_features out_indices stage_names _out_features _out_indices"
+WIDTHS = (96, 192, 384, 768)
+HEADS = (
+  dataclasses.replace(image_encoders.CLASSIFIER, arguments={"norm": "after"}),
+  Head("Model", "image_features", {}, {"pooler": "norm"}),
 )
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  head = image_encoders.read_head(fields, *CLASSES, "norm")
-  if head["name"] == "image_classification":
-    head["norm"] = "after"
-  fields.ignore(*_WITHOUT_EFFECT.split())
-  widths = tuple(fields.take("hidden_sizes", [96, 192, 384, 768]))
-  backbone = {
-    "name": "convnext",
-    "patch": image_encoders.read_side(fields, "patch_size", 4),
-    "widths": widths,
-    "depths": tuple(fields.take("depths", [3, 3, 9, 3])),
-    "activation": fields.choose("hidden_act", ACTIVATIONS, "gelu"),
-    "layer_scale": float(fields.take("layer_scale_init_value", 1e-6)),
-  }
-  base = convnext.VARIANTS["convnext-t"]
-  return convnext.Model, {
-    "variant": replace(
-      base,
-      backbone=backbone,
-      width=widths[-1],
-      design=replace(base.design, norm_epsilon=fields.take("layer_norm_eps", 1e-12)),
-      resolution=image_encoders.read_resolution(fields, "image_size", 224),
-      channels=fields.take("num_channels", 3),
-      head=head,
-    )
-  }
+def _ignore_stages(fields: Fields) -> dict[str, Any]:
+  fields.ignore("num_stages")
+  return {}
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant = model.variant
-  fields = image_encoders.write_head(model, "convnext", *CLASSES, poolers=("norm",), norm="after")
-  spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
-  if spec["name"] != "convnext":
-    raise UserError(f"the backbone {spec}: the model type convnext has 'convnext'")
-  activation = spec.get("activation", "gelu")
-  return fields | {
-    "model_type": "convnext",
-    "patch_size": spec.get("patch", 4),
-    "hidden_sizes": list(spec.get("widths", (96, 192, 384, 768))),
-    "depths": list(spec.get("depths", (3, 3, 9, 3))),
-    "num_stages": len(model.backbone.stages),
-    "hidden_act": find_key(ACTIVATIONS, activation),
-    "layer_scale_init_value": spec.get("layer_scale", 1e-6),
-    "layer_norm_eps": variant.design.norm_epsilon,
-    "image_size": variant.resolution,
-    "num_channels": variant.channels,
-  }
+def _write_stages(variant: ConvVariant) -> dict[str, Any]:
+  return {"num_stages": len(get_attribute(variant, "backbone.depths"))}
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  classifies = "head/out/kernel" in mapping.parameter_names
-  body = "convnext." if classifies else ""
-  _map_convolution(
-    mapping,
-    f"{body}embeddings.patch_embeddings",
-    "backbone/patches",
-    mapping.model.backbone.patches.side,
-  )
-  mapping.norm(f"{body}embeddings.layernorm", "backbone/norm")
-  for stage, blocks in enumerate(mapping.model.backbone.stages):
-    hf_stage = f"{body}encoder.stages.{stage}"
-    if stage:
-      mapping.norm(f"{hf_stage}.downsampling_layer.0", f"backbone/merge_norms/{stage - 1}")
-      _map_convolution(
-        mapping, f"{hf_stage}.downsampling_layer.1", f"backbone/merges/{stage - 1}", 2
-      )
-    for number in range(len(blocks)):
-      hf_layer = f"{hf_stage}.layers.{number}"
-      block = f"backbone/stages/{stage}/{number}"
-      mapping.fuse(
-        f"{hf_layer}.dwconv.weight",
-        [f"{block}/depthwise/kernel"],
-        split=lambda x: [x.transpose(2, 3, 1, 0)],
-        join=lambda xs: xs[0].transpose(3, 2, 0, 1),
-      )
-      mapping.copy(f"{hf_layer}.dwconv.bias", f"{block}/depthwise/bias")
-      mapping.norm(f"{hf_layer}.layernorm", f"{block}/norm")
-      mapping.linear(f"{hf_layer}.pwconv1", f"{block}/wi")
-      mapping.linear(f"{hf_layer}.pwconv2", f"{block}/wo")
-      if f"{block}/scale/scale" in mapping.parameter_names:
-        mapping.copy(f"{hf_layer}.layer_scale_parameter", f"{block}/scale/scale")
-  if "head/norm/scale" in mapping.parameter_names:
-    mapping.norm(f"{body}layernorm", "head/norm")
-  if classifies:
-    mapping.linear("classifier", "head/out")
-
-
-def _map_convolution(mapping: TensorMapping, hf_name: str, path: str, side: int) -> None:
-  """Map a convolution of separate squares, which is a linear layer here."""
-  mapping.fuse(
-    f"{hf_name}.weight",
-    [f"{path}/kernel"],
-    split=lambda x: [x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0])],
-    join=lambda xs: xs[0].reshape(side, side, -1, xs[0].shape[-1]).transpose(3, 2, 0, 1),
-  )
-  mapping.copy(f"{hf_name}.bias", f"{path}/bias")
+CONVNEXT = (
+  SquareSide("patch_size", "backbone.patch", default=4),
+  Numbers("hidden_sizes", "backbone.widths", default=WIDTHS),
+  StageWidth("hidden_sizes", "width", default=WIDTHS),
+  Numbers("depths", "backbone.depths", default=(3, 3, 9, 3)),
+  Composed(_ignore_stages, _write_stages),
+  Choice("hidden_act", "backbone.activation", encoders.ACTIVATIONS, default="gelu"),
+  Field("layer_scale_init_value", "backbone.layer_scale", default=1e-6),
+  Field("layer_norm_eps", "design.norm_epsilon", default=1e-12),
+  image_encoders.PRETRAINED_SIZE,
+  image_encoders.CHANNELS,
+  Classes("ConvNext", HEADS),
+  Ignored("drop_path_rate", "stage_names"),
+  Ignored("out_features", "out_indices", "_out_features", "_out_indices"),
+)
+BLOCK = {
+  "dwconv": Layout("depthwise", map_convolution),
+  "layernorm": "norm",
+  "pwconv1": "wi",
+  "pwconv2": "wo",
+  "layer_scale_parameter": "scale/scale",
+}
+TENSORS = {
+  "embeddings.patch_embeddings": Layout("backbone/patches", map_squares),
+  "embeddings.layernorm": "backbone/norm",
+  "encoder.stages.{stage+1}.downsampling_layer.0": "backbone/merge_norms/{stage}",
+  "encoder.stages.{stage+1}.downsampling_layer.1": Layout(
+    "backbone/merges/{stage}", functools.partial(map_squares, side=2)
+  ),
+  **prefix_table(
+    "encoder.stages.{stage}.layers.{block}.", "backbone/stages/{stage}/{block}/", BLOCK
+  ),
+  "layernorm": "head/norm",
+}
+TYPES = (
+  ModelType(
+    "convnext",
+    "",
+    convnext.Model,
+    convnext.VARIANTS["convnext-t"],
+    CONVNEXT,
+    EncoderTensors("convnext", HEADS, TENSORS, unread=()),
+    free=("design",),  # besides the epsilon, no output depends on it
+  ),
+)

@@ -25,7 +25,7 @@ HEADS = (
     "ForSequenceClassification",
     "classification",
     {"pooler.dense": "pooler/dense", "classifier": "out"},
-    activation="gelu",
+    arguments={"activation": "gelu"},
   ),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),

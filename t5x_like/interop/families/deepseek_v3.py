@@ -20,7 +20,7 @@ from t5x_like.interop.decoders import (
   yarn_temperature,
 )
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Fused, TensorMapping, prefix_table
+from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.models import deepseek
 from t5x_like.nn.latent_attention import Latent
@@ -199,7 +199,7 @@ LAYER = {
   "self_attn.q_b_proj": "self_attention/layer/query",
   "self_attn.kv_a_proj_with_mqa": "self_attention/layer/down",
   "self_attn.kv_a_layernorm": "self_attention/layer/norm",
-  "self_attn.kv_b_proj": Fused("self_attention/layer", map_keys_and_values),
+  "self_attn.kv_b_proj": Layout("self_attention/layer", map_keys_and_values),
   "self_attn.o_proj": "self_attention/layer/out",
   "post_attention_layernorm": ("mlp/in_norm", "moe/in_norm"),
   **llama.GATED_MLP,

@@ -1,53 +1,43 @@
 """DINOv2, with and without registers, as an image classifier or without a head."""
 
-from dataclasses import replace
+import dataclasses
+import functools
+from typing import Any
 
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.interop import fused_tensors, image_encoders
-from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop import encoders, image_encoders
+from t5x_like.interop.config_fields import Fields, find_key
+from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.encoders import Classes, EncoderTensors, Head
+from t5x_like.interop.image_encoders import ImageSize, SquareSide
+from t5x_like.interop.tensor_layouts import map_stacked, map_with_leading_axis
+from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.models import dinov2
 
-PLAIN = "dinov2"
-REGISTERS = "dinov2_with_registers"
-MODEL_TYPES = (PLAIN, REGISTERS)
-MODELS = (dinov2.Model,)
-CLASSES = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
-_WITHOUT_EFFECT = """
-  drop_path_rate use_mask_token reshape_hidden_states out_features out_indices stage_names
-  _out_features _out_indices
-"""
+CLASSIFIER = dataclasses.replace(image_encoders.CLASSIFIER, arguments={"pooling": "both"})
+HEADS = (CLASSIFIER, Head("Model", "image_features", {}))
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  model_type = fields.values["model_type"]
-  body = f"{CLASSES[model_type]}Model"
-  head = image_encoders.read_head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
-  if head["name"] == "image_classification":
-    head["pooling"] = "both"
-  fields.ignore(*_WITHOUT_EFFECT.split())
-  fields.require("apply_layernorm", True)
-  registers = fields.take("num_register_tokens", 4) if model_type == REGISTERS else 0
-  D = fields.take("hidden_size", 768)
-  ratio = fields.take("mlp_ratio", 4)
-  gated = fields.choose("use_swiglu_ffn", {True: True, False: False}, False)
-  variant = image_encoders.read_variant(
-    fields,
-    dinov2.VARIANTS["dinov2-b14"],
-    mlp=_swiglu_width(int(D * ratio)) if gated else int(D * ratio),
-    epsilon=1e-6,
-    patch=14 if model_type == PLAIN else 16,
-    class_tokens=1,
-    registers=registers,
-    head=head,
-  )
-  design = replace(variant.design, layer_scale=float(fields.take("layerscale_value", 1.0)))
-  if registers:
-    design = replace(design, position=dinov2.ANTIALIASED)
-  if gated:
-    design = replace(design, activation="swiglu")
-  return dinov2.Model, {"variant": replace(variant, design=design)}
+@dataclasses.dataclass(frozen=True)
+class SquareImageSize(ImageSize):
+  """The side length of square images, to which the library resizes positions."""
+
+  def write(self, variant: ImageVariant) -> dict[str, Any]:
+    if not isinstance(variant.resolution, int):
+      raise UserError(
+        f"config.model.resolution: found {variant.resolution}; dinov2 has positions of a square"
+      )
+    return super().write(variant)
+
+
+def _read_mlp(fields: Fields) -> dict[str, Any]:
+  """Return the width and activation; a gate is a SwiGLU, which `hidden_act` does not name."""
+  width = int(fields.take("hidden_size", 768) * fields.take("mlp_ratio", 4))
+  activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
+  if fields.choose("use_swiglu_ffn", {True: True, False: False}, False):
+    return {"dims.mlp": _swiglu_width(width), "design.activation": "swiglu"}
+  return {"dims.mlp": width, "design.activation": activation}
 
 
 def _swiglu_width(mlp: int) -> int:
@@ -55,81 +45,101 @@ def _swiglu_width(mlp: int) -> int:
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 
-def write_config(model, model_type: str | None) -> dict:
-  variant: ImageVariant = model.variant
-  model_type = REGISTERS if variant.registers else PLAIN
+def _write_mlp(variant: ImageVariant) -> dict[str, Any]:
+  activation = variant.design.activation
+  is_gated = activation == "swiglu"
+  if not is_gated and activation not in encoders.ACTIVATIONS.values():
+    raise UserError(f"design.activation is {activation!r}; dinov2 supports 'swiglu' or no gate")
+  return {
+    "mlp_ratio": _mlp_ratio(variant, is_gated),
+    "hidden_act": "gelu" if is_gated else find_key(encoders.ACTIVATIONS, activation),
+    "use_swiglu_ffn": is_gated,
+  }
+
+
+def _mlp_ratio(variant: ImageVariant, is_gated: bool) -> int:
+  """Return the whole number that gives a variant's feed-forward width."""
   dims = variant.dims
-  classes = CLASSES[model_type]
-  fields = image_encoders.write_head(
-    model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both"
-  )
-  scale = variant.design.layer_scale
-  gated = variant.design.activation == "swiglu"
-  if variant.class_tokens != 1 or scale is None:
-    raise UserError(
-      f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}; {model_type} has 1 and "
-      "a number"
-    )
-  if not isinstance(variant.resolution, int):
-    raise UserError(
-      f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square"
-    )
-  positions = ("learned_1d", dinov2.ANTIALIASED) if variant.registers else ("learned_1d",)
-  fields |= image_encoders.write_config(
-    model, model_type, positions, layer_scale=scale, gated=gated
-  )
-  mlp = fields.pop("intermediate_size")
-  ratio = _find_mlp_ratio(mlp, dims.embed, gated)
-  if ratio is None:
-    raise UserError(
-      f"{dims}: {model_type} has feed-forward layers as wide as a whole multiple of the stack's"
-    )
-  if variant.registers:
-    fields["num_register_tokens"] = variant.registers
-  return fields | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
-
-
-def _find_mlp_ratio(mlp: int, embed: int, gated: bool) -> int | None:
-  """Return the `mlp_ratio` that gives this feed-forward width, None if no whole number does."""
   for ratio in range(1, 17):
-    width = ratio * embed
-    if mlp == (_swiglu_width(width) if gated else width):
+    width = ratio * dims.embed
+    if dims.mlp == (_swiglu_width(width) if is_gated else width):
       return ratio
-  return None
+  raise UserError(
+    f"{dims}: dinov2 has feed-forward layers as wide as a whole multiple of the stack's"
+  )
 
 
-def map_tensors(mapping: TensorMapping) -> None:
-  classifies = "head/out/kernel" in mapping.parameter_names
-  registers = mapping.model.variant.registers
-  prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
-  image_encoders.map_embeddings(mapping, prefix, ("cls_token",))
-  if registers:
-    mapping.fuse(
-      f"{prefix}embeddings.register_tokens",
-      ["registers"],
-      split=lambda x: [x[0]],
-      join=image_encoders.join_with_leading_axes(1),
-    )
-  for index in range(mapping.model.variant.dims.layers):
-    hf_layer = f"{prefix}encoder.layer.{index}"
-    attention = "encoder/blocks/self_attention"
-    mlp = "encoder/blocks/mlp"
-    mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", index)
-    mapping.attention(
-      f"{hf_layer}.attention", f"{attention}/layer", index, names=image_encoders.ATTENTION_NAMES
-    )
-    mapping.copy(f"{hf_layer}.layer_scale1.lambda1", f"{attention}/res_norm/scale", index)
-    mapping.norm(f"{hf_layer}.norm2", f"{mlp}/in_norm", index)
-    if "encoder/blocks/mlp/layer/gate/kernel" in mapping.parameter_names:
-      fused_tensors.map_stacked(
-        mapping, f"{hf_layer}.mlp.weights_in", f"{mlp}/layer", index, parts=("gate", "wi")
-      )
-      mapping.linear(f"{hf_layer}.mlp.weights_out", f"{mlp}/layer/wo", index)
-    else:
-      mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", index)
-      mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", index)
-    mapping.copy(f"{hf_layer}.layer_scale2.lambda1", f"{mlp}/res_norm/scale", index)
-  mapping.norm(f"{prefix}layernorm", "encoder/final_norm")
-  if classifies:
-    mapping.linear("classifier", "head/out")
-  mapping.unread_suffixes = (f"{prefix}embeddings.mask_token",)
+def _read_registers(fields: Fields) -> dict[str, Any]:
+  registers = fields.take("num_register_tokens", 4)
+  position = dinov2.ANTIALIASED if registers else "learned_1d"
+  return {"registers": registers, "design.position": position}
+
+
+def _write_registers(variant: ImageVariant) -> dict[str, Any]:
+  if not variant.registers:
+    raise UserError("registers is 0; dinov2_with_registers has 1 or more")
+  return {"num_register_tokens": variant.registers}
+
+
+DINOV2 = (
+  *image_encoders.COMMON,
+  Composed(_read_mlp, _write_mlp),
+  Field("layer_norm_eps", "design.norm_epsilon", default=1e-6),
+  Field("layerscale_value", "design.layer_scale", default=1.0),
+  SquareImageSize("image_size", "resolution", default=224),
+  Required("apply_layernorm", True),
+  Ignored("drop_path_rate", "use_mask_token", "reshape_hidden_states", "stage_names"),
+  Ignored("out_features", "out_indices", "_out_features", "_out_indices"),
+)
+MLP = {"mlp.fc1": "mlp/layer/wi", "mlp.fc2": "mlp/layer/wo"}
+GATED_MLP = {
+  "mlp.weights_in": Layout("mlp/layer", functools.partial(map_stacked, parts=("gate", "wi"))),
+  "mlp.weights_out": "mlp/layer/wo",
+}
+LAYER = {
+  **image_encoders.ATTENTION,
+  "norm1": "self_attention/in_norm",
+  "layer_scale1.lambda1": "self_attention/res_norm/scale",
+  "norm2": "mlp/in_norm",
+  "layer_scale2.lambda1": "mlp/res_norm/scale",
+}
+BODY = {
+  **image_encoders.EMBEDDINGS,
+  "embeddings.register_tokens": Layout("registers", map_with_leading_axis),
+  "layernorm": "encoder/final_norm",
+}
+
+
+def _model_type(name: str, prefix: str, *entries) -> ModelType:
+  """Return a type with further entries.
+
+  Args:
+    prefix: the prefix of its class names.
+  """
+
+  def map_tensors(mapping: TensorMapping) -> None:
+    is_gated = mapping.model.variant.design.activation == "swiglu"
+    layer = LAYER | (GATED_MLP if is_gated else MLP)
+    layers = prefix_table("encoder.layer.{layer}.", "encoder/blocks/", layer)
+    EncoderTensors(name, HEADS, BODY | layers, unread=("embeddings.mask_token",))(mapping)
+
+  return ModelType(
+    name,
+    "",
+    dinov2.Model,
+    dinov2.VARIANTS["dinov2-b14"],
+    (*DINOV2, *entries, Classes(prefix, HEADS)),
+    map_tensors,
+    free=image_encoders.FREE,
+  )
+
+
+TYPES = (
+  _model_type("dinov2", "Dinov2", SquareSide("patch_size", "patch", default=14)),
+  _model_type(
+    "dinov2_with_registers",
+    "Dinov2WithRegisters",
+    SquareSide("patch_size", "patch", default=16),
+    Composed(_read_registers, _write_registers),
+  ),
+)

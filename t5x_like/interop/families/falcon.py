@@ -6,8 +6,8 @@ from t5x_like.architectures.design import Variant
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType
 from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, Rope, SpecialTokens
-from t5x_like.interop.fused_tensors import map_grouped_qkv
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_grouped_qkv
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import falcon
 
 ALIBI = {"name": "alibi", "falcon": True}
@@ -92,7 +92,7 @@ LAYER = {
   "post_attention_layernorm": "mlp/in_norm",
   "ln_attn": "parallel/layer/self_attention/norm",
   "ln_mlp": "parallel/layer/mlp/norm",
-  "self_attention.query_key_value": Fused(_sublayer("self_attention"), map_grouped_qkv),
+  "self_attention.query_key_value": Layout(_sublayer("self_attention"), map_grouped_qkv),
   "self_attention.dense": _sublayer("self_attention/out"),
   "mlp.dense_h_to_4h": _sublayer("mlp/wi"),
   "mlp.dense_4h_to_h": _sublayer("mlp/wo"),

@@ -2,8 +2,8 @@
 
 from t5x_like.interop.config_table import Choice, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, SpecialTokens
-from t5x_like.interop.fused_tensors import map_conv1d, map_conv1d_qkv
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_conv1d, map_conv1d_qkv
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import gpt
 
 # The "gelu" of GPT is the approximation by tanh.
@@ -37,10 +37,10 @@ GPT2 = (
 LAYER = {
   "ln_1": ("self_attention/in_norm", "self_attention/out_norm"),
   "ln_2": ("mlp/in_norm", "mlp/out_norm"),
-  "attn.c_attn": Fused("self_attention/layer", map_conv1d_qkv),
-  "attn.c_proj": Fused("self_attention/layer/out", map_conv1d),
-  "mlp.c_fc": Fused("mlp/layer/wi", map_conv1d),
-  "mlp.c_proj": Fused("mlp/layer/wo", map_conv1d),
+  "attn.c_attn": Layout("self_attention/layer", map_conv1d_qkv),
+  "attn.c_proj": Layout("self_attention/layer/out", map_conv1d),
+  "mlp.c_fc": Layout("mlp/layer/wi", map_conv1d),
+  "mlp.c_proj": Layout("mlp/layer/wo", map_conv1d),
 }
 
 

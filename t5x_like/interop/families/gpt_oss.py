@@ -23,7 +23,7 @@ from t5x_like.interop.decoders import (
   Unquantized,
 )
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Fused, TensorMapping
+from t5x_like.interop.tensor_mapping import Layout, TensorMapping
 from t5x_like.models import gpt_oss
 
 _ROPE = Rope(theta=150_000.0)
@@ -78,8 +78,8 @@ LAYER = {
   "self_attn.sinks": "self_attention/layer/core/sinks",
   "post_attention_layernorm": "moe/in_norm",
   "mlp.router": "moe/layer/router",
-  "mlp.experts.gate_up_proj": Fused("moe/layer/gate", map_gate_and_factor),
-  "mlp.experts.gate_up_proj_bias": Fused("moe/layer/gate_bias", map_gate_and_factor),
+  "mlp.experts.gate_up_proj": Layout("moe/layer/gate", map_gate_and_factor),
+  "mlp.experts.gate_up_proj_bias": Layout("moe/layer/gate_bias", map_gate_and_factor),
   "mlp.experts.down_proj": "moe/layer/wo",
   "mlp.experts.down_proj_bias": "moe/layer/wo_bias",
 }

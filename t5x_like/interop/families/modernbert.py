@@ -16,8 +16,8 @@ from t5x_like.interop.config_table import (
 )
 from t5x_like.interop.decoders import FULL, LOCAL, require_rope, window_width, write_layer_types
 from t5x_like.interop.encoders import Classes, Head, SpecialTokens
-from t5x_like.interop.fused_tensors import map_stacked
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_stacked
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import modernbert
 
 NORMS = {False: "layernorm_no_bias", True: "layernorm"}
@@ -109,10 +109,10 @@ MODERNBERT = (
 )
 LAYER = {
   "attn_norm": "self_attention/in_norm",
-  "attn.Wqkv": Fused("self_attention/layer", map_stacked),
+  "attn.Wqkv": Layout("self_attention/layer", map_stacked),
   "attn.Wo": "self_attention/layer/out",
   "mlp_norm": "mlp/in_norm",
-  "mlp.Wi": Fused("mlp/layer", functools.partial(map_stacked, parts=("gate", "wi"))),
+  "mlp.Wi": Layout("mlp/layer", functools.partial(map_stacked, parts=("gate", "wi"))),
   "mlp.Wo": "mlp/layer/wo",
 }
 TENSORS = {

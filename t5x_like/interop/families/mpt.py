@@ -7,8 +7,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import SpecialTokens
-from t5x_like.interop.fused_tensors import map_stacked
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_stacked
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import mpt
 
 
@@ -65,7 +65,7 @@ ENTRIES = (
 LAYER = {
   "norm_1": "self_attention/in_norm",
   "norm_2": "mlp/in_norm",
-  "attn.Wqkv": Fused("self_attention/layer", map_stacked),
+  "attn.Wqkv": Layout("self_attention/layer", map_stacked),
   "attn.out_proj": "self_attention/layer/out",
   "ffn.up_proj": "mlp/layer/wi",
   "ffn.down_proj": "mlp/layer/wo",

@@ -3,8 +3,8 @@
 from t5x_like.interop.config_table import Choice, Field, Ignored, ModelType
 from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, Rope, SpecialTokens
 from t5x_like.interop.families import llama
-from t5x_like.interop.fused_tensors import map_grouped_qkv
-from t5x_like.interop.tensor_mapping import Fused, prefix_table
+from t5x_like.interop.tensor_layouts import map_grouped_qkv
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import neox
 
 ENTRIES = (
@@ -29,7 +29,7 @@ ENTRIES = (
 LAYER = {
   "input_layernorm": ("self_attention/in_norm", "parallel/layer/self_attention/norm"),
   "post_attention_layernorm": ("mlp/in_norm", "parallel/layer/mlp/norm"),
-  "attention.query_key_value": Fused(
+  "attention.query_key_value": Layout(
     ("self_attention/layer", "parallel/layer/self_attention/layer"), map_grouped_qkv
   ),
   "attention.dense": ("self_attention/layer/out", "parallel/layer/self_attention/layer/out"),

@@ -7,7 +7,7 @@ from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.config_table import Composed, Field, HasTensor, Ignored, ModelType, Written
-from t5x_like.interop.tensor_mapping import Fused, TensorMapping, prefix_table
+from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.models import t5
 
 ACTIVATIONS = {
@@ -132,7 +132,7 @@ def map_wi(mapping: TensorMapping, hf_name: str, path: str, *index: int) -> None
 MLP = {
   "layer_norm": "mlp/in_norm",
   "DenseReluDense.wi_0": "mlp/layer/gate",
-  "DenseReluDense.wi": Fused("mlp/layer/wi", map_wi),
+  "DenseReluDense.wi": Layout("mlp/layer/wi", map_wi),
   "DenseReluDense.wo": "mlp/layer/wo",
 }
 

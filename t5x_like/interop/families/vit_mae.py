@@ -4,74 +4,50 @@ A file's positions are read as a table. In published files it is the fixed table
 cosines, and a model with `sinusoidal_2d` is written with this table.
 """
 
-from t5x_like.errors import UserError
+import dataclasses
+import functools
+
 from t5x_like.interop import image_encoders
-from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.config_table import Composed, Field, ModelType, Required, Written
+from t5x_like.interop.image_encoders import map_position_table
+from t5x_like.interop.tensor_layouts import map_with_leading_axes
+from t5x_like.interop.tensor_mapping import Layout, prefix_table
 from t5x_like.models import vit
 
-MODEL_TYPES = ("vit_mae",)
-MODELS = (vit.Model,)
-SIZES = {  # of the decoder: their name -> our name and the default
-  "decoder_num_hidden_layers": ("depth", 8),
-  "decoder_hidden_size": ("embed", 512),
-  "decoder_num_attention_heads": ("heads", 16),
-  "decoder_intermediate_size": ("mlp", 2048),
-}
 
-
-def canonical_name(name: str) -> str:
+def _canonical_name(name: str) -> str:
   """Rename the decoder's layers, which some versions of the library write under another name."""
   return name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers.")
 
 
-def read_config(fields: Fields, tensor_names: set[str]):
-  fields.require("architectures", ["ViTMAEForPreTraining"])
-  fields.ignore("mask_ratio", "norm_pix_loss")
-  head = {"name": "reconstruction"}
-  for name, (argument, default) in SIZES.items():
-    head[argument] = fields.take(name, default)
-  return vit.Model, {
-    "variant": image_encoders.read_variant(
-      fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head
-    )
-  }
-
-
-def write_config(model, model_type: str | None) -> dict:
-  head = model.variant.head
-  if not isinstance(head, dict):
-    head = {"name": head}
-  if head["name"] != "reconstruction" or model.variant.class_tokens != 1:
-    raise UserError(
-      f"the head {head['name']!r} with {model.variant.class_tokens} class tokens: vit_mae has "
-      "'reconstruction' and 1"
-    )
-  sizes = {name: head.get(argument, default) for name, (argument, default) in SIZES.items()}
-  fields = image_encoders.write_config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
-  return {
-    "architectures": ["ViTMAEForPreTraining"],
-    **fields,
-    **sizes,
-    "mask_ratio": 0.75,
-    "norm_pix_loss": True,
-  }
-
-
-def map_tensors(mapping: TensorMapping) -> None:
-  image_encoders.map_tensors(mapping, "vit.", ("cls_token",))
-  mapping.linear("decoder.decoder_embed", "head/project")
-  mapping.fuse(
-    "decoder.mask_token",
-    ["head/mask"],
-    split=lambda x: [x.reshape(-1)],
-    join=image_encoders.join_with_leading_axes(2),
-  )
-  image_encoders.map_positions(
-    mapping, "decoder.decoder_pos_embed", "head/inputs", mapping.model.head.inputs.position
-  )
-  image_encoders.map_layers(
-    mapping, "decoder.decoder_layers", "head/decoder", mapping.model.head.decoder.repeats
-  )
-  mapping.norm("decoder.decoder_norm", "head/decoder/final_norm")
-  mapping.linear("decoder.decoder_pred", "head/out")
+MAE = (
+  *image_encoders.VIT,
+  Composed(lambda fields: {}, image_encoders.require_position_table),
+  Field("decoder_num_hidden_layers", "head.depth", default=8),
+  Field("decoder_hidden_size", "head.embed", default=512),
+  Field("decoder_num_attention_heads", "head.heads", default=16),
+  Field("decoder_intermediate_size", "head.mlp", default=2048),
+  Required("architectures", ["ViTMAEForPreTraining"]),
+  Written("mask_ratio", 0.75),
+  Written("norm_pix_loss", True),
+)
+DECODER = {
+  "decoder_embed": "head/project",
+  "mask_token": Layout("head/mask", map_with_leading_axes),
+  "decoder_pos_embed": Layout("", functools.partial(map_position_table, inputs="head/inputs")),
+  **prefix_table("decoder_layers.{layer}.", "head/decoder/blocks/", image_encoders.LAYER),
+  "decoder_norm": "head/decoder/final_norm",
+  "decoder_pred": "head/out",
+}
+TYPES = (
+  ModelType(
+    "vit_mae",
+    "ViTMAEForPreTraining",
+    vit.Model,
+    dataclasses.replace(vit.VARIANTS["vit-b16"], head="reconstruction"),
+    MAE,
+    prefix_table("vit.", "", image_encoders.TENSORS) | prefix_table("decoder.", "", DECODER),
+    canonical_name=_canonical_name,
+    free=(*image_encoders.FREE, "design.position"),
+  ),
+)
