@@ -60,9 +60,10 @@ class Head:
 
   def spec(self, labels: int) -> str | dict:
     """Return the head in the form of `Variant.head`."""
-    arguments = dict(self.arguments)
+    arguments: dict[str, Any] = {}
     if "labels" in complete_spec(self.name):
       arguments["labels"] = labels
+    arguments |= self.arguments
     return {"name": self.name, **arguments} if arguments else self.name
 
   def is_complete(self, tensor_names: set[str]) -> bool:

@@ -299,9 +299,7 @@ def test_sizes_that_do_not_fit_are_refused(family, changes, message):
 )
 def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
-    swin_files.write_shared_fields(
-      families.abstract(case("swin", **changes)), "swin", "qkv", "Swin"
-    )
+    swin_files.TYPES[0].write(families.abstract(case("swin", **changes)))
 
 
 @pytest.mark.parametrize("family", ["swin", "mvit"])
