@@ -223,10 +223,15 @@ class Section(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Entry):
-  """Fields that only functions can translate; see `Entry.read` and `Entry.write`."""
+  """Fields that only functions can translate.
 
-  read_values: Callable[[Fields], dict[str, Any]]
-  write_fields: Callable[[Any], dict[str, Any]]
+  Attributes:
+    read_values: returns values of attributes, as `Entry.read`; by default none.
+    write_fields: returns values of fields, as `Entry.write`; by default none.
+  """
+
+  read_values: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+  write_fields: Callable[[Any], dict[str, Any]] = lambda variant: {}
 
   def read(self, fields: Fields) -> dict[str, Any]:
     return self.read_values(fields)

@@ -12,6 +12,7 @@ from t5x_like.interop.config_table import Choice, Field, Ignored
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.tensor_layouts import map_squares, map_token, map_with_leading_axis
 from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
+from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.nn.image_positions.sinusoidal_2d import Sinusoidal2d, sine_table
 from t5x_like.resolution import from_sides
 
@@ -25,8 +26,19 @@ class SquareSide(Field):
     if isinstance(value, list) and len(set(value)) == 1:
       value = value[0]
     if not isinstance(value, int):
-      raise fields.refusal(self.name, value, "one number, as patches are square")
+      raise fields.refusal(self.name, value, "one number, or two equal ones")
     return {self.attribute: value}
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    return {self.name: require_square(variant, self.attribute)}
+
+
+def require_square(variant: Any, attribute: str) -> int:
+  """Return a side length; raise UserError if the attribute has another for each direction."""
+  side = get_attribute(variant, attribute)
+  if not isinstance(side, int):
+    raise UserError(f"{attribute} is {side}; this model type supports only squares")
+  return side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +53,10 @@ class ImageSize(Field):
     if is_pair and all(isinstance(side, int) for side in value):
       return {self.attribute: from_sides(*value)}
     raise fields.refusal(self.name, value, "one number, or height and width")
+
+  def write(self, variant: Any) -> dict[str, Any]:
+    resolution = get_attribute(variant, self.attribute)
+    return {self.name: resolution if isinstance(resolution, int) else list(resolution)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ COMMON = (
   Choice("activation_function", "design.activation", ACTIVATIONS, default="gelu"),
   Field("scale_embedding", "design.embed_scale", default=False),
   HasTensor("final_logits_bias", "design.logits_bias"),
-  Composed(_require_consistent_sizes, lambda variant: {}),
+  Composed(_require_consistent_sizes),
   Required("share_encoder_decoder_embeddings", True),
   Required("add_bias_logits", False),
   Required("do_blenderbot_90_layernorm", False),

@@ -25,7 +25,7 @@ ENTRIES = (
   Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
   Field("tie_word_embeddings", "design.tied", default=True),
   SpecialTokens(start=1, eos=2),
-  Composed(_require_inner_width, lambda variant: {}),
+  Composed(_require_inner_width),
   Required("apply_residual_connection_post_layernorm", False),
   Ignored("hidden_dropout", "attention_dropout", "slow_but_exact", "attention_softmax_in_fp32"),
   Ignored("seq_length", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi"),

@@ -77,11 +77,11 @@ def _require_full_width(fields: Fields) -> dict[str, Any]:
 
 DEBERTA = (
   *encoders.SIZES,
-  Composed(_require_full_width, lambda variant: {}),
+  Composed(_require_full_width),
   encoders.ACTIVATION,
   Field("position_buckets", "buckets"),
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-7),
-  Composed(_read_attention_scale, lambda variant: {}),
+  Composed(_read_attention_scale),
   Composed(_read_distance, _write_distance),
   Mandatory("relative_attention", True),
   Mandatory("share_att_key", True),

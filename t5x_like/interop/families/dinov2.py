@@ -8,9 +8,9 @@ from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders, image_encoders
 from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Composed, Entry, Field, Ignored, ModelType, Required
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head
-from t5x_like.interop.image_encoders import ImageSize, SquareSide
+from t5x_like.interop.image_encoders import ImageSize, SquareSide, require_square
 from t5x_like.interop.tensor_layouts import map_stacked, map_with_leading_axis
 from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.models import dinov2
@@ -24,11 +24,7 @@ class SquareImageSize(ImageSize):
   """The side length of square images, to which the library resizes positions."""
 
   def write(self, variant: ImageVariant) -> dict[str, Any]:
-    if not isinstance(variant.resolution, int):
-      raise UserError(
-        f"config.model.resolution: found {variant.resolution}; dinov2 has positions of a square"
-      )
-    return super().write(variant)
+    return {self.name: require_square(variant, self.attribute)}
 
 
 def _read_mlp(fields: Fields) -> dict[str, Any]:
@@ -78,6 +74,12 @@ def _read_registers(fields: Fields) -> dict[str, Any]:
 def _write_registers(variant: ImageVariant) -> dict[str, Any]:
   if not variant.registers:
     raise UserError("registers is 0; dinov2_with_registers has 1 or more")
+  position = variant.design.position
+  if position not in ("learned_1d", dinov2.ANTIALIASED):
+    raise UserError(
+      f"design.position is {position!r}; dinov2_with_registers supports only 'learned_1d' or "
+      f"{dinov2.ANTIALIASED!r}"
+    )
   return {"num_register_tokens": variant.registers}
 
 
@@ -110,8 +112,10 @@ BODY = {
 }
 
 
-def _model_type(name: str, prefix: str, *entries) -> ModelType:
-  """Return a type with further entries.
+def _model_type(
+  name: str, prefix: str, entries: tuple[Entry, ...], free: tuple[str, ...] = ()
+) -> ModelType:
+  """Return a type with further entries and free attributes.
 
   Args:
     prefix: the prefix of its class names.
@@ -130,16 +134,19 @@ def _model_type(name: str, prefix: str, *entries) -> ModelType:
     dinov2.VARIANTS["dinov2-b14"],
     (*DINOV2, *entries, Classes(prefix, HEADS)),
     map_tensors,
-    free=image_encoders.FREE,
+    free=(*image_encoders.FREE, *free),
   )
 
 
 TYPES = (
-  _model_type("dinov2", "Dinov2", SquareSide("patch_size", "patch", default=14)),
+  _model_type("dinov2", "Dinov2", (SquareSide("patch_size", "patch", default=14),)),
   _model_type(
     "dinov2_with_registers",
     "Dinov2WithRegisters",
-    SquareSide("patch_size", "patch", default=16),
-    Composed(_read_registers, _write_registers),
+    (
+      SquareSide("patch_size", "patch", default=16),
+      Composed(_read_registers, _write_registers),
+    ),
+    free=("design.position",),
   ),
 )

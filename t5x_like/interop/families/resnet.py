@@ -110,7 +110,7 @@ TIMM = (
     ARGUMENTS,
     lambda fields: {"layers": list(_timm_backbone(fields)["depths"])},
   ),
-  Composed(_read_resolution, lambda variant: {}),
+  Composed(_read_resolution),
 )
 # Of both types; no output depends on the design.
 FILES = dict(ignored_suffixes=resnet.IGNORED_SUFFIXES, free=("design", "backbone.groups"))

@@ -75,7 +75,7 @@ TEXT = (
 )
 SIGLIP = (
   Required("architectures", ["SiglipModel"]),
-  Composed(_read_width, lambda variant: {}),
+  Composed(_read_width),
   Section("vision_config", "image", IMAGE),
   Section("text_config", "text", TEXT, _write_width),
   Ignored("initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"),

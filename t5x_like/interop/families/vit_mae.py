@@ -22,7 +22,7 @@ def _canonical_name(name: str) -> str:
 
 MAE = (
   *image_encoders.VIT,
-  Composed(lambda fields: {}, image_encoders.require_position_table),
+  Composed(write_fields=image_encoders.require_position_table),
   Field("decoder_num_hidden_layers", "head.depth", default=8),
   Field("decoder_hidden_size", "head.embed", default=512),
   Field("decoder_num_attention_heads", "head.heads", default=16),

@@ -116,7 +116,8 @@ def _write_backbone(variant: DetectorVariant) -> dict[str, Any]:
     section["out_features"] = [f"stage{len(backbone['depths'])}"]
     return {"backbone_config": section}
   for name, arguments in resnet.TIMM_BACKBONES.items():
-    if complete_spec({"name": "resnet", **arguments, **_DILATED}) == backbone:
+    timm_backbone = complete_spec({"name": "resnet", **arguments, **_DILATED})
+    if timm_backbone | {"groups": backbone["groups"]} == backbone:
       return {
         "use_timm_backbone": True,
         "use_pretrained_backbone": False,
