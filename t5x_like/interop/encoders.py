@@ -249,7 +249,7 @@ def _complete_head(variant: Any, spec: str | dict) -> dict[str, Any]:
   """Return a head with all arguments that affect its function."""
   arguments = complete_spec(spec)
   if "pooling" in arguments and arguments["pooling"] is None:
-    arguments["pooling"] = "token" if variant.class_tokens else "mean"
+    arguments["pooling"] = "token" if getattr(variant, "class_tokens", 0) else "mean"
   return {name: value for name, value in arguments.items() if name not in _TRAINING_ARGUMENTS}
 
 

@@ -123,7 +123,7 @@ SWIN_LAYER = {
 # Keyword arguments of `ModelType`.
 FILES = dict(
   ignored_suffixes=("relative_position_index", "relative_coords_table"),
-  free=(*image_encoders.FREE, "patch_position"),
+  free=(*image_encoders.FREE, "patch_position", "pretrained_windows"),
 )
 TYPES = (
   ModelType(

@@ -126,5 +126,6 @@ TYPES = (
     EncoderTensors("transformer", HEADS, TENSORS, unread=()),
     tied={"lm_loss.weight": "transformer.word_embedding.weight"},
     body_prefix=None,
+    free=("types",),  # types have no vectors of their own
   ),
 )
