@@ -24,6 +24,7 @@ from t5x_like.saved_model import open_saved_model
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
+from tests import topics
 from tests.runs import REPO, environment
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -435,10 +436,15 @@ def test_rows_of_any_lengths_have_few_shapes_and_keep_their_order(decoder):
 
 @pytest.mark.parametrize(
   "recipe, length",
-  [("electra/small", 32), ("bigbird/base", 64), ("switch/base", 32), ("mixtral/8x7b", 32)],
+  [
+    ("electra/small", 32),
+    ("switch/base", 32),
+    ("mixtral/8x7b", 32),
+    *topics.cases("PADDED_LENGTHS").items(),
+  ],
 )
 def test_unusual_families_answer_with_their_padded_length(recipe, length):
-  """ELECTRA fills with its generator, BigBird's core has a minimum length, experts have slots.
+  """ELECTRA fills with its generator, some cores have a minimum length, and experts have slots.
 
   The models are evaluated abstractly.
   """

@@ -15,7 +15,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   feed_forward/ quantization/             feed-forward kinds and 8-bit products, found by name
   embed block pipeline stack              token embeddings, residual connections, blocks in one scan
   two_part_stack length_padding           a stack in two parts, sequences padded for devices
-  shared_stack projected_stack            shared parameters, shared projections
+  shared_stack                            shared parameters
   disentangled hidden_states              shared vectors of distances, the states of several layers
   lstm two_stream                         LSTMs, attention in two streams
   convolution mbconv                      convolutions, CoAtNet's blocks

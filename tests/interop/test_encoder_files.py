@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import test_golden
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import tiny
 from t5x_like import vocabularies
@@ -16,29 +16,15 @@ from t5x_like.interop import hf
 from t5x_like.models import (
   albert,
   bert,
-  bigbird,
   deberta,
   electra,
-  linformer,
   modernbert,
   roberta,
   xlm,
   xlnet,
 )
 from t5x_like.nn import params
-from t5x_like.nn.dims import Dims
-
-
-def rewrite(directory, tensors=None, **config):
-  """Changes to the directory of a case: tensors -> tensors, and fields of config.json (None
-  removes)."""
-  path = directory / "model.safetensors"
-  if tensors:
-    save_file(tensors(load_file(path)), path)
-  values = json.loads((directory / "config.json").read_text()) | config
-  (directory / "config.json").write_text(
-    json.dumps({k: v for k, v in values.items() if v is not None})
-  )
+from tests.interop.encoder_files import rewrite, shrunk
 
 
 def test_bert_as_on_the_hub(tmp_path):
@@ -157,7 +143,6 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
     ("xlnet", dict(attn_type="uni"), "'attn_type' is 'uni'"),
     ("xlnet", dict(clamp_len=8), "'clamp_len' is 8"),
     ("xlm", dict(sinusoidal_embeddings=True), "'sinusoidal_embeddings' is True"),
-    ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
     ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
     (
       "modernbert",
@@ -177,11 +162,6 @@ def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_
   rewrite(tmp_path / "theirs", **change)
   with pytest.raises(UserError, match=message):
     hf.load(str(tmp_path / "theirs"))
-
-
-def shrunk(variant):
-  dims = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=3)
-  return dataclasses.replace(variant, dims=dims, vocab_size=64, embed=8 if variant.embed else None)
 
 
 BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
@@ -210,21 +190,9 @@ MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
       dict(design={"position": "learned"}),
       "design.position is",
     ),
-    (
-      bigbird,
-      shrunk(bigbird.VARIANTS["bigbird-roberta-base"]),
-      dict(design={"core": "local"}),
-      "design.core is 'local'",
-    ),
     (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows is"),
     (modernbert, MODERN, dict(design={"position": "none"}), "design.position is"),
     (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
-    (
-      linformer,
-      shrunk(linformer.VARIANTS["linformer-base-256"]),
-      {},
-      "no Hugging Face family matches",
-    ),
     (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no Hugging Face family matches"),
     (
       albert,

@@ -27,6 +27,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.resolution import height_and_width
+from tests import topics
 
 # S and T differ: a nudge of the embeddings finds its side by its length
 VOCAB = 64
@@ -35,19 +36,18 @@ T = 8
 REPRESENTATIVES = 2  # of a family
 
 SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
-  "bigbird": {"block": 1, "random_blocks": 1},
-  "linformer": {"k": 4, "length": 16, "sequences": 2},
   "chunked": {"query_chunk": 4, "key_chunk": 4},
   "local": {"window": 3},
-}
+} | topics.cases("SMALL_CORES")
 
-# What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of
-# the padded length.
-EXCEPTIONS = {"bigbird": {"packing", "length"}, "memory_compressed": {"packing"}}
+# The features that a core lacks by its definition.
+LACKING_FEATURES = topics.cases("LACKING_FEATURES")
 
+# Cores with which a token may not see every token that the mask shows it.
+BOUNDED_CORES = {"local", *topics.cases("BOUNDED_CORES")}
 
 # Parameters that only a family's own objective reads, or only training.
-PRETRAINING = {"xlnet": {"unknown"}, "t_dmca": {"decoder/blocks/moe_2/layer/router/noise"}}
+PRETRAINING = {"xlnet": {"unknown"}} | topics.cases("TRAINING_PARAMETERS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Case:
     return core if isinstance(core, str) else core["name"]
 
   def lacks(self, feature: str) -> bool:
-    return feature in EXCEPTIONS.get(self.core, ())
+    return feature in LACKING_FEATURES.get(self.core, ())
 
   def __hash__(self):
     return hash(self.name)

@@ -32,11 +32,7 @@ def check_sight(case):
     np.tri(length, dtype=bool) if case.sides[-1] == "decoder" else np.ones((length, length), bool)
   )
   assert (reach[~visible] == 0).all(), "an output depends on a token it may not see"
-  bounded = any(case.variant.design.windows) or case.core in (
-    "local",
-    "bigbird",
-    "memory_compressed",
-  )
+  bounded = any(case.variant.design.windows) or case.core in families.BOUNDED_CORES
   assert (reach[near if bounded else visible] > 0).all(), (
     "an output does not depend on a token it may see"
   )

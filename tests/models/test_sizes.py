@@ -15,6 +15,7 @@ import more
 import t5x_like.models
 from t5x_like import slots
 from t5x_like.nn import params
+from tests import topics
 
 M = 10**6
 B = 10**9
@@ -347,18 +348,6 @@ ENCODERS = [
   ),
   ("xlm", "xlm-17", 571_696_960, "570M, their release; XLMWithLMHeadModel"),
   (
-    "bigbird",
-    "bigbird-roberta-base",
-    128_111_286 - 590_592,
-    "BigBirdForMaskedLM less the pooler it does not read",
-  ),
-  (
-    "bigbird",
-    "bigbird-roberta-large",
-    360_225_974 - 1_049_600,
-    "BigBirdForMaskedLM less the pooler it does not read",
-  ),
-  (
     "modernbert",
     "modernbert-base",
     149_655_232,
@@ -370,24 +359,7 @@ ENCODERS = [
     395_881_664,
     "395M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM",
   ),
-  (
-    "linformer",
-    "linformer-base-256",
-    124_697_433 + 12 * 2 * 256 * 512,
-    "RoBERTa and two projections in each layer",
-  ),
-  (
-    "linformer",
-    "linformer-base-256-kv",
-    124_697_433 + 12 * 256 * 512,
-    "RoBERTa and a projection in each layer",
-  ),
-  (
-    "linformer",
-    "linformer-base-256-layerwise",
-    124_697_433 + 256 * 512,
-    "RoBERTa and one projection",
-  ),
+  *((*names, *size) for names, size in topics.cases("ENCODER_SIZES").items()),
 ]
 IDS = [
   ":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())])

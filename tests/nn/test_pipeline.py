@@ -20,6 +20,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from tests import topics
 
 ROWS = 8
 LENGTH = 12
@@ -43,19 +44,15 @@ def packed_batch(side):
   return {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments, f"{side}_positions": pos}
 
 
-LINFORMER = {"name": "linformer", "k": 4, "length": LENGTH, "share": "layerwise", "sequences": 2}
-# the stack's matrix is on every stage
-LAYERWISE = replace(next(iter(bert.VARIANTS.values())).design, core=LINFORMER)
-
+BERT = next(iter(bert.VARIANTS.values())).design
 CASES = {  # family, design, features, arguments
   "decoder": (llama, llama.LLAMA2, packed_batch("decoder"), {}),
   "encoder": (
     bert,
-    next(iter(bert.VARIANTS.values())).design,
+    BERT,
     packed_batch("encoder"),
     {"remat": "full"},
   ),
-  "layerwise": (bert, LAYERWISE, packed_batch("encoder"), {}),
   "encoder_decoder": (
     t5_family,
     t5_family.V1_1,
@@ -75,6 +72,8 @@ CASES = {  # family, design, features, arguments
     {"pipeline": {"rounds": 2, "microbatches": 4}, "remat": "full"},
   ),
 }
+for name, core in topics.cases("PIPELINED_CORES").items():
+  CASES[name] = (bert, replace(BERT, core=core), packed_batch("encoder"), {})
 
 
 def rules_of(mesh):

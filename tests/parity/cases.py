@@ -95,7 +95,6 @@ DEBERTA = ALBERT | dict(
 )
 XLNET = dict(vocab_size=VOCAB, d_model=20, n_layer=3, n_head=5, d_inner=28)
 XLM = dict(vocab_size=VOCAB, emb_dim=20, n_layers=3, n_heads=5, max_position_embeddings=13)
-SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(
   vocab_size=VOCAB,
   hidden_size=16,
@@ -238,14 +237,6 @@ CASES = {
   "xlm-tokens": _encoder("ForTokenClassification", "XLM", XLM | dict(gelu_activation=False)),
   "xlm-spans": _encoder("ForQuestionAnsweringSimple", "XLM", XLM, **SPANS),
   "xlm-body": _encoder("Model", "XLM", XLM | dict(n_langs=2), logits="last_hidden_state"),
-  "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
-  "bigbird-mlm": _encoder(
-    "ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44
-  ),
-  "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),
-  "bigbird-classification": _encoder("ForSequenceClassification", "BigBird", SPARSE, length=40),
-  "bigbird-multiple-choice": _encoder("ForMultipleChoice", "BigBird", SPARSE, length=40),
-  "bigbird-tokens": _encoder("ForTokenClassification", "BigBird", SPARSE, length=40),
   "modernbert": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN, "encoder"),
   "modernbert-short": Case(
     "ModernBertForMaskedLM",
@@ -253,7 +244,6 @@ CASES = {
     MODERN | dict(num_hidden_layers=1, norm_bias=True),
     "encoder",
   ),
-  "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
 }
 
 VIT = dict(

@@ -98,13 +98,11 @@ class Core(nnx.Module):
       piece, so that no [T, S] array is ever made; None for never.
     exact: whether it computes the same function as the dense core, whose FLOPs then count as the
       model's.
-    layerwise: whether the core takes its projection from the stack (`ProjectedStack`).
   """
 
   refuses: tuple[str, ...] = ()
   piecewise_bias_above: int | None = None
   exact = False
-  layerwise = False
 
   @property
   def name(self) -> str:

@@ -122,3 +122,16 @@ def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
   for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
     assert a.dtype == e.dtype
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
+
+
+def flops(spec, T, causal=False):
+  """Return FLOPs of the forward and the backward pass, as the compiler counts them."""
+  core = make(spec, Dims(32, heads=2, kv_heads=2, head_dim=16, mlp=64, layers=1), causal)
+  mask = Mask(positions(T), positions(T), causal=causal)
+  shapes = [jax.ShapeDtypeStruct((1, T, 2, 16), jnp.float32)] * 3
+
+  def run(core, q, k, v):
+    return jnp.sum(core(q, k, v, mask, scale=0.25) ** 2)
+
+  gradient = jax.jit(jax.grad(run, argnums=(0, 1, 2, 3)))
+  return gradient.lower(core, *shapes).compile().cost_analysis()["flops"]

@@ -18,6 +18,7 @@ from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from tests import topics
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ from t5x_like.parallel.rules import Rules
   [
     ("dense", "causal"),
     ("local", "causal_w5"),
-    ({"name": "bigbird", "block": 2, "random_blocks": 1}, "full"),
+    *topics.cases("SAVED_WEIGHTS").values(),
   ],
 )
 def test_weights_are_saved_for_the_backward_pass_in_the_dtype_of_the_values(spec, kind):
@@ -314,6 +315,12 @@ def test_local_dropout_keeps_the_expectation():
   out = jax.jit(jax.vmap(attend))(keys)
   rows = cases.sees_a_key(mask)
   assert_mean_is_near(out[:, rows], jax.jit(attend)(None)[rows])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_of_local_attention_grow_linearly_with_the_length(causal):
+  spec = {"name": "local", "window": 16}
+  assert 3.7 < cases.flops(spec, 1024, causal) / cases.flops(spec, 256, causal) < 4.3
 
 
 def test_the_backward_pass_runs_inside_remat_scan_and_vmap():

@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import cores
 from t5x_like.nn.mask import Mask, positions
 
-# long enough for BigBird's blocks, short enough for Linformer's projections, for `short`
+# long enough for sparse blocks, short enough for projections of 512 keys, for `short`
 LENGTHS = (720, 480, 60)
 PADDING = 11  # keys at the end
 RULES = {

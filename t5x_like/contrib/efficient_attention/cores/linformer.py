@@ -20,7 +20,8 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.projected_stack import ProjectedStack
+from t5x_like.nn.shared_stack import copy_attributes
+from t5x_like.nn.stack import Stack
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
@@ -119,6 +120,32 @@ class Linformer(Core):
     projected = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
     out_BTNH = Dense().attend(q, k, v, projected, softmax)
     return jnp.where((mask.q_segments > self.sequences)[..., None, None], jnp.nan, out_BTNH)
+
+
+class ProjectedStack(Stack):
+  """A stack that lends one matrix to the cores of all its layers (section 4, "layerwise").
+
+  Args:
+    stack: the stack whose parts this one takes over.
+    projection: the matrix, [k, length].
+  """
+
+  def __init__(self, stack: Stack, projection: nnx.Param):
+    copy_attributes(self, stack)
+    self.projection = projection
+
+  def _run(self, blocks, *args):
+    layers = jax.tree.leaves(blocks)[0].shape[0]
+    projections = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
+
+    def with_projection(part):
+      if isinstance(part, Linformer) and part.layerwise:
+        part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
+        part.keys = nnx.data(nnx.Param(projections))
+      return part
+
+    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Linformer))
+    return super()._run(blocks, *args)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:

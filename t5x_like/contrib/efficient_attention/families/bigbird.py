@@ -10,12 +10,12 @@ full attention.
 from typing import Any
 
 from t5x_like.architectures.design import Variant
+from t5x_like.contrib.efficient_attention.models import bigbird
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import Choice, Composed, Field, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
 from t5x_like.interop.families.bert import MLM, NEXT, TIED
-from t5x_like.models import bigbird
 
 POOLER = {"bert.pooler": "pooler/dense"}
 PRETRAINING = encoders.nest_paths("mlm", MLM) | POOLER | NEXT

@@ -2,17 +2,18 @@
 
 import dataclasses
 
-import families
 import jax
 import numpy as np
 import pytest
-from families import Case
 
 from t5x_like.architectures.design import Design, Variant
+from t5x_like.contrib.efficient_attention.models import t_dmca
 from t5x_like.errors import UserError
-from t5x_like.models import llama, roberta, t_dmca
+from t5x_like.models import llama, roberta
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+from tests.models import families
+from tests.models.families import Case
 
 LOCAL = {"name": "local", "window": 3}
 COMPRESSED = {"name": "memory_compressed", "stride": 2}

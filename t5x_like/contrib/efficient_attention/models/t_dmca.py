@@ -10,7 +10,7 @@ both losses weigh 0.01). Here an expert takes at most twice its share of a row.
 
 Three details differ from the paper. Local attention is a window of the latest 256 tokens, in place
 of separate blocks of 256. Convolutions mix the channels of a head, and queries before the first
-whole stride see a learned key; see `nn.cores.memory_compressed`.
+whole stride see a learned key; see `cores.memory_compressed`.
 """
 
 from dataclasses import replace
