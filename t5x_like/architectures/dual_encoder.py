@@ -1,4 +1,4 @@
-"""An image encoder and a text encoder whose outputs share one space (CLIP, BASIC, SigLIP)."""
+"""An image encoder and a text encoder whose outputs share one space (CLIP, SigLIP)."""
 
 import dataclasses
 import math
@@ -12,7 +12,6 @@ from t5x_like import slots
 from t5x_like.architectures.architecture import Architecture, Batch, Dtype, Layers
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design, Variant
-from t5x_like.architectures.hybrid_encoder import HybridVariant
 from t5x_like.architectures.image_encoder import ImageEncoder, ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -43,7 +42,7 @@ class DualVariant:
     projection_bias: whether the projection of texts has a bias.
   """
 
-  image: ImageVariant | HybridVariant
+  image: ImageVariant
   text: Variant
   width: int
   text_pooling: Literal["end", "mean", "last"] = "end"

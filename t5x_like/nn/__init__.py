@@ -18,7 +18,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   shared_stack                            shared parameters
   disentangled hidden_states              shared vectors of distances, the states of several layers
   lstm two_stream                         LSTMs, attention in two streams
-  convolution mbconv                      convolutions, CoAtNet's blocks
+  convolution                             convolutions
   vocabulary_logits decode                logits computed in pieces, the state of decoding
 """
 

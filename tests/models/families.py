@@ -429,3 +429,24 @@ def design_case(family: str, name: str, design: Design, **options) -> Case:
   variants = slots.module(family, t5x_like.models).VARIANTS
   base = dataclasses.replace(next(iter(variants.values())), design=design, **options)
   return Case(f"{family}:{name}", family, shrunk(base))
+
+
+# Comparisons
+
+# ways of running the layers
+FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
+
+
+def assert_close(outputs, expected, rtol=1e-5, atol=1e-5, name=""):
+  scale = max(np.abs(expected).max(), 1e-30)
+  np.testing.assert_allclose(outputs, expected, rtol=rtol, atol=atol * scale, err_msg=name)
+
+
+def assert_same(outputs, expected):
+  assert_close(outputs[0], expected[0], rtol=1e-4)
+  assert outputs[1].keys() == expected[1].keys()
+  largest = max(np.abs(g).max() for g in expected[1].values())
+  for name, gradient in expected[1].items():
+    np.testing.assert_allclose(
+      outputs[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name
+    )

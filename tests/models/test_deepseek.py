@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import families
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +27,7 @@ from t5x_like.training import sign_steps
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
+from tests.models import families
 
 LATENT = dict(rank=6, query_rank=4, rope=2, value=3)
 ROUTING = deepseek.routing(experts=8, top_k=2, mlp=12, groups=4, top_groups=2, bias_rate=0.125)

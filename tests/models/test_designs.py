@@ -8,11 +8,9 @@ usually keep.
 import dataclasses
 import inspect
 
-import families
 import jax
 import pytest
 from flax import nnx
-from test_families import CHECKS, FORMS, assert_same
 
 from t5x_like import slots
 from t5x_like.architectures.build import StackBuilder
@@ -23,6 +21,9 @@ from t5x_like.nn import params, positions
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS
+from tests.models import families
+from tests.models.families import FORMS, assert_same
+from tests.models.test_families import CHECKS
 
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 

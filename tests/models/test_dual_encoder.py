@@ -6,21 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import random_array
 from flax import nnx
-from test_families import assert_same
 
 import more
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.models import basic, clip, coatnet
+from t5x_like.models import clip
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import contrastive, pairwise_sigmoid
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from tests.models.families import assert_same, random_array
 
 DIMS = Dims(16, 4, 4, 4, 32, 1)
 SMALL = DualVariant(
@@ -164,22 +163,6 @@ def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
     end = list(tokens).index(1) + 1
     alone = bidirectional.embed_texts({"text_input_tokens": tokens[None, :end]})[0][0]
     np.testing.assert_allclose(alone, expected[row], atol=1e-5)
-
-
-@pytest.mark.more
-def test_basic_encodes_images_by_a_coatnet():
-  image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
-  variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
-
-  def make(key):
-    return basic.Model(nnx.Rngs(params=key), variant=variant)
-
-  dual_encoder = make(jax.random.key(0))
-  images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
-  outputs = dual_encoder({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
-  assert outputs["image_embeddings"].shape == (3, 64)
-  assert outputs["logits"].shape == (3, 3)
-  assert dual_encoder.features({"image": images}).shape == (3, 64)
 
 
 def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import shrunk
 
 import more
 import tiny
@@ -17,6 +16,7 @@ from t5x_like.models import albert, bert, deberta, deberta_rtd, electra, gpt, mo
 from t5x_like.nn import params
 from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.objectives import electra as electra_objective
+from tests.models.families import shrunk
 
 B = 4
 T = 10

@@ -1,10 +1,10 @@
 """Every family hides what it must, and is the same function in every way of computing it."""
 
-import families
 import numpy as np
 import pytest
 
 import more
+from tests.models import families
 
 CASES = families.representatives()
 FIRST = list({case.family: case for case in reversed(CASES)}.values())[::-1]
@@ -16,11 +16,6 @@ COVERING = families.covering(FIRST)
 def cases(candidates):
   marked = [case if case in COVERING else more.later(case) for case in candidates]
   return pytest.mark.parametrize("case", marked, ids=[case.name for case in candidates])
-
-
-def assert_close(outputs, expected, rtol=1e-5, atol=1e-5, name=""):
-  scale = max(np.abs(expected).max(), 1e-30)
-  np.testing.assert_allclose(outputs, expected, rtol=rtol, atol=atol * scale, err_msg=name)
 
 
 def check_sight(case):
@@ -43,7 +38,7 @@ def check_padding(case):
   logits = families.forward(case)
   if "short" in logits:
     n = logits["short"].shape[1]
-    assert_close(logits["apart"][0, :n], logits["short"][0])
+    families.assert_close(logits["apart"][0, :n], logits["short"][0])
   assert all(np.isfinite(x).all() for x in logits.values())
 
 
@@ -54,13 +49,13 @@ def check_packing(case):
     return
   logits = families.forward(case)
   a, b = families.LENGTHS[case.sides[-1]][1]
-  assert_close(logits["packed"][0, :a], logits["apart"][0, :a])
-  assert_close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
+  families.assert_close(logits["packed"][0, :a], logits["apart"][0, :a])
+  families.assert_close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
 
 
 def check_decoding(case):
   if "decoded" in families.forward(case):
-    assert_close(families.forward(case)["decoded"], families.forward(case)["whole"])
+    families.assert_close(families.forward(case)["decoded"], families.forward(case)["whole"])
 
 
 def check_bfloat16(case):
@@ -84,20 +79,7 @@ def test_every_family_has_the_property(check, case):
   check(case)
 
 
-FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
-
-
-def assert_same(outputs, expected):
-  assert_close(outputs[0], expected[0], rtol=1e-4)
-  assert outputs[1].keys() == expected[1].keys()
-  largest = max(np.abs(g).max() for g in expected[1].values())
-  for name, gradient in expected[1].items():
-    np.testing.assert_allclose(
-      outputs[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name
-    )
-
-
-WAYS = (*FORMS, "sharded")
+WAYS = (*families.FORMS, "sharded")
 PAIRS = [(WAYS[(place + turn) % 3], case) for turn in range(3) for place, case in enumerate(FIRST)]
 USUAL_WAYS = {(str(WAYS[place % 3]), case) for place, case in enumerate(COVERING)}
 SHOWN = [pair if (str(pair[0]), pair[1]) in USUAL_WAYS else more.later(pair) for pair in PAIRS]
@@ -112,7 +94,7 @@ def test_every_way_of_computing_is_the_same_function(way, case):
   """The covering families in one way each; `make test-more` has the others. test_designs.py covers
   their parts."""
   form = {"rules": families.rules(case)} if way == "sharded" else way
-  assert_same(families.value_and_gradients(case, **form), families.plain(case))
+  families.assert_same(families.value_and_gradients(case, **form), families.plain(case))
 
 
 @cases(FIRST)

@@ -2,56 +2,32 @@
 
 import dataclasses
 
-import families
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_families import FORMS, assert_close, assert_same
 
 import more
 import t5x_like.models
 from t5x_like import slots
 from t5x_like.architectures.image_encoder import ImageEncoder, patchify
-from t5x_like.architectures.image_stages import StagedEncoder
-from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
-from t5x_like.models import convnext, deit, mvit, swin, vit
+from t5x_like.models import convnext, deit, swin, vit
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import warm_start
+from tests import topics
+from tests.models import families
+from tests.models.families import FORMS, assert_close, assert_same
+from tests.models.image_families import case, deviation
 
-SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
-STAGED = dict(embed=8, depths=(2, 1), heads=(2, 4), mlp_ratio=2.0, patch=2, resolution=11)
-# a class token reads nothing of the queries that the last block pools
-OWN = {"mvit_v1": {"depths": (1, 2)}}
 FOUND = slots.names(t5x_like.models)
 FAMILIES = [n for n in FOUND if issubclass(slots.module(n, t5x_like.models).Model, ImageEncoder)]
 POSITIONS = slots.names(image_positions)
-
-
-def case(family="vit", position=None, **changes) -> families.Case:
-  """Return the first variant of a family, shrunk."""
-  first = next(iter(slots.module(family, t5x_like.models).VARIANTS.values()))
-  design = (
-    first.design if position is None else dataclasses.replace(first.design, position=position)
-  )
-  kind = slots.module(family, t5x_like.models).Model
-  small = SMALL
-  if issubclass(kind, StagedEncoder):
-    small = STAGED
-    if issubclass(kind, WindowEncoder):
-      small = STAGED | {"window": 3}
-  small = small | OWN.get(family, {})
-  changes = small | {"head": {"name": first.head, "labels": 5}} | changes
-  variant = dataclasses.replace(first, design=design, **changes)
-  return families.Case(
-    f"{family}:{position}:{variant.head['name']}:{variant.class_tokens}", family, variant
-  )
 
 
 CASES = [case(family) for family in FAMILIES] + [
@@ -67,7 +43,8 @@ CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "
 BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
 HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
-OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11), "mvit": (9, 14)}  # height, width
+# height, width
+OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11)} | topics.cases("OBLONG_IMAGES")
 for family, resolution in OBLONG.items():
   oblong = case(family, resolution=resolution)
   CASES.append(dataclasses.replace(oblong, name=f"{family}:oblong"))
@@ -75,15 +52,14 @@ LATER = (
   "vit:oblong",
   "swin:oblong",
   "swin_v2:",
-  "mvit",
   "dinov2:",
   "vit:log_cpb",
-  "vit:decomposed_2d",
   "vit:none",
   "vit:learned_2d",
   "vit:relative_1d",
   "vit:sinusoidal_1d",
   "vit:{'name': 'learned_1d'",
+  *topics.cases("LATER_IMAGE_CASES"),
 )  # other cases have their parts
 MARKED = [more.later(case) if case.name.startswith(LATER) else case for case in CASES]
 EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
@@ -146,7 +122,7 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   assert_close(np.asarray(encoded[:, 0]), np.asarray(states[:, 0]))
 
 
-HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
+HEADS = {swin: "swin-tiny", convnext: "convnext-tiny"}
 
 
 def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_norm():
@@ -181,19 +157,9 @@ def test_patches_and_heads_start_as_in_each_authors_code():
   """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02
   of all kernels. Google's heads start at 0, the others with the deviation of the other kernels."""
 
-  def deviation(family, variant, name="patches/kernel", **options):
-
-    def make(key):
-      return family.Model(nnx.Rngs(params=key), variant=variant, **options)
-
-    return params.named_params(jax.eval_shape(make, jax.random.key(0)))[name].stddev
-
   assert deviation(vit, "vit-tiny") == pytest.approx(48**-0.5)
   assert deviation(vit, "vit-tiny", design={"init_stddev": 0.02}) == 0.02
   assert deviation(swin, "swin-tiny") == pytest.approx((3 * 12) ** -0.5)
-  assert deviation(mvit, "mvit-tiny") == pytest.approx((3 * 147) ** -0.5)
-  pool = "stage_2/stack/blocks/self_attention/layer/pool_key/kernel"
-  assert deviation(mvit, "mvit-tiny", pool) == pytest.approx(27**-0.5)
   distilled = dict(design={"init_stddev": 0.02}, name="head/distilled/kernel")
   assert deviation(vit, "vit-tiny", "head/out/kernel") is None
   assert deviation(deit, "deit-tiny", **distilled) == 0.02

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 
-import families
 import jax
 import numpy as np
 import optax
@@ -20,6 +19,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.linear import Linear, matmul
 from t5x_like.objectives import decoder, encoder_decoder
+from tests.models import families
 
 
 def multiplies_8_bits(model) -> dict[str, bool]:

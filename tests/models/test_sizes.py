@@ -155,17 +155,6 @@ SIZES = [
   ("convnext", "convnext-b", 88_591_464, 0),
   ("convnext", "convnext-l", 197_767_336, 0),
   ("convnext", "convnext-xl", 350_196_968, 0),
-  ("basic", "basic-s", (25 + 108) * M, 0.02),  # Pham et al. 2021, image and text
-  ("basic", "basic-m", (168 + 184) * M, 0.01),
-  ("basic", "basic-l", (2.4 + 0.67) * B, 0.02),
-  ("coatnet", "coatnet-0", 25 * M, 0.02),  # Dai et al. 2021, tables 4 and 12
-  ("coatnet", "coatnet-1", 42 * M, 0.012),
-  ("coatnet", "coatnet-2", 75 * M, 0.0067),
-  ("coatnet", "coatnet-3", 168 * M, 0.0067),  # 167.0 by table 3
-  ("coatnet", "coatnet-4", 275 * M, 0.0018),
-  ("coatnet", "coatnet-5", 688 * M, 0.001),
-  ("coatnet", "coatnet-6", 1.47 * B, 0.0034),
-  ("coatnet", "coatnet-7", 2.44 * B, 0.003),
   ("vit", "vit-h14", 632_045_800, 0),  # Dosovitskiy et al. 2021, table 1
   ("swin", "swin-t", 28_288_354, 0),  # Liu et al. 2021, table 1, to the last digit by their code
   ("swin", "swin-s", 49_606_258, 0),
@@ -174,11 +163,8 @@ SIZES = [
   ("swin_v2", "swin-v2-t", 28_347_154, 0),  # as `transformers` counts them
   ("swin_v2", "swin-v2-s", 49_728_418, 0),
   ("swin_v2", "swin-v2-b", 87_918_816, 0),
-  ("mvit_v1", "mvit-b16", 37.0 * M, 0.0014),  # Fan et al. 2021, table 9
   # 24, 35 and 52 M in Li et al. 2022, table 1; to the last digit by their code
-  ("mvit", "mvit-v2-t", 24_173_320, 0),
-  ("mvit", "mvit-v2-s", 34_870_216, 0),
-  ("mvit", "mvit-v2-b", 51_472_744, 0),
+  *((*names, *size) for names, size in topics.cases("SIZES").items()),
 ]
 
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import Nudged, shrunk
 
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.models import xlnet
+from tests.models.families import Nudged, shrunk
 
 VARIANT = shrunk(xlnet.VARIANTS["xlnet-base"])
 TOKENS = np.random.default_rng(0).integers(3, 64, (2, 7)).astype(np.int32)

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.parity
 
 
 def test_the_groups_of_parameters_are_timms():
-  assert json.loads(timm_groups.GOLDEN.read_text()) == json.loads(
-    timm_groups.text(timm_groups.golden())
-  )
+  written = json.loads(timm_groups.GOLDEN.read_text())
+  expected = json.loads(timm_groups.text(timm_groups.golden()))
+  assert {name: written[name] for name in expected} == expected
 
 
 def test_each_change_of_randaugment_is_timms(monkeypatch):

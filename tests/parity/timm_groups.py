@@ -7,20 +7,17 @@ missing.
 import json
 import pathlib
 
+from tests import topics
+
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "timm_groups.json"
 DECAY = 0.75
-# Our variant -> timm's model. timm's groups of MViT are whole stages; the authors' are blocks, as
-# here.
+# Our variant -> timm's model, and its blocks where they are not timm's.
 MODELS = {
   ("vit", "vit-b16"): ("vit_base_patch16_224", None),
   ("swin", "swin-t"): ("swin_tiny_patch4_window7_224", None),
   ("convnext", "convnext-t"): ("convnext_tiny", None),
   ("resnet", "resnet-50-group"): ("resnet50", None),
-  ("mvit", "mvit-v2-s"): (
-    "mvitv2_small",
-    [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))],
-  ),
-}
+} | topics.cases("TIMM_GROUPS")
 
 
 def groups(name: str, blocks: list | None) -> dict[str, tuple[float, bool]]:

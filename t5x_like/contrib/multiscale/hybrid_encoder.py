@@ -20,6 +20,7 @@ from t5x_like.architectures.image_encoder import (
   check_images,
   drop_path_shares,
 )
+from t5x_like.contrib.multiscale.mbconv import Convolution, MbConv, apply_per_cell, max_pool_2x2
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, Dropout, subkey
@@ -28,7 +29,6 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.mbconv import Convolution, MbConv, apply_per_cell, max_pool_2x2
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain

@@ -9,8 +9,11 @@ version.
 
 from dataclasses import replace
 
-from t5x_like.architectures.first_pooling_encoder import FirstPoolingEncoder, FirstPoolingVariant
-from t5x_like.models import mvit
+from t5x_like.contrib.multiscale.first_pooling_encoder import (
+  FirstPoolingEncoder,
+  FirstPoolingVariant,
+)
+from t5x_like.contrib.multiscale.models import mvit
 
 DESIGN = replace(mvit.DESIGN, position="learned_1d")
 

@@ -6,11 +6,12 @@ paper gives little but the sizes of the text encoder; here its blocks are pre-no
 are learned.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.architectures.dual_encoder import DualEncoder, DualVariant
-from t5x_like.models import coatnet
+from t5x_like.contrib.multiscale.hybrid_encoder import HybridVariant
+from t5x_like.contrib.multiscale.models import coatnet
 from t5x_like.nn.dims import Dims
 
 TEXT = Design(
@@ -24,14 +25,25 @@ TEXT = Design(
 )
 
 
-def _basic(image, embed, layers, width, head_dim=64) -> DualVariant:
+@dataclass(frozen=True)
+class BasicVariant(DualVariant):
+  """One published size of a CoAtNet and a text encoder.
+
+  Attributes:
+    image: variant of the image encoder, whose head becomes a projection.
+  """
+
+  image: HybridVariant
+
+
+def _basic(image, embed, layers, width, head_dim=64) -> BasicVariant:
   text = Variant(
     Dims(embed, embed // head_dim, embed // head_dim, head_dim, 4 * embed, layers),
     TEXT,
     32_000,
     Tokens(),
   )
-  return DualVariant(replace(coatnet.VARIANTS[image], head="projection"), text, width, "mean")
+  return BasicVariant(replace(coatnet.VARIANTS[image], head="projection"), text, width, "mean")
 
 
 VARIANTS = {
@@ -47,4 +59,5 @@ class Model(DualEncoder):
   """A BASIC in one of its `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS
+  VARIANT = BasicVariant
   IMAGE_ENCODER = coatnet.Model

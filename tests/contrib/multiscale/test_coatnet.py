@@ -2,20 +2,21 @@
 
 import dataclasses
 
-import families
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from scipy import special
-from test_families import FORMS, assert_close, assert_same
 
 import more
-from t5x_like.architectures.hybrid_encoder import HybridVariant
+from t5x_like.contrib.multiscale.hybrid_encoder import HybridVariant
+from t5x_like.contrib.multiscale.models import coatnet
 from t5x_like.errors import UserError
-from t5x_like.models import coatnet
 from t5x_like.nn import params
+from t5x_like.tunings import layer_decay
+from tests.models import families
+from tests.models.families import FORMS, assert_close, assert_same
 
 HEAD = {"name": "image_classification", "labels": 5, "hidden": True}
 SMALL = HybridVariant(
@@ -177,7 +178,7 @@ def test_dropped_paths_and_another_number_of_channels():
     ),
   ],
 )
-def test_sizes_that_do_not_fit_are_refused(changes, message):
+def test_sizes_that_do_not_fit_a_coatnet_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     jax.eval_shape(
       lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0)
@@ -190,3 +191,14 @@ def test_positions_may_be_none():
     lambda key: coatnet.Model(nnx.Rngs(params=key), variant=none), jax.random.key(0)
   )
   assert not [name for name in params.named_params(model) if "position" in name]
+
+
+def test_layers_are_counted_through_convolutions_and_attention():
+  model = jax.eval_shape(
+    lambda key: coatnet.Model(nnx.Rngs(params=key), variant="coatnet-tiny"), jax.random.key(0)
+  )
+  layers = layer_decay.layers_below_heads(params.named_params(model))
+  assert layers["first/kernel"] == 7
+  assert layers["convolutions/0/expand/kernel"] == 6
+  assert layers["convolutions/1/expand/kernel"] == 5
+  assert layers["third/attention/key/kernel"] == 4

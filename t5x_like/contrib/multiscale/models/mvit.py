@@ -8,7 +8,7 @@ columns. `mvit_v1` is the first version.
 """
 
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.pooling_encoder import PoolingEncoder, PoolingVariant
+from t5x_like.contrib.multiscale.pooling_encoder import PoolingEncoder, PoolingVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.image_stages import Stage
-from t5x_like.architectures.pooling import PoolingAttention, PoolingBuilder, max_pool_tokens
-from t5x_like.architectures.pooling_encoder import (
+from t5x_like.contrib.multiscale.pooling import PoolingAttention, PoolingBuilder, max_pool_tokens
+from t5x_like.contrib.multiscale.pooling_encoder import (
   OverlappingPatches,
   PoolingEncoder,
   PoolingVariant,

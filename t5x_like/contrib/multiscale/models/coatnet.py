@@ -10,7 +10,7 @@ parameters are the same.
 """
 
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.hybrid_encoder import HybridEncoder, HybridVariant
+from t5x_like.contrib.multiscale.hybrid_encoder import HybridEncoder, HybridVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -8,7 +8,7 @@ from flax import nnx
 
 from t5x_like.architectures.image_encoder import check_images
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
-from t5x_like.architectures.pooling import PoolingBuilder
+from t5x_like.contrib.multiscale.pooling import PoolingBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.norm import Identity
