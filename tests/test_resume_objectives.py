@@ -34,7 +34,6 @@ RECIPES = {
   "configs/finetune/chat.py:lora": (),
   "configs/finetune/decoder.py": (),
   "configs/gpt/gpt2_124m.py": (),
-  "configs/gpt/lstm.py": (),
   "configs/llama/8b.py": (),
   "configs/mt5/base.py": (),
   "configs/qwen/distil.py": (),

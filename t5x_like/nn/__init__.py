@@ -17,7 +17,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   two_part_stack length_padding           a stack in two parts, sequences padded for devices
   shared_stack                            shared parameters
   disentangled hidden_states              shared vectors of distances, the states of several layers
-  lstm two_stream                         LSTMs, attention in two streams
+  two_stream                              attention in two streams
   convolution                             convolutions
   vocabulary_logits decode                logits computed in pieces, the state of decoding
 """

@@ -10,6 +10,7 @@ import tests.recipes.nano_decoder
 import tests.recipes.nano_encoder  # noqa: F401 -- registers the variants of the recipes
 from fine_tuning import fine_tuning
 from t5x_like import train
+from tests import topics
 from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -20,7 +21,7 @@ SHORT = (
   "--config.evals={}",
 )
 TOKENS = {"name": "tokens", "labels": 2}
-FEATURES = {"name": "bilstm", "head": TOKENS, "states": [0, -1], "hidden": 8, "dropout": 0.1}
+HEADS = {"tokens": TOKENS} | topics.cases("HEADS_ABOVE")
 
 
 @pytest.fixture(scope="module", params=["encoder", more.later("decoder")])
@@ -35,9 +36,7 @@ def pretrained(request, tmp_path_factory, compiled):
   return stack, workdir
 
 
-@pytest.mark.parametrize(
-  "head", [more.later(FEATURES), more.later(TOKENS)], ids=["bilstm", "tokens"]
-)
+@pytest.mark.parametrize("head", map(more.later, HEADS.values()), ids=list(HEADS))
 def test_a_head_changes_no_parameter_that_it_reads_and_layers_not_loaded_are_new(
   head, pretrained, tmp_path, capsys
 ):

@@ -19,6 +19,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.linear import Linear, matmul
 from t5x_like.objectives import decoder, encoder_decoder
+from tests import topics
 from tests.models import families
 
 
@@ -33,7 +34,7 @@ def multiplies_8_bits(model) -> dict[str, bool]:
 
 
 SAMPLE = ("t5", "llama", "bert", "switch", "deepseek")
-WITHOUT = ("lstm", "resnet", "convnext")
+WITHOUT = ("resnet", "convnext", *topics.cases("UNQUANTIZED_FAMILIES"))
 FAMILIES = [name for name in families.families() if name not in WITHOUT]
 
 

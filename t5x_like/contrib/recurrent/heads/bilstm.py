@@ -13,11 +13,11 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.design import Variant
+from t5x_like.contrib.recurrent.lstm import BiLstm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.hidden_states import LAST_STATE
-from t5x_like.nn.lstm import BiLstm
 from t5x_like.slots import PositiveInt, Rate
 
 

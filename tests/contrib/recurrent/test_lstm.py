@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like.contrib.recurrent.lstm import BiLstm, Lstm
 from t5x_like.nn import params
-from t5x_like.nn.lstm import BiLstm, Lstm
 
 B = 2
 T = 6

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
+from t5x_like.contrib.recurrent.lstm import BiLstm  # noqa: E402
 from t5x_like.nn import params  # noqa: E402
-from t5x_like.nn.lstm import BiLstm  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

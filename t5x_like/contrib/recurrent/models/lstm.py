@@ -13,11 +13,11 @@ from flax import nnx
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Variant
+from t5x_like.contrib.recurrent.lstm import Recurrence
 from t5x_like.errors import UserError
 from t5x_like.models import gpt
 from t5x_like.nn.block import Block
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.lstm import Recurrence
 
 DESIGN = replace(gpt.GPT1, position="none")
 
