@@ -74,16 +74,14 @@ class Attention(Layer):
     out_init = out_init or params.fan_in_normal(N * H)
     key_bias = "qkv" in biases
     qv_bias = key_bias or "qv" in biases
-    self.query = Linear(
-      (D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv_bias
-    )
-    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=key_bias)
-    self.value = Linear(
-      (D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv_bias
-    )
-    self.out = Linear(
-      (N * H, dims.embed), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases
-    )
+    out_bias = "out" in biases
+    q_axes = ("embed", "heads")
+    kv_axes = ("embed", "kv_heads")
+    out_axes = ("heads", "embed")
+    self.query = Linear((D, N * H), q_axes, query_init or init, rngs, unit=(1, H), bias=qv_bias)
+    self.key = Linear((D, K * H), kv_axes, init, rngs, unit=(1, H), bias=key_bias)
+    self.value = Linear((D, K * H), kv_axes, value_init or init, rngs, unit=(1, H), bias=qv_bias)
+    self.out = Linear((N * H, dims.embed), out_axes, out_init, rngs, unit=(H, 1), bias=out_bias)
     self.q_norm = q_norm or Identity()
     self.k_norm = k_norm or Identity()
     self.position = position or Position()
@@ -101,30 +99,50 @@ class Attention(Layer):
     """Return keys and values, each [B, S, K, H], from projections [B, S, K * H]."""
     k_BSKH = self.k_norm(self._heads(k_BSX, "activation_kv_heads"))
     v_BSKH = self._heads(v_BSX, "activation_kv_heads")
-    return name_activation(self.position.rotate(k_BSKH, pos_BS), "key"), name_activation(
-      v_BSKH, "value"
-    )
+    k_BSKH = self.position.rotate(k_BSKH, pos_BS)
+    k_BSKH = name_activation(k_BSKH, "key")
+    v_BSKH = name_activation(v_BSKH, "value")
+    return k_BSKH, v_BSKH
 
   def attend(
     self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
   ) -> jax.Array:
     """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
-    q_BTNH = self.position.rotate(self.q_norm(self._heads(q_BTX, "activation_heads")), mask.q_pos)
-    q_BTNH = name_activation(q_BTNH.reshape(q_BTX.shape) * self.scale, "query").reshape(
-      q_BTNH.shape
-    )
+    q_BTNH = self.q_norm(self._heads(q_BTX, "activation_heads"))
+    q_BTNH = self.position.rotate(q_BTNH, mask.q_pos)
+    scaled_BTX = q_BTNH.reshape(q_BTX.shape) * self.scale
+    scaled_BTX = name_activation(scaled_BTX, "query")
+    q_BTNH = scaled_BTX.reshape(q_BTNH.shape)
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    options = dict(scale=1.0, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
-    with jax.named_scope(CAUSAL_SCOPE if mask.causal and mask.k_prefix is None else "attention"):
+    with attention_scope(mask):
       o_BTNH = core(
-        q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, log_name=self.log_name, **options
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        mask,
+        bias,
+        self.position,
+        log_name=self.log_name,
+        scale=1.0,
+        softcap=self.softcap,
+        dropout=self.dropout,
+        key=subkey(key, 0),
       )
     o_BTNH = name_activation(o_BTNH.astype(q_BTX.dtype), "context")
-    return name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out")
+    o_BTX = o_BTNH.reshape(*o_BTNH.shape[:2], -1)
+    return name_activation(self.out(o_BTX), "attention_out")
 
-  def _heads(self, x: jax.Array, axis: str) -> jax.Array:
-    return constrain(x.reshape(*x.shape[:-1], -1, self.head_dim), "batch", "length", axis, None)
+  def _heads(self, x_BTX: jax.Array, axis: str) -> jax.Array:
+    """Split [B, T, heads * H] into [B, T, heads, H]; `axis` is the heads' logical axis."""
+    x_BTNH = x_BTX.reshape(*x_BTX.shape[:-1], -1, self.head_dim)
+    return constrain(x_BTNH, "batch", "length", axis, None)
+
+
+def attention_scope(mask: Mask):
+  """Return the named scope of the core's operations, by which the FLOP count tells causal ones."""
+  is_causal = mask.causal and mask.k_prefix is None
+  return jax.named_scope(CAUSAL_SCOPE if is_causal else "attention")
 
 
 class SelfAttention(Attention):
@@ -149,7 +167,8 @@ class SelfAttention(Attention):
       }
       k_BSKH = cache["k"].swapaxes(1, 2)
       v_BSKH = cache["v"].swapaxes(1, 2)
-    return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
+    y_BTD = self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key)
+    return y_BTD, {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     # A step's products read this layout.
@@ -184,16 +203,20 @@ class CrossAttention(Attention):
       k_BSKH = k_BKSH.swapaxes(1, 2)
       v_BSKH = v_BKSH.swapaxes(1, 2)
     q_BTX = self.query(x_BTD)
-    return self.attend(self.core, q_BTX, k_BSKH, v_BSKH, mask, None, key), {}, cache
+    y_BTD = self.attend(self.core, q_BTX, k_BSKH, v_BSKH, mask, None, key)
+    return y_BTD, {}, cache
 
   def _project_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Return the keys and values of the encoder's output, each [B, S, K, H]."""
     k_BSX, v_BSX = apply_jointly((self.key, self.value), memory_BSD)
     return self.keys_and_values(k_BSX, v_BSX, mask.k_pos)
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._project_memory(start.memory, start.memory_mask)
     dtype = cache_dtype(start.dtype)
-    return {"k": k_BSKH.swapaxes(1, 2).astype(dtype), "v": v_BSKH.swapaxes(1, 2).astype(dtype)}
+    k_BKSH = k_BSKH.swapaxes(1, 2).astype(dtype)
+    v_BKSH = v_BSKH.swapaxes(1, 2).astype(dtype)
+    return {"k": k_BKSH, "v": v_BKSH}
 
 
 def cache_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -70,9 +70,8 @@ class Conv(nnx.Module):
     dilation: int = 1,
   ):
     init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, for ReLU
-    self.kernel = params.param(
-      rngs, init, (size, size, inputs, outputs), (None, None, None, "embed")
-    )
+    shape = (size, size, inputs, outputs)
+    self.kernel = params.param(rngs, init, shape, (None, None, None, "embed"))
     self.stride = stride
     self.dilation = dilation
 
@@ -88,8 +87,10 @@ class StandardizedConv(Conv):
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     kernel = self.kernel[...] - jnp.mean(self.kernel[...], axis=(0, 1, 2))
-    kernel = kernel * jax.lax.rsqrt(jnp.mean(jnp.square(kernel), axis=(0, 1, 2)) + 1e-8)
-    return convolve(x_BYXC, kernel, self.stride, even_borders(x_BYXC, len(kernel), self.stride))
+    variance_C = jnp.mean(jnp.square(kernel), axis=(0, 1, 2))
+    kernel = kernel * jax.lax.rsqrt(variance_C + 1e-8)
+    borders = even_borders(x_BYXC, len(kernel), self.stride)
+    return convolve(x_BYXC, kernel, self.stride, borders)
 
 
 class FrozenBatchNorm(nnx.Module):
@@ -110,11 +111,14 @@ class FrozenBatchNorm(nnx.Module):
     self.epsilon = epsilon
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    bias = jax.lax.stop_gradient(self.bias[...])
-    mean = jax.lax.stop_gradient(self.mean[...])
-    variance = jax.lax.stop_gradient(self.variance[...])
-    scale = jax.lax.stop_gradient(self.scale[...]) * jax.lax.rsqrt(variance + self.epsilon)
-    return (x_BYXC.astype(jnp.float32) * scale + (bias - mean * scale)).astype(x_BYXC.dtype)
+    bias_C = jax.lax.stop_gradient(self.bias[...])
+    mean_C = jax.lax.stop_gradient(self.mean[...])
+    variance_C = jax.lax.stop_gradient(self.variance[...])
+    scale_C = jax.lax.stop_gradient(self.scale[...])
+    factor_C = scale_C * jax.lax.rsqrt(variance_C + self.epsilon)
+    scaled_BYXC = x_BYXC.astype(jnp.float32) * factor_C
+    y_BYXC = scaled_BYXC + (bias_C - mean_C * factor_C)
+    return y_BYXC.astype(x_BYXC.dtype)
 
 
 class GroupNorm(nnx.Module):
@@ -128,10 +132,13 @@ class GroupNorm(nnx.Module):
 
   @partial(jax.checkpoint, prevent_cse=False)  # keeps the input alone, as the norms of `nn.norm`
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    x = x_BYXC.astype(jnp.float32).reshape(*x_BYXC.shape[:3], self.groups, -1)
-    x = x - jnp.mean(x, axis=(1, 2, 4), keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=(1, 2, 4), keepdims=True) + self.epsilon)
-    return (x.reshape(x_BYXC.shape) * self.scale[...] + self.bias[...]).astype(x_BYXC.dtype)
+    axes = (1, 2, 4)  # all but images and groups
+    x32_BYXGc = x_BYXC.astype(jnp.float32).reshape(*x_BYXC.shape[:3], self.groups, -1)
+    centred_BYXGc = x32_BYXGc - jnp.mean(x32_BYXGc, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(centred_BYXGc), axis=axes, keepdims=True)
+    normed_BYXGc = centred_BYXGc * jax.lax.rsqrt(variance + self.epsilon)
+    y_BYXC = normed_BYXGc.reshape(x_BYXC.shape) * self.scale[...] + self.bias[...]
+    return y_BYXC.astype(x_BYXC.dtype)
 
 
 NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
@@ -144,6 +151,5 @@ def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: Borders) -> jax
   lowest = np.array(-np.inf, x_BYXC.dtype)
   window = (1, size, size, 1)
   strides = (1, stride, stride, 1)
-  return jax.lax.reduce_window(
-    x_BYXC, lowest, jax.lax.max, window, strides, ((0, 0), *borders, (0, 0))
-  )
+  padding = ((0, 0), *borders, (0, 0))
+  return jax.lax.reduce_window(x_BYXC, lowest, jax.lax.max, window, strides, padding)

@@ -18,7 +18,8 @@ class UnitNorm(nnx.Module):
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
     x32 = x_BTNH.astype(jnp.float32)
     square = jnp.sum(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x_BTNH.dtype)
+    unit32 = x32 * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
+    return unit32.astype(x_BTNH.dtype)
 
 
 class ScaledUnitNorm(UnitNorm):
@@ -31,5 +32,7 @@ class ScaledUnitNorm(UnitNorm):
     self.log_scale = params.param(rngs, params.constant(math.log(10)), (heads,), ("heads",))
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    scale_N1 = jnp.exp(jnp.minimum(self.log_scale[...], math.log(100)))[:, None]
-    return (super().__call__(x_BTNH.astype(jnp.float32)) * scale_N1).astype(x_BTNH.dtype)
+    log_scale_N = jnp.minimum(self.log_scale[...], math.log(100))
+    scale_N1 = jnp.exp(log_scale_N)[:, None]
+    unit32 = super().__call__(x_BTNH.astype(jnp.float32))
+    return (unit32 * scale_N1).astype(x_BTNH.dtype)

@@ -58,16 +58,19 @@ class DecodeState:
       (int32 [B, T] positions, state)
     """
     B, T = tokens_BT.shape
-    valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
+    if valid_BT is None:
+      valid_BT = jnp.ones((B, T), bool)
     order_BT = jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
-    q_pos = self.next_pos[:, None] + jnp.maximum(order_BT, 0)
-    pos = jax.lax.dynamic_update_slice(self.pos, jnp.where(valid_BT, q_pos, -1), (0, self.slot))
+    q_pos_BT = self.next_pos[:, None] + jnp.maximum(order_BT, 0)
+    slot_pos_BT = jnp.where(valid_BT, q_pos_BT, -1)
+    pos = jax.lax.dynamic_update_slice(self.pos, slot_pos_BT, (0, self.slot))
     prefix = self.prefix
     if prefix is not None and prefix_BT is not None:
       prefix = jax.lax.dynamic_update_slice(prefix, prefix_BT & valid_BT, (0, self.slot))
     next_pos = self.next_pos + jnp.sum(valid_BT, axis=1, dtype=jnp.int32)
-    state = dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix)
-    return q_pos, state
+    slot = self.slot + T
+    state = dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=slot, prefix=prefix)
+    return q_pos_BT, state
 
   def mask(self, q_pos_BT: jax.Array) -> Mask:
     """Return the mask from queries at these positions to the cache."""

@@ -45,9 +45,13 @@ class Dropout:
   def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
     if key is None or (not isinstance(self.rate, jax.Array) and self.rate == 0.0):
       return x
-    mask_shape = tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape))
-    keep, rate = dropout_mask(key, self.rate, mask_shape)
-    return jnp.where(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x)).astype(x.dtype)
+    mask_shape = list(x.shape)
+    for axis in self.shared:
+      if -axis <= x.ndim:
+        mask_shape[axis] = 1
+    keep, rate = dropout_mask(key, self.rate, tuple(mask_shape))
+    rescaled = x * (1.0 / (1.0 - rate))
+    return jnp.where(keep, rescaled, jnp.zeros_like(x)).astype(x.dtype)
 
 
 NO_DROPOUT = Dropout()
@@ -65,8 +69,10 @@ def dropout_mask(
     threshold = jnp.round(rate * 2**16).astype(jnp.int32)
   else:
     threshold = round(rate * 2**16)
-  row = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *[1] * (len(shape) - 1)), 0)
-  bits = hash_bits(jax.random.bits(key, (2,)).astype(jnp.int32), [row], (1, *shape[1:]))
+  row_shape = (shape[0], *[1] * (len(shape) - 1))
+  row = jax.lax.broadcasted_iota(jnp.int32, row_shape, 0)
+  seeds = jax.random.bits(key, (2,)).astype(jnp.int32)
+  bits = hash_bits(seeds, [row], (1, *shape[1:]))
   return bits & 0xFFFF >= threshold, threshold / 2**16
 
 
@@ -85,7 +91,9 @@ def hash_bits(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
   for axis, size in enumerate(shape):
     index = index * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
   for number in ids:
-    seeds = _mix(_mix(seeds[0], number), seeds[1]), _mix(seeds[1], number)
+    first = _mix(_mix(seeds[0], number), seeds[1])
+    second = _mix(seeds[1], number)
+    seeds = (first, second)
   return _mix(index ^ seeds[0], seeds[1])
 
 

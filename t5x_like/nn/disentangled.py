@@ -36,9 +36,8 @@ class DisentangledStack(Stack):
     copy_attributes(self, stack)
     attention = self.blocks.self_attention.layer
     self.blocks.self_attention.layer = DisentangledAttention(attention, buckets, max_distance)
-    self.distances = params.param(
-      rngs, init, (2 * buckets, attention.query.kernel.shape[-2]), (None, "embed")
-    )
+    width = attention.query.kernel.shape[-2]
+    self.distances = params.param(rngs, init, (2 * buckets, width), (None, "embed"))
     self.distance_norm = norm
 
   def bias(self, mask, batch: int) -> jax.Array:
@@ -64,17 +63,21 @@ class DisentangledAttention(SelfAttention):
     mask = context.mask
     q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
-    vectors_PD = self.dropout(context.bias, subkey(key, 1)).astype(x_BTD.dtype)
+    vectors_PD = self.dropout(context.bias, subkey(key, 1))
+    vectors_PD = vectors_PD.astype(x_BTD.dtype)
     r_q_PX, r_k_PX = apply_jointly((self.query, self.key), vectors_PD)
     r_q_PNH = r_q_PX.reshape(len(r_q_PX), -1, self.head_dim)
     r_k_PNH = r_k_PX.reshape(len(r_k_PX), -1, self.head_dim)
-    row_BTS = self.table_rows(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
+    distance_BTS = mask.q_pos[:, :, None] - mask.k_pos[:, None, :]
+    row_BTS = self.table_rows(distance_BTS)
     row_BST = jnp.swapaxes(row_BTS, 1, 2)
     q_BTNH = q_BTX.reshape(*q_BTX.shape[:2], -1, self.head_dim)
     by_query_BNTS = _select_products("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, row_BTS)
     by_key_BNST = _select_products("BSNH,PNH->BNSP", k_BSNH, r_q_PNH, row_BST)
-    bias_BNTS = self.scale * (by_query_BNTS + jnp.swapaxes(by_key_BNST, 2, 3))
-    return self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key), {}, None
+    by_key_BNTS = jnp.swapaxes(by_key_BNST, 2, 3)
+    bias_BNTS = self.scale * (by_query_BNTS + by_key_BNTS)
+    y_BTD = self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key)
+    return y_BTD, {}, None
 
   def table_rows(self, distance: jax.Array) -> jax.Array:
     """Return the row of each distance in the table.

@@ -29,7 +29,8 @@ class Embed(nnx.Module):
     V = self.table.shape[0]
     B, T = ids_BT.shape
     output_axes = ("batch", "length", "activation_embed")
-    gathers_table = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
+    token_ways = ways("batch") * ways("length")
+    gathers_table = ways("embed") > 1 and B * T > V * token_ways
     table_VD = self.table[...]
     if gathers_table:
       gathered_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed")
@@ -77,9 +78,12 @@ class Inputs(nnx.Module):
       if types_BT is None:
         types_BT = jnp.zeros_like(pos_BT)
       x_BTD = x_BTD + self.types(types_BT, x_BTD.dtype)
-    return self.project(self.dropout(self.embed_positions(x_BTD, pos_BT), key))
+    x_BTD = self.embed_positions(x_BTD, pos_BT)
+    x_BTD = self.dropout(x_BTD, key)
+    return self.project(x_BTD)
 
   def embed_positions(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    """Add the positions to the vectors, and norm the sum."""
     return self.norm(self.position.embed(x_BTD, pos_BT))
 
 
@@ -90,4 +94,6 @@ class Types(nnx.Module):
     self.table = params.param(rngs, init, (types, embed), (None, "embed"))
 
   def __call__(self, types_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return jnp.take(self.table[...], types_BT, axis=0, mode="clip").astype(dtype)
+    """Look up `types_BT`; return [B, T, D] in `dtype`."""
+    x_BTD = jnp.take(self.table[...], types_BT, axis=0, mode="clip")
+    return x_BTD.astype(dtype)

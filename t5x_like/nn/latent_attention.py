@@ -19,7 +19,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.nn.attention import CAUSAL_SCOPE, Attention, cache_dtype
+from t5x_like.nn.attention import Attention, attention_scope, cache_dtype
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout, subkey
@@ -30,6 +30,8 @@ from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import name_activation
 from t5x_like.parallel.constrain import constrain, gather
 from t5x_like.slots import PositiveFloat, PositiveInt
+
+_LATENT_KEY = "config.model.design.latent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,41 +93,28 @@ class LatentAttention(Attention):
     window: int | None = None,
     dropout: Dropout = NO_DROPOUT,
   ):
-    where = "config.model.design.latent"
-    self.sizes = sizes = Latent(**slots.fill(where, latent, Latent))
+    sizes = Latent(**slots.fill(_LATENT_KEY, latent, Latent))
+    _check_sizes(sizes, dims, q_norm, core)
     D = dims.embed
     N = dims.heads
     H = dims.head_dim
     R = sizes.rank
     V = sizes.value
-    if not 0 < sizes.rope < H or sizes.rope % 2:
-      raise UserError(
-        f"{where}.rope: found {sizes.rope}, expected an even number below the head width {H}"
-      )
-    if q_norm is not None or dims.kv_heads != N:
-      raise UserError(
-        f"{where}: found kv_heads, qk_norm or cosines, expected {N} key/value heads "
-        "and none of these"
-      )
-    if core is not None and not core.exact and V != H:
-      raise UserError(
-        f"{where}.value: found {V} with core {core.name!r}, expected the width of "
-        f"queries and keys, {H}"
-      )
     Q = sizes.query_rank
     bias = "qkv" in biases
-    self.query_down = Linear((D, Q), ("embed", None), init, rngs, bias=bias) if Q else None
+    out_bias = "out" in biases
+    down_axes = ("embed", None)
+    up_axes = ("embed", "heads")
+    unrotated = H - sizes.rope  # channels of a head
+    self.query_down = Linear((D, Q), down_axes, init, rngs, bias=bias) if Q else None
     self.query_norm = make_norm(Q, rngs) if Q else None
-    self.query = Linear((Q or D, N * H), ("embed", "heads"), query_init, rngs, unit=(1, H))
-    self.down = Linear((D, R + sizes.rope), ("embed", None), init, rngs, bias=bias)
+    self.query = Linear((Q or D, N * H), up_axes, query_init, rngs, unit=(1, H))
+    self.down = Linear((D, R + sizes.rope), down_axes, init, rngs, bias=bias)
     self.norm = make_norm(R, rngs)
-    self.key = Expansion(
-      (R, N * (H - sizes.rope)), ("embed", "heads"), init, rngs, unit=(1, H - sizes.rope)
-    )
-    self.value = Expansion((R, N * V), ("embed", "heads"), value_init, rngs, unit=(1, V))
-    self.out = Linear(
-      (N * V, D), ("heads", "embed"), out_init, rngs, unit=(V, 1), bias="out" in biases
-    )
+    self.key = Expansion((R, N * unrotated), up_axes, init, rngs, unit=(1, unrotated))
+    self.value = Expansion((R, N * V), up_axes, value_init, rngs, unit=(1, V))
+    self.out = Linear((N * V, D), ("heads", "embed"), out_init, rngs, unit=(V, 1), bias=out_bias)
+    self.sizes = sizes
     self.position = position or Position()
     self.core = core or Dense()
     self.scale = scale
@@ -155,11 +144,14 @@ class LatentAttention(Attention):
     """Attend with the keys and values of all heads: [B, T, N, value width]."""
     q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
     latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
-    k_BSNH = self._by_head(self.key(latent_BTR))
-    v_BSNH = name_activation(self._by_head(self.value(latent_BTR)), "value")
+    k_BSNH = self._split_by_head(self.key(latent_BTR))
+    v_BSNH = self._split_by_head(self.value(latent_BTR))
+    v_BSNH = name_activation(v_BSNH, "value")
     shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], self.sizes.rope))
-    k_BSNH = name_activation(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
-    q_BTNH = name_activation(jnp.concatenate([q_BTNH, rotated_q_BTNH], axis=-1), "query")
+    k_BSNH = jnp.concatenate([k_BSNH, shared_BSNH], axis=-1)
+    k_BSNH = name_activation(k_BSNH, "key")
+    q_BTNH = jnp.concatenate([q_BTNH, rotated_q_BTNH], axis=-1)
+    q_BTNH = name_activation(q_BTNH, "query")
     return self._run_core(self.core, q_BTNH, k_BSNH, v_BSNH, mask, context, key)
 
   def _attend_latents(
@@ -168,15 +160,18 @@ class LatentAttention(Attention):
     """Write new latents into the cache and attend to it: ([B, T, N, value width], cache)."""
     q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
     latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
-    new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1).astype(cache.dtype)
+    new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1)
+    new_BTX = new_BTX.astype(cache.dtype)
     cache = jax.lax.dynamic_update_slice(cache, new_BTX, (0, context.slot, 0))
-    q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, self._kernel(self.key, x_BTD.dtype))
+    key_kernel_RNH = self._gather_kernel(self.key, x_BTD.dtype)
+    q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, key_kernel_RNH)
     q_BTNX = jnp.concatenate([q_BTNR, rotated_q_BTNH], axis=-1)
     k_BS1X = cache[:, :, None]
     v_BS1R = k_BS1X[..., : -self.sizes.rope]
     core = self.core.for_decoding()
     o_BTNR = self._run_core(core, q_BTNX, k_BS1X, v_BS1R, mask, context, key)
-    o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, self._kernel(self.value, x_BTD.dtype))
+    value_kernel_RNH = self._gather_kernel(self.value, x_BTD.dtype)
+    o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, value_kernel_RNH)
     return o_BTNH, cache
 
   def _queries(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
@@ -188,26 +183,33 @@ class LatentAttention(Attention):
     rope = self.sizes.rope
     if self.query_down is not None:
       x_BTD = self.query_norm(self.query_down(x_BTD))
-    q_BTNH = self._by_head(self.query(x_BTD))
-    return q_BTNH[..., :-rope], self.position.rotate(q_BTNH[..., -rope:], mask.q_pos)
+    q_BTNH = self._split_by_head(self.query(x_BTD))
+    unrotated_BTNH = q_BTNH[..., :-rope]
+    rotated_BTNH = self.position.rotate(q_BTNH[..., -rope:], mask.q_pos)
+    return unrotated_BTNH, rotated_BTNH
 
   def _latents(self, x_BTD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
     """Return the latents of tokens and their rotated shared keys: [B, T, R], [B, T, 1, rope]."""
     rope = self.sizes.rope
     down_BTX = self.down(x_BTD)
     latent_BTR = self.norm(down_BTX[..., :-rope])
-    return latent_BTR, self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
+    shared_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
+    return latent_BTR, shared_BT1H
 
   def start_cache(self, start: CacheStart) -> jax.Array:
     shape = (start.batch, start.slots, self.sizes.rank + self.sizes.rope)
-    return constrain(jnp.zeros(shape, cache_dtype(start.dtype)), "batch", None, None)
+    zeros_BSX = jnp.zeros(shape, cache_dtype(start.dtype))
+    return constrain(zeros_BSX, "batch", None, None)
 
-  def _run_core(self, core: Core, q, k, v, mask: Mask, context: Context, key) -> jax.Array:
-    with jax.named_scope(CAUSAL_SCOPE if mask.causal and mask.k_prefix is None else "attention"):
-      o = core(
-        q,
-        k,
-        v,
+  def _run_core(
+    self, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, context: Context, key
+  ) -> jax.Array:
+    """Attend to keys and values of all heads, or to latents shared by them."""
+    with attention_scope(mask):
+      o_BTNH = core(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
         mask,
         context.bias,
         self.position,
@@ -217,17 +219,38 @@ class LatentAttention(Attention):
         dropout=self.dropout,
         key=subkey(key, 0),
       )
-    return name_activation(o.astype(q.dtype), "context")
+    return name_activation(o_BTNH.astype(q_BTNH.dtype), "context")
 
-  def _by_head(self, x_BTX: jax.Array) -> jax.Array:
+  def _split_by_head(self, x_BTX: jax.Array) -> jax.Array:
     x_BTNH = x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1)
     return constrain(x_BTNH, "batch", "length", "activation_heads", None)
 
-  def _kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
+  def _gather_kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
     """Return the kernel of an up-projection, [R, N, width]."""
     kernel = linear.without_adapter(merged=True).kernel
-    gathered_RX = gather(kernel[...].astype(dtype), kernel.axes[-2:])
+    kernel_RX = kernel[...].astype(dtype)
+    gathered_RX = gather(kernel_RX, kernel.axes[-2:])
     return gathered_RX.reshape(kernel.shape[-2], self.heads, -1)
+
+
+def _check_sizes(sizes: Latent, dims: Dims, q_norm: nnx.Module | None, core: Core | None) -> None:
+  """Raise UserError if the sizes of latents do not fit the heads, their norms or the core."""
+  N = dims.heads
+  H = dims.head_dim
+  if not 0 < sizes.rope < H or sizes.rope % 2:
+    raise UserError(
+      f"{_LATENT_KEY}.rope: found {sizes.rope}, expected an even number below the head width {H}"
+    )
+  if q_norm is not None or dims.kv_heads != N:
+    raise UserError(
+      f"{_LATENT_KEY}: found kv_heads, qk_norm or cosines, expected {N} key/value heads "
+      "and none of these"
+    )
+  if core is not None and not core.exact and sizes.value != H:
+    raise UserError(
+      f"{_LATENT_KEY}.value: found {sizes.value} with core {core.name!r}, expected the width of "
+      f"queries and keys, {H}"
+    )
 
 
 def make_latent_attention(design) -> Callable:

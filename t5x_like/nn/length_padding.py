@@ -38,11 +38,13 @@ def run_padded(
     x_BTD = jnp.pad(x_BTD, ((0, 0), (0, padding), (0, 0)))
     last_pos = jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), padding))
     pos_BT = jnp.concatenate([pos_BT, last_pos], axis=1)
-    valid = (jnp.arange(T + padding) < T)[None]
+    is_token = jnp.arange(T + padding) < T
+    valid = is_token[None]
   x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
   mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not padding)
   position_vectors = None
   if position is not None:
     position_vectors = position.embed(jnp.zeros_like(x_BTD), pos_BT)
-  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask, position_vectors=position_vectors), key=key)
+  context = Context(mask=mask, position_vectors=position_vectors)
+  x_BTD, aux, _ = stack(x_BTD, context, key=key)
   return x_BTD[:, :T], aux

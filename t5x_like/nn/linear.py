@@ -29,7 +29,9 @@ def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes)
 
 
 def _matmul_forward(x, kernel, dtype, axes):
-  return contract(x, gather(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
+  gathered_kernel = gather(kernel.astype(x.dtype), axes)
+  y = contract(x, gathered_kernel, x.ndim - 1, 0, dtype)
+  return y, (x, kernel)
 
 
 def _matmul_backward(dtype, axes, residuals, g):
@@ -40,7 +42,9 @@ def _matmul_backward(dtype, axes, residuals, g):
   is_transposed = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
 
   def kernel_gradient(x, g):
-    return product(g, x).T if is_transposed else product(x, g)
+    if is_transposed:
+      return product(g, x).T
+    return product(x, g)
 
   d_kernel = reduce_scatter(kernel_gradient, x, g, axes, TOKENS[: len(batch_axes)])
   gathered_kernel = gather(kernel.astype(x.dtype), axes)
@@ -76,9 +80,8 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.finish_product(
-      self.multiply(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x
-    )
+    y = self.multiply(x, self.kernel[...], x.dtype, self.kernel.axes[-2:])
+    return self.finish_product(y, x)
 
   def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
     """Complete the product `y` of `x` and the kernel: add the bias."""
@@ -97,15 +100,19 @@ class Linear(nnx.Module):
     Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product
     and one reduce-scatter replace several, and a small collective costs as much as a large one.
     """
-    axes = [layer.kernel.axes[-2:] for layer in layers]
-    input_axis = axes[0][0]
-    if ways(input_axis) == 1 or any(ways(output_axis) > 1 for _, output_axis in axes):
+    input_axis = layers[0].kernel.axes[-2]
+    outputs_are_split = any(ways(layer.kernel.axes[-1]) > 1 for layer in layers)
+    if ways(input_axis) == 1 or outputs_are_split:
       return [layer(x) for layer in layers]
     kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
+    widths = [kernel.shape[-1] for kernel in kernels]
     joined_kernel = jnp.concatenate(kernels, axis=-1)
-    y = layers[0].multiply(x, joined_kernel, x.dtype, (input_axis, None))
-    parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
-    return [layer.finish_product(part, x) for layer, part in zip(layers, parts, strict=True)]
+    joined_y = layers[0].multiply(x, joined_kernel, x.dtype, (input_axis, None))
+    parts = jax.lax.split(joined_y, widths, axis=joined_y.ndim - 1)
+    outputs = []
+    for layer, y in zip(layers, parts, strict=True):
+      outputs.append(layer.finish_product(y, x))
+    return outputs
 
 
 def apply_jointly(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
@@ -183,11 +190,14 @@ def contract(
 
   # On CPU, XLA has fast bfloat16 products (AMX: four times float32's rate) only with float32
   # results and without a batch axis.
-  wide = custom_vmap(lambda a, b: product(a, b, preferred_element_type=jnp.float32).astype(dtype))
+  @custom_vmap
+  def multiply_wide(a, b):
+    return product(a, b, preferred_element_type=jnp.float32).astype(dtype)
 
-  @wide.def_vmap
+  @multiply_wide.def_vmap
   def _(size, batched, a, b):
     in_axes = [0 if is_batched else None for is_batched in batched]
-    return jax.vmap(partial(product, preferred_element_type=dtype), in_axes)(a, b), True
+    multiply_batch = jax.vmap(partial(product, preferred_element_type=dtype), in_axes)
+    return multiply_batch(a, b), True
 
-  return wide(a, b)
+  return multiply_wide(a, b)

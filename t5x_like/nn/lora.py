@@ -101,7 +101,9 @@ def add_adapters(
         f"{', '.join(last_parts)}"
       )
   # Keys are numbered over all candidates, so that a layer's key does not depend on the targets.
-  keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(names))}
+  keys = {}
+  for number, name in enumerate(sorted(names)):
+    keys[name] = jax.random.fold_in(key, number)
 
   def adapt(name: str, linear: Linear) -> Linear:
     if name not in keys or not _matches(name, targets):

@@ -33,7 +33,8 @@ class RMSNorm(nnx.Module):
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    y32 = x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])
+    normed = x32 * jax.lax.rsqrt(mean_square + self.epsilon)
+    y32 = normed * (self.base + self.scale[...])
     return y32.astype(x_BTD.dtype)
 
 
@@ -55,7 +56,8 @@ class LayerNorm(nnx.Module):
     x32 = x_BTD.astype(jnp.float32)
     centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    y32 = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+    normed = centred * jax.lax.rsqrt(variance + self.epsilon)
+    y32 = normed * self.scale[...]
     if self.bias is not None:
       y32 = y32 + self.bias[...]
     return y32.astype(x_BTD.dtype)
@@ -68,7 +70,8 @@ class AllHeads(nnx.Module):
     self.norm = norm
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    return self.norm(x_BTNH.reshape(*x_BTNH.shape[:-2], -1)).reshape(x_BTNH.shape)
+    x_BTX = x_BTNH.reshape(*x_BTNH.shape[:-2], -1)
+    return self.norm(x_BTX).reshape(x_BTNH.shape)
 
 
 class LayerScale(nnx.Module):

@@ -36,13 +36,17 @@ def param(
     raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
   value = init(rngs.params(), shape, jnp.float32)
   stddev = getattr(init, "keywords", {}).get("stddev")
-  return nnx.Param(value, axes=axes, unit=unit or (1,) * len(shape), stddev=stddev)
+  unit = unit or (1,) * len(shape)
+  return nnx.Param(value, axes=axes, unit=unit, stddev=stddev)
 
 
 def normal(stddev: float) -> Callable:
-  return partial(
-    lambda key, shape, dtype, stddev: stddev * jax.random.normal(key, shape, dtype), stddev=stddev
-  )
+  """Return an initializer that draws from a normal distribution with mean 0."""
+  return partial(_draw_normal, stddev=stddev)
+
+
+def _draw_normal(key, shape, dtype, stddev: float) -> jax.Array:
+  return stddev * jax.random.normal(key, shape, dtype)
 
 
 def fan_in_normal(fan_in: int, gain: float = 1.0) -> Callable:

@@ -78,22 +78,10 @@ def run_pipeline(
   B = x_BTD.shape[0]
   M = pipeline.microbatches or math.gcd(stages, max(1, B // constrain.ways("batch")))
   _check(stages, rounds, layers, M, B)
-
-  def stack_stages(parameter: jax.Array) -> jax.Array:
-    """Reshape [all layers, ...] to [stages, rounds, layers of a stage and round, ...]."""
-    parts = parameter.reshape(rounds, stages, -1, *parameter.shape[1:])
-    return _split_over_stages(parts.swapaxes(0, 1))
-
-  stage = _Stage(stages, rounds, M, run_layers, MicrobatchRows.cut(context, B, M), context, key)
-  run_stage = stage.run
-  if rounds == 1:
-    run_stage = partial(run_stage, remat)
-  else:
-    run_stage = remat.wrap(partial(run_stage, KEEP_ALL), prevent_cse=False)
-  run_all_stages = jax.vmap(
-    run_stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers")
-  )
-  blocks = jax.tree.map(stack_stages, blocks)
+  rows = MicrobatchRows.divide(context, B, M)
+  stage = _Stage(stages, rounds, M, run_layers, rows, context, key)
+  run_all_stages = stage.run_all(remat)
+  blocks = jax.tree.map(partial(_stack_stages, stages, rounds), blocks)
   stage_S = jnp.arange(stages)
 
   def tick(carry, t):
@@ -102,7 +90,8 @@ def run_pipeline(
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, keepdims=False)
     state = _split_over_stages(state.at[0].set(first))
     state, aux = run_all_stages(blocks, stage_S, t, state)
-    state = _split_over_stages(jnp.roll(_split_over_stages(state), 1, axis=0))
+    state = jnp.roll(_split_over_stages(state), 1, axis=0)
+    state = _split_over_stages(state)
     # This microbatch has left the last stage, for another round or for good.
     finished = t - (stages - 1)
     slot = finished % M
@@ -111,14 +100,28 @@ def run_pipeline(
     waiting = jax.lax.dynamic_update_index_in_dim(waiting, output, slot, 0)
     return (state, waiting), aux
 
-  x = _cut_rows(x_BTD, M)
-  state = _split_over_stages(jnp.zeros((stages, *x.shape[1:]), x.dtype))
-  (_, x), aux = jax.lax.scan(tick, (state, x), jnp.arange(M * rounds + stages - 1))
-  # [ticks, stages, rounds, layers, ...] -> [all layers, ...], in their order
-  aux = jax.tree.map(lambda a: a.sum(0).swapaxes(0, 1).reshape(-1, *a.shape[4:]), aux)
+  x_MbTD = _divide_rows(x_BTD, M)
+  state_SbTD = _split_over_stages(jnp.zeros((stages, *x_MbTD.shape[1:]), x_MbTD.dtype))
+  ticks = jnp.arange(M * rounds + stages - 1)
+  (_, outputs_MbTD), aux = jax.lax.scan(tick, (state_SbTD, x_MbTD), ticks)
+  aux = jax.tree.map(_sum_ticks, aux)
   # Statistics now cover the tokens of all microbatches; scalars are averaged.
-  aux = {name: a if isinstance(a, Statistics) else a / M for name, a in aux.items()}
-  return _join_rows(x), aux, None
+  for name, value in aux.items():
+    if not isinstance(value, Statistics):
+      aux[name] = value / M
+  return _join_rows(outputs_MbTD), aux, None
+
+
+def _stack_stages(stages: int, rounds: int, parameter: jax.Array) -> jax.Array:
+  """Reshape [all layers, ...] to [stages, rounds, layers of a stage and round, ...]."""
+  parts = parameter.reshape(rounds, stages, -1, *parameter.shape[1:])
+  return _split_over_stages(parts.swapaxes(0, 1))
+
+
+def _sum_ticks(aux: jax.Array) -> jax.Array:
+  """Sum [ticks, stages, rounds, layers, ...] to [all layers, ...], in their order."""
+  by_round = aux.sum(0).swapaxes(0, 1)
+  return by_round.reshape(-1, *aux.shape[4:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,31 +142,44 @@ class _Stage:
   context: Context
   key: jax.Array | None
 
+  def run_all(self, remat: Remat) -> Callable:
+    """Return a function of one tick of all stages."""
+    if self.rounds == 1:
+      run_stage = partial(self.run, remat)
+    else:
+      run_stage = remat.wrap(partial(self.run, KEEP_ALL), prevent_cse=False)
+    stage_axes = constrain.mesh_axes("layers")
+    return jax.vmap(run_stage, in_axes=(0, 0, None, 0), spmd_axis_name=stage_axes)
+
   def run(self, remat: Remat, blocks_R, stage, tick, x):
     """Return the stage's next state and its layers' aux, [rounds, layers, ...]."""
     turns = self.microbatches * self.rounds
     turn = tick - stage  # index of this stage's turn; out of range while it idles
     is_busy = (turn >= 0) & (turn < turns)
     turn = jnp.clip(turn, 0, turns - 1)
-    m = turn % self.microbatches
-    r = turn // self.microbatches
+    microbatch = turn % self.microbatches
+    current_round = turn // self.microbatches
     if self.rounds == 1:
       # Every tick uses the same weights: indexing would save a copy per tick for the backward pass.
-      blocks = jax.tree.map(lambda w: w[0], blocks_R)
+      blocks = jax.tree.map(lambda w_R: w_R[0], blocks_R)
     else:
-      blocks = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
-    key = subkey(subkey(self.key, m), r * self.stages + stage)
-    context = self.rows.context(self.context, m)
+      select = partial(jax.lax.dynamic_index_in_dim, index=current_round, keepdims=False)
+      blocks = jax.tree.map(select, blocks_R)
+    microbatch_key = subkey(self.key, microbatch)
+    key = subkey(microbatch_key, current_round * self.stages + stage)
+    context = self.rows.context(self.context, microbatch)
     x, aux, _ = self.run_layers(blocks, x, context, key, remat)
-    is_round_R = (jnp.arange(self.rounds) == r) & is_busy
+    is_round_R = (jnp.arange(self.rounds) == current_round) & is_busy
 
-    def place_in_round(a: jax.Array) -> jax.Array:
-      return jnp.where(is_round_R.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a))
+    def place_in_round(value: jax.Array) -> jax.Array:
+      is_round = is_round_R.reshape(-1, *[1] * value.ndim)
+      return jnp.where(is_round, value, jnp.zeros_like(value))
 
     return x, jax.tree.map(place_in_round, aux)
 
 
 def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:
+  """Raise UserError if the schedule does not fit the layers or the rows."""
   if layers % (stages * rounds):
     raise UserError(
       f"config.model.pipeline: found {layers} layers (or periods of them), expected a multiple of "
@@ -181,15 +197,16 @@ def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) 
     )
 
 
-def _cut_rows(x: jax.Array, parts: int) -> jax.Array:
-  """Cut [B, ...] into [parts, B / parts, ...]; every device keeps its rows."""
-  x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
-  return constrain.constrain(x, None, "batch")
+def _divide_rows(x: jax.Array, parts: int) -> jax.Array:
+  """Divide [B, ...] into [parts, B / parts, ...]; every device keeps its rows."""
+  by_place = x.reshape(x.shape[0] // parts, parts, *x.shape[1:])
+  return constrain.constrain(jnp.swapaxes(by_place, 0, 1), None, "batch")
 
 
 def _join_rows(x: jax.Array) -> jax.Array:
-  """Undo `_cut_rows`."""
-  return constrain.constrain(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), "batch")
+  """Undo `_divide_rows`."""
+  by_place = jnp.swapaxes(x, 0, 1)
+  return constrain.constrain(by_place.reshape(-1, *x.shape[2:]), "batch")
 
 
 def _split_over_stages(x: jax.Array) -> jax.Array:
@@ -198,7 +215,7 @@ def _split_over_stages(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchRows:
-  """The arrays of a context with a row per example, each cut to [M, B / M, ...].
+  """The arrays of a context with a row per example, each divided into [M, B / M, ...].
 
   Attributes:
     arrays: the arrays by their leaf index in the tree of `_fields_by_row`.
@@ -207,18 +224,19 @@ class MicrobatchRows:
   arrays: dict[int, jax.Array]
 
   @classmethod
-  def cut(cls, context: Context, batch: int, parts: int) -> "MicrobatchRows":
+  def divide(cls, context: Context, batch: int, parts: int) -> "MicrobatchRows":
+    """Divide the arrays of a context that have `batch` rows into `parts` microbatches."""
     arrays = {}
-    for i, x in enumerate(jax.tree.leaves(_fields_by_row(context))):
-      if x.shape[0] == batch:
-        arrays[i] = _cut_rows(x, parts)
+    for index, leaf in enumerate(jax.tree.leaves(_fields_by_row(context))):
+      if leaf.shape[0] == batch:
+        arrays[index] = _divide_rows(leaf, parts)
     return cls(arrays)
 
   def context(self, context: Context, part) -> Context:
     """Return the context of one microbatch."""
     leaves, treedef = jax.tree.flatten(_fields_by_row(context))
-    for i, x in self.arrays.items():
-      leaves[i] = jax.lax.dynamic_index_in_dim(x, part, keepdims=False)
+    for index, rows in self.arrays.items():
+      leaves[index] = jax.lax.dynamic_index_in_dim(rows, part, keepdims=False)
     return dataclasses.replace(context, **treedef.unflatten(leaves))
 
 

@@ -39,38 +39,52 @@ class SharedStack(Stack):
         "config.mesh.stage: layers that share parameters are not split over stages; set it to 1"
       )
     size = self.repeats // len(self.times)
-    keys_L = None if key is None else jax.random.split(key, sum(self.times) * size)
+    keys_L = None
+    if key is not None:
+      keys_L = jax.random.split(key, sum(self.times) * size)
     outputs = []
-    start = 0
+    first_layer = 0
     for group, times in enumerate(self.times):
       if times == 0:
         continue
+      layers = times * size
       keys_NG = None
       if keys_L is not None:
-        keys_NG = keys_L[start : start + times * size].reshape(times, size)
-      group_blocks = [_block(blocks, index) for index in range(group * size, (group + 1) * size)]
+        group_keys_L = keys_L[first_layer : first_layer + layers]
+        keys_NG = group_keys_L.reshape(times, size)
+      first_block = group * size
+      group_blocks = [_block(blocks, index) for index in range(first_block, first_block + size)]
       x_BTD, output = self._repeat(group_blocks, x_BTD, context, keys_NG, times, remat)
       outputs.append(output)
-      start += times * size
+      first_layer += layers
     aux_L, cache = jax.tree.map(lambda *groups: jnp.concatenate(groups), *outputs)
     return x_BTD, aux_L, cache
 
   def _repeat(self, group: list, x_BTD, context, keys_NG, times: int, remat: Remat):
     """Run blocks one after another, several times; return (x, their outputs, one a layer)."""
 
+    context = dataclasses.replace(context, depth=None)
+
     def body(x_BTD, repetition):
       _, keys_G = repetition
       outputs = []
       for number, block in enumerate(group):
         layer_key = None if keys_G is None else keys_G[number]
-        x_BTD, *output = block(x_BTD, dataclasses.replace(context, depth=None), None, layer_key)
+        x_BTD, *output = block(x_BTD, context, None, layer_key)
         outputs.append(output)
       return x_BTD, jax.tree.map(lambda *layers: jnp.stack(layers), *outputs)
 
-    x_BTD, outputs = self.scan_layers(body, x_BTD, (jnp.arange(times), keys_NG), remat)
-    return x_BTD, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+    repetitions = (jnp.arange(times), keys_NG)
+    x_BTD, outputs = self.scan_layers(body, x_BTD, repetitions, remat)
+    return x_BTD, jax.tree.map(_join_repetitions, outputs)
+
+
+def _join_repetitions(leaf: jax.Array) -> jax.Array:
+  """Reshape [repetitions, layers of a group, ...] to [layers, ...]."""
+  return leaf.reshape(-1, *leaf.shape[2:])
 
 
 def _block(blocks: tuple, index: int) -> nnx.Module:
+  """Return one of several stacked blocks, without its depths."""
   block, _ = jax.tree.map(lambda leaf: leaf[index], blocks)
   return block

@@ -24,11 +24,12 @@ from t5x_like.parallel.constrain import ways
 class Stack(nnx.Module):
   """Embeddings in, normalised activations out.
 
-  Args: make_block: builds one block from its own `nnx.Rngs`. repeats: number of blocks; if layers
-    differ, a block holds one period of them. position: the scheme that the layers share.
+  Args:
+    make_block: builds one block from its own `nnx.Rngs`.
+    repeats: number of blocks; if layers differ, a block holds one period of them.
+    position: the scheme that the layers share.
     piecewise_bias_above: number of logits (T * S) above which layers receive the scheme itself
-    instead of
-      its bias, for cores that compute it piece by piece; None for never.
+      instead of its bias, for cores that compute it piece by piece; None for never.
     final_norm: applied to the output of the last block.
     remat: activations kept for the backward pass.
     pipeline: schedule of microbatches, where layers are split over stages.
@@ -91,8 +92,10 @@ class Stack(nnx.Module):
       run = partial(run_pipeline, self.pipeline, self._run)
     depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
     x_BTD, aux, cache = run((self.blocks, depths), x_BTD, context, subkey(key, 0), remat, cache)
-    aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
-    return self.dropout(self.final_norm(x_BTD), subkey(key, 1)), aux, cache
+    if aux:
+      aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux))
+    x_BTD = self.dropout(self.final_norm(x_BTD), subkey(key, 1))
+    return x_BTD, aux, cache
 
   def _run(
     self,
@@ -110,9 +113,8 @@ class Stack(nnx.Module):
     """
     repeats = jax.tree.leaves(blocks)[0].shape[0]
     keys_L = None if key is None else jax.random.split(key, repeats)
-    wrap = partial(
-      remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1
-    )  # see `scan_layers`
+    is_unrolled = self.layers == "loop" or repeats == 1  # see `scan_layers`
+    wrap = partial(remat.wrap, prevent_cse=is_unrolled)
 
     def body(x_BTD, layer):
       (block, depth), layer_cache, layer_key = layer

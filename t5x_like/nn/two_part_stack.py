@@ -17,9 +17,9 @@ from t5x_like.nn.stack import Stack
 class TwoPartStack(nnx.Module):
   """A stack in two parts, called like one; its cache has one for each."""
 
-  def __init__(self, first: Stack, rest: Stack):
+  def __init__(self, first: Stack, second: Stack):
     self.first = first
-    self.rest = rest
+    self.rest = second  # a name in checkpoints
 
   def __call__(
     self,
@@ -72,10 +72,10 @@ def build_two_part_stack(parts, rngs: nnx.Rngs) -> TwoPartStack:
     )
   dense_design = dataclasses.replace(design, experts=None, dense_layers=0)
   dense_dims = dataclasses.replace(parts.dims, layers=dense)
-  first = dataclasses.replace(parts, design=dense_design, dims=dense_dims).stack(rngs)
-  first.final_norm = Identity()
-  first.dropout = NO_DROPOUT
+  dense_stack = dataclasses.replace(parts, design=dense_design, dims=dense_dims).stack(rngs)
+  dense_stack.final_norm = Identity()
+  dense_stack.dropout = NO_DROPOUT
   expert_design = dataclasses.replace(design, dense_layers=0)
   expert_dims = dataclasses.replace(parts.dims, layers=layers - dense)
-  rest = dataclasses.replace(parts, design=expert_design, dims=expert_dims).stack(rngs)
-  return TwoPartStack(first, rest)
+  expert_stack = dataclasses.replace(parts, design=expert_design, dims=expert_dims).stack(rngs)
+  return TwoPartStack(dense_stack, expert_stack)

@@ -44,11 +44,14 @@ class StreamMask(Mask):
   k_types: jax.Array | None = None
 
   def dense(self) -> jax.Array | None:
-    allowed = super().dense()
+    allowed_BNTS = super().dense()
     if self.q_order is None:
-      return allowed
-    in_order = (self.k_order[:, None, :] <= self.q_order[:, :, None])[:, None]
-    return in_order if allowed is None else in_order & allowed
+      return allowed_BNTS
+    in_order_BTS = self.k_order[:, None, :] <= self.q_order[:, :, None]
+    in_order_B1TS = in_order_BTS[:, None]
+    if allowed_BNTS is None:
+      return in_order_B1TS
+    return in_order_B1TS & allowed_BNTS
 
 
 jax.tree_util.register_dataclass(StreamMask)
@@ -63,13 +66,13 @@ class TwoStreamAttention(SelfAttention):
 
   def __init__(self, dims: Dims, rngs, *, init: Callable, **options):
     super().__init__(dims, rngs, init=init, **options)
-    N = dims.heads
     H = dims.head_dim
-    self.relative = Linear((dims.embed, N * H), ("embed", "heads"), init, rngs, unit=(1, H))
-    self.content_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
-    self.position_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
-    self.type_bias = params.param(rngs, init, (N * H,), ("heads",), (H,))
-    self.types = params.param(rngs, init, (2, N * H), (None, "heads"), (1, H))
+    X = dims.heads * H
+    self.relative = Linear((dims.embed, X), ("embed", "heads"), init, rngs, unit=(1, H))
+    self.content_bias = params.param(rngs, init, (X,), ("heads",), (H,))
+    self.position_bias = params.param(rngs, init, (X,), ("heads",), (H,))
+    self.type_bias = params.param(rngs, init, (X,), ("heads",), (H,))
+    self.types = params.param(rngs, init, (2, X), (None, "heads"), (1, H))
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, None); `context.mask` is a `StreamMask`."""
@@ -80,22 +83,28 @@ class TwoStreamAttention(SelfAttention):
     q_BTX = self.query(x_BTD)
     k_BSX, v_BSX = apply_jointly((self.key, self.value), x_BTD[:, :S])
     k_BSNH, v_BSNH = self.keys_and_values(k_BSX, v_BSX, mask.k_pos)
-    u = self.content_bias[...].astype(dtype)
-    v = self.position_bias[...].astype(dtype)
-    w = self.type_bias[...].astype(dtype)
-    vectors_PD = self.dropout(sinusoids(jnp.arange(1 - S, S), D).astype(dtype), subkey(key, 1))
+    content_bias_X = self.content_bias[...].astype(dtype)
+    position_bias_X = self.position_bias[...].astype(dtype)
+    type_bias_X = self.type_bias[...].astype(dtype)
+    vectors_PD = sinusoids(jnp.arange(1 - S, S), D).astype(dtype)
+    vectors_PD = self.dropout(vectors_PD, subkey(key, 1))
     relative_PNH = self._split_heads(self.relative(vectors_PD))
     types_CNH = self._split_heads(self.types[...].astype(dtype))
-    by_distance_BNTP = wide_einsum("BTNH,PNH->BNTP", self._split_heads(q_BTX + v), relative_PNH)
-    by_type_BNT2 = wide_einsum("BTNH,CNH->BNTC", self._split_heads(q_BTX + w), types_CNH)
+    position_q_BTNH = self._split_heads(q_BTX + position_bias_X)
+    by_distance_BNTP = wide_einsum("BTNH,PNH->BNTP", position_q_BTNH, relative_PNH)
+    type_q_BTNH = self._split_heads(q_BTX + type_bias_X)
+    by_type_BNT2 = wide_einsum("BTNH,CNH->BNTC", type_q_BTNH, types_CNH)
     distance_BTS = mask.q_pos[:, :, None] - mask.k_pos[:, None, :]
     row_BTS = jnp.clip(distance_BTS + S - 1, 0, 2 * S - 2)
     row_BNTS = jnp.broadcast_to(row_BTS[:, None], (*by_type_BNT2.shape[:3], S))
     differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
     bias_BNTS = jnp.take_along_axis(by_distance_BNTP, row_BNTS, axis=-1)
-    bias_BNTS += jnp.where(differ_BTS[:, None], by_type_BNT2[..., 1:], by_type_BNT2[..., :1])
+    same_BNT1 = by_type_BNT2[..., :1]
+    different_BNT1 = by_type_BNT2[..., 1:]
+    bias_BNTS += jnp.where(differ_BTS[:, None], different_BNT1, same_BNT1)
     bias_BNTS = self.scale * bias_BNTS
-    y_BTD = self.attend(self.core, q_BTX + u, k_BSNH, v_BSNH, mask, bias_BNTS, key)
+    content_q_BTX = q_BTX + content_bias_X
+    y_BTD = self.attend(self.core, content_q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key)
     return y_BTD, {}, None
 
   def _split_heads(self, x: jax.Array) -> jax.Array:

@@ -19,9 +19,8 @@ class Convolution(nnx.Module):
   """A 3 x 3 convolution with a bias. A stride of 1 keeps the size; 2 halves it, rounded up."""
 
   def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
-    self.kernel = params.param(
-      rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4
-    )
+    init = params.fan_in_normal(9 * inputs)
+    self.kernel = params.param(rngs, init, (3, 3, inputs, outputs), (None, None, None, None))
     self.bias = params.param(rngs, params.zeros, (outputs,), (None,))
     self.stride = stride
 
@@ -37,7 +36,8 @@ class Depthwise(nnx.Module):
   """
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
-    self.kernel = params.param(rngs, params.fan_in_normal(9), (3, 3, channels), (None,) * 3)
+    init = params.fan_in_normal(9)
+    self.kernel = params.param(rngs, init, (3, 3, channels), (None, None, None))
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     _, Y, X, _ = x_BYXC.shape
@@ -46,7 +46,8 @@ class Depthwise(nnx.Module):
     total = 0
     for dy in range(3):
       for dx in range(3):
-        total = total + x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx]
+        shifted_BYXC = x_BYXC[:, dy : dy + Y, dx : dx + X]
+        total = total + shifted_BYXC * kernel[dy, dx]
     return total
 
 
@@ -54,16 +55,16 @@ class SqueezeExcite(nnx.Module):
   """A gate for each channel: `x sigmoid(up(gelu(down(mean of x))))` (Hu et al. 2018)."""
 
   def __init__(self, channels: int, squeezed: int, rngs: nnx.Rngs):
-    self.down = Linear(
-      (channels, squeezed), (None, None), params.fan_in_normal(channels), rngs, bias=True
-    )
-    self.up = Linear(
-      (squeezed, channels), (None, None), params.fan_in_normal(squeezed), rngs, bias=True
-    )
+    axes = (None, None)
+    init = params.fan_in_normal
+    self.down = Linear((channels, squeezed), axes, init(channels), rngs, bias=True)
+    self.up = Linear((squeezed, channels), axes, init(squeezed), rngs, bias=True)
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    gate_BC = self.up(gelu(self.down(x_BYXC.mean(axis=(1, 2)))))
-    return x_BYXC * jax.nn.sigmoid(gate_BC)[:, None, None]
+    mean_BC = x_BYXC.mean(axis=(1, 2))
+    hidden_BC = gelu(self.down(mean_BC))
+    gate_BC = jax.nn.sigmoid(self.up(hidden_BC))
+    return x_BYXC * gate_BC[:, None, None]
 
 
 class MbConv(nnx.Module):
@@ -102,10 +103,14 @@ class MbConv(nnx.Module):
     if self.project is not None:
       y_BYXC = y_BYXC[:, ::2, ::2]
       x_BYXC = apply_per_cell(self.project, max_pool_2x2(x_BYXC))
-    y_BYXC = gelu(self.expand_norm(apply_per_cell(self.expand, y_BYXC)))
-    y_BYXC = self.gate(gelu(self.depthwise_norm(self.depthwise(y_BYXC))))
+    y_BYXC = apply_per_cell(self.expand, y_BYXC)
+    y_BYXC = gelu(self.expand_norm(y_BYXC))
+    y_BYXC = self.depthwise(y_BYXC)
+    y_BYXC = gelu(self.depthwise_norm(y_BYXC))
+    y_BYXC = self.gate(y_BYXC)
     y_BYXC = apply_per_cell(self.shrink, y_BYXC)
-    return x_BYXC + Dropout(self.drop_path, (-3, -2, -1))(y_BYXC, key)
+    drop_path = Dropout(self.drop_path, (-3, -2, -1))
+    return x_BYXC + drop_path(y_BYXC, key)
 
 
 def max_pool_2x2(x_BYXC: jax.Array) -> jax.Array:
@@ -119,4 +124,5 @@ def max_pool_2x2(x_BYXC: jax.Array) -> jax.Array:
 def apply_per_cell(layer, x_BYXC: jax.Array) -> jax.Array:
   """Apply a layer for sequences to each cell by itself."""
   B, Y, X, _ = x_BYXC.shape
-  return layer(x_BYXC.reshape(B, Y * X, -1)).reshape(B, Y, X, -1)
+  y_BTC = layer(x_BYXC.reshape(B, Y * X, -1))
+  return y_BTC.reshape(B, Y, X, -1)

@@ -25,7 +25,8 @@ def gelu(x: jax.Array) -> jax.Array:
   packs bit by bit.
   """
   x32 = x.astype(jnp.float32)
-  return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * 0.5**0.5))).astype(x.dtype)
+  y32 = 0.5 * x32 * (1.0 + jax.lax.erf(x32 * 0.5**0.5))
+  return y32.astype(x.dtype)
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
@@ -33,12 +34,13 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
   return x * jax.nn.sigmoid(1.702 * x)
 
 
-def _clamped_gate(gate: jax.Array) -> jax.Array:
+def _clamp_gate(gate: jax.Array) -> jax.Array:
   """Compute gpt-oss's gate, at most 7 (OpenAI 2025, gpt-oss model card, section 2.3)."""
   return _quick_gelu(jnp.minimum(gate, 7.0))
 
 
-def _clamped_plus_one(x: jax.Array) -> jax.Array:
+def _clamp_and_add_one(x: jax.Array) -> jax.Array:
+  """Compute the factor that gpt-oss's gate multiplies."""
   return jnp.clip(x, -7.0, 7.0) + 1.0
 
 
@@ -54,7 +56,7 @@ ACTIVATIONS = {
   "geglu": (gelu, True),
   "geglu_tanh": (_gelu_tanh, True),
   "swiglu": (jax.nn.silu, True),
-  "swiglu_clamped": (_clamped_gate, _clamped_plus_one),
+  "swiglu_clamped": (_clamp_gate, _clamp_and_add_one),
 }
 
 

@@ -48,7 +48,8 @@ class NoisyRouter(Router):
     self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False
   ):
     super().__init__(embed, experts, rngs, init=params.zeros, bias=bias)
-    self.noise = params.param(rngs, params.zeros, (embed, experts.experts), ("embed", None))
+    noise_shape = (embed, experts.experts)
+    self.noise = params.param(rngs, params.zeros, noise_shape, ("embed", None))
     if not self.normalise:
       raise UserError(
         f"config.model.design.experts.router: found 'noisy_top_k' with top_k={experts.top_k} and "
@@ -61,12 +62,14 @@ class NoisyRouter(Router):
       routing = self.choose(clean_BTE)
       E = clean_BTE.shape[-1]
       one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, E, dtype=jnp.float32)
-      return NoisyRouting(**vars(routing), chances_BTE=jnp.sum(one_hot_BTkE, axis=2))
+      chances_BTE = jnp.sum(one_hot_BTkE, axis=2)
+      return NoisyRouting(**vars(routing), chances_BTE=chances_BTE)
     deviation_BTE = jax.nn.softplus(product(self.noise[...]))
     noise_BTE = jax.random.normal(subkey(key, 1), clean_BTE.shape, jnp.float32)
     noisy_BTE = clean_BTE + deviation_BTE * noise_BTE
     chances_BTE = _chances(clean_BTE, noisy_BTE, deviation_BTE, self.top_k)
-    return NoisyRouting(**vars(self.choose(noisy_BTE)), chances_BTE=chances_BTE)
+    routing = self.choose(noisy_BTE)
+    return NoisyRouting(**vars(routing), chances_BTE=chances_BTE)
 
   def statistics(self, routing, valid_BT, dropped, experts) -> dict[str, Statistics]:
     return {"load": GateLoad.from_routing(routing, valid_BT, dropped, experts)}
@@ -83,7 +86,8 @@ def _chances(
   next_BT1 = highest[..., k:]
   # The k-th largest of the other experts: the next one for an expert that is among the k itself.
   threshold_BTE = jnp.where(noisy_BTE > next_BT1, next_BT1, kth_BT1)
-  return jax.scipy.stats.norm.cdf((clean_BTE - threshold_BTE) / deviation_BTE)
+  standardised_BTE = (clean_BTE - threshold_BTE) / deviation_BTE
+  return jax.scipy.stats.norm.cdf(standardised_BTE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +113,19 @@ class GateLoad(Statistics):
   def from_routing(
     cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "GateLoad":
-    one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
-    importance_E = sum_valid(jnp.einsum("BTkE,BTk->BTE", one_hot, routing.gates_BTk), valid_BT)
-    chosen_E = sum_valid(jnp.sum(one_hot, axis=2), valid_BT)
-    load_E = sum_valid(routing.chances_BTE, valid_BT)
-    return cls(importance_E, load_E, chosen_E, dropped, experts.importance_loss, experts.load_loss)
+    one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
+    importance_BTE = jnp.einsum("BTkE,BTk->BTE", one_hot_BTkE, routing.gates_BTk)
+    importance_E = sum_valid(importance_BTE, valid_BT)
+    chosen_BTE = jnp.sum(one_hot_BTkE, axis=2)
+    chosen_E = sum_valid(chosen_BTE, valid_BT)
+    return cls(
+      importance_E=importance_E,
+      load_E=sum_valid(routing.chances_BTE, valid_BT),
+      chosen_E=chosen_E,
+      dropped=dropped,
+      importance_loss=experts.importance_loss,
+      load_loss=experts.load_loss,
+    )
 
   def scalars(self) -> dict[str, jax.Array]:
     """Return the losses, times their factors, and the metrics of `load_metrics`.
@@ -122,16 +134,17 @@ class GateLoad(Statistics):
     appendix A, equation 11), 0 if all experts matter equally.
     """
     choices = jnp.maximum(jnp.sum(self.chosen_E), 1.0)
-    return {
-      "moe_importance_loss": self.importance_loss * _squared_variation(self.importance_E),
-      "moe_load_loss": self.load_loss * _squared_variation(self.load_E),
-      **load_metrics(self.chosen_E, choices, self.dropped / choices),
-    }
+    importance_loss = self.importance_loss * _relative_variance(self.importance_E)
+    load_loss = self.load_loss * _relative_variance(self.load_E)
+    metrics = load_metrics(self.chosen_E, choices, self.dropped / choices)
+    return {"moe_importance_loss": importance_loss, "moe_load_loss": load_loss, **metrics}
 
 
 jax.tree_util.register_dataclass(GateLoad)
 
 
-def _squared_variation(sums_E: jax.Array) -> jax.Array:
+def _relative_variance(sums_E: jax.Array) -> jax.Array:
   """Return variance / mean^2, 0 for a batch of padding."""
-  return jnp.var(sums_E) / jnp.maximum(jnp.square(jnp.mean(sums_E)), 1e-10)
+  variance = jnp.var(sums_E)
+  squared_mean = jnp.square(jnp.mean(sums_E))
+  return variance / jnp.maximum(squared_mean, 1e-10)

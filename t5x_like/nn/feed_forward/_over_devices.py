@@ -114,25 +114,17 @@ def dispatch(
       "config.model.design.experts.dispatch=capacity"
     )
   layer_arrays = params.arrays(layer)
-  expert_arrays = {}
-  expert_specs = {}
-  for name, param in params.named_params(layer).items():
-    param_axes = _axes(param)
-    if param_axes[0] != "expert":  # the router and the shared experts stay
-      continue
-    added = 1  # number of devices whose results are added
-    if "mlp" not in param_axes:
-      added = math.prod(mesh.shape[axis] for axis in axes.mlp)
-    # Parameters are gathered in the compute dtype.
-    expert_arrays[name] = (layer_arrays[name] / added).astype(x_BTD.dtype)
-    expert_specs[name] = _spec(param_axes, axes)
-  token_spec = PartitionSpec(*(part or None for part in axes.tokens), None)
+  expert_arrays, expert_specs = _expert_parameters(layer, mesh, axes, x_BTD.dtype)
+  batch_axes, length_axes = axes.tokens
+  token_spec = PartitionSpec(batch_axes or None, length_axes or None, None)
 
   def apply_experts(arrays, rows_RD, sizes_E):
     with use_layout(None):
       device_layer = params.with_arrays(layer, layer_arrays | arrays)
       y_RD = apply(device_layer, rows_RD, sizes_E)
-    return jax.lax.psum(y_RD, axes.mlp) if axes.mlp else y_RD
+    if axes.mlp:
+      y_RD = jax.lax.psum(y_RD, axes.mlp)
+    return y_RD
 
   def run_on_device(x_BTD, experts_BTk, gates_BTk, arrays):
     product = partial(apply_experts, arrays)
@@ -151,6 +143,29 @@ def dispatch(
     check_vma=False,
   )
   return run(x_BTD, routing.experts_BTk, routing.gates_BTk, expert_arrays)
+
+
+def _expert_parameters(
+  layer, mesh, axes: DispatchAxes, dtype: jnp.dtype
+) -> tuple[dict[str, jax.Array], dict[str, PartitionSpec]]:
+  """Return the parameters of a layer's experts by name, in the compute dtype, and their specs.
+
+  The router and the shared experts are left out. The devices that split the hidden layer add up
+  their results, so each has its share of a parameter that is not split, such as the last bias.
+  """
+  layer_arrays = params.arrays(layer)
+  mlp_ways = math.prod(mesh.shape[axis] for axis in axes.mlp)
+  expert_arrays = {}
+  expert_specs = {}
+  for name, param in params.named_params(layer).items():
+    param_axes = _axes(param)
+    if param_axes[0] != "expert":
+      continue
+    added_results = 1 if "mlp" in param_axes else mlp_ways
+    share = layer_arrays[name] / added_results
+    expert_arrays[name] = share.astype(dtype)
+    expert_specs[name] = _spec(param_axes, axes)
+  return expert_arrays, expert_specs
 
 
 def _axes(param) -> params.Axes:
@@ -197,35 +212,51 @@ class _Exchange(NamedTuple):
 
   def sum_rounds(self, R: int, run_round: Callable, first, sizes_SDE: jax.Array):
     """Add the results of each round after the first to `first`."""
-    token_axes = (*self.axes.tokens[0], *self.axes.tokens[1])
-    rows_of_busiest = jax.lax.pmax(jnp.max(sizes_SDE.sum((0, 2))), token_axes)
+    batch_axes, length_axes = self.axes.tokens
+    rows_D = sizes_SDE.sum((0, 2))
+    rows_of_busiest = jax.lax.pmax(jnp.max(rows_D), (*batch_axes, *length_axes))
+
+    def add_round(number, sums):
+      return jax.tree.map(jnp.add, sums, run_round(number))
+
     with jax.named_scope(EXTRA_ROUNDS_SCOPE):
-      return jax.lax.fori_loop(
-        1,
-        -(-rows_of_busiest // R),
-        lambda i, sums: jax.tree.map(jnp.add, sums, run_round(i)),
-        first,
-      )
+      rounds = -(-rows_of_busiest // R)
+      return jax.lax.fori_loop(1, rounds, add_round, first)
 
   def apply_round(
     self, R: int, number, arrays, rows_MD: jax.Array, sizes_SDE: jax.Array
   ) -> jax.Array:
     """Apply the experts to the rows of a round of R; return [M, D], zeros for other rows."""
-    begin = number * R
+    M = rows_MD.shape[0]
     axis = self.axes.expert
-    S, D, E = sizes_SDE.shape
-    # in the rows of S, by destination and expert
-    from_SDE = _starts(sizes_SDE.reshape(S, D * E)).reshape(S, D, E)
-    sizes_DES = jnp.moveaxis(sizes_SDE, 0, 2)
-    into_DES = _starts(sizes_DES.reshape(D, E * S)).reshape(D, E, S)
-    into_SDE = jnp.moveaxis(into_DES, 2, 0)
-    before_SDE = jnp.clip(begin - into_SDE, 0, sizes_SDE)
-    now_SDE = jnp.clip(begin + R - into_SDE, 0, sizes_SDE) - before_SDE
-    transfers = Transfers(from_SDE + before_SDE, now_SDE, jnp.clip(into_SDE - begin, 0, R))
+    transfers = _round_transfers(sizes_SDE, number * R, R)
     # sorted by expert, then by source
-    received_RD = _send(rows_MD, transfers, (rows_MD.shape[0], R), axis)
-    y_RD = self.apply(arrays, received_RD, now_SDE[:, jax.lax.axis_index(axis)].sum(0))
-    return _send(y_RD, transfers.reverse(), (R, rows_MD.shape[0]), axis)
+    received_RD = _send(rows_MD, transfers, (M, R), axis)
+    sizes_SE = transfers.sizes[:, jax.lax.axis_index(axis)]
+    y_RD = self.apply(arrays, received_RD, sizes_SE.sum(0))
+    return _send(y_RD, transfers.reverse(), (R, M), axis)
+
+
+def _round_transfers(sizes_SDE: jax.Array, begin, R: int) -> Transfers:
+  """Return the transfers of the round that fills the received rows from `begin` to `begin + R`.
+
+  Rows are received in the order of their experts, then of their sources.
+
+  Args:
+    sizes_SDE: number of rows of each source for each expert E of each destination.
+  """
+  S, D, E = sizes_SDE.shape
+  # first rows in the source, by destination and expert
+  from_SDE = _starts(sizes_SDE.reshape(S, D * E)).reshape(S, D, E)
+  sizes_DES = jnp.moveaxis(sizes_SDE, 0, 2)
+  # first rows in the destination, by expert and source
+  into_DES = _starts(sizes_DES.reshape(D, E * S)).reshape(D, E, S)
+  into_SDE = jnp.moveaxis(into_DES, 2, 0)
+  earlier_SDE = jnp.clip(begin - into_SDE, 0, sizes_SDE)
+  now_SDE = jnp.clip(begin + R - into_SDE, 0, sizes_SDE) - earlier_SDE
+  source_starts = from_SDE + earlier_SDE
+  destination_starts = jnp.clip(into_SDE - begin, 0, R)
+  return Transfers(source_starts, now_SDE, destination_starts)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -277,9 +308,11 @@ def _send(x: jax.Array, transfers: Transfers, counts: tuple[int, int], axis: str
     zeros = jax.lax.optimization_barrier(zeros)
     slices = [table.reshape(-1) for table in (from_DE, sizes_DE, into_DE, sizes_SE)]
     return jax.lax.ragged_all_to_all(x, zeros, *slices, axis_name=axis)
-  blocks = jnp.take(x, _slice_rows(from_DE, sizes_DE, sent), axis=0, mode="fill", fill_value=0)
+  sent_rows_DX = _slice_rows(from_DE, sizes_DE, sent)
+  blocks = jnp.take(x, sent_rows_DX, axis=0, mode="fill", fill_value=0)
   blocks = jax.lax.all_to_all(blocks, axis, 0, 0)
-  return zeros.at[_slice_rows(into_SE, sizes_SE, sent)].set(blocks, mode="drop")
+  received_rows_SX = _slice_rows(into_SE, sizes_SE, sent)
+  return zeros.at[received_rows_SX].set(blocks, mode="drop")
 
 
 def _send_forward(x, transfers, counts, axis):
@@ -295,13 +328,17 @@ _send.defvjp(_send_forward, _send_backward)
 
 def _slice_rows(begin_NE: jax.Array, sizes_NE: jax.Array, size: int) -> jax.Array:
   """Return the rows of E slices, one after the other: [N, size], beyond any array at the end."""
-  position = jnp.arange(size, dtype=jnp.int32)
+  position_R = jnp.arange(size, dtype=jnp.int32)
   ends_NE = jnp.cumsum(sizes_NE, axis=1)
-  slice_NR = jax.vmap(lambda ends: jnp.searchsorted(ends, position, side="right"))(ends_NE)
+  find_slice = jax.vmap(lambda ends_E: jnp.searchsorted(ends_E, position_R, side="right"))
+  slice_NR = find_slice(ends_NE)
   offset_NE = begin_NE - (ends_NE - sizes_NE)
-  row_NR = position + jnp.take_along_axis(offset_NE, slice_NR, axis=1, mode="clip")
-  return jnp.where(slice_NR < sizes_NE.shape[1], row_NR, jnp.iinfo(jnp.int32).max)
+  offset_NR = jnp.take_along_axis(offset_NE, slice_NR, axis=1, mode="clip")
+  row_NR = position_R + offset_NR
+  is_in_slice_NR = slice_NR < sizes_NE.shape[1]
+  return jnp.where(is_in_slice_NR, row_NR, jnp.iinfo(jnp.int32).max)
 
 
 def _starts(sizes_NX: jax.Array) -> jax.Array:
+  """Return the first index of consecutive slices of these sizes."""
   return jnp.cumsum(sizes_NX, axis=1, dtype=jnp.int32) - sizes_NX

@@ -47,7 +47,9 @@ class Router(nnx.Module):
     self.kernel = params.param(rngs, init, (embed, experts.experts), ("embed", None))
     self.bias = params.param(rngs, params.zeros, (experts.experts,), (None,)) if bias else None
     self.top_k = experts.top_k
-    self.normalise = experts.top_k > 1 if experts.normalise is None else experts.normalise
+    self.normalise = experts.normalise
+    if self.normalise is None:
+      self.normalise = experts.top_k > 1
     self.jitter = experts.jitter
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
@@ -68,7 +70,9 @@ class Router(nnx.Module):
   def logits(self, product: Callable) -> jax.Array:
     """Return float32 [B, T, E]."""
     logits_BTE = product(self.kernel[...])
-    return logits_BTE if self.bias is None else logits_BTE + self.bias[...]
+    if self.bias is None:
+      return logits_BTE
+    return logits_BTE + self.bias[...]
 
   def choose(self, logits_BTE: jax.Array) -> Routing:
     """Choose the experts of the largest logits."""
@@ -116,12 +120,13 @@ class Load(Statistics):
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "Load":
     B, T, k = routing.experts_BTk.shape
-    one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
+    one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
     tokens = sum_valid(jnp.ones((B, T), jnp.float32), valid_BT)
+    chosen_BTE = jnp.sum(one_hot_BTkE, axis=2) / k
     return cls(
       tokens=tokens,
-      chosen_E=sum_valid(jnp.sum(one_hot, axis=2) / k, valid_BT),
+      chosen_E=sum_valid(chosen_BTE, valid_BT),
       probs_E=sum_valid(routing.probs_BTE, valid_BT),
       z=sum_valid(z_BT, valid_BT),
       choices=k * tokens,
@@ -138,12 +143,14 @@ class Load(Statistics):
     z (Zoph et al. 2022, equation 5).
     """
     tokens = jnp.maximum(self.tokens, 1.0)
-    balance = self.chosen_E.size * jnp.sum(self.chosen_E / tokens * (self.probs_E / tokens))
-    return {
-      "moe_balance_loss": self.balance_loss * balance,
-      "moe_z_loss": self.z_loss * self.z / tokens,
-      **load_metrics(self.chosen_E, tokens, self.dropped / jnp.maximum(self.choices, 1.0)),
-    }
+    fractions_E = self.chosen_E / tokens
+    mean_probs_E = self.probs_E / tokens
+    balance = self.chosen_E.size * jnp.sum(fractions_E * mean_probs_E)
+    balance_loss = self.balance_loss * balance
+    z_loss = self.z_loss * self.z / tokens
+    dropped = self.dropped / jnp.maximum(self.choices, 1.0)
+    metrics = load_metrics(self.chosen_E, tokens, dropped)
+    return {"moe_balance_loss": balance_loss, "moe_z_loss": z_loss, **metrics}
 
 
 jax.tree_util.register_dataclass(Load)
@@ -155,8 +162,9 @@ def load_metrics(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> d
   The excess is 0 without choices. Each has a weight of 1: the sums over layers that a `Stack`
   returns then give means over layers, see `objectives.denominator`.
   """
+  excess = jnp.max(load_E) * load_E.size / choices - 1.0
   return {
-    "moe_violation": jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0),
+    "moe_violation": jnp.maximum(excess, 0.0),
     "moe_dropped": dropped,
     "moe_violation_weights": jnp.float32(1.0),
     "moe_dropped_weights": jnp.float32(1.0),
@@ -166,7 +174,8 @@ def load_metrics(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> d
 def sum_valid(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
   """Sum `x` [B, T, …] over the valid tokens, or over all."""
   if valid_BT is not None:
-    x = jnp.where(valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2)), x, 0.0)
+    is_valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
+    x = jnp.where(is_valid, x, 0.0)
   return jnp.sum(x, axis=(0, 1))
 
 
@@ -191,6 +200,7 @@ def float32_product(
   if seeds is not None:
     B, T, D = x_BTD.shape
     row_B11 = jnp.arange(B, dtype=jnp.int32)[:, None, None]
-    bits = hash_bits(seeds, [row_B11], (1, T, D))
-    x_BTD = x_BTD * (1.0 + jitter * 2.0**-31 * bits.astype(jnp.float32))
+    bits_BTD = hash_bits(seeds, [row_B11], (1, T, D))
+    factor_BTD = 1.0 + jitter * 2.0**-31 * bits_BTD.astype(jnp.float32)
+    x_BTD = x_BTD * factor_BTD
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -21,12 +21,15 @@ def combine_experts(
   """
   B, T, D = x_BTD.shape
   k = experts_BTk.shape[-1]
-  experts_M = experts_BTk.reshape(B * T, k).T.reshape(-1)
+  N = B * T
+  experts_M = experts_BTk.reshape(N, k).T.reshape(-1)
   order_M, rank_M, _, sizes_E = sort_by_expert(experts_M, experts)
-  rows_MD = move_rows(x_BTD.reshape(B * T, D), order_M, rank_M, k, True)
-  y_MD = move_rows(apply(rows_MD, sizes_E), rank_M, order_M, 1, True)
-  gates_kN = gates_BTk.reshape(B * T, k).T
-  return sum_gated(y_MD.reshape(k, B * T, D), gates_kN).reshape(B, T, D)
+  rows_MD = move_rows(x_BTD.reshape(N, D), order_M, rank_M, k, True)
+  outputs_MD = apply(rows_MD, sizes_E)
+  y_MD = move_rows(outputs_MD, rank_M, order_M, 1, True)
+  gates_kN = gates_BTk.reshape(N, k).T
+  y_ND = sum_gated(y_MD.reshape(k, N, D), gates_kN)
+  return y_ND.reshape(B, T, D)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -35,10 +38,11 @@ def move_rows(
 ) -> jax.Array:
   """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
-  Args: x_ND: rows; index `c * N + n` is copy c of row n. index_M: int32, each copy of a row at most
-    once. inverse: int32 [copies * N], the inverse of `index_M`: the destination of each copy, M if
-    none. It makes the
-      gradient a gather, which unlike a scatter is deterministic and fast everywhere.
+  Args:
+    x_ND: rows; index `c * N + n` is copy c of row n.
+    index_M: int32, each copy of a row at most once.
+    inverse: int32 [copies * N], the inverse of `index_M`: the destination of each copy, M if none.
+      It makes the gradient a gather, which unlike a scatter is deterministic and fast everywhere.
     copies: number of copies of each row.
     complete: whether every copy has a destination, and every destination a copy.
   """
@@ -54,7 +58,8 @@ def _move_forward(x_ND, index_M, inverse, copies, complete):
 
 
 def _move_backward(copies, complete, inverse, g_MD):
-  g_cND = _take(g_MD, inverse, complete).reshape(copies, -1, g_MD.shape[1])
+  g_XD = _take(g_MD, inverse, complete)
+  g_cND = g_XD.reshape(copies, -1, g_MD.shape[1])
   return jnp.sum(g_cND, axis=0), None, None
 
 
@@ -77,7 +82,8 @@ def sort_by_expert(experts_M: jax.Array, experts: int):
   """
   order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
   rank_M = jnp.argsort(order_M).astype(jnp.int32)
-  is_expert_ME = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
+  expert_E = jnp.arange(experts, dtype=jnp.int32)
+  is_expert_ME = experts_M[:, None] == expert_E[None, :]
   sizes_E = jnp.sum(is_expert_ME, axis=0, dtype=jnp.int32)
   first_E = jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E
   return order_M, rank_M, first_E, sizes_E
@@ -85,9 +91,11 @@ def sort_by_expert(experts_M: jax.Array, experts: int):
 
 def sum_gated(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
   """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
-  return _gated_sum(name_activation(y_kND, "mlp_out"), gates_kN)
+  return _sum_products(name_activation(y_kND, "mlp_out"), gates_kN)
 
 
 @jax.checkpoint  # keeps the outputs in their own dtype
-def _gated_sum(y_kND, gates_kN):
-  return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
+def _sum_products(y_kND, gates_kN):
+  y32_kND = y_kND.astype(jnp.float32)
+  sum_ND = jnp.sum(y32_kND * gates_kN[..., None], axis=0)
+  return sum_ND.astype(y_kND.dtype)

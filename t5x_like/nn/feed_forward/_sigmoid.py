@@ -68,8 +68,8 @@ class SigmoidRouter(Router):
     _, experts_BTk = jax.lax.top_k(biased_BTE, self.top_k)
     gates_BTk = jnp.take_along_axis(scores_BTE, experts_BTk, axis=-1)
     if self.normalise:
-      gates_BTk = gates_BTk / (jnp.sum(gates_BTk, axis=-1, keepdims=True) + 1e-20)
-    shares_BTE = scores_BTE / (jnp.sum(scores_BTE, axis=-1, keepdims=True) + 1e-20)
+      gates_BTk = _divide_by_sum(gates_BTk)
+    shares_BTE = _divide_by_sum(scores_BTE)
     return Routing(logits_BTE, shares_BTE, experts_BTk, self.scale * gates_BTk)
 
   def _limit_to_groups(self, biased_BTE: jax.Array) -> jax.Array:
@@ -77,13 +77,17 @@ class SigmoidRouter(Router):
     if self.groups == 1:
       return biased_BTE
     biased_BTGX = biased_BTE.reshape(*biased_BTE.shape[:-1], self.groups, -1)
-    scores_BTG = jnp.sum(jax.lax.top_k(biased_BTGX, 2)[0], axis=-1)
-    best_BTg = jax.lax.top_k(scores_BTG, self.top_groups)[1]
-    allowed_BTG = jnp.sum(jax.nn.one_hot(best_BTg, self.groups, dtype=jnp.int32), axis=-2) > 0
-    return jnp.where(allowed_BTG[..., None], biased_BTGX, -jnp.inf).reshape(biased_BTE.shape)
+    best_two_BTG2, _ = jax.lax.top_k(biased_BTGX, 2)
+    scores_BTG = jnp.sum(best_two_BTG2, axis=-1)
+    _, best_BTg = jax.lax.top_k(scores_BTG, self.top_groups)
+    one_hot_BTgG = jax.nn.one_hot(best_BTg, self.groups, dtype=jnp.int32)
+    is_allowed_BTG = jnp.sum(one_hot_BTgG, axis=-2) > 0
+    limited_BTGX = jnp.where(is_allowed_BTG[..., None], biased_BTGX, -jnp.inf)
+    return limited_BTGX.reshape(biased_BTE.shape)
 
   def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
-    load_E = sum_valid(_choices(routing.experts_BTk, self.balance[...].size), valid_BT)
+    choices_BTE = _choices(routing.experts_BTk, self.balance[...].size)
+    load_E = sum_valid(choices_BTE, valid_BT)
     gates_BTk = _attach_load(routing.gates_BTk, self.balance[...], load_E - jnp.mean(load_E))
     return dataclasses.replace(routing, gates_BTk=gates_BTk)
 
@@ -91,9 +95,15 @@ class SigmoidRouter(Router):
     return {"load": RowLoad.from_routing(routing, valid_BT, dropped, experts)}
 
 
+def _divide_by_sum(x: jax.Array) -> jax.Array:
+  """Scale the last axis to a sum of 1; zeros stay zeros."""
+  return x / (jnp.sum(x, axis=-1, keepdims=True) + 1e-20)
+
+
 def _choices(experts_BTk: jax.Array, experts: int) -> jax.Array:
   """Return float32 [B, T, E]: 1 where a token uses an expert."""
-  return jnp.sum(jax.nn.one_hot(experts_BTk, experts, dtype=jnp.float32), axis=2)
+  one_hot_BTkE = jax.nn.one_hot(experts_BTk, experts, dtype=jnp.float32)
+  return jnp.sum(one_hot_BTkE, axis=2)
 
 
 @jax.custom_vjp
@@ -138,10 +148,13 @@ class RowLoad(Statistics):
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "RowLoad":
     chosen_BTE = _choices(routing.experts_BTk, experts.experts)
-    valid_BT = jnp.ones(chosen_BTE.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
-    tokens_B = jnp.sum(valid_BT, axis=1)
-    shares_BE = jnp.einsum("BT,BTE->BE", valid_BT, routing.probs_BTE)
-    load_BE = jnp.einsum("BT,BTE->BE", valid_BT, chosen_BTE)
+    if valid_BT is None:
+      weights_BT = jnp.ones(chosen_BTE.shape[:2])
+    else:
+      weights_BT = valid_BT.astype(jnp.float32)
+    tokens_B = jnp.sum(weights_BT, axis=1)
+    shares_BE = jnp.einsum("BT,BTE->BE", weights_BT, routing.probs_BTE)
+    load_BE = jnp.einsum("BT,BTE->BE", weights_BT, chosen_BTE)
     even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
     # The sum over experts of f P (equation 17), times the number of tokens.
     balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B
@@ -160,10 +173,9 @@ class RowLoad(Statistics):
     evenly.
     """
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
-    return {
-      "moe_balance_loss": self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0),
-      **load_metrics(self.load_E, choices, self.dropped / choices),
-    }
+    balance_loss = self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0)
+    metrics = load_metrics(self.load_E, choices, self.dropped / choices)
+    return {"moe_balance_loss": balance_loss, **metrics}
 
 
 jax.tree_util.register_dataclass(RowLoad)

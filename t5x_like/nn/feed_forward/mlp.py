@@ -42,11 +42,11 @@ class Mlp(Layer):
     dropout: Dropout = NO_DROPOUT,
   ):
     init = init or params.fan_in_normal(embed)
-    self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias) if gated else None
-    self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
-    self.wo = Linear(
-      (mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias
-    )
+    out_init = out_init or params.fan_in_normal(mlp)
+    axes = ("embed", "mlp")
+    self.gate = Linear((embed, mlp), axes, init, rngs, bias=bias) if gated else None
+    self.wi = Linear((embed, mlp), axes, init, rngs, bias=bias)
+    self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init, rngs, bias=bias)
     self.activation = activation
     self.gated = gated if callable(gated) else identity
     self.dropout = dropout
@@ -66,7 +66,8 @@ class Mlp(Layer):
     else:
       h_BTF = self.activation(hidden[1]) * self.gated(hidden[0])
     h_BTF = self.dropout(h_BTF, subkey(key, 0))
-    return name_activation(self.wo(h_BTF), "mlp_out"), {}, None
+    y_BTD = name_activation(self.wo(h_BTF), "mlp_out")
+    return y_BTD, {}, None
 
 
 make = Mlp

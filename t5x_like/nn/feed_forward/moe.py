@@ -47,28 +47,30 @@ EXPERT_AXES = ("activation_expert", "batch", None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
+def _multiply_slots(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
   """Multiply each expert's rows by its matrix, with kernels gathered as in `linear.matmul`."""
-  return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
+  return _multiply_slots_forward(rows_EBCX, kernel_EXY, axes)[0]
 
 
-def _batched_forward(rows_EBCX, kernel_EXY, axes):
+def _multiply_slots_forward(rows_EBCX, kernel_EXY, axes):
   dtype = rows_EBCX.dtype
   whole_EXY = gather(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
   return y_EBCY, (rows_EBCX, kernel_EXY)
 
 
-def _batched_backward(axes, residuals, g_EBCY):
+def _multiply_slots_backward(axes, residuals, g_EBCY):
   rows_EBCX, kernel_EXY = residuals
   dtype = rows_EBCX.dtype
   whole_EXY = gather(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
-  d_kernel = reduce_scatter(contract, rows_EBCX, g_EBCY, axes, EXPERT_AXES).astype(kernel_EXY.dtype)
-  return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
+  d_kernel_EXY = reduce_scatter(contract, rows_EBCX, g_EBCY, axes, EXPERT_AXES)
+  d_kernel_EXY = d_kernel_EXY.astype(kernel_EXY.dtype)
+  d_rows_EBCX = jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype)
+  return d_rows_EBCX, d_kernel_EXY
 
 
-_batched_product.defvjp(_batched_forward, _batched_backward)
+_multiply_slots.defvjp(_multiply_slots_forward, _multiply_slots_backward)
 
 
 class Moe(Layer):
@@ -94,7 +96,7 @@ class Moe(Layer):
     multiply: the product of the "capacity" dispatch, exact or one of `nn.quantization`.
   """
 
-  multiply = staticmethod(_batched_product)
+  multiply = staticmethod(_multiply_slots)
 
   def __init__(
     self,
@@ -112,25 +114,31 @@ class Moe(Layer):
   ):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
-    self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init, bias=bias)
+    make_router = _ROUTERS[experts.router]
+    self.router = make_router(embed, experts, rngs, init=init, bias=bias)
     self.gate = params.param(rngs, init, (E, embed, mlp), _INWARDS) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), _INWARDS)
-    self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), _OUTWARDS)
-    hidden_bias = partial(params.param, rngs, params.zeros, (E, mlp), ("expert", "mlp"))
-    output_bias = partial(params.param, rngs, params.zeros, (E, embed), ("expert", "embed"))
-    self.gate_bias = hidden_bias() if bias and gated else None
-    self.wi_bias = hidden_bias() if bias else None
-    self.wo_bias = output_bias() if bias else None
-    shared = partial(
-      Mlp,
-      activation=activation,
-      gated=gated,
-      bias=bias,
-      init=init,
-      out_init=out_init,
-      dropout=dropout,
-    )
-    self.shared = shared(embed, mlp * experts.shared, rngs) if experts.shared else None
+    wo_init = out_init or params.fan_in_normal(mlp)
+    self.wo = params.param(rngs, wo_init, (E, mlp, embed), _OUTWARDS)
+    make_hidden_bias = partial(params.param, rngs, params.zeros, (E, mlp), ("expert", "mlp"))
+    make_output_bias = partial(params.param, rngs, params.zeros, (E, embed), ("expert", "embed"))
+    self.gate_bias = make_hidden_bias() if bias and gated else None
+    self.wi_bias = make_hidden_bias() if bias else None
+    self.wo_bias = make_output_bias() if bias else None
+    shared = None
+    if experts.shared:
+      shared = Mlp(
+        embed,
+        mlp * experts.shared,
+        rngs,
+        activation=activation,
+        gated=gated,
+        bias=bias,
+        init=init,
+        out_init=out_init,
+        dropout=dropout,
+      )
+    self.shared = shared
     self.experts = experts
     self.activation = activation
     self.gated = gated if callable(gated) else identity
@@ -141,17 +149,21 @@ class Moe(Layer):
   ) -> tuple[jax.Array, dict, None]:
     decoding = context.slot is not None  # the layer itself keeps no cache
     valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
-    routing = self.router.count_load(self.router(x_BTD, subkey(key, 0)), valid_BT)
+    routing = self.router(x_BTD, subkey(key, 0))
+    routing = self.router.count_load(routing, valid_BT)
     if self.experts.dispatch == "dropless":
       y_BTD = self._dropless(x_BTD, routing, subkey(key, 1))
       dropped = jnp.float32(0)
     else:
       y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
     if self.shared is not None:
-      y_BTD = y_BTD + self.shared(x_BTD, context, None, subkey(key, 2))[0]
-    return y_BTD, self.router.statistics(routing, valid_BT, dropped, self.experts), None
+      shared_BTD, _, _ = self.shared(x_BTD, context, None, subkey(key, 2))
+      y_BTD = y_BTD + shared_BTD
+    aux = self.router.statistics(routing, valid_BT, dropped, self.experts)
+    return y_BTD, aux, None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
+    """Dispatch without dropping choices; return [B, T, D]."""
     layout = current()
     E = self.experts.experts
     apply = partial(_apply_sorted, key=key)
@@ -170,10 +182,7 @@ class Moe(Layer):
     B, T, D = x_BTD.shape
     E = self.experts.experts
     k = self.experts.top_k
-    factor = self.experts.capacity_factor
-    if key is None:  # evaluation
-      factor = self.experts.eval_capacity_factor or factor
-    C = T if decoding else min(T, math.ceil(factor * T * k / E))
+    C = T if decoding else self._capacity_of_expert(T, is_training=key is not None)
     experts_BkT = jnp.swapaxes(routing.experts_BTk, 1, 2)
     if valid_BT is not None:
       # no expert: padding takes no slot
@@ -183,19 +192,28 @@ class Moe(Layer):
     move = jax.vmap(expert_rows.move_rows, in_axes=(0, 0, 0, None))
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the
     # next its inverse.
-    x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
+    x_BSD = move(x_BTD, source_BS, slot_BM, k)
+    x_BECD = constrain(x_BSD.reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERT_AXES, "activation_embed")
-    axes = (*EXPERT_AXES, "activation_mlp")
-    y_EBCD = self.apply_experts(
-      x_EBCD, self.multiply, lambda bias_EX: bias_EX[:, None, None], axes, key
-    )
+    hidden_axes = (*EXPERT_AXES, "activation_mlp")
+    y_EBCD = self.apply_experts(x_EBCD, self.multiply, _bias_of_slots, hidden_axes, key)
     y_EBCD = constrain(y_EBCD, *EXPERT_AXES, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
-    y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
-    y_BTD = jax.vmap(expert_rows.sum_gated)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    y_BMD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1)
+    y_BkTD = y_BMD.reshape(B, k, T, D)
+    gates_BkT = jnp.swapaxes(routing.gates_BTk, 1, 2)
+    y_BTD = jax.vmap(expert_rows.sum_gated)(y_BkTD, gates_BkT)
     choices = jnp.sum(experts_BM < E, dtype=jnp.float32)
     dropped = choices - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
+
+  def _capacity_of_expert(self, tokens: int, *, is_training: bool) -> int:
+    """Return the number of slots of an expert in a row of the batch."""
+    factor = self.experts.capacity_factor
+    if not is_training:
+      factor = self.experts.eval_capacity_factor or factor
+    slots = math.ceil(factor * tokens * self.experts.top_k / self.experts.experts)
+    return min(tokens, slots)
 
   def apply_experts(
     self, rows: jax.Array, product: Callable, bias_rows: Callable, axes: tuple, key
@@ -210,7 +228,9 @@ class Moe(Layer):
 
     def linear(rows, kernel, bias, kernel_axes):
       y = product(rows, kernel[...], kernel_axes)
-      return y if bias is None else y + bias_rows(bias[...].astype(y.dtype))
+      if bias is None:
+        return y
+      return y + bias_rows(bias[...].astype(y.dtype))
 
     def hidden(kernel, bias):
       h = constrain(linear(rows, kernel, bias, _INWARDS), *axes)
@@ -222,11 +242,17 @@ class Moe(Layer):
     else:
       gate = hidden(self.gate, self.gate_bias)
       h = self.activation(gate) * self.gated(h)
-    return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
+    h = Dropout(self.dropout_rate)(h, key)
+    return linear(h, self.wo, self.wo_bias, _OUTWARDS)
 
 
 _ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter, "sigmoid": SigmoidRouter}
 _ROWS = ("batch", None, None, "activation_embed")
+
+
+def _bias_of_slots(bias_EX: jax.Array) -> jax.Array:
+  """Return the biases of experts, to be added to their slots [E, B, C, X]."""
+  return bias_EX[:, None, None]
 
 
 def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
@@ -257,17 +283,17 @@ def _apply_sorted(layer: Moe, rows_MD: jax.Array, sizes_E: jax.Array, *, key) ->
     expert_M = jnp.searchsorted(jnp.cumsum(sizes_E), row_M, side="right")
     return jnp.take(bias_EX, expert_M, axis=0, mode="clip")
 
-  product = partial(_grouped_product, sizes_E)
+  product = partial(_multiply_groups, sizes_E)
   return layer.apply_experts(rows_MD, product, bias_rows, (None, "activation_mlp"), key)
 
 
-def _grouped_product(
+def _multiply_groups(
   sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes
 ) -> jax.Array:
+  """Multiply sorted rows, `sizes_E` of each expert, by their experts' matrices."""
   dtype = rows_MX.dtype
-  return jax.lax.ragged_dot(
-    rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype
-  )
+  kernel_EXY = kernel_EXY.astype(dtype)
+  return jax.lax.ragged_dot(rows_MX, kernel_EXY, sizes_E, preferred_element_type=dtype)
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:

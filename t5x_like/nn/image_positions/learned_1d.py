@@ -51,10 +51,11 @@ class LearnedPatches(LearnedPosition):
     extra = table[..., : self.grid.extra, :]
     patches = table[..., self.grid.extra :, :]
     patches = patches.reshape(*layers, source.grid.rows, source.grid.columns, D)
-    rows = cubic_weights(source.grid.rows, self.grid.rows, self.antialias)
-    columns = cubic_weights(source.grid.columns, self.grid.columns, self.antialias)
-    patches = jnp.einsum("yr,xc,...rcd->...yxd", rows, columns, patches).reshape(*layers, -1, D)
-    return jnp.concatenate([extra, patches], axis=-2)
+    row_weights = cubic_weights(source.grid.rows, self.grid.rows, self.antialias)
+    column_weights = cubic_weights(source.grid.columns, self.grid.columns, self.antialias)
+    resized = jnp.einsum("yr,xc,...rcd->...yxd", row_weights, column_weights, patches)
+    resized = resized.reshape(*layers, -1, D)
+    return jnp.concatenate([extra, resized], axis=-2)
 
 
 def cubic_weights(old: int, new: int, antialias: bool = False) -> np.ndarray:
@@ -64,15 +65,20 @@ def cubic_weights(old: int, new: int, antialias: bool = False) -> np.ndarray:
   has a = -0.75 and repeats the cells at the border. With `antialias`, it has a = -0.5, leaves out
   cells beyond the border, and becomes wider if there are fewer new cells than old.
   """
-  a = -0.5 if antialias else -0.75
-  width = max(old / new, 1.0) if antialias else 1.0
-  border = 0 if antialias else 2
+  a = -0.75
+  width = 1.0
+  border = 2
+  if antialias:
+    a = -0.5
+    width = max(old / new, 1.0)
+    border = 0
   cells = np.arange(-border, old + border)
   centers = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
-  x = np.abs(centers - cells) / width
-  near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-  far = a * (x**3 - 5 * x**2 + 8 * x - 4)
-  kernel = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+  distance = np.abs(centers - cells) / width
+  near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+  far = a * (distance**3 - 5 * distance**2 + 8 * distance - 4)
+  kernel = np.where(distance < 2, far, 0.0)
+  kernel = np.where(distance <= 1, near, kernel)
   total = kernel.sum(axis=1) if antialias else 1.0
   weights = np.zeros((old, new))
   np.add.at(weights, cells.clip(0, old - 1), kernel.T / total)

@@ -37,10 +37,12 @@ class RowsAndColumns(Position):
     shape = (self.grid.rows, self.grid.columns, self.rows.shape[-1])
     rows_YXd = jnp.broadcast_to(self.rows[...][:, None], shape)
     columns_YXd = jnp.broadcast_to(self.columns[...][None], shape)
-    table = jnp.concatenate([rows_YXd, columns_YXd], axis=-1).reshape(self.grid.patches, -1)
+    table_YXD = jnp.concatenate([rows_YXd, columns_YXd], axis=-1)
+    table_PD = table_YXD.reshape(self.grid.patches, -1)
     if self.extra is not None:
-      table = jnp.concatenate([self.extra[...], table])
-    return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
+      table_PD = jnp.concatenate([self.extra[...], table_PD])
+    vectors_BTD = jnp.take(table_PD, pos_BT, axis=0, mode="clip")
+    return x_BTD + vectors_BTD.astype(x_BTD.dtype)
 
   def resize(self, table: jax.Array, source: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
@@ -53,7 +55,8 @@ class RowsAndColumns(Position):
     new_length = self.grid.columns
     if length == source.grid.rows and not is_source_square:
       new_length = self.grid.rows
-    return jnp.einsum("Yy,...yd->...Yd", cubic_weights(length, new_length), table)
+    weights = cubic_weights(length, new_length)
+    return jnp.einsum("Yy,...yd->...Yd", weights, table)
 
 
 make = RowsAndColumns

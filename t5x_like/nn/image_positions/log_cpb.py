@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
-from t5x_like.nn.image_positions.relative_2d import pair_rows
+from t5x_like.nn.image_positions.relative_2d import take_pair_rows
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.positions import Position
 from t5x_like.slots import PositiveInt
@@ -21,8 +21,7 @@ class LogCpb(Position):
 
   `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code (Liu et al. 2022,
   arXiv:2111.09883, section 3.3). The parameters fit any grid. With extra tokens, each head has
-  three
-  more scalars: from extra tokens to patches, from patches to them, and among them.
+  three more scalars: from extra tokens to patches, from patches to them, and among them.
 
   Args:
     hidden: the network's width.
@@ -44,11 +43,13 @@ class LogCpb(Position):
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     offset_X2 = jnp.asarray(log_offsets(self.grid, self.pretrained))
-    table_XN = self.out(jax.nn.relu(self.hidden(offset_X2)))
+    hidden_XF = jax.nn.relu(self.hidden(offset_X2))
+    table_XN = self.out(hidden_XF)
     if self.extra is not None:
       table_XN = jnp.concatenate([table_XN, self.extra[...]])
-    row_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
-    bias_BTSN = jnp.take(16 * jax.nn.sigmoid(table_XN), row_BTS, axis=0)
+    row_BTS = take_pair_rows(self.grid, q_pos_BT, k_pos_BS)
+    bounded_XN = 16 * jax.nn.sigmoid(table_XN)
+    bias_BTSN = jnp.take(bounded_XN, row_BTS, axis=0)
     return jnp.transpose(bias_BTSN, (0, 3, 1, 2))
 
 
@@ -58,11 +59,12 @@ def log_offsets(grid: Grid, pretrained: int = 0) -> np.ndarray:
   Returns:
     float32 [offsets, 2]
   """
-  axes = []
+  logarithms = []
   for cells in (grid.rows, grid.columns):
-    d = np.arange(1 - cells, cells) * 8 / max((pretrained or cells) - 1, 1)
-    axes.append(np.sign(d) * np.log2(1 + np.abs(d)) / math.log2(8))
-  pairs = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    largest = max((pretrained or cells) - 1, 1)
+    offset = np.arange(1 - cells, cells) * 8 / largest
+    logarithms.append(np.sign(offset) * np.log2(1 + np.abs(offset)) / math.log2(8))
+  pairs = np.stack(np.meshgrid(*logarithms, indexing="ij"), axis=-1)
   return pairs.reshape(-1, 2).astype(np.float32)
 
 

@@ -33,34 +33,47 @@ class Relative2d(Position):
     self.grid = grid
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    row_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
-    return jnp.transpose(jnp.take(self.table[...], row_BTS, axis=0), (0, 3, 1, 2))
+    row_BTS = take_pair_rows(self.grid, q_pos_BT, k_pos_BS)
+    bias_BTSN = jnp.take(self.table[...], row_BTS, axis=0)
+    return jnp.transpose(bias_BTSN, (0, 3, 1, 2))
 
   def resize(self, table: jax.Array, source: "Relative2d") -> jax.Array:
     """Interpolate another grid's table [..., rows, N] for this one, in two dimensions."""
-    Y = 2 * self.grid.rows - 1
-    X = 2 * self.grid.columns - 1
-    y = 2 * source.grid.rows - 1
-    x = 2 * source.grid.columns - 1
-    patches = table[..., : y * x, :].reshape(*table.shape[:-2], y, x, table.shape[-1])
-    extra = table[..., y * x :, :]
-    patches = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic_weights(y, Y), cubic_weights(x, X), patches)
-    patches = patches.reshape(*table.shape[:-2], Y * X, -1)
-    return jnp.concatenate([patches, extra], axis=-2)
+    *layers, _, heads = table.shape
+    new_rows = 2 * self.grid.rows - 1
+    new_columns = 2 * self.grid.columns - 1
+    old_rows = 2 * source.grid.rows - 1
+    old_columns = 2 * source.grid.columns - 1
+    offsets = old_rows * old_columns
+    patches = table[..., :offsets, :].reshape(*layers, old_rows, old_columns, heads)
+    extra = table[..., offsets:, :]
+    row_weights = cubic_weights(old_rows, new_rows)
+    column_weights = cubic_weights(old_columns, new_columns)
+    resized = jnp.einsum("Yy,Xx,...yxN->...YXN", row_weights, column_weights, patches)
+    resized = resized.reshape(*layers, new_rows * new_columns, -1)
+    return jnp.concatenate([resized, extra], axis=-2)
+
+
+def take_pair_rows(grid: Grid, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+  """Return the table row for each query and key, int32 [B, T, S]."""
+  rows_PP = jnp.asarray(pair_rows(grid))
+  return rows_PP[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
 
 
 def pair_rows(grid: Grid) -> np.ndarray:
   """Return the table row for each pair of query and key positions: int32 [length, length]."""
   row, column = np.divmod(np.arange(grid.patches), grid.columns)
-  down = row[:, None] - row[None, :]
-  right = column[:, None] - column[None, :]
-  E = grid.extra
-  last = (2 * grid.rows - 1) * (2 * grid.columns - 1)
+  down = row[:, None] - row[None, :] + grid.rows - 1
+  right = column[:, None] - column[None, :] + grid.columns - 1
+  row_offsets = 2 * grid.rows - 1
+  column_offsets = 2 * grid.columns - 1
+  extra = grid.extra
+  offsets = row_offsets * column_offsets
   table_rows = np.zeros((grid.length, grid.length), np.int32)
-  table_rows[E:, E:] = (down + grid.rows - 1) * (2 * grid.columns - 1) + right + grid.columns - 1
-  table_rows[:E, E:] = last
-  table_rows[E:, :E] = last + 1
-  table_rows[:E, :E] = last + 2
+  table_rows[extra:, extra:] = down * column_offsets + right
+  table_rows[:extra, extra:] = offsets
+  table_rows[extra:, :extra] = offsets + 1
+  table_rows[:extra, :extra] = offsets + 2
   return table_rows
 
 

@@ -27,8 +27,9 @@ class Sinusoidal2d(Position):
     self.grid = grid
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-    table = jnp.asarray(sine_table(self.width, self.grid), jnp.float32)
-    return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
+    table_PD = jnp.asarray(sine_table(self.width, self.grid), jnp.float32)
+    vectors_BTD = jnp.take(table_PD, pos_BT, axis=0, mode="clip")
+    return x_BTD + vectors_BTD.astype(x_BTD.dtype)
 
 
 def sine_table(width: int, grid: Grid) -> np.ndarray:
@@ -38,8 +39,9 @@ def sine_table(width: int, grid: Grid) -> np.ndarray:
   column_angle = np.outer(column, frequency)
   row_angle = np.outer(row, frequency)
   waves = [np.sin(column_angle), np.cos(column_angle), np.sin(row_angle), np.cos(row_angle)]
-  table = np.concatenate(waves, axis=1)
-  return np.concatenate([np.zeros((grid.extra, width)), table]).astype(np.float32)
+  patches = np.concatenate(waves, axis=1)
+  extra = np.zeros((grid.extra, width))
+  return np.concatenate([extra, patches]).astype(np.float32)
 
 
 make = Sinusoidal2d

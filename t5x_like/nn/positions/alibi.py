@@ -33,22 +33,27 @@ class Alibi(Position):
   def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:
     if self.falcon:
       return None
-    return -jnp.asarray(self.slopes, jnp.float32)[:, None] * jnp.abs(relative_X).astype(jnp.float32)
+    slopes_N1 = jnp.asarray(self.slopes, jnp.float32)[:, None]
+    distance_X = jnp.abs(relative_X).astype(jnp.float32)
+    return -slopes_N1 * distance_X
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     if self.falcon:
-      return self._of_keys(k_pos_BS, q_pos_BT.shape[1])
+      return self._falcon_bias(k_pos_BS, q_pos_BT.shape[1])
     distance_BTS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])
     slopes_N11 = jnp.asarray(self.slopes, jnp.float32)[:, None, None]
     return -slopes_N11 * distance_BTS[:, None].astype(jnp.float32)
 
-  def _of_keys(self, k_pos_BS: jax.Array, queries: int) -> jax.Array:
+  def _falcon_bias(self, k_pos_BS: jax.Array, queries: int) -> jax.Array:
     """Return Falcon's bias [B, N, T, S], the same for all queries."""
-    slopes_N1 = _round_to_bfloat16(jnp.asarray(self.slopes, jnp.float32)[:, None])
-    positions_B1S = _round_to_bfloat16(k_pos_BS.astype(jnp.float32)[:, None])
+    slopes_N1 = jnp.asarray(self.slopes, jnp.float32)[:, None]
+    slopes_N1 = _round_to_bfloat16(slopes_N1)
+    positions_B1S = k_pos_BS.astype(jnp.float32)[:, None]
+    positions_B1S = _round_to_bfloat16(positions_B1S)
     products_BNS = _round_to_bfloat16(slopes_N1 * positions_B1S)
-    bias_BN1S = (products_BNS / math.sqrt(self.head_dim))[:, :, None]
-    return jnp.broadcast_to(bias_BN1S, (*bias_BN1S.shape[:2], queries, bias_BN1S.shape[3]))
+    bias_BNS = products_BNS / math.sqrt(self.head_dim)
+    B, N, S = bias_BNS.shape
+    return jnp.broadcast_to(bias_BNS[:, :, None], (B, N, queries, S))
 
 
 def _round_to_bfloat16(x: jax.Array) -> jax.Array:
@@ -58,13 +63,17 @@ def _round_to_bfloat16(x: jax.Array) -> jax.Array:
 
 def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:
   """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022)."""
-  low = 2 ** math.floor(math.log2(heads))
-  powers = [2.0 ** (-8 * (i + 1) / low) for i in range(low)]
-  if low == heads:
-    return tuple(powers)
-  double = [2.0 ** (-8 * (i + 1) / (2 * low)) for i in range(2 * low)]
-  slopes = double[1::2] + double[0::2] if mpt else powers + double[0::2]
-  return tuple(slopes[:heads])
+  lower_power = 2 ** math.floor(math.log2(heads))
+  slopes = _geometric_slopes(lower_power)
+  if lower_power == heads:
+    return tuple(slopes)
+  finer = _geometric_slopes(2 * lower_power)
+  first = finer[1::2] if mpt else slopes
+  return tuple((first + finer[0::2])[:heads])
+
+
+def _geometric_slopes(heads: int) -> list[float]:
+  return [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)]
 
 
 make = Alibi

@@ -48,8 +48,10 @@ class LearnedPosition(Position):
 
   def resize(self, table: jax.Array, source: "LearnedPosition") -> jax.Array:
     """Resize another scheme's table to this one's rows: repeat its positions, or keep the first."""
-    rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
-    return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
+    reserved = table[: self.offset]
+    vectors = table[self.offset :]
+    rows = jnp.arange(self.length) % len(vectors)
+    return jnp.concatenate([reserved, vectors[rows]])
 
 
 make = LearnedPosition

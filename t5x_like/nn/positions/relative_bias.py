@@ -93,7 +93,8 @@ class RelativeBias(Position):
     return jnp.einsum("XP,PN->NX", self._onehot(relative_X), self.table[...])
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    onehot_BTSP = self._onehot(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])
+    relative_BTS = k_pos_BS[:, None, :] - q_pos_BT[:, :, None]
+    onehot_BTSP = self._onehot(relative_BTS)
     return jnp.einsum("BTSP,PN->BNTS", onehot_BTSP, self.table[...])
 
   def _onehot(self, relative: jax.Array) -> jax.Array:

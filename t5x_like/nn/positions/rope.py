@@ -43,9 +43,10 @@ class Llama3Scaling:
 
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
     # full turns within the original length
-    turns = self.original_length * frequency_P / (2 * math.pi)
-    unscaled = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
-    return frequency_P * (unscaled + (1 - unscaled) / self.factor)
+    turns_P = self.original_length * frequency_P / (2 * math.pi)
+    unscaled_P = jnp.clip((turns_P - self.low) / (self.high - self.low), 0.0, 1.0)
+    factor_P = unscaled_P + (1 - unscaled_P) / self.factor
+    return frequency_P * factor_P
 
 
 @slots.rename_keys(whole="truncate")
@@ -87,13 +88,16 @@ class YarnScaling:
       high = math.ceil(high)
     low = max(low, 0)
     high = min(high, 2 * pairs - 1)
-    channels = jnp.arange(pairs, dtype=jnp.float32)
-    stretched = jnp.clip((channels - low) / (high - low or 1e-3), 0.0, 1.0)
-    return frequency_P * (1 - stretched + stretched / self.factor)
+    channel_P = jnp.arange(pairs, dtype=jnp.float32)
+    width = high - low or 1e-3
+    stretched_P = jnp.clip((channel_P - low) / width, 0.0, 1.0)
+    factor_P = 1 - stretched_P + stretched_P / self.factor
+    return frequency_P * factor_P
 
   def _channel(self, turns: float, theta: float, pairs: int) -> float:
     """Return the channel that turns so many times within the original length."""
-    return pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
+    wavelength = self.original_length / (2 * math.pi * turns)
+    return pairs * math.log(wavelength) / math.log(theta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +117,8 @@ class DynamicScaling:
     length_B111 = jnp.maximum(length_B111, self.original_length).astype(jnp.float32)
     growth_B111 = self.factor * length_B111 / self.original_length - (self.factor - 1)
     # Channel i has the frequency theta^(-i / P), and theta grows by growth^(P / (P - 1)).
-    return frequency_P * growth_B111 ** (-jnp.arange(pairs, dtype=jnp.float32) / max(pairs - 1, 1))
+    exponent_P = -jnp.arange(pairs, dtype=jnp.float32) / max(pairs - 1, 1)
+    return frequency_P * growth_B111**exponent_P
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +150,8 @@ class LongScaling:
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
     short_P = jnp.asarray(self.short, jnp.float32)
     long_P = jnp.asarray(self.long, jnp.float32)
-    return frequency_P / jnp.where(length_B111 > self.original_length, long_P, short_P)
+    factor_B11P = jnp.where(length_B111 > self.original_length, long_P, short_P)
+    return frequency_P / factor_B11P
 
 
 class Rope(Position):
@@ -185,17 +191,19 @@ class Rope(Position):
 
   def rotate(self, x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:
     R = int(x_BTNH.shape[-1] * self.fraction)
-    frequency = 1.0 / self.theta ** (jnp.arange(0, R, 2, dtype=jnp.float32) / R)
+    exponent_P = jnp.arange(0, R, 2, dtype=jnp.float32) / R
+    frequency = 1.0 / self.theta**exponent_P
     if self.scaling is not None:
-      length_B111 = jnp.max(pos_BT, axis=-1, keepdims=True)[..., None, None] + 1
+      last_pos_B1 = jnp.max(pos_BT, axis=-1, keepdims=True)
+      length_B111 = last_pos_B1[..., None, None] + 1
       frequency = self.scaling(frequency, self.theta, length_B111)
     angle_BT1P = pos_BT[..., None, None].astype(jnp.float32) * frequency
     sin_BT1P = self.amplitude * jnp.sin(angle_BT1P)
     cos_BT1P = self.amplitude * jnp.cos(angle_BT1P)
-    rotated = _rotate(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
+    rotated_BTNR = _rotate(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
     if R == x_BTNH.shape[-1]:
-      return rotated
-    return jnp.concatenate([rotated, x_BTNH[..., R:]], -1)
+      return rotated_BTNR
+    return jnp.concatenate([rotated_BTNR, x_BTNH[..., R:]], -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -214,16 +222,20 @@ def _rotate(
   else:
     spread = partial(jnp.tile, reps=2)
     sign = np.repeat([-1.0, 1.0], half)
-  signed_sin = spread(sin_BT1P) * sign.astype(np.float32)
-  partners = _swap_pairs(interleaved, x_BTNR).astype(jnp.float32) * signed_sin
-  return (x_BTNR.astype(jnp.float32) * spread(cos_BT1P) + partners).astype(x_BTNR.dtype)
+  sin_BT1R = spread(sin_BT1P) * sign.astype(np.float32)
+  partners_BTNR = _swap_pairs(interleaved, x_BTNR).astype(jnp.float32)
+  sin_part_BTNR = partners_BTNR * sin_BT1R
+  cos_part_BTNR = x_BTNR.astype(jnp.float32) * spread(cos_BT1P)
+  rotated_BTNR = cos_part_BTNR + sin_part_BTNR
+  return rotated_BTNR.astype(x_BTNR.dtype)
 
 
 def _swap_pairs(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
   """Return the other channel of each pair in its place."""
   half = x_BTNR.shape[-1] // 2
   if platform() == "tpu":  # a product that moves lanes, exactly
-    order = np.arange(2 * half) ^ 1 if interleaved else np.roll(np.arange(2 * half), half)
+    channels = np.arange(2 * half)
+    order = channels ^ 1 if interleaved else np.roll(channels, half)
     permutation = np.eye(2 * half)[:, order].astype(x_BTNR.dtype)
     return jnp.matmul(x_BTNR, permutation, precision=jax.lax.Precision.HIGHEST)
   if interleaved:
@@ -238,7 +250,8 @@ def _rotate_forward(interleaved, x_BTNR, cos_BT1P, sin_BT1P):
 
 def _rotate_backward(interleaved, angles, g_BTNR):
   cos_BT1P, sin_BT1P = angles
-  return _rotate(interleaved, g_BTNR, cos_BT1P, -sin_BT1P), None, None
+  d_x_BTNR = _rotate(interleaved, g_BTNR, cos_BT1P, -sin_BT1P)
+  return d_x_BTNR, None, None
 
 
 _rotate.defvjp(_rotate_forward, _rotate_backward)

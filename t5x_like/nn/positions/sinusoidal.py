@@ -39,7 +39,8 @@ class SinusoidalPosition(Position):
     if self.last_frequency is not None:
       share = jnp.arange(D // 2, dtype=jnp.float32) / max(D // 2 - 1, 1)
       frequency = self.last_frequency**share
-    angle = (pos_BT[..., None] + self.offset).astype(jnp.float32) * frequency
+    pos32_BT1 = (pos_BT[..., None] + self.offset).astype(jnp.float32)
+    angle = pos32_BT1 * frequency
     sin = jnp.sin(angle)
     cos = jnp.cos(angle)
     if self.interleaved:

@@ -88,8 +88,8 @@ def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> _Quantiz
   limits = jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)
   largest = float(limits.max)
   x = x.astype(jnp.float32)
-  magnitude = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _MIN_MAGNITUDE)
-  scale = magnitude / largest
+  magnitude = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+  scale = jnp.maximum(magnitude, _MIN_MAGNITUDE) / largest
   x = jnp.clip(x / scale, -largest, largest)
   if is_integer:
     x = jnp.round(x)
@@ -111,9 +111,12 @@ def _multiply(
   num_free_b = values_b.ndim - len(axes_b) - num_batch_axes
   scale_a = jnp.squeeze(scale_a, axes_a)
   scale_b = jnp.squeeze(scale_b, axes_b)
-  scale_a = jnp.expand_dims(scale_a, tuple(range(scale_a.ndim, scale_a.ndim + num_free_b)))
-  scale_b = jnp.expand_dims(scale_b, tuple(range(num_batch_axes, num_batch_axes + num_free_a)))
-  return (y.astype(jnp.float32) * scale_a * scale_b).astype(dtype)
+  free_axes_b = tuple(range(scale_a.ndim, scale_a.ndim + num_free_b))
+  free_axes_a = tuple(range(num_batch_axes, num_batch_axes + num_free_a))
+  scale_a = jnp.expand_dims(scale_a, free_axes_b)
+  scale_b = jnp.expand_dims(scale_b, free_axes_a)
+  scaled = y.astype(jnp.float32) * scale_a * scale_b
+  return scaled.astype(dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
@@ -127,13 +130,15 @@ def _quantize_kernel(
   kernel, axis: int, product: ScaledProduct, axes: Axes, token_axes: Axes
 ) -> _Quantized:
   """Round a kernel along `axis` on the devices that have its parts; gather the rounded values."""
-  scale_axes = tuple(None if i == axis else name for i, name in enumerate(axes))
+  scale_axes = (*axes[:axis], None, *axes[axis + 1 :])
   values, scale = round_to_8_bits(kernel, (axis,), product.factors)
   # Without a constraint on the rounded kernel, the partitioner would gather the kernel first and
   # round it on every device.
-  values = gather(constrain(values, *axes), axes, token_axes)
-  scale = gather(constrain(scale, *scale_axes), scale_axes, token_axes)
-  return values, scale
+  values = constrain(values, *axes)
+  gathered_values = gather(values, axes, token_axes)
+  scale = constrain(scale, *scale_axes)
+  gathered_scale = gather(scale, scale_axes, token_axes)
+  return gathered_values, gathered_scale
 
 
 def _forward(x, kernel, product, dtype, axes, token_axes):
@@ -142,7 +147,8 @@ def _forward(x, kernel, product, dtype, axes, token_axes):
   kernel_axis = len(batch)
   quantized_x = round_to_8_bits(x, (x_axis,), product.factors)
   quantized_kernel = _quantize_kernel(kernel, kernel_axis, product, axes, token_axes)
-  y = _multiply(quantized_x, quantized_kernel, ((x_axis,), (kernel_axis,)), (batch, batch), dtype)
+  contracted = ((x_axis,), (kernel_axis,))
+  y = _multiply(quantized_x, quantized_kernel, contracted, (batch, batch), dtype)
   return y, (x, kernel)
 
 

@@ -18,6 +18,5 @@ from t5x_like.nn.quantization._scaled import ScaledProduct, quantize_block
 
 
 def make():
-  return partial(
-    quantize_block, ScaledProduct("float8_e4m3fn", "float8_e5m2", rounds_kernel_gradient=True)
-  )
+  product = ScaledProduct("float8_e4m3fn", "float8_e5m2", rounds_kernel_gradient=True)
+  return partial(quantize_block, product)

@@ -14,4 +14,5 @@ from t5x_like.nn.quantization._scaled import ScaledProduct, quantize_block
 
 
 def make():
-  return partial(quantize_block, ScaledProduct("int8", "int8", rounds_kernel_gradient=False))
+  product = ScaledProduct("int8", "int8", rounds_kernel_gradient=False)
+  return partial(quantize_block, product)

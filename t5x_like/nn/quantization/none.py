@@ -4,7 +4,7 @@ from flax import nnx
 
 
 def make():
-  def unchanged(block: nnx.Module) -> nnx.Module:
+  def return_block(block: nnx.Module) -> nnx.Module:
     return block
 
-  return unchanged
+  return return_block
