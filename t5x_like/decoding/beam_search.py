@@ -6,16 +6,24 @@ including the end token. Two rules decide which sequences are finished and when 
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from t5x_like.decoding.generate import Batch, is_encoder_memory, prefill, split_state
+from t5x_like.decoding.generate import (
+  Batch,
+  PrefilledModel,
+  is_encoder_memory,
+  prefill,
+  split_state,
+)
 from t5x_like.decoding.sampling import DecodingStep, Transform, apply_transforms, is_in, row_maximum
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
+from t5x_like.nn.decode import DecodeState
 from t5x_like.parallel.constrain import constrain
 
 
@@ -62,16 +70,25 @@ class AttainableScore:
   """
 
   def finishing_candidates(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
-    """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this
-    is the last step."""
+    """Return bool [B, C], True for candidates (best first) that finish.
+
+    Args:
+      last: whether this is the last step.
+    """
     return ended_BC
 
   def continuing_rows(
     self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty
   ) -> jax.Array:
-    """Return which rows continue, bool [B], from their best running log-probability and finished
-    scores."""
-    return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
+    """Return bool [B], True for rows that continue.
+
+    Args:
+      best_B: the best log-probability of a running sequence.
+      done_BK: the scores of finished sequences.
+    """
+    largest_penalty = jnp.maximum(penalty(length), penalty(max_length))
+    attainable_B = best_B / largest_penalty
+    return attainable_B > jnp.min(done_BK, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +116,9 @@ class TransformersRule(AttainableScore):
       return super().continuing_rows(best_B, done_BK, length, max_length, penalty)
     worst_B = jnp.min(done_BK, axis=1)
     hopeful_B = best_B / penalty(length) > worst_B
-    return hopeful_B & jnp.isneginf(worst_B) if self.early_stopping else hopeful_B
+    if not self.early_stopping:
+      return hopeful_B
+    return hopeful_B & jnp.isneginf(worst_B)
 
 
 def beam_search(
@@ -133,62 +152,189 @@ def beam_search(
   """
   if beams < 1:
     raise UserError(f"beams: found {beams}, expected at least 1")
-  K = beams
-  L = max_length
-  V = model.variant.vocab_size
-  penalty = NoPenalty() if length_penalty is None else length_penalty
   start = prefill(model, batch, max_length, eos)
-  changing, join = split_state(
-    jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state)
+  spread_state = jax.tree_util.tree_map_with_path(partial(_spread, beams=beams), start.state)
+  changing, join = split_state(spread_state)
+  search = _Search(
+    start=start,
+    join=join,
+    beams=beams,
+    max_length=max_length,
+    vocab=model.variant.vocab_size,
+    penalty=NoPenalty() if length_penalty is None else length_penalty,
+    rule=rule,
+    transforms=transforms,
+    stop=stop,
   )
-  B = start.last_B1.shape[0]
-  ends = len(start.eos) or int(stop is not None)
-  C = min((1 + ends) * K, K * V)  # enough to include K that do not end; with `stop`, usually enough
+  result = jax.lax.while_loop(search.is_unfinished, search.advance, search.first_beams(changing))
+  return search.choose_best(result)
 
-  def more(carry):
-    *_, open_B, index = carry
-    return (index < L) & jnp.any(open_B)
 
-  def step(carry):
-    changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
-    logits_MV, state = start.next_logits(last_BK.reshape(B * K, 1), join(changing), index)
-    progress = DecodingStep(index, L, start.eos, start.prompt_BP, running)
-    scores_MV = apply_transforms(transforms, jax.nn.log_softmax(logits_MV, axis=-1), progress)
-    scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
-    best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
-    parent_BC = at_BC // V
-    token_BC = at_BC % V
-    candidates = jax.lax.dynamic_update_slice(
-      _pick(running, parent_BC), token_BC[..., None], (0, 0, index)
+@dataclasses.dataclass(frozen=True)
+class _Beams:
+  """The state of a search between two steps; a pytree.
+
+  Attributes:
+    changing: the leaves of the `DecodeState` that steps change, with a row for each beam.
+    last_BK: int32, the last token of each running sequence.
+    running_BKL, running_scores_BK: the new tokens of the running sequences, best first, and their
+      log-probabilities.
+    done_BKL, done_scores_BK: the new tokens of the best finished sequences and their penalised
+      log-probabilities, -inf where there are fewer.
+    open_B: bool, the rows whose search continues.
+    index: int32 scalar, the number of steps.
+  """
+
+  changing: list[jax.Array]
+  last_BK: jax.Array
+  running_BKL: jax.Array
+  running_scores_BK: jax.Array
+  done_BKL: jax.Array
+  done_scores_BK: jax.Array
+  open_B: jax.Array
+  index: jax.Array
+
+
+jax.tree_util.register_dataclass(_Beams)
+
+
+class _Candidates(NamedTuple):
+  """The C best continuations of a row's running sequences, best first.
+
+  Attributes:
+    scores_BC: float32, their log-probabilities.
+    parent_BC, token_BC: int32, the sequence that each continues, and its new token.
+    tokens_BCL: int32, all new tokens.
+  """
+
+  scores_BC: jax.Array
+  parent_BC: jax.Array
+  token_BC: jax.Array
+  tokens_BCL: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """The constants of a search; see `beam_search`.
+
+  Attributes:
+    join: the function of `split_state` that rejoins a `DecodeState`.
+    vocab: the number of ids.
+  """
+
+  start: PrefilledModel
+  join: Callable[[list[jax.Array]], DecodeState]
+  beams: int
+  max_length: int
+  vocab: int
+  penalty: Penalty
+  rule: AttainableScore
+  transforms: Sequence[Transform]
+  stop: StopStrings | None
+
+  @property
+  def candidates(self) -> int:
+    """The number of candidates of a row: `beams` of them do not end.
+
+    With `stop`, whose strings more than one token can complete, this usually holds.
+    """
+    ends = len(self.start.eos) or int(self.stop is not None)
+    return min((1 + ends) * self.beams, self.beams * self.vocab)
+
+  def first_beams(self, changing: list[jax.Array]) -> _Beams:
+    """Return the state before the first step."""
+    B = self.start.last_B1.shape[0]
+    K = self.beams
+    empty_BKL = jnp.full((B, K, self.max_length), self.start.pad, jnp.int32)
+    empty_BKL = constrain(empty_BKL, "batch", None, None)
+    missing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
+    return _Beams(
+      changing=changing,
+      running_scores_BK=missing_BK.at[:, 0].set(0.0),  # beams are equal at first; only one counts
+      last_BK=jnp.broadcast_to(self.start.last_B1, (B, K)),
+      running_BKL=empty_BKL,
+      done_BKL=empty_BKL,
+      done_scores_BK=missing_BK,
+      open_B=self.start.alive_B,
+      index=jnp.int32(0),
     )
-    ended_BC = is_in(token_BC, start.eos)
-    length = (index + 1).astype(jnp.float32)
-    if stop is not None:
-      ended_BC |= stop(candidates.reshape(B * C, L), index).reshape(B, C)
 
-    finishing_BC = rule.finishing_candidates(ended_BC, K, index == L - 1) & open_B[:, None]
-    finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)
-    done_BK, kept_BK = _best(jnp.concatenate([done_BK, finished_BC], axis=1), K)
-    done = _pick(jnp.concatenate([done, candidates], axis=1), kept_BK)
+  def is_unfinished(self, beams: _Beams) -> jax.Array:
+    return (beams.index < self.max_length) & jnp.any(beams.open_B)
 
-    running_BK, kept_BK = _best(jnp.where(ended_BC, -jnp.inf, best_BC), K)
-    running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
-    state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
-    open_B = open_B & rule.continuing_rows(running_BK[:, 0], done_BK, length, L, penalty)
-    return split_state(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
+  def advance(self, beams: _Beams) -> _Beams:
+    """Run one step: continue every running sequence by one token, or finish it."""
+    K = self.beams
+    L = self.max_length
+    candidates, state = self.find_candidates(beams)
+    ended_BC = is_in(candidates.token_BC, self.start.eos)
+    length = (beams.index + 1).astype(jnp.float32)
+    if self.stop is not None:
+      B, C = ended_BC.shape
+      stopped_M = self.stop(candidates.tokens_BCL.reshape(B * C, L), beams.index)
+      ended_BC |= stopped_M.reshape(B, C)
 
-  empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)
-  nothing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
-  running_BK = nothing_BK.at[:, 0].set(0.0)  # all beams are equal at first, so only one counts
-  last_BK = jnp.broadcast_to(start.last_B1, (B, K))
-  carry = changing, last_BK, empty, running_BK, empty, nothing_BK, start.alive_B, jnp.int32(0)
-  _, _, running, running_BK, done, done_BK, _, _ = jax.lax.while_loop(more, step, carry)
+    is_last = beams.index == L - 1
+    finishing_BC = self.rule.finishing_candidates(ended_BC, K, is_last) & beams.open_B[:, None]
+    penalised_BC = candidates.scores_BC / self.penalty(length)
+    finished_scores_BC = jnp.where(finishing_BC, penalised_BC, -jnp.inf)
+    all_scores = jnp.concatenate([beams.done_scores_BK, finished_scores_BC], axis=1)
+    done_scores_BK, kept_BK = _best(all_scores, K)
+    all_tokens = jnp.concatenate([beams.done_BKL, candidates.tokens_BCL], axis=1)
+    done_BKL = _pick(all_tokens, kept_BK)
 
-  unfinished_B1 = jnp.isneginf(done_BK[:, :1])
-  scores_BK = jnp.where(unfinished_B1, running_BK / penalty(float(L)), done_BK)
-  scores_BK = jnp.where(start.alive_B[:, None], scores_BK, -jnp.inf)
-  tokens = jnp.where(unfinished_B1[..., None], running, done)
-  return jnp.where(jnp.isneginf(scores_BK)[..., None], start.pad, tokens), scores_BK
+    running_scores_BC = jnp.where(ended_BC, -jnp.inf, candidates.scores_BC)
+    running_scores_BK, kept_BK = _best(running_scores_BC, K)
+    running_BKL = _pick(candidates.tokens_BCL, kept_BK)
+    last_BK = _pick(candidates.token_BC, kept_BK)
+    parent_BK = _pick(candidates.parent_BC, kept_BK)
+    state = jax.tree_util.tree_map_with_path(partial(_follow, parent_BK=parent_BK), state)
+    continuing_B = self.rule.continuing_rows(
+      running_scores_BK[:, 0], done_scores_BK, length, L, self.penalty
+    )
+    changing, _ = split_state(state)
+    return _Beams(
+      changing=changing,
+      last_BK=last_BK,
+      running_BKL=running_BKL,
+      running_scores_BK=running_scores_BK,
+      done_BKL=done_BKL,
+      done_scores_BK=done_scores_BK,
+      open_B=beams.open_B & continuing_B,
+      index=beams.index + 1,
+    )
+
+  def find_candidates(self, beams: _Beams) -> tuple[_Candidates, DecodeState]:
+    """Return the best continuations of the running sequences, and the cache with their tokens."""
+    B, K = beams.last_BK.shape
+    V = self.vocab
+    last_M1 = beams.last_BK.reshape(B * K, 1)
+    logits_MV, state = self.start.next_logits(last_M1, self.join(beams.changing), beams.index)
+    step = DecodingStep(
+      beams.index, self.max_length, self.start.eos, self.start.prompt_BP, beams.running_BKL
+    )
+    log_p_MV = jax.nn.log_softmax(logits_MV, axis=-1)
+    scores_MV = apply_transforms(self.transforms, log_p_MV, step)
+    scores_BKV = beams.running_scores_BK[..., None] + scores_MV.reshape(B, K, V)
+    scores_BX = constrain(scores_BKV.reshape(B, K * V), "batch", None)
+    scores_BC, index_BC = _best(scores_BX, self.candidates)
+    parent_BC = index_BC // V
+    token_BC = index_BC % V
+    tokens_BCL = jax.lax.dynamic_update_slice(
+      _pick(beams.running_BKL, parent_BC), token_BC[..., None], (0, 0, beams.index)
+    )
+    return _Candidates(scores_BC, parent_BC, token_BC, tokens_BCL), state
+
+  def choose_best(self, beams: _Beams) -> tuple[jax.Array, jax.Array]:
+    """Return the tokens and scores of the finished sequences, or of running ones in their stead."""
+    unfinished_B1 = jnp.isneginf(beams.done_scores_BK[:, :1])
+    unfinished_scores_BK = beams.running_scores_BK / self.penalty(float(self.max_length))
+    scores_BK = jnp.where(unfinished_B1, unfinished_scores_BK, beams.done_scores_BK)
+    alive_B1 = self.start.alive_B[:, None]
+    scores_BK = jnp.where(alive_B1, scores_BK, -jnp.inf)
+    tokens_BKL = jnp.where(unfinished_B1[..., None], beams.running_BKL, beams.done_BKL)
+    is_missing_BK1 = jnp.isneginf(scores_BK)[..., None]
+    return jnp.where(is_missing_BK1, self.start.pad, tokens_BKL), scores_BK
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -200,24 +346,31 @@ def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """
 
   def take(scores_BC, _):
-    value_B, at_B = row_maximum(scores_BC)
-    taken_BC = jnp.arange(scores_BC.shape[1]) == at_B[:, None]
-    return jnp.where(taken_BC, -jnp.inf, scores_BC), (value_B, at_B)
+    value_B, index_B = row_maximum(scores_BC)
+    is_taken_BC = jnp.arange(scores_BC.shape[1]) == index_B[:, None]
+    return jnp.where(is_taken_BC, -jnp.inf, scores_BC), (value_B, index_B)
 
-  _, (values_KB, at_KB) = jax.lax.scan(take, scores_BC, length=count)
-  return values_KB.T, at_KB.T
+  _, (values_KB, index_KB) = jax.lax.scan(take, scores_BC, length=count)
+  return values_KB.T, index_KB.T
 
 
-def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
-  """Select K of each row's C entries: [B, C, …] -> [B, K, …]. Works row by row: no device needs
-  another's rows."""
-  return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
+def _pick(x: jax.Array, index_BK: jax.Array) -> jax.Array:
+  """Select K of each row's C entries: [B, C, …] -> [B, K, …].
+
+  It works row by row, so that no device needs another's rows.
+  """
+  pick_in_row = jax.vmap(lambda x_C, index_K: jnp.take(x_C, index_K, axis=0, mode="clip"))
+  return pick_in_row(x, index_BK)
 
 
 def _batch_axis(path) -> int:
-  """Return the batch axis of a leaf: 1 in a stacked cache, after the layers axis; else 0, as in a
-  list of caches."""
-  return int(path[0].name == "cache" and not isinstance(path[1], jax.tree_util.SequenceKey))
+  """Return the batch axis of a leaf of a `DecodeState`.
+
+  It is 1 in a stacked cache, after the layers axis; else 0, as in a list of caches.
+  """
+  is_cache = path[0].name == "cache"
+  is_listed = is_cache and isinstance(path[1], jax.tree_util.SequenceKey)
+  return 1 if is_cache and not is_listed else 0
 
 
 def _spread(path, x: jax.Array, beams: int) -> jax.Array:
@@ -226,17 +379,20 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
     return x
   axis = _batch_axis(path)
   x = jnp.expand_dims(x, axis + 1)
-  shape = (*x.shape[: axis + 1], beams, *x.shape[axis + 2 :])
-  return jnp.broadcast_to(x, shape).reshape(*shape[:axis], -1, *shape[axis + 2 :])
+  leading = x.shape[:axis]
+  trailing = x.shape[axis + 2 :]
+  repeated = jnp.broadcast_to(x, (*leading, x.shape[axis], beams, *trailing))
+  return repeated.reshape(*leading, -1, *trailing)
 
 
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
-  """Replace each beam of a `DecodeState`'s leaf by its parent; beams differ only in the decoder's
-  own cache."""
+  """Replace each beam of a `DecodeState`'s leaf by its parent.
+
+  Beams differ only in the decoder's own cache.
+  """
   if path[0].name != "cache" or is_encoder_memory(path):
     return x
   axis = _batch_axis(path)
-  shape = x.shape
-  x = x.reshape(*shape[:axis], *parent_BK.shape, *shape[axis + 1 :])
+  by_beam = x.reshape(*x.shape[:axis], *parent_BK.shape, *x.shape[axis + 1 :])
   pick = jax.vmap(_pick, in_axes=(0, None)) if axis else _pick
-  return pick(x, parent_BK).reshape(shape)
+  return pick(by_beam, parent_BK).reshape(x.shape)

@@ -37,9 +37,10 @@ def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
     kernel = linear.kernel
     if kernel[...].ndim == 2 and is_left_factor(kernel.axes):
       return KernelFirst(linear, dtype)
-    cast = copy.copy(linear)
-    cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
-    return cast
+    cast_linear = copy.copy(linear)
+    cast_values = kernel[...].astype(dtype)
+    cast_linear.kernel = nnx.Param(cast_values, axes=kernel.axes, unit=kernel.unit)
+    return cast_linear
 
   prepared = map_linears(module, prepare)
   if dtype == jnp.float32:
@@ -81,7 +82,8 @@ class KernelFirst(Linear):
     self.bias = linear.bias
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.finish_product(kernel_first(self.kernel[...], x, x.dtype), x)
+    y = kernel_first(self.kernel[...], x, x.dtype)
+    return self.finish_product(y, x)
 
 
 class FusedLinear(nnx.Module):
@@ -131,7 +133,8 @@ def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Ar
   F, D = kernel_FD.shape
   # Both factors have two axes: with three, XLA on CPU may generate a bfloat16 product that it
   # cannot compute.
-  y_FM = contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)
+  x_MD = x.reshape(-1, D).astype(kernel_FD.dtype)
+  y_FM = contract(kernel_FD, x_MD, 1, 1, dtype)
   if y_FM.shape[1] <= _MAX_ROWS_TO_TRANSPOSE:
     # Without the barrier, XLA merges the transposition and makes the kernel the right factor.
     y_FM = jax.lax.optimization_barrier(y_FM)

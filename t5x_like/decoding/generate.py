@@ -47,9 +47,10 @@ def greedy(
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
-  return generate(
+  tokens_BT, _ = generate(
     model, batch, choose_likeliest, max_length=max_length, transforms=transforms, eos=eos
-  )[0]
+  )
+  return tokens_BT
 
 
 def sample(
@@ -73,18 +74,22 @@ def sample(
   Returns:
     int32 [B, max_length], as `greedy`.
   """
-  rows_B = jnp.arange(model.prompt(batch)[0].shape[0])
+  prompt_BP, _ = model.prompt(batch)
+  rows_B = jnp.arange(prompt_BP.shape[0])
   keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
-  return generate(
+  tokens_BT, _ = generate(
     model, batch, choose_by_keys(keys_B), max_length=max_length, transforms=transforms, eos=eos
-  )[0]
+  )
+  return tokens_BT
 
 
 TokenChoice = Callable[[jax.Array, DecodingStep], jax.Array]
 
 
 def choose_likeliest(scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
-  return row_maximum(scores_BV)[1]
+  """Return the token of the greatest score in each row, int32 [B]."""
+  _, token_B = row_maximum(scores_BV)
+  return token_B
 
 
 def choose_by_keys(keys_B: jax.Array) -> TokenChoice:
@@ -128,22 +133,28 @@ def generate(
     tokens_BT, log_p_BT, last_B1, changing, ended_B, index = carry
     logits_BV, state = start.next_logits(last_B1, join(changing), index)
     step = DecodingStep(index, max_length, start.eos, start.prompt_BP, tokens_BT)
-    chosen_B = choose(apply_transforms(transforms, logits_BV, step), step).astype(jnp.int32)
-    log_p_B1 = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)
-    log_p_B1 = constrain(jnp.where(ended_B[:, None], 0.0, log_p_B1), "batch", None)
+    scores_BV = apply_transforms(transforms, logits_BV, step)
+    chosen_B = choose(scores_BV, step).astype(jnp.int32)
+    log_p_BV = jax.nn.log_softmax(logits_BV)
+    log_p_B1 = jnp.take_along_axis(log_p_BV, chosen_B[:, None], axis=1)
+    log_p_B1 = jnp.where(ended_B[:, None], 0.0, log_p_B1)
+    log_p_B1 = constrain(log_p_B1, "batch", None)
     next_B = jnp.where(ended_B, start.pad, chosen_B)
     next_B1 = constrain(next_B[:, None], "batch", None)
     tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
     log_p_BT = jax.lax.dynamic_update_slice(log_p_BT, log_p_B1, (0, index))
     ended_B |= is_in(next_B, start.eos)
-    ended_B = ended_B if stop is None else ended_B | stop(tokens_BT, index)
-    return tokens_BT, log_p_BT, next_B1, split_state(state)[0], ended_B, index + 1
+    if stop is not None:
+      ended_B |= stop(tokens_BT, index)
+    changing, _ = split_state(state)
+    return tokens_BT, log_p_BT, next_B1, changing, ended_B, index + 1
 
   B = start.last_B1.shape[0]
   tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
   log_p_BT = constrain(jnp.zeros((B, max_length), jnp.float32), "batch", None)
-  carry = tokens_BT, log_p_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
-  return jax.lax.while_loop(is_unfinished, advance, carry)[:2]
+  carry = (tokens_BT, log_p_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0))
+  tokens_BT, log_p_BT, *_ = jax.lax.while_loop(is_unfinished, advance, carry)
+  return tokens_BT, log_p_BT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +193,10 @@ class PrefilledModel:
     # the first query repeats the last token's position and adds no key
     back = first.astype(jnp.int32)
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
-    logits_B1V, state = self.model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
-    return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
+    is_new_B1 = jnp.broadcast_to(~first, last_B1.shape)
+    logits_B1V, state = self.model.decode(last_B1, state, is_new_B1)
+    state = dataclasses.replace(state, next_pos=state.next_pos + back)
+    return logits_B1V[:, 0], state
 
 
 jax.tree_util.register_dataclass(
@@ -194,44 +207,61 @@ jax.tree_util.register_dataclass(
 
 
 def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> PrefilledModel:
-  """Read the whole prompt in one call; raise UserError if `max_length` or an id of `eos` is out of
-  range."""
+  """Read the whole prompt in one call.
+
+  Raises:
+    UserError: `max_length` or an id of `eos` is out of range.
+  """
   tokens = model.variant.tokens
-  V = model.variant.vocab_size
   eos = (tokens.eos,) if eos is None else tuple(eos)
-  if max_length < 1:
-    raise UserError(f"max_length: found {max_length}, expected at least 1")
-  wrong = [id for id in eos if not 0 <= id < V]
-  if wrong:
-    raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
+  _check_ranges(max_length, eos, model.variant.vocab_size)
   model = prepare_for_decoding(model)
   prompt_BP, valid_BP = model.prompt(batch)
   P = prompt_BP.shape[1]
   is_prompt_cached = P > 1
-  state = model.start_decoding(batch, max_length + (P if is_prompt_cached else 0))
+  slots = max_length
+  if is_prompt_cached:
+    slots += P
+  state = model.start_decoding(batch, slots)
   alive_B = jnp.any(valid_BP, axis=1)
   if state.memory_valid is not None:
     alive_B = alive_B & jnp.any(state.memory_valid, axis=1)
   if is_prompt_cached:
-    prefix_BP = batch["decoder_causal_attention"] > 0 if state.prefix is not None else None
+    prefix_BP = None
+    if state.prefix is not None:
+      prefix_BP = batch["decoder_causal_attention"] > 0
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
-  at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
-  last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
+  last_index_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
+  last_B1 = jnp.take_along_axis(prompt_BP, last_index_B1, axis=1).astype(jnp.int32)
   ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
   # a stable sort by validity puts each prompt at the end of its row
-  prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]
-  prompt_BP = constrain(prompt_BP, "batch", None)
-  last_B1 = constrain(last_B1, "batch", None)
+  is_valid_BP = valid_BP.astype(jnp.int32)
+  _, prompt_BP = jax.lax.sort((is_valid_BP, ids_BP), dimension=1, num_keys=1)
   return PrefilledModel(
-    model, state, prompt_BP, last_B1, alive_B, is_prompt_cached, tokens.pad or 0, eos
+    model=model,
+    state=state,
+    prompt_BP=constrain(prompt_BP, "batch", None),
+    last_B1=constrain(last_B1, "batch", None),
+    alive_B=alive_B,
+    is_prompt_cached=is_prompt_cached,
+    pad=tokens.pad or 0,
+    eos=eos,
   )
+
+
+def _check_ranges(max_length: int, eos: Sequence[int], vocab: int) -> None:
+  """Raise UserError if `max_length` or an id of `eos` is out of range."""
+  if max_length < 1:
+    raise UserError(f"max_length: found {max_length}, expected at least 1")
+  for token in eos:
+    if not 0 <= token < vocab:
+      raise UserError(f"eos: found {token}, expected ids of the vocabulary, 0 to {vocab - 1}")
 
 
 def split_state(
   state: DecodeState,
 ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
-  """Return the leaves of a state that steps change, and a function that rejoins them with the
-  others.
+  """Return the leaves of a state that steps change, and a function that rejoins all leaves.
 
   The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they
   are neither copied from step to step nor reordered with the beams.
@@ -239,16 +269,20 @@ def split_state(
   leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
   changing = [leaf for path, leaf in leaves if not is_encoder_memory(path)]
 
-  def join(changing):
-    changed = iter(changing)
-    return treedef.unflatten(
-      [leaf if is_encoder_memory(path) else next(changed) for path, leaf in leaves]
-    )
+  def join(new_leaves):
+    remaining = iter(new_leaves)
+    all_leaves = []
+    for path, leaf in leaves:
+      all_leaves.append(leaf if is_encoder_memory(path) else next(remaining))
+    return treedef.unflatten(all_leaves)
 
   return changing, join
 
 
 def is_encoder_memory(path) -> bool:
   """Return whether a leaf of a `DecodeState` belongs to the encoder's output."""
-  names = (str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
-  return any(name.startswith(("cross_attention", "memory_")) for name in names)
+  for part in path:
+    name = getattr(part, "key", getattr(part, "name", ""))
+    if str(name).startswith(("cross_attention", "memory_")):
+      return True
+  return False

@@ -29,23 +29,24 @@ def build_transforms(
   """Return the transforms of names and values, in their order of application.
 
   Args:
-    given: values by name.
+    values: values by name.
     where: the beginning of a name in messages.
     makers: the names allowed; None for all.
   Raises:
     UserError: a name is unknown, or a value is out of range or has the wrong type.
   """
-  makers = PENALTIES | FILTERS if makers is None else makers
+  if makers is None:
+    makers = PENALTIES | FILTERS
   for name in values:
     if name not in makers:
       raise UserError(
         f"{where}{name}: unknown{did_you_mean(name, makers)}; expected one of {', '.join(makers)}"
       )
-  return tuple(
-    _make_transform(f"{where}{name}", makers[name], values[name])
-    for name in makers
-    if name in values
-  )
+  transforms = []
+  for name, maker in makers.items():
+    if name in values:
+      transforms.append(_make_transform(f"{where}{name}", maker, values[name]))
+  return tuple(transforms)
 
 
 def _make_transform(name: str, maker: TransformFactory, value: float) -> Transform:
@@ -54,4 +55,5 @@ def _make_transform(name: str, maker: TransformFactory, value: float) -> Transfo
   try:
     return maker(value)
   except UserError as error:
-    raise UserError(f"{name}={value}: {str(error).partition(': ')[2]}") from None
+    _, _, reason = str(error).partition(": ")
+    raise UserError(f"{name}={value}: {reason}") from None

@@ -1,5 +1,4 @@
-"""Transforms that read the tokens so far: penalties and bans of repetitions, and words that must
-not come.
+"""Transforms that read the tokens so far: penalties and bans of repetitions and of words.
 
 The history of a row is the decoder's prompt and the new tokens, so a decoder's text is part of it
 and an encoder-decoder's is not, as in `transformers`. Its padding never counts. Hypotheses of a
@@ -21,11 +20,10 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-  """Division of positive scores of tokens in the history by `value`, multiplication of negative
-  ones (CTRL).
+  """Division of the scores of tokens in the history by `value` (CTRL).
 
-  Keskar et al. 2019, section 4.1, with the sign's correction of `transformers`. Above 1 it
-  discourages repetitions.
+  It follows Keskar et al. 2019, section 4.1, but multiplies negative scores, as `transformers`
+  does. A value above 1 discourages repetitions.
   """
 
   value: float
@@ -38,13 +36,16 @@ class RepetitionPenalty:
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     penalised_BV = jnp.where(scores_BV < 0, scores_BV * self.value, scores_BV / self.value)
-    return jnp.where(_among(step.history(), scores_BV.shape[-1]), penalised_BV, scores_BV)
+    is_used_BV = _mark_ids(step.history(), scores_BV.shape[-1])
+    return jnp.where(is_used_BV, penalised_BV, scores_BV)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNgrams:
-  """A ban of tokens that would repeat `n` tokens in a row of the history (Paulus et al. 2018,
-  section 2.5)."""
+  """A ban of tokens that would repeat an n-gram of the history.
+
+  It follows Paulus et al. 2018, section 2.5.
+  """
 
   n: int
 
@@ -56,24 +57,27 @@ class NoRepeatNgrams:
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     history_BH = step.history()
+    H = history_BH.shape[1]
     m = self.n - 1
-    before_BH = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
+    padded_BX = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
     last_Bm = step.last_tokens(m)
-    repeated_BH = jnp.ones_like(history_BH, bool)
+    # whether the m tokens before a place are the last m
+    completes_BH = jnp.ones_like(history_BH, bool)
     for place in range(m):
       token_B1 = last_Bm[:, place : place + 1]
-      repeated_BH &= (before_BH[:, place : place + history_BH.shape[1]] == token_B1) & (
-        token_B1 >= 0
-      )
-    return jnp.where(
-      _among(jnp.where(repeated_BH, history_BH, -1), scores_BV.shape[-1]), -jnp.inf, scores_BV
-    )
+      is_equal_BH = padded_BX[:, place : place + H] == token_B1
+      completes_BH &= is_equal_BH & (token_B1 >= 0)
+    banned_BH = jnp.where(completes_BH, history_BH, -1)
+    is_banned_BV = _mark_ids(banned_BH, scores_BV.shape[-1])
+    return jnp.where(is_banned_BV, -jnp.inf, scores_BV)
 
 
 @dataclasses.dataclass(frozen=True)
 class BannedWords:
-  """A ban of sequences of ids: the last id of each never follows the others. An id that ends a row
-  is not banned."""
+  """A ban of sequences of ids: the last id of each never follows the others.
+
+  An id that ends a row is not banned.
+  """
 
   sequences: tuple[tuple[int, ...], ...]
 
@@ -90,19 +94,23 @@ class BannedWords:
     for length, sequences in by_length.items():
       words_NL = np.asarray(sequences, np.int32)
       last_B1m = step.last_tokens(length - 1)[:, None]
-      banned.append(jnp.where(jnp.all(last_B1m == words_NL[:, :-1], axis=-1), words_NL[:, -1], -1))
+      is_begun_BN = jnp.all(last_B1m == words_NL[:, :-1], axis=-1)
+      banned.append(jnp.where(is_begun_BN, words_NL[:, -1], -1))
     if not banned:
       return scores_BV
-    return jnp.where(
-      _among(jnp.concatenate(banned, axis=1), scores_BV.shape[-1]), -jnp.inf, scores_BV
-    )
+    banned_BN = jnp.concatenate(banned, axis=1)
+    is_banned_BV = _mark_ids(banned_BN, scores_BV.shape[-1])
+    return jnp.where(is_banned_BV, -jnp.inf, scores_BV)
 
 
-def _among(ids_BN: jax.Array, size: int) -> jax.Array:
-  """Return bool [B, size], True for the ids of each row; ids that are negative or beyond the size
-  count for nothing.
+def _mark_ids(ids_BN: jax.Array, size: int) -> jax.Array:
+  """Return bool [B, size], True for the ids of each row.
 
-  Row by row, so that no device needs another's rows.
+  Ids that are negative or beyond the size are ignored. It works row by row, so that no device needs
+  another's rows.
   """
-  placed_BN = jnp.where(ids_BN < 0, size, ids_BN)
-  return jax.vmap(lambda ids_N: jnp.zeros(size, bool).at[ids_N].set(True, mode="drop"))(placed_BN)
+
+  def mark_row(ids_N: jax.Array) -> jax.Array:
+    return jnp.zeros(size, bool).at[ids_N].set(True, mode="drop")
+
+  return jax.vmap(mark_row)(jnp.where(ids_BN < 0, size, ids_BN))

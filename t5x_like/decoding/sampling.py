@@ -35,16 +35,17 @@ class DecodingStep:
   tokens: jax.Array | None = None
 
   def history(self) -> jax.Array:
-    """Return int32 [rows, P + max_length]: -1 for padding, the prompt, the tokens so far, and -1
-    after them.
+    """Return the prompts and the tokens so far: int32 [rows, P + max_length].
 
-    The last token is at place P + index - 1 of every row. The program of a step has a history only
-    if a transform asks for it.
+    Padding before the prompt and places after the tokens are -1. The last token is at place P +
+    index - 1 of every row. The program of a step has a history only if a transform asks for it.
     """
     tokens_BT = self.tokens.reshape(-1, self.max_length)
-    prompt_BP = jnp.repeat(self.prompt_BP, len(tokens_BT) // len(self.prompt_BP), axis=0)
-    made_BT = jnp.where(jnp.arange(self.max_length) < self.index, tokens_BT, -1)
-    return jnp.concatenate([prompt_BP, made_BT], axis=1)
+    beams = len(tokens_BT) // len(self.prompt_BP)
+    prompt_BP = jnp.repeat(self.prompt_BP, beams, axis=0)
+    is_generated_T = jnp.arange(self.max_length) < self.index
+    generated_BT = jnp.where(is_generated_T, tokens_BT, -1)
+    return jnp.concatenate([prompt_BP, generated_BT], axis=1)
 
   def last_tokens(self, count: int) -> jax.Array:
     """Return int32 [rows, count], the last tokens of the history; -1 where it is shorter."""
@@ -63,8 +64,10 @@ Transform = Callable[[jax.Array, DecodingStep], jax.Array]
 def apply_transforms(
   transforms: Sequence[Transform], scores_BV: jax.Array, step: DecodingStep
 ) -> jax.Array:
-  """Apply all transforms, in order. Scores are float32: logits when sampling, log-probabilities in
-  a beam search."""
+  """Apply all transforms, in order.
+
+  Scores are float32: logits when sampling, log-probabilities in a beam search.
+  """
   for transform in transforms:
     scores_BV = transform(scores_BV, step)
   return scores_BV
@@ -100,13 +103,17 @@ class TopK:
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     # a sort, unlike `jax.lax.top_k`, splits over devices by rows
     k = min(self.k, scores_BV.shape[-1])
-    return jnp.where(scores_BV >= -jnp.sort(-scores_BV, axis=-1)[:, k - 1 : k], scores_BV, -jnp.inf)
+    negated_BV = jnp.sort(-scores_BV, axis=-1)
+    least_B1 = -negated_BV[:, k - 1 : k]
+    return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopP:
-  """Restriction to the fewest likeliest tokens whose probabilities reach `p`, including ties
-  (Holtzman et al. 2020)."""
+  """Restriction to the fewest likeliest tokens whose probabilities reach `p`, including ties.
+
+  It follows Holtzman et al. 2020.
+  """
 
   p: float
 
@@ -116,10 +123,12 @@ class TopP:
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     sorted_BV = -jnp.sort(-scores_BV, axis=-1)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    # the tokens before it do not reach p
-    kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p
-    kept_BV |= jnp.arange(probs_BV.shape[-1]) == 0  # p may be less than float32 can express
-    least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
+    # A token is kept if the tokens before it do not reach p.
+    earlier_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
+    is_kept_BV = earlier_BV < self.p
+    is_kept_BV |= jnp.arange(probs_BV.shape[-1]) == 0  # p may be less than float32 can express
+    kept_BV = jnp.where(is_kept_BV, sorted_BV, jnp.inf)
+    least_B1 = jnp.min(kept_BV, axis=-1, keepdims=True)
     return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
 
 
@@ -139,10 +148,10 @@ class MinP:
 
 @dataclasses.dataclass(frozen=True)
 class Typical:
-  """Restriction to the tokens whose surprise is nearest the entropy, until their probabilities
-  reach `mass`.
+  """Restriction to the tokens whose surprise is nearest the entropy: locally typical sampling.
 
-  Locally typical sampling (Meister et al. 2023, equation 10); ties with the last are kept.
+  They are the fewest whose probabilities reach `mass` (Meister et al. 2023, equation 10), and ties
+  with the last.
   """
 
   mass: float
@@ -153,14 +162,15 @@ class Typical:
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     log_p_BV = jax.nn.log_softmax(scores_BV, axis=-1)
     p_BV = jnp.exp(log_p_BV)
-    entropy_B1 = -jnp.sum(jnp.where(p_BV > 0, p_BV * log_p_BV, 0.0), axis=-1, keepdims=True)
+    terms_BV = jnp.where(p_BV > 0, p_BV * log_p_BV, 0.0)
+    entropy_B1 = -jnp.sum(terms_BV, axis=-1, keepdims=True)
     distance_BV = jnp.abs(-log_p_BV - entropy_B1)
     nearest_BV, p_BV = jax.lax.sort((distance_BV, p_BV), num_keys=1)
-    before_BV = jnp.cumsum(p_BV, axis=-1) < self.mass
-    last_B1 = jnp.minimum(jnp.sum(before_BV, axis=-1, keepdims=True), p_BV.shape[-1] - 1)
-    return jnp.where(
-      distance_BV <= jnp.take_along_axis(nearest_BV, last_B1, axis=-1), scores_BV, -jnp.inf
-    )
+    is_below_mass_BV = jnp.cumsum(p_BV, axis=-1) < self.mass
+    count_B1 = jnp.sum(is_below_mass_BV, axis=-1, keepdims=True)
+    last_B1 = jnp.minimum(count_B1, p_BV.shape[-1] - 1)
+    largest_distance_B1 = jnp.take_along_axis(nearest_BV, last_B1, axis=-1)
+    return jnp.where(distance_BV <= largest_distance_B1, scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,18 +180,23 @@ class ForcedBos:
   token: int
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
-    return jnp.where(step.index == 0, _only(scores_BV, (self.token,)), scores_BV)
+    forced_BV = _allow_only(scores_BV, self.token)
+    return jnp.where(step.index == 0, forced_BV, scores_BV)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForcedEos:
-  """A forced end, `token`, for rows that reach the last step (BART); it does not change a beam's
-  score."""
+  """A forced end, `token`, for rows that reach the last step (BART).
+
+  It does not change a beam's score.
+  """
 
   token: int
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
-    return jnp.where(step.index == step.max_length - 1, _only(scores_BV, (self.token,)), scores_BV)
+    is_last = step.index == step.max_length - 1
+    forced_BV = _allow_only(scores_BV, self.token)
+    return jnp.where(is_last, forced_BV, scores_BV)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,16 +210,15 @@ class MinLength:
       raise UserError(f"MinLength: found {self.length}, expected at least 0")
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
-    return jnp.where(
-      (step.index < self.length) & is_in(jnp.arange(scores_BV.shape[-1]), step.eos),
-      -jnp.inf,
-      scores_BV,
-    )
+    is_early = step.index < self.length
+    is_end_V = is_in(jnp.arange(scores_BV.shape[-1]), step.eos)
+    return jnp.where(is_early & is_end_V, -jnp.inf, scores_BV)
 
 
-def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
-  """Return bool, in the shape of `ids`: True for ids among `some`."""
-  return jnp.any(ids[..., None] == jnp.asarray(some, ids.dtype), axis=-1)
+def is_in(ids: jax.Array, members: tuple[int, ...]) -> jax.Array:
+  """Return bool, in the shape of `ids`: True for ids among `members`."""
+  is_equal = ids[..., None] == jnp.asarray(members, ids.dtype)
+  return jnp.any(is_equal, axis=-1)
 
 
 def row_maximum(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -214,15 +228,19 @@ def row_maximum(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
   """
   V = scores_BV.shape[1]
   value_B = jnp.max(scores_BV, axis=1)
-  places_BV = jnp.where(scores_BV == value_B[:, None], jnp.arange(V), V)
-  return value_B, jnp.minimum(jnp.min(places_BV, axis=1), V - 1)
+  index_BV = jnp.where(scores_BV == value_B[:, None], jnp.arange(V), V)
+  first_index_B = jnp.min(index_BV, axis=1)
+  return value_B, jnp.minimum(first_index_B, V - 1)
 
 
-def _only(scores_BV: jax.Array, tokens: tuple[int, ...]) -> jax.Array:
-  row_V = jnp.where(is_in(jnp.arange(scores_BV.shape[-1]), tokens), 0.0, -jnp.inf)
+def _allow_only(scores_BV: jax.Array, token: int) -> jax.Array:
+  """Return scores of 0 for one token and -inf for all others."""
+  is_allowed_V = is_in(jnp.arange(scores_BV.shape[-1]), (token,))
+  row_V = jnp.where(is_allowed_V, 0.0, -jnp.inf)
   return jnp.broadcast_to(row_V.astype(scores_BV.dtype), scores_BV.shape)
 
 
 def _check_probability(name: str, p: float) -> None:
+  """Raise UserError if a transform's probability is out of range."""
   if not 0 < p <= 1:
     raise UserError(f"{name}: found {p}, expected a number above 0 and at most 1")

@@ -1,4 +1,4 @@
-"""Ends of rows at strings of text, found on the device, in the bytes of tokens."""
+"""Stop strings: ends of rows at strings of text, which tokens are tested for on the device."""
 
 from collections.abc import Sequence
 
@@ -23,50 +23,87 @@ class StopStrings:
 
   def __init__(self, strings: Sequence[bytes], tokens: Sequence[bytes]):
     self.longest = max(map(len, strings))
-    states = list(dict.fromkeys(string[:end] for string in strings for end in range(len(string))))
-    self._done = len(states)
-    next_SB = np.zeros((self._done + 1, 256), np.int32)
-    next_SB[self._done] = self._done
-    for state, begun in enumerate(states):
-      for byte in set(b"".join(strings)):
-        read = begun + bytes([byte])
-        suffixes = (read[start:] for start in range(len(read) + 1))
-        ended = any(read.endswith(string) for string in strings)
-        next_SB[state, byte] = (
-          self._done
-          if ended
-          else next(states.index(string) for string in suffixes if string in states)
-        )
-    state_VS = np.tile(np.arange(self._done + 1, dtype=np.int32), (len(tokens), 1))
-    length_V = np.array([len(string) for string in tokens])
-    for place in range(length_V.max(initial=0)):
-      longer = np.flatnonzero(length_V > place)
-      byte_N1 = np.array([tokens[i][place] for i in longer])[:, None]
-      state_VS[longer] = next_SB[state_VS[longer], byte_N1]
-    kinds = {np.arange(self._done + 1, dtype=np.int32).tobytes(): 0}  # of tokens without text
-    self._kind_V = np.array(
-      [kinds.setdefault(row.tobytes(), len(kinds)) for row in state_VS], np.int32
-    )
+    next_SB = _build_automaton(strings)
+    self._done = len(next_SB) - 1
+    state_VS = _read_tokens(next_SB, tokens)
+    no_text_S = np.arange(len(next_SB), dtype=np.int32)  # every state stays
+    kinds = {no_text_S.tobytes(): 0}
+    kind_of_token = []
+    for state_S in state_VS:
+      kind = kinds.setdefault(state_S.tobytes(), len(kinds))
+      kind_of_token.append(kind)
+    self._kind_V = np.array(kind_of_token, np.int32)
     self._next_KS = np.frombuffer(b"".join(kinds), np.int32).reshape(len(kinds), -1)
 
   def __call__(self, tokens_BT: jax.Array, index: jax.Array) -> jax.Array:
-    """Return bool [B]: whether the token at place `index` of a row completes a string, with the
-    tokens before it."""
+    """Return bool [B]: whether the token at `index` of a row completes a string.
+
+    The string may begin in the tokens before it.
+    """
     padded = jnp.pad(tokens_BT, ((0, 0), (self.longest - 1, 0)), constant_values=-1)
     window_BW = jax.lax.dynamic_slice_in_dim(padded, index, self.longest, axis=1)
-    known_BW = (window_BW >= 0) & (window_BW < len(self._kind_V))
-    kind_BW = jnp.where(known_BW, jnp.asarray(self._kind_V)[jnp.where(known_BW, window_BW, 0)], 0)
+    has_text_BW = (window_BW >= 0) & (window_BW < len(self._kind_V))
+    kind_V = jnp.asarray(self._kind_V)
+    kind_BW = kind_V[jnp.where(has_text_BW, window_BW, 0)]
+    kind_BW = jnp.where(has_text_BW, kind_BW, 0)
     table = jnp.asarray(self._next_KS.reshape(-1))
-    width = self._next_KS.shape[1]
-    read = lambda state_B, kind_B: (table[kind_B * width + state_B], None)  # noqa: E731
-    state_B, _ = jax.lax.scan(read, jnp.zeros_like(kind_BW[:, 0]), kind_BW.T)
+    states = self._next_KS.shape[1]
+
+    def read_token(state_B, kind_B):
+      return table[kind_B * states + state_B], None
+
+    start_B = jnp.zeros_like(kind_BW[:, 0])
+    state_B, _ = jax.lax.scan(read_token, start_B, kind_BW.T)
     return state_B == self._done
 
   def through_stop(self, ids: Sequence[int]) -> Sequence[int]:
     """Return the ids up to the first that completes a string, with it; all if none does."""
     state = 0
-    for place, i in enumerate(ids):
-      state = self._next_KS[self._kind_V[i] if i < len(self._kind_V) else 0, state]
+    for place, token in enumerate(ids):
+      kind = self._kind_V[token] if token < len(self._kind_V) else 0
+      state = self._next_KS[kind, state]
       if state == self._done:
         return ids[: place + 1]
     return ids
+
+
+def _build_automaton(strings: Sequence[bytes]) -> np.ndarray:
+  """Return the automaton that finds the strings: int32 [states, 256], the next state of each byte.
+
+  State 0 has read nothing of a string. The last state has read one whole and is never left.
+  """
+  prefixes = []
+  for string in strings:
+    prefixes += [string[:end] for end in range(len(string))]
+  states = {prefix: state for state, prefix in enumerate(dict.fromkeys(prefixes))}
+  done = len(states)
+  next_SB = np.zeros((done + 1, 256), np.int32)
+  next_SB[done] = done
+  for prefix, state in states.items():
+    for byte in set(b"".join(strings)):
+      text = prefix + bytes([byte])
+      if any(text.endswith(string) for string in strings):
+        next_SB[state, byte] = done
+      else:
+        next_SB[state, byte] = _longest_suffix_state(text, states)
+  return next_SB
+
+
+def _longest_suffix_state(text: bytes, states: dict[bytes, int]) -> int:
+  """Return the state of the longest suffix of `text` that begins a string."""
+  start = 0
+  while text[start:] not in states:
+    start += 1
+  return states[text[start:]]
+
+
+def _read_tokens(next_SB: np.ndarray, tokens: Sequence[bytes]) -> np.ndarray:
+  """Return the state after each token from each state: int32 [V, states]."""
+  states = len(next_SB)
+  state_VS = np.tile(np.arange(states, dtype=np.int32), (len(tokens), 1))
+  length_V = np.array([len(token) for token in tokens])
+  for place in range(length_V.max(initial=0)):
+    longer_N = np.flatnonzero(length_V > place)
+    byte_N = np.array([tokens[token][place] for token in longer_N])
+    state_VS[longer_N] = next_SB[state_VS[longer_N], byte_N[:, None]]
+  return state_VS

@@ -1,5 +1,4 @@
-"""Prepare a model for generation, which runs it once per new token: compute the invariants of the
-loop beforehand.
+"""Prepare a model for generation: compute once what its loop over tokens reads at every step.
 
 Kernels are cast to the compute dtype. If layers are a Python loop (`nn.stack.Stack.layers`), each
 gets its own arrays and its own cache. A `Stack` would slice stacked parameters and caches in every
@@ -27,34 +26,41 @@ class Unrolled(nnx.Module):
   """A `Stack` split into its layers, called like it; its cache is a list of the layers' caches."""
 
   def __init__(self, stack: Stack | TwoPartStack, dtype: jnp.dtype):
-    parts = [stack.first, stack.rest] if isinstance(stack, TwoPartStack) else [stack]
+    parts = [stack]
+    if isinstance(stack, TwoPartStack):
+      parts = [stack.first, stack.rest]
     self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
-    self.blocks = nnx.List(
-      [prepare_for_loop(block, dtype) for part in parts for block in _unstack_layers(part.blocks)]
-    )
+    blocks = []
+    for part in parts:
+      for block in _unstack_layers(part.blocks):
+        blocks.append(prepare_for_loop(block, dtype))
+    self.blocks = nnx.List(blocks)
 
   def __call__(
     self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None
   ):
     """Return ([B, T, D], {} for the auxiliary scalars, cache)."""
-    context = dataclasses.replace(context, bias=self.rest.bias(context.mask, x_BTD.shape[0]))
-    after = []
-    for block, layer_cache in zip(self.blocks, cache or [None] * len(self.blocks), strict=True):
-      x_BTD, _, layer_cache = block(x_BTD, context, layer_cache, None)
-      after.append(layer_cache)
-    return self.rest.final_norm(x_BTD), {}, cache and after
+    bias = self.rest.bias(context.mask, x_BTD.shape[0])
+    context = dataclasses.replace(context, bias=bias)
+    layer_caches = cache or [None] * len(self.blocks)
+    new_caches = []
+    for block, layer_cache in zip(self.blocks, layer_caches, strict=True):
+      x_BTD, _, new_cache = block(x_BTD, context, layer_cache, None)
+      new_caches.append(new_cache)
+    return self.rest.final_norm(x_BTD), {}, (new_caches if cache else cache)
 
   def start_cache(self, start: CacheStart) -> list:
     return [block.start_cache(start) for block in self.blocks]
 
   def without(self, *names: str) -> "Unrolled":
+    """Return a stack that shares these layers, without the named sublayers."""
     stack = copy.copy(self)
-    sublayers_of_blocks = [
-      {name: getattr(block, name) for name in block.names if name not in names}
-      for block in self.blocks
-    ]
-    stack.blocks = nnx.List([Block(**sublayers) for sublayers in sublayers_of_blocks])
+    blocks = []
+    for block in self.blocks:
+      kept_names = [name for name in block.names if name not in names]
+      blocks.append(Block(**{name: getattr(block, name) for name in kept_names}))
+    stack.blocks = nnx.List(blocks)
     return stack
 
 
@@ -62,15 +68,15 @@ class CastHead(nnx.Module):
   """A language model head with its kernel in the compute dtype, called like the original."""
 
   def __init__(self, head: LmHead, embed: Embed, dtype: jnp.dtype):
-    tied = head.kernel is None
-    kernel = embed.table if tied else head.kernel
+    is_tied = head.kernel is None
+    kernel = embed.table if is_tied else head.kernel
     values = kernel[...].astype(dtype)
-    first = is_left_factor(kernel.axes)
-    self.logits = KernelFirstLogits if first else VocabularyLogits
-    self.tied = tied or first
-    self.kernel = nnx.Param(
-      values.T if self.tied != tied else values, axes=kernel.axes, unit=kernel.unit
-    )
+    is_kernel_first = is_left_factor(kernel.axes)
+    if is_kernel_first and not is_tied:
+      values = values.T
+    self.logits = KernelFirstLogits if is_kernel_first else VocabularyLogits
+    self.tied = is_tied or is_kernel_first
+    self.kernel = nnx.Param(values, axes=kernel.axes, unit=kernel.unit)
     self.bias = head.bias
     self.scale = head.scale
     self.softcap = head.softcap
@@ -79,8 +85,10 @@ class CastHead(nnx.Module):
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
   ) -> dict[str, VocabularyLogits]:
     bias = None if self.bias is None else self.bias[...]
-    x_BTD = x_BTD if self.scale == 1.0 else x_BTD * self.scale
-    return {"logits": self.logits(x_BTD, self.kernel[...], bias, self.tied, self.softcap)}
+    if self.scale != 1.0:
+      x_BTD = x_BTD * self.scale
+    logits = self.logits(x_BTD, self.kernel[...], bias, self.tied, self.softcap)
+    return {"logits": logits}
 
 
 def prepare_for_decoding(model):
@@ -95,10 +103,11 @@ def prepare_for_decoding(model):
     stack = getattr(model, name, None)
     if isinstance(stack, Stack | TwoPartStack):
       setattr(prepared, name, _prepare_stack(stack, model.dtype))
-  prepared.head = copy.copy(model.head)
-  # OPT 350M projects before it
-  owner, name = (prepared.head, "inner") if hasattr(prepared.head, "inner") else (prepared, "head")
-  setattr(owner, name, CastHead(getattr(owner, name), model.embed, model.dtype))
+  if hasattr(model.head, "inner"):  # OPT 350M projects before it
+    prepared.head = copy.copy(model.head)
+    prepared.head.inner = CastHead(model.head.inner, model.embed, model.dtype)
+  else:
+    prepared.head = CastHead(model.head, model.embed, model.dtype)
   prepared.prepared_for_decoding = True
   return prepared
 
@@ -115,6 +124,7 @@ def _unstack_layers(blocks: Block) -> list[Block]:
   """Split blocks with a leading layers axis into one block per layer."""
   leaves, treedef = jax.tree.flatten(blocks)
   layers_of_leaves = []
-  for x in leaves:
-    layers_of_leaves.append([layer.squeeze(0) for layer in jax.lax.split(x, [1] * x.shape[0])])
+  for leaf in leaves:
+    slices = jax.lax.split(leaf, [1] * leaf.shape[0])
+    layers_of_leaves.append([layer.squeeze(0) for layer in slices])
   return [treedef.unflatten(layer) for layer in zip(*layers_of_leaves, strict=True)]
