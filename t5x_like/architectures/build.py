@@ -109,7 +109,8 @@ class StackBuilder:
         f"config.model.design: the layer pattern repeats every {period} layers, found {layers} "
         f"layers, expected a multiple of {period}"
       )
-    abstract_cores = jax.eval_shape(lambda: [self._core(turn) for turn in range(len(self.cores))])
+    turns = range(len(self.cores))
+    abstract_cores = jax.eval_shape(lambda: [self._core(turn) for turn in turns])
     stack = Stack(
       self.block,
       layers // period,
@@ -144,13 +145,14 @@ class StackBuilder:
       suffix = f"_{turn}" if self.period > 1 else ""
       for name, sublayer in self._layer(turn, rngs).items():
         sublayers[name + suffix] = sublayer
+    block = Block(self.period, **sublayers)
     quantize = slots.make(
       "config.model.design.quantization",
       self.design.quantization,
       "t5x_like.nn.quantization",
       "make",
     )
-    return quantize(Block(self.period, **sublayers))
+    return quantize(block)
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:
@@ -193,17 +195,24 @@ class StackBuilder:
 
   @property
   def dropout(self) -> Dropout:
-    return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
+    shared_axes = (-2,) if self.design.shared_dropout else ()
+    return Dropout(self.dropout_rate, shared_axes)
 
   def dropout_at(self, place: str) -> Dropout:
     """Return the dropout after the inputs or a sublayer, named as in a block."""
     if place == "moe":
       place = "mlp"
-    return NO_DROPOUT if place in self.design.no_dropout else self.dropout
+    if place in self.design.no_dropout:
+      return NO_DROPOUT
+    return self.dropout
 
   @property
   def attention_dropout(self) -> Dropout:
-    kinds = {"pairs": self.dropout, "keys": Dropout(self.dropout_rate, (-2,)), "none": NO_DROPOUT}
+    kinds = {
+      "pairs": self.dropout,
+      "keys": Dropout(self.dropout_rate, (-2,)),
+      "none": NO_DROPOUT,
+    }
     return kinds[self.design.attention_dropout]
 
   @property
@@ -223,25 +232,27 @@ class StackBuilder:
     return self.residual_gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+    """Build the sublayers of one layer of a period, each in its residual connection, by name."""
     design = self.design
-    dims = self.dims
-    sparse = design.experts and (turn + 1) % design.experts_every == 0
-    parts = {"self_attention": self._attention(SelfAttention, rngs, turn)}
+    is_sparse = design.experts and (turn + 1) % design.experts_every == 0
+    sublayers = {"self_attention": self._attention(SelfAttention, rngs, turn)}
     if self.cross:
-      parts["cross_attention"] = self._attention(CrossAttention, rngs)
-    parts["moe" if sparse else "mlp"] = self._mlp(rngs, sparse)
+      sublayers["cross_attention"] = self._attention(CrossAttention, rngs)
+    sublayers["moe" if is_sparse else "mlp"] = self._mlp(rngs, is_sparse)
     if design.parallel == "no":
-      return {name: self._residual(part, rngs, turn, name) for name, part in parts.items()}
+      residuals = {}
+      for name, sublayer in sublayers.items():
+        residuals[name] = self._residual(sublayer, rngs, turn, name)
+      return residuals
     if design.parallel == "one_norm":
-      return {"parallel": self._residual(Parallel(**parts), rngs, turn, "parallel")}
-    branches = {
-      name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()
-    }
-    return {
-      "parallel": Residual(
-        Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn
-      )
-    }
+      return {"parallel": self._residual(Parallel(**sublayers), rngs, turn, "parallel")}
+    branches = {}
+    for name, sublayer in sublayers.items():
+      branches[name] = Normed(sublayer, norm=design.make_norm(self.dims.embed, rngs))
+    parallel = Residual(
+      Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn
+    )
+    return {"parallel": parallel}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     """Build the self-attention of a turn, or cross-attention without one.
@@ -269,7 +280,8 @@ class StackBuilder:
       core = Dense() if design.core == "dense" else Auto()
       window = None
     else:
-      position = self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs)
+      scheme = self.schemes[turn % len(self.schemes)]
+      position = self._position_at("layer", scheme, rngs)
       core = self._core(turn, rngs)
       window = design.windows[turn % len(design.windows)]
       if design.latent is not None:
@@ -301,6 +313,7 @@ class StackBuilder:
     return self.design.attention_scale
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
+    """Build the feed-forward sublayer: experts if `sparse`."""
     design = self.design
     dims = self.dims
     mlp = dims.mlp
@@ -334,10 +347,13 @@ class StackBuilder:
       norms[norm_name] = design.make_norm(self.dims.embed, rngs, gain)
     if design.layer_scale is not None:
       norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
+    alpha = 1.0
+    if design.norm_position == "deepnorm":
+      alpha, _ = self.deepnorm
     return Residual(
       layer,
       **norms,
-      alpha=self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0,
+      alpha=alpha,
       dropout=self.dropout_at(name),
       drop_path=self.drop_path,
       turn=turn,
@@ -366,14 +382,14 @@ class StackBuilder:
 
   def _core(self, turn: int, rngs: nnx.Rngs | None = None) -> Core:
     key, spec = self.cores[turn % len(self.cores)]
-    return slots.make(
-      key, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal
-    )
+    rngs = rngs or nnx.Rngs(0)
+    return slots.make(key, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
 
 
 def _smallest(limits: list[int | None]) -> int | None:
   """Return the smallest of the limits that are set; None if none is."""
-  return min((limit for limit in limits if limit is not None), default=None)
+  numbers = [limit for limit in limits if limit is not None]
+  return min(numbers, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,9 +410,12 @@ def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tupl
   M = decoder_layers
   if N and M:
     root = (N**4 * M) ** (1 / 16)
-    return {"encoder": (0.81 * root, 0.87 / root), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
+    encoder_weights = (0.81 * root, 0.87 / root)
+    decoder_weights = ((3 * M) ** 0.25, (12 * M) ** -0.25)
+    return {"encoder": encoder_weights, "decoder": decoder_weights}
+  side = "encoder" if N else "decoder"
   layers = N or M
-  return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
+  return {side: ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
 
 
 def resolve_variant(

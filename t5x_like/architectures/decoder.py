@@ -46,8 +46,10 @@ class Decoder(Architecture):
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)
-    count = self._score_count
-    self.scores = Scores(rngs, variant, parts.dropout_rate, count) if count else None
+    scores = None
+    if self._score_count:
+      scores = Scores(rngs, variant, parts.dropout_rate, self._score_count)
+    self.scores = scores
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Compute next-token logits at every position.
@@ -73,11 +75,15 @@ class Decoder(Architecture):
       causal=True,
       aligned=has_aligned_positions(batch, "decoder"),
     )
-    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
+    x_BTD = self.embed(tokens_BT, self.dtype)
+    x_BTD = self.inputs(x_BTD, pos, key=subkey(key, 0))
     context = Context(mask=mask, valid=valid)
     x_BTD, aux, _ = self.decoder(x_BTD, context, key=subkey(key, 1))
-    add_aux(aux, "ahead", self.predict_ahead(tokens_BT, x_BTD, context, subkey(key, 3)))
-    scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
+    ahead = self.predict_ahead(tokens_BT, x_BTD, context, subkey(key, 3))
+    add_aux(aux, "ahead", ahead)
+    scores = {}
+    if self.scores is not None:
+      scores = self.scores(x_BTD, valid, subkey(key, 2))
     return self.head(x_BTD, self.embed, valid) | scores | aux
 
   def predict_ahead(
@@ -88,8 +94,10 @@ class Decoder(Architecture):
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Return the prompt of generation: (int32 [B, P] tokens, bool [B, P] False for padding)."""
-    tokens_BP, _, _, valid = self._features(batch, "decoder")
-    return tokens_BP, jnp.ones(tokens_BP.shape, bool) if valid is None else valid
+    tokens_BP, _, _, valid_BP = self._features(batch, "decoder")
+    if valid_BP is None:
+      valid_BP = jnp.ones(tokens_BP.shape, bool)
+    return tokens_BP, valid_BP
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
     """Make an empty cache for `slots` tokens, including the prompt."""
@@ -105,12 +113,15 @@ class Decoder(Architecture):
     """
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
-    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)
+    x_BTD = self.embed(tokens_BT, self.dtype)
+    x_BTD = self.inputs(x_BTD, q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
-    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
+    logits_BTV = self.head(x_BTD, self.embed)["logits"].dense()
+    return logits_BTV, dataclasses.replace(state, cache=cache)
 
 
-def _prefix(batch: Batch, valid) -> jax.Array | None:
+def _prefix(batch: Batch, valid: jax.Array | None) -> jax.Array | None:
+  """Return bool [B, T], True for tokens of a prefix that is read in both directions."""
   prefix = batch.get("decoder_causal_attention")
   if prefix is None:
     return None

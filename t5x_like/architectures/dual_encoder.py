@@ -92,12 +92,15 @@ class TextEncoder(Architecture):
     # Causal attention already hides the tokens after the end.
     k_valid = None if self.causal or self.reads_padding else valid_BT
     mask = Mask(pos, pos, k_valid=k_valid, causal=self.causal, aligned=True)
-    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
+    x_BTD = self.embed(tokens_BT, self.dtype)
+    x_BTD = self.inputs(x_BTD, pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=valid_BT), key=subkey(key, 1))
     if self.causal or self.reads_padding:
-      return jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)[:, 0], aux
+      end_B1D = jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)
+      return end_B1D[:, 0], aux
     weights_BT = valid_BT / (end_B[:, None] + 1.0)
-    return jnp.einsum("BTD,BT->BD", x_BTD, weights_BT.astype(x_BTD.dtype)), aux
+    weights_BT = weights_BT.astype(x_BTD.dtype)
+    return jnp.einsum("BTD,BT->BD", x_BTD, weights_BT), aux
 
 
 class DualEncoder(nnx.Module):
@@ -166,10 +169,9 @@ class DualEncoder(nnx.Module):
     image = dataclasses.replace(self.image.variant, head=variant.image.head)
     self.variant = dataclasses.replace(variant, image=image, text=self.text.variant)
     D = variant.text.dims.embed
+    P = variant.width
     init = variant.text.design.kernel_init(D)
-    self.projection = Linear(
-      (D, variant.width), ("embed", None), init, rngs, bias=variant.projection_bias
-    )
+    self.projection = Linear((D, P), ("embed", None), init, rngs, bias=variant.projection_bias)
     self.scale = _scalar(math.log(scale), rngs)
     self.scale.set_metadata(most=MAX_LOG_SCALE)
     self.bias = None if bias is None else _scalar(bias, rngs)
@@ -177,11 +179,11 @@ class DualEncoder(nnx.Module):
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs."""
     outputs = self.outputs(batch, key)
-    cosine_BB = jnp.einsum(
-      "IP,TP->IT", outputs["image_embeddings"], outputs["text_embeddings"], precision="highest"
-    )
-    logits_BB = outputs["logit_scale"] * cosine_BB + outputs.get("logit_bias", 0.0)
-    return outputs | {"logits": logits_BB}
+    image_IP = outputs["image_embeddings"]
+    text_TP = outputs["text_embeddings"]
+    cosine_IT = jnp.einsum("IP,TP->IT", image_IP, text_TP, precision="highest")
+    logits_IT = outputs["logit_scale"] * cosine_IT + outputs.get("logit_bias", 0.0)
+    return outputs | {"logits": logits_IT}
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute embeddings of length 1 and the scale of their products.
@@ -196,9 +198,9 @@ class DualEncoder(nnx.Module):
     """
     image_BP, image_aux = self.embed_images(batch, subkey(key, 0))
     text_BP, text_aux = self.embed_texts(batch, subkey(key, 1))
-    outputs = {
-      name: image_aux.get(name, 0.0) + text_aux.get(name, 0.0) for name in image_aux | text_aux
-    }
+    outputs = {}
+    for name in image_aux | text_aux:
+      outputs[name] = image_aux.get(name, 0.0) + text_aux.get(name, 0.0)
     outputs["image_embeddings"] = image_BP
     outputs["text_embeddings"] = text_BP
     outputs["logit_scale"] = jnp.exp(self.scale[...])
@@ -215,7 +217,8 @@ class DualEncoder(nnx.Module):
   def embed_texts(self, batch: Batch, key: jax.Array | None = None):
     """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
     x_BD, aux = self.text.pool(batch, key)
-    return _normalize(self.projection(x_BD)), aux
+    embeddings_BP = self.projection(x_BD)
+    return _normalize(embeddings_BP), aux
 
   def features(self, batch: Batch) -> jax.Array:
     """Return the image's features before their projection, float32 [B, D]."""
@@ -231,7 +234,11 @@ def _normalize(x_BP: jax.Array) -> jax.Array:
 
 def _scalar(value: float, rngs: nnx.Rngs) -> nnx.Param:
   """Make a scalar parameter."""
-  return params.param(rngs, lambda *_: jnp.asarray(value, jnp.float32), (), ())
+
+  def init(key, shape, dtype):
+    return jnp.asarray(value, dtype)
+
+  return params.param(rngs, init, (), ())
 
 
 def _image_head(variant: DualVariant) -> str | dict:

@@ -65,9 +65,12 @@ class EncoderDecoder(Architecture):
     else:
       memory_mask = Mask(q_pos, k_pos, q_segments, k_segments, k_valid)
     context = Context(mask=mask, memory=memory_BSD, memory_mask=memory_mask, valid=valid)
-    x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos, key=subkey(key, 1))
+    x_BTD = self.embed(tokens_BT, self.dtype)
+    x_BTD = self.decoder_inputs(x_BTD, q_pos, key=subkey(key, 1))
     x_BTD, decoder_aux, _ = self.decoder(x_BTD, context, key=subkey(key, 2))
-    total_aux = {name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()}
+    total_aux = {}
+    for name, value in decoder_aux.items():
+      total_aux[name] = aux.get(name, 0.0) + value
     return self.head(x_BTD, self.embed) | total_aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
@@ -78,14 +81,14 @@ class EncoderDecoder(Architecture):
       scalars)
     """
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    context = Context(
-      mask=Mask(
-        pos, pos, segments, segments, valid, aligned=has_aligned_positions(batch, "encoder")
-      )
-    )
-    encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
-    x_BSD = self.encoder_inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
-    x_BSD, aux, _ = encoder(x_BSD, context, key=subkey(key, 1))
+    aligned = has_aligned_positions(batch, "encoder")
+    mask = Mask(pos, pos, segments, segments, valid, aligned=aligned)
+    encoder = self.encoder
+    if encoder is None:
+      encoder = self.decoder.without("cross_attention")
+    x_BSD = self.embed(tokens_BS, self.dtype)
+    x_BSD = self.encoder_inputs(x_BSD, pos, key=subkey(key, 0))
+    x_BSD, aux, _ = encoder(x_BSD, Context(mask=mask), key=subkey(key, 1))
     return x_BSD, pos, segments, valid, aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -93,7 +96,8 @@ class EncoderDecoder(Architecture):
     B = batch["encoder_input_tokens"].shape[0]
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
-      return start_B1, jnp.ones((B, 1), bool)
+      valid_B1 = jnp.ones((B, 1), bool)
+      return start_B1, valid_B1
     prefix_BP = batch["decoder_prefix_tokens"]
     tokens_BT = jnp.concatenate([start_B1, prefix_BP], axis=1)
     pad = self.variant.tokens.pad
@@ -101,7 +105,8 @@ class EncoderDecoder(Architecture):
       valid_BP = jnp.ones(prefix_BP.shape, bool)
     else:
       valid_BP = prefix_BP != pad
-    return tokens_BT, jnp.concatenate([jnp.ones((B, 1), bool), valid_BP], axis=1)
+    valid_BT = jnp.concatenate([jnp.ones((B, 1), bool), valid_BP], axis=1)
+    return tokens_BT, valid_BT
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
     """Encode `encoder_input_tokens` and make an empty cache for `slots` tokens."""
@@ -123,12 +128,14 @@ class EncoderDecoder(Architecture):
     """
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
-    context = Context(
-      state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1]
-    )
-    x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
+    mask = state.mask(q_pos)
+    slot = state.slot - tokens_BT.shape[1]
+    context = Context(mask, memory_mask=memory_mask, slot=slot)
+    x_BTD = self.embed(tokens_BT, self.dtype)
+    x_BTD = self.decoder_inputs(x_BTD, q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
-    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
+    logits_BTV = self.head(x_BTD, self.embed)["logits"].dense()
+    return logits_BTV, dataclasses.replace(state, cache=cache)
 
 
 def _find_valid(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:

@@ -95,7 +95,8 @@ class ImageModel(nnx.Module):
 
   def features(self, batch: Batch) -> jax.Array:
     """Return the features that the head classifies, float32 [B, D]."""
-    return self.head.pool(self.encode(batch["image"])[0]).astype(jnp.float32)
+    x_BTD, _ = self.encode(batch["image"])
+    return self.head.pool(x_BTD).astype(jnp.float32)
 
 
 class ImageEncoder(ImageModel):
@@ -158,21 +159,11 @@ class ImageEncoder(ImageModel):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
     dims = self.variant.dims
-    height, width = height_and_width(variant.resolution)
-    has_edge = height % variant.patch or width % variant.patch
-    if has_edge and (variant.partial_patches == "refused" or min(height, width) < variant.patch):
-      raise UserError(
-        f"config.model.resolution: found {variant.resolution} with patches of {variant.patch}, "
-        "expected a multiple of the patch"
-      )
-    table_init = variant.design.table_init()
+    _check_patch(variant)
     self.backbone = self._backbone(rngs) if variant.backbone else None
     self.patches = self._patch_projection(rngs)
-    E = variant.class_tokens
-    R = variant.registers
-    axes = (None, "embed")
-    self.tokens = params.param(rngs, table_init, (E, dims.embed), axes) if E else None
-    self.registers = params.param(rngs, table_init, (R, dims.embed), axes) if R else None
+    self.tokens = self._vectors(rngs, variant.class_tokens)
+    self.registers = self._vectors(rngs, variant.registers)
     parts = EveryLayerBuilder(
       variant.design,
       dims,
@@ -184,10 +175,10 @@ class ImageEncoder(ImageModel):
     )
     self.inputs = parts.inputs(rngs)
     self.position = parts.shared(rngs)
-    if R and self.inputs.position.owner != "inputs":
+    if variant.registers and self.inputs.position.owner != "inputs":
       raise UserError(
-        f"config.model.registers: found {R} with positions {variant.design.position!r}, expected "
-        "positions at the inputs, which registers lack"
+        f"config.model.registers: found {variant.registers} with positions "
+        f"{variant.design.position!r}, expected positions at the inputs, which registers lack"
       )
     self.encoder = parts.stack(rngs)
     self.head = slots.make(
@@ -200,6 +191,13 @@ class ImageEncoder(ImageModel):
         f"config.model.head: found {variant.head!r}, but through a backbone patches "
         "see their neighbours"
       )
+
+  def _vectors(self, rngs: nnx.Rngs, count: int) -> nnx.Param | None:
+    """Make learned vectors [count, D] that join the patches; None for a count of 0."""
+    if not count:
+      return None
+    shape = (count, self.variant.dims.embed)
+    return params.param(rngs, self.variant.design.table_init(), shape, (None, "embed"))
 
   def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
     return slots.make(
@@ -225,10 +223,9 @@ class ImageEncoder(ImageModel):
         f"stride, {stride}"
       )
     inputs = (variant.patch // stride) ** 2 * channels
+    shape = (inputs, variant.dims.embed)
     init = variant.design.kernel_init(inputs, scale=variant.patch_scale)
-    return Linear(
-      (inputs, variant.dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias
-    )
+    return Linear(shape, (None, "embed"), init, rngs, bias=variant.patch_bias)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute the head's outputs and auxiliary scalars.
@@ -242,9 +239,8 @@ class ImageEncoder(ImageModel):
     corrupt = getattr(self.head, "corrupt", None)
     if corrupt is not None:
       corrupt = functools.partial(corrupt, sources_BT=features["patch_sources"])
-    x_BTD, aux = self.encode(
-      batch["image"], subkey(key, 0), features.get("visible_patches"), corrupt
-    )
+    visible_BK = features.get("visible_patches")
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), visible_BK, corrupt)
     return self.head(x_BTD, None, None, subkey(key, 1), **features) | aux
 
   def encode(
@@ -260,7 +256,8 @@ class ImageEncoder(ImageModel):
       visible_BK: int32, the indices of the patches to encode; None for all, in raster order.
       corrupt: function of the projected patches [B, T, D], applied before positions are added.
     """
-    x_BTD = self.patches(self._cut_patches(image_BYXC).astype(self.dtype))
+    patches_BTX = self._cut_patches(image_BYXC).astype(self.dtype)
+    x_BTD = self.patches(patches_BTX)
     if corrupt is not None:
       x_BTD = corrupt(x_BTD)
     B = len(x_BTD)
@@ -268,16 +265,17 @@ class ImageEncoder(ImageModel):
     pos = positions(self.variant.grid.length)
     if visible_BK is not None:
       x_BTD = jnp.take_along_axis(x_BTD, visible_BK[..., None], axis=1)
-      pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), visible_BK + E], axis=1)
+      token_pos_BE = jnp.broadcast_to(pos[:, :E], (B, E))
+      pos = jnp.concatenate([token_pos_BE, visible_BK + E], axis=1)
     if self.tokens is not None:
-      tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
+      tokens_ED = self.tokens[...].astype(self.dtype)
+      tokens_BED = jnp.broadcast_to(tokens_ED, (B, *tokens_ED.shape))
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
     T = x_BTD.shape[1]
     if self.registers is not None:
-      registers_BRD = jnp.broadcast_to(
-        self.registers[...].astype(self.dtype), (B, *self.registers.shape)
-      )
+      registers_RD = self.registers[...].astype(self.dtype)
+      registers_BRD = jnp.broadcast_to(registers_RD, (B, *registers_RD.shape))
       x_BTD = jnp.concatenate([x_BTD, registers_BRD], axis=1)
       pos = positions(x_BTD.shape[1])
     x_BTD, aux = run_padded(
@@ -290,8 +288,23 @@ class ImageEncoder(ImageModel):
     if self.backbone is None:
       return patchify(image_BYXC, self.variant)
     check_images(image_BYXC, self.variant)
-    map_BYXC = self.backbone(constrain(image_BYXC.astype(self.dtype), "batch", None, None, None))
-    return cut_patches(map_BYXC, self.variant.patch // self.backbone.stride, self.variant.grid)
+    image_BYXC = constrain(image_BYXC.astype(self.dtype), "batch", None, None, None)
+    map_BYXC = self.backbone(image_BYXC)
+    patch = self.variant.patch // self.backbone.stride
+    return cut_patches(map_BYXC, patch, self.variant.grid)
+
+
+def _check_patch(variant: ImageVariant) -> None:
+  """Raise UserError if patches do not fill the images and the rest may not be dropped."""
+  height, width = height_and_width(variant.resolution)
+  patch = variant.patch
+  if height % patch == 0 and width % patch == 0:
+    return
+  if variant.partial_patches == "refused" or min(height, width) < patch:
+    raise UserError(
+      f"config.model.resolution: found {variant.resolution} with patches of {patch}, "
+      "expected a multiple of the patch"
+    )
 
 
 def drop_path_shares(
@@ -326,10 +339,11 @@ def cut_patches(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
   B, Y, X, C = x_BYXC.shape
   below = max(grid.rows * P - Y, 0)
   right = max(grid.columns * P - X, 0)
-  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
-  x = x[:, : grid.rows * P, : grid.columns * P]
-  x = x.reshape(B, grid.rows, P, grid.columns, P, C)
-  return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
+  x_BYXC = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
+  x_BYXC = x_BYXC[:, : grid.rows * P, : grid.columns * P]
+  by_row = x_BYXC.reshape(B, grid.rows, P, grid.columns, P, C)
+  by_patch = jnp.transpose(by_row, (0, 1, 3, 2, 4, 5))
+  return by_patch.reshape(B, grid.patches, -1)
 
 
 def check_images(image_BYXC: jax.Array, variant: ImageVariant) -> None:

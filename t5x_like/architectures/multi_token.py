@@ -23,8 +23,8 @@ class MultiTokenDecoder(Decoder):
   """A decoder that also predicts the token after the next if `mtp_depth` is 1.
 
   One more block (equations 21 to 23) sees the decoder's output and the next token. It shares token
-  table and head. Only the objective `multi_token`
-  reads its logits: evaluation and generation do not compute it.
+  table and head. Only the objective `multi_token` reads its logits: evaluation and generation do
+  not compute it.
 
   Args:
     mtp_depth: number of further tokens that are predicted.
@@ -41,13 +41,9 @@ class MultiTokenDecoder(Decoder):
     super().build(rngs, **options)
     design = dataclasses.replace(self.variant.design, dense_layers=0)
     dims = self.variant.dims
-    parts = self.STACK_BUILDER(
-      design,
-      dataclasses.replace(dims, layers=1),
-      causal=True,
-      deepnorm=deepnorm_weights(0, dims.layers)["decoder"],
-      **options,
-    )
+    one_layer = dataclasses.replace(dims, layers=1)
+    deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
+    parts = self.STACK_BUILDER(design, one_layer, causal=True, deepnorm=deepnorm, **options)
     if self.mtp_depth and (parts.period > 1 or not design.final_norm):
       raise UserError(
         "config.model.mtp_depth: found 1, expected 0 where layers take turns or no "
@@ -61,8 +57,10 @@ class MultiTokenDecoder(Decoder):
     if self.mtp is None:
       return {}
     next_BT = jnp.roll(tokens_BT, -1, axis=1)  # the last has none: its prediction does not count
-    x_BTD, aux = self.mtp(self.embed(next_BT, self.dtype), x_BTD, context, key)
-    return {"next_logits": self.head(x_BTD, self.embed, context.valid)["logits"]} | aux
+    next_BTD = self.embed(next_BT, self.dtype)
+    x_BTD, aux = self.mtp(next_BTD, x_BTD, context, key)
+    next_logits = self.head(x_BTD, self.embed, context.valid)["logits"]
+    return {"next_logits": next_logits} | aux
 
 
 class _NextTokenBlock(nnx.Module):
@@ -80,6 +78,8 @@ class _NextTokenBlock(nnx.Module):
   def __call__(
     self, next_BTD: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
   ):
-    next_BTD = self.inputs(next_BTD, context.mask.q_pos + 1, key=subkey(key, 0))
+    next_pos = context.mask.q_pos + 1
+    next_BTD = self.inputs(next_BTD, next_pos, key=subkey(key, 0))
     joined_BTX = jnp.concatenate([self.embed_norm(next_BTD), self.state_norm(x_BTD)], axis=-1)
-    return self.stack(self.project(joined_BTX), context, key=subkey(key, 1))[:2]
+    y_BTD, aux, _ = self.stack(self.project(joined_BTX), context, key=subkey(key, 1))
+    return y_BTD, aux

@@ -46,11 +46,15 @@ class WindowAttention(SelfAttention):
     right = -self.grid.columns % self.side
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, below), (0, right), (0, 0)))
     shape = x_BYXD.shape
-    windows = split_windows(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
-    context = dataclasses.replace(context, mask=self.mask(*shape[1:3]))
-    y, aux, _ = super().__call__(windows, context, None, key)
-    y_BYXD = jnp.roll(join_windows(y, shape, self.side), (self.shift, self.shift), (1, 2))
-    return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
+    _, rows, columns, _ = shape
+    rolled_BYXD = jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2))
+    windows_BTD = split_windows(rolled_BYXD, self.side)
+    context = dataclasses.replace(context, mask=self.mask(rows, columns))
+    windows_BTD, aux, _ = super().__call__(windows_BTD, context, None, key)
+    rolled_BYXD = join_windows(windows_BTD, shape, self.side)
+    y_BYXD = jnp.roll(rolled_BYXD, (self.shift, self.shift), (1, 2))
+    y_BYXD = y_BYXD[:, : self.grid.rows, : self.grid.columns]
+    return y_BYXD.reshape(x_BTD.shape), aux, None
 
   def mask(self, rows: int, columns: int) -> Mask:
     """Return the mask of all windows in order.
@@ -64,10 +68,10 @@ class WindowAttention(SelfAttention):
     is_rolled_Y = np.arange(rows) >= rows - self.shift
     is_rolled_X = np.arange(columns) >= columns - self.shift
     parts_YX = 2 * is_rolled_Y.astype(np.int32)[:, None] + is_rolled_X
-    segments = jnp.asarray(
-      split_windows(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0]
-    )
-    return Mask(pos, pos, segments, segments)
+    parts_1YX1 = parts_YX[None, :, :, None].astype(np.int32)
+    parts_1T1 = split_windows(parts_1YX1, self.side)
+    segments_1T = jnp.asarray(parts_1T1[..., 0])
+    return Mask(pos, pos, segments_1T, segments_1T)
 
   def attend(
     self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
@@ -97,20 +101,26 @@ def _attend_within_windows(
     o_BTNH = core(q_BTNH, k_BTKH, v_BTKH, window_mask, *biases, key=key, **options)
     return o_BTNH.reshape(B, T, -1)
 
-  def cut(x):
-    """Cut into windows, with heads side by side, as projections write them.
+  def divide(x):
+    """Divide into windows, with heads side by side, as projections write them.
 
     On TPU, narrow heads would pad whatever moves them.
     """
     return x.reshape(len(x), count, cells, -1)
 
-  segments = None if mask.q_segments is None else cut(mask.q_segments)[..., 0]
-  keys = None if key is None else jax.random.split(key, count)
-  segments_axis = None if segments is None else 1
-  keys_axis = None if keys is None else 0
+  segments = None
+  segments_axis = None
+  if mask.q_segments is not None:
+    segments = divide(mask.q_segments)[..., 0]
+    segments_axis = 1
+  keys = None
+  keys_axis = None
+  if key is not None:
+    keys = jax.random.split(key, count)
+    keys_axis = 0
   attend_windows = jax.vmap(attend_window, (1, 1, 1, segments_axis, keys_axis), 1)
-  out = attend_windows(cut(q_BTNH), cut(k_BSKH), cut(v_BSKH), segments, keys)
-  return out.reshape(q_BTNH.shape)
+  o_BWTX = attend_windows(divide(q_BTNH), divide(k_BSKH), divide(v_BSKH), segments, keys)
+  return o_BWTX.reshape(q_BTNH.shape)
 
 
 def split_windows(x_BYXD, window: int):
@@ -119,15 +129,17 @@ def split_windows(x_BYXD, window: int):
   Windows and their cells are in raster order.
   """
   B, Y, X, D = x_BYXD.shape
-  x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, D)
+  by_row = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
+  by_window = by_row.transpose(0, 1, 3, 2, 4, 5)
+  return by_window.reshape(B, -1, D)
 
 
-def join_windows(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
+def join_windows(x_BTD: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
   """Undo `split_windows`, for a grid of this shape."""
   B, Y, X, D = shape
-  x = x.reshape(B, Y // window, X // window, window, window, D)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)
+  by_window = x_BTD.reshape(B, Y // window, X // window, window, window, D)
+  by_row = by_window.transpose(0, 1, 3, 2, 4, 5)
+  return by_row.reshape(shape)
 
 
 class PatchMerging(Layer):
@@ -149,12 +161,16 @@ class PatchMerging(Layer):
     B, _, D = x_BTD.shape
     Y = self.grid.rows
     X = self.grid.columns
-    x_BYXD = jnp.pad(x_BTD.reshape(B, Y, X, D), ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
+    x_BYXD = x_BTD.reshape(B, Y, X, D)
+    x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
     squares = x_BYXD.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D)
-    x_BTX = squares.transpose(0, 1, 3, 4, 2, 5).reshape(B, -1, 4 * D)
+    cells = squares.transpose(0, 1, 3, 4, 2, 5)
+    cells_BTX = cells.reshape(B, -1, 4 * D)
     if self.norm_first:
-      return self.linear(self.norm(x_BTX)), {}, None
-    return self.norm(self.linear(x_BTX)), {}, None
+      y_BTD = self.linear(self.norm(cells_BTX))
+    else:
+      y_BTD = self.norm(self.linear(cells_BTX))
+    return y_BTD, {}, None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,8 @@ class PatchConv(Linear):
   """
 
   def __init__(self, side: int, inputs: int, outputs: int, rngs: nnx.Rngs):
-    super().__init__(
-      (side * side * inputs, outputs), (None, "embed"), params.normal(_STDDEV), rngs, bias=True
-    )
+    shape = (side * side * inputs, outputs)
+    super().__init__(shape, (None, "embed"), params.normal(_STDDEV), rngs, bias=True)
     self.side = side
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -38,18 +37,20 @@ class PatchConv(Linear):
     P = self.side
     rows = Y // P
     columns = X // P
-    x = x_BYXC[:, : rows * P, : columns * P].reshape(B, rows, P, columns, P, C)
-    x = jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, rows * columns, P * P * C)
-    return super().__call__(x).reshape(B, rows, columns, -1)
+    cropped_BYXC = x_BYXC[:, : rows * P, : columns * P]
+    by_row = cropped_BYXC.reshape(B, rows, P, columns, P, C)
+    by_square = jnp.transpose(by_row, (0, 1, 3, 2, 4, 5))
+    squares_BTX = by_square.reshape(B, rows * columns, P * P * C)
+    y_BTC = super().__call__(squares_BTX)
+    return y_BTC.reshape(B, rows, columns, -1)
 
 
 class Depthwise(nnx.Module):
   """A 7 x 7 convolution of each channel by itself, with a bias; zeros surround the map."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
-    self.kernel = params.param(
-      rngs, params.normal(_STDDEV), (_SIZE, _SIZE, 1, channels), (None,) * 4
-    )
+    shape = (_SIZE, _SIZE, 1, channels)
+    self.kernel = params.param(rngs, params.normal(_STDDEV), shape, (None, None, None, None))
     self.bias = params.param(rngs, params.zeros, (channels,), (None,))
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -76,14 +77,17 @@ class ConvBlock(nnx.Module):
     self.wi = _linear(channels, 4 * channels, rngs)
     self.wo = _linear(4 * channels, channels, rngs)
     self.scale = LayerScale(channels, rngs, initial=layer_scale) if layer_scale else Identity()
-    self.activation = ACTIVATIONS[activation][0]
+    self.activation, _ = ACTIVATIONS[activation]
     self.drop_path = drop_path
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None) -> jax.Array:
     B, Y, X, C = x_BYXC.shape
-    y_BTC = self.norm(self.depthwise(x_BYXC)).reshape(B, Y * X, C)
-    y_BYXC = self.scale(self.wo(self.activation(self.wi(y_BTC)))).reshape(x_BYXC.shape)
-    return x_BYXC + Dropout(self.drop_path, (-3, -2, -1))(y_BYXC, key)
+    y_BYXC = self.norm(self.depthwise(x_BYXC))
+    y_BTC = y_BYXC.reshape(B, Y * X, C)
+    hidden_BTF = self.activation(self.wi(y_BTC))
+    y_BTC = self.scale(self.wo(hidden_BTF))
+    drop_path = Dropout(self.drop_path, (-3, -2, -1))
+    return x_BYXC + drop_path(y_BTC.reshape(x_BYXC.shape), key)
 
 
 class ConvNeXt(nnx.Module):
@@ -112,7 +116,10 @@ class ConvNeXt(nnx.Module):
     self.patches = PatchConv(patch, channels, widths[0], rngs)
     self.norm = LayerNorm(widths[0], rngs, epsilon=_EPSILON)
     pairs = list(zip(widths, widths[1:]))
-    self.merge_norms = nnx.List([LayerNorm(inputs, rngs, epsilon=_EPSILON) for inputs, _ in pairs])
+    merge_norms = []
+    for inputs, _ in pairs:
+      merge_norms.append(LayerNorm(inputs, rngs, epsilon=_EPSILON))
+    self.merge_norms = nnx.List(merge_norms)
     self.merges = nnx.List([PatchConv(2, inputs, outputs, rngs) for inputs, outputs in pairs])
     stages = []
     for stage, (width, _) in enumerate(zip(widths, depths, strict=True)):
@@ -136,8 +143,9 @@ class ConvNeXt(nnx.Module):
     x_BYXC = self.norm(self.patches(image_BYXC))
     number = 0
     for stage, blocks in enumerate(self.stages):
-      if stage:
-        x_BYXC = self.merges[stage - 1](self.merge_norms[stage - 1](x_BYXC))
+      if stage > 0:
+        x_BYXC = self.merge_norms[stage - 1](x_BYXC)
+        x_BYXC = self.merges[stage - 1](x_BYXC)
       for block in blocks:
         x_BYXC = block(x_BYXC, subkey(key, number))
         number = number + 1

@@ -55,18 +55,24 @@ class ResidualUnits(nnx.Module):
     bottleneck: bool,
     dilation: tuple[int, int] = (1, 1),
   ):
+    first_dilation, second_dilation = dilation
     if bottleneck:
       inner = outputs // 4
-      shapes = [
-        (1, inputs, inner, 1, 1),
-        (3, inner, inner, stride, dilation[0]),
-        (1, inner, outputs, 1, 1),
+      units = [
+        unit(1, inputs, inner, rngs),
+        unit(3, inner, inner, rngs, stride=stride, dilation=first_dilation),
+        unit(1, inner, outputs, rngs),
       ]
     else:
-      shapes = [(3, inputs, outputs, stride, dilation[0]), (3, outputs, outputs, 1, dilation[1])]
-    self.units = nnx.List([unit(k, i, o, rngs, stride=s, dilation=d) for k, i, o, s, d in shapes])
-    changes = stride != 1 or inputs != outputs
-    self.shortcut = unit(1, inputs, outputs, rngs, stride=stride) if changes else None
+      units = [
+        unit(3, inputs, outputs, rngs, stride=stride, dilation=first_dilation),
+        unit(3, outputs, outputs, rngs, dilation=second_dilation),
+      ]
+    self.units = nnx.List(units)
+    shortcut = None
+    if stride != 1 or inputs != outputs:
+      shortcut = unit(1, inputs, outputs, rngs, stride=stride)
+    self.shortcut = shortcut
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     y_BYXC = x_BYXC
@@ -130,26 +136,24 @@ class ResNet(nnx.Module):
       is_dilated = dilated and stage == len(widths) - 1
       dilation = 2 if is_dilated else 1
       stride = 1 if stage == 0 or is_dilated else 2
+      make_units = partial(ResidualUnits, unit, rngs=rngs, **options)
       # The first convolution of a dilated stage is not dilated, as in torchvision and timm.
-      blocks = [
-        ResidualUnits(unit, inputs, width, rngs, stride=stride, dilation=(1, dilation), **options)
-      ]
+      blocks = [make_units(inputs, width, stride=stride, dilation=(1, dilation))]
       for _ in range(depth - 1):
-        block = ResidualUnits(
-          unit, width, width, rngs, stride=1, dilation=(dilation, dilation), **options
-        )
-        blocks.append(block)
+        blocks.append(make_units(width, width, stride=1, dilation=(dilation, dilation)))
       stages.append(nnx.List(blocks))
       inputs = width
     self.stages = nnx.List(stages)
     self.width = inputs
-    self.stride = 2 ** (len(stages) if dilated else len(stages) + 1)
+    halvings = len(stages) if dilated else len(stages) + 1
+    self.stride = 2**halvings
 
   def pool(self, x_BYXC: jax.Array) -> jax.Array:
     return max_pool(x_BYXC, 3, 2, ((1, 1), (1, 1)))
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    x_BYXC = self.pool(jax.nn.relu(self.stem(image_BYXC)))
+    x_BYXC = jax.nn.relu(self.stem(image_BYXC))
+    x_BYXC = self.pool(x_BYXC)
     for stage in self.stages:
       for block in stage:
         x_BYXC = block(x_BYXC)
