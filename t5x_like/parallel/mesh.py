@@ -26,29 +26,23 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   Raises:
     UserError: an axis is unknown, or the sizes do not multiply to the number of devices.
   """
-  devices = jax.devices() if devices is None else devices
-  unknown = sorted(set(sizes) - set(AXES))
-  if unknown:
-    near = did_you_mean(unknown[0], AXES)
-    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{near}; the axes are {', '.join(AXES)}")
-  for axis, n in sizes.items():
-    if type(n) is not int:
-      raise UserError(
-        f"mesh.{axis}: found {n!r}, expected a whole number of devices, or -1 for "
-        "the remaining devices"
-      )
+  if devices is None:
+    devices = jax.devices()
+  _check_sizes(sizes)
   shape = [sizes.get(axis, 1) for axis in AXES]
-  open_axes = [axis for axis, n in zip(AXES, shape) if n == -1]
-  if len(open_axes) > 1 or any(n < 1 and n != -1 for n in shape):
+  fixed_sizes = [size for size in shape if size != -1]
+  num_open = len(shape) - len(fixed_sizes)
+  if num_open > 1 or min(fixed_sizes) < 1:
     raise UserError(f"mesh: sizes must be positive, with at most one -1; found {dict(sizes)}")
-  num_fixed = math.prod(n for n in shape if n != -1)
-  if open_axes:
+  num_fixed = math.prod(fixed_sizes)
+  if num_open:
+    open_index = shape.index(-1)
     if len(devices) % num_fixed:
       raise UserError(
         f"mesh: {dict(sizes)} needs a multiple of {num_fixed} devices for "
-        f"mesh.{open_axes[0]}=-1, found {len(devices)}"
+        f"mesh.{AXES[open_index]}=-1, found {len(devices)}"
       )
-    shape = [len(devices) // num_fixed if n == -1 else n for n in shape]
+    shape[open_index] = len(devices) // num_fixed
   elif num_fixed != len(devices):
     raise UserError(
       f"mesh: {dict(sizes)} multiplies to {num_fixed} devices, found {len(devices)}; set one "
@@ -57,19 +51,34 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   return Mesh(_arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def _check_sizes(sizes: dict[str, int]) -> None:
+  """Raise UserError for an unknown mesh axis, or a size that is not an integer."""
+  unknown = sorted(set(sizes) - set(AXES))
+  if unknown:
+    near = did_you_mean(unknown[0], AXES)
+    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{near}; the axes are {', '.join(AXES)}")
+  for axis, size in sizes.items():
+    if type(size) is not int:
+      raise UserError(
+        f"mesh.{axis}: found {size!r}, expected a whole number of devices, or -1 for "
+        "the remaining devices"
+      )
+
+
 def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
   """Arrange devices so that neighbours in the mesh are close, with slices along `replica`."""
   from jax.experimental import mesh_utils
 
-  slices = len({getattr(d, "slice_index", 0) for d in devices})
-  if slices > 1 and (shape[0] % slices == 0 or devices[0].platform == "tpu"):
-    if shape[0] % slices:
+  replicas, *inner_shape = shape
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if slices > 1 and (replicas % slices == 0 or devices[0].platform == "tpu"):
+    if replicas % slices:
       raise UserError(
-        f"mesh.replica={shape[0]}: found {slices} slices, expected a multiple of {slices}: only "
+        f"mesh.replica={replicas}: found {slices} slices, expected a multiple of {slices}: only "
         f"replica spans slices; set mesh.replica={slices}"
       )
-    shape_within_slice = [shape[0] // slices, *shape[1:]]
-    shape_across_slices = [slices] + [1] * (len(shape) - 1)
+    shape_within_slice = [replicas // slices, *inner_shape]
+    shape_across_slices = [slices] + [1] * len(inner_shape)
     return mesh_utils.create_hybrid_device_mesh(
       shape_within_slice, shape_across_slices, devices, allow_split_physical_axes=True
     )
@@ -92,12 +101,7 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   step = 1
   while step < len(devices_on_axis) and None not in coords:
     coords_at_step = coords[::step]
-    changed_dims = [_changed_dims(coords_at_step[0], coord) for coord in coords_at_step[1:]]
-    length = len(coords_at_step)
-    for number, dims in enumerate(changed_dims, 1):
-      if dims != changed_dims[0]:
-        length = number
-        break
+    length = _run_length(coords_at_step)
     if len(coords_at_step) % length or length == 1:
       return [None]
     lengths.insert(0, length)
@@ -112,7 +116,16 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   return stages
 
 
-def _changed_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[int]:
+def _run_length(coords: Sequence[Sequence[int]]) -> int:
+  """Return how many devices, from the first on, differ from it in the same dimensions."""
+  second_differs_in = _differing_dims(coords[0], coords[1])
+  for number, device_coords in enumerate(coords[1:], 1):
+    if _differing_dims(coords[0], device_coords) != second_differs_in:
+      return number
+  return len(coords)
+
+
+def _differing_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[int]:
   """Return the dimensions of the torus in which two devices differ."""
   return {dim for dim in range(len(coords)) if coords[dim] != other_coords[dim]}
 

@@ -77,15 +77,7 @@ class Rules:
       table[name] = _check_rule(name, axes, mesh)
     if "optimizer_embed" not in changes:
       table["optimizer_embed"] = table["embed"]
-    used = {axis for axes in table.values() for axis in axes}
-    for axis, size in mesh.shape.items():
-      if size > 1 and axis not in used:
-        rules = ", ".join(f"{name}->{'+'.join(axes)}" for name, axes in table.items() if axes)
-        raise UserError(
-          f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each "
-          f"other's work; leave it out, or set a rule, such as rules.layers={axis} (there are "
-          f"{rules})"
-        )
+    _check_use(mesh, table)
     return cls(mesh, table)
 
   @classmethod
@@ -101,14 +93,17 @@ class Rules:
     """
     used: set[str] = set()
     parts: list[Any] = [None] * len(axes)
-    first_to_last = sorted(range(len(axes)), key=lambda i: axes[i] != first)
-    for i in first_to_last:
-      if not axes[i]:
+    indices = sorted(range(len(axes)), key=lambda index: axes[index] != first)
+    for index in indices:
+      name = axes[index]
+      if not name:
         continue
-      mesh_axes = tuple(axis for axis in self.axes(axes[i]) if axis not in used)
+      mesh_axes = _leave_out(self.axes(name), used)
       used.update(mesh_axes)
-      if mesh_axes:
-        parts[i] = mesh_axes if len(mesh_axes) > 1 else mesh_axes[0]
+      if len(mesh_axes) > 1:
+        parts[index] = mesh_axes
+      elif mesh_axes:
+        parts[index] = mesh_axes[0]
     return PartitionSpec(*parts)
 
   def sharding(self, axes: tuple[str | None, ...], first: str | None = None) -> NamedSharding:
@@ -127,7 +122,7 @@ class Rules:
 
   def axes(self, name: str) -> tuple[str, ...]:
     """Return the mesh axes, longer than 1, over which the logical axis `name` is split."""
-    return tuple(a for a in self.table[name] if self.mesh.shape[a] > 1)
+    return tuple(axis for axis in self.table[name] if self.mesh.shape[axis] > 1)
 
   def batch(self) -> NamedSharding:
     """Return the sharding of a batch feature: rows over the batch axes, other axes whole."""
@@ -155,16 +150,17 @@ class Rules:
       UserError: it does not divide.
     """
     ways = self.ways("batch")
-    if batch_size % (ways * parts):
+    divisor = ways * parts
+    if batch_size % divisor:
       mesh_axes = "x".join(f"{axis}={self.mesh.shape[axis]}" for axis in self.axes("batch"))
       raise UserError(
-        f"config.{key}: found {batch_size}, expected a multiple of {ways * parts}: it is split "
-        f"over {mesh_axes or '1 device'} ({ways} ways) and into {parts} accumulation steps"
+        f"config.{key}: found {batch_size}, expected a multiple of {divisor}: it is split over "
+        f"{mesh_axes or '1 device'} ({ways} ways) and into {parts} accumulation steps"
       )
 
   def optimizer_axes(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     """Return the axes of a parameter's optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""
-    return tuple("optimizer_embed" if a == "embed" else a for a in axes)
+    return tuple("optimizer_embed" if name == "embed" else name for name in axes)
 
   def param_shardings(self, params: dict) -> dict[str, NamedSharding]:
     """Return the shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
@@ -187,6 +183,7 @@ class Rules:
     return abstract
 
   def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
+    """Raise UserError if a parameter does not divide into whole units, as `param_shardings`."""
     for axis, size, unit, part in zip(axes, p.shape, p.unit, self.spec(axes)):
       mesh_axes = _as_tuple(part)
       ways = self._num_devices(mesh_axes)
@@ -205,10 +202,8 @@ class Rules:
 
     Layers see the platform of the mesh.
     """
-    with (
-      use_platform(self.mesh.devices.flat[0].platform),
-      use_layout(self if self.mesh.size > 1 else None),
-    ):
+    layout = self if self.mesh.size > 1 else None
+    with use_platform(self.mesh.devices.flat[0].platform), use_layout(layout):
       yield
 
   def constrain(
@@ -224,22 +219,28 @@ class Rules:
     for argument_axes, argument in zip(axes, arguments, strict=True):
       for leaf in jax.tree.leaves(argument):
         # an axis of length 1 is not split
-        split = [axis if size > 1 else None for axis, size in zip(argument_axes, leaf.shape)]
-        leaf_axes.append(tuple(split))
+        split_axes = [axis if size > 1 else None for axis, size in zip(argument_axes, leaf.shape)]
+        leaf_axes.append(tuple(split_axes))
     uneven = self._uneven(zip(leaves, leaf_axes))
     # all follow the first argument
     first_axes = _without(leaf_axes[0], uneven)
     parts = dict(zip(first_axes, self.spec(first_axes)))
     parts |= dict.fromkeys((None, *uneven))
-    specs = tuple(PartitionSpec(*(parts[axis] for axis in axes)) for axes in leaf_axes)
-    local = jax.shard_map(
-      lambda *leaves: function(*treedef.unflatten(leaves)),
+    specs = []
+    for names in leaf_axes:
+      specs.append(PartitionSpec(*(parts[name] for name in names)))
+
+    def run_on_device(*leaves):
+      return function(*treedef.unflatten(leaves))
+
+    run = jax.shard_map(
+      run_on_device,
       mesh=self.mesh,
-      in_specs=specs,
+      in_specs=tuple(specs),
       out_specs=specs[0],
       check_vma=False,
     )
-    return local(*leaves)
+    return run(*leaves)
 
   def exchange(
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
@@ -250,41 +251,45 @@ class Rules:
     exchanged_axes = _as_tuple(before_spec[-1])
     after_spec = self.spec(after)
     all_rows = _as_tuple(after_spec[0])
-    divides = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
-    groups = [None]
+    rows_divide = x.shape[0] % self.ways(after[0]) == 0
+    columns_divide = x.shape[-1] % self.ways(before[-1]) == 0
+    stages = [None]
     if len(exchanged_axes) == 1:
-      groups = exchange_stages(self.mesh, *exchanged_axes)
+      stages = exchange_stages(self.mesh, *exchanged_axes)
     moves_to_rows = all_rows == (*rows, *exchanged_axes) and not after_spec[-1]
-    if len(groups) == 1 or not divides or not moves_to_rows:
+    has_stages = len(stages) > 1
+    if not (has_stages and rows_divide and columns_divide and moves_to_rows):
       return self.constrain(x, after)
 
     # In one stage, the TPU compiler would plan a route for every pair of devices, which dominates
     # compile time.
-    def local(x):
-      lengths = [len(group[0]) for group in groups]
+    def exchange_on_device(x):
+      lengths = [len(groups[0]) for groups in stages]
       x = x.reshape(*lengths, -1, *x.shape[1:])
-      for i, group in enumerate(groups):
-        x = jax.lax.all_to_all(x, *exchanged_axes, i, i, axis_index_groups=group)
-      x = jnp.moveaxis(x.reshape(-1, *x.shape[len(lengths) :]), 0, -2)
-      return x.reshape(*x.shape[:-2], -1)
+      for axis, groups in enumerate(stages):
+        x = jax.lax.all_to_all(x, *exchanged_axes, axis, axis, axis_index_groups=groups)
+      parts = x.reshape(-1, *x.shape[len(lengths) :])
+      parts = jnp.moveaxis(parts, 0, -2)
+      return parts.reshape(*parts.shape[:-2], -1)
 
     middle = [None] * (x.ndim - 2)
-    return jax.shard_map(
-      local,
+    exchange = jax.shard_map(
+      exchange_on_device,
       mesh=self.mesh,
       in_specs=PartitionSpec(rows or None, *middle, exchanged_axes),
       out_specs=PartitionSpec(all_rows, *middle, None),
       axis_names=set(all_rows),
       check_vma=False,
-    )(x)
+    )
+    return exchange(x)
 
   def gather(
     self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
-    token_axes = {axis for part in self._token_parts(tokens) for axis in part}
+    token_axes = set().union(*self._token_parts(tokens))
     parts = []
     for part in self.spec(axes):
-      parts.append(tuple(axis for axis in _as_tuple(part) if axis not in token_axes))
+      parts.append(_leave_out(_as_tuple(part), token_axes))
     sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
     return jax.lax.with_sharding_constraint(kernel, sharding)
 
@@ -307,9 +312,13 @@ class Rules:
     # afterwards.
     axes = self.optimizer_axes(axes)
     token_parts = self._token_parts(self._divisible_axes(x, tokens))
-    summed = {axis for part in token_parts for axis in part}
-    result_parts = [_as_tuple(part) for part in self.spec(axes)]
-    scattered_parts = [tuple(axis for axis in part if axis in summed) for part in result_parts]
+    summed = set().union(*token_parts)
+    scattered_parts = []  # of each axis of the result, the mesh axes that are also summed over
+    local_parts = []  # and the other mesh axes
+    for spec_part in self.spec(axes):
+      part = _as_tuple(spec_part)
+      scattered_parts.append(tuple(axis for axis in part if axis in summed))
+      local_parts.append(_leave_out(part, summed))
     if not any(scattered_parts):
       return self.constrain(contract(x, g), axes)
 
@@ -317,28 +326,31 @@ class Rules:
     # of `x`, then the axes of `g`. Where these are split (`tensor`), each device sums its own part;
     # the partitioner would gather, then slice.
     shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
-    sizes = [x.shape[i] for i in shared] + [*x.shape[len(tokens) :], *g.shape[len(tokens) :]]
-    kept_parts = [tuple(axis for axis in part if axis not in summed) for part in result_parts]
-    if not self._parts_divide(sizes, kept_parts):
-      kept_parts = [()] * len(kept_parts)
+    shared_sizes = [x.shape[i] for i in shared]
+    sizes = [*shared_sizes, *x.shape[len(tokens) :], *g.shape[len(tokens) :]]
+    if not self._parts_divide(sizes, local_parts):
+      local_parts = [()] * len(local_parts)
     input_parts = [part or None for part in token_parts]
-    for i, part in zip(shared, kept_parts):
+    for i, part in zip(shared, local_parts):
       input_parts[i] = part
     end_of_x = len(shared) + x.ndim - len(tokens)
-    x_parts = kept_parts[len(shared) : end_of_x]
-    g_parts = kept_parts[end_of_x:]
-    output_parts = [(*kept, *split) for kept, split in zip(kept_parts, scattered_parts)]
+    x_spec = PartitionSpec(*input_parts, *local_parts[len(shared) : end_of_x])
+    g_spec = PartitionSpec(*input_parts, *local_parts[end_of_x:])
+    output_parts = []
+    for local_part, scattered_part in zip(local_parts, scattered_parts):
+      output_parts.append((*local_part, *scattered_part))
     scatter = jax.shard_map(
       self._sum_and_scatter(contract, summed, scattered_parts),
       mesh=self.mesh,
-      in_specs=(PartitionSpec(*input_parts, *x_parts), PartitionSpec(*input_parts, *g_parts)),
+      in_specs=(x_spec, g_spec),
       out_specs=PartitionSpec(*output_parts),
       # A pipeline's stages may be mapped over around this.
-      axis_names=summed.union(*kept_parts, self.axes("layers")),
+      axis_names=summed.union(*local_parts, self.axes("layers")),
       check_vma=False,
     )
     dtype = jax.eval_shape(contract, x, g).dtype
-    return self.constrain(scatter(x, g), axes).astype(dtype)
+    result = self.constrain(scatter(x, g), axes)
+    return result.astype(dtype)
 
   def _divisible_axes(self, x: jax.Array, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     """Return the leading axes of an array with None where it does not divide."""
@@ -364,25 +376,27 @@ class Rules:
       summed: the mesh axes to sum over.
       scattered_parts: for each axis of the result, the mesh axes among `summed` that split it.
     """
-    scattered = {axis for part in scattered_parts for axis in part}
+    scattered = set().union(*scattered_parts)
     summed_only = tuple(sorted(summed - scattered))
     # XLA's CPU compiler crashes on 16-bit sums within a `shard_map` that leaves mesh axes to the
     # partitioner.
     on_cpu = self.mesh.devices.flat[0].platform == "cpu"
 
-    def local(x, g):
+    def run_on_device(x, g):
       y = contract(x, g)
       if on_cpu:
         y = y.astype(jnp.float32)
-      for i, part in enumerate(scattered_parts):
+      for dimension, part in enumerate(scattered_parts):
         for axis in part:
           for groups in exchange_stages(self.mesh, axis):
             y = jax.lax.psum_scatter(
-              y, axis, scatter_dimension=i, tiled=True, axis_index_groups=groups
+              y, axis, scatter_dimension=dimension, tiled=True, axis_index_groups=groups
             )
-      return jax.lax.psum(y, summed_only) if summed_only else y
+      if summed_only:
+        y = jax.lax.psum(y, summed_only)
+      return y
 
-    return local
+    return run_on_device
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """Return the logical axes that do not divide and are left whole; record them in `dropped`."""
@@ -395,6 +409,19 @@ class Rules:
       rule = "+".join(self.table[axis])
       self.dropped.add(f"{axis} of {size} over {rule}={self.ways(axis)}")
     return set(uneven_sizes)
+
+
+def _check_use(mesh: Mesh, table: Mapping[str, tuple[str, ...]]) -> None:
+  """Raise UserError for a mesh axis longer than 1 over which no rule splits anything."""
+  used = set().union(*table.values())
+  for axis, size in mesh.shape.items():
+    if size > 1 and axis not in used:
+      rules = ", ".join(f"{name}->{'+'.join(axes)}" for name, axes in table.items() if axes)
+      raise UserError(
+        f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each "
+        f"other's work; leave it out, or set a rule, such as rules.layers={axis} (there are "
+        f"{rules})"
+      )
 
 
 def _check_rule(name: str, axes: Any, mesh: Mesh) -> tuple[str, ...]:
@@ -419,10 +446,18 @@ def _without(axes: tuple[str | None, ...], names: set[str]) -> tuple[str | None,
   return tuple(None if axis in names else axis for axis in axes)
 
 
+def _leave_out(mesh_axes: tuple[str, ...], names: set[str]) -> tuple[str, ...]:
+  """Return mesh axes without some of them."""
+  return tuple(axis for axis in mesh_axes if axis not in names)
+
+
 def _as_tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  """Return the mesh axes of a part of a `PartitionSpec`."""
   if part is None:
     return ()
-  return (part,) if isinstance(part, str) else part
+  if isinstance(part, str):
+    return (part,)
+  return part
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
@@ -447,7 +482,10 @@ def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.nd
 
 
 def _row_numbers(batch_size: int, indices: Iterable[tuple[slice, ...]]) -> np.ndarray:
-  return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in indices]))
+  """Return the rows of a batch that indices select, ascending, each once."""
+  all_rows = np.arange(batch_size)
+  parts = [all_rows[row_slice] for (row_slice,) in indices]
+  return np.unique(np.concatenate(parts))
 
 
 def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: int):
@@ -462,12 +500,15 @@ def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: 
     return jax.device_put(x, sharding)
 
   def build_array(x: np.ndarray) -> jax.Array:
-    def shard(index: tuple[slice, ...]) -> np.ndarray:
-      start, stop, _ = index[0].indices(batch_size)
+    def read_shard(index: tuple[slice, ...]) -> np.ndarray:
+      row_slice, *other_slices = index
+      start, stop, _ = row_slice.indices(batch_size)
       first = np.searchsorted(rows_R, start)
-      return x[first : first + stop - start][:, *index[1:]]
+      shard_rows = x[first : first + stop - start]
+      return shard_rows[:, *other_slices]
 
-    return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
+    shape = (batch_size, *x.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, read_shard)
 
   return jax.tree.map(build_array, x)
 
