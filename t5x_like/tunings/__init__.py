@@ -46,6 +46,7 @@ def freeze_others(
   def update(grads: Named, state, params: Named, **extra):
     return optimizer.update(select(grads), state, select(params), **extra)
 
-  return optax.GradientTransformationExtraArgs(
-    lambda params: optimizer.init(select(params)), update
-  )
+  def init(params: Named):
+    return optimizer.init(select(params))
+
+  return optax.GradientTransformationExtraArgs(init, update)

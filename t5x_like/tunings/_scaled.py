@@ -13,9 +13,10 @@ def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.Gra
   def update(grads: Named, state, params: Named, **extra):
     updates, state = optimizer.update(grads, state, params, **extra)
     scaled_updates = {}
-    for name, u in updates.items():
-      scale = jnp.asarray(scales[name], u.dtype)
-      scaled_updates[name] = u * scale.reshape(scale.shape + (1,) * (u.ndim - scale.ndim))
+    for name, array in updates.items():
+      scale = jnp.asarray(scales[name], array.dtype)
+      trailing_axes = (1,) * (array.ndim - scale.ndim)
+      scaled_updates[name] = array * scale.reshape(scale.shape + trailing_axes)
     return scaled_updates, state
 
   return optax.GradientTransformationExtraArgs(optimizer.init, update)

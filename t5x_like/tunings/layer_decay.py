@@ -119,7 +119,9 @@ def _below_heads_outside_layers(name: str, depths: dict[Trunk, int]) -> float:
     return 0.0
   if _INPUTS & parts:
     return _depth_of_tower(name, depths) + 1.0
-  return 1.0 if _NORMS & parts else 0.0
+  if _NORMS & parts:
+    return 1.0
+  return 0.0
 
 
 def _depth_of_tower(name: str, depths: dict[Trunk, int]) -> int:
@@ -135,17 +137,19 @@ def _find_run(name: str) -> Run | None:
   match = _RUN.match(name)
   if match is None:
     return None
+  tower = match["tower"]
   if match["stack"]:
-    return (match["tower"], match["stack"]), (0, 0, 0)
+    return (tower, match["stack"]), (0, 0, 0)
+  stages = (tower, "")
   if match["convolution"]:
-    return (match["tower"], ""), (0, int(match["convolution"]), 0)
+    return stages, (0, int(match["convolution"]), 0)
   if match["block"]:
-    return (match["tower"], ""), (1, int(match["convolved"]), int(match["block"]))
+    return stages, (1, int(match["convolved"]), int(match["block"]))
   if match["merge"]:
-    return (match["tower"], ""), (1, int(match["merge"]) + 1, 0)
+    return stages, (1, int(match["merge"]) + 1, 0)
   stage = int(match["stage"] or {"third": 3, "fourth": 4}[match["word"]])
   follows_first_block = 1 if match["stacked"] else 0
-  return (match["tower"], ""), (1, stage, follows_first_block)
+  return stages, (1, stage, follows_first_block)
 
 
 def _index_in_period(name: str) -> int:

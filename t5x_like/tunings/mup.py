@@ -20,26 +20,22 @@ from t5x_like.tunings import Named, Tuning
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
-_KNOWN_OPTIMIZERS = (
-  "adamw",
-  "lion",
-  "ademamix",
-  "adafactor",
-)  # whose updates have a size of their own
+# Optimizers whose updates have a size of their own.
+_KNOWN_OPTIMIZERS = ("adamw", "lion", "ademamix", "adafactor")
 _TABLE = ("vocab", "embed")
 _OUTPUT = ("embed", "vocab")
 
 
 def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tuning:
-  """Train all parameters in the maximal update parametrization (Yang et al. 2021, arXiv:2203.03466,
-  table 8).
+  """Train all parameters in the maximal update parametrization.
 
-  At the width of the base model, nothing differs from standard training. With m times the fan-in, a
-  matrix between widths starts with 1/sqrt(m) of the base's standard deviation and has 1/m of the
-  rate. Tables, positions, norms and biases keep the base's deviation and the rate. The logits over
-  a vocabulary are divided by m, and the logits of attention by head width instead of its square
-  root. Any other head starts with 1/m of the deviation and has 1/m of the rate, which is the same
-  as logits divided by m. Decay of weights is as strong at all widths.
+  It follows Yang et al. 2021 (arXiv:2203.03466, table 8). At the width of the base model, nothing
+  differs from standard training. With m times the fan-in, a matrix between widths starts with
+  1/sqrt(m) of the base's standard deviation and has 1/m of the rate. Tables, positions, norms and
+  biases keep the base's deviation and the rate. The logits over a vocabulary are divided by m, and
+  the logits of attention by head width instead of its square root. Any other head starts with 1/m
+  of the deviation and has 1/m of the rate, which is the same as logits divided by m. Decay of
+  weights is as strong at all widths.
 
   Args:
     base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are
@@ -81,17 +77,15 @@ def _resolve_config(config: ConfigDict, base: int | str | dict) -> ConfigDict:
         f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set "
         "--config.tuning.name=all"
       )
+  design = model.get("design")
+  if factors:
+    design = ConfigDict(model.get("design", ConfigDict()).to_dict() | factors)
+  relative = None
+  if optimizer.name in _KNOWN_OPTIMIZERS:
+    relative = bool(optimizer.get("multiply_by_parameter_scale"))
   with config.unlocked(), model.unlocked(), model.ignore_type():
-    model.design = (
-      ConfigDict(model.get("design", ConfigDict()).to_dict() | factors)
-      if factors
-      else model.get("design")
-    )
-    config.tuning.relative = (
-      bool(optimizer.get("multiply_by_parameter_scale"))
-      if optimizer.name in _KNOWN_OPTIMIZERS
-      else None
-    )
+    model.design = design
+    config.tuning.relative = relative
   return config
 
 
@@ -99,7 +93,8 @@ def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, An
   """Return (the family's class, the variant of `config.model`, the base)."""
   family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
   variant = slots.resolve_variant(family, values)
-  return family, variant, resize_variant(_BASE, getattr(family, "VARIANTS", {}), variant, base)
+  variants = getattr(family, "VARIANTS", {})
+  return family, variant, resize_variant(_BASE, variants, variant, base)
 
 
 def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
@@ -107,10 +102,9 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   _, variant, narrow = _variants(values, base)
   if stack_dims(variant) is None or "design" not in values:
     return {}
-  computed_keys = ("attention_scale", "logits_scale")
-  changes = {
-    key: value for key, value in values.design.to_dict().items() if key not in computed_keys
-  }
+  changes = values.design.to_dict()
+  for computed_key in ("attention_scale", "logits_scale"):
+    changes.pop(computed_key, None)
   design = slots.replace_fields("config.model.design", variant.design, changes)
   factors = {}
   H = variant.dims.head_dim
@@ -118,11 +112,19 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   if H != base_H and design.attention_scale != "cosine":
     base_scale = base_H**-0.5 if design.attention_scale is None else design.attention_scale
     factors["attention_scale"] = base_scale * base_H / H
-  D, base_D = (getattr(sized, "embed", None) or sized.dims.embed for sized in (variant, narrow))
+  D = _token_width(variant)
+  base_D = _token_width(narrow)
   if D != base_D and "vocab_size" in values:
-    table = (D / base_D) ** 0.5 if design.tied and design.embed_scale else 1.0  # see `_multipliers`
-    factors["logits_scale"] = hidden_scale(design, base_D) * base_D / D * table
+    table_growth = 1.0
+    if design.tied and design.embed_scale:  # see `_multipliers`
+      table_growth = (D / base_D) ** 0.5
+    factors["logits_scale"] = hidden_scale(design, base_D) * base_D / D * table_growth
   return factors
+
+
+def _token_width(variant: Any) -> int:
+  """Return the width of a variant's token vectors."""
+  return getattr(variant, "embed", None) or variant.dims.embed
 
 
 def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, Any], Any]:
@@ -131,15 +133,18 @@ def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, 
   _, arguments = slots.name_and_arguments("config.model", values)
   for key in _factors(values, base):
     del arguments["design"][key]
-  variant_fields = (
-    json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
-  )
-  arguments["variant"] = variant_fields if stack_dims(variant) else base
+  if not stack_dims(variant):
+    arguments["variant"] = base
+  elif narrow is variant:
+    arguments["variant"] = values.variant
+  else:
+    arguments["variant"] = json.loads(json.dumps(dataclasses.asdict(narrow)))
   model_values = {"name": values.name} | arguments
   model = jax.eval_shape(
     lambda: slots.make("config.model", model_values, t5x_like.models, "Model", rngs=nnx.Rngs(0))
   )
-  return params.named_params(model), getattr(getattr(model, "variant", None), "design", None)
+  design = getattr(getattr(model, "variant", None), "design", None)
+  return params.named_params(model), design
 
 
 def _adapt_model(model, values: ConfigDict, base: int | str | dict):
@@ -154,17 +159,15 @@ def _adapt_model(model, values: ConfigDict, base: int | str | dict):
       raise UserError(
         f"{_BASE}: found {base!r}, which has no parameter {name}; choose a base of the same design"
       )
-    stddev_growth, rate = _multipliers(p, base_params[name], divided, scaled_table)
+    growth, rate = _multipliers(p, base_params[name], divided, scaled_table)
     value = p.get_value()
-    stddev = getattr(base_params[name], "stddev", None)
-    if stddev and stddev * stddev_growth != p.stddev:
-      value = value * (stddev * stddev_growth / p.stddev)
-    return p.replace(
-      value,
-      stddev=stddev and stddev * stddev_growth,
-      growth=stddev_growth if stddev else 1.0,
-      rate=rate,
-    )
+    base_stddev = getattr(base_params[name], "stddev", None)
+    if not base_stddev:
+      return p.replace(value, stddev=base_stddev, growth=1.0, rate=rate)
+    stddev = base_stddev * growth
+    if stddev != p.stddev:
+      value = value * (stddev / p.stddev)
+    return p.replace(value, stddev=stddev, growth=growth, rate=rate)
 
   return jax.tree_util.tree_map_with_path(parameter, model, is_leaf=params.is_param)
 
@@ -176,12 +179,15 @@ def _multipliers(p, base, divided: bool, scaled_table: bool) -> tuple[float, flo
     divided: whether logits over the vocabulary are divided in the forward pass.
     scaled_table: whether token vectors are multiplied by sqrt(D), which their table makes up for.
   """
-  rows, columns = (_growth(p, base, axis) for axis in (-2, -1))
+  row_growth = _growth(p, base, -2)
+  column_growth = _growth(p, base, -1)
   if p.axes[-2:] == _TABLE and scaled_table:
-    return (columns or 1.0) ** -0.5, (columns or 1.0) ** -0.5
-  if rows is None or (p.axes[-2:] == _OUTPUT and divided):
+    factor = (column_growth or 1.0) ** -0.5
+    return factor, factor
+  if row_growth is None or (p.axes[-2:] == _OUTPUT and divided):
     return 1.0, 1.0
-  return rows ** (-1.0 if columns is None else -0.5), 1.0 / rows
+  exponent = -1.0 if column_growth is None else -0.5
+  return row_growth**exponent, 1.0 / row_growth
 
 
 def _growth(p, base, axis: int) -> float | None:
@@ -189,7 +195,9 @@ def _growth(p, base, axis: int) -> float | None:
   if len(p.axes) < -axis or p.axes[axis] in ("layers", "expert"):
     return None
   ratio = p.shape[axis] / base.shape[axis]
-  return ratio if ratio != 1.0 or p.axes[axis] in _WIDTHS else None
+  if ratio == 1.0 and p.axes[axis] not in _WIDTHS:
+    return None
+  return ratio
 
 
 def _scale_rates(
@@ -203,12 +211,15 @@ def _scale_rates(
     )
   scales = {}
   for name, p in named.items():
-    scales[name] = getattr(p, "rate", 1.0) / (getattr(p, "growth", 1.0) if relative else 1.0)
+    growth = getattr(p, "growth", 1.0) if relative else 1.0
+    scales[name] = getattr(p, "rate", 1.0) / growth
 
   def update(grads: Named, state, arrays: Named, **extra):
     # Decay alone depends on the weights: scaled with the update, it comes out as it was.
-    seen_params = arrays if relative else {name: x / scales[name] for name, x in arrays.items()}
-    updates, state = optimizer.update(grads, state, seen_params, **extra)
-    return {name: u * scales[name] for name, u in updates.items()}, state
+    if not relative:
+      arrays = {name: x / scales[name] for name, x in arrays.items()}
+    updates, state = optimizer.update(grads, state, arrays, **extra)
+    scaled_updates = {name: u * scales[name] for name, u in updates.items()}
+    return scaled_updates, state
 
   return optax.GradientTransformationExtraArgs(optimizer.init, update)
