@@ -38,7 +38,8 @@ class SquadV1(Metric):
   def rows(
     self, references: Sequence[Sequence[str]], predictions: Sequence[str | None]
   ) -> np.ndarray:
-    return np.array([self._row(*pair) for pair in zip(references, predictions)], np.float64)
+    rows = [self._row(*pair) for pair in zip(references, predictions)]
+    return np.array(rows, np.float64)
 
   def _row(self, answers: Sequence[str], prediction: str | None) -> tuple[float, float]:
     return answer_row(answers, prediction, self._normalize)
@@ -101,21 +102,24 @@ class SquadV2(Metric):
   def rows(
     self, references: Sequence[Sequence[str]], predictions: Sequence[tuple[str, float] | None]
   ) -> np.ndarray:
-    return np.array([self._row(*pair) for pair in zip(references, predictions)], np.float64)
+    rows = [self._row(*pair) for pair in zip(references, predictions)]
+    return np.array(rows, np.float64)
 
   def _row(self, answers: Sequence[str], prediction: tuple[str, float] | None) -> list[float]:
-    answerable = bool(answers)
+    is_answerable = bool(answers)
     if prediction is None:
-      return [0, 0, 0, 0, answerable, 0, 0, 0]
+      return [0, 0, 0, 0, is_answerable, 0, 0, 0]
     text, probability = prediction
-    golds = [gold for gold in map(normalize_squad, answers) if gold] or [""]
+    normalized = [normalize_squad(answer) for answer in answers]
+    golds = [gold for gold in normalized if gold] or [""]
     predicted = normalize_squad(text)
     exact = float(predicted in golds)
     f1 = best_score(token_f1_or_empty, golds, predicted)
     counted = [exact, f1]
     if probability > self._threshold:
-      counted = [float(not answerable)] * 2
-    return [exact, f1, *counted, answerable, probability, not text, 1]
+      score_of_empty = float(not is_answerable)
+      counted = [score_of_empty, score_of_empty]
+    return [exact, f1, *counted, is_answerable, probability, not text, 1]
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     predicted_NC = rows_NC[rows_NC[:, self._IS_PREDICTED] > 0]
@@ -126,9 +130,11 @@ class SquadV2(Metric):
       "NoAns_": predicted_NC[~answerable],
     }
     scores = {}
-    for prefix, some_NC in rows_by_prefix.items():
-      scores[f"{prefix}exact"] = ratio(some_NC[:, self._COUNTED_EXACT].sum(), len(some_NC))
-      scores[f"{prefix}f1"] = ratio(some_NC[:, self._COUNTED_F1].sum(), len(some_NC))
+    for prefix, kind_NC in rows_by_prefix.items():
+      exact = kind_NC[:, self._COUNTED_EXACT].sum()
+      f1 = kind_NC[:, self._COUNTED_F1].sum()
+      scores[f"{prefix}exact"] = ratio(exact, len(kind_NC))
+      scores[f"{prefix}f1"] = ratio(f1, len(kind_NC))
     return scores
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:

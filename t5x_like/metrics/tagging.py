@@ -19,7 +19,9 @@ class TagAccuracy(Metric):
     """Return [N, 2]: the numbers of right tags and of tokens of each sentence."""
     rows = []
     for reference, prediction in zip(references, predictions):
-      num_right = sum(gold == predicted for gold, predicted in zip(reference, prediction))
+      num_right = 0
+      for gold, predicted in zip(reference, prediction):
+        num_right += gold == predicted
       rows.append((num_right, len(reference)))
     return np.array(rows, np.int64)
 
@@ -59,9 +61,9 @@ class EntityF1(Metric):
     """Return the scores; a score with a denominator of 0 is 0, as in seqeval."""
     right, predicted, true = rows_NC.sum(0).tolist()
     return {
-      "precision": ratio(right, predicted) if predicted else 0.0,
-      "recall": ratio(right, true) if true else 0.0,
-      "f1": ratio(2 * right, predicted + true) if predicted + true else 0.0,
+      "precision": _ratio_or_zero(right, predicted),
+      "recall": _ratio_or_zero(right, true),
+      "f1": _ratio_or_zero(2 * right, predicted + true),
     }
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
@@ -83,3 +85,7 @@ class EntityF1(Metric):
           "entities": int(scores["support"]),
         }
     return {"entities": int(rows_NC[:, 2].sum()), "types": types}
+
+
+def _ratio_or_zero(numerator: int, denominator: int) -> float:
+  return ratio(numerator, denominator) if denominator else 0.0

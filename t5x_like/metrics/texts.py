@@ -193,18 +193,18 @@ def entities() -> TextMetric:
 
 def _tags_of_words(text: str, missing: str = "") -> list[str]:
   """Return the tag of each word; the last of several tags counts."""
-  word = 0
+  word_index = 0
   tags = {}
   for index, part in enumerate(_SENTINEL.split(text)):
     is_sentinel = index % 2 == 1  # `split` returns the captured numbers between the texts
     if is_sentinel:
-      word = int(part)
+      word_index = int(part)
       continue
     for tag in part.split():
-      tags[word] = tag
-      word += 1
+      tags[word_index] = tag
+      word_index += 1
   num_words = max(tags, default=-1) + 1
-  return [tags.get(word, missing) for word in range(num_words)]
+  return [tags.get(index, missing) for index in range(num_words)]
 
 
 METRICS: dict[str, Callable[..., TextMetric]] = {
