@@ -20,7 +20,7 @@ from t5x_like.store.reader import Store
 from t5x_like.store.shards import SHARDS_TABLE, array_directories
 
 TOKENS = "tokens"
-_ENDS = array_directories(TOKENS)[1]
+_, _ENDS = array_directories(TOKENS)
 _BLOCK = 256  # ends read per step: half a page
 _FOLLOWING = 32  # ends read at once for the consecutive documents of a window
 _BYTES = 8  # per end
@@ -53,10 +53,12 @@ class TokenStore(Store):
     self._first_token = shards.first_value[TOKENS]
     tokens_S = np.diff(self._first_token)
     documents_S = np.diff(shards.first_item)
-    if (wrong := np.flatnonzero(documents_S > tokens_S)).size:
+    crowded_shards = np.flatnonzero(documents_S > tokens_S)
+    if crowded_shards.size:
+      row = crowded_shards[0]
       raise UserError(
-        f"{files.name(SHARDS_TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, "
-        f"expected 1 to {tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
+        f"{files.name(SHARDS_TABLE)}: row {row}: found {documents_S[row]} documents, "
+        f"expected 1 to {tokens_S[row]} (the shard's tokens): {REMEDY}"
       )
 
   @property
@@ -81,7 +83,8 @@ class TokenStore(Store):
     """
     starts_B = np.asarray(starts_B, np.int64)
     tokens_N = self.read_ranges(TOKENS, starts_B, np.full(starts_B.size, length))
-    return tokens_N.reshape(starts_B.size, length).astype(np.int32, copy=False)
+    tokens_BT = tokens_N.reshape(starts_B.size, length)
+    return tokens_BT.astype(np.int32, copy=False)
 
   def document_ends(self) -> np.ndarray:
     """Return where every document ends in the token stream: int64 [num_documents], ascending.
@@ -105,53 +108,21 @@ class TokenStore(Store):
     shard_N = np.searchsorted(self._first_token, places_N, side="right") - 1
     first_token_N = self._first_token[shard_N]
     place_N = places_N - first_token_N
-    # The document is in [low, high) of its shard; document `low - 1` ends at `start`, document
-    # `high - 1` at `end`.
-    low_N = np.zeros_like(place_N)
-    high_N = shards.first_item[shard_N + 1] - shards.first_item[shard_N]
-    start_N = np.zeros_like(place_N)
-    end_N = self._first_token[shard_N + 1] - first_token_N
-    document_N = np.zeros_like(place_N)
-    document_start_N = np.zeros_like(place_N)
-    document_end_N = np.zeros_like(place_N)
-    open_n = np.arange(place_N.size)  # tokens whose document is not found yet
+    num_documents_N = shards.first_item[shard_N + 1] - shards.first_item[shard_N]
+    num_tokens_N = self._first_token[shard_N + 1] - first_token_N
+    search = _DocumentSearch(place_N, num_documents_N, num_tokens_N)
     bisect = False
-    while open_n.size:
-      low = low_N[open_n]
-      high = high_N[open_n]
-      start = start_N[open_n]
-      end = end_N[open_n]
-      place = place_N[open_n]
-      share = 0.5 if bisect else (place - start) / np.maximum(end - start, 1)
-      size = np.minimum(high - low, _BLOCK)
-      begin = low + ((high - low) * share).astype(np.int64) - size // 2
-      begin = np.clip(begin, low, high - size)
-      ends_nK = self._read_ends(shard_N[open_n], begin, size)
-      is_before_nK = (ends_nK <= place[:, None]) & (np.arange(_BLOCK) < size[:, None])
-      num_before = np.count_nonzero(is_before_nK, axis=1)
-      is_left = (num_before == 0) & (begin > low)  # of the block
-      is_right = num_before == size
-      is_damaged = is_right & (begin + size >= high)
-      if is_damaged.any():
-        self._refuse_ends(int(shard_N[open_n[is_damaged][0]]))
-      row = np.arange(open_n.size)
-      high_N[open_n[is_left]] = begin[is_left] + 1
-      end_N[open_n[is_left]] = ends_nK[is_left, 0]
-      low_N[open_n[is_right]] = (begin + size)[is_right]
-      start_N[open_n[is_right]] = ends_nK[row, size - 1][is_right]
-      previous_end = np.where(num_before > 0, ends_nK[row, np.maximum(num_before - 1, 0)], start)
-      next_end = ends_nK[row, np.minimum(num_before, _BLOCK - 1)]
-      is_found = ~(is_left | is_right)
-      found_n = open_n[is_found]
-      document_N[found_n] = (begin + num_before)[is_found]
-      document_start_N[found_n] = previous_end[is_found]
-      document_end_N[found_n] = next_end[is_found]
-      open_n = open_n[~is_found]
+    while search.open_n.size:
+      begin_n, size_n = search.choose_blocks(bisect)
+      ends_nK = self._read_ends(shard_N[search.open_n], begin_n, size_n)
+      damaged_n = search.narrow(begin_n, size_n, ends_nK)
+      if damaged_n.size:
+        self._refuse_ends(int(shard_N[damaged_n[0]]))
       bisect = not bisect
     return (
-      document_N + shards.first_item[shard_N],
-      document_start_N + first_token_N,
-      document_end_N + first_token_N,
+      search.low_N + shards.first_item[shard_N],
+      search.start_N + first_token_N,
+      search.end_N + first_token_N,
     )
 
   def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,9 +130,9 @@ class TokenStore(Store):
     shards = self._shards
     shard_N = np.searchsorted(shards.first_item, documents_N, side="right") - 1
     number_N = documents_N - shards.first_item[shard_N]  # in the shard
-    ends_N2 = self._read_ends(
-      shard_N, np.maximum(number_N - 1, 0), np.minimum(number_N + 1, 2), width=2
-    )
+    previous_N = np.maximum(number_N - 1, 0)
+    num_ends_N = np.minimum(number_N + 1, 2)
+    ends_N2 = self._read_ends(shard_N, previous_N, num_ends_N, width=2)
     first_token_N = self._first_token[shard_N]
     start_N = np.where(number_N > 0, ends_N2[:, 0], 0)
     end_N = ends_N2[np.arange(documents_N.size), np.minimum(number_N, 1)]
@@ -170,25 +141,28 @@ class TokenStore(Store):
   def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sizes of consecutive documents.
 
-      Args:
-        documents_N: the first documents.
-        count: the number of documents from each of them on.
+    Args:
+      documents_N: the first documents.
+      count: the number of documents from each of them on.
 
-      Returns:
-    @@, 0 past the last document of the shard.
+    Returns:
+      The starts of the first documents in the stream, int64 [N], and the sizes, int64 [N, count], 0
+      past the last document of the shard.
     """
     shards = self._shards
     shard_N = np.searchsorted(shards.first_item, documents_N, side="right") - 1
     number_N = documents_N - shards.first_item[shard_N]  # in the shard
     size_N = np.minimum(shards.first_item[shard_N + 1] - documents_N, count)
     has_previous_N = number_N > 0
-    ends_NK = self._read_ends(
-      shard_N, number_N - has_previous_N, size_N + has_previous_N, width=count + 1
-    )
+    begin_N = number_N - has_previous_N
+    num_ends_N = size_N + has_previous_N
+    ends_NK = self._read_ends(shard_N, begin_N, num_ends_N, width=count + 1)
     # the first document of a shard begins at 0
     ends_NK[~has_previous_N] = np.roll(ends_NK[~has_previous_N], 1, axis=1)
-    sizes_NK = np.where(np.arange(count) < size_N[:, None], np.diff(ends_NK, axis=1), 0)
-    return ends_NK[:, 0] + self._first_token[shard_N], sizes_NK
+    is_document_NK = np.arange(count) < size_N[:, None]
+    sizes_NK = np.where(is_document_NK, np.diff(ends_NK, axis=1), 0)
+    starts_N = ends_NK[:, 0] + self._first_token[shard_N]
+    return starts_N, sizes_NK
 
   def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
     """Mark the tokens at which a document begins: windows' first tokens [B] -> bool [B, length]."""
@@ -234,8 +208,85 @@ class TokenStore(Store):
     return ends_NK
 
   def _refuse_ends(self, shard: int) -> None:
+    """Raise UserError for a shard whose document ends are damaged."""
     name = self._files.name(self._shards.file(_ENDS, shard))
     raise UserError(
       f"{name}: found ends that do not reach the shard's last token: copy the file "
       f"again or {REMEDY}"
     )
+
+
+class _DocumentSearch:
+  """An interpolation search for the documents of many tokens, each in its shard.
+
+  Attributes:
+    open_n: the indices of the tokens whose document is not found yet.
+    low_N, high_N: the document is in [low, high); when found, it is `low`.
+    start_N, end_N: where document `low - 1` and document `high - 1` end, in tokens of the shard.
+  """
+
+  def __init__(self, place_N: np.ndarray, num_documents_N: np.ndarray, num_tokens_N: np.ndarray):
+    self._place_N = place_N
+    self.open_n = np.arange(place_N.size)
+    self.low_N = np.zeros_like(place_N)
+    self.high_N = num_documents_N
+    self.start_N = np.zeros_like(place_N)
+    self.end_N = num_tokens_N
+
+  def choose_blocks(self, bisect: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the first end, the number of ends) of the block to read for each open token.
+
+    Args:
+      bisect: whether the block is in the middle of the range, not where the token's place suggests.
+    """
+    low_n = self.low_N[self.open_n]
+    high_n = self.high_N[self.open_n]
+    start_n = self.start_N[self.open_n]
+    end_n = self.end_N[self.open_n]
+    if bisect:
+      share_n = 0.5
+    else:
+      share_n = (self._place_N[self.open_n] - start_n) / np.maximum(end_n - start_n, 1)
+    size_n = np.minimum(high_n - low_n, _BLOCK)
+    center_n = low_n + ((high_n - low_n) * share_n).astype(np.int64)
+    begin_n = np.clip(center_n - size_n // 2, low_n, high_n - size_n)
+    return begin_n, size_n
+
+  def narrow(self, begin_n: np.ndarray, size_n: np.ndarray, ends_nK: np.ndarray) -> np.ndarray:
+    """Narrow the ranges of open tokens by the ends of a block; close those that are found.
+
+    Returns:
+      The indices of tokens that lie behind the last end of their shard, which is then damaged.
+    """
+    open_n = self.open_n
+    low_n = self.low_N[open_n]
+    high_n = self.high_N[open_n]
+    start_n = self.start_N[open_n]
+    place_n = self._place_N[open_n]
+    is_passed_nK = (ends_nK <= place_n[:, None]) & (np.arange(_BLOCK) < size_n[:, None])
+    num_passed_n = np.count_nonzero(is_passed_nK, axis=1)
+    is_before_n = (num_passed_n == 0) & (begin_n > low_n)  # of the block
+    is_after_n = num_passed_n == size_n
+    is_damaged_n = is_after_n & (begin_n + size_n >= high_n)
+    if is_damaged_n.any():
+      return open_n[is_damaged_n]
+
+    row_n = np.arange(open_n.size)
+    before_n = open_n[is_before_n]
+    self.high_N[before_n] = begin_n[is_before_n] + 1
+    self.end_N[before_n] = ends_nK[is_before_n, 0]
+    after_n = open_n[is_after_n]
+    last_end_n = ends_nK[row_n, size_n - 1]
+    self.low_N[after_n] = (begin_n + size_n)[is_after_n]
+    self.start_N[after_n] = last_end_n[is_after_n]
+
+    previous_end_n = ends_nK[row_n, np.maximum(num_passed_n - 1, 0)]
+    document_start_n = np.where(num_passed_n > 0, previous_end_n, start_n)
+    document_end_n = ends_nK[row_n, np.minimum(num_passed_n, _BLOCK - 1)]
+    is_inside_n = ~(is_before_n | is_after_n)
+    inside_n = open_n[is_inside_n]
+    self.low_N[inside_n] = (begin_n + num_passed_n)[is_inside_n]
+    self.start_N[inside_n] = document_start_n[is_inside_n]
+    self.end_N[inside_n] = document_end_n[is_inside_n]
+    self.open_n = open_n[~is_inside_n]
+    return open_n[is_damaged_n]
