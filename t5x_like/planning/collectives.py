@@ -92,7 +92,8 @@ class Collective:
   def row(self) -> dict[str, Any]:
     """Return the attributes that a plan reports."""
     row = dataclasses.asdict(self)
-    del row["largest"], row["group"]
+    del row["largest"]
+    del row["group"]
     return row
 
 
@@ -120,16 +121,13 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       groups = _groups(instruction, devices)
       group_size = len(groups[0]) if groups else 1
       executed_bytes = executions * _bytes(instruction, kind, shapes, group_size)
-      if kind == "all-reduce" and computation in program.fused and instruction.name in sliced_names:
+      is_fused_slice = computation in program.fused and instruction.name in sliced_names
+      if kind == "all-reduce" and is_fused_slice:
         kind = "reduce-scatter"
+      axes = _axes(groups, mesh, kind)
       asynchronous = is_start or channel in starts or computation in program.asynchronous
-      key = (
-        kind,
-        _axes(groups, mesh, kind),
-        group_size,
-        asynchronous,
-        _RING in instruction.attributes,
-      )
+      is_ring = _RING in instruction.attributes
+      key = (kind, axes, group_size, asynchronous, is_ring)
       row = rows.setdefault(key, Collective(*key))
       row.add(instruction, groups, executions, executed_bytes)
   return sorted(rows.values(), key=lambda row: -row.ring_bytes)
@@ -148,7 +146,7 @@ def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
   """Return the computations that start asynchronous collectives, by channel."""
   starts: dict[str, set[str]] = {}
   for computation, instructions in program.computations.items():
-    if not any(i.opcode == "custom-call" and _STARTS in i.attributes for i in instructions):
+    if not any(_is_asynchronous_start(instruction) for instruction in instructions):
       continue
     for instruction in instructions:
       kind, _ = _kind(instruction)
@@ -156,6 +154,10 @@ def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
       if kind is not None and channel is not None:
         starts.setdefault(channel, set()).add(computation)
   return starts
+
+
+def _is_asynchronous_start(instruction: Instruction) -> bool:
+  return instruction.opcode == "custom-call" and _STARTS in instruction.attributes
 
 
 def _kind(instruction: Instruction) -> tuple[str | None, bool]:
@@ -168,7 +170,9 @@ def _kind(instruction: Instruction) -> tuple[str | None, bool]:
     return kind, True
   kind = instruction.opcode.removesuffix("-start")
   is_start = kind != instruction.opcode
-  return (kind if kind in _KINDS else None), is_start
+  if kind not in _KINDS:
+    return None, is_start
+  return kind, is_start
 
 
 def _transfer_between_slices(instruction: Instruction) -> re.Match | None:
@@ -222,19 +226,20 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
   if pairs:
     return [_integers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
-  listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
-  if listed:
-    groups = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+  group_list = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
+  if group_list:
+    groups = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", group_list[1])]
     return groups or [list(range(devices))]
   iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if iota:
-    shape = _integers(iota[1])
-    return _transpose_range(iota[2], iota[3]).reshape(shape).tolist()
-  named = re.search(
+    shape, dims, permutation = iota.groups()
+    order = _transpose_range(dims, permutation)
+    return order.reshape(_integers(shape)).tolist()
+  mesh_groups = re.search(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text
   )
-  if named:
-    return _groups_by_axes(*named.groups())
+  if mesh_groups:
+    return _groups_by_axes(*mesh_groups.groups())
   return [list(range(devices))]
 
 
@@ -245,7 +250,9 @@ def _groups_by_axes(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
 
   `'b':(2)2` is a part of an axis: the size of the parts before it, and its own.
   """
-  sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+  sizes = {}
+  for name, size in re.findall(r"'([^']+)'=(\d+)", mesh):
+    sizes[name] = int(size)
   parts: dict[str, list[tuple[int, int]]] = {}
   for name, stride, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
     part = (int(stride), int(size)) if size else (1, sizes[name])
@@ -264,9 +271,9 @@ def _groups_by_axes(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
       dims.append(size // covered)
   order = np.arange(math.prod(dims)) if ids is None else _device_ids(ids)
   outer_dims = [dim for dim in range(len(dims)) if dim not in group_dims]
-  order = order.reshape(dims).transpose(outer_dims + group_dims)
+  by_group = order.reshape(dims).transpose(outer_dims + group_dims)
   group_size = math.prod(dims[dim] for dim in group_dims)
-  return order.reshape(-1, group_size).tolist()
+  return by_group.reshape(-1, group_size).tolist()
 
 
 def _device_ids(text: str) -> np.ndarray:
@@ -281,7 +288,9 @@ def _transpose_range(dims: str, permutation: str | None) -> np.ndarray:
   """Return 0, 1, 2, … in an array of the dimensions `2,4`, transposed by `1,0` if that is there."""
   shape = _integers(dims)
   order = np.arange(math.prod(shape)).reshape(shape)
-  return order.transpose(_integers(permutation)) if permutation else order
+  if permutation is None:
+    return order
+  return order.transpose(_integers(permutation))
 
 
 def _integers(text: str) -> list[int]:

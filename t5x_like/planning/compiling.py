@@ -150,13 +150,16 @@ def _describe_rows(rules, batch_size: int) -> dict[str, int]:
   """Describe how the rows of a global batch are spread over hosts."""
   rows_by_host = list(rows_by_process(rules.batch(), batch_size).values())
   lengths = [len(rows) for rows in rows_by_host]
-  contiguous = [rows[-1] - rows[0] == len(rows) - 1 for rows in rows_by_host]
+  num_contiguous = 0
+  for rows in rows_by_host:
+    is_contiguous = rows[-1] - rows[0] == len(rows) - 1
+    num_contiguous += int(is_contiguous)
   return {
     "hosts": len(rows_by_host),
     "fewest": min(lengths),
     "most": max(lengths),
     "read": len(np.unique(np.concatenate(rows_by_host))),
-    "ranges": int(sum(contiguous)),
+    "ranges": num_contiguous,
   }
 
 
@@ -224,21 +227,16 @@ def _costs(
   peak, _ = device_peak.peak_flops(devices[0])
   # 8-bit products run at twice the rate, so half of their FLOPs are saved.
   saved_flops = product_flops - products.flops(program, chip.fast)
-  collective_seconds = {"asynchronous": 0.0, "synchronous": 0.0}
-  for row in rows:
-    group = [devices[i] for i in row.group]
-    kind = "asynchronous" if row.asynchronous else "synchronous"
-    collective_seconds[kind] += hardware.seconds(row.ring_bytes, group, topology, row.ring)
   device_flops = max(product_flops + kernel_flops, answer["model_flops"] / len(devices))
   seconds = {
     "products": (device_flops - saved_flops) / peak,
     "roofline": roofline.seconds(program, peak, chip.bandwidth, chip.fast),
     "compiler": products.cycles(program) / chip.clock,
     "kernels": kernel_flops / (peak * chip.kernels),
-    **collective_seconds,
+    **_collective_seconds(rows, devices, topology),
   }
-  computing = max(seconds["products"], seconds["compiler"] + seconds["kernels"])
-  step_seconds = max(computing, seconds["asynchronous"]) + seconds["synchronous"]
+  compute_seconds = max(seconds["products"], seconds["compiler"] + seconds["kernels"])
+  step_seconds = max(compute_seconds, seconds["asynchronous"]) + seconds["synchronous"]
   seconds["step"] = step_seconds
   costs["seconds"] = seconds
   costs["dearest"] = counts.dearest(program, chip.clock)
@@ -251,7 +249,20 @@ def _costs(
   return costs
 
 
+def _collective_seconds(
+  rows: list[Collective], devices, topology: hardware.Topology
+) -> dict[str, float]:
+  """Return the seconds of collectives that overlap with other work, and of those that do not."""
+  seconds = {"asynchronous": 0.0, "synchronous": 0.0}
+  for row in rows:
+    group = [devices[index] for index in row.group]
+    kind = "asynchronous" if row.asynchronous else "synchronous"
+    seconds[kind] += hardware.seconds(row.ring_bytes, group, topology, row.ring)
+  return seconds
+
+
 def _verdict(answer: dict[str, Any]) -> str:
+  """Return in words whether the step fits the memory, with advice."""
   hbm = answer["memory"]["hbm"]
   total = f"{answer['total_gigabytes']:.2f}"
   if hbm is None:
@@ -259,8 +270,9 @@ def _verdict(answer: dict[str, Any]) -> str:
   usage = f"{total} of {hbm / _GIGA:.2f} GB a device"
   if not answer["fits"]:
     return f"does not fit: {usage}"
-  least_gigabytes = answer["minimum_ring_gigabytes"]
-  if answer["step"] == "decode" and answer["ring_gigabytes"] > _MANY_GATHERS * least_gigabytes > 0:
+  many_gigabytes = _MANY_GATHERS * answer["minimum_ring_gigabytes"]
+  gathers_often = answer["ring_gigabytes"] > many_gigabytes > 0
+  if answer["step"] == "decode" and gathers_often:
     return f"fits: {usage}{_GATHERS_HINT}"
   return f"fits: {usage}"
 

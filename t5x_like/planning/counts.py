@@ -8,7 +8,7 @@ from typing import Any
 
 from t5x_like.planning import products, roofline
 from t5x_like.planning.collectives import Collective
-from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
+from t5x_like.planning.hlo import Instruction, Program, arrays, elements, type_bytes
 
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
@@ -32,11 +32,9 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
   """
   totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
   for instruction, executions, shapes, computation in program.iterate_executed():
-    if instruction.opcode in _PRODUCTS:
-      dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
-      if "f32" in dtypes:
-        product_flops = products.instruction_flops(program, instruction, shapes)
-        totals["float32_flops"] += executions * product_flops
+    if instruction.opcode in _PRODUCTS and _has_float32_factor(instruction, shapes):
+      product_flops = products.instruction_flops(program, instruction, shapes)
+      totals["float32_flops"] += executions * product_flops
     if not program.alone(computation):
       continue
     result_bytes = [type_bytes(part) for part in elements(instruction.type)]
@@ -48,7 +46,19 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
   totals["flops"] = products.flops(program) + kernel_flops
   totals["moved"] = roofline.seconds(program, peak=float("inf"), bandwidth=1.0)
   totals["waited"] = sum(row.ring_bytes for row in rows if not row.asynchronous)
-  return {name: float(f"{value / 1e9:.4g}") for name, value in sorted(totals.items())}
+  rounded = {}
+  for name, value in sorted(totals.items()):
+    rounded[name] = float(f"{value / 1e9:.4g}")
+  return rounded
+
+
+def _has_float32_factor(instruction: Instruction, shapes: dict[str, str]) -> bool:
+  for name in instruction.operands[:2]:
+    if name in shapes:
+      dtype, _ = arrays(shapes[name])[0]
+      if dtype == "f32":
+        return True
+  return False
 
 
 def describe_growth(before: dict[str, float], after: dict[str, float]) -> list[str]:
@@ -74,14 +84,14 @@ def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, A
     cycles = products.own_cycles(instruction)
     if not cycles or not program.alone(computation):
       continue
-    traced = _NAMED.search(instruction.attributes)
-    operations.append(
-      {
-        "seconds": executions * cycles / clock,
-        "times": executions,
-        "name": _FRAME.sub("", traced[1]) if traced else instruction.name,
-        "type": re.sub(r"\{[^{}]*\}", "", elements(instruction.type)[0]),
-      }
-    )
+    traced_name = _NAMED.search(instruction.attributes)
+    first_type = elements(instruction.type)[0]
+    operation = {
+      "seconds": executions * cycles / clock,
+      "times": executions,
+      "name": _FRAME.sub("", traced_name[1]) if traced_name else instruction.name,
+      "type": re.sub(r"\{[^{}]*\}", "", first_type),
+    }
+    operations.append(operation)
   operations.sort(key=lambda operation: -operation["seconds"])
   return operations[:limit]

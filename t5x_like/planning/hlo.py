@@ -26,6 +26,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTINUED = re.compile(r'\n(?="|\}\}, )')
 # Iterations beyond (bound - start) / increment, by the direction of the comparison.
 _COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,15 @@ class Instruction:
 
   @property
   def operands(self) -> list[str]:
-    marked = re.findall(r"%([^\s,()]+)", self.arguments)
-    if marked:
-      return marked
-    parts = [part for part in _split_at_commas(self.arguments) if part and not part[0].isdigit()]
-    return [part.split()[-1] for part in parts]
+    marked_names = re.findall(r"%([^\s,()]+)", self.arguments)
+    if marked_names:
+      return marked_names
+    names = []
+    for part in _split_at_commas(self.arguments):
+      if part and not part[0].isdigit():
+        *_, name = part.split()
+        names.append(name)
+    return names
 
   def attribute(self, name: str) -> str | None:
     """Return the value of `name=…`: a word or a text in braces; None if it is missing."""
@@ -120,13 +125,16 @@ class Program:
     return computation not in self.fused and computation not in self.asynchronous
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
+    """Return the loop of a `while` instruction in a computation."""
     parts = dict(instruction.called_computations())
-    declared = _TRIPS.search(instruction.attributes)
-    if declared:
-      trips = int(declared[1])
+    body = parts["body"]
+    condition = parts["condition"]
+    declared_trips = _TRIPS.search(instruction.attributes)
+    if declared_trips:
+      trips = int(declared_trips[1])
     else:
-      trips = self._trips(computation, instruction, parts["body"], parts["condition"])
-    return Loop(parts["body"], parts["condition"], trips)
+      trips = self._trips(computation, instruction, body, condition)
+    return Loop(body, condition, trips)
 
   def _count(self, computation: str, executions: int) -> None:
     """Add `executions` of a computation, and of all that it calls."""
@@ -174,7 +182,9 @@ class Program:
       return None
     distance = bound - (start or 0)
     step = increment or (1 if distance >= 0 else -1)
-    return max(0, math.ceil((distance + math.copysign(_COMPARISONS[direction], step)) / step))
+    extra = math.copysign(_COMPARISONS[direction], step)
+    trips = math.ceil((distance + extra) / step)
+    return max(0, trips)
 
   def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
     """Return (index of the counter in the state, bound, direction) of a condition.
@@ -186,14 +196,16 @@ class Program:
       return None
     computation, compare, outer = location
     direction = compare.attribute("direction")
-    sides = [self._resolve(computation, name, outer) for name in compare.operands[:2]]
-    kinds = [kind for kind, _ in sides]
-    if direction not in _COMPARISONS or sorted(kinds) != ["constant", "element"]:
+    if direction not in _COMPARISONS:
       return None
-    if kinds == ["constant", "element"]:  # 10 > i
-      sides.reverse()
-      direction = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
-    return sides[0][1], sides[1][1], direction
+    first_name, second_name, *_ = compare.operands
+    first_kind, first_value = self._resolve(computation, first_name, outer)
+    second_kind, second_value = self._resolve(computation, second_name, outer)
+    if (first_kind, second_kind) == ("element", "constant"):
+      return first_value, second_value, direction
+    if (first_kind, second_kind) == ("constant", "element"):  # 10 > i
+      return second_value, first_value, _MIRRORED.get(direction, direction)
+    return None
 
   def _find_compare(self, condition: str):
     """Find the first comparison of a condition.
@@ -206,21 +218,28 @@ class Program:
       if instruction.opcode == "compare":
         return condition, instruction, None
     for instruction in instructions:
-      callees = [name for kind, name in instruction.called_computations() if kind == "calls"]
-      for callee in callees:
+      for kind, callee in instruction.called_computations():
+        if kind != "calls":
+          continue
         for inner in self.computations.get(callee, []):
           if inner.opcode == "compare":
             return callee, inner, (condition, instruction)
     return None
 
+  def _by_name(self, computation: str) -> dict[str, Instruction]:
+    """Return the instructions of a computation by name."""
+    return {instruction.name: instruction for instruction in self.computations[computation]}
+
   def _resolve(self, computation: str, name: str, outer) -> tuple[str, int | None]:
     """Return ("constant", value), ("element", index in the loop's state) or ("other", None)."""
-    instructions = {i.name: i for i in self.computations[computation]}
+    instructions = self._by_name(computation)
     source = instructions.get(name)
     while source is not None:
       if source.opcode == "constant":
         value = re.fullmatch(r"-?\d+", source.arguments.strip())
-        return ("constant", int(value[0])) if value else ("other", None)
+        if value is None:
+          break
+        return "constant", int(value[0])
       if source.opcode == "get-tuple-element":
         return "element", int(source.attribute("index"))
       if source.opcode == "parameter" and outer is not None:
@@ -234,7 +253,7 @@ class Program:
 
   def _element(self, computation: str, name: str, index: int) -> int | None:
     """Return the constant at an index of a tuple; None if it is not constant."""
-    instructions = {i.name: i for i in self.computations[computation]}
+    instructions = self._by_name(computation)
     source = instructions.get(name)
     while source is not None and source.opcode in ("copy", "opt-barrier"):
       source = instructions.get(source.operands[0])
@@ -245,8 +264,8 @@ class Program:
 
   def _increment(self, body: str, index: int) -> int | None:
     """Return the amount that a loop's body adds to an element of its state; None if unknown."""
-    instructions = {i.name: i for i in self.computations[body]}
-    root = next((i for i in instructions.values() if i.root), None)
+    instructions = self._by_name(body)
+    root = _find_root(self.computations[body])
     if root is None or root.opcode != "tuple" or index >= len(root.operands):
       return None
     computation = body
@@ -257,7 +276,7 @@ class Program:
     if addition is not None and addition.opcode == "fusion":
       outer = (body, addition)
       computation = dict(addition.called_computations()).get("calls", "")
-      addition = next((i for i in self.computations.get(computation, []) if i.root), None)
+      addition = _find_root(self.computations.get(computation, []))
     if addition is None or addition.opcode not in ("add", "subtract"):
       return None
     for name in addition.operands:
@@ -267,6 +286,14 @@ class Program:
     return None
 
 
+def _find_root(instructions: list[Instruction]) -> Instruction | None:
+  """Return the instruction whose value a computation returns."""
+  for instruction in instructions:
+    if instruction.root:
+      return instruction
+  return None
+
+
 def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
   """Parse the arrays of a printed type.
 
@@ -274,12 +301,13 @@ def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
   """
   parsed = []
   for dtype, dims in _ARRAY.findall(printed):
-    shape = tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
-    parsed.append((dtype, shape))
+    sizes = [int(dim.lstrip("<=")) for dim in dims.split(",") if dim]
+    parsed.append((dtype, tuple(sizes)))
   return parsed
 
 
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> float:
+  """Return the bytes of an array, without padding."""
   bits = DTYPE_BITS.get(dtype)
   if bits is None:
     number = re.match(r"[a-z]+(\d+)", dtype)

@@ -58,10 +58,13 @@ def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float
     return 0.0
   count = _dot if instruction.opcode == "dot" else _convolution
   total = count(instruction, shapes)
-  dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2]]
-  if fast and all(dtype.startswith(fast) for dtype in dtypes):
-    return total / 2
-  return total
+  if not fast:
+    return total
+  for name in instruction.operands[:2]:
+    dtype, _ = arrays(shapes[name])[0]
+    if not dtype.startswith(fast):
+      return total
+  return total / 2
 
 
 def kernels(program: Program) -> tuple[float, int]:
@@ -84,12 +87,12 @@ def kernels(program: Program) -> tuple[float, int]:
 
 
 def _kernel(instruction: Instruction) -> float | None:
-  declared = re.search(r'"flops":\s*"?(\d+)', instruction.attributes)
-  if declared:
-    return float(declared[1])
-  scope = re.search(
-    FLOPS_SCOPE_PREFIX + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.attributes
-  )
+  """Return the FLOPs of a Pallas kernel, by its declaration or its scope; None if unknown."""
+  declared_flops = re.search(r'"flops":\s*"?(\d+)', instruction.attributes)
+  if declared_flops:
+    return float(declared_flops[1])
+  scope_pattern = FLOPS_SCOPE_PREFIX + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)"
+  scope = re.search(scope_pattern, instruction.attributes)
   if scope is None:
     return None
   return float(scope["forward"]) * _PASSES[scope["pass"]]
@@ -117,10 +120,12 @@ def own_cycles(instruction: Instruction) -> int | None:
 
 
 def _shape(printed: str) -> tuple[int, ...]:
-  return arrays(printed)[0][1]
+  _, shape = arrays(printed)[0]
+  return shape
 
 
 def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
+  """Return the FLOPs of a matrix product."""
   lhs_shape = _shape(shapes[instruction.operands[0]])
   contracting_dims = instruction.attribute("lhs_contracting_dims") or "{}"
   contracted_size = 1
@@ -131,8 +136,9 @@ def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
 
 def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
   """Count only products of real elements, neither padding nor the gaps of a dilation."""
-  lhs, rhs = instruction.operands[:2]
-  lhs_labels, rhs_labels, out_labels = re.split("_|->", instruction.attribute("dim_labels") or "")
+  lhs, rhs, *_ = instruction.operands
+  labels = instruction.attribute("dim_labels") or ""
+  lhs_labels, rhs_labels, out_labels = re.split("_|->", labels)
   lhs_sizes = dict(zip(lhs_labels, _shape(shapes[lhs])))
   rhs_sizes = dict(zip(rhs_labels, _shape(shapes[rhs])))
   out_sizes = dict(zip(out_labels, _shape(instruction.type)))
@@ -172,8 +178,9 @@ def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
   kernel_dilation = window.get("rhs_dilate", 1)
   last_position = (size - 1) * base_dilation
   total = 0
-  for k in range(kernel):
-    positions = np.arange(out) * stride + k * kernel_dilation - low
+  for kernel_position in range(kernel):
+    positions = np.arange(out) * stride + kernel_position * kernel_dilation - low
     is_inside = (positions >= 0) & (positions <= last_position)
-    total += int((is_inside & (positions % base_dilation == 0)).sum())
+    is_element = positions % base_dilation == 0
+    total += int((is_inside & is_element).sum())
   return total

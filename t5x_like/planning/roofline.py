@@ -52,14 +52,28 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
 def bytes_moved(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
   """Return the bytes that an instruction reads from and writes to the HBM."""
   operands = [shapes.get(name, "") for name in instruction.operands]
-  body = program.computations.get(dict(instruction.called_computations()).get("calls", ""))
-  if instruction.opcode != "fusion" or body is None:
-    if instruction.opcode in _SLICES:
-      return 2 * _far(instruction.type)
-    if instruction.opcode == "dynamic-update-slice":
-      return 2 * _far(operands[1])
-    return _far(instruction.type) + sum(_far(operand) for operand in operands)
-  inner = {i.name: i for i in body}
+  callee = dict(instruction.called_computations()).get("calls", "")
+  body = program.computations.get(callee)
+  if instruction.opcode == "fusion" and body is not None:
+    return _bytes_moved_by_fusion(body, instruction, operands)
+  if instruction.opcode in _SLICES:
+    return 2 * _far(instruction.type)
+  if instruction.opcode == "dynamic-update-slice":
+    return 2 * _far(operands[1])
+  return _far(instruction.type) + sum(_far(operand) for operand in operands)
+
+
+def _bytes_moved_by_fusion(
+  body: list[Instruction], instruction: Instruction, operands: list[str]
+) -> float:
+  """Return the bytes that a fused computation reads and writes.
+
+  Args:
+    body: its instructions.
+    instruction: the fusion.
+    operands: the types of the fusion's operands.
+  """
+  inner = {fused.name: fused for fused in body}
   total = 0.0
   for parameter in body:
     if parameter.opcode == "parameter":
@@ -111,11 +125,14 @@ def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
     return ""
   while root.opcode in _THROUGH and root.operands[0] in inner:
     root = inner[root.operands[0]]
-  updated = root.opcode == "dynamic-update-slice" and inner.get(root.operands[1])
-  return updated.type if updated else None
+  if root.opcode != "dynamic-update-slice":
+    return None
+  update = inner.get(root.operands[1])
+  return None if update is None else update.type
 
 
 def _bytes_written(source: str | None, outer: str) -> float:
+  """Return the bytes that a result of type `outer` writes, of which `source` may be a part."""
   if _NEAR.search(outer):
     return 0.0
   return type_bytes(outer if source is None else source)
@@ -123,4 +140,8 @@ def _bytes_written(source: str | None, outer: str) -> float:
 
 def _far(printed: str) -> float:
   """Return the bytes of the arrays of a type that lie in the HBM."""
-  return sum(type_bytes(part) for part in elements(printed) if not _NEAR.search(part))
+  total = 0
+  for part in elements(printed):
+    if not _NEAR.search(part):
+      total += type_bytes(part)
+  return total

@@ -98,6 +98,7 @@ def _sends_activations(candidate: dict[str, Any]) -> bool:
 def _candidates(
   config: ConfigDict, task, topology: hardware.Topology, devices: list
 ) -> Iterator[Candidate]:
+  """Yield the candidates that the estimate of their memory does not rule out."""
   base = ConfigDict(config.to_dict())
   base.mesh = {"data": 1}
   base.batch_size = 1
@@ -121,7 +122,7 @@ def _candidates(
     batch_ways = rules.ways("batch")
     row_devices = len(devices) // batch_ways  # that share a row
     ring_bytes = minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained)
-    sending = sum(ring_bytes.values()) / link  # seconds
+    send_seconds = sum(ring_bytes.values()) / link
     gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
     resident_state = state.params if config.optimizer.get("offload") else state
     state_bytes = steps.shard_bytes(resident_state) + gradient_bytes
@@ -131,8 +132,9 @@ def _candidates(
         continue
       recomputation = 4 / 3 if remat == "full" else 1
       device_flops = rows * row_flops / row_devices * recomputation
-      computing = device_flops / peak * _pipeline_slowdown(mesh, rows)  # seconds
-      bound = rows * row_tokens / row_devices / max(computing, sending)
+      compute_seconds = device_flops / peak * _pipeline_slowdown(mesh, rows)
+      device_tokens = rows * row_tokens / row_devices
+      bound = device_tokens / max(compute_seconds, send_seconds)
       overrides = [
         f"mesh={json.dumps(mesh, separators=(',', ':'))}",
         f"batch_size={rows * batch_ways}",
@@ -155,6 +157,7 @@ def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, fl
 
 
 def _remat_flag(config: ConfigDict, name: str) -> str:
+  """Return the value of the flag that sets a policy."""
   value = _remat_value(config, name)
   return value if isinstance(value, str) else json.dumps(value)
 
@@ -171,16 +174,23 @@ def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, l
     named: its parameters.
     lengths: of the rows of tokens that it reads; none for images.
   """
-  expert_counts = [p.shape[p.axes.index("expert")] for p in named.values() if "expert" in p.axes]
+  expert_counts = []
   depths = []
-  if "pipeline" in config.model:
-    rounds = Pipeline(**config.model.pipeline).rounds
-    depths = [p.shape[0] / rounds for p in named.values() if p.axes[:1] == ("layers",)]
+  for p in named.values():
+    if "expert" in p.axes:
+      expert_counts.append(p.shape[p.axes.index("expert")])
+    if "pipeline" in config.model and p.axes[:1] == ("layers",):
+      rounds = Pipeline(**config.model.pipeline).rounds
+      depths.append(p.shape[0] / rounds)
   sizes = {}
   for axis, divided in (("expert", expert_counts), ("sequence", lengths), ("stage", depths)):
     if divided:
-      sizes[axis] = [n for n in _EXTRA_AXES[axis] if all(size % n == 0 for size in divided)]
+      sizes[axis] = [ways for ways in _EXTRA_AXES[axis] if _divides_all(ways, divided)]
   return sizes
+
+
+def _divides_all(ways: int, sizes: list[float]) -> bool:
+  return all(size % ways == 0 for size in sizes)
 
 
 def _meshes(
@@ -251,7 +261,8 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
       return parts.objective(model, parts.objective.prepare(batch, model), jax.random.key(0))
 
     with parts.rules.activate():
-      return jax.vjp(loss, arrays, has_aux=True)[1]
+      _, backward, _ = jax.vjp(loss, arrays, has_aux=True)
+    return backward
 
   batch = parts.rules.abstract_batch(task.features, config.batch_size)
   backward = jax.eval_shape(forward, parts.state.params, batch)
@@ -277,20 +288,20 @@ def search(
   answer = child.plan(dataclasses.replace(request, search=True), timeout_seconds, report_progress)
   if "candidates" not in answer:
     raise UserError(f"--search: {answer['verdict']}")
-  replaced = []
-  fixed = []
+  ignored_overrides = []
+  fixed_overrides = []
   for override in request.overrides:
     if override.startswith((*_SEARCHED, "accumulation_steps")):
-      replaced.append(override)
+      ignored_overrides.append(override)
     else:
-      fixed.append(override)
-  if replaced:
-    report_progress(f"searched in place of what is given: {' '.join(replaced)}")
+      fixed_overrides.append(override)
+  if ignored_overrides:
+    report_progress(f"searched in place of what is given: {' '.join(ignored_overrides)}")
   waiting = answer["candidates"]
   plans = []
   while waiting and len(plans) < limit:
     candidate = waiting.pop(0)
-    overrides = (*fixed, *candidate["overrides"], "accumulation_steps=1")
+    overrides = (*fixed_overrides, *candidate["overrides"], "accumulation_steps=1")
     candidate_request = dataclasses.replace(request, overrides=overrides)
     try:
       plan = child.plan(candidate_request, timeout_seconds, report_progress)
@@ -300,12 +311,12 @@ def search(
       plan = {"fits": False, "verdict": str(error)}
       fewer_rows_may_fit = False
     plans.append(plan | {"candidate": candidate["overrides"]})
-    report_progress(
-      f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}"
-    )
-    next_rows = _next_with_fewer_rows(candidate, waiting) if fewer_rows_may_fit else []
+    flags = " ".join(candidate["overrides"])
+    report_progress(f"{len(plans)} of {limit}: {flags}: {plan['verdict']}")
+    next_candidates = _next_with_fewer_rows(candidate, waiting) if fewer_rows_may_fit else []
     layout = _layout(candidate)
-    waiting = next_rows + [entry for entry in waiting if _layout(entry) != layout]
+    other_layouts = [entry for entry in waiting if _layout(entry) != layout]
+    waiting = next_candidates + other_layouts
   return sorted(plans, key=rate, reverse=True)
 
 

@@ -71,6 +71,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
 
 
 def _build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
+  """Return a stand-in for a task of the package, or the built task of a recipe."""
   if task_features.is_known(name):
     vocabulary = features.load_vocabulary(arguments.get("store", "builtin"))
     declared = task_features.declare({"name": name} | arguments)
@@ -122,6 +123,7 @@ def _count_needed_flops(function: Callable, *args) -> float:
 
 
 def _evaluation_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return the batch of an evaluation: a task's features, and the indices of examples."""
   index = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32, sharding=parts.rules.batch())
   batch = parts.rules.abstract_batch(task.features, config.batch_size)
   return batch | {"example_index": index}
@@ -149,15 +151,7 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
-  if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
-    raise UserError(
-      f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval"
-    )
-  if len(shapes["decoder_target_tokens"]) > 1:
-    raise UserError(
-      f"--step=decode: task {config.task.name} has several rows of tokens for each example, "
-      "expected one; plan the recipe that the model starts from"
-    )
+  _check_decoding(config, parts, shapes)
   strategy = strategies.Greedy()
   if "encoder_input_tokens" in shapes:
     predictor = generation.TextToText(parts.model, task.vocabulary, shapes, strategy, None)
@@ -169,18 +163,31 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
   options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
 
-  def function(model, batch):
+  def decode(model, batch):
     return strategy(model, predictor.model_features(batch), batch["numbers"], **options)
 
-  def read(model, batch):
+  def read_prompt(model, batch):
     return prefill(model, predictor.model_features(batch), **options).state
 
-  tokens = jax.ShapeDtypeStruct(
-    (config.batch_size, length), jnp.int32, sharding=parts.rules.batch()
-  )
-  numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
+  B = config.batch_size
+  sharding = parts.rules.batch()
+  tokens = jax.ShapeDtypeStruct((B, length), jnp.int32, sharding=sharding)
+  numbers = jax.ShapeDtypeStruct((B, 2), jnp.uint32, sharding=sharding)
   batch = {"tokens": tokens, "valid": tokens, "numbers": numbers}
-  return batch, function, read, predictor.new_tokens
+  return batch, decode, read_prompt, predictor.new_tokens
+
+
+def _check_decoding(config: ConfigDict, parts: Parts, shapes: dict[str, list[int]]) -> None:
+  """Raise UserError if the model does not generate, or examples have several rows of tokens."""
+  if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
+    raise UserError(
+      f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval"
+    )
+  if len(shapes["decoder_target_tokens"]) > 1:
+    raise UserError(
+      f"--step=decode: task {config.task.name} has several rows of tokens for each example, "
+      "expected one; plan the recipe that the model starts from"
+    )
 
 
 def shard_bytes(tree) -> float:
