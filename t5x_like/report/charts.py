@@ -132,9 +132,9 @@ def curves(runs: dict[str, Rows], name: str) -> str:
     if len(steps) >= _SMOOTHED_FROM:
       steps, values = _thin(steps, _running_mean(values))
       marker = None
-    colour = _COLOURS[index % len(_COLOURS)]
-    axes.plot(steps, values, color=colour, linewidth=1.4, marker=marker, markersize=3, label=run)
-  axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
+    style = dict(color=_colour(index), linewidth=1.4, marker=marker, markersize=3)
+    axes.plot(steps, values, label=run, **style)
+  _draw_legend(axes, fontsize=7)
   return _svg(figure, name)
 
 
@@ -151,17 +151,16 @@ def scaling(
   figure, axes = _axes("", 5.2, 3.2)
   axes.set_xscale("log")
   for index, (label, (x, y)) in enumerate(points.items()):
-    colour = _COLOURS[index % len(_COLOURS)]
-    axes.plot(x, y, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.8, label=label)
+    style = dict(color=_colour(index), linewidth=0, marker="o", markersize=5, alpha=0.8)
+    axes.plot(x, y, label=label, **style)
   for index, (label, (x, y)) in enumerate(lines.items()):
-    colour = _COLOURS[index % len(_COLOURS)]
     legend_label = None if label in points else label
-    axes.plot(x, y, color=colour, linewidth=1.3, label=legend_label)
+    axes.plot(x, y, color=_colour(index), linewidth=1.3, label=legend_label)
   axes.xaxis.set_major_formatter(EngFormatter(sep=""))
   axes.xaxis.set_minor_formatter(NullFormatter())
   axes.set_xlabel(x_label)
   axes.set_ylabel(y_label)
-  axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
+  _draw_legend(axes, fontsize=7)
   return _svg(figure, name)
 
 
@@ -169,9 +168,9 @@ def spread(groups: dict[str, list[float]], name: str) -> str:
   """Draw a point for each value of each group and a line at its lower median, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for column, values in enumerate(groups.values()):
-    colour = _COLOURS[column % len(_COLOURS)]
-    x = [column] * len(values)
-    axes.plot(x, values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
+    colour = _colour(column)
+    columns = [column] * len(values)
+    axes.plot(columns, values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
     median = statistics.median_low(values)
     axes.hlines(median, column - 0.25, column + 0.25, color=colour, linewidth=1.6)
   _label_columns(axes, list(groups))
@@ -202,8 +201,7 @@ def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
   axes.grid(False)
   share_GP = counts_GP / np.maximum(counts_GP.sum(axis=1, keepdims=True), 1)
   for row, column in np.argwhere(counts_GP):
-    share = float(share_GP[row, column])
-    axes.add_patch(_rectangle(column - 0.5, row - 0.5, share))
+    axes.add_patch(_shaded_cell(row, column, float(share_GP[row, column])))
     text = str(counts_GP[row, column])
     axes.annotate(text, (column, row), ha="center", va="center", fontsize=7, color=_INK)
   _label_columns(axes, classes)
@@ -215,10 +213,22 @@ def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
   return _svg(figure, name)
 
 
-def _rectangle(left: float, bottom: float, share: float):
+def _shaded_cell(row: int, column: int, share: float):
+  """Return the square of a cell of a matrix; the larger the share, the darker it is."""
   from matplotlib.patches import Rectangle
 
-  return Rectangle((left, bottom), 1, 1, color=_COLOURS[0], alpha=0.08 + 0.72 * share, linewidth=0)
+  corner = (column - 0.5, row - 0.5)
+  alpha = 0.08 + 0.72 * share
+  return Rectangle(corner, 1, 1, color=_COLOURS[0], alpha=alpha, linewidth=0)
+
+
+def _colour(index: int) -> str:
+  """Return the colour of a curve; colours repeat after the last."""
+  return _COLOURS[index % len(_COLOURS)]
+
+
+def _draw_legend(axes, *, fontsize: int, **options) -> None:
+  axes.legend(frameon=False, fontsize=fontsize, labelcolor=_INK, **options)
 
 
 def _label_columns(axes, names: list[str]) -> None:
@@ -235,8 +245,11 @@ def _short(name: str) -> str:
 
 
 def _eval_names(rows: Rows, metric: str) -> list[str]:
-  suffix = f"/{metric}"
-  return sorted(name for name in names(rows) if name.startswith("eval/") and name.endswith(suffix))
+  matches = []
+  for name in names(rows):
+    if name.startswith("eval/") and name.endswith(f"/{metric}"):
+      matches.append(name)
+  return sorted(matches)
 
 
 def _loss_chart(rows: Rows, unit: str) -> str:
@@ -275,7 +288,7 @@ def _loss_chart(rows: Rows, unit: str) -> str:
   axes.set_xlabel("step")
   if unit:
     axes.set_ylabel(unit)
-  axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper right")
+  _draw_legend(axes, fontsize=9, loc="upper right")
   return _svg(figure, "loss")
 
 
@@ -303,15 +316,18 @@ def _line_chart(
 
 def _curve(axes, steps, values, label: str | None, lost, noise: bool = True) -> None:
   """Draw a curve with gaps; draw a noisy one faintly, with its running mean on top."""
-  x, y = break_at_gaps(*_thin(steps, values), lost)
+  colour = _COLOURS[0]
+  thin_steps, thin_values = _thin(steps, values)
+  x, y = break_at_gaps(thin_steps, thin_values, lost)
   if not noise or len(steps) < _SMOOTHED_FROM:
     marker = "o" if len(steps) < 3 else None
-    axes.plot(x, y, color=_COLOURS[0], linewidth=1.7, label=label, marker=marker, markersize=4.5)
+    axes.plot(x, y, color=colour, linewidth=1.7, label=label, marker=marker, markersize=4.5)
     return
-  axes.plot(x, y, color=_COLOURS[0], linewidth=0.8, alpha=0.35)
-  x, y = break_at_gaps(*_thin(steps, _running_mean(values)), lost)
+  axes.plot(x, y, color=colour, linewidth=0.8, alpha=0.35)
+  mean_steps, mean_values = _thin(steps, _running_mean(values))
+  x, y = break_at_gaps(mean_steps, mean_values, lost)
   mean_label = f"{label} (smoothed)" if label else None
-  axes.plot(x, y, color=_COLOURS[0], linewidth=1.8, label=mean_label)
+  axes.plot(x, y, color=colour, linewidth=1.8, label=mean_label)
 
 
 def _axes(title: str, width: float, height: float):
@@ -353,18 +369,23 @@ def _svg(figure, name: str) -> Markup:
     text.set_parse_math(False)  # a name may have dollars in it
   with matplotlib.rc_context(style | {"text.parse_math": False}):
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-  text = buffer.getvalue()
-  text = text[text.index("<svg") :].replace(_INK, "currentColor")
+  document = buffer.getvalue()
+  text = document[document.index("<svg") :]
+  text = text.replace(_INK, "currentColor")
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
   text = re.sub(r"font: [^;\"]*?([\d.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", text)
   tag, content = text.split(">", 1)
   tag = re.sub(r' (width|height)="[^"]*"', "", tag)
   tag += f' role="img" aria-label="{escape(name)}"'
-  prefix = re.sub(r"\W+", "_", name.lower())  # ids are unique on a page with several charts
+  content = _prefix_ids(content, re.sub(r"\W+", "_", name.lower()))
+  return Markup(f"{tag}>{content}")
+
+
+def _prefix_ids(content: str, prefix: str) -> str:
+  """Make the ids of an <svg> element unique on a page with several charts."""
   content = re.sub(r'\bid="', f'id="{prefix}-', content)
   content = re.sub(r"url\(#", f"url(#{prefix}-", content)
-  content = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', content)
-  return Markup(f"{tag}>{content}")
+  return re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', content)
 
 
 def _thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -373,8 +394,9 @@ def _thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return steps, values
   indices = {0, len(steps) - 1}
   for section in np.array_split(np.arange(len(steps)), _POINTS // 2):
-    indices.add(int(section[values[section].argmin()]))
-    indices.add(int(section[values[section].argmax()]))
+    section_values = values[section]
+    indices.add(int(section[section_values.argmin()]))
+    indices.add(int(section[section_values.argmax()]))
   selection = sorted(indices)
   return steps[selection], values[selection]
 

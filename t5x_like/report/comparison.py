@@ -72,10 +72,13 @@ def _name_runs(workdirs: Sequence[str]) -> list[str]:
 
 def _tabulate_evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
   """Return (metric of an evaluation, its last value in every run, or "–")."""
-  names = dict.fromkeys(name for rows in metrics.values() for name in charts.names(rows))
+  names: dict[str, None] = {}
+  for rows in metrics.values():
+    names |= dict.fromkeys(charts.names(rows))
   table = []
   for name in names:
-    if not name.startswith("eval/") or name.rpartition("/")[2] in _COUNTS_AND_TIMES:
+    _, _, metric = name.rpartition("/")
+    if not name.startswith("eval/") or metric in _COUNTS_AND_TIMES:
       continue
     cells = []
     for rows in metrics.values():
@@ -94,7 +97,11 @@ def _draw_charts(metrics: dict[str, charts.Rows]) -> list[dict[str, Any]]:
       names.append(f"eval/{name}")
   drawings = []
   for name in names[:_MAX_CURVES]:
-    runs = {run: rows for run, rows in metrics.items() if len(charts.series(rows, name)[0])}
+    runs = {}
+    for run, rows in metrics.items():
+      steps, _ = charts.series(rows, name)
+      if len(steps):
+        runs[run] = rows
     if runs:
       drawings.append({"title": name, "svg": charts.curves(runs, name)})
   return drawings

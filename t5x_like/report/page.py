@@ -210,8 +210,13 @@ def _median(values) -> float:
 
 
 def _tasks(rows) -> list[str]:
-  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.count("/") > 1]
-  return sorted({name.removeprefix("eval/").rpartition("/")[0] for name in names})
+  """Return the tasks that evaluations name, in alphabetical order."""
+  tasks = set()
+  for name in metric_names(rows):
+    if name.startswith("eval/") and name.count("/") > 1:
+      task, _, _ = name.removeprefix("eval/").rpartition("/")
+      tasks.add(task)
+  return sorted(tasks)
 
 
 def _evals(rows) -> list[dict[str, str]]:
@@ -227,17 +232,16 @@ def _evals(rows) -> list[dict[str, str]]:
     if not len(steps):
       continue
     task, _, metric = name.removeprefix("eval/").rpartition("/")
-    table.append(
-      {
-        "task": task,
-        "metric": metric,
-        "step": f"{steps[-1]:,}",
-        "last": number(values[-1]),
-        "first": number(values[0]),
-        "lowest": number(values.min()),
-        "highest": number(values.max()),
-      }
-    )
+    row = {
+      "task": task,
+      "metric": metric,
+      "step": f"{steps[-1]:,}",
+      "last": number(values[-1]),
+      "first": number(values[0]),
+      "lowest": number(values.min()),
+      "highest": number(values.max()),
+    }
+    table.append(row)
   return sorted(table, key=lambda row: row["task"])
 
 

@@ -55,14 +55,17 @@ def draw_pictures(
   from t5x_like.data import loader  # tensorflow: only where data is read
 
   pictures: Pictures = {}
-  batches = loader.train_batches(task, batch_size=_NUM_AUGMENTED, seed=config.seed)
-  augmented_NYXC = next(batches)["image"]
-  rows_RKYXC = _denormalize(augmented_NYXC, config).reshape(2, -1, *augmented_NYXC.shape[1:])
+  train_batches = loader.train_batches(task, batch_size=_NUM_AUGMENTED, seed=config.seed)
+  augmented_NYXC = next(train_batches)["image"]
+  pixels_NYXC = _denormalize(augmented_NYXC, config)
+  rows_RKYXC = pixels_NYXC.reshape(2, -1, *pixels_NYXC.shape[1:])
   pictures["augmented"] = ("What the model sees in training", _grid(rows_RKYXC))
-  batch = next(
-    loader.eval_batches(eval_task, batch_size=_NUM_EVALUATED, max_examples=_NUM_EVALUATED)
+  eval_batches = loader.eval_batches(
+    eval_task, batch_size=_NUM_EVALUATED, max_examples=_NUM_EVALUATED
   )
-  batch = {name: x[batch["example_index"] >= 0] for name, x in batch.items()}
+  padded_batch = next(eval_batches)
+  is_example = padded_batch["example_index"] >= 0
+  batch = {name: array[is_example] for name, array in padded_batch.items()}
   model = parts.model
   if isinstance(model, ImageEncoder) and isinstance(model.head, ReconstructionHead):
     title = "Masked, reconstructed, original"
@@ -72,7 +75,8 @@ def draw_pictures(
     title = "Where the model looks: attention through all layers, from what is classified"
     weights_NT = _run(parts, arrays, _attention_rollout, batch)
     pixels_NYXC = _denormalize(batch["image"], config)
-    pictures["attention"] = (title, _grid(_highlight(pixels_NYXC, weights_NT, model.variant.grid)))
+    highlighted = _highlight(pixels_NYXC, weights_NT, model.variant.grid)
+    pictures["attention"] = (title, _grid(highlighted))
   for name, group in groups.items():
     rows = [row for row in group.predictions if {"target", "prediction"} <= row.keys()]
     if rows and 1 < len(eval_task.classes) <= _MAX_CLASSES:
@@ -120,32 +124,38 @@ def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
   V = len(classes)
   cell = 34
   margin = 8 + 7 * max(len(name[:16]) for name in classes)
-  class_index = {name: index for index, name in enumerate(classes)}
-  count_VV = np.zeros((V, V))
-  for row in rows:
-    target = class_index.get(row["target"])
-    prediction = class_index.get(row["prediction"])
-    if target is not None and prediction is not None:
-      count_VV[target, prediction] += 1
-  share_VV = count_VV / np.maximum(count_VV.sum(1, keepdims=True), 1)
+  share_VV = _confusion_shares(rows, classes)
   image = Image.new("RGB", (margin + V * cell, margin + V * cell), "white")
   draw = ImageDraw.Draw(image)
   for y in range(V):
     draw.text((4, margin + y * cell + 11), classes[y][:16], "black")
     for x in range(V):
       share = share_VV[y, x]
-      left = margin + x * cell
-      top = margin + y * cell
+      cell_x = margin + x * cell
+      cell_y = margin + y * cell
       colour = tuple(int(255 - share * (255 - channel)) for channel in (37, 99, 235))
-      draw.rectangle((left, top, left + cell - 2, top + cell - 2), colour)
+      draw.rectangle((cell_x, cell_y, cell_x + cell - 2, cell_y + cell - 2), colour)
       percent = round(100 * share)
       if percent:
-        draw.text((left + 7, top + 11), str(percent), "white" if share > 0.5 else "black")
+        text_colour = "white" if share > 0.5 else "black"
+        draw.text((cell_x + 7, cell_y + 11), str(percent), text_colour)
   for x in range(V):  # upright, as columns are narrow
     name = Image.new("RGB", (margin, 12), "white")
     ImageDraw.Draw(name).text((0, 0), classes[x][:16], "black")
     image.paste(name.rotate(90, expand=True), (margin + x * cell + 11, 0))
   return image
+
+
+def _confusion_shares(rows: Sequence[dict[str, str]], classes: Sequence[str]) -> np.ndarray:
+  """Return the shares of predictions (columns) among the examples of each class (rows)."""
+  class_index = {name: index for index, name in enumerate(classes)}
+  count_VV = np.zeros((len(classes), len(classes)))
+  for row in rows:
+    target = class_index.get(row["target"])
+    prediction = class_index.get(row["prediction"])
+    if target is not None and prediction is not None:
+      count_VV[target, prediction] += 1
+  return count_VV / np.maximum(count_VV.sum(1, keepdims=True), 1)
 
 
 def _denormalize(image_NYXC: np.ndarray, config: ConfigDict) -> np.ndarray:
@@ -162,7 +172,8 @@ def _grid(pixels_RKYXC: np.ndarray):
   R, K, Y, X, C = pixels_RKYXC.shape
   scale = max(1, _SIDE // Y)
   gap = 2
-  cells = np.repeat(np.repeat(pixels_RKYXC, scale, axis=2), scale, axis=3)
+  cells = np.repeat(pixels_RKYXC, scale, axis=2)
+  cells = np.repeat(cells, scale, axis=3)
   cells = np.pad(cells, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=255)
   height = R * (Y * scale + gap)
   width = K * (X * scale + gap)
@@ -210,11 +221,13 @@ def _reconstructions(config: ConfigDict, parts, arrays, batch: dict[str, np.ndar
 
 
 def _unpatchify(x_NTP: np.ndarray, variant) -> np.ndarray:
+  """Undo `patchify`."""
   P = variant.patch
   grid = variant.grid
   C = variant.channels
-  x = x_NTP.reshape(-1, grid.rows, grid.columns, P, P, C).transpose(0, 1, 3, 2, 4, 5)
-  return x.reshape(-1, *height_and_width(variant.resolution), C)
+  by_patch = x_NTP.reshape(-1, grid.rows, grid.columns, P, P, C)
+  by_row = by_patch.transpose(0, 1, 3, 2, 4, 5)
+  return by_row.reshape(-1, *height_and_width(variant.resolution), C)
 
 
 def _records_attention(model) -> bool:
@@ -222,9 +235,12 @@ def _records_attention(model) -> bool:
 
   The model needs plain blocks and a core that computes the softmax.
   """
-  attention = getattr(getattr(model, "encoder", None), "blocks", None)
-  attention = getattr(getattr(attention, "self_attention", None), "layer", None)
-  return attention is not None and attention.core.exact and model.REQUIRED_FEATURES == ("image",)
+  attention = model
+  for name in ("encoder", "blocks", "self_attention", "layer"):
+    attention = getattr(attention, name, None)
+  if attention is None:
+    return False
+  return attention.core.exact and model.REQUIRED_FEATURES == ("image",)
 
 
 def _attention_rollout(model, batch: dict[str, jax.Array]) -> jax.Array:
@@ -253,7 +269,8 @@ def _attention_rollout(model, batch: dict[str, jax.Array]) -> jax.Array:
   model.encode(batch["image"])
   rolled_BTT = jnp.eye(layers[0].shape[-1])
   for weights_BTT in layers:
-    rolled_BTT = (weights_BTT + jnp.eye(weights_BTT.shape[-1])) / 2 @ rolled_BTT
+    layer_BTT = (weights_BTT + jnp.eye(weights_BTT.shape[-1])) / 2
+    rolled_BTT = layer_BTT @ rolled_BTT
   T = model.variant.grid.length  # without the padding that splits the sequence over devices
   rolled_BTT = rolled_BTT[:, :T, :T]
   if num_class_tokens:
@@ -265,6 +282,7 @@ def _highlight(pixels_NYXC: np.ndarray, weights_NT: np.ndarray, grid) -> np.ndar
   """Return [2, N, Y, X, C]: the images, and the images with attention as their brightness."""
   N, Y, X, _ = pixels_NYXC.shape
   light_NT = weights_NT / weights_NT.max(1, keepdims=True)
-  light_NYX = light_NT.reshape(N, grid.rows, grid.columns).repeat(Y // grid.rows, axis=1)
-  light = light_NYX.repeat(X // grid.columns, axis=2)[..., None]
-  return np.stack([pixels_NYXC, pixels_NYXC * light])
+  light = light_NT.reshape(N, grid.rows, grid.columns)
+  light = light.repeat(Y // grid.rows, axis=1)
+  light_NYX = light.repeat(X // grid.columns, axis=2)
+  return np.stack([pixels_NYXC, pixels_NYXC * light_NYX[..., None]])

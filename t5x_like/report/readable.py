@@ -64,8 +64,12 @@ def _validation(rows: Rows) -> tuple[str | None, float | None]:
   names = sorted(name for name in metric_names(rows) if re.fullmatch(r"eval/.+/loss", name))
   if not names:
     return None, None
-  _, entropy = series(rows, names[0].removesuffix("loss") + "unigram_entropy")
-  return names[0], float(entropy[-1]) if len(entropy) else None
+  name = names[0]
+  entropy_name = name.removesuffix("loss") + "unigram_entropy"
+  _, entropies = series(rows, entropy_name)
+  if not len(entropies):
+    return name, None
+  return name, float(entropies[-1])
 
 
 def facts(
@@ -132,11 +136,13 @@ def sample(texts: dict[str, str]) -> dict[str, Any]:
   if "filled" in texts and "original" in texts:
     return _mark_gaps(shortened)
   is_exact = texts["target"] == texts["prediction"]
+  status = "✓ exact match" if is_exact else "differs"
   rows = [(name, _mark_sentinels(shortened[name])) for name in ("input", "target", "prediction")]
-  return {"rows": rows, "good": is_exact, "status": "✓ exact match" if is_exact else "differs"}
+  return {"rows": rows, "good": is_exact, "status": status}
 
 
 def _continuation(texts: dict[str, str]) -> dict[str, Any]:
+  """Lay out a prompt with the model's continuation and the original one."""
   prompt = texts["input"]
   prompt_part = (prompt, "sentinel")
   rows = [
@@ -154,13 +160,13 @@ def _mark_gaps(texts: dict[str, str]) -> dict[str, Any]:
   in_input = _in_common(filled, gapped)
   in_original = _in_common(filled, original)
   marks = []
-  for index, word in enumerate(filled):
-    if in_input[index] and word != BLANK:
+  for index, filled_word in enumerate(filled):
+    if in_input[index] and filled_word != BLANK:
       marks.append("")
     else:
       marks.append("good" if in_original[index] else "bad")
-  gap_marks = ["sentinel" if word == BLANK else "" for word in gapped]
-  original_marks = ["" if same else "sentinel" for same in _in_common(original, gapped)]
+  gap_marks = ["sentinel" if gapped_word == BLANK else "" for gapped_word in gapped]
+  original_marks = ["" if is_same else "sentinel" for is_same in _in_common(original, gapped)]
   num_good = marks.count("good")
   num_filled = len(marks) - marks.count("")
   return {
@@ -175,8 +181,12 @@ def _mark_gaps(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def _mark_sentinels(text: str) -> Parts:
-  parts = [part for part in _SENTINEL.split(text) if part]
-  return [(part, "sentinel" if _SENTINEL.fullmatch(part) else "") for part in parts]
+  parts = []
+  for part in _SENTINEL.split(text):
+    if part:
+      mark = "sentinel" if _SENTINEL.fullmatch(part) else ""
+      parts.append((part, mark))
+  return parts
 
 
 def _shorten(text: str) -> str:
@@ -190,20 +200,22 @@ def _shorten(text: str) -> str:
 
 def _blank_gaps(text: str) -> list[str]:
   """Return the words of a text, with a blank for each that contains a sentinel or a mask."""
-  return [BLANK if _GAP.search(word) else word for word in text.split()]
+  return [BLANK if _GAP.search(text_word) else text_word for text_word in text.split()]
 
 
 def _in_common(words: list[str], reference: list[str]) -> list[bool]:
   """Return which words belong to a longest common subsequence with the reference."""
-  numbers = {word: number for number, word in enumerate(dict.fromkeys([*words, *reference]))}
-  ids_N = np.asarray([numbers[word] for word in words], np.int32)
-  ids_M = np.asarray([numbers[word] for word in reference], np.int32)
+  distinct_words = dict.fromkeys([*words, *reference])
+  numbers = dict(zip(distinct_words, range(len(distinct_words))))
+  ids_N = np.asarray(list(map(numbers.get, words)), np.int32)
+  ids_M = np.asarray(list(map(numbers.get, reference)), np.int32)
   # lengths[i, j] is the length of a longest common subsequence of words[i:] and reference[j:].
   lengths = np.zeros((len(words) + 1, len(reference) + 1), np.int32)
   for i in reversed(range(len(words))):
     next_lengths = lengths[i + 1]
-    best = np.where(ids_M == ids_N[i], next_lengths[1:] + 1, next_lengths[:-1])
-    lengths[i, :-1] = np.maximum.accumulate(best[::-1])[::-1]
+    lengths_here = np.where(ids_M == ids_N[i], next_lengths[1:] + 1, next_lengths[:-1])
+    longest_from_end = np.maximum.accumulate(lengths_here[::-1])
+    lengths[i, :-1] = longest_from_end[::-1]
   is_common = [False] * len(words)
   i = 0
   j = 0
@@ -222,11 +234,12 @@ def _in_common(words: list[str], reference: list[str]) -> list[bool]:
 def _join(words: list[str], marks: list[str]) -> Parts:
   """Join words by spaces; neighbours of the same class become one part."""
   parts: Parts = []
-  for word, mark in zip(words, marks):
-    if parts and parts[-1][1] == mark and mark != "sentinel":
-      parts[-1] = (f"{parts[-1][0]} {word}", mark)
-      continue
+  for next_word, mark in zip(words, marks):
     if parts:
+      last_text, last_mark = parts[-1]
+      if last_mark == mark and mark != "sentinel":
+        parts[-1] = (f"{last_text} {next_word}", mark)
+        continue
       parts.append((" ", ""))
-    parts.append((word, mark))
+    parts.append((next_word, mark))
   return parts

@@ -71,12 +71,17 @@ def _batch(config: ConfigDict, cost) -> str:
 
 
 def _mesh(rules: Rules) -> str:
-  return " ".join(f"{axis}={n}" for axis, n in rules.mesh.shape.items() if n > 1) or "one device"
+  """Describe the mesh axes that are longer than 1."""
+  axes = [f"{axis}={size}" for axis, size in rules.mesh.shape.items() if size > 1]
+  return " ".join(axes) or "one device"
 
 
 def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
   """Estimate the time of the remaining steps from earlier starts or the device's peak."""
-  times = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")]
+  times = []
+  for row in metrics:
+    if row.get("train/seconds_per_step"):
+      times.append(row["train/seconds_per_step"])
   if times:
     seconds = steps * statistics.median(times[-_RECENT_LINES:])
     return f"about {duration(seconds)} at the pace of earlier steps, evaluations aside"
@@ -110,8 +115,11 @@ def sharding_table(params: dict, rules: Rules) -> str:
     logical_axes = ",".join(axis or "-" for axis in param.axes)
     mesh_axes = ",".join(_mesh_axes_text(entry) for entry in sharding.spec)
     rows.append((name, shape, logical_axes, mesh_axes, f"{4 * num_local / 2**20:.2f}"))
-  widths = [max(len(row[i]) for row in rows) for i in range(5)]
-  lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  lines = []
+  for row in rows:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+    lines.append("  ".join(cells).rstrip())
   lines.append(
     f"mesh: {_mesh(rules)}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on "
     "each device (float32)"
