@@ -70,9 +70,17 @@ class StagedVariant:
   def stages(self) -> tuple[Dims, ...]:
     """Sizes of each stage."""
     stages = []
-    for number, (N, L) in enumerate(zip(self.heads, self.depths, strict=True)):
-      D = self.embed << number
-      stages.append(Dims(D, N, N, D // N, int(D * self.mlp_ratio), L))
+    for number, (num_heads, layers) in enumerate(zip(self.heads, self.depths, strict=True)):
+      embed = self.embed << number
+      dims = Dims(
+        embed=embed,
+        heads=num_heads,
+        kv_heads=num_heads,
+        head_dim=embed // num_heads,
+        mlp=int(embed * self.mlp_ratio),
+        layers=layers,
+      )
+      stages.append(dims)
     return tuple(stages)
 
   @property
@@ -84,7 +92,9 @@ class StagedVariant:
   def grids(self) -> tuple[Grid, ...]:
     """The grid of each stage."""
     height, width = height_and_width(self.resolution)
-    grids = [Grid(-(-height // self.patch), -(-width // self.patch), self.class_tokens)]
+    rows = -(-height // self.patch)
+    columns = -(-width // self.patch)
+    grids = [Grid(rows, columns, self.class_tokens)]
     while len(grids) < len(self.depths):
       grids.append(grids[-1].coarser(2))
     return tuple(grids)

@@ -66,13 +66,8 @@ class PatchEmbedding(Linear):
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
-    super().__init__(
-      (pixels, variant.embed),
-      (None, "embed"),
-      params.fan_in_normal(pixels, 3**-0.5),
-      rngs,
-      bias=True,
-    )
+    init = params.fan_in_normal(pixels, 3**-0.5)
+    super().__init__((pixels, variant.embed), (None, "embed"), init, rngs, bias=True)
     self.variant = variant
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
@@ -158,11 +153,11 @@ class WindowEncoder(StagedEncoder):
     name, arguments = slots.name_and_arguments("config.model.design.position", design.position)
     if not pretrained or name != "log_cpb":
       return design
-    return dataclasses.replace(
-      design, position={"name": name, **arguments, "pretrained": pretrained[number]}
-    )
+    position = {"name": name, **arguments, "pretrained": pretrained[number]}
+    return dataclasses.replace(design, position=position)
 
   def _merging(self, number: int, rngs: nnx.Rngs) -> PatchMerging:
+    """Build the merging of the patches of the stage before."""
     variant = self.variant
     design = self.input_design()
     inputs = variant.stages[number - 1].embed

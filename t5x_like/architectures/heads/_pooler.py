@@ -15,8 +15,9 @@ class Pooler(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, activation: str):
     D = variant.dims.embed
-    self.dense = Linear((D, D), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
-    self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
+    init = variant.design.kernel_init(D)
+    self.dense = Linear((D, D), ("embed", None), init, rngs, bias=True)
+    self.activation, _ = slots.find("config.model.head.activation", activation, ACTIVATIONS)
 
   def __call__(self, x_BTD: jax.Array, first_positions_BP: jax.Array | None = None) -> jax.Array:
     """Return [B, D], or [B, P, D] for the sequences of a row that begin at `first_positions_BP`."""

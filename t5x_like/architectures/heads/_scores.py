@@ -17,7 +17,8 @@ class Scores(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, number: int):
     D = variant.dims.embed
-    self.out = Linear((D, number), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    init = variant.design.kernel_init(D)
+    self.out = Linear((D, number), ("embed", None), init, rngs, bias=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
@@ -29,5 +30,7 @@ class Scores(nnx.Module):
       last_B = jnp.full((B,), T - 1)
     else:
       last_B = jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
-    x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
-    return {"scores": self.out(Dropout(self.dropout_rate)(x_BD, key)).astype(jnp.float32)}
+    last_B1D = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)
+    x_BD = Dropout(self.dropout_rate)(last_B1D[:, 0], key)
+    scores_BN = self.out(x_BD)
+    return {"scores": scores_BN.astype(jnp.float32)}

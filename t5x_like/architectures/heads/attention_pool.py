@@ -56,8 +56,10 @@ class AttentionPool(nnx.Module):
     """Return the embeddings, [B, D]."""
     B, T, D = x_BTD.shape
     q_pos = positions(1)
-    query_B1D = jnp.broadcast_to(self.query[...].astype(x_BTD.dtype), (B, 1, D))
-    context = Context(mask=Mask(q_pos, q_pos), memory=x_BTD, memory_mask=Mask(q_pos, positions(T)))
+    query_1D = self.query[...].astype(x_BTD.dtype)
+    query_B1D = jnp.broadcast_to(query_1D, (B, 1, D))
+    memory_mask = Mask(q_pos, positions(T))
+    context = Context(mask=Mask(q_pos, q_pos), memory=x_BTD, memory_mask=memory_mask)
     y_B1D, _, _ = self.attention(query_B1D, context, None, None)
     mlp_B1D, _, _ = self.mlp(self.norm(y_B1D), context, None, None)
     return (y_B1D + mlp_B1D)[:, 0]

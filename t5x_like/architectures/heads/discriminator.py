@@ -15,15 +15,17 @@ class DiscriminatorHead(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     D = variant.dims.embed
-    init = variant.design.kernel_init(variant.dims.embed)
+    init = variant.design.kernel_init(D)
     self.dense = Linear((D, D), ("embed", None), init, rngs, bias=True)
     self.out = Linear((D, 1), ("embed", None), init, rngs, bias=True)
-    self.activation = ACTIVATIONS[variant.design.activation][0]
+    self.activation, _ = ACTIVATIONS[variant.design.activation]
 
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
   ) -> dict[str, jax.Array]:
-    return {"logits": self.out(self.activation(self.dense(x_BTD)))[..., 0].astype(jnp.float32)}
+    hidden_BTD = self.activation(self.dense(x_BTD))
+    logits_BT = self.out(hidden_BTD)[..., 0]
+    return {"logits": logits_BT.astype(jnp.float32)}
 
 
 make = DiscriminatorHead

@@ -44,7 +44,8 @@ class LmHead(nnx.Module):
     tied = self.kernel is None
     bias = None if self.bias is None else self.bias[...]
     kernel = embed.table[...] if tied else self.kernel[...]
-    return {"logits": VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)}
+    logits = VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)
+    return {"logits": logits}
 
 
 def hidden_scale(design: Design, width: int) -> float:

@@ -23,9 +23,9 @@ class ColourHead(nnx.Module):
     D = variant.dims.embed
     self.num_class_tokens = variant.class_tokens
     self.mask = params.param(rngs, variant.design.table_init(), (D,), (None,))
-    self.out = Linear(
-      (D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True
-    )
+    colours = 8**variant.channels
+    init = variant.design.kernel_init(D)
+    self.out = Linear((D, colours), ("embed", None), init, rngs, bias=True)
 
   def corrupt(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
     """Replace each patch by another one, or by a learned vector.
@@ -33,15 +33,19 @@ class ColourHead(nnx.Module):
     Args:
       sources_BT: int32, the index of the patch that takes the place, -1 for the learned vector.
     """
-    source_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
-    return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), source_BTD)
+    index_BT = jnp.maximum(sources_BT, 0)
+    source_BTD = jnp.take_along_axis(x_BTD, index_BT[..., None], axis=1)
+    is_masked_BT1 = sources_BT[..., None] < 0
+    mask_D = self.mask[...].astype(x_BTD.dtype)
+    return jnp.where(is_masked_BT1, mask_D, source_BTD)
 
   def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.num_class_tokens :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, patch_sources=None):
-    return {"logits": self.out(x_BTD[:, self.num_class_tokens :]).astype(jnp.float32)}
+    logits_BTC = self.out(x_BTD[:, self.num_class_tokens :])
+    return {"logits": logits_BTC.astype(jnp.float32)}
 
 
 make = ColourHead

@@ -41,9 +41,11 @@ class ReconstructionHead(nnx.Module):
     design = variant.design
     D = variant.dims.embed
     self.num_class_tokens = variant.class_tokens
+    head_dim = embed // heads
+    dims = Dims(embed=embed, heads=heads, kv_heads=heads, head_dim=head_dim, mlp=mlp, layers=depth)
     builder = GridStackBuilder(
       design,
-      Dims(embed, heads, heads, embed // heads, mlp, depth),
+      dims,
       causal=False,
       dropout_rate=dropout_rate,
       remat=remat,
@@ -68,13 +70,16 @@ class ReconstructionHead(nnx.Module):
     B = len(x_BTD)
     E = self.num_class_tokens
     M = masked_patches.shape[1]
-    mask_BMD = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
+    mask_D = self.mask[...].astype(x_BTD.dtype)
+    mask_BMD = jnp.broadcast_to(mask_D, (B, M, *mask_D.shape))
     # Masked patches may follow the visible ones, as each carries its position in the image.
     class_pos_BE = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
     pos_BT = jnp.concatenate([class_pos_BE, visible_patches + E, masked_patches + E], axis=1)
-    x_BTD = self.inputs(jnp.concatenate([x_BTD, mask_BMD], axis=1), pos_BT, None, subkey(key, 0))
+    x_BTD = jnp.concatenate([x_BTD, mask_BMD], axis=1)
+    x_BTD = self.inputs(x_BTD, pos_BT, None, subkey(key, 0))
     x_BTD, aux = run_padded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
-    return {"logits": self.out(x_BTD[:, -M:]).astype(jnp.float32)} | aux
+    logits_BMP = self.out(x_BTD[:, -M:])
+    return {"logits": logits_BMP.astype(jnp.float32)} | aux
 
 
 make = ReconstructionHead

@@ -40,7 +40,7 @@ class SpanBoundaryHead(nnx.Module):
     self.dense_2 = Linear((D, D), ("embed", None), init, rngs, bias=True)
     self.norm_2 = design.make_norm(D, rngs)
     self.lm = LmHead(rngs, bias=variant.vocab_size, scale=hidden_scale(design, D))
-    self.activation = ACTIVATIONS[design.activation][0]
+    self.activation, _ = ACTIVATIONS[design.activation]
 
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
@@ -57,19 +57,22 @@ class SpanBoundaryHead(nnx.Module):
   ):
     """Predict tokens from the tokens just before and after their spans.
 
-    Args: positions_BK, starts_BK, ends_BK: int32, the tokens to predict, and the tokens before and
-      after
-        their spans.
+    Args:
+      positions_BK: int32, the tokens to predict.
+      starts_BK, ends_BK: int32, the tokens before and after their spans.
     Returns:
       `VocabularyLogits` [B, K, V]
     """
-    distance_BK = positions_BK - starts_BK - 1
-    p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
+    place_BK = positions_BK - starts_BK - 1
+    p_BKP = jnp.take(self.places[...], place_BK, axis=0, mode="clip")
+    p_BKP = p_BKP.astype(x_BTD.dtype)
     before_BKD = gather_tokens(x_BTD, starts_BK)
     after_BKD = gather_tokens(x_BTD, ends_BK)
-    h_BKD = jnp.concatenate([before_BKD, after_BKD, p_BKP], axis=-1)
-    h_BKD = self.norm(self.activation(self.dense(h_BKD)))
-    h_BKD = self.norm_2(self.activation(self.dense_2(h_BKD)))
+    joined_BKX = jnp.concatenate([before_BKD, after_BKD, p_BKP], axis=-1)
+    h_BKD = self.activation(self.dense(joined_BKX))
+    h_BKD = self.norm(h_BKD)
+    h_BKD = self.activation(self.dense_2(h_BKD))
+    h_BKD = self.norm_2(h_BKD)
     return self.lm(h_BKD, embed)["logits"]
 
 

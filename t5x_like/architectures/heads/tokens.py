@@ -18,14 +18,16 @@ class TokenClassifier(nnx.Module):
     self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: PositiveInt = 2
   ):
     D = variant.dims.embed
-    self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    init = variant.design.kernel_init(D)
+    self.out = Linear((D, labels), ("embed", None), init, rngs, bias=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
   ) -> dict[str, jax.Array]:
     x_BTD = Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))
-    return {"logits": self.out(x_BTD).astype(jnp.float32)}
+    logits_BTC = self.out(x_BTD)
+    return {"logits": logits_BTC.astype(jnp.float32)}
 
 
 make = TokenClassifier

@@ -82,8 +82,7 @@ def sort_by_expert(experts_M: jax.Array, experts: int):
   """
   order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
   rank_M = jnp.argsort(order_M).astype(jnp.int32)
-  expert_E = jnp.arange(experts, dtype=jnp.int32)
-  is_expert_ME = experts_M[:, None] == expert_E[None, :]
+  is_expert_ME = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
   sizes_E = jnp.sum(is_expert_ME, axis=0, dtype=jnp.int32)
   first_E = jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E
   return order_M, rank_M, first_E, sizes_E
