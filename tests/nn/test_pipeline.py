@@ -133,7 +133,7 @@ def test_only_arrays_with_a_row_per_example_are_cut():
   mask = Mask(positions(LENGTH), positions(LENGTH))
   for bias, cut in ((rows, True), (vectors, False), (rows[:1], False)):
     context = Context(mask=mask, bias=bias, position_vectors=jnp.zeros((ROWS, LENGTH, 16)))
-    piece = pipelines.MicrobatchRows.cut(context, ROWS, 4).context(context, 1)
+    piece = pipelines.MicrobatchRows.divide(context, ROWS, 4).context(context, 1)
     assert piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0])
     assert piece.position_vectors.shape[0] == ROWS // 4
 
