@@ -99,8 +99,8 @@ class TwoStreamAttention(SelfAttention):
     row_BNTS = jnp.broadcast_to(row_BTS[:, None], (*by_type_BNT2.shape[:3], S))
     differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
     bias_BNTS = jnp.take_along_axis(by_distance_BNTP, row_BNTS, axis=-1)
-    same_BNT1 = by_type_BNT2[..., :1]
     different_BNT1 = by_type_BNT2[..., 1:]
+    same_BNT1 = by_type_BNT2[..., :1]
     bias_BNTS += jnp.where(differ_BTS[:, None], different_BNT1, same_BNT1)
     bias_BNTS = self.scale * bias_BNTS
     content_q_BTX = q_BTX + content_bias_X

@@ -33,9 +33,9 @@ class Alibi(Position):
   def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:
     if self.falcon:
       return None
-    slopes_N1 = jnp.asarray(self.slopes, jnp.float32)[:, None]
+    penalties_N1 = -jnp.asarray(self.slopes, jnp.float32)[:, None]
     distance_X = jnp.abs(relative_X).astype(jnp.float32)
-    return -slopes_N1 * distance_X
+    return penalties_N1 * distance_X
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     if self.falcon:
