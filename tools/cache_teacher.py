@@ -1,16 +1,16 @@
-"""Store a teacher's likeliest next tokens with a recipe's examples, for distillation without it.
+"""Store a teacher's likeliest next tokens, for distillation without running the teacher.
 
 Example:
   python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py \\
       --k=32 --output=data/taught
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/student \\
-    '--config.task={"name": "taught", "store": "data/taught"}' '--config.objective={"name":
-    "cached_distillation"}'
+      '--config.task={"name": "taught", "store": "data/taught"}' \\
+      '--config.objective={"name": "cached_distillation"}'
 
-Takes the `--config.…` flags of training, whose task makes the examples; `seed` and `batch_size` are
-the recipe's. Each token takes 8 k bytes. The report has the remainder, the probability of all
-tokens but the k likeliest. It runs in one process, on the devices of the teacher's mesh; an
-interrupted command begins anew.
+The tool takes the `--config.…` flags of training. The recipe's task makes the examples, with the
+recipe's `seed` and `batch_size`. A token takes 8 k bytes. The tool prints the remainder, which is
+the probability of all tokens but the k likeliest. It runs in one process on the devices of the
+teacher's mesh. An interrupted command starts anew.
 """
 
 import sys
@@ -29,16 +29,19 @@ def main(argv: list[str] | None = None) -> None:
     required=True,
     type=check_directory,
     metavar="DIR",
-    help="the teacher's run or model",
+    help="run or model of the teacher",
   )
   parser.add_argument(
-    "--config", required=True, metavar="RECIPE", help="the student's, whose task makes the examples"
+    "--config",
+    required=True,
+    metavar="RECIPE",
+    help="recipe of the student, whose task makes the examples",
   )
-  parser.add_argument(
-    "--output", required=True, metavar="DIR", help="a new directory for the stores"
-  )
+  parser.add_argument("--output", required=True, metavar="DIR", help="new directory for the stores")
   parser.add_argument("--k", type=int, default=32, help="tokens kept at each target (default: 32)")
-  parser.add_argument("--examples", type=int, metavar="N", help="of training (default: one epoch)")
+  parser.add_argument(
+    "--examples", type=int, metavar="N", help="training examples (default: one epoch)"
+  )
   args, overrides = parser.parse(argv)
   config = recipes.load(args.config, overrides)
   outputs.check_new(args.output, "--output=")
@@ -137,9 +140,16 @@ def write(
 ) -> float:
   """Write the store of a split; return the mean remainder of its weighted tokens.
 
+  The remainder is the probability of all tokens that are not stored.
+
   Args:
-    count: the number of its examples.
-    training: whether they are drawn in the order of training, else in the order of evaluation.
+    path: directory of the new store.
+    split: name of the split.
+    teacher: model whose likeliest tokens are stored.
+    task: task that makes the examples.
+    config: config of the run that will read the store.
+    count: number of examples.
+    training: read the examples in the order of training, otherwise in that of evaluation.
   """
   import numpy as np
 
@@ -175,33 +185,39 @@ def write(
     pending.append(batch)
     pending_rows = sum(len(rows["teacher_tokens"]) for rows in pending)
     if missing_rows == 0 or values_per_row * pending_rows >= writer.SHARD_VALUES:
-      items = {}
-      for name in features:
-        rows = np.concatenate([batch[name] for batch in pending])
-        items[name] = rows.reshape(-1), np.full(len(rows), rows[0].size, np.int64)
-      shards.append(writer.write_shard(incomplete, f"{len(shards):08d}", arrays, items))
+      values = _join_batches(pending)
+      shards.append(writer.write_shard(incomplete, f"{len(shards):08d}", arrays, values))
       pending = []
     if missing_rows == 0:
       break
   layouts = {name: [list(feature.shape), feature.dtype] for name, feature in features.items()}
-  facts = {"vocabulary": manifest.vocabulary_facts(task.vocabulary), tasks.FACT: layouts}
-  source = {
-    "teacher": teacher.workdir,
-    "step": teacher.step,
-    "task": task.fingerprint,
-    "seed": config.seed,
-  }
   metadata = writer.build_metadata(
     shards,
     name=task.name,
     split=split,
     arrays=arrays,
-    facts=facts,
+    facts={"vocabulary": manifest.vocabulary_facts(task.vocabulary), tasks.FACT: layouts},
     skipped={},
-    source=source,
+    source={
+      "teacher": teacher.workdir,
+      "step": teacher.step,
+      "task": task.fingerprint,
+      "seed": config.seed,
+    },
   )
   writer.publish(incomplete, path, metadata, task.vocabulary)
   return remainder / max(total_weight, 1.0)
+
+
+def _join_batches(batches: list[dict]) -> dict[str, tuple]:
+  """Return the flat values and the row lengths of each feature, as a shard stores them."""
+  import numpy as np
+
+  values = {}
+  for name in batches[0]:
+    rows = np.concatenate([batch[name] for batch in batches])
+    values[name] = rows.reshape(-1), np.full(len(rows), rows[0].size, np.int64)
+  return values
 
 
 if __name__ == "__main__":

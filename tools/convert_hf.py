@@ -1,13 +1,13 @@
-"""Converts between Hugging Face model directories and workdirs.
+"""Convert between Hugging Face model directories and workdirs.
 
 Examples:
   python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned \\
       --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
 
-A workdir made from a Hugging Face directory holds step 0 of a run with its weights and its
-tokenizer, from which training starts; sizes and design are the directory's, everything else the
-recipe's. A Hugging Face directory holds the newest checkpoint of the workdir (or --step) with its
+A workdir made from a Hugging Face directory holds its weights and tokenizer as step 0 of a run,
+from which training starts. Sizes and design come from the directory, all else from the recipe. A
+Hugging Face directory made from a workdir holds the newest checkpoint (or that of --step) and the
 tokenizer, and loads with `transformers`; adapters are merged.
 """
 
@@ -25,7 +25,7 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
   parser.add_argument(
-    "--input", required=True, metavar="DIR", help="a Hugging Face directory or name, or a workdir"
+    "--input", required=True, metavar="DIR", help="Hugging Face directory or name, or a workdir"
   )
   kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
@@ -33,9 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     required=True,
     type=kind,
     metavar="DIR",
-    help="the new workdir or Hugging Face directory",
+    help="new workdir or Hugging Face directory",
   )
-  parser.add_argument("--config", metavar="RECIPE", help="the recipe of a new workdir")
+  parser.add_argument("--config", metavar="RECIPE", help="recipe of a new workdir")
   parser.add_argument(
     "--sentinels",
     metavar="PATTERN",
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--step",
     type=command_line.step_number,
-    help="the workdir's checkpoint to convert (default: the newest)",
+    help="checkpoint of the workdir (default: the newest)",
   )
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written"

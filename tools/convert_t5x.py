@@ -1,17 +1,16 @@
-"""Converts a checkpoint of T5X into a workdir that goes on training.
+"""Convert a checkpoint of T5X into a workdir that continues its training.
 
 Examples:
   python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more \\
-      --config=configs/t5/base.py
-    --vocabulary=cc_all.32000.100extra/sentencepiece.model --loss_normalizing_factor=None
-    --target_tokens=14592
+      --config=configs/t5/base.py --vocabulary=cc_all.32000.100extra/sentencepiece.model \\
+      --loss_normalizing_factor=None --target_tokens=14592
   python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE \\
       --vocabulary=bytes --fresh
 
-Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5`
-and `t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1, mT5, ByT5 and umT5.
-Sizes and design are the checkpoint's, everything else the recipe's. Step and state of Adafactor are
-kept if the checkpoint has them.
+The tool reads T5X's native checkpoints and those that T5X saves through Orbax. Models are those of
+`t5x/examples/t5` and `t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1,
+mT5, ByT5 and umT5. Sizes and design come from the checkpoint, all else from the recipe. The step
+and the state of Adafactor are kept if the checkpoint has them.
 """
 
 import functools
@@ -31,15 +30,11 @@ def main(argv: list[str] | None = None) -> None:
     "--input",
     required=True,
     metavar="DIR",
-    help="a checkpoint, or a directory of several: the newest",
+    help="checkpoint, or a directory of several, of which the newest is read",
   )
   kind = functools.partial(check_directory, flag="--output")
-  parser.add_argument(
-    "--output", required=True, type=kind, metavar="WORKDIR", help="the new workdir"
-  )
-  parser.add_argument(
-    "--config", required=True, metavar="RECIPE", help="the recipe it will be trained with"
-  )
+  parser.add_argument("--output", required=True, type=kind, metavar="WORKDIR", help="new workdir")
+  parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe of the new workdir")
   parser.add_argument(
     "--vocabulary",
     metavar="PATH",
@@ -65,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     help="target tokens in a batch of T5X, padding aside; needed if the factor is None or a number",
   )
   parser.add_argument(
-    "--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer"
+    "--fresh", action="store_true", help="convert only the weights: step 0 and a new optimizer"
   )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
@@ -73,6 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _convert(args, overrides: list[str]) -> None:
+  """Write the workdir with the checkpoint's weights and, unless `--fresh`, optimizer state."""
   import jax
   import numpy as np
 
@@ -82,7 +78,7 @@ def _convert(args, overrides: list[str]) -> None:
   from t5x_like.models import t5
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import guard, imported_weights, optimizer
+  from t5x_like.training import imported_weights
   from t5x_like.training.build import build_parts, with_tokens
   from t5x_like.training.checks import check_vocabulary
   from t5x_like.training.resolve import resolve
@@ -95,11 +91,10 @@ def _convert(args, overrides: list[str]) -> None:
   config = imported_weights.with_architecture(
     recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where
   )
-  vocabulary = (
-    vocabularies.load(args.vocabulary)
-    if args.vocabulary
-    else imported_weights.load_task_vocabulary(config)
-  )
+  if args.vocabulary:
+    vocabulary = vocabularies.load(args.vocabulary)
+  else:
+    vocabulary = imported_weights.load_task_vocabulary(config)
   config = with_tokens(resolve(config), vocabulary)
   check_vocabulary(config, vocabulary)
   parts = build_parts(config)
@@ -109,23 +104,7 @@ def _convert(args, overrides: list[str]) -> None:
   for name, array in t5x.parameters(checkpoint, parts.model):
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
   if keeps_optimizer:
-    optimizer_state = optimizer.to_named(parts.state.opt_state)
-    if foreign := [name for name in optimizer_state if not name.startswith("adafactor/")]:
-      raise UserError(
-        f"config.optimizer: found {foreign[0].partition('/')[0]!r}, but {checkpoint.where} holds "
-        "the state of Adafactor; "
-        "give --fresh to start the optimizer anew"
-      )
-    named |= {
-      f"guard/{name}": jax.device_put(x, parts.rules.replicated)
-      for name, x in guard.new_loss_record().items()
-    }
-    named["adafactor/count"] = jax.device_put(
-      np.int32(step), optimizer_state["adafactor/count"].sharding
-    )
-    shapes = {name: leaf.shape for name, leaf in optimizer_state.items()}
-    for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
-      named[name] = jax.device_put(array, optimizer_state[name].sharding)
+    named |= _convert_optimizer_state(checkpoint, parts, step, scale)
   imported_weights.write_imported_workdir(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)
   contents = "weights and Adafactor's state" if keeps_optimizer else "weights"
@@ -137,9 +116,42 @@ def _convert(args, overrides: list[str]) -> None:
   )
 
 
+def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict:
+  """Return the named arrays of Adafactor's state and of the guard.
+
+  Args:
+    scale: factor from T5X's gradients to those of this project.
+  Raises:
+    UserError: the recipe's optimizer is not Adafactor.
+  """
+  import jax
+  import numpy as np
+
+  from t5x_like.training import guard, optimizer
+
+  optimizer_state = optimizer.to_named(parts.state.opt_state)
+  if foreign := [name for name in optimizer_state if not name.startswith("adafactor/")]:
+    raise UserError(
+      f"config.optimizer: found {foreign[0].partition('/')[0]!r}, but {checkpoint.where} holds "
+      "the state of Adafactor; give --fresh to start the optimizer anew"
+    )
+  named = {}
+  for name, x in guard.new_loss_record().items():
+    named[f"guard/{name}"] = jax.device_put(x, parts.rules.replicated)
+  count_sharding = optimizer_state["adafactor/count"].sharding
+  named["adafactor/count"] = jax.device_put(np.int32(step), count_sharding)
+  shapes = {name: leaf.shape for name, leaf in optimizer_state.items()}
+  for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
+    named[name] = jax.device_put(array, optimizer_state[name].sharding)
+  return named
+
+
 def _gradient_scale(args, where: str) -> float:
-  """Return our gradients in units of T5X's. T5X divides a batch's sum of losses by its key, here by
-  target tokens."""
+  """Return the factor from T5X's gradients to those of this project.
+
+  T5X divides a batch's sum of losses by its loss-normalizing factor; this project divides it by the
+  number of target tokens.
+  """
   factor_text = args.loss_normalizing_factor
   tokens = args.target_tokens
   if factor_text is None:

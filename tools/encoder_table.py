@@ -43,35 +43,39 @@ _MRPC = ("MRPC/train.tsv*", "msr_paraphrase_train.txt*")
 _TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> int:
-  suite_tasks = custom_suites.load_suite(str(SUITE)).tasks
+def _make_parser(suite_tasks) -> command_line.Parser:
   parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
   parser.add_argument(
-    "--data", required=True, metavar="DIR", help="the official files of the tasks"
+    "--data", required=True, metavar="DIR", help="directory of the tasks' official files"
   )
   parser.add_argument(
-    "--output", default="runs/benchmarks", metavar="DIR", help="default: runs/benchmarks"
+    "--output",
+    default="runs/benchmarks",
+    metavar="DIR",
+    help="directory of runs and results (default: runs/benchmarks)",
   )
   parser.add_argument(
-    "--model", metavar="DIR", help="a Hugging Face directory (default: the package's)"
+    "--model", metavar="DIR", help="Hugging Face directory (default: that of the package)"
   )
   parser.add_argument(
     "--only",
     metavar="TASK,TASK",
-    help=f"some of {', '.join(suite_tasks)} (default: all with files)",
+    help=f"some of {', '.join(suite_tasks)} (default: all that have files)",
   )
   parser.add_argument(
-    "--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)"
+    "--hours", type=float, default=3.0, metavar="H", help="budget of CPU hours (default: 3)"
   )
   parser.add_argument(
-    "--seeds", type=int, metavar="N", help="runs of every task (default: the suite's, 1 or 3)"
+    "--seeds", type=int, metavar="N", help="runs of every task (default: 1 or 3, by the suite)"
   )
   parser.add_argument(
     "--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2"
   )
-  args, overrides = parser.parse(argv)
-  names = args.only.split(",") if args.only else list(suite_tasks)
+  return parser
+
+
+def _check_flags(args, overrides: list[str], names: list[str], suite_tasks) -> None:
+  """Check the flags; raise UserError for a task or a number that cannot be used."""
   for task in names:
     if task not in suite_tasks:
       raise UserError(f"--only: found {task!r}, expected some of {', '.join(suite_tasks)}")
@@ -86,6 +90,14 @@ def main(argv: list[str] | None = None) -> int:
     raise UserError(
       f"--data={args.data}: found no directory, expected the one with the tasks' files"
     )
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> int:
+  suite_tasks = custom_suites.load_suite(str(SUITE)).tasks
+  args, overrides = _make_parser(suite_tasks).parse(argv)
+  names = args.only.split(",") if args.only else list(suite_tasks)
+  _check_flags(args, overrides, names, suite_tasks)
   output = pathlib.Path(args.output)
   folder = output / f"trial-{args.max_steps}" if args.max_steps else output
   folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +137,7 @@ class Budget:
   which a run saves and stops.
 
   Attributes:
-    asked: whether the signal was sent.
+    asked: whether the process has received the signal.
   """
 
   def __init__(self, file: pathlib.Path, seconds: float):

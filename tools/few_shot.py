@@ -42,35 +42,43 @@ from t5x_like.inference import questions
 from t5x_like.library import model as library
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> None:
+def _make_parser() -> command_line.Parser:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
   parser.add_argument(
-    "--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help
+    "--workdir",
+    required=True,
+    type=check_directory,
+    metavar="DIR",
+    help="workdir of a run, a Hugging Face directory, or a name on the Hub",
   )
   parser.add_argument(
-    "--input", required=True, action="append", metavar="FILE", help="questions; repeatable"
+    "--input", required=True, action="append", metavar="FILE", help="file of questions; repeatable"
   )
   parser.add_argument(
     "--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)"
   )
-  parser.add_argument("--examples", metavar="FILE", help="where these come from")
-  parser.add_argument("--seed", type=int, default=0, help="of their choice")
-  parser.add_argument("--limit", type=int, metavar="N", help="the first N rows of each file")
+  parser.add_argument("--examples", metavar="FILE", help="file of the examples for --shots")
+  parser.add_argument(
+    "--seed", type=int, default=0, help="seed of the choice of examples (default: 0)"
+  )
+  parser.add_argument("--limit", type=int, metavar="N", help="use only N rows of each file")
   parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows in a batch")
   parser.add_argument(
-    "--stride", type=int, metavar="N", help="of windows over texts (default: their length)"
+    "--stride", type=int, metavar="N", help="distance of windows over texts (default: their length)"
   )
   parser.add_argument(
     "--max_new_tokens",
     type=int,
     metavar="N",
-    help="of generated answers (default: 64, or 256 of worked answers)",
+    help="longest generated answer (default: 64, or 256 for worked answers)",
   )
   parser.add_argument("--template", metavar="NAME", help=questions.TEMPLATE)
-  parser.add_argument("--output", metavar="FILE", help="the results as JSON")
-  args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  parser.add_argument("--output", metavar="FILE", help="file for the results as JSON")
+  return parser
+
+
+def _check_flags(args) -> None:
+  """Check the flags; raise UserError for numbers or combinations that cannot be used."""
   positive = (args.batch_size, args.limit, args.stride, args.max_new_tokens)
   if args.shots < 0 or any(number is not None and number < 1 for number in positive):
     raise UserError(
@@ -80,9 +88,14 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(
       "--examples: only with --shots; leave it out, or say how many stand before each question"
     )
-  files = {
-    name: questions.read_questions(path) for name, path in questions.find_files(args.input).items()
-  }
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> None:
+  args = _make_parser().parse_args(sys.argv[1:] if argv is None else argv)
+  _check_flags(args)
+  paths = questions.find_files(args.input)
+  files = {name: questions.read_questions(path) for name, path in paths.items()}
   inputs = [*(file.path for file in files.values()), args.examples]
   output = outputs.OutputFile(args.output, inputs=inputs) if args.output else None
   examples = questions.read_questions(args.examples) if args.examples else None
@@ -106,11 +119,9 @@ def main(argv: list[str] | None = None) -> None:
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
   if failures:
-    raise UserError(
-      failures[0]
-      if len(files) == 1
-      else f"{len(failures)} of {len(files)} files left out: {failures[0]}"
-    )
+    if len(files) == 1:
+      raise UserError(failures[0])
+    raise UserError(f"{len(failures)} of {len(files)} files left out: {failures[0]}")
 
 
 if __name__ == "__main__":

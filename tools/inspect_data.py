@@ -1,14 +1,14 @@
-"""Shows examples of a recipe's task exactly as the model sees them, in colour in a terminal or as
-an HTML page.
+"""Show examples of a recipe's task as the model reads them, in a terminal or as an HTML page.
 
 Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
   python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus \\
       --step=9 --html=seen.html
 
-The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Colours are
-segments; padding and positions without weight are grey, special ids bold, targets without weight a
-dot. What `task.preprocessors` change is also shown as it was before them.
+The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Each
+segment has a colour. Padding and positions without weight are grey, special ids are bold, and
+targets without weight are dots. Features that `task.preprocessors` change are also shown before the
+change.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
 _NOTHING = "\u00b7"  # a target without weight
 _BEFORE = " before preprocessors"
-_SHOWN = 24  # values shown of a feature that is not tokens
+_MAX_VALUES = 24  # displayed values of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
 body { font: 15px/1.7 system-ui, sans-serif; margin: 2em; max-width: 75em }
@@ -57,8 +57,16 @@ _BACKGROUNDS = ("#e3f4f4", "#fbf3d0", "#e2f3e0", "#f3e3f3", "#e2e8fb", "#fbe2e0"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One position of a sequence: its id and piece, and its weight and segment if there are such
-  features."""
+  """One position of a sequence.
+
+  Attributes:
+    id: token id.
+    piece: text of the id's piece.
+    special: whether the id is a special one.
+    padding: whether the id is padding.
+    weight: loss weight, if the example has weights.
+    segment: segment id, if the example has segments.
+  """
 
   id: int
   piece: str
@@ -87,9 +95,16 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
-  """A feature of one example: cells and the number of padding ids at the end if it is tokens, else
-  its values."""
+class DisplayedFeature:
+  """A feature of one example, prepared for display.
+
+  Attributes:
+    name: name of the feature.
+    shape: dtype and shape.
+    cells: positions of a sequence of tokens, without padding at the end; empty for other features.
+    padding: number of padding ids at the end.
+    values: values of a feature that is not a sequence of tokens.
+  """
 
   name: str
   shape: str
@@ -98,7 +113,7 @@ class Shown:
   values: str
 
 
-def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
+def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[DisplayedFeature]:
   """Describe one example for display: token features first, with their weights and segments."""
   features = []
   tokens_first = sorted(example, key=lambda name: (not _is_tokens(name), name))
@@ -106,16 +121,16 @@ def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Sho
     value = np.asarray(example[name])
     shape = f"{value.dtype}{list(value.shape)}"
     if _is_tokens(name) and value.ndim == 1:
-      features.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
+      features.append(DisplayedFeature(name, shape, *_cells(name, value, example, vocabulary), ""))
     else:
       flat = value.reshape(-1)
       values = str(value)
       if value.dtype.kind in "iufb":
-        values = " ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+        values = " ".join(f"{number:g}" for number in flat[:_MAX_VALUES].tolist())
       remark = ""
-      if flat.size > _SHOWN:
+      if flat.size > _MAX_VALUES:
         remark = f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)"
-      features.append(Shown(name, shape, [], 0, values + remark))
+      features.append(DisplayedFeature(name, shape, [], 0, values + remark))
   return features
 
 
@@ -162,7 +177,7 @@ def visible(piece: str) -> str:
   return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
-def to_terminal(console: Console, examples: list[list[Shown]], ids: bool) -> None:
+def to_terminal(console: Console, examples: list[list[DisplayedFeature]], ids: bool) -> None:
   for number, example in enumerate(examples):
     console.print(Text(f"\nExample {number}", style="bold underline"))
     for feature in example:
@@ -179,14 +194,16 @@ def to_terminal(console: Console, examples: list[list[Shown]], ids: bool) -> Non
       console.print(line)
 
 
-def to_html(examples: list[list[Shown]], title: str, facts: str) -> str:
+def to_html(examples: list[list[DisplayedFeature]], title: str, facts: str) -> str:
   environment = jinja2.Environment(autoescape=True)
   return environment.from_string(_PAGE).render(
     examples=examples, title=title, facts=facts, colours=_BACKGROUNDS
   )
 
 
-def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[list[Shown]], str]:
+def examples_of(
+  config: Any, split: str, step: int, count: int
+) -> tuple[list[list[DisplayedFeature]], str]:
   """Return the first rows of the batch at a step, and a line about the task."""
   from t5x_like.data import task as task_lib
   from t5x_like.training import phases

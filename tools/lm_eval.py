@@ -1,9 +1,10 @@
-"""Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2
---tasks=lambada_openai,piqa
+"""Run EleutherAI's lm_eval on a model.
 
-Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's workdir, a Hugging Face directory
-or a name on the Hub. Tasks are lm_eval's own and those in --include_path; results are printed as
-lm_eval's table and written as JSON. From Python:
+  python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
+
+It needs lm_eval: pip install 't5x-like[eval]'. The model is a run's workdir, a Hugging Face
+directory or a name on the Hub. Tasks are lm_eval's and those in --include_path. Results are printed
+as lm_eval's table and written as JSON. From Python use
 `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
@@ -42,11 +43,11 @@ def model_class() -> type:
     Args:
       workdir: workdir of a run, a Hugging Face directory, or a name on the Hub.
       batch_size: rows in a batch.
-      longest: the most tokens of a text; None for the length that the model was made or trained
-        for.
-      start: whether every context begins with the start token, as documents do in pretraining.
-        Otherwise a context gets only the special tokens that the tokenizer of published weights
-        adds, and an empty context is the start token.
+      longest: largest number of tokens of a text; None for the length that the model was made or
+        trained for.
+      start: begin every context with the start token, as documents begin in pretraining. Otherwise
+        a context has only the special tokens that the tokenizer of published weights adds, and an
+        empty context is the start token.
     """
 
     def __init__(

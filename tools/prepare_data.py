@@ -1,17 +1,16 @@
-"""Cleans and tokenises a corpus into a token store per split, which training reads.
+"""Clean and tokenise a corpus into a token store per split, which training reads.
 
-Example:
+Examples:
   python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary \\
       --output=data/corpus
   python -m tools.prepare_data --source='jsonl:gs://b/c4-*.gz' --vocabulary=gs://b/vocabulary \\
-    --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p
+    --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p \\
     --region=r --temp_location=gs://b/tmp
 
-The store is byte for byte the same whatever the engine and the number of workers. Repeat the
-command after an
-interruption: finished shards with correct checksums are kept, as is a finished store; a store made
-  from other inputs is refused. With --engine=beam, flags not listed here are options of the Beam
-  pipeline.
+The store is byte for byte the same for all engines and numbers of workers. After an interruption
+repeat the command: it keeps finished stores and finished shards with correct checksums, and refuses
+a store that was made from other inputs. With --engine=beam, flags that are not listed here are
+options of the Beam pipeline.
 """
 
 import argparse
@@ -37,7 +36,11 @@ from t5x_like.store.writer import SHARD_VALUES
 
 
 def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, SplitPart]:
-  """Return the splits to make, each with its part of the source."""
+  """Return the part of the source of each split to make.
+
+  Raises:
+    UserError: a pair OUTPUT=SOURCE is malformed or names a split twice.
+  """
   if not pairs:
     return held_out.plan_parts(documents, fraction)
   plan = {}
@@ -84,6 +87,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
 
 
 def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
+  """Warn if files of the source were written to after the store was made."""
   if not is_remote(path):
     store_time = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
     count = sum(
@@ -98,6 +102,7 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
 
 
 def _check_reached(output: str) -> None:
+  """Check that the bucket of the output can be reached."""
   try:
     as_path(output).exists()
   except UserError as error:
@@ -114,11 +119,9 @@ def _check_reached(output: str) -> None:
 
 def _short(value: Any) -> str:
   text = repr(value)
-  return (
-    text
-    if len(text) <= 120
-    else (f"{text[:100]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})")
-  )
+  if len(text) <= 120:
+    return text
+  return f"{text[:100]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,60 +129,62 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--source",
     required=True,
-    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} "
+    help=f"source of the documents, FORMAT:REST; formats: {', '.join(sources.formats())} "
     "(t5x_like/corpora/sources)",
   )
   parser.add_argument(
-    "--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes"
+    "--vocabulary", required=True, help="vocabulary directory, a SentencePiece .model, or bytes"
   )
   parser.add_argument(
     "--split_special_tokens",
     action="store_true",
-    help="encode text such as </s> as text, and write a published tokenizer, so changed, to "
-    "OUTPUT/vocabulary (default:"
-    " as its special piece, as transformers does)",
+    help="encode text such as </s> as ordinary text, and write the changed tokenizer to "
+    "OUTPUT/vocabulary (default: as its special piece, as transformers does)",
   )
   parser.add_argument(
     "--output",
     required=True,
     type=functools.partial(check_directory, flag="--output"),
-    help="directory to make, with a token store for each split",
+    help="new directory, with a token store for each split",
   )
   parser.add_argument(
     "--split",
     action="append",
     default=[],
     metavar="OUTPUT=SOURCE",
-    help="a split to make from a split of the source, repeatable (default: every split)",
+    help="split to make from a split of the source; repeatable (default: every split)",
   )
   parser.add_argument(
     "--validation_fraction",
     type=float,
     default=0.01,
     help="fraction of documents held out of train by a hash of their text if the source has no "
-    "validation "
-    "split and --split is not given; 0 holds out none (default: %(default)s)",
+    "validation split and --split is not given; 0 holds out none (default: %(default)s)",
   )
-  parser.add_argument("--name", help="the corpus in metric names (default: the source's)")
+  parser.add_argument("--name", help="name of the corpus in metrics (default: the source's)")
   parser.add_argument(
     "--append_eos", action="store_true", help="end documents with EOS (T5 joins them without)"
   )
   parser.add_argument(
     "--text_field", default="text", help="key, feature or column of the text (default: text)"
   )
-  parser.add_argument("--data_dir", help="where TensorFlow datasets are prepared")
+  parser.add_argument("--data_dir", help="directory of prepared TensorFlow datasets")
   parser.add_argument(
     "--clean",
     default="",
     metavar="STEPS",
-    help=f"of {', '.join(cleaning.names())}, with commas: page filters, exact and near duplicates, "
+    help=f"steps of {', '.join(cleaning.names())}, with commas: page filters, exact and near "
+    "duplicates, "
     "repeated three-sentence spans (t5x_like/corpora/cleaning; default: none)",
   )
   parser.add_argument(
     "--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)"
   )
   parser.add_argument(
-    "--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)"
+    "--min_sentences",
+    type=int,
+    default=3,
+    help="fewest sentences in a page, for c4 (default: %(default)s)",
   )
   parser.add_argument(
     "--bad_words", help="file of words, one per line; drop pages with any of them, for c4"
@@ -196,9 +201,11 @@ def _parser() -> argparse.ArgumentParser:
     "--language_id",
     default="",
     metavar="MODULE:FUNCTION",
-    help="a function from text to its language, for c4; drop pages not in --language",
+    help="function that returns a text's language, for c4; drops pages not in --language",
   )
-  parser.add_argument("--language", default="en", help="(default: %(default)s)")
+  parser.add_argument(
+    "--language", default="en", help="language of the kept pages (default: %(default)s)"
+  )
   parser.add_argument(
     "--engine",
     choices=slots.names(engines),
@@ -228,14 +235,24 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+def _read_bad_words(file: str | None) -> tuple[str, ...]:
+  """Return the words of a file with one word a line, in lower case and sorted."""
+  if not file:
+    return ()
+  try:
+    lines = as_path(file).read_text(encoding="utf-8").splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f"--bad_words={file}: cannot be read ({error})") from error
+  return tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
+
+
 def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
-  bad_words: tuple[str, ...] = ()
-  if args.bad_words:
-    try:
-      lines = as_path(args.bad_words).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-      raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
-    bad_words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
+  """Return the cleaning steps of the flags.
+
+  Raises:
+    UserError: a flag belongs to a step that `--clean` does not name.
+  """
+  bad_words = _read_bad_words(args.bad_words)
   c4 = {
     name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")
   }
@@ -269,15 +286,8 @@ def _cleaning(names: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
   return json.loads(json.dumps(record))
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> None:
-  # flags may open what they name while they are parsed
-  trust.begin_command(sys.argv[1:] if argv is None else argv)
-  args, pipeline = _parser().parse_known_args(argv)
-  trust.admit([*vars(args).values()])
-  engine_class = slots.find("--engine", args.engine, engines, "Engine")
-  if pipeline and not engine_class.takes_options:
-    _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")
+def _check_flags(args: argparse.Namespace) -> None:
+  """Check numbers and the output; raise UserError for those that cannot be used."""
   for name in ("workers", "shard_tokens", "part_bytes"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
@@ -287,15 +297,15 @@ def main(argv: list[str] | None = None) -> None:
     )
   if is_remote(args.output):
     _check_reached(args.output)
-  steps = _steps(args)
-  vocabulary = vocabularies.load(args.vocabulary)
-  if args.split_special_tokens and vocabulary.specials_in_text:
-    vocabulary = vocabulary.with_text_only()
-    args.vocabulary = f"{as_path(args.output)}/vocabulary"
-    vocabulary.save(args.vocabulary)
-  documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
+
+
+def _list_jobs(
+  args: argparse.Namespace, documents: Documents, vocabulary: vocabularies.Vocabulary, steps
+) -> list[Job]:
+  """Return a job for each split that is not finished already."""
   source = documents.source
   root = str(as_path(args.output))
+  name = file_names.check_name("--name", args.name or source.name)
   jobs = []
   for output, part in _plan(documents, args.split, args.validation_fraction).items():
     path = f"{root}/{output}"
@@ -307,10 +317,14 @@ def main(argv: list[str] | None = None) -> None:
     }
     if steps:
       record["cleaning"] = _cleaning(args.clean, steps)
-    name = file_names.check_name("--name", args.name or source.name)
-    sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
     tokens = TokenStoreKind.of(
-      documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes
+      documents,
+      part,
+      args.vocabulary,
+      append_eos=args.append_eos,
+      steps=steps,
+      shard_values=args.shard_tokens,
+      part_bytes=args.part_bytes,
     )
     job = Job(tokens, path, name, output, record)
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
@@ -321,29 +335,52 @@ def main(argv: list[str] | None = None) -> None:
         flush=True,
       )
       _warn_of_changes(source, part.split, path)
-      continue
-    jobs.append(job)
+    else:
+      jobs.append(job)
+  return jobs
+
+
+def _print_store(job: Job, verify: str) -> None:
+  """Print the counts of a finished store."""
+  store = TokenStore.open(job.path, verify=verify)
+  print(
+    f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} "
+    f"documents{describe_skipped(store.manifest.skipped)}; "
+    f"fingerprint {store.fingerprint[:12]}; {store.verification}",
+    flush=True,
+  )
+  removals = store.manifest.source["counts"]["removed_within_documents"]
+  if removals:
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in removals.items())
+    print(f"  removed: {counts}")
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> None:
+  # Flags may open the files that they name while they are parsed.
+  trust.begin_command(sys.argv[1:] if argv is None else argv)
+  args, pipeline = _parser().parse_known_args(argv)
+  trust.admit([*vars(args).values()])
+  engine_class = slots.find("--engine", args.engine, engines, "Engine")
+  if pipeline and not engine_class.takes_options:
+    _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")
+  _check_flags(args)
+  steps = _steps(args)
+  vocabulary = vocabularies.load(args.vocabulary)
+  if args.split_special_tokens and vocabulary.specials_in_text:
+    vocabulary = vocabulary.with_text_only()
+    args.vocabulary = f"{as_path(args.output)}/vocabulary"
+    vocabulary.save(args.vocabulary)
+  documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
+  jobs = _list_jobs(args, documents, vocabulary, steps)
   preparing.prepare(jobs, engine_class(args.workers, pipeline))
   for job in jobs:
-    store = TokenStore.open(job.path, verify=args.verify)
-    counts = store.manifest.source["counts"]
-    print(
-      f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} "
-      f"documents{describe_skipped(store.manifest.skipped)}; "
-      f"fingerprint {store.fingerprint[:12]}; {store.verification}",
-      flush=True,
-    )
-    if counts["removed_within_documents"]:
-      print(
-        "  removed: "
-        + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items())
-      )
-  if jobs and (
-    losses := lost_characters.describe_lost_characters(
-      vocabulary, documents.usable(jobs[0].kind.part.split)
-    )
-  ):
-    print(f"vocabulary {args.vocabulary}: {losses}", flush=True)
+    _print_store(job, args.verify)
+  if jobs:
+    texts = documents.usable(jobs[0].kind.part.split)
+    losses = lost_characters.describe_lost_characters(vocabulary, texts)
+    if losses:
+      print(f"vocabulary {args.vocabulary}: {losses}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""From nothing to a T5 that was pretrained, evaluated and fine-tuned, and to a report of it: `make
-quickstart`.
+"""Pretrain, evaluate and fine-tune a small T5, and write its report (`make quickstart`).
 
-Each stage is an ordinary command of this project, printed before it runs; a stage whose result
-exists is skipped. The last two fine-tune the model on four tasks made of the same corpus, from
-fresh weights and from the checkpoint. At the end it prints what pretraining brought, and commands
-to continue with.
+Each stage is an ordinary command of this project, which is printed before it runs. A stage whose
+result exists is skipped. The last two stages fine-tune the model on four tasks made of the same
+corpus, from fresh weights and from the checkpoint. At the end the program prints the scores of both
+and commands to continue with.
 """
 
 import argparse
@@ -24,7 +23,8 @@ from t5x_like.files.paths import check_directory
 from t5x_like.report.writer import read_metrics
 
 RECIPE = "configs/t5/quickstart.py"
-# of each task, after the recipe's steps of pretraining, which helps less with more labels
+# Fine-tuning steps of each task, with the recipe's steps of pretraining. With more steps and labels
+# pretraining helps less.
 _TUNING_STEPS = 40
 _SENTENCES = (
   "Returns the <extra_id_0> of the array along the given <extra_id_1>.",

@@ -1,14 +1,14 @@
-"""Fine-tunes with PyTorch and transformers on the batches of a finished run, for the number beside
-ours.
+"""Fine-tune with PyTorch and transformers on the batches of a finished run, for comparison.
 
   python -m tools.torch_beside --workdir=runs/benchmarks/rte/rte/5e-05-0 --model=DIR
 
-The workdir is a run of BERT on the task `classification`, as `tools.encoder_table` leaves it; DIR
-is the encoder in Hugging Face's layout that it began from. The run's config gives the batches and
-their order, their lengths, the steps, the schedule, the clipping, AdamW, dropout and the steps of
-evaluation; only the random numbers of dropout and of the new head are others. The scores of all
-evaluations, the mean losses before each, the CPU seconds and the versions go to `torch.json` in the
-workdir, from where `tools.encoder_table` takes them into its table. It needs the extra `parity`.
+The workdir is a run of BERT on the task `classification`, made by `tools.encoder_table`. DIR is the
+encoder in Hugging Face's layout from which the run started. The run's config gives the batches,
+their order and lengths, the steps, the schedule, the clipping, AdamW, dropout and the steps of
+evaluation. Only the random numbers of dropout and of the new head differ. The scores of all
+evaluations, the mean losses before each, the CPU seconds and the versions are written to
+`torch.json` in the workdir; `tools.encoder_table` reads them into its table. It needs the extra
+`parity`.
 """
 
 import importlib.util
@@ -31,11 +31,11 @@ RESULT = "torch.json"
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.torch_beside")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the finished run")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="workdir of the finished run")
   parser.add_argument(
-    "--model", required=True, metavar="DIR", help="the encoder, in Hugging Face's layout"
+    "--model", required=True, metavar="DIR", help="encoder in Hugging Face's layout"
   )
-  parser.add_argument("--max_steps", type=int, metavar="N", help="stop there, for a trial")
+  parser.add_argument("--max_steps", type=int, metavar="N", help="stop after N steps, for a trial")
   args, _ = parser.parse(argv)
   from t5x_like.saved_model.workdir import find_run
   from t5x_like.training import workdir as workdirs
@@ -46,10 +46,8 @@ def main(argv: list[str] | None = None) -> None:
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
   config = run.config
-  if (config.model.name, config.task.name) != (
-    "bert",
-    "classification",
-  ) or config.optimizer.name != "adamw":
+  parts = (config.model.name, config.task.name, config.optimizer.name)
+  if parts != ("bert", "classification", "adamw"):
     raise UserError(
       f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with "
       f"{config.optimizer.name}, expected bert on classification with adamw"
@@ -60,13 +58,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def fine_tune(config, directory: str, steps: int) -> dict:
-  """Fine-tune as a run's config says, and return the scores of every evaluation, CPU seconds and
-  versions.
+  """Fine-tune by a run's config; return the scores of all evaluations, CPU seconds and versions.
 
   Args:
-    config: a run's, resolved.
-    directory: the encoder, in Hugging Face's layout.
-    steps: steps to make, at most the run's.
+    config: resolved config of the run.
+    directory: encoder in Hugging Face's layout.
+    steps: number of steps, at most that of the run.
   """
   import torch
   import transformers
@@ -81,21 +78,14 @@ def fine_tune(config, directory: str, steps: int) -> dict:
   task = task_lib.build(name, split=config.train_split, **arguments)
   held_out = task_lib.build(name, split=config.eval_split, **arguments)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
-  rates = dict.fromkeys(
-    ("hidden_dropout_prob", "attention_probs_dropout_prob"), config.model.dropout
-  )
   torch.manual_seed(config.seed)
   model = transformers.BertForSequenceClassification.from_pretrained(
-    directory, num_labels=len(task.classes) or 1, **rates
+    directory,
+    num_labels=len(task.classes) or 1,
+    hidden_dropout_prob=config.model.dropout,
+    attention_probs_dropout_prob=config.model.dropout,
   ).train()
-  matrices = [p for p in model.parameters() if p.ndim > 1]
-  vectors = [p for p in model.parameters() if p.ndim < 2]
-  settings = config.optimizer
-  groups = [
-    {"params": matrices, "weight_decay": settings.weight_decay},
-    {"params": vectors, "weight_decay": 0.0},
-  ]
-  optimizer = torch.optim.AdamW(groups, betas=(settings.b1, settings.b2), eps=settings.eps)
+  optimizer = _make_optimizer(model, config.optimizer)
   batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
   scores = []
   losses = []
@@ -105,13 +95,7 @@ def fine_tune(config, directory: str, steps: int) -> dict:
     for group in optimizer.param_groups:
       group["lr"] = float(schedule(step))
     logits_BC = model(**inputs(batch, task.vocabulary.pad_id)).logits
-    label_B = torch.tensor(batch["label"])
-    weights_B = torch.tensor(batch["example_weights"])
-    if task.classes:
-      loss_B = torch.nn.functional.cross_entropy(logits_BC, label_B.long(), reduction="none")
-    else:
-      loss_B = (logits_BC[:, 0] - label_B) ** 2
-    loss = (loss_B * weights_B).sum() / weights_B.sum()
+    loss = _mean_loss(logits_BC, batch, is_regression=not task.classes)
     losses.append(loss.item())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -130,6 +114,32 @@ def fine_tune(config, directory: str, steps: int) -> dict:
     "cpu_seconds": round(time.process_time() - start, 1),
     "versions": versions,
   }
+
+
+def _make_optimizer(model, settings):
+  """Return AdamW with the settings of a config; only matrices decay."""
+  import torch
+
+  matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+  vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+  groups = [
+    {"params": matrices, "weight_decay": settings.weight_decay},
+    {"params": vectors, "weight_decay": 0.0},
+  ]
+  return torch.optim.AdamW(groups, betas=(settings.b1, settings.b2), eps=settings.eps)
+
+
+def _mean_loss(logits_BC, batch: dict[str, np.ndarray], is_regression: bool):
+  """Return the mean loss over the examples of a batch, weighted by `example_weights`."""
+  import torch
+
+  label_B = torch.tensor(batch["label"])
+  weights_B = torch.tensor(batch["example_weights"])
+  if is_regression:
+    loss_B = (logits_BC[:, 0] - label_B) ** 2
+  else:
+    loss_B = torch.nn.functional.cross_entropy(logits_BC, label_B.long(), reduction="none")
+  return (loss_B * weights_B).sum() / weights_B.sum()
 
 
 def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:

@@ -1,7 +1,7 @@
-"""WordPiece and byte-level BPE for tools.train_vocabulary, trained by the tokenizers library.
+"""Train WordPiece and byte-level BPE vocabularies with the tokenizers library.
 
-Ids: [PAD] 0, </s> 1, [UNK] 2, then with --with_mask [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the
-  sentinels from `<extra_id_0>` at the highest id downwards.
+Ids are [PAD] 0, </s> 1 and [UNK] 2, with --with_mask also [CLS] 3, [SEP] 4 and [MASK] 5, then the
+pieces, then the sentinels from `<extra_id_0>` at the highest id downwards.
 """
 
 import json
@@ -24,63 +24,29 @@ def train(
   lowercase: bool = False,
   character_coverage: float = 0.9995,
 ) -> TokenizerVocabulary:
-  """Train a vocabulary, deterministically.
+  """Train a vocabulary deterministically.
 
   Args:
-    lines: UTF-8 text.
-    size: number of ids, sentinels excluded.
-    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's,
+    lines: text in UTF-8. size: number of ids without the sentinels. kind: `wordpiece` (as BERT:
+    words and punctuation, continued by ##) or `bytelevel_bpe` (as GPT-2,
       lossless).
-    extra_ids: number of sentinels, at the top.
-    with_mask: also [CLS], [SEP] and [MASK].
-    lowercase: fold case and accents; wordpiece only.
-    character_coverage: share of characters that get pieces; words with others are unknown;
+    extra_ids: number of sentinels, which have the highest ids. with_mask: include [CLS], [SEP] and
+    [MASK]. lowercase: remove case and accents; wordpiece only. character_coverage: share of
+    characters that get pieces; words with other characters are unknown;
       wordpiece only.
 
   Raises:
     UserError: the text is too small for the size, or the size too small for the characters.
   """
-  from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-  )
+  from tokenizers import AddedToken
 
-  special_tokens = [*SPECIAL_TOKENS, *(MASK_TOKENS if with_mask else ())]
+  special_tokens = list(SPECIAL_TOKENS)
+  if with_mask:
+    special_tokens += MASK_TOKENS
   if kind == "wordpiece":
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-      clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    alphabet = _alphabet(
-      (tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage
-    )
-    # The trainer numbers ##x in hash map order, and ids break ties; listing them first makes the
-    # order deterministic.
-    continuations = [f"##{character}" for character in alphabet]
-    trainer = trainers.WordPieceTrainer(
-      vocab_size=size,
-      special_tokens=[*special_tokens, *continuations],
-      show_progress=False,
-      initial_alphabet=alphabet,
-      limit_alphabet=len(alphabet),
-    )
+    tokenizer, trainer = _wordpiece(lines, size, special_tokens, lowercase, character_coverage)
   else:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-      vocab_size=size,
-      special_tokens=special_tokens,
-      show_progress=False,
-      initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
+    tokenizer, trainer = _bytelevel_bpe(size, special_tokens)
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
   trained_size = tokenizer.get_vocab_size()
   if trained_size != size:
@@ -100,6 +66,53 @@ def train(
   ]
   text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
   return TokenizerVocabulary(text.encode(), origin=f"trained {kind}")
+
+
+def _wordpiece(
+  lines: Sequence[bytes],
+  size: int,
+  special_tokens: list[str],
+  lowercase: bool,
+  character_coverage: float,
+):
+  """Return BERT's tokenizer and its trainer."""
+  from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+  tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+  tokenizer.normalizer = normalizers.BertNormalizer(
+    clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  tokenizer.decoder = decoders.WordPiece(cleanup=False)
+  texts = (tokenizer.normalizer.normalize_str(line.decode()) for line in lines)
+  alphabet = _alphabet(texts, character_coverage)
+  # The trainer numbers ##x in hash map order, and ids break ties. Listing them first makes the
+  # order deterministic.
+  continuations = [f"##{character}" for character in alphabet]
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=size,
+    special_tokens=[*special_tokens, *continuations],
+    show_progress=False,
+    initial_alphabet=alphabet,
+    limit_alphabet=len(alphabet),
+  )
+  return tokenizer, trainer
+
+
+def _bytelevel_bpe(size: int, special_tokens: list[str]):
+  """Return GPT-2's tokenizer and its trainer."""
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=size,
+    special_tokens=special_tokens,
+    show_progress=False,
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+  )
+  return tokenizer, trainer
 
 
 def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trains a vocabulary on any source: byte-level BPE, SentencePiece (unigram, bpe) or WordPiece.
+"""Train a vocabulary on any source: byte-level BPE, SentencePiece (unigram, bpe) or WordPiece.
 
 Example:
   python -m tools.train_vocabulary --source=text:book.txt --size=8192 --output=data/vocabulary
@@ -7,14 +7,16 @@ Example:
   python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece \\
       --with_mask --output=vocabulary
 
-The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4)
-and [MASK] (5), the pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every
-text back as it was: line ends, indentation, any character. The others lose some, and the share is
-printed: unigram (T5's) and bpe are SentencePiece models, which fold spaces and line ends, and
-wordpiece is BERT's. A fixed random sample of the lines is used if they exceed --max_bytes. All of
-the source is read for it, so name only some files of a large one. bytelevel_bpe learns from several
-lines at once. The same input, options and number of threads give the same vocabulary. Nothing is
-done if the output already holds it.
+The size counts all ids: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and
+[MASK] (5), the pieces, and the sentinels (100 with the highest ids). bytelevel_bpe, as in GPT-2,
+restores every text exactly, with line ends, indentation and any character. The other kinds lose
+some characters, and the share is printed. unigram, as in T5, and bpe are SentencePiece models,
+which merge spaces and line ends; wordpiece is BERT's kind.
+
+Text beyond --max_bytes is sampled: a fixed random sample of the lines is used. The whole source is
+read for it, so name only some files of a large source. bytelevel_bpe learns from several lines at
+once. The same input, options and number of threads give the same vocabulary. If the output already
+holds this vocabulary, nothing is done.
 """
 
 import argparse
@@ -43,13 +45,11 @@ RECORD = "training.json"
 LOSSLESS = "bytelevel_bpe"
 LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
 _SEED = 0
-_SAY_SECONDS = 60.0
+_PROGRESS_SECONDS = 60.0
 
 
-@handle_errors
-def main(arguments: Sequence[str] | None = None) -> int:
-  options = _parse_options(arguments)
-  output = as_path(options.output)
+def _check_options(options: argparse.Namespace) -> None:
+  """Check numbers and combinations of flags; raise UserError for those that cannot be used."""
   if options.size - options.extra_ids < 8:
     raise UserError(
       f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
@@ -68,25 +68,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
       f"--character_coverage: found {options.character_coverage}, expected a share "
       "above 0.5 and up to 1"
     )
+
+
+@handle_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+  options = _parse_options(arguments)
+  output = as_path(options.output)
+  _check_options(options)
   from t5x_like.corpora import lost_characters
   from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
-  record = {
-    "source": documents.facts(),
-    **{
-      key: value
-      for key, value in vars(options).items()
-      if key not in ("source", "data_dir", "output")
-    },
-  }
+  record = {"source": documents.facts()}
+  for name, value in vars(options).items():
+    if name not in ("source", "data_dir", "output"):
+      record[name] = value
   record = json.loads(json.dumps(record))
   if _exists(output, record):
     print(f"vocabulary {output} exists already and is the requested one, nothing to do")
     return 0
   start = time.monotonic()
-  cut = split_into_runs if options.kind == LOSSLESS else split_into_lines
-  lines, total = sample(cut(documents.usable(options.split)), options.max_bytes)
+  split = split_into_runs if options.kind == LOSSLESS else split_into_lines
+  lines, total = sample(split(documents.usable(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   skipped = "".join(
     f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items())
@@ -190,7 +193,7 @@ def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
   last_report = time.monotonic()
   for number, line in enumerate(lines):
     total += len(line)
-    if time.monotonic() - last_report > _SAY_SECONDS:
+    if time.monotonic() - last_report > _PROGRESS_SECONDS:
       last_report = time.monotonic()
       print(f"read {total / 1e6:,.0f} MB so far ...", flush=True)
     key = -draw_number()

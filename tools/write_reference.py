@@ -156,8 +156,10 @@ def _size(name: str, request: child.Request, plan: dict[str, Any]) -> str:
 
 
 def _length(recipe) -> int:
-  """Return the tokens of a row as the recipe's paper counts them: the encoder's inputs, or the
-  window; 1 for images."""
+  """Return the number of tokens of a row, as papers count them.
+
+  They are the tokens of the encoder's inputs or of the window; an image counts as 1.
+  """
   return recipe.task.get("inputs_length") or recipe.task.get("length") or 1
 
 

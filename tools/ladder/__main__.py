@@ -40,12 +40,12 @@ class Trial:
   """A finished run.
 
   Attributes:
-    size: the size, as a flag gives it.
-    N: parameters outside token tables and outputs.
-    steps: the steps of training.
-    D: the target tokens of training.
-    rate: the learning rate.
-    loss: the mean over seeds; infinite if a run diverged.
+    size: size of the model, as a flag names it.
+    N: number of parameters outside token tables and outputs.
+    steps: number of training steps.
+    D: number of target tokens of training.
+    rate: learning rate.
+    loss: mean loss over seeds; infinite if a run diverged.
   """
 
   size: str
@@ -61,11 +61,12 @@ class Prediction:
   """The forecast of a size.
 
   Attributes:
-    size, N, steps, D, rate: as in `Trial`.
-    loss: the predicted loss.
-    between: its range over fits that leave a run out; None if too few are left.
-    measured: the loss, if the size was trained.
-    best_rate: the best learning rate, if several were tried.
+    size, N, steps, D, rate: fields of `Trial`.
+    loss: predicted loss.
+    between: range of the predicted loss over fits that leave out one run; None if too few runs
+      remain.
+    measured: measured loss, if the size was trained.
+    best_rate: best learning rate, if several were tried.
   """
 
   size: str
@@ -87,16 +88,18 @@ class Prediction:
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.ladder")
-  parser.add_argument("--config", required=True, metavar="RECIPE", help="trained at every size")
+  parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe of all sizes")
   parser.add_argument(
     "--workdir",
     required=True,
     type=check_directory,
     metavar="DIR",
-    help="of all runs and the results",
+    help="directory of all runs and the results",
   )
   parser.add_argument("--sizes", required=True, metavar="LIST", help=f"three or more: {sizes.HELP}")
-  parser.add_argument("--predict", required=True, metavar="SIZE", help="the larger size")
+  parser.add_argument(
+    "--predict", required=True, metavar="SIZE", help="larger size, whose loss is predicted"
+  )
   parser.add_argument(
     "--steps", metavar="LIST", help="lengths of runs (default: the recipe's total_steps)"
   )
@@ -104,10 +107,16 @@ def main(argv: list[str] | None = None) -> None:
     "--rates", metavar="LIST", help="learning rates to try (default: the recipe's)"
   )
   parser.add_argument(
-    "--seeds", type=int, default=1, metavar="N", help="runs of each, averaged (default: 1)"
+    "--seeds",
+    type=int,
+    default=1,
+    metavar="N",
+    help="runs of each size, which are averaged (default: 1)",
   )
   parser.add_argument(
-    "--metric", metavar="NAME", help="of metrics.jsonl (default: the loss of the evaluator `loss`)"
+    "--metric",
+    metavar="NAME",
+    help="metric of metrics.jsonl (default: the loss of the evaluator `loss`)",
   )
   check_help = "train the larger size at the predicted rate, or at all --rates too"
   parser.add_argument("--check", choices=("once", "rates"), help=check_help)

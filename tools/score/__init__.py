@@ -1,2 +1,1 @@
-"""Scores saved predictions of a benchmark in its official format; `python -m tools.score
---help`."""
+"""Score saved predictions of a benchmark in its official format (`python -m tools.score`)."""

@@ -75,19 +75,19 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str,
   parser = Parser(
     f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score"
   )
-  parser.add_argument("name", metavar="NAME", help="the benchmark")
+  parser.add_argument("name", metavar="NAME", help="name of the benchmark")
   parser.add_argument(
     "--references",
     action="append",
     required=True,
     metavar="FILE",
-    help="the references; repeatable",
+    help="file of references; repeatable",
   )
   parser.add_argument(
-    "--predictions", action="append", required=True, metavar="FILE", help="the predictions to score"
+    "--predictions", action="append", required=True, metavar="FILE", help="file of predictions"
   )
   parser.add_argument(
-    "--compare", metavar="FILE2", help="other predictions: a paired test of the two"
+    "--compare", metavar="FILE2", help="other predictions, for a paired test of both"
   )
   parser.add_argument(
     "--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples"
@@ -113,7 +113,7 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str,
   return args, options
 
 
-# (the reference, the prediction, the group) of each example, as the metric takes them
+# (reference, prediction, group) of each example, in the metric's form
 Examples = list[tuple[Any, Any, str | None]]
 
 
@@ -249,10 +249,10 @@ class _Alignment:
   """One way to match predictions with examples by their ids.
 
   Attributes:
-    field: the field of the predictions' ids.
-    reference: the field of the examples' ids; None for their numbers from 0.
-    names: the id of each example.
-    matches: how many of them have a prediction.
+    field: field of the predictions that holds ids.
+    reference: field of the examples that holds ids; None stands for their numbers from 0.
+    names: id of each example.
+    matches: number of examples that have a prediction.
   """
 
   field: str

@@ -1,8 +1,8 @@
-"""Declare every benchmark by name: how its references are read, and the metric that scores it.
+"""Declare every benchmark by name: the reader of its references and its metric.
 
-An entry of `BENCHMARKS` is a function that returns a `Benchmark`; its arguments are the benchmark's
-own flags. Tasks of `t5x_like/benchmarks/suites/` come from there, with their official files, class
-names and scores, and metrics of texts from `t5x_like/metrics/texts.py`, with their options.
+An entry of `BENCHMARKS` is a function that returns a `Benchmark`; its arguments are flags of the
+benchmark. Tasks with their official files, class names and scores come from
+`t5x_like/benchmarks/suites/`, metrics of texts with their options from `t5x_like/metrics/texts.py`.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from t5x_like.metrics.texts import METRICS, reference_texts
 from .choices import Choices, choices_of_row
 from .files import Predictions, Row, file_format, prediction_key, predictions, records, rows
 
-# predictions that are not labels: stop, or count them as wrong
+# Treatment of predictions that are not labels: stop, or count them as wrong.
 Invalid = Literal["refuse", "wrong"]
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 _TEXT_FIELDS = (
@@ -62,18 +62,23 @@ def only_path(paths: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """The way one benchmark is scored.
+  """Functions and options that score one benchmark.
 
   Attributes:
-    gold: from a row of the references to the metric's reference, or a ValueError.
-    prediction: from (a value in the file, the row) to the metric's prediction, or a ValueError.
-    read: from the paths of --references to (place, row) of each example.
-    read_predictions: from a file to its predictions.
-    group: from a row to the subset that is also scored separately, such as a subject.
-    partial: whether a missing prediction is None to the metric, and one for no example only
-      counted; else refused.
-    invalid_is_wrong: whether a prediction that is a ValueError counts as wrong; else it is refused.
-    part: from a file's name to its part, for several pairs of references and predictions.
+    metric: metric of the benchmark.
+    gold: function that converts a row of the references to the metric's reference, or raises
+      ValueError.
+    prediction: function that converts (a value in the file, the row) to the metric's prediction, or
+      raises ValueError.
+    read: function that reads the paths of --references and returns (place, row) of each example.
+    read_predictions: function that reads a file of predictions. group: function that returns a
+    row's subset, such as a subject, which is also scored separately. partial: allow missing
+    predictions, which the metric receives as None, and predictions of unknown
+      examples, which are counted. Otherwise both are refused.
+    invalid_is_wrong: count predictions for which `prediction` raises ValueError as wrong. Otherwise
+      they are refused.
+    part: function that returns the part of a file by its name, for several pairs of references and
+      predictions.
   """
 
   metric: Metric

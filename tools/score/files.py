@@ -218,11 +218,13 @@ def _is_prediction(key: str) -> bool:
 
 
 def _ids(records: list[tuple[str, dict]], key: str) -> Ids:
-  """Return the ids of records by the fields that have one, and another, in each; `key` holds the
-  prediction.
+  """Return the ids of records by field, for the fields that have a different id in each record.
 
+  Args:
+    key: field of the prediction, which holds no id.
   Raises:
-    UserError: `id` or `idx` is missing in some records or stands twice; or so do all fields.
+    UserError: `id` or `idx` is missing in some records or has a value twice, or no field has a
+      different id in each record.
   """
   ids: Ids = {}
   problems = []
