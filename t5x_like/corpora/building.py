@@ -1,4 +1,4 @@
-"""Builds a store in parts: reads items, makes their arrays and writes shards, in any order.
+"""Build a store in parts: read items, make their arrays and write shards, in any order.
 
 A part's shards depend only on the job and the part, so any number of processes or machines may
 build parts in any order. Each shard is written to a temporary file, renamed, and recorded in
@@ -40,18 +40,20 @@ def make_part(
   Args:
     job: the job.
     number: number of the part.
-    make_batches: makes batches, in order, in other processes; None makes them here.
+    make_batches: function that makes batches, in order, in other processes; None makes them in
+      this process.
   """
   with progress_files.mark_writing(job.progress):
     record_path = job.progress / "parts" / f"{number:06d}"
     record = _load_or_begin_record(job, number, record_path)
     if not record["done"]:
-      _make_rest_of_part(job, number, record, record_path, make_batches)
+      _finish_part(job, number, record, record_path, make_batches)
 
 
-def _make_rest_of_part(
+def _finish_part(
   job: Job, number: int, record: dict[str, Any], record_path: AnyPath, make_batches
 ) -> None:
+  """Write the shards of a part that its record lacks, and record each of them."""
   unit = job.kind.unit
   items = itertools.islice(job.kind.read(number), record["read"], None)
   batches = batch_items(job.kind, items, duplicates.load_marks(job, number), record["read"])
@@ -140,7 +142,7 @@ def _write_shard(job: Job, number: int, record: dict[str, Any], batch: StoredBat
   _add_counts(record, batch, log2_lengths)
   if not log2_lengths.size:
     return
-  if not record["arrays"]:  # the first shard decides their types
+  if not record["arrays"]:  # The first shard determines the types.
     for name, (values, _) in arrays.items():
       array = Array(name, values.dtype.name, *values.shape[1:])
       record["arrays"].append(dataclasses.asdict(array))
@@ -188,8 +190,8 @@ def _load_or_begin_record(job: Job, number: int, path: AnyPath) -> dict[str, Any
   intact = list(itertools.takewhile(_shard_check(job, record), record["shards"]))
   if len(intact) == len(record["shards"]):
     return record
-  last = intact[-1] if intact else new_record
-  counts = {key: last[key] for key in ("read", *_COUNTS)}
+  last_intact = intact[-1] if intact else new_record
+  counts = {key: last_intact[key] for key in ("read", *_COUNTS)}
   return {**record, "done": False, "shards": intact, **counts}
 
 
@@ -197,7 +199,7 @@ def _remove_part(job: Job, number: int, record: dict[str, Any]) -> None:
   """Delete the shards and the progress of a part whose files have changed."""
   for array in record["arrays"]:
     for directory in array_directories(array["name"]):
-      # the last may have been written and not recorded
+      # One more shard may have been written but not recorded.
       for shard in range(len(record["shards"]) + 1):
         (job.work / directory / f"{number:06d}{shard:06d}").unlink(missing_ok=True)
   (job.progress / "now" / "parts" / f"{number:06d}").unlink(missing_ok=True)
@@ -215,9 +217,9 @@ def remove_surplus(job: Job) -> None:
 
 
 def _shard_check(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-  """Return a function that checks whether a recorded shard is as written.
+  """Return a function that checks whether a recorded shard is intact.
 
-  It compares contents or, at an address, where files are whole or absent, sizes.
+  Contents of local files are compared. At an address files are whole or absent, so sizes suffice.
   """
   work = job.work
   if isinstance(work, RemotePath):
@@ -316,8 +318,8 @@ def publish(job: Job, contents: dict[str, bytes]) -> None:
   """Turn the work directory into the store and delete the progress directory.
 
   Args:
-    job: the job, all of whose parts are built.
-    contents: the manifest and tables, see `build_contents`.
+    job: the job, whose parts are all built.
+    contents: manifest and tables, the result of `build_contents`.
   """
   writer.publish(job.work, job.path, contents, job.kind.vocabulary)
   job.progress.rmtree(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Builds the built-in store: the source `docstrings:tiny`, as bytes.
+"""Build the built-in store: the source `docstrings:tiny`, as bytes.
 
 It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried
 (`:debug`) before data is prepared. It is too small to learn from; `make quickstart` builds a real
@@ -36,7 +36,7 @@ def prepare(append_eos: bool = False) -> str:
   """Return the directory of the token stores; build them on this user's first call.
 
   Args:
-    append_eos: whether documents end with EOS.
+    append_eos: end documents with EOS.
   """
   owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
   version = f"{FORMAT.rpartition('.')[2]}.{_VERSION}"

@@ -1,4 +1,4 @@
-"""Token stores prepared from a source when a task first needs them: `task.source` of a recipe.
+"""Prepare token stores of a recipe's `task.source` when a task first needs them.
 
     <cache>/<corpus>-<request>-<files>/train/         a token store
     <cache>/<corpus>-<request>-<files>/validation/
@@ -47,13 +47,13 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
   """Return the directory of a corpus's token store for a split; prepare the store if it is missing.
 
   Args:
-    corpus: the corpus to prepare; its cache is set.
+    corpus: corpus to prepare, with a cache directory.
     split: `train`, `validation` or another split of the source.
-    append_eos: whether documents end with EOS.
+    append_eos: end documents with EOS.
 
   Raises:
     UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not
-      exist, or another process prepares the store and shows no sign of life.
+      exist, or the process that prepares the store shows no sign of life.
   """
   request = _Request(corpus, split, append_eos)
   with _wait_for_turn(request.root, request.digest, corpus.source, request.is_prepared):
@@ -67,14 +67,14 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
 
 
 class _Request:
-  """A split of a corpus that a task needs.
+  """A request of a task for a split of a corpus.
 
   Args:
-    corpus, split, append_eos: the arguments of `prepare_split`.
+    corpus, split, append_eos: arguments of `prepare_split`.
 
   Attributes:
-    root: the cache directory.
-    digest: the hash of the request, part of the directory's name.
+    root: cache directory.
+    digest: hash of the request, which is a part of the directory's name.
   """
 
   def __init__(self, corpus: Corpus, split: str, append_eos: bool):
@@ -119,7 +119,8 @@ class _Request:
 
   def is_prepared(self) -> bool:
     """Return whether the store of the source's present files exists."""
-    return self.is_prepared_in(self.locate()[1])
+    _, directory = self.locate()
+    return self.is_prepared_in(directory)
 
   def is_prepared_in(self, directory: str) -> bool:
     return (as_path(f"{directory}/{self._split}") / manifests.FILE).exists()

@@ -15,10 +15,10 @@ class Documents:
   """The documents of a source by split.
 
   Args:
-    source: `format:rest`, see `corpora/sources/__init__.py`.
-    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document.
-      A column is a header's name, or a number from 0 for files without a header.
-    data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
+    source: source spelled as `format:rest`; see `corpora/sources/__init__.py`.
+    text_field: JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A
+      column is a header's name, or a number from 0 for files without a header.
+    data_dir: directory of prepared TensorFlow datasets; None is TFDS's default.
 
   Attributes:
     source: the open source.

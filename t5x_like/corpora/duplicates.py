@@ -1,4 +1,4 @@
-"""Removes duplicates from a whole split: signs items by part, compares them and marks them by part.
+"""Find duplicates in a whole split: sign the items of each part, compare them and save marks.
 
 A comparison is a group-by: `load_entries` returns the keys of a part, `match_entries` marks
 duplicates in any set of complete keys, and `save_marks` collects a part's marks. Every engine calls
@@ -20,7 +20,7 @@ from t5x_like.corpora.job import DuplicateMarks, Job
 from t5x_like.errors import UserError
 from t5x_like.files.paths import AnyPath
 
-MarkedPlaces = list[tuple[int, np.ndarray]]  # parts, and places in each
+MarkedPlaces = list[tuple[int, np.ndarray]]  # (part, marked places of the part)
 
 
 def duplicate_steps(job: Job) -> list[Duplicates]:
@@ -90,17 +90,19 @@ def match_entries(comparison: Comparison, pieces: Iterable[tuple[int, Entries]])
   """Mark duplicates among entries.
 
   Args:
-    comparison: the comparison.
-    pieces: pairs of a part and entries of it, with every entry of each key that occurs.
+    comparison: comparison whose `match` is applied. pieces: pairs of a part and entries of the
+    part. All pieces together have every entry of each key
+      that occurs.
   """
-  filled = [(part, entries) for part, entries in pieces if entries["key"].size]
-  filled.sort(key=lambda piece: piece[0])
-  if not filled:
+  nonempty = [(part, entries) for part, entries in pieces if entries["key"].size]
+  nonempty.sort(key=lambda piece: piece[0])
+  if not nonempty:
     return []
-  part_N = np.concatenate([np.full(entries["key"].size, part) for part, entries in filled])
+  part_N = np.concatenate([np.full(entries["key"].size, part) for part, entries in nonempty])
+  _, first_entries = nonempty[0]
   joined = {}
-  for name in filled[0][1]:
-    joined[name] = np.concatenate([entries[name] for _, entries in filled])
+  for name in first_entries:
+    joined[name] = np.concatenate([entries[name] for _, entries in nonempty])
   marked_N = comparison.match(part_N, **joined)
   if not marked_N.any():
     return []

@@ -1,4 +1,4 @@
-"""Divides a corpus into splits: whole documents by a hash of their text, or parts of a document.
+"""Divide a corpus into splits: whole documents by a hash of their text, or parts of a document.
 
 A source without a validation split lends it a fraction of its training documents: those whose hash
 is low, so that copies of a text are never in both. A corpus of one document, or of a few, may have
@@ -23,7 +23,7 @@ from t5x_like.errors import UserError
 _MAX_DOCUMENTS_TO_CUT = 1000  # of a larger corpus, no document is cut
 _LINE = re.compile(r"\n+")
 _SPACE = re.compile(r"\s+")
-# the longer an end, the earlier it is tried
+# Places where a document may be cut, the preferred ones first.
 _ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {
   "a line": lambda text, start, end: (match.end() for match in _LINE.finditer(text, start, end)),
   "a sentence": segmentation.sentence_ends,
@@ -36,10 +36,11 @@ class SplitPart:
   """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high).
 
   Attributes:
-    split: the split of the source.
-    low, high: the bounds of the hashes.
-    cut: the hash of the document that train and validation share, in hexadecimal; empty for none.
-    at: the number of its first characters, which train gets; validation (low = 0) gets the others.
+    split: split of the source.
+    low, high: bounds of the hashes.
+    cut: hash of the document that train and validation share, in hexadecimal; empty for none.
+    at: number of characters at the beginning of that document that belong to train. Validation
+      (low = 0) gets the others.
   """
 
   split: str
@@ -123,12 +124,13 @@ def _find_cut(
   """Return where the last document of validation is cut.
 
   Args:
-    documents: the documents of the corpus.
-    lengths: the number of characters of each document, by its hash.
-    fraction: the share of all characters that validation gets.
+    documents: documents of the corpus.
+    lengths: number of characters of each document, by its hash.
+    fraction: share of all characters that validation gets.
 
   Returns:
-    The document's hash, the characters that train keeps of it, and the name of the end there.
+    The document's hash, the number of characters that train keeps, and the name of the place of the
+    cut, such as "a line".
   """
   remaining = fraction * sum(lengths.values())
   *first_keys, last_key = sorted(lengths)

@@ -21,7 +21,7 @@ _OVERSHOOT = 0.5  # beyond the range of fractions
 
 
 class UnusableImage(Exception):
-  """The bytes of a file are no image that can be used; the message says why."""
+  """Reports that the bytes of a file are no usable image; the message has the reason."""
 
 
 def read_image(data: bytes, use: Callable) -> Any:
@@ -124,7 +124,7 @@ def read_pixels(data: bytes, channels: int) -> np.ndarray:
   """Return a file's pixels, upright, grey or RGB: float32 [Y, X, C] in 0 to 255.
 
   Raises:
-    UnusableImage: as `read_image`.
+    UnusableImage: the image is damaged or too large.
   """
 
   def to_array(image) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Defines a job, which prepares a store, and the base of the kinds of stores.
+"""Define jobs, which prepare stores, and the base of the kinds of stores.
 
 A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is
 chosen when the job is made: tokens of documents (`tokens.py`), examples, images. `building.py` and
@@ -20,19 +20,19 @@ from t5x_like.files.paths import AnyPath, as_path, is_remote
 from t5x_like.terminal_text import escape_controls
 from t5x_like.vocabularies import Vocabulary
 
-_VERSION = 5  # of parts and signatures; other versions are rebuilt
+_VERSION = 5  # version of parts and signatures; those of other versions are rebuilt
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredBatch:
-  """The arrays of a batch of D items, as a store keeps them.
+  """The arrays of a batch of D items, in the form of a store.
 
   Attributes:
-    arrays: by name, the concatenated values of all items, and the number of values of each, int64
-      [D]; 0 if skipped. Empty if all are skipped.
-    reasons: for each item, why it is skipped: None if it is not, and empty if it is skipped but not
-      counted.
-    removed: for each item, the amounts removed from it, by reason.
+    arrays: concatenated values of all items, and the number of values of each item, int64 [D], by
+      name. Skipped items have 0 values. Empty if all items are skipped.
+    reasons: reason to skip each item. None stands for a stored item; items that are skipped but not
+      counted have an empty reason.
+    removed: amounts removed from each item, by reason.
   """
 
   arrays: dict[str, tuple[np.ndarray, np.ndarray]]
@@ -46,16 +46,15 @@ class StoreKind(abc.ABC):
   Kinds are frozen dataclasses, which are pickled to other processes and machines.
 
   Attributes:
-    unit: the array whose values are counted: for the sizes of shards and in messages.
+    unit: array whose values are counted, for the sizes of shards and in messages.
     shard_values: a shard closes at the first item that ends at or after this many values of `unit`.
-    items: the name of the items in messages.
-    advice: the remedy if there are none, for a message.
-    whole_batches: whether shards close only between batches, because a batch's results are in
-      another order.
-    counted: whether the manifest counts the amounts removed from items, and their lengths.
-    steps: the cleaning steps.
-    vocabulary: the vocabulary of the ids; None for none.
-    store_facts: the facts of the manifest.
+    items: name of the items in messages.
+    advice: remedy in the message about a store without items.
+    whole_batches: shards close only between batches, because the items of a batch are reordered.
+    counted: the manifest counts the amounts removed from items, and the items' lengths.
+    steps: cleaning steps.
+    vocabulary: vocabulary of the ids, or None.
+    store_facts: facts of the manifest.
   """
 
   unit: str
@@ -108,9 +107,9 @@ class Job:
   """A store to make.
 
   Attributes:
-    kind: its content, see `StoreKind`.
-    path: the directory of the store, local or at an address.
-    name, split, source: the corpus, its split and the provenance, for the manifest.
+    kind: kind of the store, which makes its content.
+    path: directory of the store, local or at an address.
+    name, split, source: name of the corpus, its split and its provenance, for the manifest.
   """
 
   kind: StoreKind
@@ -123,7 +122,7 @@ class Job:
   def work(self) -> AnyPath:
     """The directory that becomes the store.
 
-    At an address, where files appear whole, it is the store's own.
+    At an address, where files appear only when they are complete, it is the store's directory.
     """
     return as_path(self.path) if is_remote(self.path) else self._beside("incomplete")
 
@@ -150,7 +149,9 @@ class Job:
 class ItemBatch:
   """Consecutive items of a part.
 
-  For each step that removes duplicates it has the marks of each item.
+  Attributes:
+    items: the items.
+    marks: marks of each item, by the step that removes duplicates.
   """
 
   items: list[Any]
@@ -162,16 +163,16 @@ class DuplicateMarks:
   """The marks of a step on the signatures of a part's items.
 
   Attributes:
-    marked: bool [n].
-    ends: int64 [D + 1], where the signatures of each item end, after a 0.
+    marked: marks of all signatures, bool [n].
+    ends: 0 and the end of each item's signatures, int64 [D + 1].
   """
 
   marked: np.ndarray
   ends: np.ndarray
 
-  def for_items(self, first: int, past: int) -> list[np.ndarray]:
-    """Return the marks of items `first` to `past` - 1."""
-    ends = self.ends[first : past + 1]
+  def for_items(self, first: int, end: int) -> list[np.ndarray]:
+    """Return the marks of items `first` to `end` - 1."""
+    ends = self.ends[first : end + 1]
     return np.split(self.marked[ends[0] : ends[-1]], ends[1:-1] - ends[0])
 
 
@@ -185,10 +186,9 @@ def batch_items(
   """Group items into batches of about 512 K characters; the first is number `start` of its part."""
 
   def make_batch(batch: list[Any], first: int) -> ItemBatch:
-    past = first + len(batch)
-    return ItemBatch(
-      batch, {step: step_marks.for_items(first, past) for step, step_marks in marks.items()}
-    )
+    end = first + len(batch)
+    batch_marks = {step: step_marks.for_items(first, end) for step, step_marks in marks.items()}
+    return ItemBatch(batch, batch_marks)
 
   batch: list[Any] = []
   num_characters = 0

@@ -1,4 +1,4 @@
-"""Measures the characters of a corpus that a vocabulary loses, before a model trains on its ids."""
+"""Measure the characters of a corpus that a vocabulary loses, before a model trains on its ids."""
 
 import itertools
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from t5x_like.vocabularies import Vocabulary
 
-_MAX_CHARACTERS = 2**18  # to measure on
+_MAX_CHARACTERS = 2**18  # characters that are measured
 
 
 def describe_lost_characters(vocabulary: Vocabulary, texts: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Prepares a store: signs and compares its parts, builds them, publishes; resumes if stopped."""
+"""Prepare stores: sign and compare their parts, build and publish them; resume if stopped."""
 
 import contextlib
 from collections import Counter
@@ -17,15 +17,15 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
   """Make the stores of jobs and publish them together, so that a failure leaves none of them.
 
   Args:
-    jobs: the jobs.
-    engine: where parts are built.
+    jobs: jobs of the stores.
+    engine: engine that builds the parts.
 
   Returns:
-    For each job, the amounts removed from items or changed in them, by reason.
+    The amounts that were removed from or changed in items, by reason, for each job.
 
   Raises:
-    UserError: another process builds it, the files cannot be written, or the source or vocabulary
-      cannot be used.
+    UserError: another process builds a store, the files cannot be written, or the source or
+      vocabulary cannot be used.
   """
   with contextlib.ExitStack() as stack:
     lease_checks = [stack.enter_context(_own_directories(job)) for job in jobs]
@@ -43,6 +43,7 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
 
 
 def _check_source(job: Job) -> None:
+  """Raise UserError if the source's files have changed."""
   try:
     is_current = job.kind.is_current()
   except OSError:  # a file is gone

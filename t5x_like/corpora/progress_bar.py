@@ -1,4 +1,4 @@
-"""Shows a job's progress from its parts' reports: a bar on a terminal, else a line now and then.
+"""Show a job's progress from its parts' reports: a bar on a terminal, else a line at intervals.
 
 Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or
 documents, at the bytes per token or document of the finished parts.
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from t5x_like.corpora.job import Job
 from t5x_like.errors import TransientError, UserError
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _LINE_SECONDS = 30.0
 
 
@@ -71,7 +71,7 @@ def show_progress(job: Job, stage: str, title: str, unit: str) -> Iterator[None]
   stop = threading.Event()
 
   def watch() -> None:
-    while not stop.wait(_LOOK_SECONDS):
+    while not stop.wait(_POLL_SECONDS):
       display.update()
 
   thread = threading.Thread(target=watch, daemon=True)
@@ -86,7 +86,7 @@ def show_progress(job: Job, stage: str, title: str, unit: str) -> Iterator[None]
 
 
 class _Display:
-  """A bar, or lines where stderr is no terminal."""
+  """A progress bar, or lines if stderr is no terminal."""
 
   def __init__(self, job: Job, stage: str, title: str, unit: str):
     self._parts = _Parts(job, stage)

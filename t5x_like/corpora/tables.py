@@ -1,4 +1,4 @@
-"""Finds the source that a path of a table means, and guesses its columns of text and label."""
+"""Find the source for the path of a table, and guess its columns of text and label."""
 
 import glob
 import os
@@ -58,7 +58,7 @@ def format_of(path: str) -> str | None:
 
 
 def source_for_path(path: str) -> str:
-  """Return the source that a path means: `reviews.csv` is `csv:reviews.csv`.
+  """Return the source for a path, such as `csv:reviews.csv` for `reviews.csv`.
 
   A directory holds files by split (`train.csv`, `dev.csv`), files of one format, a folder of texts
   for each class, or a data set saved by the library `datasets`.
@@ -67,7 +67,7 @@ def source_for_path(path: str) -> str:
     path: a file, a pattern, `train=a.csv,validation=b.csv`, or a directory; a source is returned as
       it is.
   Raises:
-    UserError: nothing is there, or its format is unknown.
+    UserError: the path does not exist, or its format is unknown.
   """
   if path.partition(":")[0] in sources.formats():
     return path
@@ -81,7 +81,12 @@ def source_for_path(path: str) -> str:
 
 
 def _common_format(path: str, files: Sequence[str]) -> str:
-  """Return the one format of some files or patterns; `path` is the user's, for messages."""
+  """Return the format that all files or patterns have.
+
+  Args:
+    path: path that the user gave, for messages.
+    files: files or patterns.
+  """
   formats = {format_of(file) for file in files}
   if None in formats or len(formats) > 1:
     unknown = next((file for file in files if format_of(file) is None), None)

@@ -1,4 +1,4 @@
-"""Defines token stores, which pretraining reads: splits, cleans and tokenises documents."""
+"""Define token stores, which pretraining reads: select, clean and tokenise documents."""
 
 import dataclasses
 import functools
@@ -22,13 +22,13 @@ from t5x_like.store.tokens import TOKENS
 from t5x_like.store.writer import SHARD_VALUES
 
 PART_BYTES = 2**26
-_MAX_FACTS = 4096  # characters of JSON
-_OTHER_SPLIT = ""  # the reason of documents that belong to another split; not counted
+_MAX_FACTS_LENGTH = 4096  # characters of JSON
+_OTHER_SPLIT = ""  # reason of documents that belong to another split, which are not counted
 
 
 def summarize_facts(facts: Any) -> Any:
   """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
-  if len(json.dumps(facts, sort_keys=True)) <= _MAX_FACTS:
+  if len(json.dumps(facts, sort_keys=True)) <= _MAX_FACTS_LENGTH:
     return facts
   return {"form": facts.get("form"), "facts_sha256": checked_json.digest(facts)}
 
@@ -38,16 +38,16 @@ class TokenStoreKind(StoreKind):
   """The tokens of a part of a split.
 
   Attributes:
-    source, data_dir, text_field: the documents, see `Documents`; `documents_sha256` is checked when
-      they are opened.
-    changed: last modification times of the source's files; parts of files that have changed are
-      rebuilt.
-    part: the part of the source's split.
-    vocabulary_path: path of the vocabulary; `vocabulary_fingerprint` is checked when it is opened.
-    append_eos: whether documents end with EOS.
-    steps: the cleaning steps.
+    source, data_dir, text_field: arguments of `Documents`.
+    documents_sha256: hash of the documents' facts, which is checked when they are opened.
+    changed: last modification times of the source's files; parts of changed files are rebuilt.
+    part: part of the source's split.
+    vocabulary_path: path of the vocabulary.
+    vocabulary_fingerprint: fingerprint, which is checked when the vocabulary is opened.
+    append_eos: end documents with EOS.
+    steps: cleaning steps.
     shard_values: a shard closes at the first document end at or after this many tokens.
-    part_bytes: source bytes that are built together.
+    part_bytes: bytes of source files that are built together as a part.
   """
 
   source: str
@@ -70,11 +70,15 @@ class TokenStoreKind(StoreKind):
 
   @classmethod
   def of(
-    cls, documents: Documents, part: SplitPart, vocabulary: str, **more: Any
+    cls, documents: Documents, part: SplitPart, vocabulary: str, **attributes: Any
   ) -> "TokenStoreKind":
-    """Return the kind for open documents, with the vocabulary at a path.
+    """Return the kind for open documents.
 
-    `more` are further attributes.
+    Args:
+      documents: documents of the source.
+      part: part of the source's split.
+      vocabulary: path of the vocabulary.
+      attributes: further attributes of the kind.
     """
     return cls(
       source=documents.spec,
@@ -85,7 +89,7 @@ class TokenStoreKind(StoreKind):
       part=part,
       vocabulary_path=vocabulary,
       vocabulary_fingerprint=vocabularies.load(vocabulary).fingerprint,
-      **more,
+      **attributes,
     )
 
   @property
@@ -137,7 +141,7 @@ class TokenStoreKind(StoreKind):
     return len(item) if isinstance(item, str) else 1
 
   def clean(self, document: str | Skip) -> cleaning.CleanResult:
-    """Clean a document by itself."""
+    """Apply the filters to a document, without comparing it with others."""
     removed: Counter[str] = Counter()
     reason = skip_reason(document)
     if reason:

@@ -19,7 +19,8 @@ from t5x_like.errors import UserError
 
 # (text, or None if removed; why it is removed; amounts removed)
 CleanResult = tuple[str | None, str | None, Counter]
-Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n], and what else a comparison needs
+# key uint64 [n], place int64 [n], and further arrays that a comparison needs
+Entries = dict[str, np.ndarray]
 
 
 class Step(abc.ABC):
@@ -27,8 +28,9 @@ class Step(abc.ABC):
 
   Attributes:
     stage: position among the steps.
-    edition: edition of what the step removes, recorded in manifests; 0 if there has been one only.
-    name: the name of the step's file.
+    edition: number that grows when the step removes other texts than before; 0 at first. Manifests
+      record it.
+    name: name of the step's file.
   """
 
   stage: ClassVar[int]
@@ -40,7 +42,7 @@ class Step(abc.ABC):
 
 
 class Filter(Step):
-  """A step that cleans each page by itself."""
+  """A step that cleans each page independently of the others."""
 
   @abc.abstractmethod
   def clean(self, text: str) -> CleanResult:
@@ -57,11 +59,13 @@ class Comparison:
 
   Attributes:
     name: name of the comparison and of the directory of its marks.
-    entries: returns the entries to compare, from the signatures [n, ...] of a part, their places
-      int64 [n], and the places that the step's previous comparison marked.
-    match: marks entries of some keys, all entries of each: (part, key, place int64 [N], ...) ->
-      bool [N]. Only entries of the same key are compared, in the order of the corpus. They may
-      therefore be divided among machines by key in any way, and arrive in any order.
+    entries: function that returns the entries to compare. Its arguments are the signatures [n, ...]
+      of a part, their places int64 [n], and the places that the step's previous comparison marked.
+    match: function that marks duplicates: (part, key, place int64 [N], ...) -> bool [N]. It
+    receives
+      all entries of some keys and compares only entries of the same key, in the order of the
+      corpus. Entries may therefore be divided among machines by key in any way, and arrive in any
+      order.
   """
 
   name: str
@@ -70,11 +74,11 @@ class Comparison:
 
 
 class Duplicates(Step):
-  """A step that compares all pages of a split and removes duplicates; the first of several stays.
+  """A step that compares all pages of a split and keeps only the first of several duplicates.
 
   Attributes:
-    comparisons: the comparisons to make, in order; the marks of the last one are duplicates.
-    removes_pages: whether marked pages are removed whole, so that later steps do not compare them.
+    comparisons: comparisons of the step, in order; the last one marks the duplicates.
+    removes_pages: the step removes marked pages completely, so later steps do not compare them.
   """
 
   comparisons: ClassVar[tuple[Comparison, ...]]
@@ -86,12 +90,12 @@ class Duplicates(Step):
 
   @abc.abstractmethod
   def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
-    """Remove duplicates from a page, at least one of whose signatures is marked."""
+    """Remove duplicates from a page that has at least one marked signature."""
 
   def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:
-    """Mark duplicates within a part: its signatures [n, ...] -> bool [n].
+    """Mark duplicates among the signatures [n, ...] of one part: bool [n].
 
-    They need no comparison with other parts.
+    These need no comparison with other parts.
     """
     return np.zeros(len(signatures), bool)
 
@@ -106,9 +110,9 @@ def parse_steps(
   """Make cleaning steps.
 
   Args:
-    where: the flag or key, for messages.
-    names_with_commas: the names of the steps.
-    arguments: arguments of steps, by name.
+    where: flag or key that names the steps, for messages.
+    names_with_commas: names of the steps, separated by commas.
+    arguments: arguments of each step, by its name.
 
   Returns:
     The steps in the order of application.

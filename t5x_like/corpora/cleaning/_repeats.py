@@ -1,4 +1,4 @@
-"""Marks signatures that occur more than once, for the steps that compare hashes for equality."""
+"""Mark signatures that occur more than once, for steps that compare hashes for equality."""
 
 import hashlib
 
@@ -47,10 +47,8 @@ def first_places(signatures: np.ndarray, places: np.ndarray, before: np.ndarray)
 class Repeats(Duplicates):
   """The base of steps whose signatures are hashes, uint64 [n].
 
-  Signatures are duplicates if they are equal.
-
-  A part sends each hash once, as the comparison `Comparison(name, firsts, earlier)`, and marks its
-  own repeats.
+  Signatures are duplicates if they are equal. A part sends each of its hashes once to
+  `Comparison(name, first_places, mark_repeats)`, and marks repeats within the part itself.
   """
 
   def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`c4`: cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2).
+"""`c4`: clean web text in the spirit of C4 (Raffel et al. 2020, section 2.2).
 
 It removes citation marks; lines that do not end in terminal punctuation, have few words or an
 extremely long word, mention JavaScript or are a policy notice; and pages that have few sentences, a
@@ -40,13 +40,13 @@ class Step(Filter):
   Attributes:
     min_words: minimum words per line.
     min_sentences: minimum sentences per page.
-    bad_words: words in lower case; a page with one of them is removed.
-    language_id: `module:function` of a function from text to a language's name; empty for no
+    bad_words: words in lower case; pages with one of them are removed.
+    language_id: `module:function` of a function that returns the language of a text; empty for no
       language filter.
-    language: the language to keep.
+    language: language of the pages to keep.
 
   Raises:
-    UserError: as in `load_language_id`.
+    UserError: the function `language_id` cannot be imported; see `load_language_id`.
   """
 
   stage = 0
@@ -128,7 +128,10 @@ class Step(Filter):
 
 @functools.lru_cache(4)
 def _compile_any(words: tuple[str, ...]) -> re.Pattern:
-  """Return a pattern of any of the words, between word ends in scripts that separate words."""
+  """Return a pattern that matches any of the words.
+
+  In scripts that separate words, a match begins and ends at word boundaries.
+  """
   patterns = []
   spaced = []
   for word in words:

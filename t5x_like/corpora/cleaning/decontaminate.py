@@ -1,4 +1,4 @@
-"""`decontaminate`: removes pages that share 13 words in a row with a text of an evaluation set.
+"""`decontaminate`: remove pages that share 13 words in a row with a text of an evaluation set.
 
 The method follows Brown et al. 2020, appendix C, but removes the page instead of 200 characters on
 each side. Words are in lower case without punctuation. An evaluation text of 8 to 12 words must
@@ -26,24 +26,24 @@ from t5x_like.corpora.sources._compression import DAMAGED, open_plain
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
-WORDS = 13  # of an n-gram
-MIN_WORDS = 8  # of an evaluation text that counts
+WORDS = 13  # words of an n-gram
+MIN_WORDS = 8  # words of the shortest evaluation text that counts
 # invisible characters: soft hyphens, joiners, …
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash of n-grams
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # base of the polynomial hash of n-grams
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Filter):
-  """Remove pages that contain an evaluation text.
+  """The filter of pages that contain an evaluation text.
 
   Attributes:
     against: files of evaluation texts, or patterns of their names, compressed or not. Every string
       of JSON and JSONL is a text; in other files, every tab-separated column of a line.
-    sha256: checksum of the texts, so that a changed file makes another corpus; empty to compute it.
+    sha256: checksum of the texts, by which a changed file gives another corpus; computed if empty.
 
   Raises:
-    UserError: there is no file, one cannot be read, or the texts do not match the checksum.
+    UserError: there is no file, a file cannot be read, or the texts do not match the checksum.
   """
 
   stage = 0.5  # after the other filters, before duplicates
@@ -66,13 +66,14 @@ class Step(Filter):
   def clean(self, text: str) -> CleanResult:
     hashes_n = _hash_words(_words(text))
     known_by_length, _ = load_known_texts(self.against)
-    for num_words, known in known_by_length.items():
+    for num_words, ngrams in known_by_length.items():
       keys_n = _hash_ngrams(hashes_n, num_words)
-      indices_n = np.searchsorted(known.keys_K, keys_n).clip(max=known.keys_K.size - 1)
-      is_known_n = known.keys_K[indices_n] == keys_n
+      indices_n = np.searchsorted(ngrams.keys_K, keys_n).clip(max=ngrams.keys_K.size - 1)
+      is_known_n = ngrams.keys_K[indices_n] == keys_n
       if is_known_n.any():
         first_match = indices_n[is_known_n.argmax()]
-        return None, f"text of {known.files[known.file_numbers_K[first_match]]}", Counter()
+        file = ngrams.files[ngrams.file_numbers_K[first_match]]
+        return None, f"text of {file}", Counter()
     return text, None, Counter()
 
   def is_long_enough(self, text: str) -> bool:
@@ -81,12 +82,12 @@ class Step(Filter):
 
 @dataclasses.dataclass(frozen=True)
 class KnownNgrams:
-  """The n-grams of evaluation texts, for one number of words.
+  """The n-grams of evaluation texts that have the same number of words.
 
   Attributes:
-    keys_K: their sorted hashes, uint64.
-    file_numbers_K: for each, the index in `files` of the first file that has it.
-    files: the names of the files.
+    keys_K: sorted hashes of the n-grams, uint64.
+    file_numbers_K: index in `files` of the first file that contains each n-gram.
+    files: names of the files.
   """
 
   keys_K: np.ndarray
@@ -131,7 +132,7 @@ def read_texts(path: str) -> Iterator[str]:
   """Yield the texts of a file of evaluation examples.
 
   Raises:
-    UserError: the file is unreadable, not UTF-8, or not JSON where its name says so.
+    UserError: the file is unreadable or not UTF-8, or is not the JSON that its name promises.
   """
   bare_path = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
   number = 0

@@ -1,4 +1,4 @@
-"""`exact`: of pages with the same text, except for case and spaces, keeps the first."""
+"""`exact`: keep the first of pages whose texts differ at most in case and spaces."""
 
 import dataclasses
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`near`: of similar pages, keeps the first.
+"""`near`: keep the first of similar pages.
 
 Pages are similar if their sets of five-word shingles have a Jaccard similarity of about 0.8 or
 more; a letter is a word in scripts without spaces (`segmentation`). A page's signature is its
@@ -107,7 +107,7 @@ def _near_entries(minhash: np.ndarray, places: np.ndarray, marked: np.ndarray) -
 @dataclasses.dataclass(frozen=True)
 class Step(Duplicates):
   stage = 2
-  edition = 3  # the second knew no words in scripts without spaces
+  edition = 3  # edition 2 found no words in scripts without spaces
   comparisons = (
     Comparison("bands", _band_entries, mark_shared),
     Comparison("near", _near_entries, mark_similar),

@@ -1,4 +1,4 @@
-"""`spans`: removes repeated spans of three consecutive sentences, and keeps the first occurrence.
+"""`spans`: keep only the first occurrence of repeated spans of three consecutive sentences.
 
 Spans are equal if they differ only in case and white space. The later occurrences are removed from
 their pages; the rest of a page stays.

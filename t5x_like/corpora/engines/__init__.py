@@ -1,4 +1,4 @@
-"""Engines, which do the work on the parts of a job: one file each, found by name.
+"""Engines, which build the parts of a job, one a file, found by name.
 
 `--engine=processes` names one. A file's `Engine` is made from the number of workers of this machine
 and the options of a pipeline.
@@ -16,7 +16,7 @@ class Engine(abc.ABC):
   """The base of engines. All leave the same files.
 
   Attributes:
-    takes_options: whether it has options of its own, as on a command line.
+    takes_options: the engine accepts further options, as on a command line.
   """
 
   takes_options: ClassVar[bool] = False

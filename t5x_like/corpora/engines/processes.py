@@ -32,7 +32,7 @@ from t5x_like.files.remote import RemotePath
 
 _RANGE_BYTES = 2**28
 _BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _STUCK_SECONDS = 3.0
 
 
@@ -147,7 +147,7 @@ def _worker(admitted: trust.State) -> None:
   """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends.
 
   Args:
-    admitted: what the command admits, whose flags the worker lacks.
+    admitted: names that the command admits; a worker does not have its flags.
   """
   trust.set_state(admitted)
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -161,10 +161,10 @@ def _worker(admitted: trust.State) -> None:
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-  """A process that does not run the program's own file.
+  """A process that does not run the program's main file.
 
-  A script may not expect that: it would begin once more there, and wait for the store that its
-  parent is making.
+  A script may not expect to run there: it would start again and wait for the store that its parent
+  is making.
   """
 
   def start(self) -> None:
@@ -182,6 +182,11 @@ class _Spawn(multiprocessing.context.SpawnContext):
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+  """Provide a pool of processes.
+
+  Raises:
+    UserError: a process was killed.
+  """
   ended = threading.Event()
   with concurrent.futures.ProcessPoolExecutor(
     workers, _Spawn(), _worker, (trust.current_state(),)
@@ -210,10 +215,10 @@ def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading
   once neither they nor this process hold its other end; then the pool notices by itself. There is
   no public interface for this.
   """
-  while not ended.wait(_LOOK_SECONDS):
+  while not ended.wait(_POLL_SECONDS):
     if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):
       continue
-    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed
+    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed itself
       return
     for process in [*(pool._processes or {}).values()]:
       process.kill()

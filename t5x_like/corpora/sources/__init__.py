@@ -33,14 +33,14 @@ Images:
     coco:train=instances_train2017.json,…  images with boxes, COCO's JSON; `objects`
     boxes:train=boxes.csv@pictures,…       images with boxes, a row of a table for each; `objects`
 
-Records made of another source's:
+Sources derived from another source:
     salient:[FINDER@]SOURCE                sentences with a date, number or name masked
     cloze:SOURCE                           a sentence of a text, and the rest of it
-    t5:stsb:SOURCE                         T5's texts of a benchmark's records, see `t5.py`
+    t5:stsb:SOURCE                         T5's texts of a benchmark's records (`t5.py`)
     objects:[SIDE@]voc:VOC2012             each object as a labelled image; `image`, `label`
-    held_out:10@folders:photos             gives `validation` one in 10 records of `train`
+    held_out:10@folders:photos             moves one in 10 records of `train` to `validation`
 
-Made here:
+Generated sources:
     docstrings                             the embedded corpus, built on first use
     docstring_tasks:name                   tasks from it: package, halves, name, parameter
     digits                                 1,797 tiny images of scikit-learn; `image`, `label`
@@ -121,7 +121,7 @@ class Source(abc.ABC):
     """Return the class names of a field, in order.
 
     Raises:
-      UserError: only the records would tell them.
+      UserError: the classes are not known without reading the records.
     """
     raise UserError(
       f"source {self.name}: the classes of {field!r} are not known; choose another source"
@@ -189,7 +189,7 @@ def open_source(
       read from a file that may not name it, see `trust`.
   """
   trust.check_source("source", source)
-  name, _, rest = source.partition(":")
+  name, _, spec = source.partition(":")
   if name not in formats():
     raise UserError(
       f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
@@ -197,7 +197,7 @@ def open_source(
     )
   make = slots.find("source", name, sys.modules[__name__], "Source")
   try:
-    opened_source = make(rest, fields=fields, data_dir=data_dir)
+    opened_source = make(spec, fields=fields, data_dir=data_dir)
   except OSError as error:
     if error.errno != errno.ENAMETOOLONG:
       raise

@@ -1,4 +1,4 @@
-"""Helpers of the file formats: find the files of a pattern, and read lines, compressed or not."""
+"""Find the files of a pattern and read their lines, compressed or not, for all file formats."""
 
 import abc
 import codecs
@@ -33,14 +33,14 @@ class FileSource(Source):
     data_dir: ignored for files.
   """
 
-  only_text = False  # whether a document's text is independent of the field
+  only_text = False  # if true, the text of a document does not depend on the field
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields = fields
     self.format = type(self).__module__.rpartition(".")[2]
     self._patterns = _patterns(self.format, spec)
     self._files: dict[str, list[str]] = {}
-    self._sizes: dict[str, int] = {}  # of remote files
+    self._sizes: dict[str, int] = {}  # sizes of remote files
     for split, patterns in self._patterns.items():
       sizes = _files(self.format, patterns)
       self._files[split] = list(sizes)
@@ -98,7 +98,7 @@ class FileSource(Source):
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Return runs of files of at least `part_bytes` each.
 
-    They are ranges [first, past) of file numbers.
+    They are ranges [first, end) of file numbers.
     """
     check_split(self, split)
     parts = []
@@ -155,7 +155,7 @@ def irregular_kind(path: str) -> str | None:
     return None
   try:
     return local.irregular_kind(path)
-  except (OSError, ValueError):  # which opening it tells better
+  except (OSError, ValueError):  # Opening the file gives a better message.
     return None
 
 
@@ -173,10 +173,12 @@ def read_bytes(path: str) -> bytes:
 def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
   """Yield (line number from 1, line) of a UTF-8 file, compressed or not.
 
-  Lines have their terminators if `ends`.
-
-  Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields
+  Memory holds one line at a time. A line ends with LF or CR LF. A line over `LONGEST` bytes yields
   a `Skip`.
+
+  Args:
+    path: path of the file.
+    ends: keep the terminators of lines.
   """
   number = 0
   try:
@@ -188,11 +190,11 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
             line = file.readline(_PIECE)
           yield number, Skip(f"line of over {LONGEST >> 20} MiB")
           continue
-        line = line if ends else line.removesuffix(b"\n").removesuffix(b"\r")
-        yield (
-          number,
-          decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}"),
-        )
+        if not ends:
+          line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+          line = line.removeprefix(codecs.BOM_UTF8)
+        yield number, decode(line, f"{path}:{number}")
   except _compression.DAMAGED as error:
     raise _unreadable(f"{path}:{number + 1}", path, error) from error
 
@@ -300,8 +302,8 @@ def _match_files(
   Args:
     format: the source's format, for messages.
     pattern: the pattern.
-    listed: the result of `globs.list_matches` for the user's pattern.
-    is_whole_pattern: whether `pattern` is the user's, not one of its range.
+    listed: result of `globs.list_matches` for the pattern that the user gave.
+    is_whole_pattern: `pattern` is the one that the user gave, not one of its range.
   """
   if pattern.endswith("://"):
     raise UserError(
@@ -338,8 +340,8 @@ def _match_files(
 def _name(format: str, files: list[str]) -> str:
   """Derive a corpus name from its files.
 
-  It is the stem of a single file, else the nearest folder that holds all files, else the format. A
-  single file that is named after its split gives its folder's name.
+  The name is the stem of a single file, else the nearest folder that contains all files, else the
+  format. A single file that is named after its split gives its folder's name.
   """
   paths = [globs.absolute_path(path) for path in files]
   name = os.path.basename(paths[0]).split(".")[0]

@@ -1,11 +1,10 @@
-"""Finds salient spans by a file of names, so that no model runs during training.
+"""Find salient spans by a file of names, so that no model runs during training.
 
-The names are recognised beforehand by any NER model.
-
-The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of
-characters under `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as
-spaCy's `Doc.to_json` and the token-classification pipeline of `transformers` write them), or as
-lists of `start` and `limit` in bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
+Any model that recognises named entities can make the file. The file has one JSON object per line
+(`.jsonl`, plain or compressed): a text, and its spans of characters under `spans`, `entities` or
+`ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
+token-classification pipeline of `transformers` write them), or as lists of `start` and `limit` in
+bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
 
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
@@ -25,7 +24,7 @@ from t5x_like.errors import UserError
 
 KEYS = ("spans", "entities", "ents")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_LONGEST = 24  # words of a name
+_LONGEST = 24  # words of the longest name
 
 Finder = Callable[[str], list[tuple[int, int]]]
 
@@ -33,38 +32,43 @@ Finder = Callable[[str], list[tuple[int, int]]]
 def load_finder(where: str, name: str) -> tuple[Finder, str]:
   """Return a finder, and its contribution to a fingerprint.
 
-  The name is of a file of names, or `module:function`.
-
+  Args:
+    where: flag or key that names the finder, for messages.
+    name: path of a file of names, or `module:function`.
   Raises:
     UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and
       its spans.
   """
   if not re.search(r"\.jsonl(\.\w+)?$", name):
     return trust.import_function(where, name), name
-  names = {
-    words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST
-  }
+  names = set()
+  for text in _names(name):
+    words = tuple(_WORD.findall(text))
+    if 0 < len(words) <= _LONGEST:
+      names.add(words)
   if not names:
     raise UserError(
       f"{where}: {name}: found no spans, expected a line for each text with spans under {KEYS[0]!r}"
     )
-  digest = hashlib.sha256(
-    "\n".join(sorted(" ".join(words) for words in names)).encode()
-  ).hexdigest()
+  lines = sorted(" ".join(words) for words in names)
+  digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
   return _finder(names), digest
 
 
 def _names(path: str) -> Iterator[str]:
+  """Yield the names that a file marks."""
   for where, record in open_source(f"jsonl:{path}").records("train"):
     if isinstance(record, Skip):
       continue
-    yield from (record["text"][start:end] for start, end in record_spans(record, where))
+    for start, end in record_spans(record, where):
+      yield record["text"][start:end]
 
 
 def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   """Return the spans of a record's text, in characters.
 
-  Raises UserError if it lacks a text or spans inside it.
+  Raises:
+    UserError: the record has no text, or spans that are not inside the text.
   """
   text = record.get("text")
   key = next((key for key in KEYS if key in record), None)
@@ -103,7 +107,8 @@ def _ends(span: Any) -> tuple[Any, Any]:
 
 
 def _finder(names: set[tuple[str, ...]]) -> Finder:
-  longest: dict[str, int] = {}  # longest name by first word, in words
+  """Return a function that finds the longest names in a text, from left to right."""
+  longest: dict[str, int] = {}  # number of words of the longest name, by its first word
   for words in names:
     longest[words[0]] = max(len(words), longest.get(words[0], 0))
 
@@ -111,20 +116,16 @@ def _finder(names: set[tuple[str, ...]]) -> Finder:
     matches = list(_WORD.finditer(text))
     words = [match[0] for match in matches]
     spans = []
-    place = 0
-    while place < len(words):
-      max_size = longest.get(words[place], 0)
-      size = next(
-        (
-          n
-          for n in range(min(max_size, len(words) - place), 0, -1)
-          if tuple(words[place : place + n]) in names
-        ),
-        0,
-      )
-      if size:
-        spans.append((matches[place].start(), matches[place + size - 1].end()))
-      place += size or 1
+    start = 0
+    while start < len(words):
+      max_size = min(longest.get(words[start], 0), len(words) - start)
+      for size in range(max_size, 0, -1):
+        if tuple(words[start : start + size]) in names:
+          spans.append((matches[start].start(), matches[start + size - 1].end()))
+          start += size
+          break
+      else:
+        start += 1
     return spans
 
   return find

@@ -1,10 +1,8 @@
 """`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files.
 
-The files are in the stream format of Hugging Face `datasets` or Feather.
-
-DIR is a data set written by `save_to_disk`: its splits, or the split `train` if it has none. Class
-labels become their names, and images their bytes, if the file says so in the metadata of
-`datasets`.
+Files have the stream format of Hugging Face `datasets` or the format of Feather. DIR is a data set
+written by `save_to_disk`, with its splits or, if it has none, the split `train`. Class labels
+become their names and images their bytes if the metadata of `datasets` in the file declare them.
 """
 
 import json
@@ -19,11 +17,11 @@ from t5x_like.files.paths import AnyPath, as_path
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
-_MEND = "write it again with save_to_disk"
+_REMEDY = "write it again with save_to_disk"
 
 
 class Source(ColumnSource):
-  """See `ColumnSource`."""
+  """The rows of Arrow files."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     saved = _saved_splits(spec)
@@ -95,11 +93,11 @@ def _described_features(schema) -> dict[str, dict[str, Any]]:
       name: feature for name, feature in features if feature.get("_type") in ("ClassLabel", "Image")
     }
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-    return {}  # files of others have no such metadata
+    return {}  # files of other programs have no such metadata
 
 
 def _converter(feature: dict[str, Any]) -> Callable[[Any], Any]:
-  """Return the function that makes an image's bytes, or a class's name, of a cell."""
+  """Return the function that converts a cell to an image's bytes or a class's name."""
   names = feature.get("names") or []
 
   def read_image(cell: Any) -> Any:
@@ -112,10 +110,7 @@ def _converter(feature: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def _saved_splits(spec: str) -> dict[str, list[str]] | None:
-  """Return the files of a directory written by `save_to_disk`, by split and in order.
-
-  The result is None for anything else.
-  """
+  """Return the files of a directory written by `save_to_disk` by split, or None for other paths."""
   if not spec:
     return None
   folder = as_path(spec)
@@ -124,9 +119,9 @@ def _saved_splits(spec: str) -> dict[str, list[str]] | None:
     splits = _json(splits_file).get("splits")
     if not isinstance(splits, list) or not splits:
       raise UserError(
-        f"{splits_file}: found no list 'splits', expected the names of splits; {_MEND}"
+        f"{splits_file}: found no list 'splits', expected the names of splits; {_REMEDY}"
       )
-    file_names.check_names(f"{splits_file}: splits", splits, _MEND)
+    file_names.check_names(f"{splits_file}: splits", splits, _REMEDY)
     return {split: _data_files(folder / split) for split in splits}
   return {"train": _data_files(folder)} if (folder / _STATE).is_file() else None
 
@@ -139,9 +134,9 @@ def _data_files(folder: AnyPath) -> list[str]:
     names = [file.get("filename") for file in files if isinstance(file, dict)]
   if not names:
     raise UserError(
-      f"{state_file}: found no list '_data_files', expected the names of Arrow files; {_MEND}"
+      f"{state_file}: found no list '_data_files', expected the names of Arrow files; {_REMEDY}"
     )
-  file_names.check_names(f"{state_file}: _data_files", names, _MEND)
+  file_names.check_names(f"{state_file}: _data_files", names, _REMEDY)
   return [f"{folder}/{name}" for name in names]
 
 
@@ -149,5 +144,5 @@ def _json(file: AnyPath) -> dict[str, Any]:
   try:
     content = file.read_bytes()
   except OSError as error:
-    raise UserError(f"{file}: cannot be read ({one_line(error)}); {_MEND}") from error
-  return checked_json.parse_json(content, dict, str(file), f"a file of save_to_disk; {_MEND}")
+    raise UserError(f"{file}: cannot be read ({one_line(error)}); {_REMEDY}") from error
+  return checked_json.parse_json(content, dict, str(file), f"a file of save_to_disk; {_REMEDY}")

@@ -1,12 +1,11 @@
-"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields
-`image` and `label`.
+"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class.
 
-A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has
-these splits. It may be a zip archive, or a folder in one (`photos.zip/pets`).
+A DIR with a folder for each split (`train`, `val`, `test`, …), each with one folder per class, has
+these splits. It may be a zip archive, or a folder in a zip archive (`photos.zip/pets`).
 
-`image` is a file's bytes, `label` the name of its class's folder, which may hold folders too. Files
-are read by class, then by name; hidden ones are left out. Preparation skips and counts files that
-are not images.
+The field `image` is a file's bytes. The field `label` is the name of the class's folder, which may
+have subfolders. Files are read by class, then by name; hidden files are left out. Preparation skips
+and counts files that are not images.
 """
 
 import glob
@@ -31,25 +30,27 @@ class Source(Base):
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     patterns = _patterns("folders", spec)
-    folders = {
-      split: [_only_folder(path.rstrip("/")) for path in paths] for split, paths in patterns.items()
-    }
-    if patterns == {"train": [spec]}:
+    folders = {}
+    for split, paths in patterns.items():
+      folders[split] = [_only_folder(path.rstrip("/")) for path in paths]
+    is_single_folder = patterns == {"train": [spec]}
+    if is_single_folder:
       folders = _splits_inside(folders["train"][0]) or folders
-    # by split and path, the path below the split's folder
+    # The path below the split's folder, by split and path.
     self._files: dict[str, dict[str, str]] = {}
     for split, paths in folders.items():
-      self._files[split] = {file: name for path in paths for file, name in _images(path).items()}
-    if patterns == {"train": [spec]} and tuple(folders) == ("train",):
+      self._files[split] = {}
+      for path in paths:
+        self._files[split] |= _images(path)
+    if is_single_folder and tuple(folders) == ("train",):
       _check_classes(folders["train"][0], self._files["train"].values())
-    self._classes = tuple(
-      sorted({_class(name) for files in self._files.values() for name in files.values()})
-    )
+    classes = set()
+    for files in self._files.values():
+      classes.update(map(_class, files.values()))
+    self._classes = tuple(sorted(classes))
     self.splits = tuple(self._files)
-    above = [
-      part for part in globs.absolute_path(next(iter(folders.values()))[0]).split("/") if part
-    ]
-    self.name = above[-2] if len(above) > 1 and above[-1] in SPLIT_WORDS else above[-1]
+    first_folder = next(iter(folders.values()))[0]
+    self.name = _name(globs.absolute_path(first_folder))
 
   def classes(self, field: str) -> tuple[str, ...]:
     return self._classes
@@ -57,25 +58,29 @@ class Source(Base):
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
-    for path, name in list(self._files[split].items())[slice(*part) if part else slice(None)]:
+    files = list(self._files[split].items())
+    for path, name in files[slice(*part)] if part else files:
       data = _read(path)
-      yield (
-        path,
-        Skip("a file that is too long") if data is None else {"image": data, "label": _class(name)},
-      )
+      if data is None:
+        yield path, Skip("a file that is too long")
+      else:
+        yield path, {"image": data, "label": _class(name)}
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [as_path(path).modified_time() for path in self._on_disk(split)]
+    return [as_path(path).modified_time() for path in self._files_on_disk(split)]
 
-  def _on_disk(self, split: str) -> list[str]:
-    """Return the files of a split, and each archive of others once."""
-    archives = ((path, _archives.split(path)) for path in self._files[split])
-    return list(dict.fromkeys(inside[0] if inside else path for path, inside in archives))
+  def _files_on_disk(self, split: str) -> list[str]:
+    """Return the files of a split; files in an archive are represented by the archive, once."""
+    paths = {}
+    for path in self._files[split]:
+      archive_and_path = _archives.split(path)
+      paths[archive_and_path[0] if archive_and_path else path] = None
+    return list(paths)
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    files = [
-      (*name.split("/", 1), *_size_and_version(path)) for path, name in self._files[split].items()
-    ]
+    files = []
+    for path, name in self._files[split].items():
+      files.append((*name.split("/", 1), *_size_and_version(path)))
     return {
       "form": "folders",
       "files": len(files),
@@ -83,10 +88,18 @@ class Source(Base):
     }
 
 
-def _splits_inside(folder: str) -> dict[str, list[str]]:
-  """Return the folders of splits in a folder that has nothing else; none if it holds classes.
+def _name(folder: str) -> str:
+  """Return the name of a folder, or that of its parent if the folder is named after a split."""
+  parts = [part for part in folder.split("/") if part]
+  if len(parts) > 1 and parts[-1] in SPLIT_WORDS:
+    return parts[-2]
+  return parts[-1]
 
-  A test without classes, as competitions have it, is left out.
+
+def _splits_inside(folder: str) -> dict[str, list[str]]:
+  """Return the folders of each split in a folder that has only splits; {} if it has classes.
+
+  A split `test` without classes, as in competitions, is left out.
   """
   if _archives.split(folder):
     names = {name.split("/")[0] for name in _below(folder) if "/" in name}
@@ -108,9 +121,8 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
 def _has_folders(folder: str) -> bool:
   if _archives.split(folder):
     return any("/" in name for name in _below(folder))
-  return any(
-    globs.file_kind(path) == "directory" for path in globs.find_matches(f"{glob.escape(folder)}/*")
-  )
+  paths = globs.find_matches(f"{glob.escape(folder)}/*")
+  return any(globs.file_kind(path) == "directory" for path in paths)
 
 
 def _by_split(paths_by_name: dict[str, str]) -> dict[str, list[str]]:
@@ -123,17 +135,17 @@ def _by_split(paths_by_name: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _class(name: str) -> str:
-  """Return the class of a file, spelled alike from all systems.
+  """Return the class of a file, with the same spelling on all systems.
 
-  macOS takes accents off their letters.
+  macOS separates accents from their letters.
   """
   return unicodedata.normalize("NFC", name.partition("/")[0])
 
 
 def _check_classes(folder: str, names: Iterable[str]) -> None:
-  """Refuse to take the folder of a split for a class.
+  """Raise UserError if a class is probably the folder of a split.
 
-  Such a folder has the name of a split, and holds folders alone.
+  Such a folder has the name of a split and contains only folders.
   """
   with_images = {_class(name) for name in names if name.count("/") == 1}
   named_as_splits = {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS}
@@ -147,18 +159,18 @@ def _check_classes(folder: str, names: Iterable[str]) -> None:
 
 
 def _below(folder: str) -> list[str]:
-  """Return the files below a folder of an archive, by their paths from there on."""
+  """Return the paths of the files below a folder of an archive, relative to the folder."""
   archive, inner = _archives.split(folder)
   start = f"{inner}/" if inner else ""
   return [name.removeprefix(start) for name in _archives.members(archive) if name.startswith(start)]
 
 
 def _only_folder(folder: str) -> str:
-  """Return the only folder of an archive in place of the archive, if all its images lie deeper."""
+  """Return the only folder of an archive if all images are in its subfolders, else `folder`."""
   archive_and_path = _archives.split(folder)
   if not archive_and_path or archive_and_path[1]:
     return folder
-  # a README beside folders does not count
+  # A README next to the folders does not count.
   below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
   top_folders = {name.split("/")[0] for name in below}
   if len(top_folders) == 1 and all(name.count("/") > 1 for name in below):
@@ -178,7 +190,7 @@ def _read(path: str) -> bytes | None:
 
 
 def _size_and_version(path: str) -> tuple[int, int | None]:
-  """Return a file's size, and its time or, in an archive, its checksum."""
+  """Return a file's size and its modification time, or its checksum in an archive."""
   archive_and_path = _archives.split(path)
   if archive_and_path:
     archive, inner_path = archive_and_path
@@ -188,7 +200,7 @@ def _size_and_version(path: str) -> tuple[int, int | None]:
 
 
 def _images(folder: str) -> dict[str, str]:
-  """Return the files in the folders of a folder or an archive, with their paths below it."""
+  """Return the files in the subfolders of a folder or an archive, with their relative paths."""
   if _archives.split(folder):
     names_by_path = {f"{folder}/{name}": name for name in _below(folder) if "/" in name}
     if not names_by_path:

@@ -1,11 +1,9 @@
 """`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory.
 
-It is loaded by the library `datasets`.
-
-NAME is `owner/name`, or a name alone. The data set is downloaded once, into `data_dir` or the cache
-of `datasets`. `@split` keeps one split. Class labels become their names; images stay encoded, as
-bytes. Data sets whose files are Python scripts are refused by the library: nothing read is
-executed.
+The library `datasets` loads it. NAME is `owner/name`, or a name alone. The data set is downloaded
+once, into `data_dir` or the cache of `datasets`. `@split` keeps one split. Class labels become
+their names; images stay encoded, as bytes. Data sets whose files are Python scripts are refused by
+the library: nothing read is executed.
 """
 
 import os
@@ -20,8 +18,9 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.file_names import is_inside, quote_name
 from t5x_like.files.local import LocalPath
 
-_AT_ONCE = 256
-_CARD = "README.md"  # of a data set; YAML between its first lines of dashes names the files
+_ROWS_AT_ONCE = 256
+# The card of a data set; YAML between its first lines of dashes names the files.
+_CARD = "README.md"
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---", re.DOTALL)
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
@@ -62,11 +61,11 @@ class Source(Base):
     return tuple(names) if names else super().classes(field)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of rows of about `part_bytes` each, as ranges [first, past)."""
+    """Return runs of rows of about `part_bytes` each, as ranges [first, end)."""
     check_split(self, split)
     rows = len(self._splits[split])
-    each = max(1, int(part_bytes * rows / max(1, self._bytes(split))))
-    return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+    part_rows = max(1, int(part_bytes * rows / max(1, self._bytes(split))))
+    return [(first, min(first + part_rows, rows)) for first in range(0, rows, part_rows)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return self._bytes(split) * (part[1] - part[0]) // max(1, len(self._splits[split]))
@@ -75,10 +74,10 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record]]:
     rows = self._splits[split]
-    first, past = part or (0, len(rows))
-    for start in range(first, past, _AT_ONCE):
+    first, end = part or (0, len(rows))
+    for start in range(first, end, _ROWS_AT_ONCE):
       try:
-        columns = rows[start : min(start + _AT_ONCE, past)]
+        columns = rows[start : min(start + _ROWS_AT_ONCE, end)]
       except Exception as error:  # damaged files of the cache
         raise UserError(
           f"{self._where}: cannot be read ({type(error).__name__}: {one_line(error)[:200]}); "
@@ -115,10 +114,12 @@ class Source(Base):
     return facts
 
   def _bytes(self, split: str) -> int:
-    about = (self._splits[split].info.splits or {}).get(split)
-    return int(getattr(about, "num_bytes", 0) or 0) or self._splits[split].data.nbytes
+    """Return the size of a split, as its card gives it or in memory."""
+    split_info = (self._splits[split].info.splits or {}).get(split)
+    return int(getattr(split_info, "num_bytes", 0) or 0) or self._splits[split].data.nbytes
 
   def _plain(self, name: str, cell: Any) -> Any:
+    """Convert a cell to plain types: images and sounds to bytes, class labels to names."""
     feature = self._features[name]
     if hasattr(feature, "decode") and isinstance(cell, dict):
       return _content(cell, f"{self._where}, column {name}", self._roots)
@@ -128,7 +129,7 @@ class Source(Base):
 
 
 def _load_dataset(spec: str, path: str, data_dir: str | None):
-  """Load the data set of a name or a directory: its splits by name."""
+  """Load the data set of a name or a directory; return its splits by name."""
   try:
     import datasets
   except ImportError as error:
@@ -189,9 +190,12 @@ def _strings(value: Any) -> Iterator[str]:
   if isinstance(value, str):
     yield value
   elif isinstance(value, dict):
-    yield from (text for key, item in value.items() if key != "split" for text in _strings(item))
+    for key, content in value.items():
+      if key != "split":
+        yield from _strings(content)
   elif isinstance(value, list):
-    yield from (text for item in value for text in _strings(item))
+    for content in value:
+      yield from _strings(content)
 
 
 def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
@@ -205,10 +209,7 @@ def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
 
 
 def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
-  """Return the bytes of an encoded image or sound.
-
-  It may be a file in the directories `roots`.
-  """
+  """Return the bytes of an encoded image or sound, which may be a file in one of `roots`."""
   if encoded.get("bytes") is not None or not encoded.get("path"):
     return encoded.get("bytes")
   if not any(trust.is_inside(encoded["path"], root, links=False) for root in roots):
@@ -224,5 +225,6 @@ def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> byt
     ) from error
 
 
-def _size(about: Any) -> int:
-  return int(about.get("num_bytes") or 0) if isinstance(about, dict) else 0
+def _size(checksum: Any) -> int:
+  """Return the number of bytes in a file's record of checksums."""
+  return int(checksum.get("num_bytes") or 0) if isinstance(checksum, dict) else 0

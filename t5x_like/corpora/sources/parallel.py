@@ -1,11 +1,11 @@
 """`parallel:PATTERN`: one file of lines per field, such as one per language.
 
-Line n of all files is record n.
+Record n consists of line n of each file.
 
-The pattern contains `{field}` and, unless everything is the split `train`, `{split}`:
-`corpus/{split}.{field}.gz`. Several patterns, separated by commas, are several corpora, one after
-another. `{a|b}` is a in the file of the first field and b in that of the second:
-`newsdev2016-enro-{src|ref}.{field}.sgm`. The lines of `.sgm` are its segments.
+The pattern contains `{field}` and, unless all records belong to the split `train`, `{split}`, as in
+`corpus/{split}.{field}.gz`. Several patterns, separated by commas, are read one after another.
+`{a|b}` stands for a in the file of the first field and for b in that of the second, as in
+`newsdev2016-enro-{src|ref}.{field}.sgm`. The lines of a `.sgm` file are its segments.
 """
 
 import fnmatch
@@ -28,13 +28,13 @@ def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
 
   def part(match: re.Match) -> str:
     parts = match[1].split("|")
-    place = list(fields).index(field)
-    if place >= len(parts):
+    index = list(fields).index(field)
+    if index >= len(parts):
       raise UserError(
         f"source parallel:{pattern}: found {match[0]}, expected a part for each of "
         f"{', '.join(fields)}"
       )
-    return parts[place]
+    return parts[index]
 
   return _EITHER.sub(part, pattern).replace("{field}", field)
 
@@ -110,10 +110,8 @@ class Source(Base):
           f"({', '.join(path for path in paths.values() if path not in short)})"
         )
       skip = next((line for _, line in row if isinstance(line, Skip)), None)
-      yield (
-        f"{pattern}:{number}",
-        skip or {field: line["text"] for field, (_, line) in zip(paths, row)},
-      )
+      record = skip or {field: line["text"] for field, (_, line) in zip(paths, row)}
+      yield f"{pattern}:{number}", record
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     size = 0
@@ -137,8 +135,8 @@ class Source(Base):
     }
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    first, *further = [
-      {field: side.split_facts("train") for field, side in sides.items()}
-      for sides in self._corpora(split)
-    ]
-    return first | ({"further": further} if further else {})
+    corpora = []
+    for sides in self._corpora(split):
+      corpora.append({field: side.split_facts("train") for field, side in sides.items()})
+    first, *further = corpora
+    return first | {"further": further} if further else first

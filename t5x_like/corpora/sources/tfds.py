@@ -1,6 +1,6 @@
 """`tfds:NAME[/config][:version]`: a TensorFlow dataset.
 
-It is read from `data_dir` if prepared there, else built there.
+It is read from `data_dir`, and built there first if it is not prepared.
 
 Both record formats are read in shard order: `array_record` by random access, `tfrecord` through
 tf.data. Only the requested features are decoded; images stay encoded, as bytes. Parts are runs of
@@ -33,12 +33,12 @@ def open_builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
     builder = _builder(spec, data_dir)
   except tfds.core.DatasetNotFoundError:
     # listing community datasets would use the network
-    known = tfds.list_builders(with_community_datasets=False)
+    registered_names = tfds.list_builders(with_community_datasets=False)
     raise UserError(
       f"source tfds:{spec}: found no such dataset, neither prepared in "
-      f"{data_dir or tfds.core.constants.DATA_DIR} nor "
-      f"registered with TFDS{did_you_mean(re.split('[/:]', spec)[0], known)}; check the name and "
-      "the data directory"
+      f"{data_dir or tfds.core.constants.DATA_DIR} nor registered with TFDS"
+      f"{did_you_mean(re.split('[/:]', spec)[0], registered_names)}; check the name and the data "
+      "directory"
     ) from None
   except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
     raise UserError(f"source tfds:{spec}: cannot be opened ({one_line(error)})") from error
@@ -50,8 +50,8 @@ def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return `tfds.builder` for datasets that need no code or whose code is installed.
 
   Raises:
-    UserError: a community dataset, which brings its own code, lacks `--trust`. Other errors are as
-      in `tfds.builder`.
+    UserError: it is a community dataset, which has its own code, and `--trust` is not set. Other
+      errors are those of `tfds.builder`.
   """
   _gate_features()
   name, _ = tfds.core.naming.parse_builder_name_kwargs(spec)
@@ -72,7 +72,7 @@ def _gate_features() -> None:
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 
-  def gated(cls, name: str) -> type:
+  def find_allowed(cls, name: str) -> type:
     if name not in connector._registered_features and not name.startswith("tensorflow_datasets."):
       if not trust.allows_everything():
         raise ValueError(
@@ -81,7 +81,7 @@ def _gate_features() -> None:
         )
     return find(name)
 
-  connector.cls_from_name = classmethod(gated)
+  connector.cls_from_name = classmethod(find_allowed)
 
 
 def is_prepared(spec: str, data_dir: str | None) -> bool:
@@ -123,18 +123,17 @@ class Source(Base):
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self._builder = self.open_builder(spec, data_dir)
     info = self._builder.info
-    feature_names = (
-      sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []
-    )
+    feature_names = []
+    if isinstance(info.features, tfds.features.FeaturesDict):
+      feature_names = sorted(info.features)
     for field in fields:
       if top_level_column(field, feature_names) not in feature_names:
         raise UserError(
           f"dataset {info.full_name}: found no feature {field!r} among "
           f"{', '.join(feature_names) or 'none'}{did_you_mean(field, feature_names)}"
         )
-    self._features = {
-      top_level_column(field, feature_names): True for field in fields
-    } or dict.fromkeys(feature_names, True)
+    used_names = [top_level_column(field, feature_names) for field in fields]
+    self._features = dict.fromkeys(used_names or feature_names, True)
     self.name = info.name
     self.splits = tuple(info.splits)
 
@@ -150,17 +149,17 @@ class Source(Base):
     return tuple(feature.names)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
+    """Return runs of shards of at least `part_bytes` each, as ranges [first, end) of records."""
     check_split(self, split)
     parts = []
     first = 0
-    past = 0
+    end = 0
     for examples in self._builder.info.splits[split].shard_lengths:
-      past += examples
-      if self.part_size(split, (first, past)) >= part_bytes:
-        parts.append((first, past))
-        first = past
-    return [*parts, (first, past)] if past > first else parts
+      end += examples
+      if self.part_size(split, (first, end)) >= part_bytes:
+        parts.append((first, end))
+        first = end
+    return [*parts, (first, end)] if end > first else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     split_info = self._builder.info.splits[split]  # sizes are known per split only
@@ -170,13 +169,13 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record]]:
     info = self._builder.info
-    first, past = part or (0, info.splits[split].num_examples)
-    for number, example in enumerate(self._examples(split, first, past), first):
+    first, end = part or (0, info.splits[split].num_examples)
+    for number, example in enumerate(self._examples(split, first, end), first):
       where = f"dataset {info.full_name}, split {split}, example {number}"
-      yield (
-        where,
-        {name: _plain(example[name], info.features[name], where) for name in self._features},
-      )
+      record = {}
+      for name in self._features:
+        record[name] = _plain(example[name], info.features[name], where)
+      yield where, record
 
   def facts(self, field: str) -> dict[str, Any]:
     info = self._builder.info
