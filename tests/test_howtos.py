@@ -42,7 +42,7 @@ def test_every_file_that_the_docs_name_exists():
 
 
 def test_there_is_a_page_for_each_thing_that_can_be_added():
-  topics = {"model", "task", "objective", "evaluator", "position-or-a-core", "source"}
+  topics = {"recipe", "model", "task", "objective", "evaluator", "position-or-a-core", "source"}
   assert topics <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
 
 
@@ -51,7 +51,11 @@ def test_an_addition_touches_one_folder(name):
   """A family's Hugging Face names are a second addition, in `interop`."""
   for path in files(name):
     assert not (REPO / path).exists(), f"{path} exists already, so the page adds nothing"
-  folders = {pathlib.Path(path).parts[1] for path in files(name) if path.startswith("t5x_like/")}
+  folders = {
+    pathlib.Path(path).parts[1]
+    for path in files(name)
+    if path.startswith(("t5x_like/", "configs/"))
+  }
   assert len(folders - {"interop"}) == 1, folders
 
 
