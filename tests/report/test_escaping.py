@@ -176,7 +176,7 @@ def test_charts_and_pages_of_data_escape_texts(value):
   drawn = charts.bars({value: 1.0, "b": 2.0}, value)
   assert Page(f"<figure>{drawn}</figure>").labels == [value]
   assert not re.search(r"<script|<img", drawn)
-  feature = inspect_data.Shown(
+  feature = inspect_data.DisplayedFeature(
     value, value, [inspect_data.Cell(1, value, False, False, None, None)], 0, value
   )
   page = Page(inspect_data.to_html([[feature]], value, value))
