@@ -39,6 +39,7 @@ class Decoder(Architecture):
     super().__init__(rngs, variant=variant, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Build the inputs, the causal stack, the head and the scores."""
     variant = self.variant
     dims = self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]

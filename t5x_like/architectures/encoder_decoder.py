@@ -21,6 +21,10 @@ class EncoderDecoder(Architecture):
   REQUIRED_FEATURES = ("encoder_input_tokens", "decoder_input_tokens")
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Build both stacks with their inputs, and the head.
+
+    With `variant.shared`, the encoder is the decoder without cross-attention.
+    """
     variant = self.variant
     dims = self.variant.dims
     design = self.variant.design

@@ -157,6 +157,7 @@ class ImageEncoder(ImageModel):
     self.REQUIRED_FEATURES = ("image", *getattr(self.head, "batch_features", ()))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Build the projection of patches, the learned vectors, the stack and the head."""
     variant = self.variant
     dims = self.variant.dims
     _check_patch(variant)
@@ -200,6 +201,7 @@ class ImageEncoder(ImageModel):
     return params.param(rngs, self.variant.design.table_init(), shape, (None, "embed"))
 
   def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Build the network whose map is cut into patches."""
     return slots.make(
       "config.model.backbone",
       self.variant.backbone,

@@ -191,6 +191,7 @@ class StagedEncoder(ImageEncoder):
     return drop_path_shares(self.drop_path_rates, self.variant.depths, stage)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Build the patches, the stages, the final norm and the head."""
     variant = self.variant
     design = self.variant.design
     self.patches = self.build_patches(rngs)

@@ -127,6 +127,7 @@ class WindowEncoder(StagedEncoder):
     return PatchEmbedding(variant, rngs)
 
   def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+    """Build a stage: the merging of patches, except in the first, and layers within windows."""
     variant = self.variant
     window, shift = variant.stage_window(number)
     depths = self.layer_depths(number)

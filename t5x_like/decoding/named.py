@@ -50,6 +50,7 @@ def build_transforms(
 
 
 def _make_transform(name: str, maker: TransformFactory, value: float) -> Transform:
+  """Make a transform; raise UserError with its name for a value that it refuses."""
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise UserError(f"{name}: found {value!r:.80}, expected a number")
   try:

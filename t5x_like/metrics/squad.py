@@ -106,6 +106,7 @@ class SquadV2(Metric):
     return np.array(rows, np.float64)
 
   def _row(self, answers: Sequence[str], prediction: tuple[str, float] | None) -> list[float]:
+    """Return the columns of one question."""
     is_answerable = bool(answers)
     if prediction is None:
       return [0, 0, 0, 0, is_answerable, 0, 0, 0]

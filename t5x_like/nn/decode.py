@@ -39,6 +39,12 @@ class DecodeState:
   def empty(
     cls, cache, batch: int, slots: int, *, prefix: bool = False, memory_pos=None, memory_valid=None
   ):
+    """Return the state before the first token.
+
+    Args:
+      slots: number of tokens that the cache holds.
+      prefix: whether tokens may be marked as a prefix.
+    """
     marks = jnp.zeros((batch, slots), bool) if prefix else None
     if memory_pos is not None:  # one row per example, so that beams can be reordered
       memory_pos = jnp.broadcast_to(memory_pos, (batch, memory_pos.shape[1]))

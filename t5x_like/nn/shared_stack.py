@@ -34,6 +34,7 @@ class SharedStack(Stack):
   def _run(
     self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None
   ):
+    """Run the groups of blocks in order, each as often as `times` says; as `Stack._run`."""
     if jax.tree.leaves(blocks)[0].shape[0] != self.repeats:
       raise UserError(
         "config.mesh.stage: layers that share parameters are not split over stages; set it to 1"

@@ -293,6 +293,11 @@ def code_version() -> str:
 
 
 def _find_job(timeout_seconds: float) -> _Job | None:
+  """Return the job that the environment's variables or a cluster describe; None for one process.
+
+  Raises:
+    UserError: the variables are incomplete or wrong.
+  """
   variables = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
   if variables.get("JAX_NUM_PROCESSES") == "1":
     return None
@@ -317,6 +322,11 @@ def _find_job(timeout_seconds: float) -> _Job | None:
 
 
 def _detect_job(timeout_seconds: float) -> _Job | None:
+  """Return the job that jax reads from the cluster's environment; None if there is none.
+
+  Raises:
+    UserError: jax cannot read it.
+  """
   try:
     detected = jax_internals.detect_job(int(timeout_seconds))
   except Exception as error:
@@ -329,6 +339,7 @@ def _detect_job(timeout_seconds: float) -> _Job | None:
 
 
 def _split_address(address: str) -> tuple[str, int]:
+  """Return the host and the port of an address; raise UserError if it has another form."""
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 65536:
     raise UserError(
@@ -338,6 +349,7 @@ def _split_address(address: str) -> tuple[str, int]:
 
 
 def _open_server(port: int, backlog: int) -> socket.socket:
+  """Listen on a port of all interfaces; raise UserError if it cannot be opened."""
   dual = socket.has_dualstack_ipv6()
   family = socket.AF_INET6 if dual else socket.AF_INET
   try:

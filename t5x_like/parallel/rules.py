@@ -214,6 +214,11 @@ class Rules:
     return jax.lax.with_sharding_constraint(x, sharding)
 
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array:
+    """Run a function on each device's part of the arguments; see `constrain.per_device`.
+
+    Args:
+      axes: for each argument, the logical axes of its arrays.
+    """
     leaves, treedef = jax.tree.flatten(arguments)
     leaf_axes = []
     for argument_axes, argument in zip(axes, arguments, strict=True):
@@ -245,6 +250,11 @@ class Rules:
   def exchange(
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
   ) -> jax.Array:
+    """Move a split from the last axis to the rows; see `constrain.exchange`.
+
+    Args:
+      before, after: the logical axes of the array before and after the exchange.
+    """
     x = self.constrain(x, before, first=before[-1])
     before_spec = self.spec(before, before[-1])
     rows = _as_tuple(before_spec[0])
@@ -286,6 +296,7 @@ class Rules:
   def gather(
     self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
+    """Gather a kernel over the mesh axes that split the tokens; see `constrain.gather`."""
     token_axes = set().union(*self._token_parts(tokens))
     parts = []
     for part in self.spec(axes):
@@ -308,6 +319,10 @@ class Rules:
     axes: tuple[str | None, ...],
     tokens: tuple[str | None, ...],
   ) -> jax.Array:
+    """Contract over tokens, and leave each device its part of the sum.
+
+    See `constrain.reduce_scatter`.
+    """
     # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it
     # afterwards.
     axes = self.optimizer_axes(axes)

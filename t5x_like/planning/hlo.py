@@ -149,6 +149,7 @@ class Program:
         self._count_calls(computation, instruction, executions)
 
   def _count_loop(self, computation: str, instruction: Instruction, executions: int) -> None:
+    """Count the executions of a loop's body."""
     loop = self.loop(computation, instruction)
     if loop.trips is not None:
       self._count(loop.body, executions * loop.trips)
@@ -159,6 +160,7 @@ class Program:
       self._count(loop.body, executions)
 
   def _count_calls(self, computation: str, instruction: Instruction, executions: int) -> None:
+    """Count the executions of the computations that an instruction calls."""
     for kind, name in instruction.called_computations():
       if instruction.opcode == "fusion":
         self.fused.add(name)

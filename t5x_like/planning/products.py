@@ -54,6 +54,7 @@ def instruction_flops(
 
 
 def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float:
+  """Return the FLOPs of one execution of a product; 0 for other instructions."""
   if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.attributes:
     return 0.0
   count = _dot if instruction.opcode == "dot" else _convolution

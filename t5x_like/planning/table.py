@@ -29,6 +29,7 @@ def text(plan: dict[str, Any]) -> str:
 
 
 def _setup_lines(plan: dict[str, Any]) -> list[str]:
+  """Describe the model, the devices, the mesh and the batch."""
   rows = plan["rows"]
   mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items()) or "one device"
   cores = ", ".join(f"{layer}: {name}".replace("_", " ") for layer, name in plan["cores"].items())
@@ -45,6 +46,7 @@ def _setup_lines(plan: dict[str, Any]) -> list[str]:
 
 
 def _memory_lines(memory: dict[str, float | None]) -> list[str]:
+  """Describe the bytes of each kind on a device."""
   lines = ["memory, GB a device"]
   notes = {
     "arguments": "  params, optimizer and batch, with the padding of tiles",
@@ -57,6 +59,7 @@ def _memory_lines(memory: dict[str, float | None]) -> list[str]:
 
 
 def _collective_lines(plan: dict[str, Any]) -> list[str]:
+  """Tabulate the collectives, largest first."""
   lines = [f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
   for row in plan["collectives"]:
     marks = []
@@ -81,6 +84,7 @@ def _collective_lines(plan: dict[str, Any]) -> list[str]:
 
 
 def _cost_lines(plan: dict[str, Any]) -> list[str]:
+  """Describe the FLOPs of a step, and its time if the chip is known."""
   kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
   lines = [
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program "
@@ -136,6 +140,7 @@ def _title(plan: dict[str, Any]) -> str:
 
 
 def _seconds_lines(plan: dict[str, Any]) -> list[str]:
+  """Tabulate the estimates of a step's time, part by part."""
   descriptions = {
     "products": "matrix products and kernels at the peak rate",
     "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",

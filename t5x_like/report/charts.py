@@ -61,6 +61,7 @@ def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
+  """Return the steps and the finite numbers of a column, in the order of steps."""
   steps = []
   values = []
   for step, value in sorted(column.items()):
@@ -232,6 +233,7 @@ def _draw_legend(axes, *, fontsize: int, **options) -> None:
 
 
 def _label_columns(axes, names: list[str]) -> None:
+  """Label the columns of a chart, at an angle if the labels are long."""
   labels = [_short(name) for name in names]
   is_crowded = max(map(len, names)) * len(names) > 60
   if is_crowded:
@@ -253,6 +255,11 @@ def _eval_names(rows: Rows, metric: str) -> list[str]:
 
 
 def _loss_chart(rows: Rows, unit: str) -> str:
+  """Draw the losses of training and evaluations, and the unigram entropies of their targets.
+
+  Args:
+    unit: the label of the vertical axis; empty for none.
+  """
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
   plotted = []
@@ -295,6 +302,15 @@ def _loss_chart(rows: Rows, unit: str) -> str:
 def _line_chart(
   title: str, steps, values, lost, *, noise=True, log=False, from_zero=False, percent=False
 ) -> str:
+  """Draw one metric of training by step, as SVG.
+
+  Args:
+    lost: the ranges of steps from `gaps`.
+    noise: whether the metric is noisy, so that a running mean is drawn over it.
+    log: whether the vertical axis is logarithmic if the values span more than a factor of 30.
+    from_zero: whether the vertical axis begins at 0.
+    percent: whether values are shares, shown in percent.
+  """
   from matplotlib.ticker import EngFormatter, NullFormatter
 
   figure, axes = _axes(title, 4.7, 2.7)
@@ -331,6 +347,7 @@ def _curve(axes, steps, values, label: str | None, lost, noise: bool = True) -> 
 
 
 def _axes(title: str, width: float, height: float):
+  """Return a new figure of this size in inches and its axes, without a background."""
   from matplotlib.backends.backend_svg import FigureCanvasSVG
   from matplotlib.figure import Figure
   from matplotlib.ticker import EngFormatter, MaxNLocator

@@ -84,6 +84,11 @@ def render(template: pathlib.Path, **values: Any) -> str:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  """Return the object in a JSON file; it is empty if the file is missing.
+
+  Raises:
+    UserError: the file holds something else.
+  """
   content = local.read_content(path)
   if content is None:
     return {}

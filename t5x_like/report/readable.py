@@ -181,6 +181,7 @@ def _mark_gaps(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def _mark_sentinels(text: str) -> Parts:
+  """Return the parts of a text, with the class "sentinel" for sentinels."""
   parts = []
   for part in _SENTINEL.split(text):
     if part:

@@ -320,6 +320,7 @@ def _verify_sizes(files: ShardFiles, shards: Shards) -> str:
 def _verify_checksum(
   files: ShardFiles, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str
 ) -> None:
+  """Compare a file's SHA-256 with the store's table; raise DamageError if they differ."""
   file = shards.file(directory, shard)
   expected = checksums_SF[shard, list(shards.roots).index(directory)].tobytes().hex()
   digest = files.sha256(file, shards.size(directory, shard))
@@ -340,6 +341,7 @@ def check_unchanged() -> None:
 
 
 def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarray) -> None:
+  """Verify all files of a store in parallel."""
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
     checks = [
       pool.submit(_verify_checksum, files, shards, checksums_SF, shard, directory)

@@ -167,6 +167,12 @@ def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
 def _read_table(
   manifest: Manifest, file: str, table: bytes, dtype: str, row: tuple[int, ...], where: str
 ) -> np.ndarray:
+  """Read a table of a store as an array [shards, *row].
+
+  Raises:
+    DamageError: its checksum differs from the manifest's.
+    UserError: its size does not fit the manifest.
+  """
   checksum = hashlib.sha256(table).hexdigest()
   expected = manifest.tables.get(file)
   if checksum != expected:

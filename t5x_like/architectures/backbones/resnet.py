@@ -129,6 +129,13 @@ class ResNet(nnx.Module):
     dilated: bool = False,
     **options,
   ) -> None:
+    """Build the stem and the stages.
+
+    Args:
+      unit: makes a `ConvUnit` from all arguments but the norm.
+      dilated: whether a dilation replaces the stride of the last stage.
+      options: further arguments of `ResidualUnits`.
+    """
     self.stem = unit(7, channels, stem, rngs, stride=2)
     inputs = stem
     stages = []

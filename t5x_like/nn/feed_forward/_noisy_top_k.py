@@ -113,6 +113,7 @@ class GateLoad(Statistics):
   def from_routing(
     cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "GateLoad":
+    """Sum the gates, choices and probabilities of a layer's experts over valid tokens."""
     one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     importance_BTE = jnp.einsum("BTkE,BTk->BTE", one_hot_BTkE, routing.gates_BTk)
     importance_E = sum_valid(importance_BTE, valid_BT)

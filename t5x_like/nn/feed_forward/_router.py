@@ -119,6 +119,7 @@ class Load(Statistics):
   def from_routing(
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "Load":
+    """Sum the choices, probabilities and z of a layer's experts over valid tokens."""
     B, T, k = routing.experts_BTk.shape
     one_hot_BTkE = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))

@@ -63,6 +63,7 @@ class SigmoidRouter(Router):
     self.scale = experts.scale
 
   def choose(self, logits_BTE: jax.Array) -> Routing:
+    """Choose the experts of the largest biased affinities; gates are affinities without bias."""
     scores_BTE = jax.nn.sigmoid(logits_BTE)
     biased_BTE = self._limit_to_groups(scores_BTE + self.balance[...])
     _, experts_BTk = jax.lax.top_k(biased_BTE, self.top_k)
@@ -147,6 +148,7 @@ class RowLoad(Statistics):
   def from_routing(
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "RowLoad":
+    """Compute the balance of each row, and sum the choices of experts over valid tokens."""
     chosen_BTE = _choices(routing.experts_BTk, experts.experts)
     if valid_BT is None:
       weights_BT = jnp.ones(chosen_BTE.shape[:2])

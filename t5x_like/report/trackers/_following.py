@@ -63,6 +63,7 @@ class Following:
     pass
 
   def close(self, outcome: str) -> None:
+    """Send the remaining lines and close the connection, within `_CLOSE_SECONDS`."""
     with self._changed:
       self._closing = True
       self._outcome = outcome
@@ -77,6 +78,7 @@ class Following:
       self._changed.notify()
 
   def _run(self) -> None:
+    """Send lines until the run closes; after an error, connect again later."""
     while True:
       with self._changed:
         self._changed.wait_for(lambda: self._has_lines)

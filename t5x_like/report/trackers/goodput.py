@@ -81,6 +81,12 @@ class Goodput:
     self._add("training_prep", self._last - started)
 
   def write(self, step: int, values: dict[str, float]) -> None:
+    """Add the seconds since the last metrics of steps.
+
+    Args:
+      step: the step of the metrics.
+      values: metrics by name.
+    """
     for name, value in values.items():
       if name.startswith("eval/") and name.endswith("/seconds"):
         self._evaluation_seconds += value
@@ -116,6 +122,11 @@ class Goodput:
       _log.warning("%s: cannot be written: %s", self._file, error.strerror or one_line(error))
 
   def close(self, outcome: str) -> None:
+    """Add the seconds since the last metrics, and write the file.
+
+    Args:
+      outcome: how the start ended; after "failed", the seconds count as a disruption.
+    """
     seconds = self._clock() - self._last
     self._record["in_order"] = outcome != "failed"
     if self._record["in_order"]:

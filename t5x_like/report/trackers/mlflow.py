@@ -69,6 +69,7 @@ class _Run:
     process.log(f"mlflow: run {self._id} of experiment {tracker.experiment}")
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+    """Log the metrics of steps that the run does not have yet."""
     now = int(1000 * time.time())
     metrics = []
     for step, values in rows:
