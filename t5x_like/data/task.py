@@ -13,7 +13,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,9 +29,7 @@ from t5x_like.vocabularies import Vocabulary
 
 # Imported only by recipes that name no store of their own.
 _PREPARERS = "t5x_like.corpora"
-# Arguments of tasks that name data to open: sources, and locations with the word that stands for
-# data made here.
-_SOURCES = ("source", "passages")
+# Arguments of tasks that name data to open, with the word that stands for data made here.
 _LOCATIONS = {"store": "builtin", "vocabulary": "bytes", "cache": "", "data_dir": "", "folder": ""}
 
 
@@ -148,6 +146,11 @@ class TaskArguments(abc.ABC):
     split: the split of the corpus, or a part of one: `validation[:200]` is the first 200 records.
   """
 
+  # the fields that name sources
+  SOURCES: ClassVar[tuple[str, ...]] = ("source",)
+  # whether a decoder trained on it answers a user's message in the chat template `template`
+  IS_CONVERSATION: ClassVar[bool] = False
+
   split: str = unfingerprinted("the content of the split counts")
 
   @abc.abstractmethod
@@ -223,13 +226,13 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
       `config.<slot>.<key>`; any error of the task itself.
   """
   where = f"config.{slot}"
-  _check_locations(where, arguments)
   arguments_class = slots.find(f"{where}.name", name, tasks, "Arguments")
   if not inspect.isclass(arguments_class) or not issubclass(arguments_class, TaskArguments):
     raise UserError(
       f"{where}.name: found {name!r}, expected a dataclass derived from "
       "t5x_like.data.task.TaskArguments; see docs/how-to/add-a-task.md"
     )
+  _check_locations(where, arguments, arguments_class.SOURCES)
   user_preprocessors = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
   if user_preprocessors and "shared" in slots.argument_names(arguments_class):
@@ -272,12 +275,12 @@ def _with_slot(error: UserError, where: str, arguments_class: type) -> UserError
   return error
 
 
-def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
+def _check_locations(where: str, arguments: Mapping[str, Any], sources: tuple[str, ...]) -> None:
   """Raise UserError for a source, path or address that a saved config may not name; see `trust`."""
   for key, value in arguments.items():
     if isinstance(value, Mapping):
-      _check_locations(f"{where}.{key}", value)
-    elif key in _SOURCES:
+      _check_locations(f"{where}.{key}", value, sources)
+    elif key in sources:
       trust.check_source(f"{where}.{key}", value)
     elif key in _LOCATIONS and value != _LOCATIONS[key]:
       trust.check_location(f"{where}.{key}", value)

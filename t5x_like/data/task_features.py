@@ -15,6 +15,11 @@ def is_known(name: str | None) -> bool:
   return name in slots.names(tasks)
 
 
+def is_conversation(name: str | None) -> bool:
+  """Return whether a decoder trained on a task answers messages; false for tasks outside."""
+  return is_known(name) and slots.find("config.task.name", name, tasks, "Arguments").IS_CONVERSATION
+
+
 def declare(arguments: Mapping[str, Any]) -> Features:
   """Return the features of a task.
 

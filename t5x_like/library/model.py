@@ -16,6 +16,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 import numpy as np
 
 from t5x_like import slots, trust
+from t5x_like.data import task_features
 from t5x_like.data.supervised import published_template
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
@@ -38,8 +39,6 @@ from t5x_like.runtime import process
 from t5x_like.saved_model import SavedModel, open_saved_model
 from t5x_like.saved_model.model import merge_for_export
 from t5x_like.training.open_with_recipe import open_with_recipe
-
-CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
 
 class PredictOptions(TypedDict, total=False):
@@ -105,9 +104,9 @@ class Model:
     self.ends = source.generation.ends
     self.forced = source.generation.forced
     self.settings = source.generation.options
-    self.template: str | dict | None = (
-      slots.to_plain(task.get("template")) if task.name in CONVERSATIONS else None
-    )
+    self.template: str | dict | None = None
+    if task_features.is_conversation(task.name):
+      self.template = slots.to_plain(task.get("template"))
     self.features: dict[str, list[int]] = {
       name: list(shape[-1:]) for name, shape in source.feature_shapes.items()
     }

@@ -153,6 +153,11 @@ class Base:
     return [name for name in required if name not in features]
 
   @classmethod
+  def class_count_key(cls) -> str | None:
+    """Return the key in `config.model` of the number of target classes; None without classes."""
+    return "head.labels" if cls.targets == "label" else None
+
+  @classmethod
   def model_rows(cls, batch: dict) -> dict:
     """Return the batch of the model's call, with examples of several rows flattened."""
     return flatten_rows(batch) if cls.multi_row else batch

@@ -1,6 +1,6 @@
 """Count a model's classes in the data where a recipe leaves their number open, and check it.
 
-A recipe leaves the number open if its head or its detector has no `labels`, or
+A recipe leaves the number open if its head, or a model without heads, has no `labels`, or
 `labels="auto"`. Plans, which open no data, take the default of the head.
 """
 
@@ -17,8 +17,6 @@ from t5x_like.architectures import heads
 from t5x_like.errors import UserError
 from t5x_like.runtime import process
 
-# a target of an objective -> the key of the number of classes in `config.model`
-_KEYS = {"label": "head.labels", "box_labels": "labels"}
 _OPEN_COUNTS = (None, "auto")
 
 
@@ -33,7 +31,7 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
   objective = slots.find(
     "config.objective.name", config.objective.name, t5x_like.objectives, "Objective"
   )
-  key = _KEYS.get(objective.targets)
+  key = objective.class_count_key()
   config = ConfigDict(config.to_dict())
   models = [config.model]
   if config.teacher.get("model"):
@@ -112,7 +110,8 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
     UserError: too few classes, of the model or of the data.
   """
   classes = getattr(task, "classes", ())
-  if not classes or objective.targets not in _KEYS:
+  key = objective.class_count_key()
+  if not classes or key is None:
     return
   if objective.targets == "label" and len(classes) < 2:
     raise UserError(
@@ -130,7 +129,6 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
   labels = outputs["logits"].shape[-1] - objective.spare_classes
   if labels == len(classes):
     return
-  key = _KEYS[objective.targets]
   message = (
     f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes "
     f"({_first_classes(classes)}); set --config.model.{key}={len(classes)}"

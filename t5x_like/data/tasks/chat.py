@@ -60,6 +60,8 @@ class Arguments(PackedArguments):
       without an answer.
   """
 
+  IS_CONVERSATION = True
+
   template: str | dict = "plain"
   messages: str = "messages"
   prompt: str | None = None

@@ -49,6 +49,10 @@ class Objective(Base):
   earlier: bool = True
 
   @classmethod
+  def class_count_key(cls) -> str:
+    return "labels"
+
+  @classmethod
   def check(cls, model, features: dict) -> None:
     max_boxes = features["boxes"].shape[0]
     queries = model.variant.queries

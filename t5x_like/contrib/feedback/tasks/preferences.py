@@ -68,6 +68,8 @@ class Arguments(LabelledArguments):
       pairs that would lose an answer.
   """
 
+  IS_CONVERSATION = True
+
   template: str | dict = "plain"
   prompt: str | None = "prompt"
   chosen: str = "chosen"

@@ -70,6 +70,8 @@ class Arguments(LabelledArguments):
     too_long: treatment of prompts that are longer.
   """
 
+  IS_CONVERSATION = True
+
   prompt: str | None = None
   messages: str | None = None
   template: str | dict | None = None

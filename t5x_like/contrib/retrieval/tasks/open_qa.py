@@ -87,6 +87,8 @@ class Arguments(LabelledArguments):
     too_long: treatment of examples whose text or answer is longer.
   """
 
+  SOURCES = ("source", "passages")
+
   inputs: str
   targets: str
   passages: str = unfingerprinted("the content of the passages counts")
