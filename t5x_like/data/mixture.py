@@ -279,6 +279,7 @@ def mix(
     schedule=schedule,
     make_rows=make_rows,
     buckets=max(part.buckets for part in tasks),
+    bucket_module=tasks[0].bucket_module,
   )
 
 

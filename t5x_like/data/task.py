@@ -64,6 +64,7 @@ class Task:
     repeats: consecutive copies of each example per epoch, each with its own random draws.
     buckets: the most lengths of a training batch, see `training/buckets.py`; 1 is rows of one
       length.
+    bucket_module: the module of `training/` that builds the steps if there are several.
   """
 
   name: str
@@ -82,6 +83,7 @@ class Task:
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
   repeats: int = 1
   buckets: int = 1
+  bucket_module: str = "buckets"
 
   def set_shapes(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Set the declared shapes on a batch; values from Python functions have no static shape."""

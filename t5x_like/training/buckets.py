@@ -10,10 +10,7 @@ is: a resumed run takes the same, and so do all processes, each of which makes t
 length is compiled when it first comes, in the time of its step; the whole row is compiled before
 the first step, as its memory bounds that of the others.
 
-Images of a detector, padded to `resolution`, are cut to the fewest shares of the height and of the
-width that hold the largest of the batch, rounded up to a multiple of 32. Their padding is masked;
-as in DETR's code, which pads to the largest too, the cells next to it see it through the
-convolutions. Evaluations are not cut.
+Evaluations are not cut. A task whose padding is no text's names another module in `bucket_module`.
 """
 
 import dataclasses
@@ -29,7 +26,6 @@ from t5x_like.training.build import Parts
 from t5x_like.training.compilation import StepCost, compile_step
 
 MULTIPLE = 8  # of a length, for the sake of the matrix units
-STRIDE = 32  # of a height or width: the stride of most backbones
 # the feature that shows padding
 _SHOWS_PADDING = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
 
@@ -109,60 +105,20 @@ class TextBuckets:
     return f"rows of {' + '.join(map(str, shape))} tokens"
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageBuckets:
-  """Images that are padded below and on the right; their shape is height and width."""
-
-  features: Features
-  buckets: int
-
-  def shape(self, features: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a batch, or of features."""
-    return tuple(features["image"].shape[-3:-1])
-
-  def cut_features(self, shape: tuple[int, ...]) -> Features:
-    """Return the features of images of a shape."""
-    image = self.features["image"]
-    return self.features | {"image": dataclasses.replace(image, shape=(*shape, *image.shape[-1:]))}
-
-  def cut(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Cut the padding of images to the least shares that hold the largest image.
-
-    Args:
-      batch: images, and their `image_size` [B, 2].
-    """
-    sides = []
-    for side, used in zip(self.shape(self.features), batch["image_size"].max(axis=0)):
-      sides.append(next(n for n in lengths(side, self.buckets, STRIDE) if n >= used))
-    height, width = sides
-    return batch | {"image": batch["image"][:, :height, :width]}
-
-  def describe(self, shape: tuple[int, ...]) -> str:
-    return f"images of {' x '.join(map(str, shape))} pixels"
-
-
 class BucketedStep:
   """The steps of a phase, one for each length of its batches: `(state, batch) -> (state, metrics)`.
 
-  A model whose attention core is made for one length has whole rows, and so has a detector whose
-  backbone sees padding from afar: one with group norm, or of images of one size.
+  Args:
+    features: the task's, of whole rows.
+    buckets: the rows of the batches, such as `TextBuckets`.
   """
 
-  def __init__(self, config: ConfigDict, parts: Parts, task):
+  def __init__(self, config: ConfigDict, parts: Parts, features: Features, buckets):
     self._config = config
     self._parts = parts
+    self._buckets = buckets
     self._compiled: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
-    has_images = "image_size" in task.features
-    reason = _whole_rows_reason(parts.model, has_images)
-    buckets = task.buckets
-    if reason:
-      buckets = 1
-      process.log(f"config.task.buckets: {reason}; batches are not cut")
-    if has_images:
-      self._buckets = ImageBuckets(task.features, buckets)
-    else:
-      self._buckets = TextBuckets(task.features, buckets, task.vocabulary.pad_id)
-    self.longest = self._compiled_step(task.features)
+    self.longest = self._compiled_step(features)
 
   def __call__(self, state, batch):
     step, _ = self._compiled_step(batch)
@@ -193,19 +149,25 @@ class BucketedStep:
     return self._compiled[shape]
 
 
-def _whole_rows_reason(model, has_images: bool) -> str | None:
-  """Return why a model must have whole rows or images; None if it need not."""
+def whole_rows_reason(model) -> str | None:
+  """Return why a model must have whole rows: its attention core is made for one; None if not."""
   core = model.variant.design.core
-  if has_images:
-    backbone = getattr(model, "backbone", None)
-    if not getattr(backbone, "local", False):
-      return f"in the backbone {type(backbone).__name__}, cells far from the padding depend on it"
-  if core not in ("auto", "dense"):
-    return f"the core {core} is made for one length"
-  return None
+  if core in ("auto", "dense"):
+    return None
+  return f"the core {core} is made for one length"
+
+
+def count_buckets(task, reason: str | None) -> int:
+  """Return the number of buckets of a task, one if a model has a reason for whole rows; log it."""
+  if reason is None:
+    return task.buckets
+  process.log(f"config.task.buckets: {reason}; batches are not cut")
+  return 1
 
 
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
   """Return the steps for batches of a task, and the cost of the longest."""
-  steps = BucketedStep(config, parts, task)
+  count = count_buckets(task, whole_rows_reason(parts.model))
+  buckets = TextBuckets(task.features, count, task.vocabulary.pad_id)
+  steps = BucketedStep(config, parts, task.features, buckets)
   return steps, steps.longest[1]

@@ -131,7 +131,9 @@ class TrainingRun:
   def _compile_step(self, phase: phases.Phase) -> tuple[Callable, StepCost]:
     """Compile the step of a phase; buckets and some objectives have a module for theirs."""
     parts = self.assembly.parts
-    step_module = "buckets" if phase.task.buckets > 1 else parts.objective.step_module
+    step_module = parts.objective.step_module
+    if phase.task.buckets > 1:
+      step_module = phase.task.bucket_module
     if step_module:
       module = slots.module(step_module, training)
       return module.compile_run_step(phase.config, parts, phase.task)

@@ -104,20 +104,3 @@ def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path,
     parts = train_run("parts", steps, *noisy)
   assert losses(parts) == losses(unbroken)
   assert fingerprints(parts, 4) == fingerprints(unbroken, 4)
-
-
-def test_images_keep_every_pixel_and_lose_padding():
-  features = {
-    "image": buckets.Feature((100, 100, 3), "float32"),
-    "boxes": buckets.Feature((4, 4), "float32"),
-  }
-  kind = buckets.ImageBuckets(features, 4)
-  for largest, shape in (((20, 70), (32, 96)), ((100, 33), (100, 64)), ((32, 97), (32, 100))):
-    sizes = np.array([largest, (largest[0], 5), (3, largest[1])])
-    image = np.zeros((3, 100, 100, 3), np.float32)
-    for row, (y, x) in enumerate(sizes):
-      image[row, :y, :x] = 1.0
-    cut = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
-    assert kind.shape(cut) == shape
-    assert cut["image"].sum() == image.sum()
-    assert kind.cut_features(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}

@@ -107,7 +107,7 @@ class Arguments(SourceArguments):
       afterwards are resized to fit.
     classes: the names of the classes, in the order of their numbers; by default the source's.
     buckets: the maximum number of heights, and of widths, to which training batches are cut, see
-      `training/buckets.py`; 1 means no cutting.
+      `contrib/detection/training/image_buckets.py`; 1 means no cutting.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: the fields of a record that hold the image and its objects.
   """
@@ -173,6 +173,7 @@ class Arguments(SourceArguments):
       classes=classes,
       boxes=stored_boxes,
       buckets=self.buckets,
+      bucket_module="image_buckets",
       eval_batch=detection.eval_batch,
     )
 
