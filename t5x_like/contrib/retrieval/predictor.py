@@ -34,9 +34,11 @@ class PassagePredictor:
     UserError: the task has no passages, or other flags are given.
   """
 
-  def __init__(self, model, task, search: str, *, max_new_tokens: int | None = None, **others: Any):
-    if others:
-      name, value = next(iter(others.items()))
+  def __init__(
+    self, model, task, search: str, *, max_new_tokens: int | None = None, **unknown_flags: Any
+  ):
+    if unknown_flags:
+      name, value = next(iter(unknown_flags.items()))
       raise UserError(
         f"--{name}={value}: the model answers greedily from each passage that it "
         "retrieves; leave it out"

@@ -245,7 +245,7 @@ def test_places_take_memory_only_in_batches(tmp_path):
   """Rows are as wide as asked for; tables of all images are as wide as the fullest image needs."""
   source = coco(tmp_path / "coco", GOOD)
   few, many = ((built(source, tmp_path, boxes=number)) for number in (2, 9))
-  (narrow,), (wide,) = (loader.eval_batches(made, batch_size=1) for made in (few, many))
+  (narrow,), (wide,) = (loader.eval_batches(built_task, batch_size=1) for built_task in (few, many))
   np.testing.assert_array_equal(wide["boxes"][:, :2], narrow["boxes"])
   assert wide["boxes"].shape == (1, 9, 4) and (wide["boxes"][:, 2:] == 0).all()
   assert (wide["box_labels"][:, 2:] == -1).all() and (narrow["box_labels"] >= 0).all()
@@ -310,8 +310,8 @@ def tabled(
   root, rows: list[str], header="filename,width,height,class,xmin,ymin,xmax,ymax", name="boxes.csv"
 ) -> str:
   (root / "pictures").mkdir(parents=True, exist_ok=True)
-  for one in "ab":
-    (root / "pictures" / f"{one}.png").write_bytes(picture())
+  for stem in "ab":
+    (root / "pictures" / f"{stem}.png").write_bytes(picture())
   (root / name).write_text("\n".join([header, *rows]) + "\n")
   return f"boxes:{root}/{name}@{root}/pictures"
 
@@ -331,34 +331,36 @@ def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
     voc(tmp_path / "voc", {name: (file.getvalue(), text) for name, text in texts.items()}), tmp_path
   )
   assert built_task.boxes.pixels.tolist() == [[Y, X], [X, Y], [Y, X]]
-  whole = next(loader.eval_batches(built_task, batch_size=3))
+  batch = next(loader.eval_batches(built_task, batch_size=3))
   for n in range(3):
     for label, (y0, x0, y1, x1) in enumerate(
-      whole["boxes"][n, :2] * np.tile(whole["image_size"][n], 2)
+      batch["boxes"][n, :2] * np.tile(batch["image_size"][n], 2)
     ):
-      inside = whole["image"][n, round(y0) : round(y1), round(x0) : round(x1), label]
-      assert inside.mean() > 0.95 and abs(inside.sum() - whole["image"][n, ..., label].sum()) < 40
+      pixels = batch["image"][n, round(y0) : round(y1), round(x0) : round(x1), label]
+      assert pixels.mean() > 0.95 and abs(pixels.sum() - batch["image"][n, ..., label].sum()) < 40
 
 
 def test_boxes_from_a_table_are_those_of_voc(tmp_path):
-  theirs = built(voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}), tmp_path).boxes
+  voc_boxes = built(voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}), tmp_path).boxes
   rows = [f"a.png,{X},{Y},{name},{x0},{y0},{x1},{y1}" for name, (y0, x0, y1, x1) in GOOD]
-  ours = built(tabled(tmp_path / "one", [*rows, f"b.png,{X},{Y},,,,,"]), tmp_path)
+  from_table = built(tabled(tmp_path / "one", [*rows, f"b.png,{X},{Y},,,,,"]), tmp_path)
   assert (
-    ours.num_examples == 2
-    and ours.classes == ("cell", "dot")
-    and ours.boxes.ends.tolist() == [2, 2]
+    from_table.num_examples == 2
+    and from_table.classes == ("cell", "dot")
+    and from_table.boxes.ends.tolist() == [2, 2]
   )
-  np.testing.assert_allclose(ours.boxes.boxes, theirs.boxes, atol=1e-6)
-  np.testing.assert_allclose(ours.boxes.areas, theirs.areas, rtol=1e-5)
+  np.testing.assert_allclose(from_table.boxes.boxes, voc_boxes.boxes, atol=1e-6)
+  np.testing.assert_allclose(from_table.boxes.areas, voc_boxes.areas, rtol=1e-5)
   shares = [
     f"a.1\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD
   ]
   header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
-  other = tabled(tmp_path / "two", [*shares, "a.1\tdot\t0.5\t1.01\t0.5\t1"], header, "boxes.tsv")
+  shares_source = tabled(
+    tmp_path / "two", [*shares, "a.1\tdot\t0.5\t1.01\t0.5\t1"], header, "boxes.tsv"
+  )
   (tmp_path / "two" / "pictures" / "a.png").rename(tmp_path / "two" / "pictures" / "a.1.PNG")
-  actual = built(other, tmp_path).boxes
-  np.testing.assert_allclose(actual.boxes, [*theirs.boxes, (0.5, 0.5, 1, 1)], atol=1e-6)
+  actual = built(shares_source, tmp_path).boxes
+  np.testing.assert_allclose(actual.boxes, [*voc_boxes.boxes, (0.5, 0.5, 1, 1)], atol=1e-6)
   assert actual.left_out == {"boxes cut off at the border": 1}
 
 

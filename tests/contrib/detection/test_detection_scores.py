@@ -41,18 +41,18 @@ def scenes(generator, N=12):
   labels = generator.integers(0, 3, K).astype(np.int32)
   crowds = generator.random(K) < 0.1
   truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, np.zeros(K, bool), {})
-  found = []
+  detections = []
   for n in range(N):
-    own = truth.slice_of_image(n)
-    near = boxes[own] + generator.normal(0, 0.02, (counts[n], 4))
+    objects = truth.slice_of_image(n)
+    near = boxes[objects] + generator.normal(0, 0.02, (counts[n], 4))
     far = generator.uniform(0, 0.5, (5, 4)) + [0, 0, 0.5, 0.5]
     both = np.concatenate([near, far]) * np.tile(pixels[n], 2)
-    names = np.concatenate([labels[own], generator.integers(0, 3, 5)])
-    found.append((n, both, names, generator.random(len(names))))
-  return truth, found
+    names = np.concatenate([labels[objects], generator.integers(0, 3, 5)])
+    detections.append((n, both, names, generator.random(len(names))))
+  return truth, detections
 
 
-def from_files(truth: Boxes, found, folder) -> np.ndarray:
+def from_files(truth: Boxes, detections, folder) -> np.ndarray:
   """pycocotools as its users call it: COCO's JSON files in, its twelve numbers out."""
   from pycocotools.coco import COCO
   from pycocotools.cocoeval import COCOeval
@@ -82,13 +82,13 @@ def from_files(truth: Boxes, found, folder) -> np.ndarray:
       "score": float(s),
       "bbox": [b[1], b[0], b[3] - b[1], b[2] - b[0]],
     }
-    for n, boxes, names, scores in found
+    for n, boxes, names, scores in detections
     for b, c, s in zip(boxes.tolist(), names, scores)
   ]
   (folder / "results.json").write_text(json.dumps(results))
   with contextlib.redirect_stdout(io.StringIO()):
-    known = COCO(str(folder / "truth.json"))
-    judge = COCOeval(known, known.loadRes(str(folder / "results.json")), "bbox")
+    ground_truth = COCO(str(folder / "truth.json"))
+    judge = COCOeval(ground_truth, ground_truth.loadRes(str(folder / "results.json")), "bbox")
     judge.evaluate()
     judge.accumulate()
     judge.summarize()
@@ -98,57 +98,59 @@ def from_files(truth: Boxes, found, folder) -> np.ndarray:
 def test_the_numbers_are_those_of_pycocotools(tmp_path):
   generator = np.random.default_rng(0)
   for _ in range(3):
-    truth, found = scenes(generator)
-    ours = detection.average_precision(truth, found, CLASSES)
-    theirs = from_files(truth, found, tmp_path)
-    assert 5 < ours["AP"] < 95
+    truth, detections = scenes(generator)
+    scores = detection.average_precision(truth, detections, CLASSES)
+    expected = from_files(truth, detections, tmp_path)
+    assert 5 < scores["AP"] < 95
     for name, value in zip(
-      (*detection.PRECISION_METRICS, *detection.recall_metrics(100)), theirs, strict=True
+      (*detection.PRECISION_METRICS, *detection.recall_metrics(100)), expected, strict=True
     ):
-      assert ours.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
+      assert scores.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
 
 
 def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
-  truth, found = scenes(np.random.default_rng(4), 30)
-  ours = detection.average_precision(truth, found, CLASSES)
+  truth, detections = scenes(np.random.default_rng(4), 30)
+  scores = detection.average_precision(truth, detections, CLASSES)
   each = []
   for number, name in enumerate(CLASSES):
-    own = truth.labels == number
-    ends = np.cumsum(own)[truth.ends - 1] * (truth.ends > 0)
+    of_label = truth.labels == number
+    ends = np.cumsum(of_label)[truth.ends - 1] * (truth.ends > 0)
     of_class = (
-      truth.boxes[own],
-      truth.labels[own],
-      truth.areas[own],
-      truth.crowds[own],
-      truth.difficult[own],
+      truth.boxes[of_label],
+      truth.labels[of_label],
+      truth.areas[of_label],
+      truth.crowds[of_label],
+      truth.difficult[of_label],
     )
     alone = Boxes(ends, truth.pixels, *of_class, {})
-    of_class = [(n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in found]
+    of_class = [
+      (n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in detections
+    ]
     each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
-    assert ours[f"AP_of_{name}"] == pytest.approx(each[-1])
-  assert ours["AP"] == pytest.approx(np.mean(each))
+    assert scores[f"AP_of_{name}"] == pytest.approx(each[-1])
+  assert scores["AP"] == pytest.approx(np.mean(each))
   names = detection.class_metrics(("sea lion/2", "猫", "犬", "a b", "a_b"))
   assert names == ("AP_of_sea_lion_2", "AP_of_猫", "AP_of_犬", "AP_of_a_b_3", "AP_of_a_b_4")
 
 
 def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
-  truth, found = scenes(np.random.default_rng(3), 30)
+  truth, detections = scenes(np.random.default_rng(3), 30)
   names = np.array([0, 1, 2, 0])
   boxes = np.array(
     [[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.1, 0.5, 0.4, 0.9], [0.3, 0.3, 0.7, 0.7]]
   )
   blind = [
     (n, boxes * np.tile(truth.pixels[n], 2), names, np.array([0.9, 0.8, 0.7, 0.6]))
-    for n, *_ in found
+    for n, *_ in detections
   ]
-  same, other = (
+  same, swapped_blind = (
     detection.average_precision(truth, x, CLASSES)
     for x in (blind, detection.swap_detections(truth, blind))
   )
-  assert same["AP"] == pytest.approx(other["AP"])
+  assert same["AP"] == pytest.approx(swapped_blind["AP"])
   sees, swapped = (
     detection.average_precision(truth, x, CLASSES)
-    for x in (found, detection.swap_detections(truth, found))
+    for x in (detections, detection.swap_detections(truth, detections))
   )
   assert swapped["AP"] < 0.2 * sees["AP"]
 
@@ -156,14 +158,14 @@ def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
 def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see_do():
   from scipy.optimize import differential_evolution
 
-  truth, found = scenes(np.random.default_rng(5), 25)
+  truth, detections = scenes(np.random.default_rng(5), 25)
   truth = dataclasses.replace(truth, crowds=np.zeros_like(truth.crowds))
-  scores = _best_boxes.mean_overlaps(truth, found, CLASSES)
+  scores = _best_boxes.mean_overlaps(truth, detections, CLASSES)
   by_class = []
   for label in range(3):
     objects = [
       truth.boxes[truth.slice_of_image(n)][truth.labels[truth.slice_of_image(n)] == label]
-      for n, *_ in found
+      for n, *_ in detections
     ]
 
     def worse(box_4):
@@ -178,11 +180,13 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
   # the other search need not end at the best either
   assert scores["IoU_constant"] <= 100 * np.mean(by_class) + 3
   # the near ones first
-  sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in found]
+  sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in detections]
   assert _best_boxes.mean_overlaps(truth, sure, CLASSES)["IoU_best"] > scores["IoU_constant"] + 10
   for box in np.random.default_rng(6).uniform(0, 1, (20, 2, 2)):
     still = np.sort(box, axis=0).reshape(1, 4).repeat(3, axis=0)
-    blind = [(n, still * np.tile(truth.pixels[n], 2), np.arange(3), np.ones(3)) for n, *_ in found]
+    blind = [
+      (n, still * np.tile(truth.pixels[n], 2), np.arange(3), np.ones(3)) for n, *_ in detections
+    ]
     again = _best_boxes.mean_overlaps(truth, blind, CLASSES)
     assert again["IoU_best"] <= again["IoU_constant"] == scores["IoU_constant"]
 
@@ -221,16 +225,18 @@ def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neithe
     np.array([2]), np.array([[100, 100]]), boxes, np.zeros(2, np.int32), areas, none, second, {}
   )
 
-  def found(*more, truth=truth):
+  def precision(*more, truth=truth):
     corners = np.array([*more, [0, 0, 20, 20]], np.float64)
     detections = [(0, corners, np.zeros(len(corners), int), np.linspace(0.9, 0.5, len(corners)))]
     return detection.average_precision(truth, detections, CLASSES)["AP50"]
 
-  whole = [30, 30, 100, 99]
+  whole_box = [30, 30, 100, 99]
   part = [40, 40, 70, 70]
-  assert found(whole, whole) == pytest.approx(100) and found(part) == pytest.approx(50)
+  assert precision(whole_box, whole_box) == pytest.approx(100) and precision(part) == pytest.approx(
+    50
+  )
   group = dataclasses.replace(truth, crowds=second, difficult=none)
-  assert found(part, truth=group) == pytest.approx(100)
+  assert precision(part, truth=group) == pytest.approx(100)
   assert truth.pad_learned(1)[1].tolist() == [[0]] == group.pad_learned(1)[1].tolist()
 
 
@@ -286,9 +292,9 @@ def made(folder, devices: int, batch_size: int):
 
 
 def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path):
-  one, alone = made(tmp_path, 1, 7)
+  single, alone = made(tmp_path, 1, 7)
   eight, sharded = made(tmp_path, 8, 16)
-  first = one(alone)
+  first = single(alone)
   second = eight(sharded)
   assert first.metrics["images"] == second.metrics["images"] == 21
   assert (
@@ -300,10 +306,10 @@ def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path)
   assert first.metrics.keys() == second.metrics.keys() >= expected
   for name, value in first.metrics.items():
     assert second.metrics[name] == pytest.approx(value, abs=0.05)
-  for row, other in zip(first.predictions, second.predictions):
-    assert row["objects"] == other["objects"] and len(row["detections"]) == 100
+  for row, sharded_row in zip(first.predictions, second.predictions):
+    assert row["objects"] == sharded_row["objects"] and len(row["detections"]) == 100
     np.testing.assert_allclose(
-      row["detections"][0]["score"], other["detections"][0]["score"], atol=2e-4
+      row["detections"][0]["score"], sharded_row["detections"][0]["score"], atol=2e-4
     )
 
 

@@ -34,9 +34,9 @@ def test_the_processor_of_a_detector_is_read_back(tmp_path):
   }
   (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor_config(task)))
   variant = SimpleNamespace(channels=3, resolution=99, queries=5)
-  found = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
+  task_arguments = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
   expected = {"mean": (0.4,) * 3, "std": PIXELS["std"], "channels": 3, "shortest": 64}
-  assert found | expected == found
+  assert task_arguments | expected == task_arguments
 
 
 def test_a_run_takes_the_number_from_its_data(tmp_path):

@@ -51,16 +51,16 @@ def test_the_nearest_are_those_of_numpy_on_any_mesh(shape):
   tokens_NL = generator.integers(0, 99, (24, 3)).astype(np.int32)
   barred_B = np.array([-1, 0, 1, 2, 3, 4, 18], np.int32)
   split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-  given = query_BP, *(jax.device_put(x, split) for x in (index_NP, tokens_NL)), barred_B
-  number_Bk, score_Bk, found_BkL = jax.jit(lambda *x: find_nearest(mesh, *x, k=k, number=number))(
-    *given
+  inputs = query_BP, *(jax.device_put(x, split) for x in (index_NP, tokens_NL)), barred_B
+  number_Bk, score_Bk, nearest_BkL = jax.jit(lambda *x: find_nearest(mesh, *x, k=k, number=number))(
+    *inputs
   )
   for b in range(7):
     score_N = index_NP[:number] @ query_BP[b]
     order = [n for n in np.argsort(-score_N, kind="stable") if n != barred_B[b]][:k]
     np.testing.assert_array_equal(number_Bk[b], order)
     np.testing.assert_array_equal(score_Bk[b], score_N[order])
-    np.testing.assert_array_equal(found_BkL[b], tokens_NL[order])
+    np.testing.assert_array_equal(nearest_BkL[b], tokens_NL[order])
 
 
 class Flat:
@@ -84,21 +84,21 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   generator = np.random.default_rng(5)
   rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   rows_NL = generator.integers(2, 64, (11, L)).astype(np.int32)
-  held = types.SimpleNamespace(num_passages=11, length=L, rows=lambda n: rows_NL[n])
-  held.vocabulary = types.SimpleNamespace(pad_id=0)
-  own_B = np.array([-1, 0, 10], np.int32)
-  asked = jax.device_put(batch() | {"own_passage": own_B}, rules.batch())
+  task = types.SimpleNamespace(num_passages=11, length=L, rows=lambda n: rows_NL[n])
+  task.vocabulary = types.SimpleNamespace(pad_id=0)
+  own_passage_B = np.array([-1, 0, 10], np.int32)
+  queries = jax.device_put(batch() | {"own_passage": own_passage_B}, rules.batch())
   arrays = params.arrays(model)
-  found = {}
+  results = {}
   for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
-    searcher = searches.open_search(search, model, rules, held, 4, parts)
+    searcher = searches.open_search(search, model, rules, task, 4, parts)
     index = searches.build_index(searcher, arrays)
-    found[search, parts] = jax.device_get(searcher.add_nearest(arrays, index, asked))
-    passages = found[search, parts]["passages"]
+    results[search, parts] = jax.device_get(searcher.add_nearest(arrays, index, queries))
+    passages = results[search, parts]["passages"]
     assert searcher.parts == parts and 0 not in passages[1] and 10 not in passages[2]
   for name in ("passages", "passage_tokens"):
-    for one in found.values():
-      np.testing.assert_array_equal(one[name], found["device", 1][name])
+    for result in results.values():
+      np.testing.assert_array_equal(result[name], results["device", 1][name])
 
 
 class Counted:
@@ -124,9 +124,9 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
   def state(step):
     due = step - step % 3
     # as saved before the step
-    kept = [max(0, due - back * 3 - (0 if step != due else 3)) for back in (0, 1)]
+    earlier_refreshes = [max(0, due - back * 3 - (0 if step != due else 3)) for back in (0, 1)]
     names = ("retriever/x", "reference/retriever/x", "reference/reference/retriever/x")
-    return TrainState(step, dict(zip(names, [step, *kept])), None)
+    return TrainState(step, dict(zip(names, [step, *earlier_refreshes])), None)
 
   steps = object.__new__(steps_of_retrieval.RetrievalStep)
 
@@ -170,47 +170,51 @@ def model():
 def batch():
   """Three texts, each with the null document and two passages of different lengths."""
   generator = np.random.default_rng(1)
-  made = {
+  features = {
     "encoder_input_tokens": generator.integers(2, 64, (B, Q)),
     "passage_tokens": generator.integers(2, 64, (B, Z, L)),
     "decoder_target_tokens": generator.integers(2, 64, (B, T)),
   }
-  made["encoder_input_tokens"][1, 3:] = made["passage_tokens"][:, 0] = made["passage_tokens"][
-    2, 1, 2:
-  ] = 0
-  made["decoder_input_tokens"] = np.pad(made["decoder_target_tokens"], ((0, 0), (1, 0)))[:, :T]
+  features["encoder_input_tokens"][1, 3:] = features["passage_tokens"][:, 0] = features[
+    "passage_tokens"
+  ][2, 1, 2:] = 0
+  features["decoder_input_tokens"] = np.pad(features["decoder_target_tokens"], ((0, 0), (1, 0)))[
+    :, :T
+  ]
   weights = (np.arange(T) < np.array([[4], [2], [3]])).astype(np.float32)
-  return {name: x.astype(np.int32) for name, x in made.items()} | {"decoder_loss_weights": weights}
+  return {name: x.astype(np.int32) for name, x in features.items()} | {
+    "decoder_loss_weights": weights
+  }
 
 
 def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
   """Each passage is read by the T5 alone, in a row of its own without padding between, and summed
   in numpy."""
-  given = batch()
-  found = jax.jit(lambda model, x: marginal_likelihood.Objective()(model, x)[1])(model, given)
+  features = batch()
+  sums = jax.jit(lambda model, x: marginal_likelihood.Objective()(model, x)[1])(model, features)
   read = jax.jit(lambda model, x: model.reader(x)["logits"])
   embed = jax.jit(
     lambda model, x, y: (model.retriever.embed_queries(x), model.retriever.embed_passages(y))
   )
-  query_BP, _ = embed(model, given["encoder_input_tokens"], given["passage_tokens"][:, 0])
+  query_BP, _ = embed(model, features["encoder_input_tokens"], features["passage_tokens"][:, 0])
   expected = null = utility = 0.0
   for b in range(B):
-    own = given["encoder_input_tokens"][b][given["encoder_input_tokens"][b] > 0]
-    _, passage_ZP = embed(model, given["encoder_input_tokens"], given["passage_tokens"][b])
+    question = features["encoder_input_tokens"][b][features["encoder_input_tokens"][b] > 0]
+    _, passage_ZP = embed(model, features["encoder_input_tokens"], features["passage_tokens"][b])
     prior_Z = log_softmax(np.asarray(passage_ZP) @ np.asarray(query_BP[b]))
     likelihood_Z = []
     for z in range(Z):
-      row = np.concatenate([own, given["passage_tokens"][b, z]])[None]
-      rows = {"encoder_input_tokens": np.pad(row, ((0, 0), (0, Q - len(own))))}
-      rows["decoder_input_tokens"] = given["decoder_input_tokens"][b : b + 1]
+      row = np.concatenate([question, features["passage_tokens"][b, z]])[None]
+      rows = {"encoder_input_tokens": np.pad(row, ((0, 0), (0, Q - len(question))))}
+      rows["decoder_input_tokens"] = features["decoder_input_tokens"][b : b + 1]
       log_p_TV = log_softmax(np.asarray(read(model, rows)[0]), axis=-1)
-      log_p_T = log_p_TV[np.arange(T), given["decoder_target_tokens"][b]]
-      likelihood_Z.append(log_p_T @ given["decoder_loss_weights"][b])
+      log_p_T = log_p_TV[np.arange(T), features["decoder_target_tokens"][b]]
+      likelihood_Z.append(log_p_T @ features["decoder_loss_weights"][b])
     likelihood_Z = np.array(likelihood_Z)
     expected -= logsumexp(prior_Z + likelihood_Z)
     null += np.exp(prior_Z[0])
     utility += np.exp(prior_Z) @ (likelihood_Z - likelihood_Z[0])
-  values = [found[name] for name in ("loss", "null_probability", "utility", "weights")]
+  values = [sums[name] for name in ("loss", "null_probability", "utility", "weights")]
   np.testing.assert_allclose(values, [expected, null, utility, B], rtol=2e-4, atol=1e-4)
 
 
@@ -218,10 +222,10 @@ def test_gradients_reach_the_retriever_and_not_its_copy(model):
   """The gradient of a passage's score is p(z|x) - p(z|x, y): one that helps is pulled (Guu et al.
   2020, 3.3)."""
   arrays = params.arrays(model)
-  given = batch()
+  features = batch()
   objective = marginal_likelihood.Objective()
   gradients = jax.jit(
-    jax.grad(lambda arrays: objective(params.with_arrays(model, arrays), given)[0])
+    jax.grad(lambda arrays: objective(params.with_arrays(model, arrays), features)[0])
   )(arrays)
   largest = {name: float(jnp.abs(g).max()) for name, g in gradients.items()}
   assert all((size == 0) == name.startswith("reference/") for name, size in largest.items()), (
@@ -242,13 +246,13 @@ def test_gradients_reach_the_retriever_and_not_its_copy(model):
 
 
 def test_the_inverse_cloze_loss_is_a_softmax_over_the_batch(model):
-  given = {name: x for name, x in batch().items() if not name.startswith("decoder_")}
-  given["passage_tokens"] = given["passage_tokens"][:, 1:2]
-  given["example_weights"] = np.array([1, 1, 0], np.float32)
-  outputs = jax.jit(lambda model, x: model.outputs(x))(model, given)
+  features = {name: x for name, x in batch().items() if not name.startswith("decoder_")}
+  features["passage_tokens"] = features["passage_tokens"][:, 1:2]
+  features["example_weights"] = np.array([1, 1, 0], np.float32)
+  outputs = jax.jit(lambda model, x: model.outputs(x))(model, features)
   query_BP, passage_BP = (np.asarray(outputs[f"{n}_embeddings"]) for n in ("query", "passage"))
   log_p_bb = log_softmax(query_BP[:2] @ passage_BP[:2, 0].T, axis=1)
-  _, sums = jax.jit(inverse_cloze.Objective())(model, given)
+  _, sums = jax.jit(inverse_cloze.Objective())(model, features)
   np.testing.assert_allclose(sums["loss"], -np.trace(log_p_bb), rtol=1e-4)
   assert sums["weights"] == 2 and sums["correct"] == (log_p_bb.argmax(axis=1) == [0, 1]).sum()
 
@@ -282,18 +286,20 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
     assert train.main(again) == 0, capsys.readouterr().err
     assert_same_bits(tmp_path / "whole", tmp_path / "parted", 5)
     saved = load_tensors(tmp_path / "whole", 5)
-    kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
-    moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
-    assert kept and max(moved) > 0, "the copy is of an earlier step"
-    assert any(name.startswith("params/reference/reference/") for name in kept) == (
+    copies = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
+    changes_of_copies = [
+      np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in copies.items()
+    ]
+    assert copies and max(changes_of_copies) > 0, "the copy is of an earlier step"
+    assert any(name.startswith("params/reference/reference/") for name in copies) == (
       refresh == "beside"
     )
     start = {"init.workdir": f"{tmp_path}/whole", "total_steps": 1, "eval_every": 1}
     assert train.main(flags(tmp_path, tmp_path / "onwards", evals={}, **changes | start)) == 0, (
       capsys.readouterr().err
     )
-    held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
-    assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, (
+    evaluators = json.dumps({"held": {"name": "open_qa", "split": "train"}})
+    assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={evaluators}"]) == 0, (
       capsys.readouterr().err
     )
   rows = read_metrics(tmp_path / "whole")
@@ -302,21 +308,21 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
   (written,) = (tmp_path / "whole" / "evaluations").glob("*.jsonl")
   answers = [json.loads(line) for line in written.read_text().splitlines()]
   assert len(answers) == 22 and len(answers[0]["passages"]) == 2
-  found = np.mean(
+  found_share = np.mean(
     [any(f" {row['target']}." in text for text in row["passages"]) for row in answers]
   )
   scores = json.loads(written.with_suffix(".json").read_text())["metrics"]
-  assert scores["found"] == pytest.approx(100 * found) and scores["examples"] == 22
+  assert scores["found"] == pytest.approx(100 * found_share) and scores["examples"] == 22
   (tmp_path / "in.txt").write_text("".join(f"{row['input']}\n" for row in answers[:5]))
-  asked = [
+  prediction_flags = [
     f"--workdir={tmp_path}/whole",
     f"--input={tmp_path}/in.txt",
     f"--output={tmp_path}/out.jsonl",
   ]
   with hide_other_devices():
-    assert predict.main(asked) == 0, capsys.readouterr().err
+    assert predict.main(prediction_flags) == 0, capsys.readouterr().err
     assert (
-      predict.main([*asked, "--beams=2"]) == 2
+      predict.main([*prediction_flags, "--beams=2"]) == 2
       and "--beams=2: the model answers greedily" in capsys.readouterr().err
     )
   for told, row in zip((tmp_path / "out.jsonl").read_text().splitlines(), answers, strict=False):
@@ -347,12 +353,16 @@ def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled,
 
 @pytest.mark.more
 def test_eight_devices_learn_as_one(tmp_path, compiled, capsys):
-  found = []
+  rows_by_run = []
   for devices, mesh in ((1, {"data": 1}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
     with hide_other_devices() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
       assert train.main(flags(tmp_path, run, mesh=mesh)) == 0, capsys.readouterr().err
-    found.append([row for row in read_metrics(run)])
-  for one, eight in zip(*found, strict=True):
-    for name in {"train/loss", "train/null_probability", "eval/facts30_open_qa/found"} & one.keys():
-      assert one[name] == pytest.approx(eight[name], rel=1e-3), name
+    rows_by_run.append([row for row in read_metrics(run)])
+  for single, eight in zip(*rows_by_run, strict=True):
+    for name in {
+      "train/loss",
+      "train/null_probability",
+      "eval/facts30_open_qa/found",
+    } & single.keys():
+      assert single[name] == pytest.approx(eight[name], rel=1e-3), name

@@ -118,10 +118,10 @@ class Evaluator:
   def _row(
     self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth
   ) -> dict:
-    own = truth.slice_of_image(n)
+    of_image = truth.slice_of_image(n)
     size_4 = np.tile(truth.pixels[n], 2)
     objects = []
-    for box, label in zip(truth.boxes[own], truth.labels[own]):
+    for box, label in zip(truth.boxes[of_image], truth.labels[of_image]):
       objects.append({"label": self._classes[label], "box": _round(box * size_4)})
     corners_Q4 = corners_Q4.clip(0, size_4)
     detections = describe_detections(corners_Q4, class_Q, score_Q, self._classes)
@@ -172,14 +172,14 @@ def average_precision(
 
 def _annotations(truth, image: int, first_id: int) -> list[dict]:
   """Return COCO's annotations of the objects of an image."""
-  own = truth.slice_of_image(image)
+  of_image = truth.slice_of_image(image)
   size_4 = np.tile(truth.pixels[image], 2).astype(np.float64)
   columns = (
-    truth.boxes[own] * size_4,
-    truth.labels[own],
-    truth.areas[own],
-    truth.are_learned[own],
-    truth.difficult[own],
+    truth.boxes[of_image] * size_4,
+    truth.labels[of_image],
+    truth.areas[of_image],
+    truth.are_learned[of_image],
+    truth.difficult[of_image],
   )
   annotations = []
   for box, label, area, learned, difficult in zip(*columns, strict=True):

@@ -85,9 +85,9 @@ class Source(Derived):
     side = self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0)))
     side = min(side, image.height, image.width)
     top = int(np.clip(round((y0 + y1 - side) / 2), 0, image.height - side))
-    left = int(np.clip(round((x0 + x1 - side) / 2), 0, image.width - side))
+    column = int(np.clip(round((x0 + x1 - side) / 2), 0, image.width - side))
     file = io.BytesIO()
-    image.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=_QUALITY)
+    image.crop((column, top, column + side, top + side)).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()
 
   def facts(self, field: str) -> dict[str, Any]:
