@@ -195,8 +195,9 @@ class PrefilledModel:
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
     is_new_B1 = jnp.broadcast_to(~first, last_B1.shape)
     logits_B1V, state = self.model.decode(last_B1, state, is_new_B1)
+    logits_BV = logits_B1V[:, 0]
     state = dataclasses.replace(state, next_pos=state.next_pos + back)
-    return logits_B1V[:, 0], state
+    return logits_BV, state
 
 
 jax.tree_util.register_dataclass(
