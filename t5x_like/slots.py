@@ -272,7 +272,11 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
     UserError: as `find` and `fill`.
   """
   name, arguments = name_and_arguments(where, value)
-  function = find(where, name, registry, member)
+  return _call(where, find(where, name, registry, member), arguments, supplied)
+
+
+def _call(where: str, function: Callable, arguments: Any, supplied: Mapping[str, Any]) -> Any:
+  """Call a function with checked arguments and the supplied ones that its signature has."""
   parameters, _ = _signature(function)
   supplied = {key: argument for key, argument in supplied.items() if key in parameters}
   filled = fill(where, arguments, function, supplied=tuple(supplied))
@@ -285,23 +289,54 @@ class Slot(NamedTuple):
   Attributes:
     registry, member: where its names are looked up, as in `find`.
     supplied, records: the arguments that are no keys, and further keys, as in `fill`.
+    base: the class from which the named classes are derived; None for functions and any class.
+    guide: the page that describes how to add one.
   """
 
   registry: Registry
   member: str = ""
   supplied: Sequence[str] = ()
   records: Sequence[Callable] = ()
+  base: type | None = None
+  guide: str = ""
+
+  def find(self, where: str, name: Any) -> Callable:
+    """Return the function or class of a name.
+
+    Raises:
+      UserError: as `find`, or it is not derived from `base` or lacks one of its methods.
+    """
+    candidate = find(where, name, self.registry, self.member)
+    if self.base is None:
+      return candidate
+    base_name = f"{self.base.__module__}.{self.base.__qualname__}"
+    if not inspect.isclass(candidate) or not issubclass(candidate, self.base):
+      raise UserError(
+        f"{where}: found {name!r}, expected a frozen dataclass derived from {base_name}, whose "
+        f"fields are its arguments; see {self.guide}"
+      )
+    missing_methods = sorted(getattr(candidate, "__abstractmethods__", ()))
+    if missing_methods:
+      raise UserError(
+        f"{where}: {name!r} lacks the method {missing_methods[0]!r} of {base_name}; define it"
+      )
+    return candidate
 
   def complete(self, where: str, value: Any, default_name: str | None = None) -> dict[str, Any]:
     """Return a value's name, or the default one, and all its arguments, checked.
 
     Raises:
-      UserError: as `find` and `fill`.
+      UserError: as `Slot.find` and `fill`.
     """
     name, arguments = name_and_arguments(where, value)
     name = name or default_name
-    function = find(f"{where}.name", name, self.registry, self.member)
+    function = self.find(f"{where}.name", name)
     return {"name": name} | fill(where, arguments, function, self.supplied, self.records)
+
+  def make(self, where: str, value: Any, **supplied: Any) -> Any:
+    """Call the named function or class with the slot's arguments, as `make` does."""
+    name, arguments = name_and_arguments(where, value)
+    return _call(where, self.find(where, name), arguments, supplied)
 
 
 def resolve_variant(model_class: type, model: Any) -> Any:
@@ -389,11 +424,12 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
 
 def _own_fields_first(record: type, parameters: dict[str, Any]) -> dict[str, Any]:
   """Return a dataclass's parameters with inherited fields after the fields that it declares."""
-  depths: dict[str, int] = {}
-  for depth, base in enumerate(record.__mro__):
+  ordered: dict[str, Any] = {}
+  for base in record.__mro__:
     for name in inspect.get_annotations(base):
-      depths.setdefault(name, depth)
-  return dict(sorted(parameters.items(), key=lambda entry: depths[entry[0]]))
+      if name in parameters:
+        ordered.setdefault(name, parameters[name])
+  return ordered
 
 
 def coerce(where: str, value: Any, declared_type: Any) -> Any:

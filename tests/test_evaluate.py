@@ -14,7 +14,7 @@ from t5x_like.abstract_model import build_objective
 from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
-from t5x_like.evals import EvalContext, loss, span_infilling
+from t5x_like.evals import EVALUATORS, EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.open_with_recipe import open_with_recipe
@@ -71,7 +71,7 @@ def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
   def evaluate_in_batches(batch_size):
     spec = {"name": name, "max_examples": 12}
     context = make_context(restored, batch_size)
-    return slots.make("config.evals", spec, evals, "Evaluator", context=context)(arrays)
+    return EVALUATORS.make("config.evals", spec, context=context)(arrays)
 
   small = evaluate_in_batches(8)
   large = evaluate_in_batches(16)

@@ -1,20 +1,23 @@
 """Evaluators, one a file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
-An evaluator is made once, from an `EvalContext` and its arguments, and called with the parameters
-of any step. It returns an `EvalResult`, whose metrics are reported under `eval/<task>/`. Its
-`metric_names()` lists all metrics that it may write, so that unknown and duplicate names are
-detected before the first step.
+An evaluator is a frozen dataclass `Evaluator`, a `BaseEvaluator` whose fields are the arguments in
+the recipe. It is made once and called with the parameters of any step. It returns an `EvalResult`,
+whose metrics are reported under `eval/<task>/`.
 """
 
+import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from t5x_like import config
 from t5x_like.nn import params
-from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
+from t5x_like.parallel.rules import Rules, fetch, from_local_rows, local_rows
+from t5x_like.slots import Slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,23 @@ class EvalContext:
 
     return run_with_heartbeat
 
+  def run_batches(
+    self,
+    run: Callable,
+    arrays: dict[str, jax.Array],
+    batches: Iterator[dict[str, np.ndarray | jax.Array]],
+  ) -> list[np.ndarray]:
+    """Run a compiled function on global batches; return its outputs, concatenated over rows.
+
+    Args:
+      run: `(parameters, batch) -> a tuple of arrays` with a leading axis B.
+      batches: global batches, with rows that only fill a batch.
+    """
+    outputs = []
+    for batch in batches:
+      outputs.append([fetch(array) for array in run(arrays, batch)])
+    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalResult:
@@ -94,3 +114,47 @@ class EvalResult:
   metrics: dict[str, float]
   samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
   predictions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseEvaluator(abc.ABC):
+  """An evaluator and its arguments.
+
+  A subclass declares its arguments as keyword-only fields. Its `__post_init__` refuses arguments
+  and tasks that do not fit, before the first step, and reads the examples that it needs.
+
+  Attributes:
+    context: the model, the task and its batches; the program supplies it.
+  """
+
+  context: EvalContext
+
+  @abc.abstractmethod
+  def metric_names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write.
+
+    A run refuses unknown and duplicate names before its first step.
+    """
+
+  @abc.abstractmethod
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+    """Evaluate the model with these parameters, by name."""
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> Any:
+    """Return arrays computed from a batch, of which `run` is the compiled form."""
+    raise NotImplementedError
+
+  @functools.cached_property
+  def run(self) -> Callable:
+    """`compute` as a compiled function of (named parameters, batch)."""
+    return self.context.jit(self.compute)
+
+
+EVALUATORS = Slot(
+  __name__,
+  "Evaluator",
+  supplied=("context", "name"),
+  records=(config.Instance,),
+  base=BaseEvaluator,
+  guide="docs/how-to/add-an-evaluator.md",
+)

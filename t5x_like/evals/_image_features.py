@@ -13,7 +13,6 @@ import numpy as np
 from t5x_like.corpora.sources import parse_split
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext
-from t5x_like.parallel.rules import fetch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +92,8 @@ class ImageFeatures:
     batches: Iterator[dict[str, np.ndarray]],
   ) -> LabelledFeatures:
     """Return the features of the images in batches, without rows that only fill a batch."""
-    outputs = []
-    for batch in context.shard_batches(batches):
-      outputs.append([fetch(array) for array in self._run(arrays, batch)])
-    arrays_of_outputs = [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
-    features_ND, label_N, index_N, digest_N2 = arrays_of_outputs
+    outputs = context.run_batches(self._run, arrays, context.shard_batches(batches))
+    features_ND, label_N, index_N, digest_N2 = outputs
     digest_N2 = digest_N2.astype(np.uint64)
     digest_N = digest_N2[:, 0] << np.uint64(32) | digest_N2[:, 1]
     return LabelledFeatures(features_ND, label_N, index_N, digest_N).where(index_N >= 0)

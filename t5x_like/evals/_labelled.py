@@ -1,6 +1,8 @@
 """Read and run the rows of labelled tasks, and check the tasks before training."""
 
+import abc
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,10 +11,11 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext
+from t5x_like.evals import BaseEvaluator, EvalContext
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.objectives import flatten_rows
 from t5x_like.rows import merge_lengths, padded_length, run_in_batches
+from t5x_like.slots import PositiveInt
 
 _READ_BATCH_SIZE = 256
 SAMPLE_COUNT = 8
@@ -74,6 +77,42 @@ class LabelledRows:
       self._lengths,
       features,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledEvaluator(BaseEvaluator):
+  """An evaluator of labelled rows, each of which has an entry in the predictions.
+
+  Attributes:
+    ids: fields to copy to the predictions.
+    max_examples: the number of examples, from the first; None means all.
+  """
+
+  ids: tuple[str, ...] = ()
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    self.check()
+    _ = self.examples  # read before the first step
+
+  @abc.abstractmethod
+  def check(self) -> None:
+    """Raise UserError if arguments, task or model do not fit."""
+
+  @functools.cached_property
+  def rows(self) -> LabelledRows:
+    """The rows of the task; a call returns the outputs of `compute` for each."""
+    return LabelledRows(self.context, self.compute, self.max_examples)
+
+  @functools.cached_property
+  def examples(self) -> list[dict[str, Any]]:
+    """The metrics' view of each row, see `data.task.Task.examples`."""
+    return self.context.task.examples(self.record_fields)[: len(self.rows.tokens)]
+
+  @property
+  def record_fields(self) -> tuple[str, ...]:
+    """The fields of the records to read."""
+    return self.ids
 
 
 def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:

@@ -1,88 +1,95 @@
 """Classification and regression of whole texts, with their benchmarks' metrics."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import EvalResult, _labelled
 from t5x_like.metrics.classification import SCORES, Classification, Correlation, MultiRc
-from t5x_like.slots import PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(_labelled.LabelledEvaluator):
   """An evaluator of every example's likeliest class or, in a regression, of the predicted numbers.
 
   Examples without a label are predicted, but not scored.
 
-  Args:
+  Attributes:
     scores: for classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; for numbers
       always Pearson's and Spearman's correlation. In percent, like all benchmark metrics.
     questions: fields that together identify an example's question; adds MultiRC's `f1a` and
       `exact_match`.
-    ids: fields to copy to the predictions.
-    max_examples: the number of examples, from the first; None means all.
 
   Raises:
     UserError: the model lacks the head, or its head has another number of classes; or a score or
       field is unknown.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    scores: tuple[str, ...] = ("accuracy",),
-    questions: tuple[str, ...] = (),
-    ids: tuple[str, ...] = (),
-    max_examples: PositiveInt | None = None,
-  ):
-    classes = context.task.classes
-    unknown = [name for name in scores if name not in SCORES]
+  scores: tuple[str, ...] = ("accuracy",)
+  questions: tuple[str, ...] = ()
+
+  def check(self) -> None:
+    unknown = [name for name in self.scores if name not in SCORES]
     if unknown:
       raise UserError(
         f"evaluator classification: scores: found {unknown[0]!r}, expected some of "
         f"{', '.join(SCORES)}"
       )
-    if not classes and (scores != ("accuracy",) or questions):
+    if not self._classes and (self.scores != ("accuracy",) or self.questions):
       raise UserError(
         "evaluator classification: scores, questions: the labels are numbers, expected neither; "
         "leave them out, or name the classes with config.task.labels"
       )
-    _labelled.check_labelled(context, "classification", {"logits": 2}, len(classes) or 1)
-    self._classes = classes
-    self._ids = ids
-    self._metric = Classification(len(classes), scores) if classes else Correlation()
-    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
-    self._examples = context.task.examples((*ids, *questions))[: len(self._rows.tokens)]
-    self._questions = questions
+    num_labels = len(self._classes) or 1
+    _labelled.check_labelled(self.context, "classification", {"logits": 2}, num_labels)
+
+  @property
+  def _classes(self) -> tuple[str, ...]:
+    return self.context.task.classes
+
+  @property
+  def _metric(self) -> Classification | Correlation:
+    if self._classes:
+      return Classification(len(self._classes), self.scores)
+    return Correlation()
+
+  @property
+  def record_fields(self) -> tuple[str, ...]:
+    return (*self.ids, *self.questions)
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+    """Return the logits of the examples, float32 [B, V]."""
+    return (_labelled.example_outputs(model, batch)["logits"].astype(jnp.float32),)
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names = []
-    if any(example["label"] is not None for example in self._examples):
+    if any(example["label"] is not None for example in self.examples):
       names += self._metric.names
-      if self._questions and self._classes:
+      if self.questions and self._classes:
         names += MultiRc.names
     return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
     predictions = []
-    for example, (logits_V,) in zip(self._examples, self._rows(arrays)):
+    for example, (logits_V,) in zip(self.examples, self.rows(arrays)):
       predictions.append(self._describe_prediction(example, logits_V))
-    scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]
+    scored = [n for n, example in enumerate(self.examples) if example["label"] is not None]
     scores = {}
     if scored:
-      gold = [self._examples[n]["label"] for n in scored]
+      gold = [self.examples[n]["label"] for n in scored]
       predicted = [predictions[n]["prediction"] for n in scored]
       if self._classes:
         gold = [self._classes.index(label) for label in gold]
         predicted = [self._classes.index(label) for label in predicted]
       scores = self._metric(gold, predicted)
-      records = [self._examples[n]["record"] for n in scored]
-      if self._questions:
-        scores |= _labelled.question_scores(records, self._questions, gold, predicted)
+      records = [self.examples[n]["record"] for n in scored]
+      if self.questions:
+        scores |= _labelled.question_scores(records, self.questions, gold, predicted)
     counts = {"examples": len(predictions)}
     if len(scored) < len(predictions):
       counts["unlabelled"] = len(predictions) - len(scored)
@@ -97,8 +104,4 @@ class Evaluator:
       row["probabilities"] = {name: round(float(p), 6) for name, p in zip(self._classes, p_V)}
     else:
       row["prediction"] = float(logits_V[0])
-    return _labelled.with_identifiers(row, example["record"], self._ids)
-
-
-def _outputs(model, batch) -> tuple[jax.Array]:
-  return (_labelled.example_outputs(model, batch)["logits"].astype(jnp.float32),)
+    return _labelled.with_identifiers(row, example["record"], self.ids)

@@ -1,16 +1,20 @@
 """Few-shot linear evaluation: how well a frozen model's features separate classes."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.parallel.rules import local_rows
 from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator of ridge regression on a few images per class (Dosovitskiy et al. 2021, 4.1).
 
   The regression, in closed form, maps a frozen model's features to targets of 1 and -1. It is
@@ -18,7 +22,7 @@ class Evaluator:
   big_vision. Features are the inputs of the model's head, standardised with the statistics of the
   few images.
 
-  Args:
+  Attributes:
     shots: images per class.
     support_split: the split to draw these images from.
     l2: weight of the squared norm of the solution; the bias is not penalised.
@@ -31,30 +35,32 @@ class Evaluator:
       images.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    shots: PositiveInt = 10,
-    support_split: str = "train",
-    l2: PositiveFloat = 1024.0,
-    draws: PositiveInt = 3,
-    seed: NonNegativeInt = 0,
-    max_examples: PositiveInt | None = None,
-  ):
-    self._features = ImageFeatures(context, support_split, "few_shot")
-    self._context = context
-    self._max_examples = max_examples
-    self._shots = shots
-    self._l2 = l2
-    support = self._features.support.task
-    classes = len(context.task.classes)
-    self._draws = []
-    for n in range(draws):
-      self._draws.append(draw_examples(support.labels, classes, shots, seed + n, support))
+  shots: PositiveInt = 10
+  support_split: str = "train"
+  l2: PositiveFloat = 1024.0
+  draws: PositiveInt = 3
+  seed: NonNegativeInt = 0
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    _ = self._drawn_examples  # refuses classes with too few images
+
+  @functools.cached_property
+  def _features(self) -> ImageFeatures:
+    return ImageFeatures(self.context, self.support_split, "few_shot")
+
+  @functools.cached_property
+  def _drawn_examples(self) -> list[np.ndarray]:
+    """The indices of the few images of each draw."""
+    task = self._features.support.task
+    classes = len(self.context.task.classes)
+    drawn_examples = []
+    for seed in range(self.seed, self.seed + self.draws):
+      drawn_examples.append(draw_examples(task.labels, classes, self.shots, seed, task))
+    return drawn_examples
 
   def metric_names(self) -> tuple[str, ...]:
-    return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
+    return tuple(f"{self.shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the accuracy of the regression, with its spread over the draws.
@@ -64,14 +70,14 @@ class Evaluator:
     draw, and copies of them, are not scored.
     """
     support = self._features(arrays, self._features.support, self._read_draws())
-    test = self._features(arrays, self._context, self._context.batches(self._max_examples))
+    test = self._features(arrays, self.context, self.context.batches(self.max_examples))
     test = self._features.without_copies(test, support)
-    classes = len(self._context.task.classes)
+    classes = len(self.context.task.classes)
     scores = []
-    for draw in self._draws:
+    for draw in self._drawn_examples:
       draw_features = support.where(np.isin(support.index_N, draw))
       guess_M = classify_by_ridge(
-        draw_features.features_ND, draw_features.label_N, test.features_ND, classes, self._l2
+        draw_features.features_ND, draw_features.label_N, test.features_ND, classes, self.l2
       )
       scores.append(100 * float((guess_M == test.label_N).mean()))
     values = (float(np.mean(scores)), float(np.std(scores)), len(test.label_N))
@@ -82,7 +88,7 @@ class Evaluator:
     from t5x_like.data import loader  # tensorflow: only where data is read
 
     context = self._features.support
-    indices = np.unique(np.concatenate(self._draws))
+    indices = np.unique(np.concatenate(self._drawn_examples))
     rows = local_rows(context.rules.batch(), context.batch_size)
     return loader.eval_batches(context.task, batch_size=context.batch_size, rows=rows, only=indices)
 

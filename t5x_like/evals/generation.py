@@ -3,6 +3,8 @@
 They are labels in words, answers, translations or summaries.
 """
 
+import dataclasses
+import functools
 from typing import Annotated, Any
 
 import jax
@@ -13,9 +15,9 @@ from t5x_like.decoding import named
 from t5x_like.decoding.beam_search import GnmtPenalty, Penalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import choose_likeliest, generate
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
-from t5x_like.metrics.texts import METRICS, reference_texts
+from t5x_like.metrics.texts import METRICS, TextMetric, reference_texts
 from t5x_like.rows import merge_lengths, pad_rows, padded_length, run_in_batches
 from t5x_like.slots import Condition, Length, PositiveInt
 
@@ -23,14 +25,15 @@ _UNLABELLED = "-1"
 Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <= n <= 1024)]
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
   Inputs longer than the task's rows are truncated as in training, and counted as `truncated`.
   Examples with the target -1, which in TFDS marks a missing label, are predicted, but not scored,
   unless a metric has a class of this name; so are examples without `references`.
 
-  Args:
+  Attributes:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
     references: the record field with the right texts, such as `answers`; None is the task's target.
     questions: fields that together identify an example's question; adds MultiRC's `f1a` and
@@ -50,98 +53,120 @@ class Evaluator:
       reference.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    metrics: tuple[str | dict, ...] = ("exact",),
-    references: str | None = None,
-    questions: tuple[str, ...] = (),
-    beams: Beams = 1,
-    length_penalty: float = 0.6,
-    length_power: float | None = None,
-    penalties: dict | None = None,
-    max_new_tokens: Length | None = None,
-    ids: tuple[str, ...] = (),
-    max_examples: PositiveInt | None = None,
-  ):
-    task = context.task
+  metrics: tuple[str | dict, ...] = ("exact",)
+  references: str | None = None
+  questions: tuple[str, ...] = ()
+  beams: Beams = 1
+  length_penalty: float = 0.6
+  length_power: float | None = None
+  penalties: dict | None = None
+  max_new_tokens: Length | None = None
+  ids: tuple[str, ...] = ()
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
     targets = task.features.get("decoder_target_tokens")
     if task.examples is None or targets is None or len(targets.shape) > 1:
       raise UserError(
         f"evaluator generation: task {task.name} is not text-to-text; choose "
         "another task or evaluator"
       )
-    self._context = context
-    self._ids = ids
-    self._references = references
-    self._questions = questions
-    self._metrics = []
-    for metric in metrics:
-      self._metrics.append(slots.make("evaluator generation: metrics", metric, METRICS))
-    self._read_examples(metrics, max_examples)
-    self._encoder = "encoder_input_tokens" in task.features
-    side = "encoder" if self._encoder else "decoder"
-    (self._longest,) = task.features[f"{side}_input_tokens"].shape
-    (target_length,) = targets.shape
-    default_new_tokens = target_length if self._encoder else min(64, target_length // 2)
-    self._new_tokens = max_new_tokens or default_new_tokens
-    self._prompts, self._truncated = self._encode()
-    transforms = named.build_transforms(
-      penalties or {}, "evaluator generation: penalties.", named.PENALTIES
-    )
-    self._options = {
-      "max_length": self._new_tokens,
-      "eos": tuple({task.vocabulary.eos_id, *task.end_ids}),
-      "transforms": transforms,
-    }
-    self._beams = beams
-    if length_power is None:
-      self._penalty: Penalty = GnmtPenalty(length_penalty)
-    else:
-      self._penalty = PowerPenalty(length_power)
-    self._run = context.jit(self._generate)
+    for i, metric in enumerate(self._text_metrics):
+      metric.metric.check_references([references[i] for references in self._gold.values()])
+    _ = self._decoding_options  # refuses unknown penalties
 
-  def _read_examples(self, metrics: tuple[str | dict, ...], max_examples: int | None) -> None:
-    """Read the examples and the references of those that have a label."""
+  @functools.cached_property
+  def _text_metrics(self) -> list[TextMetric]:
+    where = "evaluator generation: metrics"
+    return [slots.make(where, metric, METRICS) for metric in self.metrics]
+
+  @functools.cached_property
+  def _examples(self) -> list[dict[str, Any]]:
+    fields = list(self.questions)
+    if self.references:
+      fields.append(self.references)
+    record_fields = [field.split(".")[0] for field in fields]
+    examples = self.context.task.examples((*self.ids, *record_fields))
+    return examples[: self.max_examples]
+
+  @functools.cached_property
+  def _missing_labels(self) -> list[str]:
+    """The targets that mark a missing label."""
     classes: set[str] = set()
-    for metric in metrics:
+    for metric in self.metrics:
       if isinstance(metric, dict):
         classes.update(map(str, metric.get("classes") or ()))
-    self._missing_labels = [] if _UNLABELLED in classes else [_UNLABELLED]
-    fields = list(self._questions)
-    if self._references:
-      fields.append(self._references)
-    record_fields = [field.split(".")[0] for field in fields]
-    examples = self._context.task.examples((*self._ids, *record_fields))
-    self._examples = examples[:max_examples]
-    self._scored = []  # the indices of labelled examples
-    self._gold = []
+    return [] if _UNLABELLED in classes else [_UNLABELLED]
+
+  @functools.cached_property
+  def _gold(self) -> dict[int, list[Any]]:
+    """The references of each example with a label, one for each metric, by the example's index."""
+    gold = {}
     for n, example in enumerate(self._examples):
       references = self._read_references(example)
       if references is not None:
-        self._scored.append(n)
-        self._gold.append(references)
-    for i, metric in enumerate(self._metrics):
-      metric.metric.check_references([references[i] for references in self._gold])
+        gold[n] = references
+    return gold
 
-  def _generate(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  @property
+  def _has_encoder(self) -> bool:
+    return "encoder_input_tokens" in self.context.task.features
+
+  @property
+  def _side(self) -> str:
+    """The beginning of the names of the features that hold a prompt."""
+    return "encoder" if self._has_encoder else "decoder"
+
+  @property
+  def _longest(self) -> int:
+    """The length of the task's rows of prompts."""
+    return self.context.task.features[f"{self._side}_input_tokens"].shape[0]
+
+  @property
+  def _new_tokens(self) -> int:
+    """The most tokens to generate."""
+    if self.max_new_tokens:
+      return self.max_new_tokens
+    (length,) = self.context.task.features["decoder_target_tokens"].shape
+    return length if self._has_encoder else min(64, length // 2)
+
+  @functools.cached_property
+  def _decoding_options(self) -> dict[str, Any]:
+    transforms = named.build_transforms(
+      self.penalties or {}, "evaluator generation: penalties.", named.PENALTIES
+    )
+    return {
+      "max_length": self._new_tokens,
+      "eos": tuple(self._end_ids()),
+      "transforms": transforms,
+    }
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+    """Return the generated ids, int32 [B, T]."""
     features = self._features(batch)
-    if self._beams == 1:
-      tokens_BT, _ = generate(model, features, choose_likeliest, **self._options)
+    if self.beams == 1:
+      tokens_BT, _ = generate(model, features, choose_likeliest, **self._decoding_options)
       return (tokens_BT,)
+    length_penalty: Penalty = GnmtPenalty(self.length_penalty)
+    if self.length_power is not None:
+      length_penalty = PowerPenalty(self.length_power)
     tokens_BKT, _ = beam_search(
-      model, features, beams=self._beams, length_penalty=self._penalty, **self._options
+      model,
+      features,
+      beams=self.beams,
+      length_penalty=length_penalty,
+      **self._decoding_options,
     )
     return (tokens_BKT[:, 0],)
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names: list[str] = []
-    if self._scored:
-      for metric in self._metrics:
+    if self._gold:
+      for metric in self._text_metrics:
         names += [name for name in metric.metric.names if name not in names]
-      if self._questions:
+      if self.questions:
         names += MultiRc.names
     return (*names, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
@@ -151,11 +176,12 @@ class Evaluator:
     They are the numbers of `examples`, `empty` predictions, `truncated` inputs, and `unfinished`
     predictions, which reach `max_new_tokens` without an end.
     """
-    batch_size = self._context.batch_size
-    lengths = [padded_length(len(prompt), self._longest) for prompt in self._prompts]
+    batch_size = self.context.batch_size
+    prompts, truncated = self._prompts
+    lengths = [padded_length(len(prompt), self._longest) for prompt in prompts]
     outputs = run_in_batches(
-      lambda batch: self._run(arrays, batch),
-      self._context.rules,
+      lambda batch: self.run(arrays, batch),
+      self.context.rules,
       batch_size,
       merge_lengths(lengths, batch_size),
       self._rows,
@@ -165,43 +191,43 @@ class Evaluator:
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
-      "truncated": self._truncated,
+      "truncated": truncated,
       "unfinished": sum(not np.isin(tokens, ends).any() for (tokens,) in outputs),
     }
-    if len(self._scored) < len(texts):
-      scores["unlabelled"] = len(texts) - len(self._scored)
-    if self._scored:
+    if len(self._gold) < len(texts):
+      scores["unlabelled"] = len(texts) - len(self._gold)
+    if self._gold:
       scores |= self._score(texts)
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
-      if self._references:
+      if self.references:
         row["references"] = self._reference_texts(example)
-      predictions.append(_labelled.with_identifiers(row, example["record"], self._ids))
+      predictions.append(_labelled.with_identifiers(row, example["record"], self.ids))
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _score(self, texts: list[str]) -> dict[str, float]:
     """Return the scores of the metrics on the examples that have a label."""
     scores = {}
-    for i, metric in enumerate(self._metrics):
-      predicted = [metric.prediction(texts[n]) for n in self._scored]
-      gold = [references[i] for references in self._gold]
+    for i, metric in enumerate(self._text_metrics):
+      predicted = [metric.prediction(texts[n]) for n in self._gold]
+      gold = [references[i] for references in self._gold.values()]
       scores |= metric.metric(gold, predicted)
-      if self._questions and i == 0:
-        records = [self._examples[n]["record"] for n in self._scored]
-        scores |= _labelled.question_scores(records, self._questions, gold, predicted)
+      if self.questions and i == 0:
+        records = [self._examples[n]["record"] for n in self._gold]
+        scores |= _labelled.question_scores(records, self.questions, gold, predicted)
     return scores
 
   def _read_references(self, example: dict[str, Any]) -> list[Any] | None:
     """Return an example's reference in the form that each metric takes; None if it has no label."""
-    name = self._context.task.name
+    name = self.context.task.name
     try:
       texts = self._reference_texts(example)
       if example["targets"] in self._missing_labels and texts in ([], self._missing_labels):
         return None
       if not texts:
-        raise ValueError(f"found no texts in field {self._references!r}")
-      references = [metric.reference(texts) for metric in self._metrics]
+        raise ValueError(f"found no texts in field {self.references!r}")
+      references = [metric.reference(texts) for metric in self._text_metrics]
       return None if None in references else references
     except ValueError as error:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
@@ -210,20 +236,21 @@ class Evaluator:
     """Return the right texts of an example."""
     from t5x_like.corpora.sources import field_value
 
-    if not self._references:
+    if not self.references:
       return reference_texts(example["targets"])
-    name = self._context.task.name
-    return reference_texts(field_value(example["record"], self._references, name))
+    name = self.context.task.name
+    return reference_texts(field_value(example["record"], self.references, name))
 
-  def _encode(self) -> tuple[list[list[int]], int]:
-    """Encode the prompts; return their ids and the number of prompts that are too long.
+  @functools.cached_property
+  def _prompts(self) -> tuple[list[list[int]], int]:
+    """The ids of the prompts, and the number of prompts that are too long.
 
     Ids that a task makes itself are cut at the beginning, others at the end.
     """
     from t5x_like import vocabularies
 
-    vocabulary = self._context.task.vocabulary
-    if self._encoder:
+    vocabulary = self.context.task.vocabulary
+    if self._has_encoder:
       before = vocabularies.opening_ids(vocabulary)
       after = [vocabulary.eos_id]
       max_ids = self._longest - len(before) - 1
@@ -232,7 +259,7 @@ class Evaluator:
       after = []
       max_ids = max(self._longest - self._new_tokens, 2)
     texts = [example["inputs"] for example in self._examples]
-    if self._context.task.has_sentinels:
+    if self.context.task.has_sentinels:
       encoded_texts = vocabularies.encode_sentinels_batch(vocabulary, texts)
     else:
       encoded_texts = vocabulary.encode_batch(texts)
@@ -246,27 +273,28 @@ class Evaluator:
     return rows, truncated
 
   def _rows(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
-    pad_id = self._context.task.vocabulary.pad_id or 0
-    prompts = [self._prompts[number] for number in numbers]
+    pad_id = self.context.task.vocabulary.pad_id or 0
+    all_prompts, _ = self._prompts
+    prompts = [all_prompts[number] for number in numbers]
     tokens_BP, valid_BP = pad_rows(prompts, length, pad_id)
     return {"tokens": tokens_BP, "valid": valid_BP}
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    names = self._context.task.features
-    side = "encoder" if self._encoder else "decoder"
+    names = self.context.task.features
+    side = self._side
     features = {f"{side}_input_tokens": batch["tokens"]}
     if f"{side}_segment_ids" in names:
       features[f"{side}_segment_ids"] = batch["valid"]
-    if "decoder_causal_attention" in names and not self._encoder:
+    if "decoder_causal_attention" in names and not self._has_encoder:
       features["decoder_causal_attention"] = batch["valid"]
     return features
 
   def _end_ids(self) -> set[int]:
-    return {self._context.task.vocabulary.eos_id, *self._context.task.end_ids}
+    return {self.context.task.vocabulary.eos_id, *self.context.task.end_ids}
 
   def _decode(self, ids: list[int]) -> str:
     """Decode the ids before the first end."""
-    vocabulary = self._context.task.vocabulary
+    vocabulary = self.context.task.vocabulary
     ends = self._end_ids()
     answer_ids = []
     for i in ids:

@@ -1,53 +1,46 @@
 """Classification of images: top-1 and top-5 accuracy."""
 
+import dataclasses
+
 import jax
-import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _top_classes
-from t5x_like.parallel.rules import fetch
+from t5x_like.evals import BaseEvaluator, EvalResult, _top_classes
 from t5x_like.slots import PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that classifies the centre crop of every image once; scores are in percent.
 
-  Args:
+  Attributes:
     max_examples: the number of images, from the first; None means all.
 
   Raises:
     UserError: the task has no images or no classes.
   """
 
-  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
-    self._context = context
-    self._most = max_examples
-    self._classes = context.task.classes
-    if "image" not in context.task.features or not self._classes:
-      features = ", ".join(context.task.features)
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
+    if "image" not in task.features or not task.classes:
+      features = ", ".join(task.features)
       raise UserError(
-        "evaluator image_classification: is for labelled images, task "
-        f"{context.task.name} makes {features}"
+        f"evaluator image_classification: is for labelled images, task {task.name} makes {features}"
       )
-    k = min(_top_classes.TOP_K, len(self._classes))
-
-    def likeliest(model, batch):
-      return (
-        jax.lax.top_k(model(batch)["logits"], k)[1],
-        batch["label"],
-        batch["example_index"],
-      )
-
-    self._run = context.jit(likeliest)
 
   def metric_names(self) -> tuple[str, ...]:
-    return _top_classes.top_metric_names(self._classes)
+    return _top_classes.top_metric_names(self.context.task.classes)
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the likeliest classes, int32 [B, K], the labels and the indices of the examples."""
+    k = min(_top_classes.TOP_K, len(self.context.task.classes))
+    _, best_BK = jax.lax.top_k(model(batch)["logits"], k)
+    return best_BK, batch["label"], batch["example_index"]
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
-    outputs = [
-      [fetch(x) for x in self._run(arrays, batch)]
-      for batch in self._context.global_batches(self._most)
-    ]
-    best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-    return _top_classes.score_top_classes(best_NK, label_N, index_N, self._classes)
+    batches = self.context.global_batches(self.max_examples)
+    outputs = self.context.run_batches(self.run, arrays, batches)
+    return _top_classes.score_top_classes(*outputs, self.context.task.classes)

@@ -1,22 +1,26 @@
 """k-nearest-neighbour accuracy of a frozen model's image features (`knn`)."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.slots import PositiveFloat, PositiveInt
 
 _BLOCK = 256  # test images that are compared with all support images at once
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """Classifies images by a weighted vote of the nearest images of another split.
 
   Each of the `neighbours` with the largest cosine votes for its class, with the weight `exp(cosine
   / temperature)` (Wu et al. 2018; Caron et al. 2021, section 4.1).
 
-  Args:
+  Attributes:
     neighbours: number of images that vote, or all if there are fewer.
     temperature: divides the cosine in the weight of a vote.
     support_split: the split whose images vote.
@@ -27,22 +31,18 @@ class Evaluator:
     UserError: the model does not read images, or the two splits share images.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    neighbours: PositiveInt = 20,
-    temperature: PositiveFloat = 0.07,
-    support_split: str = "train",
-    support_examples: PositiveInt | None = None,
-    max_examples: PositiveInt | None = None,
-  ):
-    self._features = ImageFeatures(context, support_split, "knn")
-    self._context = context
-    self._max_examples = max_examples
-    self._support_examples = support_examples
-    self._neighbours = neighbours
-    self._temperature = temperature
+  neighbours: PositiveInt = 20
+  temperature: PositiveFloat = 0.07
+  support_split: str = "train"
+  support_examples: PositiveInt | None = None
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    _ = self._features  # refuses splits with the same images
+
+  @functools.cached_property
+  def _features(self) -> ImageFeatures:
+    return ImageFeatures(self.context, self.support_split, "knn")
 
   def metric_names(self) -> tuple[str, ...]:
     return ("knn_top1", "knn_images")
@@ -53,17 +53,17 @@ class Evaluator:
     Images with a copy among the support images, under any name, are not scored.
     """
     support_context = self._features.support
-    support_batches = support_context.batches(self._support_examples)
+    support_batches = support_context.batches(self.support_examples)
     support = self._features(arrays, support_context, support_batches)
-    test = self._features(arrays, self._context, self._context.batches(self._max_examples))
+    test = self._features(arrays, self.context, self.context.batches(self.max_examples))
     test = self._features.without_copies(test, support)
     guess_M = classify_by_neighbours(
       support.features_ND,
       support.label_N,
       test.features_ND,
-      classes=len(self._context.task.classes),
-      neighbours=self._neighbours,
-      temperature=self._temperature,
+      classes=len(self.context.task.classes),
+      neighbours=self.neighbours,
+      temperature=self.temperature,
     )
     return EvalResult(
       {"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)}

@@ -1,5 +1,6 @@
 """Compute loss, perplexity, accuracy and unigram entropy over every example exactly once."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,75 +8,76 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
 from t5x_like.slots import PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator of the objective, teacher-forced.
 
   The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each
   target token: a model with a higher loss has learned nothing from its input. Pixels have none, and
   only tokens have a perplexity. Objectives whose loss is no likelihood of the targets have neither.
 
-  Args:
-    max_examples: the number of examples, from the first; None means all.
-
   Attributes:
-    sums: `(model, batch) -> sums`, computed for every batch.
+    max_examples: the number of examples, from the first; None means all.
 
   Raises:
     UserError: the task lacks a feature that the objective needs.
   """
 
-  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
-    self._context = context
-    self._max_examples = max_examples
-    objective = context.objective
-    size = context.task.vocabulary.size
-    missing = objective.missing_features(context.task.features)
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
+    missing = self.context.objective.missing_features(task.features)
     if missing:
       raise UserError(
         f"evaluator loss: the objective needs the feature {missing[0]!r}, which task "
-        f"{context.task.name} does not make (it makes {', '.join(context.task.features)}); choose "
-        "another task"
+        f"{task.name} does not make (it makes {', '.join(task.features)}); choose another task"
       )
 
-    features = context.task.features
+  @property
+  def _has_entropy(self) -> bool:
+    """Whether the loss is the likelihood of classes or tokens, one for each weight."""
+    objective = self.context.objective
+    features = self.context.task.features
     target = features[objective.targets]
-    has_class_targets = target.shape == features[objective.weights].shape
-    has_class_targets = has_class_targets and target.dtype.startswith("int")
-    has_entropy = objective.likelihood and has_class_targets
-    has_tokens = "tokens" in objective.targets and not getattr(context.task, "classes", ())
-    self._count_metrics = ("unigram_entropy",)
-    if has_tokens:
-      self._count_metrics = ("perplexity", "unigram_entropy")
+    has_one_target = target.shape == features[objective.weights].shape
+    return objective.likelihood and has_one_target and target.dtype.startswith("int")
 
-    def compute_sums(model, batch):
-      _, sums = evaluate(objective, model, batch)
-      sums = sums | {"examples": jnp.sum(batch["example_index"] >= 0)}
-      if not has_entropy:
-        return sums
-      weights = (batch[objective.weights] > 0).astype(jnp.float32)
-      targets = batch[objective.targets]
-      counts_V = jnp.zeros(size, jnp.float32).at[targets].add(weights, mode="drop")
-      return sums | {"counts": counts_V}
+  @property
+  def _has_perplexity(self) -> bool:
+    has_tokens = "tokens" in self.context.objective.targets
+    return has_tokens and not getattr(self.context.task, "classes", ())
 
-    self.sums = compute_sums
-    self._sums = context.jit(compute_sums)
+  def compute(self, model, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the objective's sums, the number of examples and the counts [V] of the targets."""
+    objective = self.context.objective
+    _, sums = evaluate(objective, model, batch)
+    sums = sums | {"examples": jnp.sum(batch["example_index"] >= 0)}
+    if not self._has_entropy:
+      return sums
+    weights = (batch[objective.weights] > 0).astype(jnp.float32)
+    counts_V = jnp.zeros(self.context.task.vocabulary.size, jnp.float32)
+    counts_V = counts_V.at[batch[objective.targets]].add(weights, mode="drop")
+    return sums | {"counts": counts_V}
 
   def metric_names(self) -> tuple[str, ...]:
-    batch = self._context.abstract_batch()
-    batch["example_index"] = jax.ShapeDtypeStruct((self._context.batch_size,), jnp.int32)
-    with self._context.rules.activate():
-      shapes = jax.eval_shape(self.sums, self._context.model, batch)
+    batch = self.context.abstract_batch()
+    batch["example_index"] = jax.ShapeDtypeStruct((self.context.batch_size,), jnp.int32)
+    with self.context.rules.activate():
+      shapes = jax.eval_shape(self.compute, self.context.model, batch)
     names = []
     for name in shapes:
       if not name.endswith("weights") and name not in ("counts", "examples"):
         names.append(METRIC_NAMES.get(name, name))
     if "counts" in shapes:
-      names += self._count_metrics
+      if self._has_perplexity:
+        names.append("perplexity")
+      names.append("unigram_entropy")
     return (*names, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
@@ -86,8 +88,8 @@ class Evaluator:
     """
     pending = []
     total = None
-    for batch in self._context.global_batches(self._max_examples):
-      pending.append(self._sums(arrays, batch))
+    for batch in self.context.global_batches(self.max_examples):
+      pending.append(self.run(arrays, batch))
       if len(pending) > 1:  # read one batch's sums while the next is computing
         total = _add(total, pending.pop(0))
     for sums in pending:
@@ -102,7 +104,7 @@ class Evaluator:
     if counts is not None:
       p = counts[counts > 0] / max(counts.sum(), 1.0)
       means["unigram_entropy"] = float(-np.sum(p * np.log(p)))
-      if "perplexity" in self._count_metrics:
+      if self._has_perplexity:
         means["perplexity"] = math.exp(min(means["loss"], 700.0))
     means["examples"] = float(examples)
     means["target_tokens"] = float(total["weights"])

@@ -1,84 +1,79 @@
 """Multiple choice: the option with the highest score."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import EvalResult, _labelled
 from t5x_like.metrics.squad import SquadV1
-from t5x_like.slots import PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(_labelled.LabelledEvaluator):
   """An evaluator of the option with the highest score.
 
   Examples without a label are predicted, but not scored.
 
-  Args:
+  Attributes:
     scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right
       answer, as in ReCoRD (Zhang et al. 2018). In percent.
-    ids: fields to copy to the predictions.
-    max_examples: the number of examples, from the first; None means all.
 
   Raises:
     UserError: the task is not multiple choice, the model lacks the head, or a score or field is
       unknown.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    scores: tuple[str, ...] = ("accuracy",),
-    ids: tuple[str, ...] = (),
-    max_examples: PositiveInt | None = None,
-  ):
-    unknown = [name for name in scores if name not in ("accuracy", "answers")]
+  scores: tuple[str, ...] = ("accuracy",)
+
+  def check(self) -> None:
+    unknown = [name for name in self.scores if name not in ("accuracy", "answers")]
     if unknown:
       raise UserError(
         f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers"
       )
-    if "option_labels" not in context.task.features:
+    task = self.context.task
+    if "option_labels" not in task.features:
       raise UserError(
-        f"evaluator multiple_choice: task {context.task.name} has no options; "
-        "choose another evaluator"
+        f"evaluator multiple_choice: task {task.name} has no options; choose another evaluator"
       )
-    self._scores = scores
-    self._ids = ids
-    self._names = context.task.classes
-    choices = context.task.features["option_labels"].shape[0]
-    _labelled.check_labelled(context, "multiple_choice", {"logits": 2}, choices, "choices")
-    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
-    self._examples = context.task.examples(ids)[: len(self._rows.tokens)]
+    choices = task.features["option_labels"].shape[0]
+    _labelled.check_labelled(self.context, "multiple_choice", {"logits": 2}, choices, "choices")
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+    """Return the score of every option, float32 [B, C]."""
+    outputs = _labelled.example_outputs(model, batch, is_choice=True)
+    return (outputs["logits"].astype(jnp.float32),)
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names = []
-    if any(example["answers"] for example in self._examples):
-      if "accuracy" in self._scores:
+    if any(example["answers"] for example in self.examples):
+      if "accuracy" in self.scores:
         names.append("accuracy")
-      if "answers" in self._scores:
+      if "answers" in self.scores:
         names += SquadV1.names
     return (*names, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
-    outputs = [logits_C for (logits_C,) in self._rows(arrays)]
+    outputs = [logits_C for (logits_C,) in self.rows(arrays)]
     predictions = []
-    for example, logits_C in zip(self._examples, outputs):
+    for example, logits_C in zip(self.examples, outputs):
       predictions.append(self._describe_prediction(example, logits_C))
-    scored = [n for n, example in enumerate(self._examples) if example["answers"]]
+    scored = [n for n, example in enumerate(self.examples) if example["answers"]]
     metrics: dict[str, float] = {}
-    if scored and "accuracy" in self._scores:
+    if scored and "accuracy" in self.scores:
       right = []
       for n in scored:
-        example = self._examples[n]
+        example = self.examples[n]
         best = outputs[n][: len(example["options"])].argmax()
         right.append(best in example["right"])
       metrics["accuracy"] = 100.0 * float(np.mean(right))
-    if scored and "answers" in self._scores:
-      gold = [self._examples[n]["answers"] for n in scored]
+    if scored and "answers" in self.scores:
+      gold = [self.examples[n]["answers"] for n in scored]
       metrics |= SquadV1()(gold, [predictions[n]["answer"] for n in scored])
     metrics["examples"] = len(predictions)
     if len(scored) < len(predictions):
@@ -89,17 +84,13 @@ class Evaluator:
     logits_C = logits_C[: len(example["options"])]
     best = int(logits_C.argmax())  # an index, as several options may have the same text
     p_C = np.exp(logits_C - logits_C.max())
-    by_text = "answers" in self._scores
+    by_text = "answers" in self.scores
     row = {
       "input": example["text"],
       "options": example["options"],
       "target": example["answers"] if by_text else example["label"],
-      "prediction": example["options"][best] if by_text else self._names[best],
+      "prediction": example["options"][best] if by_text else self.context.task.classes[best],
       "answer": example["options"][best],
       "probabilities": [round(float(p), 6) for p in p_C / p_C.sum()],
     }
-    return _labelled.with_identifiers(row, example["record"], self._ids)
-
-
-def _outputs(model, batch) -> tuple[jax.Array]:
-  return (_labelled.example_outputs(model, batch, is_choice=True)["logits"].astype(jnp.float32),)
+    return _labelled.with_identifiers(row, example["record"], self.ids)

@@ -8,19 +8,20 @@ The files, prompts and scores are those of `tools.few_shot` and `evaluate --ques
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 
 from t5x_like import trust
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.inference import questions
 from t5x_like.rows import Runner
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
-class _Opened:
+class _OpenedModel:
   """The model of a run, as far as `Prompts` uses a `library.model.Model`."""
 
   model: Any
@@ -31,10 +32,11 @@ class _Opened:
   forced: tuple[None, None] = (None, None)
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that asks the questions of files; metrics are named `<file>/<metric>`.
 
-  Args:
+  Attributes:
     files: files or patterns of names.
     shots: answered examples before each question, from its own file.
     seed: the seed of their choice.
@@ -47,45 +49,51 @@ class Evaluator:
     UserError: there is no such file, a row is malformed, or the model is an encoder.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    files: tuple[str, ...],
-    shots: NonNegativeInt = 0,
-    seed: NonNegativeInt = 0,
-    stride: PositiveInt | None = None,
-    max_new_tokens: PositiveInt | None = None,
-    max_examples: PositiveInt | None = None,
-  ):
-    for pattern in files:
+  files: tuple[str, ...]
+  shots: NonNegativeInt = 0
+  seed: NonNegativeInt = 0
+  stride: PositiveInt | None = None
+  max_new_tokens: PositiveInt | None = None
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    for pattern in self.files:
       trust.check_location("evaluator questions: files", pattern)
-    paths = questions.find_files(files)
-    self._heartbeat = context.heartbeat
-    self._files = {name: questions.read_questions(path) for name, path in paths.items()}
-    task = context.task
-    self._run = Runner(context.model, context.rules, {}, context.batch_size)
-    vocabulary = context.vocabulary or task.vocabulary
-    features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
-    ends = tuple({vocabulary.eos_id, *task.end_ids})
-    options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
-    self._ask = questions.Asker(
-      _Opened(context.model, vocabulary, features, ends, self._run), options
-    )
-    for file in self._files.values():
+    for file in self._question_files.values():
       self._ask.check(file)
 
-  def metric_names(self) -> tuple[str, ...]:
-    return tuple(
-      f"{name}/{metric}"
-      for name, file in self._files.items()
-      for metric in questions.METRICS_OF_KIND[file.kind]
+  @functools.cached_property
+  def _question_files(self) -> dict[str, questions.Questions]:
+    paths = questions.find_files(self.files)
+    return {name: questions.read_questions(path) for name, path in paths.items()}
+
+  @functools.cached_property
+  def _runner(self) -> Runner:
+    context = self.context
+    return Runner(context.model, context.rules, {}, context.batch_size)
+
+  @functools.cached_property
+  def _ask(self) -> questions.Asker:
+    task = self.context.task
+    vocabulary = self.context.vocabulary or task.vocabulary
+    features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
+    ends = tuple({vocabulary.eos_id, *task.end_ids})
+    model = _OpenedModel(self.context.model, vocabulary, features, ends, self._runner)
+    options = questions.Options(
+      self.shots, self.seed, self.max_examples, self.stride, self.max_new_tokens
     )
+    return questions.Asker(model, options)
+
+  def metric_names(self) -> tuple[str, ...]:
+    names = []
+    for name, file in self._question_files.items():
+      names += [f"{name}/{metric}" for metric in questions.METRICS_OF_KIND[file.kind]]
+    return tuple(names)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     metrics = {}
-    with self._run.use_arrays(arrays):
-      for name, file in self._files.items():
-        self._heartbeat()
+    with self._runner.use_arrays(arrays):
+      for name, file in self._question_files.items():
+        self.context.heartbeat()
         metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}
     return EvalResult(metrics)

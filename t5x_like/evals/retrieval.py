@@ -1,26 +1,30 @@
 """Retrieval: find the text of an image among all texts, and the image of a text among all
 images."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.evals._embeddings import embed_texts
-from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
 _AT_ONCE = 256
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al.
   2021, table 13).
 
   A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count
   against it.
 
-  Args:
+  Attributes:
     at: the values of k.
     max_examples: the number of images, from the first, with their captions; None means all.
 
@@ -28,48 +32,48 @@ class Evaluator:
     UserError: the task has no captions, or the model has no embeddings of texts.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    at: tuple[PositiveInt, ...] = (1, 5, 10),
-    max_examples: PositiveInt | None = None,
-  ):
-    if context.task.captions is None or not hasattr(context.model, "embed_texts"):
+  at: tuple[PositiveInt, ...] = (1, 5, 10)
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
+    if task.captions is None or not hasattr(self.context.model, "embed_texts"):
       raise UserError(
-        "evaluator retrieval: is for images with captions (task image_text), not task "
-        f"{context.task.name}"
+        f"evaluator retrieval: is for images with captions (task image_text), not task {task.name}"
       )
-    self._context = context
-    self._at = at
-    self._most = max_examples
-    tokens_CT, image_C = context.task.captions()
-    is_scored_C = image_C < (max_examples or len(tokens_CT))
-    self._tokens_CT = tokens_CT[is_scored_C]
-    self._image_C = image_C[is_scored_C]
-    self._images = context.jit(
-      lambda model, batch: (model.embed_images(batch)[0], batch["example_index"])
-    )
-    self._texts = context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+    _ = self._captions  # read before the first step
+
+  @functools.cached_property
+  def _captions(self) -> tuple[np.ndarray, np.ndarray]:
+    """The captions to score, int32 [C, T], and the example of each, int [C]."""
+    tokens_CT, image_C = self.context.task.captions()
+    is_scored_C = image_C < (self.max_examples or len(tokens_CT))
+    return tokens_CT[is_scored_C], image_C[is_scored_C]
+
+  @functools.cached_property
+  def _embed_texts(self) -> Callable:
+    return self.context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return the embeddings of images [B, P] and the indices of the examples."""
+    return model.embed_images(batch)[0], batch["example_index"]
 
   def metric_names(self) -> tuple[str, ...]:
-    recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self._at)
+    recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self.at)
     return (*recalls, "images", "texts")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
-    outputs = [
-      [fetch(x) for x in self._images(arrays, batch)]
-      for batch in self._context.global_batches(self._most)
-    ]
-    image_NP, index_N = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+    tokens_CT, image_C = self._captions
+    batches = self.context.global_batches(self.max_examples)
+    image_NP, index_N = self.context.run_batches(self.run, arrays, batches)
     image_NP = image_NP[index_N >= 0]
-    text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
-    ranks = match_ranks(image_NP, text_CP, self._image_C)
+    text_CP = embed_texts(self.context, self._embed_texts, arrays, tokens_CT)
+    ranks = match_ranks(image_NP, text_CP, image_C)
     scores = {
       f"{name}_r{k}": 100 * float((rank < k).mean())
       for name, rank in zip(("image_to_text", "text_to_image"), ranks)
-      for k in self._at
+      for k in self.at
     }
     return EvalResult(scores | {"images": len(image_NP), "texts": len(text_CP)})
 

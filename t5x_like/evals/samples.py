@@ -3,6 +3,8 @@
 A decoder continues held-out text, an encoder fills blanks in it.
 """
 
+import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from t5x_like import segmentation
 from t5x_like.decoding.generate import sample
 from t5x_like.decoding.sampling import Temperature
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.rows import pad_rows, padded_length, run_in_batches
 from t5x_like.slots import PositiveInt
@@ -25,7 +27,8 @@ _SEED = 0  # of sampling: fixed, so that texts of different steps differ by the 
 _MIN_DOCUMENT = 8  # tokens of a document that is not joined with the next one
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that writes a few texts.
 
   The prompt of a continuation is the beginning of a row, up to the end of a document. The
@@ -33,7 +36,7 @@ class Evaluator:
   itself. In an encoder's row every predicted token becomes the mask, even if training leaves it or
   replaces it by another.
 
-  Args:
+  Attributes:
     max_examples: the number of texts, from the first examples.
     prompt: the most tokens of a prompt.
     tokens: the most new tokens.
@@ -44,61 +47,63 @@ class Evaluator:
       fill.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    max_examples: PositiveInt = 4,
-    prompt: PositiveInt = 48,
-    tokens: PositiveInt = 48,
-    temperature: float = 0.7,
-  ):
-    self._context = context
-    self._max_examples = max_examples
-    self._max_prompt = prompt
-    self._new_tokens = tokens
-    features = context.task.features
-    vocabulary = context.task.vocabulary
-    if "encoder_masked_positions" in features:
-      self._mask = special_id(vocabulary, "mask")
-      self._write_samples = self._fill_texts
-      self._run = context.jit(self._fill_masks)
-    elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
-      eos = (vocabulary.eos_id, *context.task.end_ids)
-      transforms = (Temperature(temperature),)
-      key = jax.random.key(_SEED)
+  max_examples: PositiveInt = 4
+  prompt: PositiveInt = 48
+  tokens: PositiveInt = 48
+  temperature: float = 0.7
 
-      def continue_rows(model, batch):
-        features = self._features(batch)
-        ids = sample(model, features, key, max_length=tokens, transforms=transforms, eos=eos)
-        return (ids,)
-
-      self._write_samples = self._continue_texts
-      self._run = context.jit(continue_rows)
-    else:
+  def __post_init__(self):
+    features = self.context.task.features
+    has_targets = "decoder_target_tokens" in features
+    can_continue = has_targets and "encoder_input_tokens" not in features
+    if not self._has_masks and not can_continue:
       raise UserError(
-        f"evaluator samples: task {context.task.name} gives a model nothing to continue and no "
-        "masks to fill; use the evaluator span_infilling for span corruption, or generation for "
+        f"evaluator samples: task {self.context.task.name} gives a model nothing to continue and "
+        "no masks to fill; use the evaluator span_infilling for span corruption, or generation for "
         "text-to-text"
       )
+
+  @property
+  def _has_masks(self) -> bool:
+    return "encoder_masked_positions" in self.context.task.features
+
+  @functools.cached_property
+  def _ends(self) -> tuple[int, ...]:
+    """The ids that end a continuation."""
+    task = self.context.task
+    return (task.vocabulary.eos_id, *task.end_ids)
 
   def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write: none."""
     return ()
 
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    if self._has_masks:
+      return self._fill_masks(model, batch)
+    ids_BT = sample(
+      model,
+      self._features(batch),
+      jax.random.key(_SEED),
+      max_length=self.tokens,
+      transforms=(Temperature(self.temperature),),
+      eos=self._ends,
+    )
+    return (ids_BT,)
+
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the texts as samples."""
-    return EvalResult({}, self._write_samples(arrays))
+    write_samples = self._fill_texts if self._has_masks else self._continue_texts
+    return EvalResult({}, write_samples(arrays))
 
   def _batches(self):
     """Yield each batch with the indices of its rows that are no padding."""
-    for batch in self._context.global_batches(self._max_examples):
+    for batch in self.context.global_batches(self.max_examples):
       yield batch, np.flatnonzero(fetch(batch["example_index"]) >= 0)
 
   def _fill_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
     samples = []
     for batch, rows in self._batches():
-      masked_BS, original_BS, filled_BS = self._run(arrays, batch)
+      masked_BS, original_BS, filled_BS = self.run(arrays, batch)
       masked_BS = fetch(masked_BS)
       original_BS = fetch(original_BS)
       filled_BS = fetch(filled_BS)
@@ -120,10 +125,11 @@ class Evaluator:
     self, model, batch: dict[str, jax.Array]
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return rows with masks, as they were, and as the model fills them, int32 [B, S] each."""
+    mask_id = special_id(self.context.task.vocabulary, "mask")
     is_masked_BS = batch["encoder_loss_weights"] > 0
     targets_BS = batch["encoder_target_tokens"]
     original_BS = jnp.where(is_masked_BS, targets_BS, batch["encoder_input_tokens"])
-    masked_BS = jnp.where(is_masked_BS, self._mask, original_BS)
+    masked_BS = jnp.where(is_masked_BS, mask_id, original_BS)
     features = batch | {"encoder_input_tokens": masked_BS}
     outputs = getattr(model, "generate", model.outputs)(features)  # ELECTRA's generator
     predicted_BK = jnp.argmax(outputs["logits"].dense(), axis=-1).astype(masked_BS.dtype)
@@ -134,12 +140,12 @@ class Evaluator:
 
   def _decode(self, ids: Sequence[int]) -> str:
     """Decode the ids without padding, CLS and SEP."""
-    vocabulary = self._context.task.vocabulary
+    vocabulary = self.context.task.vocabulary
     removed = {vocabulary.pad_id, special_id(vocabulary, "cls"), special_id(vocabulary, "sep")}
     return vocabulary.decode([i for i in ids if i not in removed and i < vocabulary.size])
 
   def _continue_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
-    vocabulary = self._context.task.vocabulary
+    vocabulary = self.context.task.vocabulary
     pairs = self._prompts_and_targets()
     prompts = [[start_id(vocabulary), *prompt] for prompt, _ in pairs]
     length = padded_length(max(map(len, prompts), default=1), None)
@@ -149,22 +155,21 @@ class Evaluator:
       return {"tokens": tokens_BP, "valid": valid_BP}
 
     outputs = run_in_batches(
-      lambda batch: self._run(arrays, batch),
-      self._context.rules,
-      self._context.batch_size,
+      lambda batch: self.run(arrays, batch),
+      self.context.rules,
+      self.context.batch_size,
       [length] * len(prompts),
       features,
     )
-    ends = {vocabulary.eos_id, *self._context.task.end_ids}
     samples = []
     for (prompt, target_ids), (ids,) in zip(pairs, outputs):
       ids = [i for i in ids.tolist() if i < vocabulary.size]
-      ids = list(itertools.takewhile(lambda i: i not in ends, ids))
+      ids = list(itertools.takewhile(lambda i: i not in self._ends, ids))
       text = vocabulary.decode(prompt)
       # Decoded after the prompt, because alone they might lose a leading space.
       target = vocabulary.decode([*prompt, *target_ids])[len(text) :]
       prediction = vocabulary.decode([*prompt, *ids])[len(text) :]
-      if len(ids) == self._new_tokens:  # ends by its length, perhaps within a word
+      if len(ids) == self.tokens:  # ends by its length, perhaps within a word
         prediction = _drop_last_word(prediction)
       samples.append(
         {
@@ -184,13 +189,13 @@ class Evaluator:
       weights = fetch(batch["decoder_loss_weights"])
       for row in rows:
         ids = self._first_document(targets[row][weights[row] > 0].tolist())
-        split = self._nearest_word_start(ids, min(self._max_prompt, len(ids) // 2))
-        pairs.append((ids[:split], ids[split : split + self._new_tokens]))
+        split = self._nearest_word_start(ids, min(self.prompt, len(ids) // 2))
+        pairs.append((ids[:split], ids[split : split + self.tokens]))
     return pairs
 
   def _first_document(self, ids: list[int]) -> list[int]:
     """Return the ids before the first end of a document with `_MIN_DOCUMENT` tokens before it."""
-    eos_id = self._context.task.vocabulary.eos_id
+    eos_id = self.context.task.vocabulary.eos_id
     for n, i in enumerate(ids):
       if i == eos_id and n >= _MIN_DOCUMENT:
         return ids[:n]
@@ -198,7 +203,7 @@ class Evaluator:
 
   def _nearest_word_start(self, ids: Sequence[int], index: int) -> int:
     """Return the index nearest to `index` at which a word begins, or `index` if there is none."""
-    texts = [self._context.task.vocabulary.decode(ids[:n]) for n in range(len(ids) + 1)]
+    texts = [self.context.task.vocabulary.decode(ids[:n]) for n in range(len(ids) + 1)]
 
     def begins_word(n: int) -> bool:
       following = texts[-1][len(texts[n]) :]
@@ -211,7 +216,7 @@ class Evaluator:
     return min(starts, key=lambda n: abs(n - index), default=max(index, 1))
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    names = self._context.task.features
+    names = self.context.task.features
     features = {"decoder_input_tokens": batch["tokens"]}
     for name in ("decoder_segment_ids", "decoder_causal_attention"):
       if name in names:

@@ -1,5 +1,6 @@
 """Greedy span infilling: how often the model restores exactly the spans removed from the text."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -7,34 +8,30 @@ import jax
 import numpy as np
 
 from t5x_like.decoding.generate import greedy
-from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that decodes corrupted inputs greedily and compares the spans after each sentinel.
 
-  Args:
+  Attributes:
     max_examples: the number of examples to decode; None means all.
     samples: the number of decoded examples to keep for the report.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    max_examples: PositiveInt | None = 64,
-    samples: NonNegativeInt = 8,
-  ):
-    self._context = context
-    self._max_examples = max_examples
-    self._samples = samples
-    (length,) = context.task.features["decoder_target_tokens"].shape
-    self._decode = context.jit(lambda model, batch: greedy(model, batch, max_length=length))
+  max_examples: PositiveInt | None = 64
+  samples: NonNegativeInt = 8
 
   def metric_names(self) -> tuple[str, ...]:
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> jax.Array:
+    """Return the decoded targets, int32 [B, T]."""
+    (length,) = self.context.task.features["decoder_target_tokens"].shape
+    return greedy(model, batch, max_length=length)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `sequences`.
@@ -42,14 +39,14 @@ class Evaluator:
     `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target
     sequences. `commonest_span` is the `span_exact_match` of always predicting the commonest span.
     """
-    vocabulary = self._context.task.vocabulary
+    vocabulary = self.context.task.vocabulary
     num_right_spans = 0
     num_right_sequences = 0
     num_sequences = 0
     span_counts: Counter[tuple[int, ...]] = Counter()
     samples = []
-    for batch in self._context.global_batches(self._max_examples):
-      predicted_BT = fetch(self._decode(arrays, batch))
+    for batch in self.context.global_batches(self.max_examples):
+      predicted_BT = fetch(self.run(arrays, batch))
       target_BT = fetch(batch["decoder_target_tokens"])
       input_BS = fetch(batch["encoder_input_tokens"])
       for row in np.flatnonzero(fetch(batch["example_index"]) >= 0):
@@ -62,7 +59,7 @@ class Evaluator:
           num_right_spans += predicted_spans.get(sentinel) == span
         num_sequences += 1
         num_right_sequences += _until_eos(target, vocabulary) == _until_eos(predicted, vocabulary)
-        if len(samples) < self._samples:
+        if len(samples) < self.samples:
           inputs = input_BS[row].tolist()
           texts = {
             "input": inputs,

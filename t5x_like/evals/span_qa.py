@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_mlqa
 from t5x_like.metrics.squad import MultilingualSquad, SquadV1, SquadV2
 from t5x_like.slots import PositiveInt
@@ -33,7 +33,8 @@ class _Question:
   null_score: float = math.inf
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(_labelled.LabelledEvaluator):
   """An evaluator that answers each question with the best span of any window.
 
   It follows Devlin et al. (2019), section 4.3. A span's score is the sum of the logits of its first
@@ -43,13 +44,12 @@ class Evaluator:
   windows exceeds the best span's by more than `null_threshold`; `best_f1` and `best_exact` use the
   best threshold. The text of an answer is spelled as in the context.
 
-  Args:
+  Attributes:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
     language: the language for MLQA's normalisation; None selects SQuAD's, as in XQuAD's published
       scores.
     n_best: candidates in the predictions, and the number of starts and ends tried in each window.
     max_answer_tokens, null_threshold: see above.
-    ids: fields to copy to the predictions.
     max_examples: the number of windows, from the first; None means all.
 
   Raises:
@@ -57,43 +57,42 @@ class Evaluator:
       unexpectedly.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    unanswerable: bool = False,
-    language: str | None = None,
-    n_best: PositiveInt = 20,
-    max_answer_tokens: PositiveInt = 30,
-    null_threshold: float = 0.0,
-    ids: tuple[str, ...] = ("id",),
-    max_examples: PositiveInt | None = None,
-  ):
-    if language is not None and language not in _LANGUAGES:
+  unanswerable: bool = False
+  language: str | None = None
+  n_best: PositiveInt = 20
+  max_answer_tokens: PositiveInt = 30
+  null_threshold: float = 0.0
+  ids: tuple[str, ...] = ("id",)
+
+  def check(self) -> None:
+    if self.language is not None and self.language not in _LANGUAGES:
       raise UserError(
-        f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}"
+        f"evaluator span_qa: language: found {self.language!r}, expected one of "
+        f"{', '.join(_LANGUAGES)}"
       )
-    _labelled.check_labelled(context, "span_qa", {"start_logits": 2, "end_logits": 2})
-    self._unanswerable = unanswerable
-    self._language = language
-    self._threshold = null_threshold
-    self._n_best = n_best
-    self._max_answer_tokens = max_answer_tokens
-    self._ids = ids
-    self._metric = MultilingualSquad(normalize_mlqa) if language else SquadV1()
-    if unanswerable:
-      self._metric = SquadV2(threshold=0.5)
-    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
-    self._windows = context.task.examples(ids)[: len(self._rows.tokens)]
-    if not unanswerable and not all(window["answers"] for window in self._windows):
+    _labelled.check_labelled(self.context, "span_qa", {"start_logits": 2, "end_logits": 2})
+    if not self.unanswerable and not all(window["answers"] for window in self.examples):
       raise UserError(
-        f"evaluator span_qa: task {context.task.name} has questions without answers; set "
+        f"evaluator span_qa: task {self.context.task.name} has questions without answers; set "
         "unanswerable=True"
       )
 
+  @property
+  def _metric(self) -> SquadV1 | SquadV2 | MultilingualSquad:
+    if self.unanswerable:
+      return SquadV2(threshold=0.5)
+    return MultilingualSquad(normalize_mlqa) if self.language else SquadV1()
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return the logits of each token as the first and as the last of a span, float32 [B, S]."""
+    outputs = model(batch)
+    start_BS = outputs["start_logits"].astype(jnp.float32)
+    end_BS = outputs["end_logits"].astype(jnp.float32)
+    return start_BS, end_BS
+
   def metric_names(self) -> tuple[str, ...]:
     names = list(self._metric.names)
-    if self._unanswerable:
+    if self.unanswerable:
       names += SquadV2.detailed
     return (*names, "examples")
 
@@ -103,21 +102,21 @@ class Evaluator:
     SQuAD 2.0's scores are `exact`, `f1`, `HasAns_…`, `NoAns_…` and `best_…`.
     """
     questions: dict[int, _Question] = {}
-    for window, (start_S, end_S) in zip(self._windows, self._rows(arrays)):
+    for window, (start_S, end_S) in zip(self.examples, self.rows(arrays)):
       question = questions.setdefault(window["question"], _Question(window))
       question.null_score = min(question.null_score, float(start_S[0] + end_S[0]))
       question.spans += self._candidates(window, start_S, end_S)
     predictions = [self._describe_prediction(question) for question in questions.values()]
     gold = [question.window["answers"] for question in questions.values()]
     predicted: list[Any] = [row["best_answer"] for row in predictions]
-    if self._language:
-      gold = [(self._language, answers) for answers in gold]
-    if self._unanswerable:
+    if self.language:
+      gold = [(self.language, answers) for answers in gold]
+    if self.unanswerable:
       predicted = [(row["best_answer"], row["no_answer_probability"]) for row in predictions]
     rows_NC = self._metric.compute_rows(gold, predicted)
     scores = self._metric.scores(rows_NC)
     scores = {name: score for name, score in scores.items() if math.isfinite(score)}
-    if self._unanswerable:
+    if self.unanswerable:
       scores |= self._metric.details(rows_NC, gold, predicted)
     scores["examples"] = len(gold)
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
@@ -131,16 +130,16 @@ class Evaluator:
     start_n = start_S[first : first + len(characters_n2)]
     end_n = end_S[first : first + len(characters_n2)]
     start_n = np.where(window["most_context"], start_n, -np.inf)
-    starts_K = np.argsort(-start_n, kind="stable")[: self._n_best]
-    ends_K = np.argsort(-end_n, kind="stable")[: self._n_best]
+    starts_K = np.argsort(-start_n, kind="stable")[: self.n_best]
+    ends_K = np.argsort(-end_n, kind="stable")[: self.n_best]
     length_KK = ends_K[None, :] - starts_K[:, None]
     score_KK = start_n[starts_K][:, None] + end_n[ends_K][None, :]
-    is_short_KK = (length_KK >= 0) & (length_KK < self._max_answer_tokens)
+    is_short_KK = (length_KK >= 0) & (length_KK < self.max_answer_tokens)
     candidates = []
     for i, j in np.argwhere(is_short_KK & np.isfinite(score_KK)):
       candidates.append((float(score_KK[i, j]), int(i), int(j)))
     spans = []
-    for score, i, j in heapq.nlargest(self._n_best, candidates):
+    for score, i, j in heapq.nlargest(self.n_best, candidates):
       begin = characters_n2[starts_K[i], 0]
       end = characters_n2[ends_K[j], 1]
       spans.append((score, window["context"][begin:end]))
@@ -148,7 +147,7 @@ class Evaluator:
 
   def _describe_prediction(self, question: _Question) -> dict[str, Any]:
     spans = dict.fromkeys(question.spans)
-    best_spans = heapq.nlargest(self._n_best, spans, key=lambda span: span[0])
+    best_spans = heapq.nlargest(self.n_best, spans, key=lambda span: span[0])
     best_score, answer = best_spans[0] if best_spans else (-math.inf, "")
     window = question.window
     row = {
@@ -159,15 +158,8 @@ class Evaluator:
       "best_answer": answer,
       "n_best": [{"text": text, "score": score} for score, text in best_spans],
     }
-    if self._unanswerable:
-      margin = question.null_score - best_score - self._threshold
+    if self.unanswerable:
+      margin = question.null_score - best_score - self.null_threshold
       row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))
       row["prediction"] = "" if margin > 0 else answer
-    return _labelled.with_identifiers(row, window["record"], self._ids)
-
-
-def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:
-  outputs = model(batch)
-  start_BS = outputs["start_logits"].astype(jnp.float32)
-  end_BS = outputs["end_logits"].astype(jnp.float32)
-  return start_BS, end_BS
+    return _labelled.with_identifiers(row, window["record"], self.ids)

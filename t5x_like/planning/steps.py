@@ -139,7 +139,7 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   context = EvalContext(
     parts.model, parts.objective, task, no_batches, config.batch_size, parts.rules
   )
-  return loss.Evaluator(context).sums
+  return loss.Evaluator(context).compute
 
 
 def _decoding(config: ConfigDict, parts: Parts, task):

@@ -27,9 +27,8 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.evals import EvalContext
+from t5x_like.evals import EVALUATORS, BaseEvaluator, EvalContext
 from t5x_like.parallel.rules import local_rows
 from t5x_like.runtime import process
 
@@ -45,7 +44,7 @@ class GroupResults:
   Attributes:
     task, split: names.
     seconds: the time that evaluation took.
-    metrics, samples, predictions: see `evals.Result`.
+    metrics, samples, predictions: see `evals.EvalResult`.
   """
 
   task: str
@@ -130,7 +129,7 @@ class Evaluation:
     )
     return self._contexts[key]
 
-  def _build_instance(self, name: str) -> tuple[str, str, str, Callable]:
+  def _build_instance(self, name: str) -> tuple[str, str, str, BaseEvaluator]:
     """Return (group, task name, split, evaluator) of an instance of `config.evals`."""
     where = f"config.evals.{name}"
     values = self._config.evals[name].to_dict()
@@ -151,17 +150,15 @@ class Evaluation:
       raise UserError(
         f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
       )
-    evaluator = slots.make(where, values, evals, "Evaluator", context=context)
+    evaluator = EVALUATORS.make(where, values, context=context)
     is_default = name == values["name"] and task is self.task
     group = self.task.name if is_default else name
     return group, task.name, split, evaluator
 
-  def metrics(self) -> list[str] | None:
-    """Return the names of all metrics that may be written; None if an evaluator does not say."""
+  def metrics(self) -> list[str]:
+    """Return the names of all metrics that may be written."""
     names = []
     for group, _, _, evaluator in self._instances.values():
-      if not hasattr(evaluator, "metric_names"):
-        return None
       names += [f"eval/{group}/{name}" for name in (*evaluator.metric_names(), "seconds")]
     return names
 
@@ -170,7 +167,7 @@ class Evaluation:
     group_sizes = collections.Counter(group for group, *_ in self._instances.values())
     writers: dict[tuple[str, str], str] = {}
     for name, (group, _, _, evaluator) in self._instances.items():
-      if group_sizes[group] == 1 or not hasattr(evaluator, "metric_names"):
+      if group_sizes[group] == 1:
         continue
       for metric in evaluator.metric_names():
         first_writer = writers.setdefault((group, metric), name)

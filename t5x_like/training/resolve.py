@@ -9,10 +9,11 @@ from ml_collections import ConfigDict
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import evals, slots, trust, tunings, vocabularies
+from t5x_like import slots, trust, tunings, vocabularies
 from t5x_like.abstract_model import build_tuning, resolve_model
 from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
+from t5x_like.evals import EVALUATORS
 from t5x_like.files import file_names
 from t5x_like.files.paths import as_path
 from t5x_like.slots import Slot
@@ -30,7 +31,6 @@ _SLOTS = {
   "guard": Slot(GUARDS),
   "tuning": Slot(tunings, "make"),
 }
-_EVALUATOR = Slot(evals, "Evaluator", supplied=("context", "name"), records=(config_lib.Instance,))
 _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
@@ -92,7 +92,7 @@ def resolve(
     resolved.selection = ConfigDict(
       slots.fill("config.selection", config.selection, config_lib.Selection)
     )
-  for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
+  for key, slot in (("evals", EVALUATORS), ("trackers", _TRACKER)):
     entries = {
       name: slot.complete(f"config.{key}.{name}", entry, name)
       for name, entry in config[key].items()

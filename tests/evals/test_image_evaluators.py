@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import evals, recipes, slots
+from t5x_like import recipes
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, few_shot, knn
+from t5x_like.evals import EVALUATORS, EvalContext, few_shot, knn
 from t5x_like.nn import params
 from t5x_like.training import checks
 from t5x_like.training.build import build_parts
@@ -43,7 +43,7 @@ def make_evaluator(name: str, folder, devices: int, batch_size: int, extra=(), *
 
   context = make_context("validation")
   spec = {"name": name, **arguments}
-  evaluator = slots.make("config.evals.x", spec, evals, "Evaluator", context=context)
+  evaluator = EVALUATORS.make("config.evals.x", spec, context=context)
   return evaluator, placed, context.task, parts
 
 
@@ -95,7 +95,7 @@ def test_ridge_classifies_as_scikit_learns():
 
 def test_few_shot_draws_as_many_images_of_each_class_and_averages_its_draws(tmp_path):
   evaluator, arrays, task, _ = make_evaluator("few_shot", tmp_path, 1, 64, shots=10)
-  for draw in evaluator._draws:
+  for draw in evaluator._drawn_examples:
     labels = evaluator._features.support.task.labels[draw]
     assert np.bincount(labels).tolist() == [10] * 10
     assert len(set(draw)) == 100

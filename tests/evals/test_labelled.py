@@ -1,6 +1,8 @@
 """Evaluators of labelled tasks score what a plain forward pass predicts, on any mesh and batch."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import more
 import published
 from fine_tuning import FINE_TUNING, fine_tuning
-from t5x_like import evals, recipes, slots
+from t5x_like import recipes
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.data.supervised.words import character_spans
@@ -17,7 +19,7 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import NoRepeatNgrams
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, multiple_choice
+from t5x_like.evals import EVALUATORS, EvalContext, multiple_choice
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.nn import params
 from t5x_like.training.build import build_parts
@@ -52,7 +54,7 @@ def make_evaluator(name, folder, devices: int = 8, batch_size: int = 8, extra=()
     placed[key] = jax.device_put(np.asarray(array), parts.state.params[key].sharding)
   context = EvalContext(parts.model, parts.objective, task, None, batch_size, parts.rules)
   spec = {"name": name, **arguments}
-  evaluator = slots.make("config.evals.x", spec, evals, "Evaluator", context=context)
+  evaluator = EVALUATORS.make("config.evals.x", spec, context=context)
   return evaluator, placed, task, parts
 
 
@@ -97,8 +99,8 @@ def test_predicted_labels_equal_those_of_a_forward_pass_over_full_rows(name, tmp
 def test_rows_are_cut_to_the_length_of_their_texts(kind, tmp_path):
   extra = [f"task.vocabulary={published.write(tmp_path / kind, kind)}"] if kind else []
   evaluator, *_ = make_evaluator("classification", tmp_path, extra=extra)
-  assert evaluator._rows.tokens.shape[1] == 64
-  assert {*evaluator._rows._lengths} == {32}
+  assert evaluator.rows.tokens.shape[1] == 64
+  assert {*evaluator.rows._lengths} == {32}
 
 
 def test_prompts_of_generated_texts_are_the_rows_of_training(tmp_path):
@@ -151,6 +153,11 @@ def test_generated_texts_equal_greedy_decoding_of_full_rows(with_sentinels, tmp_
   assert {"exact_match", score, "empty", "truncated"} <= result.metrics.keys()
 
 
+def fix_outputs(evaluator, outputs) -> None:
+  """Replace the outputs of an evaluator's model."""
+  vars(evaluator)["rows"] = _FixedRows(evaluator.rows, outputs)
+
+
 class _FixedRows:
   """Stands in for the rows of an evaluator and returns fixed logits."""
 
@@ -175,7 +182,7 @@ def test_logits_at_the_labels_score_100_with_windows_that_overlap(tmp_path):
     start[batch["span_start"][0]] = 5.0
     end[batch["span_end"][0]] = 5.0
     outputs.append((start, end))
-  evaluator._rows = _FixedRows(evaluator._rows, outputs)
+  fix_outputs(evaluator, outputs)
   result = evaluator(arrays)
   assert result.metrics == {"exact_match": 100.0, "f1": 100.0, "examples": 144}
   gold = [row["target"].split(" / ") for row in result.predictions]
@@ -189,7 +196,7 @@ def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_tok
   )
   outputs = []
   questions = set()
-  for window in evaluator._windows:
+  for window in evaluator.examples:
     logits = np.zeros(34, np.float32)
     spans = zip(window["spans"], window["most_context"])
     for position, (span, has_most_context) in enumerate(spans, window["first"]):
@@ -199,9 +206,9 @@ def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_tok
         logits[position] = 2.0
         questions.add(window["question"])
     outputs.append((logits, logits.copy()))
-  assert any(not window["most_context"].all() for window in evaluator._windows)
+  assert any(not window["most_context"].all() for window in evaluator.examples)
   assert len(questions) == 144
-  evaluator._rows = _FixedRows(evaluator._rows, outputs)
+  fix_outputs(evaluator, outputs)
   starts = [row["prediction"][0] for row in evaluator(arrays).predictions]
   assert starts == [","] * 144
 
@@ -217,7 +224,7 @@ def test_the_threshold_of_no_answer_applies_and_the_best_one_is_reported(tmp_pat
   extra = (f"task.source=jsonl:train={path},validation={path}",)
   evaluator, arrays, *_ = make_evaluator("span_qa", tmp_path, extra=extra, unanswerable=True)
   outputs = []
-  for number, window in enumerate(evaluator._windows):
+  for number, window in enumerate(evaluator.examples):
     start = np.zeros(64, np.float32)
     end = np.zeros(64, np.float32)
     start[window["first"]] = 2.0
@@ -225,15 +232,16 @@ def test_the_threshold_of_no_answer_applies_and_the_best_one_is_reported(tmp_pat
     # The logit of no answer is higher where there is none, but below the threshold of 0 everywhere.
     start[0] = 3.0 if number % 2 else 1.0
     outputs.append((start, end))
-  evaluator._rows = _FixedRows(evaluator._rows, outputs)
+  fix_outputs(evaluator, outputs)
   metrics = evaluator(arrays).metrics
   assert metrics["exact"] == 50.0
   assert metrics["HasAns_exact"] == 100.0
   assert metrics["NoAns_exact"] == 0.0
   assert metrics["best_exact"] == metrics["best_f1"] == 100.0
   assert metrics["best_f1_thresh"] < 0.5
-  evaluator._threshold = -2.0
-  assert evaluator(arrays).metrics["exact"] == 100.0
+  lenient = dataclasses.replace(evaluator, null_threshold=-2.0)
+  fix_outputs(lenient, outputs)
+  assert lenient(arrays).metrics["exact"] == 100.0
 
 
 @pytest.mark.parametrize("word", ["Broncos,", "naïve", "(1815)", "Łódź", "日本語", "x"])
@@ -299,10 +307,9 @@ def test_unlabelled_examples_are_predicted_and_not_scored(tmp_path):
 
 
 def test_choosing_another_option_with_the_text_of_the_right_one_is_wrong():
+  task = SimpleNamespace(classes=("0", "1", "2"))
   evaluator = object.__new__(multiple_choice.Evaluator)
-  evaluator._scores = ("accuracy",)
-  evaluator._ids = ()
-  evaluator._names = ("0", "1", "2")
+  vars(evaluator)["context"] = SimpleNamespace(task=task)
   example = {
     "text": "q",
     "options": ["a", "b", "a"],
@@ -311,12 +318,15 @@ def test_choosing_another_option_with_the_text_of_the_right_one_is_wrong():
     "answers": ["a"],
     "record": {},
   }
-  evaluator._examples = [example, example]
-  evaluator._rows = lambda arrays: [(np.array([0.0, 1.0, 2.0]),), (np.array([2.0, 1.0, 0.0]),)]
+  vars(evaluator)["examples"] = [example, example]
+  vars(evaluator)["rows"] = lambda arrays: [
+    (np.array([0.0, 1.0, 2.0]),),
+    (np.array([2.0, 1.0, 0.0]),),
+  ]
   assert evaluator({}).metrics == {"accuracy": 50.0, "examples": 2}
   assert evaluator.metric_names() == ("accuracy", "examples", "unlabelled")
   # Without labelled examples there is no accuracy to select a checkpoint by.
-  evaluator._examples = [example | {"answers": []}]
+  vars(evaluator)["examples"] = [example | {"answers": []}]
   assert evaluator.metric_names() == ("examples", "unlabelled")
 
 
@@ -335,7 +345,7 @@ def test_minus_one_is_a_class_where_the_labels_name_it(tmp_path):
   extra = (source, "task.inputs={text}", "task.targets={label}")
   metric = {"name": "labels", "classes": ["1", "-1"]}
   evaluator, *_ = make_evaluator("generation", tmp_path, extra=extra, metrics=[metric])
-  assert len(evaluator._scored) == 3
+  assert len(evaluator._gold) == 3
 
 
 def test_words_beyond_the_row_are_counted_and_scored_as_outside(tmp_path):

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import evals, recipes, slots
+from t5x_like import recipes
 from t5x_like.contrib.detection.data.boxes import Boxes
 from t5x_like.contrib.detection.evals import _best_boxes, detection
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext
+from t5x_like.evals import EVALUATORS, EvalContext
 from t5x_like.nn import params
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
@@ -271,7 +271,7 @@ def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
   detections = [(0, corners_Q4, labels, np.ones(1))]
   # an IoU of exactly 0.5
   assert detection.average_precision(truth, detections, CLASSES)["AP"] == pytest.approx(10)
-  row = detection.Evaluator._row(SimpleNamespace(_classes=CLASSES), *detections[0], truth)
+  row = detection.describe_image(*detections[0], truth, CLASSES)
   assert row["detections"][0]["box"] == row["objects"][0]["box"] == [0, 0, 50, 50]
 
 
@@ -288,7 +288,7 @@ def made(folder, devices: int, batch_size: int):
   batches = lambda most: loader.eval_batches(task, batch_size=batch_size, max_examples=most)  # noqa: E731
   setting = EvalContext(parts.model, parts.objective, task, batches, batch_size, parts.rules)
   arguments = {"name": "detection", "max_examples": 21}
-  return slots.make("config.evals.x", arguments, evals, "Evaluator", context=setting), placed
+  return EVALUATORS.make("config.evals.x", arguments, context=setting), placed
 
 
 def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path):

@@ -2,6 +2,7 @@
 percent."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import re
@@ -13,8 +14,7 @@ import numpy as np
 
 from t5x_like.contrib.detection.evals import _best_boxes
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult
-from t5x_like.parallel.rules import fetch
+from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.slots import PositiveInt
 
 _SIZES = ("small", "medium", "large")
@@ -24,11 +24,12 @@ _SAMPLES = 8
 SHOWN_SCORE = 0.5
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that detects the objects of every image once. Each query predicts its likeliest
   class of object.
 
-  Args:
+  Attributes:
     max_examples: the number of images, from the first; None means all.
     at_most: the number of likeliest detections per image that count; COCO's is 100.
 
@@ -36,43 +37,36 @@ class Evaluator:
     UserError: the task has no boxes, the model is no detector, or pycocotools is not installed.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    max_examples: PositiveInt | None = None,
-    at_most: PositiveInt = 100,
-  ):
-    task = context.task
-    self._context = context
-    self._most = max_examples
-    self._at_most = at_most
-    self._classes = task.classes
+  max_examples: PositiveInt | None = None
+  at_most: PositiveInt = 100
+
+  def __post_init__(self):
+    task = self.context.task
     if getattr(task, "boxes", None) is None:
       features = ", ".join(task.features)
       raise UserError(
         f"evaluator detection: is for images with boxes, task {task.name} makes {features}"
       )
-    if "image_size" not in context.model.REQUIRED_FEATURES:
+    if "image_size" not in self.context.model.REQUIRED_FEATURES:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
     if importlib.util.find_spec("pycocotools") is None:
       raise UserError(
         "evaluator detection: pycocotools is not installed; pip install 't5x-like[detection]'"
       )
 
-    self._run = context.jit(
-      lambda model, batch: (*top_detections(model.outputs(batch)), batch["example_index"])
-    )
-
   def metric_names(self) -> tuple[str, ...]:
     return (
       *PRECISION_METRICS,
-      *recall_metrics(self._at_most),
-      *class_metrics(self._classes),
+      *recall_metrics(self.at_most),
+      *class_metrics(self.context.task.classes),
       SWAPPED_METRIC,
       *_best_boxes.OVERLAP_METRICS,
       "images",
     )
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    """Return the detections, as `top_detections`, and the indices of the examples."""
+    return (*top_detections(model.outputs(batch)), batch["example_index"])
 
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `AP`, its parts and the number of `images`; a part for which the images hold no object
@@ -82,28 +76,26 @@ class Evaluator:
     size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
     likeliest boxes with boxes that are the same in every image, see `_best_boxes.mean_overlaps`.
     """
-    outputs = []
-    for batch in self._context.global_batches(self._most):
-      outputs.append([fetch(x) for x in self._run(arrays, batch)])
-    score_NQ, class_NQ, box_NQ4, index_N = map(np.concatenate, zip(*outputs, strict=True))
+    batches = self.context.global_batches(self.max_examples)
+    score_NQ, class_NQ, box_NQ4, index_N = self.context.run_batches(self.run, arrays, batches)
     order = np.argsort(index_N, kind="stable")
     order = order[index_N[order] >= 0]
-    truth = self._context.task.boxes
-    names = self._classes
+    truth = self.context.task.boxes
+    names = self.context.task.classes
     rows = []
     detections = []
     for row in order:
       n = int(index_N[row])
-      best = np.argsort(-score_NQ[row], kind="stable")[: self._at_most]
+      best = np.argsort(-score_NQ[row], kind="stable")[: self.at_most]
       corners_Q4 = to_corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
       has_name_Q = class_NQ[row, best] < len(names)
       best = best[has_name_Q]
       detections.append((n, corners_Q4[has_name_Q], class_NQ[row, best], score_NQ[row, best]))
-      rows.append(self._row(*detections[-1], truth))
-    scores = average_precision(truth, detections, names, self._at_most)
+      rows.append(describe_image(*detections[-1], truth, names))
+    scores = average_precision(truth, detections, names, self.at_most)
     if len(rows) > 1:
       swapped = swap_detections(truth, detections)
-      swapped_scores = average_precision(truth, swapped, names, self._at_most)
+      swapped_scores = average_precision(truth, swapped, names, self.at_most)
       if "AP" in swapped_scores:
         scores[SWAPPED_METRIC] = swapped_scores["AP"]
     scores |= _best_boxes.mean_overlaps(truth, detections, names)
@@ -115,17 +107,23 @@ class Evaluator:
       samples.append(sample)
     return EvalResult(scores | {"images": len(rows)}, samples, rows)
 
-  def _row(
-    self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth
-  ) -> dict:
-    of_image = truth.slice_of_image(n)
-    size_4 = np.tile(truth.pixels[n], 2)
-    objects = []
-    for box, label in zip(truth.boxes[of_image], truth.labels[of_image]):
-      objects.append({"label": self._classes[label], "box": _round(box * size_4)})
-    corners_Q4 = corners_Q4.clip(0, size_4)
-    detections = describe_detections(corners_Q4, class_Q, score_Q, self._classes)
-    return {"image": n, "objects": objects, "detections": detections}
+
+def describe_image(
+  image: int,
+  corners_Q4: np.ndarray,
+  class_Q: np.ndarray,
+  score_Q: np.ndarray,
+  truth,
+  names: Sequence[str],
+) -> dict:
+  """Return the objects and detections of an image as JSON values, with boxes cut to the image."""
+  rows = truth.slice_of_image(image)
+  size_4 = np.tile(truth.pixels[image], 2)
+  objects = []
+  for box, label in zip(truth.boxes[rows], truth.labels[rows]):
+    objects.append({"label": names[label], "box": _round(box * size_4)})
+  detections = describe_detections(corners_Q4.clip(0, size_4), class_Q, score_Q, names)
+  return {"image": image, "objects": objects, "detections": detections}
 
 
 def average_precision(

@@ -1,6 +1,8 @@
 """The mean reward of the likeliest completion of every prompt, for models that learn from
 rewards."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -8,69 +10,74 @@ from t5x_like.contrib.feedback import rewards
 from t5x_like.contrib.feedback.completions import rollout
 from t5x_like.decoding.generate import choose_likeliest
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that completes prompts greedily and rewards the completions.
 
-  Args:
+  Attributes:
     max_examples: the number of prompts, from the first; None means all.
 
   Raises:
     UserError: the task is not `prompts`, or the objective has no reward.
   """
 
-  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
-    task = context.task
-    reward = getattr(context.objective, "reward", None)
-    if reward is None or "decoder_log_probabilities" not in task.features:
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
+    if self._reward is None or "decoder_log_probabilities" not in task.features:
       raise UserError(
         "evaluator reward: needs the task `prompts` and an objective with a reward, found task "
         f"{task.name}; choose another evaluator"
       )
-    rewards.find_reward(reward)
-    self._context = context
-    self._max_examples = max_examples
-    self._reward = reward
-    (_, self._N) = task.features["decoder_log_probabilities"].shape
-    self._ends = rewards.completion_ends(task)
+    rewards.find_reward(self._reward)
 
-    def function(model, batch):
-      rows = {}
-      for name, x in batch.items():
-        if name.startswith(("encoder_", "decoder_")):
-          rows[name] = x[:, 0]
-      completed = rollout(model, rows, choose_likeliest, new_tokens=self._N, ends=self._ends)
-      return {name: completed[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
+  @property
+  def _reward(self):
+    return getattr(self.context.objective, "reward", None)
 
-    self._run = context.jit(function)
+  @property
+  def _new_tokens(self) -> int:
+    return self.context.task.features["decoder_log_probabilities"].shape[1]
 
   def metric_names(self) -> tuple[str, ...]:
     return ("reward", "completion_length", "unfinished", "examples")
 
+  def compute(self, model, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the tokens of the completions and their weights."""
+    rows = {}
+    for name, x in batch.items():
+      if name.startswith(("encoder_", "decoder_")):
+        rows[name] = x[:, 0]
+    ends = rewards.completion_ends(self.context.task)
+    completed = rollout(model, rows, choose_likeliest, new_tokens=self._new_tokens, ends=ends)
+    return {name: completed[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
+
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the mean `reward`, the mean `completion_length`, the share of `unfinished`
     completions, and `examples`."""
-    context = self._context
-    vocabulary = self._context.task.vocabulary
+    vocabulary = self.context.task.vocabulary
+    ends = rewards.completion_ends(self.context.task)
     all_rewards = []
     lengths = []
     unfinished = []
     predictions = []
-    for batch in context.global_batches(self._max_examples):
+    for batch in self.context.global_batches(self.max_examples):
       real = fetch(batch["example_index"]) >= 0
-      completions = self._run(arrays, batch)
-      tokens_RN = fetch(completions["decoder_target_tokens"])[real, -self._N :]
-      weights_RN = fetch(completions["decoder_loss_weights"])[real, -self._N :]
-      texts = rewards.decode_completions(tokens_RN, vocabulary, self._ends)
+      completions = self.run(arrays, batch)
+      tokens_RN = fetch(completions["decoder_target_tokens"])[real, -self._new_tokens :]
+      weights_RN = fetch(completions["decoder_loss_weights"])[real, -self._new_tokens :]
+      texts = rewards.decode_completions(tokens_RN, vocabulary, ends)
       examples = rewards.unpack_fields(fetch(batch["fields"])[real])
       reward_R = rewards.reward_texts(self._reward, texts, examples)
       all_rewards += list(reward_R)
       lengths += list(weights_RN.sum(axis=1))
-      unfinished += list(~np.isin(tokens_RN, self._ends).any(axis=1))
+      unfinished += list(~np.isin(tokens_RN, ends).any(axis=1))
       side = "encoder" if "encoder_input_tokens" in batch else "decoder"
       prompt_RS = fetch(batch[f"{side}_input_tokens"])[real, 0]
       valid_RS = fetch(batch[f"{side}_segment_ids"])[real, 0]

@@ -1,7 +1,9 @@
 """Answers to questions from passages that the model retrieves: exact match, F1, and how often the
 answer was found."""
 
-from typing import Literal
+import dataclasses
+import functools
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,14 +15,15 @@ from t5x_like.contrib.retrieval.search import (
   open_search,
 )
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalContext, EvalResult, _labelled
+from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_squad
-from t5x_like.metrics.texts import answers, reference_texts
+from t5x_like.metrics.texts import TextMetric, answers, reference_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, PositiveInt
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator(BaseEvaluator):
   """An evaluator that answers greedily from each of the retrieved passages, and chooses the
   likeliest answer.
 
@@ -28,7 +31,7 @@ class Evaluator:
   p(z|x) p(y|x, z)` over the passages z that it was written from ("fast decoding", Lewis et al.
   2020, section 2.5).
 
-  Args:
+  Attributes:
     references: the record field with the right texts, such as `answers`; None is the task's target.
     normalization: of texts before comparison.
     max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
@@ -38,40 +41,52 @@ class Evaluator:
     UserError: the task is not `open_qa`.
   """
 
-  def __init__(
-    self,
-    context: EvalContext,
-    *,
-    references: str | None = None,
-    normalization: Literal["squad", "triviaqa"] = "squad",
-    max_new_tokens: Length | None = None,
-    max_examples: PositiveInt | None = None,
-  ):
-    task = context.task
+  references: str | None = None
+  normalization: Literal["squad", "triviaqa"] = "squad"
+  max_new_tokens: Length | None = None
+  max_examples: PositiveInt | None = None
+
+  def __post_init__(self):
+    task = self.context.task
     if getattr(task, "passages", None) is None:
       raise UserError(
         f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator"
       )
-    self._context = context
-    self._max_examples = max_examples
-    self._metric = answers(normalization=normalization)
-    fields = () if references is None else (references.split(".")[0],)
-    self._examples = task.examples(fields)[:max_examples]
-    self._gold = [self._right(example, references) for example in self._examples]
-    self._k = task.features["passage_tokens"].shape[0] - 1
+    _ = self._gold  # refuses questions without answers
     if self._k:
-      search = getattr(context.objective, "search", "device")
-      self._search = open_search(
-        search, context.model, context.rules, task.passages, context.batch_size * (1 + self._k)
-      )
-    new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
+      _ = self._search  # opened before the first step
 
-    def function(model, batch):
-      return answer_from_passages(
-        model, {name: batch[name] for name in model.REQUIRED_FEATURES}, new
-      )
+  @functools.cached_property
+  def _metric(self) -> TextMetric:
+    return answers(normalization=self.normalization)
 
-    self._run = context.jit(function)
+  @functools.cached_property
+  def _examples(self) -> list[dict[str, Any]]:
+    fields = () if self.references is None else (self.references.split(".")[0],)
+    return self.context.task.examples(fields)[: self.max_examples]
+
+  @functools.cached_property
+  def _gold(self) -> list[list[str]]:
+    """The right texts of each example."""
+    return [self._right_texts(example) for example in self._examples]
+
+  @property
+  def _k(self) -> int:
+    """The number of passages that are retrieved for a question."""
+    return self.context.task.features["passage_tokens"].shape[0] - 1
+
+  @functools.cached_property
+  def _search(self):
+    context = self.context
+    kind = getattr(context.objective, "search", "device")
+    rows = context.batch_size * (1 + self._k)
+    return open_search(kind, context.model, context.rules, context.task.passages, rows)
+
+  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return the answers from each passage, int32 [B, Z, N], and their log-probabilities [B, Z]."""
+    length = self.context.task.features["decoder_target_tokens"].shape[0]
+    features = {name: batch[name] for name in model.REQUIRED_FEATURES}
+    return answer_from_passages(model, features, self.max_new_tokens or length)
 
   def metric_names(self) -> tuple[str, ...]:
     return (*self._metric.metric.names, "found", "examples")
@@ -79,10 +94,9 @@ class Evaluator:
   def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
     passage), and the number of `examples`."""
-    context = self._context
     predictions = []
     index_NP = build_index(self._search, arrays) if self._k else None
-    for batch in context.global_batches(self._max_examples):
+    for batch in self.context.global_batches(self.max_examples):
       if self._k:
         batch = self._search.add_nearest(arrays, index_NP, batch)
       predictions += self._predictions(arrays, batch)
@@ -95,10 +109,10 @@ class Evaluator:
 
   def _predictions(self, arrays: dict[str, jax.Array], batch: dict[str, jax.Array]) -> list[dict]:
     """Return the records of the examples of a batch, whose passages are in it."""
-    task = self._context.task
+    task = self.context.task
     index_B = fetch(batch["example_index"])
     is_example_B = index_B >= 0
-    tokens_BZN, log_p_BZ = (fetch(x)[is_example_B] for x in self._run(arrays, batch))
+    tokens_BZN, log_p_BZ = (fetch(x)[is_example_B] for x in self.run(arrays, batch))
     number_Bk = np.zeros((len(tokens_BZN), 0), int)
     if self._k:
       number_Bk = fetch(batch["passages"])[is_example_B]
@@ -118,20 +132,21 @@ class Evaluator:
       )
     return rows
 
-  def _right(self, example: dict, references: str | None) -> list[str]:
+  def _right_texts(self, example: dict) -> list[str]:
+    """Return the right texts of an example; raise UserError if it has none."""
     from t5x_like.corpora.sources import field_value
 
-    name = self._context.task.name
+    name = self.context.task.name
     where = f"task {name}, input {example['inputs'][:60]!r}"
     try:
       texts = example["targets"]
-      if references:
-        texts = field_value(example["record"], references, name)
+      if self.references:
+        texts = field_value(example["record"], self.references, name)
       right = reference_texts(texts)
     except ValueError as error:
-      raise UserError(f"{where}, field {references!r}: {error}") from None
+      raise UserError(f"{where}, field {self.references!r}: {error}") from None
     if not right:
-      raise UserError(f"{where}: found no texts in field {references!r}")
+      raise UserError(f"{where}: found no texts in field {self.references!r}")
     return right
 
 
