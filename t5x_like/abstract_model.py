@@ -9,9 +9,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import t5x_like.models
-import t5x_like.objectives
-from t5x_like import slots, tunings
-from t5x_like.tunings import lora
+from t5x_like import slots
+from t5x_like.objectives import OBJECTIVES, check_declarations
+from t5x_like.tunings import TUNINGS, BaseTuning, lora
 
 _ADAPTERS = 1  # folded into the key of the model's parameters
 
@@ -95,11 +95,11 @@ def model_constructor(config: ConfigDict) -> Callable[[jax.Array], nnx.Module]:
 
 def build_objective(config: ConfigDict) -> Callable:
   """Return the objective; raise UserError if it lacks a declaration."""
-  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
-  t5x_like.objectives.check_declarations(config.objective.name, objective)
+  objective = OBJECTIVES.make("config.objective", config.objective)
+  check_declarations(config.objective.name, objective)
   return objective
 
 
-def build_tuning(values: ConfigDict) -> tunings.Tuning:
+def build_tuning(values: ConfigDict) -> BaseTuning:
   """Return the tuning, which selects the trained parameters and may add adapters."""
-  return slots.make("config.tuning", values, tunings, "make")
+  return TUNINGS.make("config.tuning", values)

@@ -115,7 +115,7 @@ class Recipe:
   # passes over the training examples, where `total_steps` is None
   epochs: slots.PositiveFloat = 3.0
   seed: int = 0
-  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
+  # name: a module of training/optimizers; also `OptimizerMemory`
   optimizer: dict = _slot(name="adafactor")
   schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
   clip_norm: slots.NonNegativeFloat = 0.0  # global gradient norm; 0 for no clipping

@@ -14,29 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 import t5x_like.models
-import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import evals, recipes, slots, tunings
+from t5x_like import recipes, slots
 from t5x_like.architectures.design import Design
 from t5x_like.checkpoints.emergency import EmergencyOptions
-from t5x_like.data import tasks
+from t5x_like.data.task import TASKS
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.training.guard import GUARDS
-from t5x_like.training.optimizer import OPTIMIZERS
-from t5x_like.training.schedule import SCHEDULES
+from t5x_like.evals import EVALUATORS
+from t5x_like.slots import Slot
+from t5x_like.training import resolve
 
-_SUPPLIED = ("rngs", "schedule", "context", "split")  # arguments that the program supplies
-# The slots of a recipe: where names are looked up, and records whose keys the slot has too.
-_SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
-  "model": (t5x_like.models, "Model", ()),
-  "task": (tasks, "Arguments", (config_lib.Corpus,)),
-  "objective": (t5x_like.objectives, "Objective", ()),
-  "optimizer": (OPTIMIZERS, "", (config_lib.OptimizerMemory,)),
-  "schedule": (SCHEDULES, "", ()),
-  "guard": (GUARDS, "", ()),
-  "tuning": (tunings, "make", ()),
-  "evals.NAME": (evals, "Evaluator", (config_lib.Instance,)),
-  "trackers.NAME": ("t5x_like.report.trackers", "Tracker", ()),
+_SUPPLIED = ("rngs", "context", "split")  # arguments that the program supplies
+SLOTS = {
+  "model": Slot(t5x_like.models, "Model"),
+  "task": TASKS,
+  **resolve.SLOTS,
+  "evals.NAME": EVALUATORS,
+  "trackers.NAME": resolve.TRACKERS,
 }
 _RECORDS = {
   "model.design": Design,
@@ -101,12 +95,12 @@ def groups() -> list[Group]:
   """Return the keys of the top level, of each record, and of each object that a slot can name."""
   top = tuple(key for key in keys() if "." not in key.name)
   result = [Group("", "", first_sentence(config_lib.Recipe), top)]
-  for section, (registry, member, records) in _SLOTS.items():
-    for record in records:
+  for section, slot in SLOTS.items():
+    for record in slot.records:
       result.append(_record_group(section, record))
-    for name in slots.names(registry):
-      slot_object = slots.find(section, name, registry, member)
-      described = inspect.getmodule(slot_object) if member else slot_object
+    for name in slot.names():
+      slot_object = slot.find(section, name)
+      described = inspect.getmodule(slot_object) if slot.member else slot_object
       section_keys = tuple(_argument_keys(section, slot_object, (name,)))
       result.append(Group(section, name, first_sentence(described), section_keys))
   for section, record in _RECORDS.items():
@@ -130,7 +124,7 @@ def keys() -> list[Key]:
   comments = _comments(config_lib.Recipe)
   hints = typing.get_type_hints(config_lib.Recipe, include_extras=True)
   for field in dataclasses.fields(config_lib.Recipe):
-    sections = [name for name in (*_SLOTS, *_RECORDS) if name.partition(".")[0] == field.name]
+    sections = [name for name in (*SLOTS, *_RECORDS) if name.partition(".")[0] == field.name]
     has_default = field.default is not dataclasses.MISSING
     if has_default or not sections:
       default = field.default if has_default else field.default_factory()
@@ -147,30 +141,28 @@ def keys() -> list[Key]:
 
 def _argument_keys(section: str, function: Callable, owners: tuple[str, ...] = ()) -> list[Key]:
   """Return the keys of a section that are the arguments of a function, class or record."""
-  types_by_name = slots.argument_types(function)
-  defaults = slots.defaults(function)
   descriptions = _argument_descriptions(function)
   result = []
-  for name in slots.argument_names(function):
+  for name, argument in slots.read_arguments(function).items():
     if name in _SUPPLIED:
       continue
-    default = repr(defaults[name]) if name in defaults else None
-    kind = slots.describe_type(types_by_name.get(name, Any))
+    default = None if argument.default is slots.REQUIRED else repr(argument.default)
+    kind = slots.describe_type(argument.declared_type)
     result.append(Key(f"{section}.{name}", kind, default, descriptions.get(name, ""), owners))
   return result
 
 
 def _slot_keys(section: str) -> list[Key]:
   """Return the keys of a slot: its name, its records' fields and all its objects' arguments."""
-  registry, member, records = _SLOTS[section]
-  choices = slots.names(registry)
+  slot = SLOTS[section]
+  choices = slot.names()
   name_key = f"{section}.name"
   result = {name_key: Key(name_key, "one of " + ", ".join(choices), None)}
-  for record in records:
+  for record in slot.records:
     result |= {key.name: key for key in _argument_keys(section, record)}
   arguments: dict[str, Key] = {}
   for choice in choices:
-    for key in _argument_keys(section, slots.find(section, choice, registry, member), (choice,)):
+    for key in _argument_keys(section, slot.find(section, choice), (choice,)):
       first = arguments.get(key.name)
       if first:
         key = dataclasses.replace(first, owners=(*first.owners, choice))
@@ -210,10 +202,6 @@ def _argument_descriptions(function: Callable) -> dict[str, str]:
   descriptions: dict[str, str] = {}
   for layer in documented:
     descriptions = _parse_descriptions(inspect.cleandoc(layer.__doc__ or "")) | descriptions
-    if inspect.isroutine(layer) and not dataclasses.is_dataclass(function):
-      for hint in typing.get_type_hints(layer).values():
-        if typing.get_origin(hint) is typing.Unpack:  # **options of a record
-          descriptions = _argument_descriptions(typing.get_args(hint)[0]) | descriptions
   return descriptions
 
 
@@ -247,9 +235,9 @@ def format_list(kind: str) -> str:
   if kind == "recipes":
     described = {name: recipes.load_module(name) for name in recipes.names()}
   else:
-    registry, member, _ = _SLOTS[_SLOT_OF_KIND[kind]]
-    described = {name: slots.find(kind, name, registry, member) for name in slots.names(registry)}
-    if member:
+    slot = SLOTS[_SLOT_OF_KIND[kind]]
+    described = {name: slot.find(kind, name) for name in slot.names()}
+    if slot.member:
       described = {name: inspect.getmodule(found) for name, found in described.items()}
   return "\n".join(_name_lines(described))
 
@@ -258,8 +246,7 @@ def overview() -> str:
   """Return the names that a recipe can choose from, for the end of `--help`."""
   names_by_kind = {"recipes": recipes.names()}
   for kind in ("models", "tasks", "objectives", "evaluators"):
-    registry, _, _ = _SLOTS[_SLOT_OF_KIND[kind]]
-    names_by_kind[kind] = slots.names(registry)
+    names_by_kind[kind] = SLOTS[_SLOT_OF_KIND[kind]].names()
   names_by_kind["keys"] = [field.name for field in dataclasses.fields(config_lib.Recipe)]
   paragraphs = []
   for kind, names in names_by_kind.items():

@@ -3,12 +3,14 @@
 A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public
 modules of a package, each defining the requested member, or the keys of a table. A package that
 only some recipes need is given by its dotted name and imported when a recipe names something in it.
-The arguments and their types come from the signature. Neither is listed a second time.
+Arguments and their types are the fields of a frozen dataclass, which a `Slot` requires by its
+`base`, or the parameters of a layer's constructor or of a function. Nothing is listed twice.
 
 The topics of `t5x_like/contrib` extend these packages: a folder of a topic that is named like the
 last part of a package adds its public modules, so `contrib/retrieval/tasks/open_qa.py` is the task
 `open_qa` beside those of `t5x_like.data.tasks`.
 
+  OPTIMIZERS.make("config.optimizer", {"name": "lion", "b1": 0.95})
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
   slots.make(
     "config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True
@@ -25,7 +27,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple
 
 from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean
@@ -73,6 +75,14 @@ _MAX_NAME_LENGTH = 64
 _NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates
 _RENAMED_KEYS = "renamed_keys"  # the attribute that `rename_keys` sets
 _MAX_DEPTH = 32  # levels of nested dicts and lists
+REQUIRED = inspect.Parameter.empty  # the default of an argument that has none
+
+
+class Argument(NamedTuple):
+  """The declared type of an argument and its default, or `REQUIRED`."""
+
+  declared_type: Any
+  default: Any
 
 
 def check_name(where: str, name: Any) -> None:
@@ -212,15 +222,15 @@ def fill(
   Args:
     where: the arguments' key, for messages.
     values: the arguments from the recipe and flags.
-    function: a function, class or dataclass.
-    supplied: parameters that the program supplies; they are not valid keys.
+    function: a dataclass, another class or a function.
+    supplied: arguments that the program supplies; they are not valid keys.
     records: further dataclasses or functions whose arguments are keys of the same dict.
   Raises:
     UserError: a key is unknown or missing, a value has the wrong type, or two functions declare the
       same argument.
   """
-  parameters, declared_types = _merge_signatures(where, (*records, function))
-  keys = [key for key in parameters if key not in supplied]
+  arguments = _merge_signatures(where, (*records, function))
+  keys = [key for key in arguments if key not in supplied]
   expected = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
   values = to_plain(values)
   if not isinstance(values, Mapping):
@@ -232,32 +242,28 @@ def fill(
       if new_key is not None:
         raise UserError(f"{full_key}: this key is now {new_key!r}; rename it")
       raise UserError(f"{full_key}: unknown key{did_you_mean(key, keys)}; {expected}")
-  arguments = {}
+  filled = {}
   for key in keys:
-    default = parameters[key].default
-    if key not in values and default is inspect.Parameter.empty:
+    argument = arguments[key]
+    if key not in values and argument.default is REQUIRED:
       raise UserError(f"{where}.{key}: missing; {expected}")
-    value = values.get(key, default)
-    arguments[key] = coerce(f"{where}.{key}", value, declared_types.get(key, Any))
-  return arguments
+    value = values.get(key, argument.default)
+    filled[key] = coerce(f"{where}.{key}", value, argument.declared_type)
+  return filled
 
 
-def _merge_signatures(
-  where: str, functions: Sequence[Callable]
-) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-  """Return the parameters of all functions and their declared types; refuse a repeated name."""
-  merged_parameters = {}
-  merged_types = {}
+def _merge_signatures(where: str, functions: Sequence[Callable]) -> dict[str, Argument]:
+  """Return the arguments of all functions by name; refuse a repeated name."""
+  merged: dict[str, Argument] = {}
   for function in functions:
-    parameters, declared_types = _signature(function)
-    for key in merged_parameters.keys() & parameters.keys():
+    arguments = read_arguments(function)
+    for key in merged.keys() & arguments.keys():
       raise UserError(
         f"{where}: {function.__module__}:{function.__qualname__} declares the argument {key!r}, "
         "which is a key here already; give the argument another name"
       )
-    merged_parameters |= parameters
-    merged_types |= declared_types
-  return merged_parameters, merged_types
+    merged |= arguments
+  return merged
 
 
 def make(where: str, value: Any, registry: Registry, member: str = "", **supplied: Any) -> Any:
@@ -267,24 +273,15 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
     where: the slot's key, for messages.
     value: a name, or {"name": …} with arguments.
     registry, member: see `find`.
-    **supplied: arguments from the program; only parameters in the function's signature are passed.
+    **supplied: arguments from the program; only those that the function has are passed.
   Raises:
     UserError: as `find` and `fill`.
   """
-  name, arguments = name_and_arguments(where, value)
-  return _call(where, find(where, name, registry, member), arguments, supplied)
-
-
-def _call(where: str, function: Callable, arguments: Any, supplied: Mapping[str, Any]) -> Any:
-  """Call a function with checked arguments and the supplied ones that its signature has."""
-  parameters, _ = _signature(function)
-  supplied = {key: argument for key, argument in supplied.items() if key in parameters}
-  filled = fill(where, arguments, function, supplied=tuple(supplied))
-  return function(**supplied, **filled)
+  return Slot(registry, member).make(where, value, **supplied)
 
 
 class Slot(NamedTuple):
-  """A key that names a function or class.
+  """A key that names a dataclass of arguments, another class or a function.
 
   Attributes:
     registry, member: where its names are looked up, as in `find`.
@@ -299,6 +296,10 @@ class Slot(NamedTuple):
   records: Sequence[Callable] = ()
   base: type | None = None
   guide: str = ""
+
+  def names(self) -> list[str]:
+    """Return the sorted names in the registry."""
+    return names(self.registry)
 
   def find(self, where: str, name: Any) -> Callable:
     """Return the function or class of a name.
@@ -334,9 +335,13 @@ class Slot(NamedTuple):
     return {"name": name} | fill(where, arguments, function, self.supplied, self.records)
 
   def make(self, where: str, value: Any, **supplied: Any) -> Any:
-    """Call the named function or class with the slot's arguments, as `make` does."""
+    """Call the named function or class with the slot's arguments; see `make`."""
     name, arguments = name_and_arguments(where, value)
-    return _call(where, self.find(where, name), arguments, supplied)
+    function = self.find(where, name)
+    names_of_arguments = read_arguments(function)
+    supplied = {key: value for key, value in supplied.items() if key in names_of_arguments}
+    filled = fill(where, arguments, function, supplied=tuple(supplied))
+    return function(**supplied, **filled)
 
 
 def resolve_variant(model_class: type, model: Any) -> Any:
@@ -355,23 +360,17 @@ def resolve_variant(model_class: type, model: Any) -> Any:
 
 
 def argument_names(function: Callable) -> list[str]:
-  """Return the names of a function's arguments, with the fields of records that it unpacks."""
-  return list(_signature(function)[0])
-
-
-def argument_types(function: Callable) -> dict[str, Any]:
-  """Return the declared types of a function's arguments, by name."""
-  return _signature(function)[1]
+  """Return the names of the arguments of a function or class."""
+  return list(read_arguments(function))
 
 
 def defaults(function: Callable) -> dict[str, Any]:
-  """Return the default values of a function's arguments, by name."""
-  parameters, _ = _signature(function)
-  return {
-    name: parameter.default
-    for name, parameter in parameters.items()
-    if parameter.default is not inspect.Parameter.empty
-  }
+  """Return the default values of the arguments of a function or class, by name."""
+  values = {}
+  for name, argument in read_arguments(function).items():
+    if argument.default is not REQUIRED:
+      values[name] = argument.default
+  return values
 
 
 def replace_fields(where: str, record: Any, changes: Any) -> Any:
@@ -381,55 +380,49 @@ def replace_fields(where: str, record: Any, changes: Any) -> Any:
   return type(record)(**fill(where, values, type(record)))
 
 
-def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-  """Return a function's parameters and their declared types, by name.
+def read_arguments(function: Callable) -> dict[str, Argument]:
+  """Return the arguments of a function or class, by name.
 
-  `**options` stand for the parameters of another signature: `**options: Unpack[Record]` for the
-  fields of a dataclass, and `**options` of a class's constructor for the parameters of the
-  constructor it overrides.
+  `**options` of a class's constructor stand for the arguments of the constructor it overrides.
   """
-  callables = [function]
+  if dataclasses.is_dataclass(function):
+    return _fields(function)
+  layers = [function]
   if inspect.isclass(function):
     bases = function.__mro__[:-1]
-    callables = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
-  parameters: dict[str, inspect.Parameter] = {}
-  declared_types: dict[str, Any] = {}
-  for layer in callables:
-    layer_parameters = dict(inspect.signature(layer).parameters)
-    # The fields that a dataclass inherits name types of the module that declares them.
-    annotated = function if dataclasses.is_dataclass(function) else layer
-    hints = typing.get_type_hints(annotated, include_extras=True)
-    options = [name for name, p in layer_parameters.items() if p.kind is p.VAR_KEYWORD]
-    for name in ("self", *options):
-      layer_parameters.pop(name, None)
-    parameters = layer_parameters | parameters
-    for name in options:
-      if typing.get_origin(hints.get(name)) is not Unpack:
-        continue
-      record_parameters, record_types = _signature(typing.get_args(hints[name])[0])
-      for field, parameter in record_parameters.items():
-        parameters.setdefault(field, parameter)
-      hints = record_types | hints
-    declared_types = hints | declared_types
-    if not options:
+    layers = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
+  arguments: dict[str, Argument] = {}
+  for layer in layers:
+    types_by_name = typing.get_type_hints(layer, include_extras=True)
+    has_options = False
+    layer_arguments = {}
+    for name, parameter in inspect.signature(layer).parameters.items():
+      if parameter.kind is parameter.VAR_KEYWORD:
+        has_options = True
+      elif name != "self":
+        layer_arguments[name] = Argument(types_by_name.get(name, Any), parameter.default)
+    arguments = layer_arguments | arguments
+    if not has_options:
       break
-  if dataclasses.is_dataclass(function):
-    for field in dataclasses.fields(function):
-      if field.name in parameters and field.default_factory is not dataclasses.MISSING:
-        parameter = parameters[field.name]
-        parameters[field.name] = parameter.replace(default=field.default_factory())
-    parameters = _own_fields_first(function, parameters)
-  return parameters, declared_types
+  return arguments
 
 
-def _own_fields_first(record: type, parameters: dict[str, Any]) -> dict[str, Any]:
-  """Return a dataclass's parameters with inherited fields after the fields that it declares."""
-  ordered: dict[str, Any] = {}
+def _fields(record: type) -> dict[str, Argument]:
+  """Return the fields of a dataclass as arguments, its own fields before those it inherits."""
+  types_by_name = typing.get_type_hints(record, include_extras=True)
+  fields = {field.name: field for field in dataclasses.fields(record) if field.init}
+  arguments: dict[str, Argument] = {}
   for base in record.__mro__:
     for name in inspect.get_annotations(base):
-      if name in parameters:
-        ordered.setdefault(name, parameters[name])
-  return ordered
+      if name not in fields or name in arguments:
+        continue
+      default = fields[name].default
+      if fields[name].default_factory is not dataclasses.MISSING:
+        default = fields[name].default_factory()
+      elif default is dataclasses.MISSING:
+        default = REQUIRED
+      arguments[name] = Argument(types_by_name[name], default)
+  return arguments
 
 
 def coerce(where: str, value: Any, declared_type: Any) -> Any:

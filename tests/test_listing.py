@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from t5x_like import config as config_lib
-from t5x_like import listing, train
+from t5x_like import listing, slots, train
 from t5x_like.training.schedule import SCHEDULES
 
 
@@ -27,6 +27,24 @@ def test_every_key_is_there_once_with_its_default_and_comment():
   assert keys["trackers.NAME.project"].owners == ("wandb",)
   assert "task.store" in keys
   assert "model.dropout" in keys
+
+
+@pytest.mark.parametrize(
+  "section", ["task", "objective", "optimizer", "tuning", "evals.NAME", "trackers.NAME"]
+)
+def test_arguments_of_a_slot_are_a_frozen_dataclass_that_documents_each_field(section):
+  undocumented = []
+  for group in listing.groups():
+    if group.section == section and group.name:
+      undocumented += [f"{group.name}: {key.name}" for key in group.keys if not key.about]
+  assert not undocumented
+  slot = listing.SLOTS[section]
+  for name in slot.names():
+    arguments = slot.find(section, name)
+    assert dataclasses.is_dataclass(arguments), name
+    assert arguments.__dataclass_params__.frozen, name
+    fields = {field.name for field in dataclasses.fields(arguments) if field.init}
+    assert set(slots.argument_names(arguments)) == fields, name
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)

@@ -1,8 +1,9 @@
 """Names in recipes are resolved, and their arguments are checked against signatures."""
 
+import abc
 import dataclasses
 import types
-from typing import Annotated, Literal, Unpack
+from typing import Annotated, Literal
 
 import pytest
 from ml_collections import ConfigDict
@@ -219,24 +220,63 @@ def test_refusals_name_keys_inside_of_arguments(value, message):
     slots.make("config.x", {"name": "steamer", **value}, FLEET, sea=0)
 
 
-def test_a_function_takes_the_fields_of_the_record_that_it_unpacks():
-  @dataclasses.dataclass(frozen=True)
+def test_a_dataclass_takes_the_fields_of_its_base_after_its_own():
+  @dataclasses.dataclass(frozen=True, kw_only=True)
   class Catch:
     nets: slots.PositiveInt
     bait: str = "worm"
 
-  def lake(*, bait: str = "fly", **catch: Unpack[Catch]):
-    return Catch(bait=bait, **catch)
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Lake(Catch):
+    depth: float = 3.0
+    bait: str = "fly"
 
-  assert slots.make("config.x", {"name": "lake", "nets": 2}, {"lake": lake}) == Catch(2, "fly")
-  assert slots.defaults(lake) == {"bait": "fly"}
+  assert slots.argument_names(Lake) == ["depth", "bait", "nets"]
+  lake = slots.make("config.x", {"name": "lake", "nets": 2}, {"lake": Lake})
+  assert lake == Lake(nets=2, bait="fly")
+  assert slots.defaults(Lake) == {"depth": 3.0, "bait": "fly"}
   for values, message in (
-    ({"depth": 4}, r"x\.depth: unknown key.*; it takes bait, nets"),
+    ({"width": 4}, r"x\.width: unknown key.*; it takes depth, bait, nets"),
     ({"nets": 0}, "a whole number above 0"),
     ({}, r"x\.nets: missing"),
   ):
     with pytest.raises(UserError, match=message):
-      slots.make("config.x", {"name": "lake", **values}, {"lake": lake})
+      slots.make("config.x", {"name": "lake", **values}, {"lake": Lake})
+
+
+class Vessel(abc.ABC):
+  @abc.abstractmethod
+  def sail(self):
+    """Sail."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Canoe(Vessel):
+  length: int = 5
+
+  def sail(self):
+    return self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class Wreck(Vessel):
+  length: int = 5
+
+
+def test_a_class_of_another_form_is_refused_with_the_form_to_declare():
+  vessels = {"canoe": Canoe, "wreck": Wreck, "ship": Ship, "wave": wave}
+  slot = slots.Slot(vessels, base=Vessel, guide="docs/how-to/add-a-vessel.md")
+  assert slot.make("config.x", {"name": "canoe", "length": 7}) == Canoe(7)
+  for name in ("ship", "wave"):
+    with pytest.raises(
+      UserError,
+      match=rf"config\.x\.name: found '{name}', expected a frozen dataclass derived from "
+      r".*test_slots\.Vessel, whose fields are its arguments; see "
+      r"docs/how-to/add-a-vessel\.md",
+    ):
+      slot.complete("config.x", name)
+  with pytest.raises(UserError, match=r"'wreck' lacks the method 'sail' of .*Vessel; define it"):
+    slot.make("config.x", "wreck")
 
 
 def test_a_package_is_a_registry_of_its_public_modules():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from t5x_like import config, slots, trust
-from t5x_like.data import cache_directory, tasks
+from t5x_like.data import cache_directory
 from t5x_like.data.features import BatchFunction, Feature, Features
 from t5x_like.data.preprocessors import user_defined
 from t5x_like.data.stream import Stream
@@ -206,6 +205,15 @@ def _to_json(value: Any) -> Any:
   return value
 
 
+TASKS = slots.Slot(
+  "t5x_like.data.tasks",
+  "Arguments",
+  records=(config.Corpus,),
+  base=TaskArguments,
+  guide="docs/how-to/add-a-task.md",
+)
+
+
 def build(name: str | None, split: str, **arguments: Any) -> Task:
   """Make a task of a split of its corpus from the arguments in `config.task`; see `build_at`."""
   return build_at("task", name, split, arguments)
@@ -228,12 +236,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
       `config.<slot>.<key>`; any error of the task itself.
   """
   where = f"config.{slot}"
-  arguments_class = slots.find(f"{where}.name", name, tasks, "Arguments")
-  if not inspect.isclass(arguments_class) or not issubclass(arguments_class, TaskArguments):
-    raise UserError(
-      f"{where}.name: found {name!r}, expected a dataclass derived from "
-      "t5x_like.data.task.TaskArguments; see docs/how-to/add-a-task.md"
-    )
+  arguments_class = TASKS.find(f"{where}.name", name)
   _check_locations(where, arguments, arguments_class.SOURCES)
   user_preprocessors = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}

@@ -87,16 +87,18 @@ class EvalContext:
     self,
     run: Callable,
     arrays: dict[str, jax.Array],
-    batches: Iterator[dict[str, np.ndarray | jax.Array]],
+    batches: Iterator[dict[str, np.ndarray]],
   ) -> list[np.ndarray]:
-    """Run a compiled function on global batches; return its outputs, concatenated over rows.
+    """Run a compiled function on batches of this host's rows; return its outputs on the host.
 
     Args:
       run: `(parameters, batch) -> a tuple of arrays` with a leading axis B.
-      batches: global batches, with rows that only fill a batch.
+      arrays: the parameters by name.
+    Returns:
+      Each array with the rows of all batches, those that only fill a batch among them.
     """
     outputs = []
-    for batch in batches:
+    for batch in self.shard_batches(batches):
       outputs.append([fetch(array) for array in run(arrays, batch)])
     return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
 
@@ -141,8 +143,8 @@ class BaseEvaluator(abc.ABC):
     """Evaluate the model with these parameters, by name."""
 
   def compute(self, model, batch: dict[str, jax.Array]) -> Any:
-    """Return arrays computed from a batch, of which `run` is the compiled form."""
-    raise NotImplementedError
+    """Return arrays computed from a batch; `run` is its compiled form."""
+    return ()
 
   @functools.cached_property
   def run(self) -> Callable:

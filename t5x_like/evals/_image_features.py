@@ -61,6 +61,7 @@ class ImageFeatures:
         f"evaluator {where}: is for models and tasks of labelled images, not task "
         f"{context.task.name}"
       )
+    self._context = context
     self.support = context.for_split(support_split)
     # `train` and `train[:200]` are parts of one split.
     split_name, _ = parse_split(context.split or "")
@@ -88,11 +89,23 @@ class ImageFeatures:
   def __call__(
     self,
     arrays: dict[str, jax.Array],
-    context: EvalContext,
-    batches: Iterator[dict[str, np.ndarray]],
-  ) -> LabelledFeatures:
+    support_batches: Iterator[dict[str, np.ndarray]],
+    max_examples: int | None,
+  ) -> tuple[LabelledFeatures, LabelledFeatures]:
+    """Return the features of the images to learn from, and of those to score.
+
+    Args:
+      arrays: the parameters by name.
+      support_batches: batches of the images to learn from.
+      max_examples: the number of images to score, from the first; None means all.
+    """
+    support = self._compute(arrays, self.support, support_batches)
+    scored = self._compute(arrays, self._context, self._context.batches(max_examples))
+    return support, self.without_copies(scored, support)
+
+  def _compute(self, arrays, context: EvalContext, batches) -> LabelledFeatures:
     """Return the features of the images in batches, without rows that only fill a batch."""
-    outputs = context.run_batches(self._run, arrays, context.shard_batches(batches))
+    outputs = context.run_batches(self._run, arrays, batches)
     features_ND, label_N, index_N, digest_N2 = outputs
     digest_N2 = digest_N2.astype(np.uint64)
     digest_N = digest_N2[:, 0] << np.uint64(32) | digest_N2[:, 1]

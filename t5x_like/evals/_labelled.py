@@ -5,7 +5,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -88,6 +88,8 @@ class LabelledEvaluator(BaseEvaluator):
     max_examples: the number of examples, from the first; None means all.
   """
 
+  questions: ClassVar[tuple[str, ...]] = ()  # fields that identify a question
+
   ids: tuple[str, ...] = ()
   max_examples: PositiveInt | None = None
 
@@ -107,12 +109,8 @@ class LabelledEvaluator(BaseEvaluator):
   @functools.cached_property
   def examples(self) -> list[dict[str, Any]]:
     """The metrics' view of each row, see `data.task.Task.examples`."""
-    return self.context.task.examples(self.record_fields)[: len(self.rows.tokens)]
-
-  @property
-  def record_fields(self) -> tuple[str, ...]:
-    """The fields of the records to read."""
-    return self.ids
+    fields = (*self.ids, *self.questions)
+    return self.context.task.examples(fields)[: len(self.rows.tokens)]
 
 
 def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -47,24 +46,20 @@ class Evaluator(_labelled.LabelledEvaluator):
     _labelled.check_labelled(self.context, "classification", {"logits": 2}, num_labels)
 
   @property
-  def _classes(self) -> tuple[str, ...]:
+  def _classes(self):
     return self.context.task.classes
 
   @property
-  def _metric(self) -> Classification | Correlation:
+  def _metric(self):
     if self._classes:
       return Classification(len(self._classes), self.scores)
     return Correlation()
 
-  @property
-  def record_fields(self) -> tuple[str, ...]:
-    return (*self.ids, *self.questions)
-
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  def compute(self, model, batch):
     """Return the logits of the examples, float32 [B, V]."""
     return (_labelled.example_outputs(model, batch)["logits"].astype(jnp.float32),)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names = []
     if any(example["label"] is not None for example in self.examples):
@@ -73,7 +68,7 @@ class Evaluator(_labelled.LabelledEvaluator):
         names += MultiRc.names
     return (*names, "examples", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
     predictions = []
     for example, (logits_V,) in zip(self.examples, self.rows(arrays)):

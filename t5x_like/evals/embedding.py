@@ -5,9 +5,7 @@ No training is needed.
 
 import dataclasses
 import functools
-from typing import Any
 
-import jax
 import numpy as np
 
 from t5x_like.errors import UserError
@@ -50,40 +48,36 @@ class Evaluator(BaseEvaluator):
       )
 
   @functools.cached_property
-  def _examples(self) -> list[dict[str, Any]]:
+  def _examples(self):
     examples = self.context.task.examples(self.ids)
     labelled = [example for example in examples if example["label"] is not None]
     return labelled[: self.max_examples]
 
-  @property
-  def _longest(self) -> int:
-    return self.context.task.features["encoder_input_tokens"].shape[-1]
-
   @functools.cached_property
-  def _rows(self) -> list[list[int]]:
+  def _rows(self):
     """The ids of each pair's first text and then its second."""
-    vocabulary = self.context.task.vocabulary
-    rows = []
-    for example in self._examples:
-      for text in example["text"]:
-        rows.append(_embeddings.encode_text(vocabulary, text, self._longest))
-    return rows
+    task = self.context.task
+    longest = task.features["encoder_input_tokens"].shape[-1]
+    texts = [text for example in self._examples for text in example["text"]]
+    return [_embeddings.encode_text(task.vocabulary, text, longest) for text in texts]
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  def compute(self, model, batch):
     """Return the embeddings of texts, float32 [B, D]."""
     return (_embeddings.pool(model, batch, self.pooling),)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return (*Correlation.names, "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the correlations, in percent, and the number of `examples`."""
     lengths = [len(row) for row in self._rows]
     rows = run_in_batches(
       lambda batch: self.run(arrays, batch),
       self.context.rules,
       self.context.batch_size,
-      _labelled.padded_lengths(self.context.model, lengths, self._longest),
+      _labelled.padded_lengths(
+        self.context.model, lengths, self.context.task.features["encoder_input_tokens"].shape[-1]
+      ),
       self._features,
     )
     first_ND = np.stack([embedding_D for (embedding_D,) in rows[0::2]])

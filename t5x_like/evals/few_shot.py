@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 
 from t5x_like.errors import UserError
@@ -46,11 +45,11 @@ class Evaluator(BaseEvaluator):
     _ = self._drawn_examples  # refuses classes with too few images
 
   @functools.cached_property
-  def _features(self) -> ImageFeatures:
+  def _features(self):
     return ImageFeatures(self.context, self.support_split, "few_shot")
 
   @functools.cached_property
-  def _drawn_examples(self) -> list[np.ndarray]:
+  def _drawn_examples(self):
     """The indices of the few images of each draw."""
     task = self._features.support.task
     classes = len(self.context.task.classes)
@@ -59,19 +58,17 @@ class Evaluator(BaseEvaluator):
       drawn_examples.append(draw_examples(task.labels, classes, self.shots, seed, task))
     return drawn_examples
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return tuple(f"{self.shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the accuracy of the regression, with its spread over the draws.
 
     Metrics are `<shots>_shot_top1`, in percent, the mean over the draws; `<shots>_shot_spread`,
     their standard deviation; and `<shots>_shot_images`, the number of images scored. Images of a
     draw, and copies of them, are not scored.
     """
-    support = self._features(arrays, self._features.support, self._read_draws())
-    test = self._features(arrays, self.context, self.context.batches(self.max_examples))
-    test = self._features.without_copies(test, support)
+    support, test = self._features(arrays, self._read_draws(), self.max_examples)
     classes = len(self.context.task.classes)
     scores = []
     for draw in self._drawn_examples:

@@ -17,7 +17,7 @@ from t5x_like.decoding.generate import choose_likeliest, generate
 from t5x_like.errors import UserError
 from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
-from t5x_like.metrics.texts import METRICS, TextMetric, reference_texts
+from t5x_like.metrics.texts import METRICS, reference_texts
 from t5x_like.rows import merge_lengths, pad_rows, padded_length, run_in_batches
 from t5x_like.slots import Condition, Length, PositiveInt
 
@@ -77,12 +77,12 @@ class Evaluator(BaseEvaluator):
     _ = self._decoding_options  # refuses unknown penalties
 
   @functools.cached_property
-  def _text_metrics(self) -> list[TextMetric]:
+  def _text_metrics(self):
     where = "evaluator generation: metrics"
     return [slots.make(where, metric, METRICS) for metric in self.metrics]
 
   @functools.cached_property
-  def _examples(self) -> list[dict[str, Any]]:
+  def _examples(self):
     fields = list(self.questions)
     if self.references:
       fields.append(self.references)
@@ -91,7 +91,7 @@ class Evaluator(BaseEvaluator):
     return examples[: self.max_examples]
 
   @functools.cached_property
-  def _missing_labels(self) -> list[str]:
+  def _missing_labels(self):
     """The targets that mark a missing label."""
     classes: set[str] = set()
     for metric in self.metrics:
@@ -100,7 +100,7 @@ class Evaluator(BaseEvaluator):
     return [] if _UNLABELLED in classes else [_UNLABELLED]
 
   @functools.cached_property
-  def _gold(self) -> dict[int, list[Any]]:
+  def _gold(self):
     """The references of each example with a label, one for each metric, by the example's index."""
     gold = {}
     for n, example in enumerate(self._examples):
@@ -110,21 +110,21 @@ class Evaluator(BaseEvaluator):
     return gold
 
   @property
-  def _has_encoder(self) -> bool:
+  def _has_encoder(self):
     return "encoder_input_tokens" in self.context.task.features
 
   @property
-  def _side(self) -> str:
+  def _side(self):
     """The beginning of the names of the features that hold a prompt."""
     return "encoder" if self._has_encoder else "decoder"
 
   @property
-  def _longest(self) -> int:
+  def _longest(self):
     """The length of the task's rows of prompts."""
     return self.context.task.features[f"{self._side}_input_tokens"].shape[0]
 
   @property
-  def _new_tokens(self) -> int:
+  def _new_tokens(self):
     """The most tokens to generate."""
     if self.max_new_tokens:
       return self.max_new_tokens
@@ -132,7 +132,7 @@ class Evaluator(BaseEvaluator):
     return length if self._has_encoder else min(64, length // 2)
 
   @functools.cached_property
-  def _decoding_options(self) -> dict[str, Any]:
+  def _decoding_options(self):
     transforms = named.build_transforms(
       self.penalties or {}, "evaluator generation: penalties.", named.PENALTIES
     )
@@ -142,7 +142,7 @@ class Evaluator(BaseEvaluator):
       "transforms": transforms,
     }
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  def compute(self, model, batch):
     """Return the generated ids, int32 [B, T]."""
     features = self._features(batch)
     if self.beams == 1:
@@ -160,7 +160,7 @@ class Evaluator(BaseEvaluator):
     )
     return (tokens_BKT[:, 0],)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names: list[str] = []
     if self._gold:
@@ -170,7 +170,7 @@ class Evaluator(BaseEvaluator):
         names += MultiRc.names
     return (*names, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the metrics' scores and four counts.
 
     They are the numbers of `examples`, `empty` predictions, `truncated` inputs, and `unfinished`
@@ -242,7 +242,7 @@ class Evaluator(BaseEvaluator):
     return reference_texts(field_value(example["record"], self.references, name))
 
   @functools.cached_property
-  def _prompts(self) -> tuple[list[list[int]], int]:
+  def _prompts(self):
     """The ids of the prompts, and the number of prompts that are too long.
 
     Ids that a task makes itself are cut at the beginning, others at the end.

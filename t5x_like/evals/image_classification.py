@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from t5x_like.errors import UserError
-from t5x_like.evals import BaseEvaluator, EvalResult, _top_classes
+from t5x_like.evals import BaseEvaluator, _top_classes
 from t5x_like.slots import PositiveInt
 
 
@@ -30,17 +30,17 @@ class Evaluator(BaseEvaluator):
         f"evaluator image_classification: is for labelled images, task {task.name} makes {features}"
       )
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return _top_classes.top_metric_names(self.context.task.classes)
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the likeliest classes, int32 [B, K], the labels and the indices of the examples."""
     k = min(_top_classes.TOP_K, len(self.context.task.classes))
     _, best_BK = jax.lax.top_k(model(batch)["logits"], k)
     return best_BK, batch["label"], batch["example_index"]
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
-    batches = self.context.global_batches(self.max_examples)
+    batches = self.context.batches(self.max_examples)
     outputs = self.context.run_batches(self.run, arrays, batches)
     return _top_classes.score_top_classes(*outputs, self.context.task.classes)

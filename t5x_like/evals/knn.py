@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 
 from t5x_like.evals import BaseEvaluator, EvalResult
@@ -41,22 +40,19 @@ class Evaluator(BaseEvaluator):
     _ = self._features  # refuses splits with the same images
 
   @functools.cached_property
-  def _features(self) -> ImageFeatures:
+  def _features(self):
     return ImageFeatures(self.context, self.support_split, "knn")
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return ("knn_top1", "knn_images")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `knn_top1`, in percent, and `knn_images`, the number of images scored.
 
     Images with a copy among the support images, under any name, are not scored.
     """
-    support_context = self._features.support
-    support_batches = support_context.batches(self.support_examples)
-    support = self._features(arrays, support_context, support_batches)
-    test = self._features(arrays, self.context, self.context.batches(self.max_examples))
-    test = self._features.without_copies(test, support)
+    support_batches = self._features.support.batches(self.support_examples)
+    support, test = self._features(arrays, support_batches, self.max_examples)
     guess_M = classify_by_neighbours(
       support.features_ND,
       support.label_N,

@@ -40,7 +40,7 @@ class Evaluator(BaseEvaluator):
       )
 
   @property
-  def _has_entropy(self) -> bool:
+  def _has_entropy(self):
     """Whether the loss is the likelihood of classes or tokens, one for each weight."""
     objective = self.context.objective
     features = self.context.task.features
@@ -49,11 +49,11 @@ class Evaluator(BaseEvaluator):
     return objective.likelihood and has_one_target and target.dtype.startswith("int")
 
   @property
-  def _has_perplexity(self) -> bool:
+  def _has_perplexity(self):
     has_tokens = "tokens" in self.context.objective.targets
     return has_tokens and not getattr(self.context.task, "classes", ())
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def compute(self, model, batch):
     """Return the objective's sums, the number of examples and the counts [V] of the targets."""
     objective = self.context.objective
     _, sums = evaluate(objective, model, batch)
@@ -65,7 +65,7 @@ class Evaluator(BaseEvaluator):
     counts_V = counts_V.at[batch[objective.targets]].add(weights, mode="drop")
     return sums | {"counts": counts_V}
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     batch = self.context.abstract_batch()
     batch["example_index"] = jax.ShapeDtypeStruct((self.context.batch_size,), jnp.int32)
     with self.context.rules.activate():
@@ -80,7 +80,7 @@ class Evaluator(BaseEvaluator):
       names.append("unigram_entropy")
     return (*names, "examples", "target_tokens")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the means of the objective's sums (`loss`, `accuracy`, …) and two counts.
 
     The counts are `examples` and `target_tokens`. Classes also have the `unigram_entropy`, tokens

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,12 +41,12 @@ class Evaluator(_labelled.LabelledEvaluator):
     choices = task.features["option_labels"].shape[0]
     _labelled.check_labelled(self.context, "multiple_choice", {"logits": 2}, choices, "choices")
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
+  def compute(self, model, batch):
     """Return the score of every option, float32 [B, C]."""
     outputs = _labelled.example_outputs(model, batch, is_choice=True)
     return (outputs["logits"].astype(jnp.float32),)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     """Return the names of all metrics it may write; no scores where no example has a label."""
     names = []
     if any(example["answers"] for example in self.examples):
@@ -57,7 +56,7 @@ class Evaluator(_labelled.LabelledEvaluator):
         names += SquadV1.names
     return (*names, "examples", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the scores, and the numbers of `examples` and of `unlabelled` examples, if any."""
     outputs = [logits_C for (logits_C,) in self.rows(arrays)]
     predictions = []

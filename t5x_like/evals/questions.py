@@ -11,8 +11,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
-
 from t5x_like import trust
 from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.inference import questions
@@ -63,17 +61,17 @@ class Evaluator(BaseEvaluator):
       self._ask.check(file)
 
   @functools.cached_property
-  def _question_files(self) -> dict[str, questions.Questions]:
+  def _question_files(self):
     paths = questions.find_files(self.files)
     return {name: questions.read_questions(path) for name, path in paths.items()}
 
   @functools.cached_property
-  def _runner(self) -> Runner:
+  def _runner(self):
     context = self.context
     return Runner(context.model, context.rules, {}, context.batch_size)
 
   @functools.cached_property
-  def _ask(self) -> questions.Asker:
+  def _ask(self):
     task = self.context.task
     vocabulary = self.context.vocabulary or task.vocabulary
     features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
@@ -84,13 +82,13 @@ class Evaluator(BaseEvaluator):
     )
     return questions.Asker(model, options)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     names = []
     for name, file in self._question_files.items():
       names += [f"{name}/{metric}" for metric in questions.METRICS_OF_KIND[file.kind]]
     return tuple(names)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     metrics = {}
     with self._runner.use_arrays(arrays):
       for name, file in self._question_files.items():

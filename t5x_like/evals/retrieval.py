@@ -3,9 +3,7 @@ images."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from t5x_like.errors import UserError
@@ -44,28 +42,28 @@ class Evaluator(BaseEvaluator):
     _ = self._captions  # read before the first step
 
   @functools.cached_property
-  def _captions(self) -> tuple[np.ndarray, np.ndarray]:
+  def _captions(self):
     """The captions to score, int32 [C, T], and the example of each, int [C]."""
     tokens_CT, image_C = self.context.task.captions()
     is_scored_C = image_C < (self.max_examples or len(tokens_CT))
     return tokens_CT[is_scored_C], image_C[is_scored_C]
 
   @functools.cached_property
-  def _embed_texts(self) -> Callable:
+  def _embed_texts(self):
     return self.context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the embeddings of images [B, P] and the indices of the examples."""
     return model.embed_images(batch)[0], batch["example_index"]
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self.at)
     return (*recalls, "images", "texts")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
     tokens_CT, image_C = self._captions
-    batches = self.context.global_batches(self.max_examples)
+    batches = self.context.batches(self.max_examples)
     image_NP, index_N = self.context.run_batches(self.run, arrays, batches)
     image_NP = image_NP[index_N >= 0]
     text_CP = embed_texts(self.context, self._embed_texts, arrays, tokens_CT)

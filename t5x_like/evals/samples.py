@@ -54,8 +54,7 @@ class Evaluator(BaseEvaluator):
 
   def __post_init__(self):
     features = self.context.task.features
-    has_targets = "decoder_target_tokens" in features
-    can_continue = has_targets and "encoder_input_tokens" not in features
+    can_continue = "decoder_target_tokens" in features and "encoder_input_tokens" not in features
     if not self._has_masks and not can_continue:
       raise UserError(
         f"evaluator samples: task {self.context.task.name} gives a model nothing to continue and "
@@ -64,20 +63,20 @@ class Evaluator(BaseEvaluator):
       )
 
   @property
-  def _has_masks(self) -> bool:
+  def _has_masks(self):
     return "encoder_masked_positions" in self.context.task.features
 
   @functools.cached_property
-  def _ends(self) -> tuple[int, ...]:
+  def _ends(self):
     """The ids that end a continuation."""
     task = self.context.task
     return (task.vocabulary.eos_id, *task.end_ids)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     """Return the names of all metrics it may write: none."""
     return ()
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+  def compute(self, model, batch):
     if self._has_masks:
       return self._fill_masks(model, batch)
     ids_BT = sample(
@@ -90,7 +89,7 @@ class Evaluator(BaseEvaluator):
     )
     return (ids_BT,)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the texts as samples."""
     write_samples = self._fill_texts if self._has_masks else self._continue_texts
     return EvalResult({}, write_samples(arrays))

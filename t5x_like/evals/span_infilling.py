@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from t5x_like.decoding.generate import greedy
@@ -25,15 +24,15 @@ class Evaluator(BaseEvaluator):
   max_examples: PositiveInt | None = 64
   samples: NonNegativeInt = 8
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> jax.Array:
+  def compute(self, model, batch):
     """Return the decoded targets, int32 [B, T]."""
     (length,) = self.context.task.features["decoder_target_tokens"].shape
     return greedy(model, batch, max_length=length)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the scores and the number of `sequences`.
 
     `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target

@@ -5,7 +5,6 @@ import heapq
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,25 +77,25 @@ class Evaluator(_labelled.LabelledEvaluator):
       )
 
   @property
-  def _metric(self) -> SquadV1 | SquadV2 | MultilingualSquad:
+  def _metric(self):
     if self.unanswerable:
       return SquadV2(threshold=0.5)
     return MultilingualSquad(normalize_mlqa) if self.language else SquadV1()
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the logits of each token as the first and as the last of a span, float32 [B, S]."""
     outputs = model(batch)
     start_BS = outputs["start_logits"].astype(jnp.float32)
     end_BS = outputs["end_logits"].astype(jnp.float32)
     return start_BS, end_BS
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     names = list(self._metric.names)
     if self.unanswerable:
       names += SquadV2.detailed
     return (*names, "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `exact_match` and `f1`, or the scores of SQuAD 2.0, and the number of `examples`.
 
     SQuAD 2.0's scores are `exact`, `f1`, `HasAns_…`, `NoAns_…` and `best_…`.

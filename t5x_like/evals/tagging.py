@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from t5x_like.evals import EvalResult, _labelled
@@ -30,27 +29,27 @@ class Evaluator(_labelled.LabelledEvaluator):
     _labelled.check_labelled(self.context, "tagging", {"logits": 3}, len(self._tags))
 
   @property
-  def _tags(self) -> tuple[str, ...]:
+  def _tags(self):
     return self.context.task.classes
 
   @property
-  def _metrics(self) -> list[TagAccuracy | EntityF1]:
+  def _metrics(self):
     if any(tag.startswith("B-") for tag in self._tags):
       return [TagAccuracy(), EntityF1()]
     return [TagAccuracy()]
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     names: list[str] = []
     for metric in self._metrics:
       names += metric.names
     return (*names, "examples", "truncated_words")
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the likeliest tag at every token, and 1 at the first token of a word, else 0."""
     tags_BS = jnp.argmax(model(batch)["logits"], axis=-1)
     return tags_BS.astype(jnp.int32), batch["encoder_loss_weights"].astype(jnp.int32)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Compute `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities.
 
     All are in percent.

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from t5x_like import trust
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals import BaseEvaluator, EvalResult, _top_classes
+from t5x_like.evals import BaseEvaluator, _top_classes
 from t5x_like.evals._embeddings import embed_texts
 from t5x_like.files.paths import as_path
 from t5x_like.slots import Length, PositiveInt
@@ -59,12 +57,12 @@ class Evaluator(BaseEvaluator):
     _ = self._tokens_CT  # refuses a file of names that does not fit
 
   @functools.cached_property
-  def _class_names(self) -> tuple[str, ...]:
+  def _class_names(self):
     classes = self.context.task.classes
     return classes if self.names is None else _read_names(self.names, len(classes))
 
   @functools.cached_property
-  def _tokens_CT(self) -> np.ndarray:
+  def _tokens_CT(self):
     """The texts of all classes in all templates, int32 [C, T]."""
     context = self.context
     texts = []
@@ -74,22 +72,22 @@ class Evaluator(BaseEvaluator):
     return _encode_texts(texts, context.vocabulary or context.task.vocabulary, length)
 
   @functools.cached_property
-  def _embed_texts(self) -> Callable:
+  def _embed_texts(self):
     return self.context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the embeddings of images [B, P], the labels and the indices of the examples."""
     return model.embed_images(batch)[0], batch["label"], batch["example_index"]
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return _top_classes.top_metric_names(self._class_names)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
     text_CP = embed_texts(self.context, self._embed_texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._class_names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
-    batches = self.context.global_batches(self.max_examples)
+    batches = self.context.batches(self.max_examples)
     image_NP, label_N, index_N = self.context.run_batches(self.run, arrays, batches)
     order_NV = np.argsort(-(image_NP @ class_VP.T), axis=1, kind="stable")
     best_NK = order_NV[:, : _top_classes.TOP_K]

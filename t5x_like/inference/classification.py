@@ -15,9 +15,9 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.corpora import sources, tables
 from t5x_like.corpora.sources import Skip
-from t5x_like.data import tasks
 from t5x_like.data.supervised.sequences import rows_class
 from t5x_like.data.supervised.templates import Template
+from t5x_like.data.task import TASKS
 from t5x_like.errors import UserError
 from t5x_like.evals import _labelled
 from t5x_like.inference import texts
@@ -90,7 +90,7 @@ class TextClassification:
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    arguments_class = slots.find("config.task.name", TASK_NAME, tasks, "Arguments")
+    arguments_class = TASKS.find("config.task.name", TASK_NAME)
     arguments = slots.defaults(arguments_class) | dict(task)
     unknown_flags = [name for name in flags if name != "top_k"]
     if unknown_flags:

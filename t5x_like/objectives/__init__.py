@@ -17,6 +17,7 @@ from collections.abc import Collection
 from typing import Any, ClassVar
 
 from t5x_like.errors import UserError
+from t5x_like.slots import Slot
 
 # Names of sums whose means are reported under another name.
 METRIC_NAMES = {"correct": "accuracy"}
@@ -47,15 +48,11 @@ def denominator(name: str, sums: Collection[str]) -> str:
 
 
 def check_declarations(name: str, objective: Any) -> None:
-  """Check that an objective is a `Base` with all declarations that have no default.
+  """Check that an objective has all declarations that have no default.
 
   Raises:
     UserError: naming the objective and the declaration.
   """
-  if not isinstance(objective, Base):
-    raise UserError(
-      f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base"
-    )
   arguments = getattr(objective, "__dataclass_fields__", {})
   for old_name, new_name in _RENAMED_DECLARATIONS.items():
     if old_name in vars(type(objective)) and old_name not in arguments:
@@ -174,6 +171,9 @@ class Base:
   def extend_model(self, model, key):
     """Return the model with the parts that only this objective trains, such as PPO's value head."""
     return model
+
+
+OBJECTIVES = Slot(__name__, "Objective", base=Base, guide="docs/how-to/add-an-objective.md")
 
 
 def flatten_rows(batch: dict) -> dict:

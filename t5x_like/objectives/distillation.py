@@ -29,7 +29,9 @@ class Objective(Base):
   student's augmented and mixed pixels or tokens, without dropout.
 
   Attributes:
+    kind: the teacher's likeliest class as a label, or its softened probabilities.
     share: lambda, the teacher's share of the loss.
+    temperature: divides the logits of teacher and student for `soft`.
     label_smoothing: smoothing of the labels; the teacher's classes are not smoothed.
     loss: the loss of the labels; see `objectives/classification.py`.
   """

@@ -13,11 +13,12 @@ from typing import Any
 
 import jinja2
 
-from t5x_like import objectives, slots, trust
+from t5x_like import trust
 from t5x_like.config import flatten
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
+from t5x_like.objectives import OBJECTIVES
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import Metrics, charts, gaps, series
@@ -162,9 +163,9 @@ def loss_unit(config: dict[str, str]) -> str:
 def _objective(config: dict[str, str]) -> Any:
   """Return the objective's class, or None if it is not one of this package."""
   name = config.get("objective.name", "")
-  if name not in slots.names(objectives):
+  if name not in OBJECTIVES.names():
     return None
-  return slots.find("config.objective.name", name, objectives, "Objective")
+  return OBJECTIVES.find("config.objective.name", name)
 
 
 def _subtitle(config: dict[str, str]) -> str:

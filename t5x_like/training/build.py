@@ -32,8 +32,13 @@ from t5x_like.training.class_count import fill_class_count
 from t5x_like.training.ema import with_average
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.guard import GUARDS, Guard, skip_refused_updates
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise, with_upper_bounds
-from t5x_like.training.resolve import resolve
+from t5x_like.training.optimizer import (
+  build_optimizer,
+  update_layerwise,
+  with_sign_steps,
+  with_upper_bounds,
+)
+from t5x_like.training.resolve import TRACKERS, resolve
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import REFERENCE, TrainState, abstract_state
 
@@ -111,7 +116,7 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   """
   config = resolve(config, workdir=workdir)
   trackers = [
-    slots.make(f"config.trackers.{name}", values, "t5x_like.report.trackers", "Tracker")
+    TRACKERS.make(f"config.trackers.{name}", values)
     for name, values in {"console": "console", **config.trackers}.items()
   ]
   run_phases = build_phases(config, process.build_task)
@@ -253,7 +258,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     for key, value in config.optimizer.to_dict().items()
     if not hasattr(config_lib.OptimizerMemory, key)
   }
-  optimizer = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
+  optimizer = build_optimizer(schedule=schedule, **arguments)
   optimizer = update_layerwise(optimizer, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
@@ -262,8 +267,6 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   optimizer = with_upper_bounds(tuning.scale_rates(optimizer, named), upper_bounds)
   fixed_steps = {name: p.step for name, p in named.items() if hasattr(p, "step")}
   if fixed_steps:
-    from t5x_like.training.sign_steps import with_sign_steps
-
     optimizer = with_sign_steps(optimizer, fixed_steps)
   optimizer = with_average(optimizer, schedule, config.optimizer)
   trained = []

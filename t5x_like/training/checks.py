@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots
 from t5x_like.data.features import Features
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import describe_cores, record_cores
+from t5x_like.objectives import OBJECTIVES
 from t5x_like.training import phases
 from t5x_like.training.class_count import check_class_count
 from t5x_like.training.resolve import padded_vocab_size
@@ -102,8 +101,8 @@ def _has_several_rows(features: Features) -> bool:
 def _fitting_objectives(features: Features, model_output: str, has_rows: bool) -> list[str]:
   """Return the names of the objectives that accept these features and a model's output."""
   names = []
-  for name in slots.names(t5x_like.objectives):
-    objective = slots.find("config.objective", name, t5x_like.objectives, "Objective")
+  for name in OBJECTIVES.names():
+    objective = OBJECTIVES.find("config.objective", name)
     accepts_model = model_output in objective.model_inputs and objective.multi_row == has_rows
     if accepts_model and not objective.missing_features(features):
       names.append(name)

@@ -1,6 +1,4 @@
-"""Build optimizers by name: `config.optimizer = {"name": ..., ...}`.
-
-See also `training.adafactor` and `optimizers/`.
+"""Build optimizers by name: `config.optimizer = {"name": …, …}`; each is a file of `optimizers/`.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as
 Adafactor's must not mix layers, so the optimizer is mapped over that axis, once for every depth of
@@ -16,11 +14,12 @@ and wrappers do not appear in names. A count for all parameters together (`adam/
 scalar, however many groups keep a copy.
 """
 
+import abc
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Unpack
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_like import slots
-from t5x_like.training.adafactor import adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
@@ -44,11 +42,44 @@ _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 
 @dataclasses.dataclass(frozen=True)
-class Decay:
-  """Weight decay, of matrices only by default.
+class OptimizerArguments(abc.ABC):
+  """The arguments of an optimizer, from which it is built."""
+
+  @abc.abstractmethod
+  def build(self, schedule: Schedule) -> optax.GradientTransformation:
+    """Return the optimizer.
+
+    Args:
+      schedule: the learning rate by the run's step, the argument `step` of `update`.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixDecay(OptimizerArguments):
+  """The arguments of an optimizer with weight decay of matrices only.
 
   Attributes:
     weight_decay: the share of a parameter that a step subtracts, multiplied by the learning rate.
+  """
+
+  undecayed: ClassVar[str] = "vectors"
+
+  weight_decay: slots.NonNegativeFloat = 0.1
+
+  def decay_mask(self, params: Named) -> dict[str, bool]:
+    """Return whether each parameter decays."""
+    return decay_mask(params, self.undecayed)
+
+  def decay_weights(self) -> optax.GradientTransformation:
+    """Return the transformation that adds the decay to directions, before the learning rate."""
+    return optax.add_decayed_weights(self.weight_decay, self.decay_mask)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decay(MatrixDecay):
+  """The arguments of an optimizer with weight decay, of matrices only by default.
+
+  Attributes:
     undecayed: the parameters that do not decay: "vectors" (biases of experts are among them);
       "embeddings" (tables of tokens and positions, and class tokens); "tables", which means vectors
       and embeddings; or "nothing".
@@ -57,63 +88,32 @@ class Decay:
   weight_decay: slots.NonNegativeFloat = 0.01
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
-  def mask(self, params: Named) -> dict[str, bool]:
-    """Return whether each parameter decays."""
-    keeps_vectors = self.undecayed in ("vectors", "tables")
-    keeps_tables = self.undecayed in ("tables", "embeddings")
-    decays = {}
-    for name, p in params.items():
-      is_vector = p.ndim < 2 or bool(_BIAS.search(name))
-      is_table = bool(_TABLE.search(name))
-      decays[name] = not (keeps_vectors and is_vector) and not (keeps_tables and is_table)
-    return decays
 
-  def transformation(self) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(self.weight_decay, self.mask)
+def decay_mask(params: Named, undecayed: str = "vectors") -> dict[str, bool]:
+  """Return whether each parameter decays; `undecayed` as in `Decay`."""
+  keeps_vectors = undecayed in ("vectors", "tables")
+  keeps_tables = undecayed in ("tables", "embeddings")
+  decays = {}
+  for name, p in params.items():
+    is_vector = p.ndim < 2 or bool(_BIAS.search(name))
+    is_table = bool(_TABLE.search(name))
+    decays[name] = not (keeps_vectors and is_vector) and not (keeps_tables and is_table)
+  return decays
 
 
-def adamw(
-  schedule: Schedule,
-  *,
-  b1: slots.Rate = 0.9,
-  b2: slots.Rate = 0.999,
-  eps: slots.NonNegativeFloat = 1e-8,
-  mu_dtype: Moments = "float32",
-  **decay: Unpack[Decay],
+OPTIMIZERS = slots.Slot(
+  "t5x_like.training.optimizers",
+  "Arguments",
+  base=OptimizerArguments,
+  guide="t5x_like/training/optimizer.py",
+)
+
+
+def build_optimizer(
+  name: str, schedule: Schedule, **arguments: Any
 ) -> optax.GradientTransformation:
-  """Build AdamW (Loshchilov & Hutter 2019).
-
-  By default, only matrices decay: norm scales, biases and other vectors do not.
-  """
-  return optax.chain(
-    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
-    Decay(**decay).transformation(),
-    at_rate(schedule),
-  )
-
-
-class _Optimizers(Mapping):
-  """The optimizers by name: those built in, and one for each file of `training/optimizers/`."""
-
-  _builtin = {"adafactor": adafactor, "adamw": adamw}
-  _package = "t5x_like.training.optimizers"
-
-  def __getitem__(self, name: str) -> Callable[..., optax.GradientTransformation]:
-    if name in self._builtin:
-      return self._builtin[name]
-    return slots.find("config.optimizer.name", name, self._package, "make")
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._names())
-
-  def __len__(self) -> int:
-    return len(self._names())
-
-  def _names(self) -> list[str]:
-    return sorted({*self._builtin, *slots.names(self._package)})
-
-
-OPTIMIZERS = _Optimizers()
+  """Build the optimizer of a name in `optimizers/`; raise UserError as `Slot.make`."""
+  return OPTIMIZERS.make("config.optimizer", {"name": name} | arguments).build(schedule)
 
 
 def with_upper_bounds(
@@ -132,6 +132,27 @@ def with_upper_bounds(
 
   bound = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
   return optax.chain(optimizer, bound)
+
+
+def with_sign_steps(
+  optimizer: optax.GradientTransformation, steps: dict[str, float]
+) -> optax.GradientTransformationExtraArgs:
+  """Take fixed-size sign steps on the parameters in `steps`; update the rest with `optimizer`.
+
+  Those parameters have no state, weight decay or learning rate.
+  """
+
+  def others(named: Named) -> Named:
+    return {name: x for name, x in named.items() if name not in steps}
+
+  def update(grads: Named, state, params: Named, **extra):
+    updates, state = optimizer.update(others(grads), state, others(params), **extra)
+    signed = {name: -step * jnp.sign(grads[name]) for name, step in steps.items() if name in grads}
+    return updates | signed, state
+
+  return optax.GradientTransformationExtraArgs(
+    lambda params: optimizer.init(others(params)), update
+  )
 
 
 def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:

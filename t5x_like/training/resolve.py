@@ -6,32 +6,34 @@ names, and the vocabulary that sizes the token table.
 
 from ml_collections import ConfigDict
 
-import t5x_like.models
-import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots, trust, tunings, vocabularies
+from t5x_like import slots, trust, vocabularies
 from t5x_like.abstract_model import build_tuning, resolve_model
-from t5x_like.data import open_values, tasks
+from t5x_like.data import open_values
+from t5x_like.data.task import TASKS
 from t5x_like.errors import UserError
 from t5x_like.evals import EVALUATORS
 from t5x_like.files import file_names
 from t5x_like.files.paths import as_path
+from t5x_like.objectives import OBJECTIVES
 from t5x_like.slots import Slot
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.workdir import read_imported
+from t5x_like.tunings import TUNINGS
 
 # schedules that end with the run by default
 _TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")
-_SLOTS = {
-  "objective": Slot(t5x_like.objectives, "Objective"),
-  "optimizer": Slot(OPTIMIZERS, supplied=("schedule",), records=(config_lib.OptimizerMemory,)),
+# The slots of a recipe, except those of the model, the task, evaluators and trackers.
+SLOTS = {
+  "objective": OBJECTIVES,
+  "optimizer": OPTIMIZERS._replace(records=(config_lib.OptimizerMemory,)),
   "schedule": Slot(SCHEDULES),
   "guard": Slot(GUARDS),
-  "tuning": Slot(tunings, "make"),
+  "tuning": TUNINGS,
 }
-_TRACKER = Slot("t5x_like.report.trackers", "Tracker")
+TRACKERS = Slot("t5x_like.report.trackers", "Tracker")
 
 
 def resolve(
@@ -66,12 +68,10 @@ def resolve(
   resolved.model = resolve_model("model", config.model, platform)
   if config.schedule.get("name") in _TO_TOTAL:
     config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
-  for name, slot in _SLOTS.items():
+  for name, slot in SLOTS.items():
     resolved[name] = ConfigDict(slots.to_json(slot.complete(f"config.{name}", config[name])))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
-  objective = slots.find(
-    "config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective"
-  )
+  objective = OBJECTIVES.find("config.objective.name", resolved.objective.name)
   if objective.teacher:
     from t5x_like.training import warm_start
 
@@ -92,14 +92,13 @@ def resolve(
     resolved.selection = ConfigDict(
       slots.fill("config.selection", config.selection, config_lib.Selection)
     )
-  for key, slot in (("evals", EVALUATORS), ("trackers", _TRACKER)):
+  for key, slot in (("evals", EVALUATORS), ("trackers", TRACKERS)):
     entries = {
       name: slot.complete(f"config.{key}.{name}", entry, name)
       for name, entry in config[key].items()
     }
     resolved[key] = ConfigDict(slots.to_json(entries))
-  tuning = build_tuning(resolved.tuning)
-  return tuning.resolve(resolved) if tuning.resolve else resolved
+  return build_tuning(resolved.tuning).resolve(resolved)
 
 
 def adopt_imported_model(config: ConfigDict, workdir: str) -> ConfigDict:
@@ -124,7 +123,7 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     parts = list(slots.name_and_arguments("config.task.parts", values["parts"])[1].values())
     name, part_values = slots.name_and_arguments("config.task.parts", parts[0] if parts else {})
     values = shared | part_values | {"name": name or shared_name}
-  task = slots.find("config.task.name", values.get("name"), tasks, "Arguments")
+  task = TASKS.find("config.task.name", values.get("name"))
   values = slots.defaults(task) | values
   store = values.get("store")
   vocabulary = values.get("vocabulary")

@@ -9,8 +9,8 @@ import optax
 from t5x_like.nn import params
 from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.adafactor import reread
 from t5x_like.training.guard import Guard
+from t5x_like.training.optimizers.adafactor import reread
 from t5x_like.training.schedule import Schedule
 from t5x_like.training.state import TrainState
 

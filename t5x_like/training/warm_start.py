@@ -31,7 +31,7 @@ from t5x_like import slots, vocabularies
 from t5x_like.abstract_model import resolve_model, variant_fields
 from t5x_like.architectures.conv_encoder import ConvEncoder
 from t5x_like.architectures.image_encoder import ImageEncoder
-from t5x_like.data import tasks
+from t5x_like.data.task import TASKS
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
@@ -311,7 +311,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
 
 def _describe_normalisation(task: Mapping[str, Any]) -> str:
   """Describe the mean and deviation of pixels, by a single number where all channels agree."""
-  defaults = slots.defaults(slots.find("config.task.name", task["name"], tasks, "Arguments"))
+  defaults = slots.defaults(TASKS.find("config.task.name", task["name"]))
   descriptions = []
   for name in ("mean", "std"):
     channels = list(task.get(name, defaults.get(name, ())))

@@ -2,37 +2,49 @@
 
 `config.tuning = {"name": "layer_decay", "rate": 0.9}`.
 
-One a file, whose `make` takes the options and returns a `Tuning`.
+Each is a file with a frozen dataclass `Tuning`, a `BaseTuning` whose fields are its arguments.
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
+from ml_collections import ConfigDict
+
+from t5x_like.slots import Slot
 
 Named = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning:
-  """The changes to a model and its optimizer.
+class BaseTuning:
+  """The changes to a model and its optimizer; none unless a subclass makes them."""
 
-  Attributes:
-    resolve: `config -> config`; completes a resolved config with changes to the model. None changes
-      nothing.
-    adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just
-      made.
-    scale_rates: `(optimizer, named parameters) -> optimizer`; changes rates by parameter.
-    trained_names: `named parameters -> names`; selects the parameters to train.
-  """
+  def resolve(self, config: ConfigDict) -> ConfigDict:
+    """Complete a resolved config with changes to the model."""
+    return config
 
-  resolve: Callable | None = None
-  adapt: Callable = lambda model, key, values: model
-  scale_rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = (
-    lambda optimizer, _: optimizer
-  )
-  trained_names: Callable[[dict], list[str]] = list
+  def adapt(self, model: Any, key: jax.Array, values: ConfigDict) -> Any:
+    """Return a model just made, with further parameters such as adapters.
+
+    Args:
+      values: the `config.model`.
+    """
+    return model
+
+  def scale_rates(
+    self, optimizer: optax.GradientTransformation, named: dict[str, Any]
+  ) -> optax.GradientTransformation:
+    """Return the optimizer with the learning rates of parameters, by name, changed."""
+    return optimizer
+
+  def trained_names(self, named: dict[str, Any]) -> list[str]:
+    """Return the names of the parameters to train."""
+    return list(named)
+
+
+TUNINGS = Slot(__name__, "Tuning", base=BaseTuning, guide="t5x_like/tunings/__init__.py")
 
 
 def freeze_others(

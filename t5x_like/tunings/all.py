@@ -1,7 +1,10 @@
 """Train all parameters, at the schedule's rate."""
 
-from t5x_like.tunings import Tuning
+import dataclasses
+
+from t5x_like.tunings import BaseTuning
 
 
-def make() -> Tuning:
-  return Tuning()
+@dataclasses.dataclass(frozen=True)
+class Tuning(BaseTuning):
+  """The tuning without changes."""

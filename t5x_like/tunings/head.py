@@ -1,21 +1,27 @@
 """The head alone."""
 
+import dataclasses
+
 from t5x_like.errors import UserError
-from t5x_like.tunings import Tuning
+from t5x_like.tunings import BaseTuning
 
 _HEADS = ("head/", "scores/")
 
 
-def make(*, also: tuple[str, ...] = ()) -> Tuning:
-  """Train the head alone, on frozen features, and the parameters whose names begin with one of
-  `also`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning(BaseTuning):
+  """Train the head alone, on frozen features.
 
-  def trained_names(named):
-    names = [name for name in named if name.startswith((*_HEADS, *also))]
+  Attributes:
+    also: the beginnings of the names of further parameters to train.
+  """
+
+  also: tuple[str, ...] = ()
+
+  def trained_names(self, named):
+    names = [name for name in named if name.startswith((*_HEADS, *self.also))]
     if not names:
       raise UserError(
         "config.tuning: the model has no head to train alone; set --config.tuning.name=all"
       )
     return names
-
-  return Tuning(trained_names=trained_names)

@@ -1,11 +1,12 @@
 """`layer_decay`: learning rates that decrease by a factor from each layer to the one below."""
 
+import dataclasses
 import re
 
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.tunings import Tuning
+from t5x_like.tunings import BaseTuning
 from t5x_like.tunings._scaled import scale_updates
 
 _HEADS = {"head", "scores", "projection"}
@@ -38,7 +39,8 @@ Place = tuple[int, int, int]
 Run = tuple[Trunk, Place]
 
 
-def make(*, rate: float = 0.9) -> Tuning:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning(BaseTuning):
   """Multiply the learning rate by `rate` for each layer below the heads.
 
   Heads have the learning rate of the schedule. Embeddings, patches, class tokens, registers and
@@ -46,15 +48,20 @@ def make(*, rate: float = 0.9) -> Tuning:
 
   Layers are counted through all stages of a model. A norm after the last layer has that layer's
   rate; the merging of patches before a stage has its first layer's.
+
+  Attributes:
+    rate: the factor from each layer to the one below.
   """
-  if not 0 < rate <= 1:
-    raise UserError(f"config.tuning.rate: found {rate}, expected above 0 and at most 1")
 
-  def scale_rates(optimizer, named):
-    scales = {name: rate**below for name, below in layers_below_heads(named).items()}
+  rate: float = 0.9
+
+  def __post_init__(self):
+    if not 0 < self.rate <= 1:
+      raise UserError(f"config.tuning.rate: found {self.rate}, expected above 0 and at most 1")
+
+  def scale_rates(self, optimizer, named):
+    scales = {name: self.rate**below for name, below in layers_below_heads(named).items()}
     return scale_updates(optimizer, scales)
-
-  return Tuning(scale_rates=scale_rates)
 
 
 def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:

@@ -16,7 +16,7 @@ from t5x_like.architectures.widths import resize_variant, stack_dims
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.slots import PositiveInt
-from t5x_like.tunings import Named, Tuning
+from t5x_like.tunings import BaseTuning, Named
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
@@ -26,7 +26,8 @@ _TABLE = ("vocab", "embed")
 _OUTPUT = ("embed", "vocab")
 
 
-def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tuning:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning(BaseTuning):
   """Train all parameters in the maximal update parametrization.
 
   It follows Yang et al. 2021 (arXiv:2203.03466, table 8). At the width of the base model, nothing
@@ -37,18 +38,25 @@ def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tun
   of the deviation and has 1/m of the rate, which is the same as logits divided by m. Decay of
   weights is as strong at all widths.
 
-  Args:
+  Attributes:
     base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are
       in proportion; the name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2,
       "kv_heads": 2, "mlp": 512}.
     relative: whether updates are in proportion to a parameter's size, as Adafactor's may be;
       computed, and None for an optimizer whose rates muP does not know.
   """
-  return Tuning(
-    resolve=lambda config: _resolve_config(config, base),
-    adapt=lambda model, key, values: _adapt_model(model, values, base),
-    scale_rates=lambda optimizer, named: _scale_rates(optimizer, named, relative),
-  )
+
+  base: PositiveInt | str | dict
+  relative: bool | None = None
+
+  def resolve(self, config):
+    return _resolve_config(config, self.base)
+
+  def adapt(self, model, key, values):
+    return _adapt_model(model, values, self.base)
+
+  def scale_rates(self, optimizer, named):
+    return _scale_rates(optimizer, named, self.relative)
 
 
 def _resolve_config(config: ConfigDict, base: int | str | dict) -> ConfigDict:

@@ -175,7 +175,7 @@ def test_layer_decay_halves_the_update_from_layer_to_layer(tmp_path):
 
 def test_tuning_the_head_of_a_model_without_one_is_refused():
   with pytest.raises(UserError, match="no head to train alone"):
-    head.make().trained_names({"embed/table": None})
+    head.Tuning().trained_names({"embed/table": None})
 
 
 def read_evaluated_steps(workdir) -> list[int]:

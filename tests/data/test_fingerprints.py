@@ -74,9 +74,9 @@ def fill(name: str) -> TaskArguments:
   """Return the arguments of a task, with its defaults and an example of each required value."""
   arguments = arguments_class(name)
   defaults = slots.defaults(arguments)
-  for field, declared_type in slots.argument_types(arguments).items():
-    if field in slots.argument_names(arguments) and field not in defaults:
-      defaults[field] = other_value(declared_type, None)
+  for field, argument in slots.read_arguments(arguments).items():
+    if field not in defaults:
+      defaults[field] = other_value(argument.declared_type, None)
   return arguments(**defaults)
 
 
@@ -89,7 +89,9 @@ def reason(arguments: TaskArguments, name: str) -> str | None:
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_another_value_of_a_field_is_another_fingerprint(name, field):
   arguments = fill(name)
-  value = other_value(slots.argument_types(type(arguments))[field], getattr(arguments, field))
+  value = other_value(
+    slots.read_arguments(type(arguments))[field].declared_type, getattr(arguments, field)
+  )
   changed = dataclasses.replace(arguments, **{field: value})
   is_same = changed.fingerprint("x.v1") == arguments.fingerprint("x.v1")
   stated = reason(arguments, field)

@@ -6,6 +6,7 @@ one of a few known fractions of its size, which no other split can have.
 """
 
 import collections
+import dataclasses
 import functools
 import itertools
 import json
@@ -25,7 +26,7 @@ from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import _embeddings
+from t5x_like.evals import BaseEvaluator, EvalResult, _embeddings
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -564,11 +565,32 @@ def test_evaluators_refuse_to_score_images_that_they_learn_from(name, split, run
   assert f"found the split {split!r} and the support_split 'train'" in capsys.readouterr().err
 
 
-class Shadowing:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shadowing(BaseEvaluator):
   """An evaluator whose argument has the name of a key of every instance."""
 
-  def __init__(self, context, *, split: str = "train"):
+  split: str = "train"
+
+  def metric_names(self):
+    return ()
+
+  def __call__(self, arrays):
+    return EvalResult({})
+
+
+class Former:
+  """An evaluator with a constructor of its own."""
+
+  def __init__(self, context, *, at_most: int = 1):
     pass
+
+
+def test_an_evaluator_of_another_form_is_refused_in_one_line(runs, capsys):
+  instances = json.dumps({"mine": {"name": f"{__name__}:Former"}})
+  assert evaluate.main([f"--workdir={runs('images').workdir}", f"--config.evals={instances}"]) == 2
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert "Former', expected a frozen dataclass derived from t5x_like.evals.BaseEvaluator" in line
+  assert "see docs/how-to/add-an-evaluator.md" in line
 
 
 def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):

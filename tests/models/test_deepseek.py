@@ -23,7 +23,7 @@ from t5x_like.objectives import decoder
 from t5x_like.objectives.multi_token import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import sign_steps
+from t5x_like.training.optimizer import with_sign_steps
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
@@ -68,9 +68,7 @@ def take_step(rules=None, parts=1):
   schedule = SCHEDULES["constant"](learning_rate=0.0)
   named = params.named_params(model)
   clipped = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
-  optimizer = sign_steps.with_sign_steps(
-    clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")}
-  )
+  optimizer = with_sign_steps(clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")})
   rules = rules or Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   step = make_step(
     model, decoder.Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=parts

@@ -19,7 +19,7 @@ from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import flops, jaxpr_flops
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
@@ -208,7 +208,7 @@ def test_accumulated_steps_show_and_lower_the_losses():
   model = jax.jit(make)(jax.random.key(1))
   schedule = SCHEDULES["constant"](learning_rate=0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  optimizer = update_layerwise(OPTIMIZERS["adamw"](schedule), axes)
+  optimizer = update_layerwise(build_optimizer("adamw", schedule), axes)
   batch = tiny.batch(8, 8, 6)
   evaluate = jax.jit(lambda model, batch: Objective()(model, batch)[1])
   halves = [evaluate(model, {n: x[i::2] for n, x in batch.items()}) for i in (0, 1)]

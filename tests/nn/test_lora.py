@@ -75,7 +75,7 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 
 @pytest.mark.parametrize("kind", CASES)
 def test_the_defaults_adapt_queries_and_values(kind):
-  tuning = tunings_lora.make()
+  tuning = tunings_lora.Tuning()
 
   def build():
     return tuning.adapt(build_plain_model(CASES[kind], "scan"), jax.random.key(2), {})

@@ -89,8 +89,11 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
 
   with pytest.raises(UserError, match="my:Hinge declares no 'weights'"):
     check_declarations("my:Hinge", Hinge())
-  with pytest.raises(UserError, match="expected a subclass of t5x_like.objectives.Base"):
-    check_declarations("my:Hinge", types.SimpleNamespace())
+  registry = {"hinge": types.SimpleNamespace}
+  with pytest.raises(
+    UserError, match="expected a frozen dataclass derived from t5x_like.objectives"
+  ):
+    objectives.OBJECTIVES._replace(registry=registry, member="").find("config.objective", "hinge")
   with pytest.raises(
     UserError, match="returned the sums loss, correct, expected `weights` among them"
   ):

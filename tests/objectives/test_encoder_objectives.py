@@ -18,7 +18,7 @@ from t5x_like.objectives import denominator, mlm, permutation_lm, span_boundary
 from t5x_like.objectives import electra as electra_objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS
+from t5x_like.training.optimizer import build_optimizer
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import abstract_state, init_state
 from t5x_like.training.step import make_step
@@ -305,7 +305,7 @@ def test_parts_of_a_batch_and_devices_change_no_loss(objective, family, size):
     rules = Rules.make(make_mesh({"data": -1}, jax.devices()[:devices]), {})
     model = jax.eval_shape(make, jax.random.key(0))
     schedule = SCHEDULES["constant"](learning_rate=1.0)
-    optimizer = OPTIMIZERS["sgd"](schedule)
+    optimizer = build_optimizer("sgd", schedule)
     abstract = abstract_state(model, optimizer, rules)
     state = init_state(make, optimizer, abstract, 0)
     step = make_step(model, objective, optimizer, schedule, rules, seed=0, accumulation_steps=parts)

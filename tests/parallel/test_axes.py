@@ -16,7 +16,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.objectives import decoder, encoder_decoder, mlm
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import abstract_state, init_state, shardings
 from t5x_like.training.step import make_step
@@ -78,7 +78,7 @@ def train(kind, mesh):
   model = jax.eval_shape(make, jax.random.key(0))
   schedule = SCHEDULES["constant"](learning_rate=1e-3)
   optimizer = update_layerwise(
-    OPTIMIZERS["adamw"](schedule), {n: p.axes for n, p in params.named_params(model).items()}
+    build_optimizer("adamw", schedule), {n: p.axes for n, p in params.named_params(model).items()}
   )
   abstract = abstract_state(model, optimizer, rules)
   step = jax.jit(

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import abstract_model, recipes, slots, tunings
+from t5x_like import abstract_model, recipes
 from t5x_like.nn import params
-from t5x_like.training.optimizer import adamw
+from t5x_like.training.optimizer import build_optimizer
 from t5x_like.training.resolve import resolve
+from t5x_like.tunings import TUNINGS
 
 pytestmark = pytest.mark.parity
 BASE = 64
@@ -100,8 +101,10 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   assert config.model.design.logits_scale == pytest.approx(factor)
   for name, deviation in deviations.items():
     assert named[name].stddev == pytest.approx(deviation, rel=0.02), name
-  tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  our_optimizer = tune.scale_rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
+  tune = TUNINGS.make("config.tuning", config.tuning)
+  our_optimizer = tune.scale_rates(
+    build_optimizer("adamw", lambda step: RATE, weight_decay=DECAY), named
+  )
   arrays = {name: jnp.ones((2, 2)) for name in parameters}
   gradients = {name: jnp.full((2, 2), 0.5) for name in parameters}
   updates, _ = our_optimizer.update(gradients, our_optimizer.init(arrays), arrays, step=0)

@@ -44,5 +44,5 @@ def test_a_key_has_its_own_default_and_description():
   assert listed["", ""]["batch_size"].default == "128"
   assert "examples per step" in listed["", ""]["batch_size"].about
   assert listed["optimizer", "lamb"]["b2"].default != listed["optimizer", "lion"]["b2"].default
-  assert listed["task", "causal_lm"]["verify"].about  # of the record that its options unpack
+  assert listed["task", "causal_lm"]["verify"].about  # of the dataclass that it extends
   assert listed["model", "gpt"]["dropout"].about  # of the class that it extends

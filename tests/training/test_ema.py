@@ -12,7 +12,7 @@ from t5x_like.checkpoints.manifest import flatten
 from t5x_like.library.model import load
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import ema, guard, restoring
-from t5x_like.training.optimizer import OPTIMIZERS, to_named
+from t5x_like.training.optimizer import build_optimizer, to_named
 from t5x_like.training.state import TrainState, from_tree, to_tree
 from tests.runs import assert_same_bits, load_tensors
 
@@ -22,7 +22,7 @@ NANO = "tests/recipes/nano_image.py"
 
 
 def test_the_average_starts_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
-  sgd = ema.with_ema(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
+  sgd = ema.with_ema(build_optimizer("sgd", lambda step: 0.5), 0.9)
   optimizer = guard.skip_refused_updates(tunings.freeze_others(sgd, ["a"]))
   arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
   state = optimizer.init({**arrays, "a": jnp.zeros(2)})
@@ -44,7 +44,7 @@ def test_the_average_starts_at_the_weights_and_skips_refused_updates_and_frozen_
 
 
 def test_a_warm_up_forgets_the_first_weights_as_timms_does():
-  optimizer = ema.with_ema(OPTIMIZERS["sgd"](lambda step: 1.0), 0.7, warmup=True)
+  optimizer = ema.with_ema(build_optimizer("sgd", lambda step: 1.0), 0.7, warmup=True)
   arrays = {"a": jnp.array([9.0])}
   mean = None
   state = optimizer.init(arrays)
@@ -119,7 +119,7 @@ def test_a_run_saves_evaluates_resumes_and_exports_its_average(tmp_path, capsys)
 def test_starting_or_dropping_the_average_keeps_the_optimizers_state():
   """The tensors of a checkpoint are matched by name."""
   arrays = {"a": jnp.array([1.0, 2.0])}
-  adam = OPTIMIZERS["adamw"](lambda step: 0.5)
+  adam = build_optimizer("adamw", lambda step: 0.5)
   averaged_adam = ema.with_ema(adam, 0.9)
   _, moved = adam.update(
     {"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0)

@@ -11,19 +11,19 @@ import pytest
 from t5x_like import train
 from t5x_like.checkpoints import manager, manifest
 from t5x_like.training import optimizer
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from tests.runs import NANO, fingerprints
 from tests.training.test_optimizer import AXES, SHAPES
 
 RATE = optax.constant_schedule(0.1)
 CASES = {
-  "adafactor": OPTIMIZERS["adafactor"](RATE),
-  "adafactor_decay": OPTIMIZERS["adafactor"](RATE, weight_decay=0.1),
-  "adamw": OPTIMIZERS["adamw"](RATE),
-  "lion": OPTIMIZERS["lion"](RATE),
-  "muon": OPTIMIZERS["muon"](RATE),
-  "sgd": OPTIMIZERS["sgd"](RATE, momentum=0.9),
-  "sgd_plain": OPTIMIZERS["sgd"](RATE),
+  "adafactor": build_optimizer("adafactor", RATE),
+  "adafactor_decay": build_optimizer("adafactor", RATE, weight_decay=0.1),
+  "adamw": build_optimizer("adamw", RATE),
+  "lion": build_optimizer("lion", RATE),
+  "muon": build_optimizer("muon", RATE),
+  "sgd": build_optimizer("sgd", RATE, momentum=0.9),
+  "sgd_plain": build_optimizer("sgd", RATE),
 }
 
 

@@ -13,7 +13,7 @@ from t5x_like import train, tunings
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.training import ema, guard
-from t5x_like.training.optimizer import OPTIMIZERS, to_named, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, to_named, update_layerwise
 from t5x_like.training.state import TrainState
 from tests.runs import NANO, assert_same_bits, load_tensors
 
@@ -23,7 +23,7 @@ AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")
 
 def test_updates_and_mean_equal_optaxs_at_a_schedules_rates():
   values = ConfigDict({"schedule_free": 0.9, "ema": 0.0, "b1": 0.0})
-  our_optimizer = update_layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
+  our_optimizer = update_layerwise(build_optimizer("adamw", RATE, b1=0.0, weight_decay=0.0), AXES)
   optimizer = guard.skip_refused_updates(
     tunings.freeze_others(ema.with_average(our_optimizer, RATE, values), list(AXES))
   )

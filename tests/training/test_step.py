@@ -15,7 +15,7 @@ from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState, abstract_state, shardings
 from t5x_like.training.step import make_step
@@ -33,7 +33,7 @@ def set_up(optimizer="sgd", *, accumulation_steps=1, dropout=0.0, mesh=(), seed=
   model = jax.eval_shape(make, jax.random.key(0))
   schedule = SCHEDULES["constant"](learning_rate=RATE if optimizer == "sgd" else 0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  update = update_layerwise(OPTIMIZERS[optimizer](schedule), axes)
+  update = update_layerwise(build_optimizer(optimizer, schedule), axes)
   step = make_step(
     model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps
   )
@@ -191,7 +191,7 @@ def test_only_trained_parameters_have_gradients_and_state(accumulation_steps):
   schedule = SCHEDULES["constant"](learning_rate=RATE)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
   update = tunings.freeze_others(
-    update_layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names
+    update_layerwise(build_optimizer("sgd", schedule, momentum=0.5), axes), names
   )
   trained_state = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
   assert {

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import abstract_state, init_state, shardings
 from t5x_like.training.step import make_step
@@ -61,7 +61,7 @@ def set_up(run, layout):
   model = jax.eval_shape(make, jax.random.key(0))
   schedule = name_of_layout(SCHEDULES, **schedule)()
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  update = update_layerwise(name_of_layout(OPTIMIZERS, **optimizer)(schedule), axes)
+  update = update_layerwise(build_optimizer(schedule=schedule, **optimizer), axes)
   step = make_step(
     model,
     Objective(label_smoothing=0.1, z_loss=1e-4),

@@ -15,7 +15,7 @@ from parity import timm_groups
 from t5x_like import recipes, slots
 from t5x_like.nn import params
 from t5x_like.training.build import build_parts
-from t5x_like.training.optimizer import OPTIMIZERS
+from t5x_like.training.optimizer import build_optimizer
 from t5x_like.training.resolve import resolve
 from t5x_like.tunings import layer_decay
 
@@ -136,7 +136,7 @@ def test_rates_and_decays_are_timms_by_name(ours, theirs):
 
 def _decayed(arrays) -> dict[str, bool]:
   """Return which parameters AdamW moves by weight decay alone."""
-  optimizer = OPTIMIZERS["adamw"](lambda step: 1.0, weight_decay=0.5, undecayed="tables")
+  optimizer = build_optimizer("adamw", lambda step: 1.0, weight_decay=0.5, undecayed="tables")
   small = {name: jnp.ones([min(n, 2) for n in a.shape]) for name, a in arrays.items()}
   zeros = jax.tree.map(jnp.zeros_like, small)
   updates, _ = optimizer.update(zeros, optimizer.init(small), small, step=0)

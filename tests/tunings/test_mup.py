@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import abstract_model, recipes, slots, tunings
+from t5x_like import abstract_model, recipes
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.training.optimizer import adafactor, adamw
+from t5x_like.training.optimizer import build_optimizer
 from t5x_like.training.resolve import resolve
+from t5x_like.tunings import TUNINGS
 
 ONE = (
   'model.variant={"dims": {"embed": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp": 512, '
@@ -84,7 +85,7 @@ def test_initial_values_are_those_of_the_draw_and_the_base_is_as_without_mup():
 def steps(config, optimizer, name, gradient):
   """Return the update of a parameter of ones."""
   model = abstract_model.build_model(config)
-  tune = slots.make("config.tuning", config.tuning, tunings, "make")
+  tune = TUNINGS.make("config.tuning", config.tuning)
   optimizer = tune.scale_rates(optimizer, params.named_params(model))
   arrays = {name: jnp.ones((2, 3))}
   grads = {name: jnp.full((2, 3), gradient)}
@@ -93,7 +94,7 @@ def steps(config, optimizer, name, gradient):
 
 def test_rates_scale_the_step_but_not_the_decay():
   config = resolved(128)
-  optimizer = adamw(lambda step: 0.1, weight_decay=0.5)
+  optimizer = build_optimizer("adamw", lambda step: 0.1, weight_decay=0.5)
   for name, rate in (("decoder/blocks/mlp/layer/wi/kernel", 0.5), ("head/kernel", 1.0)):
     decay, both = (steps(config, optimizer, name, gradient) for gradient in (0.0, 1.0))
     np.testing.assert_allclose(decay, -0.1 * 0.5, rtol=1e-6)
@@ -103,14 +104,14 @@ def test_rates_scale_the_step_but_not_the_decay():
 def test_an_optimizer_without_a_rule_is_refused_for_training_alone():
   config = resolved(128, "optimizer.name=lamb")  # as of a recipe to evaluate with
   with pytest.raises(UserError, match="config.optimizer.name: expected one of adamw"):
-    steps(config, adamw(lambda step: 0.1), "embed/table", 1.0)
+    steps(config, build_optimizer("adamw", lambda step: 0.1), "embed/table", 1.0)
 
 
 def test_steps_in_proportion_to_parameters_need_the_root_alone():
   config = resolved(64, "optimizer.name=adafactor", recipe="configs/t5/base.py:debug")
   assert config.tuning.relative
   for name, rate in (("encoder/blocks/mlp/layer/wi/kernel", 0.5), ("embed/table", 1.0)):
-    optimizer = adafactor(lambda step: 0.1)
+    optimizer = build_optimizer("adafactor", lambda step: 0.1)
     arrays = {name: jnp.ones((2, 3))}
     plain = optimizer.update(arrays, optimizer.init(arrays), arrays, step=0)[0][name]
     np.testing.assert_allclose(steps(config, optimizer, name, 1.0), plain * rate, rtol=1e-5)

@@ -63,7 +63,7 @@ class Mark:
   """A training step with a published speed.
 
   Attributes:
-    family, variant, objective, optimizer: names in `models/`, `objectives/` and `OPTIMIZERS`.
+    family, variant, objective, optimizer: names in `models/`, `objectives/` and `optimizers/`.
     batch: shape and dtype of every feature.
     small: smaller variant and batch, with which the command can be tried on a CPU.
     model: further arguments of the model.
@@ -281,7 +281,7 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
   from t5x_like.parallel.mesh import make_mesh
   from t5x_like.parallel.rules import Rules
   from t5x_like.training.guard import Guard
-  from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+  from t5x_like.training.optimizer import build_optimizer, update_layerwise
   from t5x_like.training.schedule import SCHEDULES
   from t5x_like.training.state import abstract_state
 
@@ -294,7 +294,7 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
   rules = Rules.make(make_mesh({}, jax.devices()[:1]))
   schedule = SCHEDULES["linear"](learning_rate=1e-4, warmup_steps=10, total_steps=1000)
   axes = {name: p.axes for name, p in params.named_params(model).items()}
-  optimizer = update_layerwise(OPTIMIZERS[mark.optimizer](schedule=schedule), axes)
+  optimizer = update_layerwise(build_optimizer(mark.optimizer, schedule=schedule), axes)
   return types.SimpleNamespace(
     model=model,
     make_model=make_model,

@@ -6,7 +6,7 @@ not to its gate. After every step it goes down by `bias_rate` if the expert had 
 load in the global batch, and up if it had less.
 
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
-"gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of
+"gradient" is the load above the mean, and `training/optimizer.py` moves it against the sign of
 that gradient. The load is therefore summed over microbatches, devices and stages together with the
 gradients, and a refused step moves no bias. The load is scaled by 2^-70, which keeps its sign and
 makes it too small to change the global norm by which gradients are clipped.
@@ -57,7 +57,7 @@ class SigmoidRouter(Router):
         f"groups, with the {experts.top_k} experts of a token"
       )
     self.balance = params.param(rngs, params.zeros, (E,), (None,))
-    self.balance.set_metadata(step=experts.bias_rate)  # see `training/sign_steps.py`
+    self.balance.set_metadata(step=experts.bias_rate)  # see `training/optimizer.py`
     self.groups = groups
     self.top_groups = top_groups
     self.scale = experts.scale

@@ -1,2 +1,1 @@
-"""Further optimizers: one a file, whose `make` takes the schedule and its own arguments
-(`config.optimizer.name`)."""
+"""Optimizers, one a file, whose `Arguments` are the keys of `config.optimizer`."""

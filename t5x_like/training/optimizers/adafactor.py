@@ -1,11 +1,13 @@
-"""Adafactor, arranged so that every pass over a gradient only reads it.
+"""Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it.
 
-The arithmetic and the state equal `optax.adafactor`'s. optax computes the squared gradient once and
-averages it along rows and along columns; XLA on CPU then writes the square (and those of the
-clipped update and the parameter) to memory, and the update of T5-1.1-small takes more than twice as
-long (docs/reference/performance.md).
+It is arranged so that every pass over a gradient only reads it. The arithmetic and the state equal
+`optax.adafactor`'s. optax computes the squared gradient once and averages it along rows and along
+columns; XLA on CPU then writes the square (and those of the clipped update and the parameter) to
+memory, and the update of T5-1.1-small takes more than twice as long
+(docs/reference/performance.md).
 """
 
+import dataclasses
 import math
 
 import jax
@@ -15,7 +17,7 @@ import optax
 
 from t5x_like.parallel.constrain import platform, ways
 from t5x_like.slots import NonNegativeFloat, PositiveFloat
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import OptimizerArguments
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
 _EPSILON = 1e-30  # added to squared gradients
@@ -34,56 +36,64 @@ def reread(tree):
   return jax.lax.optimization_barrier(tree) if platform() == "cpu" else tree
 
 
-def adafactor(
-  schedule: Schedule,
-  *,
-  decay_rate: PositiveFloat = 0.8,
-  clipping_threshold: PositiveFloat = 1.0,
-  multiply_by_parameter_scale: bool = True,
-  weight_decay: NonNegativeFloat = 0.0,
-) -> optax.GradientTransformation:
-  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no
-  momentum.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(OptimizerArguments):
+  """The arguments of Adafactor: factored second moments, no momentum.
 
-  Args:
-    schedule: of the run's step, the argument `step` of `update`.
+  Attributes:
     decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     clipping_threshold: root mean square above which an update is scaled down.
     multiply_by_parameter_scale: step sizes are relative to the root mean square of the parameter.
     weight_decay: share of every parameter that a step takes away, whatever the rate.
-  Returns:
-    A transformation to updates that are ready to be added; its state is an `optax.FactoredState`.
   """
 
-  def update_one(g, v_row, v_col, v, p, count, step):
-    t = count.astype(jnp.float32) + 1
-    decay = 1 - t**-decay_rate
-    factored = factored_axes(p.shape)
-    if factored is None:
-      v = decay * v + (1 - decay) * (jnp.square(g) + _EPSILON)
-      u = g * v**-0.5
-    else:
-      shorter, longer = factored
-      v_row = decay * v_row + (1 - decay) * (_mean_square(g, longer) + _EPSILON)
-      g = reread(g)
-      v_col = decay * v_col + (1 - decay) * (_mean_square(g, shorter) + _EPSILON)
-      row = v_row / jnp.mean(v_row, axis=shorter - (shorter > longer), keepdims=True)
-      u = reread(g) * jnp.expand_dims(row**-0.5, longer) * jnp.expand_dims(v_col**-0.5, shorter)
-    size = schedule(step) / jnp.maximum(1.0, _rms(u) / clipping_threshold)
-    if multiply_by_parameter_scale:
-      size *= jnp.maximum(_rms(p), _MIN_SCALE)
-    return -size * u, v_row, v_col, v
+  decay_rate: PositiveFloat = 0.8
+  clipping_threshold: PositiveFloat = 1.0
+  multiply_by_parameter_scale: bool = True
+  weight_decay: NonNegativeFloat = 0.0
 
-  def update(grads, state, params, *, step, **_):
-    leaves, treedef = jax.tree.flatten(grads)
-    other_axes = (treedef.flatten_up_to(t) for t in (state.v_row, state.v_col, state.v, params))
-    out = [update_one(*leaf, state.count, step) for leaf in zip(leaves, *other_axes, strict=True)]
-    updates, v_row, v_col, v = (treedef.unflatten(column) for column in zip(*out, strict=True))
-    return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
+  def build(self, schedule):
+    """Return a transformation to updates that are ready to be added.
 
-  init = optax.scale_by_factored_rms(min_dim_size_to_factor=_MIN_FACTORED).init
-  scaled = optax.GradientTransformationExtraArgs(init, update)
-  return optax.chain(scaled, optax.add_decayed_weights(-weight_decay)) if weight_decay else scaled
+    Its state is an `optax.FactoredState`.
+    """
+
+    def update_param(g, v_row, v_col, v, p, count, step):
+      t = count.astype(jnp.float32) + 1
+      u, v_row, v_col, v = _direction(g, v_row, v_col, v, 1 - t**-self.decay_rate)
+      size = schedule(step) / jnp.maximum(1.0, _rms(u) / self.clipping_threshold)
+      if self.multiply_by_parameter_scale:
+        size *= jnp.maximum(_rms(p), _MIN_SCALE)
+      return -size * u, v_row, v_col, v
+
+    def update(grads, state, params, *, step, **_):
+      leaves, treedef = jax.tree.flatten(grads)
+      trees = (state.v_row, state.v_col, state.v, params)
+      columns = [treedef.flatten_up_to(tree) for tree in trees]
+      rows = [update_param(*leaf, state.count, step) for leaf in zip(leaves, *columns, strict=True)]
+      updates, v_row, v_col, v = (treedef.unflatten(column) for column in zip(*rows, strict=True))
+      return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
+
+    init = optax.scale_by_factored_rms(min_dim_size_to_factor=_MIN_FACTORED).init
+    scaled = optax.GradientTransformationExtraArgs(init, update)
+    if not self.weight_decay:
+      return scaled
+    return optax.chain(scaled, optax.add_decayed_weights(-self.weight_decay))
+
+
+def _direction(g, v_row, v_col, v, decay):
+  """Return (the gradient divided by the root of its second moment, v_row, v_col, v)."""
+  factored = factored_axes(g.shape)
+  if factored is None:
+    v = decay * v + (1 - decay) * (jnp.square(g) + _EPSILON)
+    return g * v**-0.5, v_row, v_col, v
+  shorter, longer = factored
+  v_row = decay * v_row + (1 - decay) * (_mean_square(g, longer) + _EPSILON)
+  g = reread(g)
+  v_col = decay * v_col + (1 - decay) * (_mean_square(g, shorter) + _EPSILON)
+  row = v_row / jnp.mean(v_row, axis=shorter - (shorter > longer), keepdims=True)
+  u = reread(g) * jnp.expand_dims(row**-0.5, longer) * jnp.expand_dims(v_col**-0.5, shorter)
+  return u, v_row, v_col, v
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -1,24 +1,29 @@
-"""LARS: momentum on gradients as long as their matrices."""
+"""LARS (You et al. 2017): momentum on gradients as long as their matrices."""
+
+import dataclasses
 
 import optax
 
 from t5x_like.slots import NonNegativeFloat, PositiveFloat, Rate
-from t5x_like.training.optimizer import Decay, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import MatrixDecay, at_rate
 
 
-def make(
-  schedule: Schedule,
-  *,
-  momentum: Rate = 0.9,
-  weight_decay: NonNegativeFloat = 0.0,
-  trust_coefficient: PositiveFloat = 1e-3,
-) -> optax.GradientTransformation:
-  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient`
-  and the rate; vectors have plain momentum."""
-  scaled = optax.masked(
-    optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().mask
-  )
-  return optax.chain(
-    Decay(weight_decay).transformation(), scaled, at_rate(schedule), optax.trace(momentum)
-  )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of LARS; vectors have plain momentum.
+
+  Attributes:
+    momentum: decay of the sum of updates.
+    weight_decay: the share of a matrix that is added to its gradient.
+    trust_coefficient: length of a matrix's gradient, as a share of the matrix's length, before it
+      is multiplied by the rate.
+  """
+
+  momentum: Rate = 0.9
+  weight_decay: NonNegativeFloat = 0.0
+  trust_coefficient: PositiveFloat = 1e-3
+
+  def build(self, schedule):
+    ratio = optax.scale_by_trust_ratio(trust_coefficient=self.trust_coefficient)
+    scaled = optax.masked(ratio, self.decay_mask)
+    return optax.chain(self.decay_weights(), scaled, at_rate(schedule), optax.trace(self.momentum))

@@ -1,22 +1,30 @@
-"""Lion: one moment, and steps by its sign."""
+"""Lion (Chen et al. 2023, program 1): one average of gradients, and steps by its sign."""
+
+import dataclasses
 
 import optax
 
-from t5x_like.slots import NonNegativeFloat, Rate
-from t5x_like.training.optimizer import Decay, Moments, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.slots import Rate
+from t5x_like.training.optimizer import MatrixDecay, Moments, at_rate
 
 
-def make(
-  schedule: Schedule,
-  *,
-  b1: Rate = 0.9,
-  b2: Rate = 0.99,
-  mu_dtype: Moments = "float32",
-  weight_decay: NonNegativeFloat = 0.1,
-) -> optax.GradientTransformation:
-  """Lion (Chen et al. 2023, program 1), which keeps one moment and steps by its sign: rates are 3
-  to 10 times smaller than AdamW's, and `weight_decay`, of matrices only, is as much larger."""
-  return optax.chain(
-    optax.scale_by_lion(b1, b2, mu_dtype), Decay(weight_decay).transformation(), at_rate(schedule)
-  )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of Lion.
+
+  Rates are 3 to 10 times smaller than AdamW's, and `weight_decay`, of matrices only, is as much
+  larger.
+
+  Attributes:
+    b1: weight of the average in the direction of a step, beside the new gradient.
+    b2: decay of the average of gradients.
+    mu_dtype: the dtype of the average of gradients.
+  """
+
+  b1: Rate = 0.9
+  b2: Rate = 0.99
+  mu_dtype: Moments = "float32"
+
+  def build(self, schedule):
+    lion = optax.scale_by_lion(self.b1, self.b2, self.mu_dtype)
+    return optax.chain(lion, self.decay_weights(), at_rate(schedule))

@@ -1,50 +1,63 @@
-"""Muon: orthogonal momentum for the matrices of blocks."""
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): orthogonal momentum."""
 
-import functools
+import dataclasses
 
 import jax
 import optax
 
 from t5x_like.slots import NonNegativeFloat, Rate
-from t5x_like.training.optimizer import Decay, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import MatrixDecay, Named, at_rate
 
 
-def make(
-  schedule: Schedule,
-  *,
-  momentum: Rate = 0.95,
-  b1: Rate = 0.9,
-  b2: Rate = 0.999,
-  eps: NonNegativeFloat = 1e-8,
-  weight_decay: NonNegativeFloat = 0.1,
-) -> optax.GradientTransformation:
-  """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of
-  blocks, AdamW for the
-  others: tables, heads, patches and vectors.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of Muon for the matrices of blocks, and of AdamW for other parameters.
 
-  Nesterov momentum is made orthogonal by five Newton-Schulz steps, every expert's by itself.
-  Updates are then as large as AdamW's, 0.2 in root mean square, so AdamW's rates and decay apply
-  (Liu et al. 2025, https://arxiv.org/abs/2502.16982, equation 4).
+  The others are tables, heads, patches and vectors. Nesterov momentum is made orthogonal by five
+  Newton-Schulz steps, every expert's by itself. Updates are then as large as AdamW's, 0.2 in root
+  mean square, so AdamW's rates and decay apply (Liu et al. 2025,
+  https://arxiv.org/abs/2502.16982, equation 4).
+
+  Attributes:
+    momentum: decay of the sum of gradients of Muon.
+    b1, b2: AdamW's decays of the averages of gradients and of their squares.
+    eps: added to the root of AdamW's average of squares.
   """
-  axes = functools.partial(jax.tree.map, lambda _: optax.contrib.MuonDimensionNumbers(-2, -1))
+
+  momentum: Rate = 0.95
+  b1: Rate = 0.9
+  b2: Rate = 0.999
+  eps: NonNegativeFloat = 1e-8
+
+  def build(self, schedule):
+    trace = optax.trace(self.momentum, nesterov=True)
+    rules = {
+      "muon": optax.chain(trace, optax.stateless(_orthogonalize)),
+      "adam": optax.scale_by_adam(self.b1, self.b2, self.eps),
+    }
+    directions = optax.partition(rules, _rule_names)
+    return optax.chain(directions, self.decay_weights(), at_rate(schedule))
+
+
+def _orthogonalize(updates: Named, _) -> Named:
+  """Make each matrix of the updates orthogonal, with a root mean square of 0.2."""
+
+  def matrix_axes(tree):
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), tree)
+
   newton_schulz = optax.contrib.scale_by_muon(
-    beta=0.0, nesterov=False, weight_dimension_numbers=axes
+    beta=0.0, nesterov=False, weight_dimension_numbers=matrix_axes
   )
-
-  def orthogonal(updates, _):
-    updates, _ = newton_schulz.update(updates, newton_schulz.init(updates))
-    return jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)
-
-  kinds = {"muon": optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonal))}
-  kinds["adam"] = optax.scale_by_adam(b1, b2, eps)
-  chosen = optax.partition(
-    kinds, lambda named: {n: "muon" if _hidden(n, x) else "adam" for n, x in named.items()}
-  )
-  return optax.chain(chosen, Decay(weight_decay).transformation(), at_rate(schedule))
+  updates, _ = newton_schulz.update(updates, newton_schulz.init(updates))
+  return jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)
 
 
-def _hidden(name: str, x: jax.Array) -> bool:
+def _rule_names(named: Named) -> dict[str, str]:
+  """Return the rule of each parameter."""
+  return {name: "muon" if _is_hidden(name, x) else "adam" for name, x in named.items()}
+
+
+def _is_hidden(name: str, x: jax.Array) -> bool:
   """Return whether a parameter is a matrix between activations of a block, or such a matrix for
   each expert."""
   if "blocks/" not in name or "/position/" in name:

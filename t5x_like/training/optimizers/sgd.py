@@ -1,21 +1,32 @@
 """Stochastic gradient descent, with or without momentum."""
 
+import dataclasses
+
 import optax
 
 from t5x_like.slots import NonNegativeFloat, Rate
-from t5x_like.training.optimizer import Decay, Moments, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import MatrixDecay, Moments, at_rate
 
 
-def make(
-  schedule: Schedule,
-  *,
-  momentum: Rate = 0.0,
-  mu_dtype: Moments = "float32",
-  weight_decay: NonNegativeFloat = 0.0,
-) -> optax.GradientTransformation:
-  """Gradient descent; `weight_decay` adds its share of each matrix to the gradient, before the
-  momentum."""
-  decay = Decay(weight_decay).transformation() if weight_decay else optax.identity()
-  trace = optax.trace(momentum, accumulator_dtype=mu_dtype) if momentum else optax.identity()
-  return optax.chain(decay, trace, at_rate(schedule))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of gradient descent.
+
+  Attributes:
+    momentum: decay of the sum of gradients; 0 for none.
+    mu_dtype: the dtype of this sum.
+    weight_decay: the share of a matrix that is added to its gradient, before the momentum.
+  """
+
+  momentum: Rate = 0.0
+  mu_dtype: Moments = "float32"
+  weight_decay: NonNegativeFloat = 0.0
+
+  def build(self, schedule):
+    decay = optax.identity()
+    if self.weight_decay:
+      decay = self.decay_weights()
+    trace = optax.identity()
+    if self.momentum:
+      trace = optax.trace(self.momentum, accumulator_dtype=self.mu_dtype)
+    return optax.chain(decay, trace, at_rate(schedule))

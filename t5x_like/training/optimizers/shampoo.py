@@ -1,5 +1,6 @@
-"""Shampoo: a matrix's gradients are multiplied on both sides by roots of their second moments."""
+"""Shampoo (Gupta et al. 2018, arXiv:1802.09568, algorithm 1): roots of moments on both sides."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -7,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
-from t5x_like.training.optimizer import Decay, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import MatrixDecay, at_rate
 
 _TINY = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
 
@@ -31,32 +31,35 @@ class ScaleByShampooState(NamedTuple):
   right_root: Any
 
 
-def make(
-  schedule: Schedule,
-  *,
-  b1: Rate = 0.9,
-  b2: Rate = 0.999,
-  eps: NonNegativeFloat = 1e-8,
-  ridge: PositiveFloat = 1e-6,
-  every: PositiveInt = 10,
-  widest: PositiveInt = 8_192,
-  weight_decay: NonNegativeFloat = 0.1,
-) -> optax.GradientTransformation:
-  """Shampoo (Gupta et al. 2018, arXiv:1802.09568, algorithm 1) for matrices, Adam for other
-  parameters.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of Shampoo for matrices, and of Adam for other parameters.
 
-  As in Shi et al. 2023 (arXiv:2309.06497, sections 2 and 3), statistics are averages of decay `b2`,
-  the mean gradient is preconditioned, by `L^-1/4 M R^-1/4`, and the result has the norm of Adam's
-  update ("grafting", Anil et al. 2020). Roots are computed anew at every `every`-th step, `ridge`
-  times the largest eigenvalue added. A side longer than `widest` is left out, and the other's
-  exponent is then -1/2. Statistics take D^2 values for each side. Kernels of experts have three
-  axes, so they get Adam. Decays matrices only.
+  A matrix's gradients are multiplied on both sides by roots of their second moments. As in Shi et
+  al. 2023 (arXiv:2309.06497, sections 2 and 3), statistics are averages of decay `b2`, the mean
+  gradient is preconditioned, by `L^-1/4 M R^-1/4`, and the result has the norm of Adam's update
+  ("grafting", Anil et al. 2020). If a side is left out, the other's exponent is -1/2. Statistics
+  take D^2 values for each side. Kernels of experts have three axes, so they get Adam. Decays
+  matrices only.
+
+  Attributes:
+    b1, b2: decays of the averages of gradients and of their squares.
+    eps: added to the root of Adam's average of squares.
+    ridge: share of the largest eigenvalue that is added to all before a root.
+    every: roots are computed anew at every so many steps.
+    widest: a side longer than this is left out.
   """
-  return optax.chain(
-    _scale_by_shampoo(b1, b2, eps, ridge, every, widest),
-    Decay(weight_decay).transformation(),
-    at_rate(schedule),
-  )
+
+  b1: Rate = 0.9
+  b2: Rate = 0.999
+  eps: NonNegativeFloat = 1e-8
+  ridge: PositiveFloat = 1e-6
+  every: PositiveInt = 10
+  widest: PositiveInt = 8_192
+
+  def build(self, schedule):
+    shampoo = _scale_by_shampoo(self.b1, self.b2, self.eps, self.ridge, self.every, self.widest)
+    return optax.chain(shampoo, self.decay_weights(), at_rate(schedule))
 
 
 def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int, widest: int):

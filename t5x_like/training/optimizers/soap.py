@@ -1,5 +1,6 @@
-"""SOAP: Adam in the eigenbasis of Shampoo's statistics."""
+"""SOAP (Vyas et al. 2024, arXiv:2409.11321, algorithm 3): Adam in Shampoo's eigenbasis."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -7,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.slots import NonNegativeFloat, PositiveInt, Rate
-from t5x_like.training.optimizer import Decay, at_rate
-from t5x_like.training.schedule import Schedule
+from t5x_like.training.optimizer import MatrixDecay, at_rate
 
 
 class ScaleBySoapState(NamedTuple):
@@ -29,28 +29,30 @@ class ScaleBySoapState(NamedTuple):
   right_basis: Any
 
 
-def make(
-  schedule: Schedule,
-  *,
-  b1: Rate = 0.95,
-  b2: Rate = 0.95,
-  eps: NonNegativeFloat = 1e-8,
-  every: PositiveInt = 10,
-  widest: PositiveInt = 10_000,
-  weight_decay: NonNegativeFloat = 0.1,
-) -> optax.GradientTransformation:
-  """SOAP (Vyas et al. 2024, arXiv:2409.11321, algorithm 3) for matrices, Adam for other parameters.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(MatrixDecay):
+  """The arguments of SOAP for matrices, and of Adam for other parameters.
 
-  The basis is renewed after every `every`-th step by a power iteration and a QR decomposition.
-  Sides longer than `widest` are not rotated. The first gradient gives the basis alone, as in the
-  authors' code. Statistics take D^2 values for each side. Kernels of experts have three axes, so
-  they get Adam. Decays matrices only.
+  The basis is renewed by a power iteration and a QR decomposition. The first gradient gives the
+  basis alone, as in the authors' code. Statistics take D^2 values for each side. Kernels of experts
+  have three axes, so they get Adam. Decays matrices only.
+
+  Attributes:
+    b1, b2: decays of the averages of gradients and of their squares.
+    eps: added to the root of the average of squares.
+    every: the basis is renewed after every so many steps.
+    widest: a side longer than this is not rotated.
   """
-  return optax.chain(
-    _scale_by_soap(b1, b2, eps, every, widest),
-    Decay(weight_decay).transformation(),
-    at_rate(schedule),
-  )
+
+  b1: Rate = 0.95
+  b2: Rate = 0.95
+  eps: NonNegativeFloat = 1e-8
+  every: PositiveInt = 10
+  widest: PositiveInt = 10_000
+
+  def build(self, schedule):
+    soap = _scale_by_soap(self.b1, self.b2, self.eps, self.every, self.widest)
+    return optax.chain(soap, self.decay_weights(), at_rate(schedule))
 
 
 def _scale_by_soap(

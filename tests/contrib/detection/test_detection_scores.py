@@ -271,7 +271,7 @@ def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
   detections = [(0, corners_Q4, labels, np.ones(1))]
   # an IoU of exactly 0.5
   assert detection.average_precision(truth, detections, CLASSES)["AP"] == pytest.approx(10)
-  row = detection.describe_image(*detections[0], truth, CLASSES)
+  row = detection.describe_image(detections[0], truth, CLASSES)
   assert row["detections"][0]["box"] == row["objects"][0]["box"] == [0, 0, 50, 50]
 
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import more
-from t5x_like.training import adafactor as ours
 from t5x_like.training import optimizer, schedule
+from t5x_like.training.optimizers import adafactor as ours
 
 SHAPES = {
   "square": (128, 128),
@@ -43,7 +43,7 @@ def draw(seed, scale=1.0):
 def test_updates_equal_optaxs(settings):
   rate = schedule.rsqrt(warmup_steps=2)
   expected = {("weight_decay_rate" if k == "weight_decay" else k): v for k, v in settings.items()}
-  a = optimizer.adafactor(rate, **settings)
+  a = optimizer.build_optimizer("adafactor", rate, **settings)
   b = optax.adafactor(rate, **expected)
   params = draw(0) | {"vector": jnp.zeros(40)}
   state_a = a.init(params)
@@ -75,11 +75,11 @@ def is_factored(x):
 def test_layers_of_a_stack_do_not_mix():
   rate = schedule.constant(learning_rate=0.1)
   axes = {"w": ("layers", "embed", "mlp")}
-  stacked = optimizer.update_layerwise(optimizer.adafactor(rate), axes)
+  stacked = optimizer.update_layerwise(optimizer.build_optimizer("adafactor", rate), axes)
   params = {"w": jax.random.normal(jax.random.key(0), (3, 128, 130))}
   grads = {"w": jax.random.normal(jax.random.key(1), (3, 128, 130))}
   together, _ = stacked.update(grads, stacked.init(params), params, step=0)
-  alone = optimizer.adafactor(rate)
+  alone = optimizer.build_optimizer("adafactor", rate)
   for layer in range(3):
     p = {"w": params["w"][layer]}
     g = {"w": grads["w"][layer]}
@@ -89,7 +89,7 @@ def test_layers_of_a_stack_do_not_mix():
 
 def test_a_parameter_of_more_elements_than_int32_counts_is_traced():
   """PaLM 540B's token table has 4.7e9 elements."""
-  rule = optimizer.adafactor(schedule.rsqrt(warmup_steps=2))
+  rule = optimizer.build_optimizer("adafactor", schedule.rsqrt(warmup_steps=2))
   params = {"table": jax.ShapeDtypeStruct((256_000, 18_432), jnp.float32)}
   updates, _ = jax.eval_shape(lambda p: rule.update(p, rule.init(p), p, step=1), params)
   assert updates["table"].shape == (256_000, 18_432)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from tests.training.optimizers.test_soap import RATE, compute_updates, draw_gradients
 
 
@@ -60,7 +60,7 @@ def test_gradients_of_zero_give_updates_of_zero():
 def test_every_layer_of_a_stack_has_its_own_roots():
   gradients = draw_gradients((2, 6, 4))
   optimizer = update_layerwise(
-    OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
+    build_optimizer("shampoo", RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
   )
   params = {"w": jnp.zeros((2, 6, 4))}
   state = optimizer.init(params)

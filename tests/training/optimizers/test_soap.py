@@ -11,7 +11,7 @@ from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
+from t5x_like.training.optimizer import build_optimizer, update_layerwise
 from t5x_like.training.state import abstract_state, init_state
 
 RATE = optax.constant_schedule(0.1)
@@ -20,7 +20,7 @@ STEPS = 7
 
 def compute_updates(gradients, name="soap", **options):
   """Return the update of each step; the parameters are not changed between the steps."""
-  optimizer = OPTIMIZERS[name](RATE, weight_decay=0.0, **options)
+  optimizer = build_optimizer(name, RATE, weight_decay=0.0, **options)
   params = {"w": jnp.zeros_like(gradients[0])}
   state = optimizer.init(params)
   update = jax.jit(optimizer.update)
@@ -83,7 +83,7 @@ def test_a_side_longer_than_widest_leaves_the_other_rotated():
 def test_every_layer_of_a_stack_has_its_own_basis():
   gradients = draw_gradients((2, 6, 4))
   optimizer = update_layerwise(
-    OPTIMIZERS["soap"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
+    build_optimizer("soap", RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
   )
   params = {"w": jnp.zeros((2, 6, 4))}
   state = optimizer.init(params)
@@ -103,7 +103,7 @@ def test_statistics_that_do_not_divide_over_a_mesh_are_replicated(name):
 
   model = jax.eval_shape(make_router)
   rules = Rules.make(make_mesh({"fsdp": 8}))
-  optimizer = update_layerwise(OPTIMIZERS[name](RATE), {"kernel": ("embed", None)})
+  optimizer = update_layerwise(build_optimizer(name, RATE), {"kernel": ("embed", None)})
   abstract = abstract_state(model, optimizer, rules)
   state = init_state(lambda key: make_router(), optimizer, abstract, seed=0)
   statistics = state.opt_state["whole"][0]

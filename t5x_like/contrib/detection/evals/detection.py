@@ -54,7 +54,7 @@ class Evaluator(BaseEvaluator):
         "evaluator detection: pycocotools is not installed; pip install 't5x-like[detection]'"
       )
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return (
       *PRECISION_METRICS,
       *recall_metrics(self.at_most),
@@ -64,11 +64,11 @@ class Evaluator(BaseEvaluator):
       "images",
     )
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+  def compute(self, model, batch):
     """Return the detections, as `top_detections`, and the indices of the examples."""
     return (*top_detections(model.outputs(batch)), batch["example_index"])
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `AP`, its parts and the number of `images`; a part for which the images hold no object
     is left out.
 
@@ -76,7 +76,7 @@ class Evaluator(BaseEvaluator):
     size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
     likeliest boxes with boxes that are the same in every image, see `_best_boxes.mean_overlaps`.
     """
-    batches = self.context.global_batches(self.max_examples)
+    batches = self.context.batches(self.max_examples)
     score_NQ, class_NQ, box_NQ4, index_N = self.context.run_batches(self.run, arrays, batches)
     order = np.argsort(index_N, kind="stable")
     order = order[index_N[order] >= 0]
@@ -91,7 +91,7 @@ class Evaluator(BaseEvaluator):
       has_name_Q = class_NQ[row, best] < len(names)
       best = best[has_name_Q]
       detections.append((n, corners_Q4[has_name_Q], class_NQ[row, best], score_NQ[row, best]))
-      rows.append(describe_image(*detections[-1], truth, names))
+      rows.append(describe_image(detections[-1], truth, names))
     scores = average_precision(truth, detections, names, self.at_most)
     if len(rows) > 1:
       swapped = swap_detections(truth, detections)
@@ -108,15 +108,12 @@ class Evaluator(BaseEvaluator):
     return EvalResult(scores | {"images": len(rows)}, samples, rows)
 
 
-def describe_image(
-  image: int,
-  corners_Q4: np.ndarray,
-  class_Q: np.ndarray,
-  score_Q: np.ndarray,
-  truth,
-  names: Sequence[str],
-) -> dict:
-  """Return the objects and detections of an image as JSON values, with boxes cut to the image."""
+def describe_image(detection: tuple, truth, names: Sequence[str]) -> dict:
+  """Return the objects and detections of an image as JSON values, with boxes cut to the image.
+
+  The arguments are those of `average_precision`, with a single detection.
+  """
+  image, corners_Q4, class_Q, score_Q = detection
   rows = truth.slice_of_image(image)
   size_4 = np.tile(truth.pixels[image], 2)
   objects = []

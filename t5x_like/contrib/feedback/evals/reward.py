@@ -3,7 +3,6 @@ rewards."""
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from t5x_like.contrib.feedback import rewards
@@ -42,13 +41,13 @@ class Evaluator(BaseEvaluator):
     return getattr(self.context.objective, "reward", None)
 
   @property
-  def _new_tokens(self) -> int:
+  def _new_tokens(self):
     return self.context.task.features["decoder_log_probabilities"].shape[1]
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return ("reward", "completion_length", "unfinished", "examples")
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def compute(self, model, batch):
     """Return the tokens of the completions and their weights."""
     rows = {}
     for name, x in batch.items():
@@ -58,7 +57,7 @@ class Evaluator(BaseEvaluator):
     completed = rollout(model, rows, choose_likeliest, new_tokens=self._new_tokens, ends=ends)
     return {name: completed[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return the mean `reward`, the mean `completion_length`, the share of `unfinished`
     completions, and `examples`."""
     vocabulary = self.context.task.vocabulary

@@ -3,7 +3,7 @@ answer was found."""
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from t5x_like.contrib.retrieval.search import (
 from t5x_like.errors import UserError
 from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_squad
-from t5x_like.metrics.texts import TextMetric, answers, reference_texts
+from t5x_like.metrics.texts import answers, reference_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, PositiveInt
 
@@ -57,21 +57,21 @@ class Evaluator(BaseEvaluator):
       _ = self._search  # opened before the first step
 
   @functools.cached_property
-  def _metric(self) -> TextMetric:
+  def _metric(self):
     return answers(normalization=self.normalization)
 
   @functools.cached_property
-  def _examples(self) -> list[dict[str, Any]]:
+  def _examples(self):
     fields = () if self.references is None else (self.references.split(".")[0],)
     return self.context.task.examples(fields)[: self.max_examples]
 
   @functools.cached_property
-  def _gold(self) -> list[list[str]]:
+  def _gold(self):
     """The right texts of each example."""
     return [self._right_texts(example) for example in self._examples]
 
   @property
-  def _k(self) -> int:
+  def _k(self):
     """The number of passages that are retrieved for a question."""
     return self.context.task.features["passage_tokens"].shape[0] - 1
 
@@ -82,16 +82,16 @@ class Evaluator(BaseEvaluator):
     rows = context.batch_size * (1 + self._k)
     return open_search(kind, context.model, context.rules, context.task.passages, rows)
 
-  def compute(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  def compute(self, model, batch):
     """Return the answers from each passage, int32 [B, Z, N], and their log-probabilities [B, Z]."""
     length = self.context.task.features["decoder_target_tokens"].shape[0]
     features = {name: batch[name] for name in model.REQUIRED_FEATURES}
     return answer_from_passages(model, features, self.max_new_tokens or length)
 
-  def metric_names(self) -> tuple[str, ...]:
+  def metric_names(self):
     return (*self._metric.metric.names, "found", "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
+  def __call__(self, arrays):
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
     passage), and the number of `examples`."""
     predictions = []
