@@ -10,10 +10,10 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 595_000,
-  "tokens a line": 6.10,
-  "vague names in percent": 0.25,
-  "core modules": 204,
+  "tokens": 596_000,
+  "tokens a line": 6.00,
+  "vague names in percent": 0.15,
+  "core modules": 203,
   "circles": 0,
 }
 
