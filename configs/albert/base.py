@@ -4,10 +4,10 @@
       --output=data/books_wiki
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
-The model takes 125,000 steps of 4,096 rows of 512 tokens. LAMB has a peak rate of 1.76e-3. N-grams
-of up to three words are masked, and half of the pairs have their segments in the wrong order. The
-warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the clipping at 1.0
-are from the released code. Other sizes are `:large`, `:xlarge` and `:xxlarge`.
+Training takes 125,000 steps with batches of 4,096 sequences of 512 tokens. LAMB has a peak rate of
+1.76e-3. N-grams of up to three words are masked, and half of the pairs have their segments in the
+wrong order. The warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the clipping at 1.0
+are from the released code. The suffixes `:large`, `:xlarge` and `:xxlarge` choose other sizes.
 
 Hardware: the paper used 64 to 512 TPU v3 chips.
 
@@ -29,10 +29,10 @@ def get_config(size: Size = "base"):
     "name": "albert",
     "variant": f"albert-{size}",
     "head": "pretraining",
+    "vocab_size": 30_000,
     "dropout": 0.1,
+    "remat": "none" if size == "base" else "full",
   }
-  config.model.remat = "none" if size == "base" else "full"
-  config.model.vocab_size = 30_000
   config.task = {
     "name": "mlm",
     "store": "data/books_wiki",

@@ -12,7 +12,7 @@ Hardware: 128 accelerators or more.
 Expected: the published base model scores 76.89 on MMLU with 5 shots. This recipe has not been run
 at full size.
 
-Differences: the first stage reads 30 trillion tokens; here it is a trillion.
+Differences: the first stage reads 30 trillion tokens; this recipe reads one trillion.
 """
 
 from t5x_like.config import defaults
