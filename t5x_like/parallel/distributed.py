@@ -29,20 +29,23 @@ from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transi
 from t5x_like.files.streams import GuardedStream
 from t5x_like.parallel import jax_internals
 
-_ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-KEY = "T5X_LIKE_JOB_KEY"  # a secret of the job; processes without the same one are ignored
+_JOB_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# The variable with the secret of the job; processes without the same secret are ignored.
+KEY = "T5X_LIKE_JOB_KEY"
 _GREETING = "t5x_like.rendezvous.v2"
 _GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
-_VERDICT_SECONDS = 60.0
-_ABORTED = (
+_VERDICT_SECONDS = 60.0  # for process 0 to answer after it has compared all processes
+_POLL_SECONDS = 60.0  # between two messages that a process still waits for process 0
+_ABORT_MESSAGE = (
   "jax has ended this process, as a rule because another process of the job has ended or does not "
   "answer; see the logs of the others, and run the same command again"
 )
-_abort_handler = None  # referenced, because libc calls it
+# Keeps the function that libc calls from being garbage collected.
+_abort_handler = None
 # All processes count their calls, so that each call has its own key in JAX's key-value store.
-_agreements = itertools.count()
-_broadcasts = itertools.count()
+_call_numbers = itertools.count()
+_broadcast_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
     _greet_coordinator(host, port, job, deadline, timeout_seconds)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _keep_stdout_for_python()
-  _end_aborts_as_transient()
+  _install_abort_handler()
   try:
     jax.distributed.initialize(
       job.address,
@@ -116,19 +119,19 @@ def _keep_stdout_for_python() -> None:
   sys.stdout = GuardedStream(stream)
 
 
-def _end_aborts_as_transient() -> None:
-  """Exit with the code of a transient error where jax aborts this process.
+def _install_abort_handler() -> None:
+  """Replace jax's abort of this process by an exit with the code of a transient error.
 
-  It does so, from C++ and in another thread, as soon as its service says that another process of
-  the job has ended or is silent. It takes no Python function to call instead (jaxlib 0.10 cannot
-  convert its argument), and Python's own handlers run too late. So the handler is set by libc, in
-  jobs of several processes only.
+  Jax aborts, from C++ and in another thread, as soon as its service reports that another process of
+  the job has ended or does not answer. Jax accepts no Python callback instead (jaxlib 0.10 cannot
+  convert its argument), and Python's own signal handlers run too late. So the handler is set
+  through libc, in jobs of several processes only.
   """
   global _abort_handler
 
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def end(_: int) -> None:
-    os.write(2, f"transient error: {_ABORTED}\n".encode())
+    os.write(2, f"transient error: {_ABORT_MESSAGE}\n".encode())
     os._exit(EXIT_TRANSIENT)
 
   set_handler = ctypes.CDLL(None).signal
@@ -151,16 +154,18 @@ def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> N
   store = key_value_store()
   if store is None:
     return
-  key = f"t5x_like/agree/{next(_agreements)}"
+  key = f"t5x_like/agree/{next(_call_numbers)}"
 
   def compare():
     deadline = time.monotonic() + timeout_seconds
     for index in range(1, jax.process_count()):
-      late = (
+      late_message = (
         f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} "
         "s; see its log"
       )
-      report = json.loads(_wait_for_key(store, f"{key}/{index}", deadline - time.monotonic(), late))
+      report = json.loads(
+        _wait_for_key(store, f"{key}/{index}", deadline - time.monotonic(), late_message)
+      )
       for name in sorted({*facts, *report}):
         if report.get(name) != facts.get(name):
           raise UserError(
@@ -168,8 +173,8 @@ def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> N
             "start all processes with the same code, config, workdir and packages"
           )
 
-  # Process 0 reads all facts, and the others its verdict: two messages a process, however many
-  # there are.
+  # Process 0 reads the facts of all processes, and the others read its verdict. This takes two
+  # messages per process, whatever the number of processes.
   store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
   broadcast_from_first(compare, timeout_seconds=timeout_seconds + _VERDICT_SECONDS)
 
@@ -181,17 +186,17 @@ def key_value_store():
   return jax_internals.key_value_client()
 
 
-def _wait_for_key(store, key: str, seconds: float, late: str) -> str:
+def _wait_for_key(store, key: str, seconds: float, late_message: str) -> str:
   """Return the value of a key once another process has set it.
 
   Args:
-    late: the message of the TransientError that is raised after `seconds`.
+    late_message: the message of the TransientError that is raised after `seconds`.
   """
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
     if "DEADLINE_EXCEEDED" in str(error):
-      raise TransientError(late) from None
+      raise TransientError(late_message) from None
     if is_transient(error):
       raise TransientError(
         f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its "
@@ -201,52 +206,59 @@ def _wait_for_key(store, key: str, seconds: float, late: str) -> str:
 
 
 def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
-  """Call `make` in process 0, then in the waiting others, and return its result.
+  """Call `make` in process 0, then in the other processes, and return its result.
 
-  All processes must call it.
-
-  It is for results that the first call leaves on a shared disk, such as prepared data.
+  All processes must call it. Use it for results that the first call leaves on a shared disk, such
+  as prepared data.
 
   Raises:
     UserError: `make` raised one in process 0.
     TransientError: `make` failed there in another way, or took longer than `timeout_seconds`.
   """
   store = key_value_store()
-  key = f"t5x_like/first/{next(_agreements)}"
+  key = f"t5x_like/first/{next(_call_numbers)}"
   if store is None:
     return make()
   if jax.process_index() == 0:
-    outcome = ["failed", "see its log"]
-    try:
-      result = make()
-      outcome = ["made", ""]
-      return result
-    except UserError as error:
-      if errors.error_class(error) is UserError:
-        outcome = ["refused", one_line(error)]
-      raise
-    finally:
-      store.key_value_set(key, json.dumps(outcome))
-  began = time.monotonic()
+    return _run_and_report(make, store, key)
+  _wait_for_report(store, key, timeout_seconds)
+  return make()
+
+
+def _run_and_report(make: Callable[[], Any], store, key: str) -> Any:
+  """Call `make` in process 0, and report its outcome to the other processes."""
+  report = ["failed", "see its log"]
+  try:
+    result = make()
+    report = ["made", ""]
+    return result
+  except UserError as error:
+    if errors.error_class(error) is UserError:
+      report = ["refused", one_line(error)]
+    raise
+  finally:
+    store.key_value_set(key, json.dumps(report))
+
+
+def _wait_for_report(store, key: str, timeout_seconds: float) -> None:
+  """Wait until process 0 has called `make`; raise an error if the call failed or takes too long."""
+  start = time.monotonic()
   while True:
     try:
-      answer = _wait_for_key(
-        store, key, _VERDICT_SECONDS, "process 0 has not prepared the data yet"
-      )
-      outcome, reason = json.loads(answer)
+      report = _wait_for_key(store, key, _POLL_SECONDS, "process 0 has not prepared the data yet")
       break
     except TransientError:
-      waited = time.monotonic() - began
+      waited = time.monotonic() - start
     if waited > timeout_seconds:
       raise TransientError(
         f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log"
       )
     print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
+  outcome, reason = json.loads(report)
   if outcome == "refused":
     raise UserError(f"process 0 could not prepare the data: {reason}")
   if outcome != "made":
     raise TransientError(f"process 0 could not prepare the data: {reason}")
-  return make()
 
 
 def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
@@ -262,7 +274,7 @@ def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 60
     TransientError: process 0 did not answer in time.
   """
   store = key_value_store()
-  key = f"t5x_like/from_first/{next(_broadcasts)}"
+  key = f"t5x_like/from_first/{next(_broadcast_numbers)}"
   if store is None:
     return make()
   if jax.process_index() == 0:
@@ -274,8 +286,8 @@ def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 60
       raise
     store.key_value_set(key, json.dumps({"answer": answer}))
     return answer
-  late = f"process 0 did not answer within {timeout_seconds:g} s; see its log"
-  answer_or_error = json.loads(_wait_for_key(store, key, timeout_seconds, late))
+  late_message = f"process 0 did not answer within {timeout_seconds:g} s; see its log"
+  answer_or_error = json.loads(_wait_for_key(store, key, timeout_seconds, late_message))
   if "error" in answer_or_error:
     raise getattr(errors, answer_or_error["error"], RuntimeError)(answer_or_error["message"])
   return answer_or_error["answer"]
@@ -298,18 +310,18 @@ def _find_job(timeout_seconds: float) -> _Job | None:
   Raises:
     UserError: the variables are incomplete or wrong.
   """
-  variables = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
+  variables = {name: os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)}
   if variables.get("JAX_NUM_PROCESSES") == "1":
     return None
   if not variables:
     return _detect_job(timeout_seconds)
-  missing = [name for name in _ENVIRONMENT if name not in variables]
+  missing = [name for name in _JOB_VARIABLES if name not in variables]
   if missing:
     raise UserError(
       f"environment: {', '.join(variables)} set, {', '.join(missing)} missing; set all three, or "
       "none"
     )
-  for name in _ENVIRONMENT[1:]:
+  for name in _JOB_VARIABLES[1:]:
     if not variables[name].isdecimal():
       raise UserError(f"environment: {name} is {variables[name]!r}, expected a whole number")
   count = int(variables["JAX_NUM_PROCESSES"])
@@ -333,9 +345,12 @@ def _detect_job(timeout_seconds: float) -> _Job | None:
     raise UserError(
       "this looks like a cluster, but jax cannot read how many processes there are: "
       f"{one_line(error)[:200]}; set "
-      f"{', '.join(_ENVIRONMENT)} (JAX_NUM_PROCESSES=1 for a process on its own)"
+      f"{', '.join(_JOB_VARIABLES)} (JAX_NUM_PROCESSES=1 for a process on its own)"
     ) from error
-  return None if None in detected[:3] else _Job(*detected)
+  address, num_processes, process_id, local_device_ids = detected
+  if None in (address, num_processes, process_id):
+    return None
+  return _Job(address, num_processes, process_id, local_device_ids)
 
 
 def _split_address(address: str) -> tuple[str, int]:
@@ -367,18 +382,18 @@ def _await_processes(port: int, count: int, deadline: float, timeout_seconds: fl
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)
     peers: dict[int, socket.socket] = {}
-    refusal = ""  # the last
+    last_refusal = ""
     while len(peers) < count - 1:
       server.settimeout(max(0.001, deadline - time.monotonic()))
       try:
         peer = stack.enter_context(server.accept()[0])
       except TimeoutError:
-        error = _absence_error(peers, count, timeout_seconds, refusal)
+        error = _absence_error(peers, count, timeout_seconds, last_refusal)
         for peer in peers.values():
           _send(peer, {"refused": str(error), "transient": isinstance(error, TransientError)})
         raise error from None
       greeting = _receive(peer, _GREETING_SECONDS)
-      if not _is_greeting(greeting):  # a port scanner, a health check or a stranger
+      if not _is_greeting(greeting):  # for example a port scanner or a health check
         peer.close()
         continue
       index = greeting["process"]
@@ -387,11 +402,12 @@ def _await_processes(port: int, count: int, deadline: float, timeout_seconds: fl
         peers[index] = peer
         continue
       # It may belong to another job, so it alone is refused, and this job goes on.
-      refusal = (
-        f"process {index} of {greeting['processes']} came to a job of {count} processes (twice, "
-        "or counted otherwise); give every process its own JAX_PROCESS_ID"
+      last_refusal = (
+        f"process {index} of {greeting['processes']} came to a job of {count} processes, where its "
+        "index is taken or its count differs; give every process its own JAX_PROCESS_ID and the "
+        "same JAX_NUM_PROCESSES"
       )
-      _send(peer, {"refused": refusal, "transient": False})
+      _send(peer, {"refused": last_refusal, "transient": False})
       peer.close()
     for peer in peers.values():
       _send(peer, {"go": True})
@@ -430,23 +446,23 @@ def _has_left(peer: socket.socket) -> bool:
 
 
 def _absence_error(
-  peers: dict[int, socket.socket], count: int, timeout_seconds: float, refusal: str
+  peers: dict[int, socket.socket], count: int, timeout_seconds: float, last_refusal: str
 ) -> Exception:
-  """Return the error of process 0 when not all others came."""
+  """Return the error of process 0 for processes that have not connected in time."""
   missing = ", ".join(str(index) for index in range(1, count) if index not in peers)
   message = (
     f"only {len(peers) + 1} of {count} processes came within {timeout_seconds:g} s; "
     f"missing: process {missing}"
   )
-  if refusal:
-    return UserError(f"{message}; {refusal}")
+  if last_refusal:
+    return UserError(f"{message}; {last_refusal}")
   return TransientError(f"{message}; start the same command on every host")
 
 
 def _greet_coordinator(
   host: str, port: int, job: _Job, deadline: float, timeout_seconds: float
 ) -> None:
-  """Connect to process 0, from another process, and wait for its answer."""
+  """Connect to process 0 from another process, and wait for its permission to continue."""
   reason = "no answer"
   while time.monotonic() < deadline:
     seconds = max(0.001, min(5, deadline - time.monotonic()))
@@ -485,7 +501,7 @@ def _send(peer: socket.socket, message: dict) -> None:
 
 
 def _receive(peer: socket.socket, seconds: float) -> dict:
-  """Receive one line of JSON within a time; return {} for anything else."""
+  """Receive one line of JSON within a time limit; return {} for anything else."""
   deadline = time.monotonic() + seconds
   line = b""
   with contextlib.suppress(OSError, ValueError, RecursionError):

@@ -181,7 +181,7 @@ FIRST_ALONE = """
       time.sleep(1)
       made.write_text("made")
     return made.read_text()
-  distributed._VERDICT_SECONDS = 0.3
+  distributed._POLL_SECONDS = 0.3
   print(distributed.run_first_alone(make), flush=True)
   def refuse():
     raise distributed.UserError("no such source")
