@@ -14,14 +14,16 @@ from t5x_like.slots import Rate
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the
-  head has one output.
+  """The cross-entropy of classes, or the squared error of a regression.
+
+  The dtype of `label` decides: int32 [B] for classes, float32 [B] for a regression, whose head has
+  one output.
 
   Attributes:
-    label_smoothing: probability spread evenly over all classes, the label's among them.
-    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all
-      classes, where mixed examples belong to both classes, whatever their shares (DeiT III, Touvron
-      et al. 2022, section 3.2).
+    label_smoothing: probability spread evenly over all classes, including the label.
+    loss: the loss of a classification. `softmax` is the cross-entropy. `sigmoid` is the mean of the
+      binary cross-entropies of all classes; mixed examples belong to both classes, whatever their
+      shares (DeiT III, Touvron et al. 2022, section 3.2).
   """
 
   unit = "mean of examples"
@@ -36,20 +38,21 @@ class Objective(Base):
 
   @property
   def likelihood(self) -> bool:
+    """Whether the loss is a negative log-likelihood."""
     return self.loss == "softmax"
 
   def __call__(
     self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
   ) -> tuple[jax.Array, Sums]:
-    """Run the model on a batch.
+    """Run the model on a batch and return the sum of its losses.
 
     Args:
       batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples
         also `other_label` int32 [B] and `label_share` float32 [B], the share of `label` in the
         image.
     Returns:
-      (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the
-      model.
+      (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars among
+      the model's outputs.
     """
     outputs = model(batch, key)
     label_B = batch["label"]

@@ -1,5 +1,4 @@
-"""Reconstruction of masked patches of images (MAE, He et al. 2022,
-https://arxiv.org/abs/2111.06377)."""
+"""Reconstruction of masked patches of images (MAE, He et al. 2022, arXiv:2111.06377)."""
 
 import dataclasses
 
@@ -16,8 +15,8 @@ class Objective(Base):
   """The mean squared error of each image's masked pixels.
 
   Attributes:
-    normalised: whether a patch's targets are its pixels, normalised by their mean and standard
-      deviation (section 4.1).
+    normalised: whether the pixels of each target patch are normalised by their own mean and
+      standard deviation (section 4.1).
   """
 
   unit = "squared error of masked pixels"
@@ -32,13 +31,13 @@ class Objective(Base):
   def __call__(
     self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
   ) -> tuple[jax.Array, Sums]:
-    """Run the model on a batch.
+    """Run the model on a batch and return the sum of its losses.
 
     Args:
       batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32
         [B, M], `example_weights` float32 [B].
     Returns:
-      (loss sum, sums): `loss`, `weights`, and the scalars of the model.
+      (loss sum, sums): `loss`, `weights`, and the scalars among the model's outputs.
     """
     outputs = model.outputs(batch, key)
     target_BTP = patchify(batch["image"].astype(jnp.float32), model.variant)

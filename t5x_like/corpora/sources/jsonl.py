@@ -16,7 +16,5 @@ class Source(FileSource):
       if isinstance(line, Skip):
         yield where, line
       elif line and not line.isspace():
-        yield (
-          where,
-          checked_json.parse_json(line, dict, where, "one whole JSON object on each line"),
-        )
+        record = checked_json.parse_json(line, dict, where, "one whole JSON object on each line")
+        yield where, record

@@ -1,6 +1,6 @@
 """The records of prepared examples, read from the source again for metrics.
 
-Stores do not keep them, and ids do not spell them.
+A store keeps only token ids, from which the fields of a record cannot be recovered.
 """
 
 from collections import Counter
@@ -20,10 +20,11 @@ def read_used_records(
 ) -> list[tuple[str, Record]]:
   """Return (where, record) of every example of `example_store.open_store`, in the same order.
 
-  The arguments are those of the store, except:
+  The other arguments are the same as for the store.
 
   Args:
     fields: the required fields of the records, at least the fields of the examples.
+    examples: the function that makes examples from records.
 
   Raises:
     UserError: a field is missing.
@@ -40,7 +41,7 @@ def read_used_records(
 def drop_unusable(
   records: Iterator[tuple[str, Record | Skip]], skipped: Counter
 ) -> Iterator[tuple[str, Record]]:
-  """Yield the records without NUL in a text or a list of texts; count the others."""
+  """Yield the records that have no NUL character in a field; count the others by reason."""
   for where, record in records:
     if isinstance(record, Skip):
       skipped[record.reason] += 1
@@ -52,6 +53,6 @@ def drop_unusable(
 
 
 def _has_nul(content: Any) -> bool:
-  """Return whether a text, or a text of a list, has a NUL character."""
+  """Return whether a text, or one text of a list, contains a NUL character."""
   texts = content if isinstance(content, list) else [content]
   return any(isinstance(text, str) and "\0" in text for text in texts)

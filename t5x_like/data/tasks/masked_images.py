@@ -1,12 +1,16 @@
 """Images whose encoder sees a random part of the patches, for masked autoencoders (He et al. 2022).
 
-  config.task = {"name": "masked_images", "source":
-                 "folders:train=imagenet/train,validation=imagenet/val", "resolution": 224, "patch":
-                 16, "mask_ratio": 0.75}
+  config.task = {
+      "name": "masked_images",
+      "source": "folders:train=imagenet/train,validation=imagenet/val",
+      "resolution": 224,
+      "patch": 16,
+      "mask_ratio": 0.75,
+  }
 
 Features: as in `image_classification`, with `visible_patches` int32 [K] and `masked_patches` int32
-  [M], numbers of patches in raster order, drawn anew for every image and epoch. Every evaluation
-  has the same masks.
+  [M], the indices of patches in raster order, drawn anew for every image and epoch. Every
+  evaluation has the same masks.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The changes of `:debug`, which trains on the built-in corpus.
 BUILT_IN = {"source": "digits"}
 
 
@@ -39,10 +43,10 @@ def count_patches(resolution: Resolution, patch: int, mask_ratio: float) -> tupl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(examples.LabelledImageArguments):
-  """The arguments of masked images.
+  """The arguments of the task.
 
   Attributes:
-    patch: height and width of a patch, the model's.
+    patch: height and width of a patch, as in the model.
     mask_ratio: share of the patches that are masked; the number of visible patches is rounded down.
   """
 
@@ -52,35 +56,36 @@ class Arguments(examples.LabelledImageArguments):
 
   def features(self, vocabulary: Vocabulary) -> Features:
     num_visible, num_masked = count_patches(self.resolution, self.patch, self.mask_ratio)
-    described = layout.describe(self.resolution, self.channels)
-    described["visible_patches"] = Feature((num_visible,), "int32")
-    described["masked_patches"] = Feature((num_masked,), "int32")
-    return described
+    features = layout.describe(self.resolution, self.channels)
+    features["visible_patches"] = Feature((num_visible,), "int32")
+    features["masked_patches"] = Feature((num_masked,), "int32")
+    return features
 
   def build(self) -> Task:
     """Prepare the images and return the task.
 
     Raises:
-      UserError: no whole number of patches, or none left on one side; and as
-        `image_classification`.
+      UserError: the patches do not tile the image, none is visible or none is masked; also the
+        errors of `image_classification`.
     """
     num_visible, num_masked = count_patches(self.resolution, self.patch, self.mask_ratio)
     has_whole_patches = not any(side % self.patch for side in height_and_width(self.resolution))
     if not has_whole_patches or not num_visible or not num_masked:
       raise UserError(
         f"config.task: found resolution {self.resolution}, patch {self.patch} and mask_ratio "
-        f"{self.mask_ratio}, expected a multiple of the patch, and patches both seen and masked"
+        f"{self.mask_ratio}, expected a resolution that is a multiple of the patch, "
+        "and at least one visible and one masked patch"
       )
-    places_T = np.arange(num_visible + num_masked, dtype=np.int32)
+    patch_T = np.arange(num_visible + num_masked, dtype=np.int32)
 
     def draw_masks(
       values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
     ) -> dict[str, tf.Tensor]:
-      bits_BT = draws.bits(examples.FIRST_TASK_STREAM, places_T.size)
+      bits_BT = draws.bits(examples.FIRST_TASK_STREAM, patch_T.size)
       visible_BK = random.subsets(bits_BT, num_visible)
-      is_masked_BT = tf.reduce_all(visible_BK[:, :, None] != places_T, axis=1)
-      places_BT = tf.zeros_like(is_masked_BT, tf.int32) + places_T
-      masked_BM = tf.reshape(tf.boolean_mask(places_BT, is_masked_BT), [-1, num_masked])
+      is_masked_BT = tf.reduce_all(visible_BK[:, :, None] != patch_T, axis=1)
+      patch_BT = tf.zeros_like(is_masked_BT, tf.int32) + patch_T
+      masked_BM = tf.reshape(tf.boolean_mask(patch_BT, is_masked_BT), [-1, num_masked])
       return {"visible_patches": visible_BK, "masked_patches": masked_BM}
 
     return self.build_images("masked_images.v1", self.open_images(), make_extra=draw_masks)

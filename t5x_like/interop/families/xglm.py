@@ -1,4 +1,4 @@
-"""XGLM."""
+"""Configs and tensors of XGLM."""
 
 from typing import Any
 
@@ -14,10 +14,12 @@ _TOKENS = SpecialTokens(pad=1, eos=2)
 
 
 def _read_tokens(fields: Fields) -> dict[str, Any]:
-  """Return the special ids; texts start with an end, and not with `bos_token_id`."""
+  """Return the special ids; texts start with the end-of-text id, not with `bos_token_id`."""
   tokens = _TOKENS.read(fields)["tokens"]
   start = fields.values.get("decoder_start_token_id")
-  return {"tokens": Tokens(tokens.pad, 2 if start is None else start, tokens.eos)}
+  if start is None:
+    start = 2
+  return {"tokens": Tokens(tokens.pad, start, tokens.eos)}
 
 
 def _write_tokens(variant: Variant) -> dict[str, Any]:

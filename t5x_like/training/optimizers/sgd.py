@@ -10,11 +10,11 @@ from t5x_like.training.optimizer import MatrixDecay, Moments, at_rate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(MatrixDecay):
-  """The arguments of gradient descent.
+  """The arguments of stochastic gradient descent.
 
   Attributes:
-    momentum: decay of the sum of gradients; 0 for none.
-    mu_dtype: the dtype of this sum.
+    momentum: factor by which the running sum of gradients decays in a step; 0 for no momentum.
+    mu_dtype: the dtype of the running sum.
     weight_decay: the share of a matrix that is added to its gradient, before the momentum.
   """
 

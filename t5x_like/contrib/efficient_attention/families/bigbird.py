@@ -1,10 +1,10 @@
-"""BigBird.
+"""Configs and tensors of BigBird.
 
-`attention_type` "block_sparse" becomes the bigbird core with the library's plan for evaluation,
-where the first block replaces every random block; to train, choose another plan with `design.core =
-{"name": "bigbird", …}`. Both plans are written as "block_sparse". For sequences that are too short,
-the library switches to full attention; our core refuses them, and `design.core = "dense"` computes
-full attention.
+`attention_type` "block_sparse" becomes the bigbird core with Transformers' plan for evaluation, in
+which the first block replaces every random block. To train, choose another plan with
+`design.core = {"name": "bigbird", …}`. Both plans are written as "block_sparse". Transformers
+switches to full attention for sequences that are too short; our core refuses them, and
+`design.core = "dense"` computes full attention.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
-"""LSTM language models: GPT-1's baseline without attention, "LSTM w/ aux LM" (Radford et al. 2018,
-section 5, table 5).
+"""LSTM language models: GPT-1's baseline without attention, "LSTM w/ aux LM".
 
-One layer of 2,048 units between the token table and the tied output. The paper gives no more; here
-the output is projected to the width of the table, 768. `dims.mlp` is the number of units; heads are
-not used.
+The baseline is from Radford et al. 2018, section 5, table 5. It has one layer of 2,048 units
+between the token table and the tied output. The paper gives no further sizes; here the output is
+projected to the width of the table, 768. `dims.mlp` is the number of units; heads are not used.
 """
 
 from dataclasses import replace
@@ -23,7 +22,8 @@ DESIGN = replace(gpt.GPT1, position="none")
 
 
 def _lstm(embed, units, layers) -> Variant:
-  return Variant(Dims(embed, 1, 1, embed, units, layers), DESIGN, 40478)
+  dims = Dims(embed=embed, heads=1, kv_heads=1, head_dim=embed, mlp=units, layers=layers)
+  return Variant(dims, DESIGN, vocab_size=40478)
 
 
 VARIANTS = {
@@ -34,7 +34,7 @@ VARIANTS = {
 
 
 class Builder(StackBuilder):
-  """A builder of stacks whose blocks are an LSTM each."""
+  """Builds stacks in which each block is an LSTM."""
 
   def block(self, rngs: nnx.Rngs) -> Block:
     quantization = self.design.quantization
