@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 
 import more
@@ -44,7 +43,7 @@ def elements(steps=2**60):
 def take(iterator, n):
   assert [int(e["a"][0]) for e in itertools.islice(iterator, n)] == list(range(n))
 
-def ready():  # from here on, an end is expected soon
+def ready():  # the test starts its clock at this line
   print("ready", flush=True)
 
 def drop(times):
@@ -54,7 +53,7 @@ def drop(times):
     time.sleep(random.random() * 0.004)
     if i % 3 == 0:
       iterator.close()
-    elif i % 3 == 1:  # left to the garbage collector, which the calls of other pipelines set off too
+    elif i % 3 == 1:  # leave it to the garbage collector, which may run in the calls of another pipeline
       cycle = [iterator]
       cycle.append(cycle)
       del cycle
@@ -63,8 +62,13 @@ def drop(times):
 
 DROPS = {
   "one after another": "ready(); drop(160)",
-  "beside one in use": "ready(); kept = elements(); take(kept, 3); drop(40); assert "
-  "int(next(kept)['a'][0]) == 3",
+  "beside one in use": """
+ready()
+iterator = elements()
+take(iterator, 3)
+drop(40)
+assert int(next(iterator)["a"][0]) == 3
+""",
   "on three threads": """
 ready()
 failed = []
@@ -74,15 +78,19 @@ def run():
   except BaseException as error:
     failed.append(error)
 threads = [threading.Thread(target=run) for _ in range(3)]
-[t.start() for t in threads]
-[t.join() for t in threads]
+for thread in threads:
+  thread.start()
+for thread in threads:
+  thread.join()
 assert not failed, failed
 """,
 }
 
 ALIVE = """
-first, second = elements(), elements()
-take(first, 2), take(second, 1)
+first = elements()
+take(first, 2)
+second = elements()
+take(second, 1)
 thread = threading.Thread(target=lambda: take(elements(), 5))
 thread.start()
 cycle = [elements()]
@@ -91,14 +99,13 @@ cycle.append(cycle)
 ready()
 """
 
-# The end of a program, its exit status, and the last line it leaves on stderr.
+# By name: the end of a program, its exit status, and its last line on stderr ("" for none).
 ENDS = {
   "the last line": ("", 0, ""),
   "sys.exit within a loop": ("for e in first: sys.exit(4)", 4, ""),
   "an exception within a loop": ("for e in first: raise ValueError('mine')", 1, "ValueError: mine"),
   "a daemon thread that iterates": (
-    "threading.Thread(target=lambda: [e for e in itertools.chain(second)], daemon=True).start(); "
-    "time.sleep(0.02)",
+    "threading.Thread(target=lambda: list(second), daemon=True).start(); time.sleep(0.02)",
     0,
     "",
   ),
@@ -107,10 +114,10 @@ ENDS = {
 
 
 def start(program):
-  # A shell that starts the tests in the background has its children ignore ^C.
-  heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+  # Children of a shell that runs the tests in the background would ignore Ctrl-C.
+  enable_interrupt = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
   process = subprocess.Popen(
-    [sys.executable, "-c", heeding + PIPELINE + program],
+    [sys.executable, "-c", enable_interrupt + PIPELINE + program],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
@@ -119,8 +126,8 @@ def start(program):
   return process
 
 
-def ended(process, seconds=300):
-  """The lines of stderr of a program that must end."""
+def wait_for_end(process, seconds=300):
+  """Wait for the end of a program; return its lines on stderr."""
   try:
     out, err = process.communicate(timeout=seconds)
   except subprocess.TimeoutExpired:
@@ -134,36 +141,41 @@ def ended(process, seconds=300):
 @pytest.mark.parametrize("program", more.beyond(1, DROPS.values()), ids=DROPS)
 def test_dropped_pipelines_do_not_hang(program):
   process = start(program)
-  assert ended(process, 240) == []
+  assert wait_for_end(process, 240) == []
   assert process.returncode == 0
 
 
-@pytest.mark.parametrize("program, status, last", more.beyond(2, ENDS.values()), ids=ENDS)
-def test_a_program_ends_while_a_pipeline_is_alive(program, status, last):
+@pytest.mark.parametrize("program, status, last_line", more.beyond(2, ENDS.values()), ids=ENDS)
+def test_a_program_ends_while_a_pipeline_is_alive(program, status, last_line):
   process = start(ALIVE + program)
-  lines = ended(process)
-  assert lines[-1:] == [last] * bool(last)
+  lines = wait_for_end(process)
+  if last_line:
+    assert lines[-1] == last_line
+  else:
+    assert lines == []
   assert process.returncode == status
 
 
-@pytest.mark.parametrize("signals", more.beyond(1, [2, 1]))
-def test_an_interrupt_ends_a_program_with_a_pipeline(signals):
+@pytest.mark.parametrize("num_signals", more.beyond(1, [2, 1]))
+def test_an_interrupt_ends_a_program_with_a_pipeline(num_signals):
   process = start(ALIVE + "for e in first: pass")
   time.sleep(0.05)
-  for _ in range(signals):
+  for _ in range(num_signals):
     process.send_signal(signal.SIGINT)
     time.sleep(0.01)
-  # Python drops a ^C that falls into a deletion, and TensorFlow deletes an executor an element
+  # Python ignores an interrupt during a `__del__`, and TensorFlow deletes an executor per element.
+  # So the signal is repeated until the program ends.
   for _ in range(5):
     try:
       process.wait(30)
     except subprocess.TimeoutExpired:
       process.send_signal(signal.SIGINT)
-  assert "KeyboardInterrupt" in ended(process)
+  assert "KeyboardInterrupt" in wait_for_end(process)
   assert process.returncode in (-signal.SIGINT, 130)
 
 
-def numbers(steps, function=lambda step: step, **kwargs):
+def iterate_numbers(steps, function=lambda step: step, **kwargs):
+  """Iterate over the values of a Python function of 0 to `steps` - 1."""
   return dataset_iterator.iterate(
     tf.data.Dataset.range(steps),
     lambda steps: steps.map(
@@ -173,23 +185,23 @@ def numbers(steps, function=lambda step: step, **kwargs):
 
 
 def test_elements_in_order_and_their_end():
-  iterator = numbers(100, num_parallel_calls=4)
+  iterator = iterate_numbers(100, num_parallel_calls=4)
   assert [int(element["a"]) for element in iterator] == list(range(100))
   assert list(iterator) == []
-  assert list(numbers(0)) == []
+  assert list(iterate_numbers(0)) == []
 
 
-def test_on_another_thread():
+def test_a_pipeline_is_iterated_on_another_thread():
   actual = []
   thread = threading.Thread(
-    target=lambda: actual.extend(int(element["a"]) for element in numbers(50))
+    target=lambda: actual.extend(int(element["a"]) for element in iterate_numbers(50))
   )
   thread.start()
   thread.join(300)
   assert actual == list(range(50))
 
 
-def test_a_fault_of_a_disk_that_passes_is_transient_although_tensorflow_drops_its_cause():
+def test_a_passing_fault_of_a_disk_is_transient_although_tensorflow_drops_its_cause():
   def refuse(step):
     try:
       raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "a.jpg")
@@ -197,7 +209,7 @@ def test_a_fault_of_a_disk_that_passes_is_transient_although_tensorflow_drops_it
       raise UserError(f"a.jpg cannot be read ({error})") from error
 
   with pytest.raises(TransientError, match="a.jpg cannot be read .*Stale file handle"):
-    next(numbers(9, refuse))
+    next(iterate_numbers(9, refuse))
 
 
 @pytest.mark.parametrize("parallel", [None, 3])
@@ -207,7 +219,7 @@ def test_errors_are_raised_as_themselves(parallel):
       raise UserError("store/x: found 3, expected 4: do it")
     return step
 
-  iterator = numbers(9, refuse, num_parallel_calls=parallel)
+  iterator = iterate_numbers(9, refuse, num_parallel_calls=parallel)
   actual = []
   with pytest.raises(UserError, match="^store/x: found 3, expected 4: do it$"):
     for element in iterator:
@@ -218,28 +230,28 @@ def test_errors_are_raised_as_themselves(parallel):
     raise KeyError("a bug")
 
   with pytest.raises(tf.errors.OpError, match="KeyError: 'a bug'"):
-    next(numbers(9, fail, num_parallel_calls=parallel))
+    next(iterate_numbers(9, fail, num_parallel_calls=parallel))
 
 
-def test_a_dropped_pipeline_stops_and_lets_go():
+def test_a_dropped_pipeline_stops_and_is_freed():
   calls = []
-  big = np.zeros(1000)
   open_before = set(dataset_iterator._open)  # of tests before this one
 
   def count(step):
     calls.append(int(step))
-    return step + np.int64(big[0])
+    return step
 
-  iterator = numbers(2**60, count, num_parallel_calls=3)
+  iterator = iterate_numbers(2**60, count, num_parallel_calls=3)
   next(iterator)
   del iterator
   deadline = time.monotonic() + 300
   while dataset_iterator._open - open_before and time.monotonic() < deadline:
     time.sleep(0.01)
   assert not dataset_iterator._open - open_before
-  made = len(calls)
+  num_calls = len(calls)
   time.sleep(0.05)
-  assert len(calls) == made <= 12
+  assert len(calls) == num_calls
+  assert num_calls <= 12
 
 
 def test_tensorflow_prints_no_traceback_for_an_error_that_the_program_reports(monkeypatch):

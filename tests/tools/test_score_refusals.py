@@ -9,22 +9,29 @@ from scoring import jsonl, run, squad, submission, write
 
 DEV = [
   "index\tsentence1\tsentence2\tlabel",
-  *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110")),
+  "0\ta\tb\t1",
+  "1\ta\tb\t1",
+  "2\ta\tb\t0",
 ]
 
 
 @pytest.fixture
 def refusal(tmp_path, capsys):
-  """Return a function that scores files and returns the refusal; a content of None is no file."""
+  """Return a function that scores files and returns the refusal.
+
+  Files are (name, content); no file is written where the content is None.
+  """
 
   def score_files(benchmark, references, predictions, *flags):
-    paths = []
-    for flag, (name, content) in (("references", references), ("predictions", predictions)):
-      paths.append(f"--{flag}={tmp_path / name}")
+    for name, content in (references, predictions):
       if isinstance(content, bytes):
         (tmp_path / name).write_bytes(content)
       elif content is not None:
         write(tmp_path / name, content)
+    paths = (
+      f"--references={tmp_path / references[0]}",
+      f"--predictions={tmp_path / predictions[0]}",
+    )
     code, output = run(capsys, benchmark, *paths, *flags)
     assert code == 2
     return output
@@ -178,30 +185,42 @@ def test_bad_references_are_refused(refusal, benchmark, references, expected):
   assert expected in refusal(benchmark, references, ("p.json", {"0": "1", "1": "1", "2": "0"}))
 
 
-def test_bad_values_are_refused_by_each_benchmark(refusal, tmp_path):
+def test_bad_answers_and_probabilities_of_squad_are_refused(refusal, tmp_path):
   dev = ("dev.json", squad({"1": ["a"]}))
   assert "id 1: found None, expected a text" in refusal("squad", dev, ("p.json", {"1": None}))
-  na = write(tmp_path / "na.json", {"2": 0.5})
-  flag = f"--na_probabilities={na}"
+  probabilities = write(tmp_path / "na.json", {"2": 0.5})
+  flag = f"--na_probabilities={probabilities}"
   assert "no probability for the question 1" in refusal(
     "squad_v2", dev, ("p.json", {"1": "a"}), flag
   )
-  write(na, {"1": "high"})
+  write(probabilities, {"1": "high"})
   assert "found 'high', expected a probability" in refusal(
     "squad_v2", dev, ("p.json", {"1": "a"}), flag
   )
+
+
+def test_constant_and_infinite_predictions_of_stsb_are_refused(refusal):
   stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
   assert "pearson and spearman are not defined" in refusal("glue/stsb", stsb, ("p.txt", ["3", "3"]))
   assert "expected a number" in refusal("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
+
+
+def test_tags_of_other_tokens_are_refused(refusal):
   conll = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
   assert "found 1 tags, expected 2" in refusal("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
   assert "found the token 'Bob', expected 'Ann'" in refusal(
     "ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""])
   )
   assert "found the tag 'PER'" in refusal("ner", conll, ("p.txt", ["PER O"]))
+
+
+def test_translations_of_another_number_are_refused(refusal):
   assert "1 predictions without ids for 2 examples" in refusal(
     "bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"])
   )
+
+
+def test_bad_choices_of_winogrande_are_refused(refusal):
   one_based = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
   assert "expected one of 1, 2, as a text, or a letter" in refusal(
     "winogrande", one_based, ("p.json", [1])
@@ -234,17 +253,12 @@ def test_a_comparison_has_bootstrapped_intervals_and_a_p_value(tmp_path, capsys)
   assert json.loads(out.read_text()) == scores
   interval = scores["bootstrap"]["intervals"]["accuracy"]
   assert interval["low"] < 80 < interval["high"]
-  assert (
-    scores["bootstrap"]["samples"],
-    scores["bootstrap"]["seed"],
-  ) == (
-    120,
-    3,
-  )
-  compared = scores["compare"]
-  assert compared["accuracy"] == 60.0
-  assert "approximate randomisation" in compared["method"]
-  difference = compared["differences"]["accuracy"]
+  assert scores["bootstrap"]["samples"] == 120
+  assert scores["bootstrap"]["seed"] == 3
+  comparison = scores["compare"]
+  assert comparison["accuracy"] == 60.0
+  assert "approximate randomisation" in comparison["method"]
+  difference = comparison["differences"]["accuracy"]
   assert difference["difference"] == pytest.approx(-20)
   assert difference["p_value"] < 0.01
   assert difference["high"] < 0

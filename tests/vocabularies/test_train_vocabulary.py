@@ -1,5 +1,6 @@
 """A trained vocabulary has the size and special ids of its flags and is the same each time."""
 
+import collections
 import itertools
 import json
 import random
@@ -42,7 +43,7 @@ def run(corpus, output, *options) -> int:
 CODE = "def f(x):\n    if x:\n\t\treturn  x  # \U0001f600 na\u00efve, \ufb01\r\n\n\n"
 
 
-def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys):
+def test_the_default_kind_loses_no_character_and_others_report_their_loss(tmp_path, capsys):
   """Indentation is learned with the line end before it, as one token."""
   (tmp_path / "code.txt").write_text(CODE * 400)
   flags = [f"--source=text:{tmp_path}/code.txt", "--extra_ids=0"]
@@ -54,28 +55,32 @@ def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys)
   assert (
     train_vocabulary.main([*flags, "--size=24", "--kind=unigram", f"--output={tmp_path}/t5"]) == 0
   )
-  message = re.search(
+  match = re.search(
     r"it loses (\d+) % of the characters .*--kind=bytelevel_bpe loses none", capsys.readouterr().out
   )
-  # spaces; the emoji and the ligature
-  lost = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4 + 1 + 2
-  assert abs(int(message[1]) - 100 * lost / len(CODE)) <= 4
+  white_space = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4
+  emoji = 1
+  ligature = 2
+  lost = white_space + emoji + ligature
+  assert abs(int(match[1]) - 100 * lost / len(CODE)) <= 4
 
 
 @given(
   st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5),
   st.integers(8, 40),
 )
-def test_cutting_into_runs_loses_nothing(documents, longest):
+def test_cutting_into_runs_loses_nothing(documents, max_bytes):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
+    patch.setattr(train_vocabulary, "LONGEST_LINE", max_bytes)
     runs = list(train_vocabulary.split_into_runs(documents))
-  assert all(0 < len(run) <= longest and run.decode() for run in runs)
+  for run_bytes in runs:
+    assert 0 < len(run_bytes) <= max_bytes
+    assert run_bytes.decode()
   assert b"".join(runs).decode() == "".join(documents)
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_the_size_counts_everything_and_special_ids_are_t5s(model_type, corpus, tmp_path):
+def test_the_size_counts_sentinels_and_the_special_ids_are_t5s(model_type, corpus, tmp_path):
   assert run(corpus, tmp_path / "v", "--size=160", f"--model_type={model_type}") == 0
   vocabulary = vocabularies.load(str(tmp_path / "v"))
   assert vocabulary.size == 160
@@ -122,7 +127,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("options", "words"),
+  ("options", "message"),
   [
     (["--size=32100"], "--size: found 32000 pieces"),
     (["--size=32100", "--model_type=bpe"], "--size: found 32000 pieces"),
@@ -136,12 +141,12 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     (["--size=160", "--character_coverage=2"], "--character_coverage: found 2.0"),
   ],
 )
-def test_impossible_training_is_refused_in_one_line(options, words, corpus, tmp_path, capfd):
+def test_impossible_training_is_refused_in_one_line(options, message, corpus, tmp_path, capfd):
   assert run(corpus, tmp_path / "v", *options) == 2
   error = capfd.readouterr().err
   assert error.startswith("error: ")
   assert error.count("\n") == 1
-  assert words in error
+  assert message in error
   assert not (tmp_path / "v").exists()
 
 
@@ -151,22 +156,23 @@ def test_an_output_that_cannot_be_written_is_refused(corpus, tmp_path, capsys):
   assert f"{tmp_path}/file/v: cannot be written" in capsys.readouterr().err
 
 
-def test_a_long_reading_tells_that_it_goes_on(monkeypatch, capsys):
-  monkeypatch.setattr(train_vocabulary, "_SAY_SECONDS", 0)
+def test_the_progress_of_reading_is_reported(monkeypatch, capsys):
+  monkeypatch.setattr(train_vocabulary, "_PROGRESS_SECONDS", 0)
   assert train_vocabulary.sample([b"a" * 1_000_000] * 3, 10**7)[1] == 3_000_000
   assert "read 3 MB so far ..." in capsys.readouterr().out
 
 
-def test_the_tokenizer_of_others_stays_and_an_address_is_written(
-  corpus, tmp_path, monkeypatch, capsys
-):
+def test_a_tokenizer_of_another_program_is_not_overwritten(corpus, tmp_path, capsys):
   (tmp_path / "tokenizer.json").write_text("{}")
   assert run(corpus, tmp_path, "--size=160") == 2
   assert "found the tokenizer.json of another tokenizer" in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_written_to_an_address(corpus, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
-  for words in ("vocabulary memory://trained/v: 160 ids", "exists already"):
+  for message in ("vocabulary memory://trained/v: 160 ids", "exists already"):
     assert run(corpus, "memory://trained/v", "--size=160") == 0
-    assert words in capsys.readouterr().out
+    assert message in capsys.readouterr().out
   assert vocabularies.load("memory://trained/v").size == 160
   assert not (tmp_path / "memory:").exists()
 
@@ -182,34 +188,42 @@ def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys
   st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5),
   st.integers(8, 40),
 )
-def test_cutting_into_lines_loses_nothing_but_white_space(documents, longest):
+def test_cutting_into_lines_loses_nothing_but_white_space(documents, max_bytes):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
+    patch.setattr(train_vocabulary, "LONGEST_LINE", max_bytes)
     lines = list(train_vocabulary.split_into_lines(documents))
-  assert all(0 < len(line) <= longest and line.decode() for line in lines)
-  assert "".join("".join(documents).split()) == "".join(
-    "".join(line.decode() for line in lines).split()
-  )
+  for line in lines:
+    assert 0 < len(line) <= max_bytes
+    assert line.decode()
+  assert _remove_white_space(b"".join(lines).decode()) == _remove_white_space("".join(documents))
+
+
+def _remove_white_space(text: str) -> str:
+  return "".join(text.split())
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 400))
 def test_a_sample_is_bounded_in_order_and_always_the_same(lines, max_bytes):
   sampled_lines, total = train_vocabulary.sample(iter(lines), max_bytes)
-  assert total == sum(map(len, lines))
-  assert sum(map(len, sampled_lines)) <= max(max_bytes, max(map(len, sampled_lines), default=0))
+  assert total == len(b"".join(lines))
+  longest = max((len(line) for line in sampled_lines), default=0)
+  assert len(b"".join(sampled_lines)) <= max(max_bytes, longest)
   remaining = iter(lines)
   assert all(line in remaining for line in sampled_lines)  # a subsequence
   assert (sampled_lines, total) == train_vocabulary.sample(iter(lines), max_bytes)
-  assert sampled_lines == lines if total <= max_bytes else sampled_lines
+  if total <= max_bytes:
+    assert sampled_lines == lines
+  else:
+    assert sampled_lines
 
 
 def test_a_sample_covers_the_whole_corpus():
   lines = [b"%08d" % i for i in range(10_000)]
   sampled_lines, _ = train_vocabulary.sample(lines, 8 * 1000)
   assert len(sampled_lines) == 1000
-  assert all(
-    60 < sum(i // 1000 == tenth for i in map(int, sampled_lines)) < 150 for tenth in range(10)
-  )
+  counts = collections.Counter(int(line) // 1000 for line in sampled_lines)
+  for tenth in range(10):
+    assert 60 < counts[tenth] < 150
 
 
 def test_a_model_of_too_many_pieces_is_refused():
@@ -220,7 +234,7 @@ def test_a_model_of_too_many_pieces_is_refused():
 @pytest.mark.parametrize(
   "kind, size", [("unigram", 170), ("bpe", 170), ("wordpiece", 250), ("bytelevel_bpe", 400)]
 )
-def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsys):
+def test_every_kind_has_special_ids_and_is_not_trained_twice(kind, size, corpus, tmp_path, capsys):
   flags = (f"--size={size}", f"--kind={kind}", "--with_mask")
   assert run(corpus, tmp_path / "v", *flags) == 0
   vocabulary = vocabularies.load(str(tmp_path / "v"))
@@ -236,7 +250,7 @@ def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsy
   assert "trained with other with_mask" in capsys.readouterr().err
 
 
-def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
+def test_a_record_without_a_kind_is_still_read(corpus, tmp_path, capsys):
   assert run(corpus, tmp_path / "v", "--size=160") == 0
   path = tmp_path / "v" / train_vocabulary.RECORD
   record = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""BASIC embeds images by a CoAtNet."""
+"""BASIC embeds images with a CoAtNet."""
 
 import dataclasses
 
@@ -11,14 +11,10 @@ from t5x_like.contrib.multiscale.models import basic, coatnet
 
 
 @pytest.mark.more
-def test_basic_encodes_images_by_a_coatnet():
+def test_basic_embeds_images_with_a_coatnet():
   image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
   variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
-
-  def make(key):
-    return basic.Model(nnx.Rngs(params=key), variant=variant)
-
-  dual_encoder = make(jax.random.key(0))
+  dual_encoder = basic.Model(nnx.Rngs(params=jax.random.key(0)), variant=variant)
   images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
   tokens = np.random.default_rng(1).integers(3, 64, (3, 7)).astype(np.int32)
   tokens[:, 4] = variant.tokens.eos
