@@ -31,7 +31,7 @@ from t5x_like.parallel import jax_internals
 
 _JOB_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # The variable with the secret of the job; processes without the same secret are ignored.
-KEY = "T5X_LIKE_JOB_KEY"
+_KEY_VARIABLE = "T5X_LIKE_JOB_KEY"
 _GREETING = "t5x_like.rendezvous.v2"
 _GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
@@ -180,7 +180,7 @@ def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> N
 
 
 def key_value_store():
-  """Return the client of the coordinator's key-value store; None for a process on its own."""
+  """Return the client of the coordinator's key-value store; None in a job of one process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return None
   return jax_internals.key_value_client()
@@ -427,7 +427,7 @@ def _is_greeting(message: dict) -> bool:
 
 def _secret_digest() -> str:
   """Return a digest of the secret that the processes of a job share, if there is one."""
-  secret = f"{_GREETING}:{os.environ.get(KEY, '')}"
+  secret = f"{_GREETING}:{os.environ.get(_KEY_VARIABLE, '')}"
   return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 

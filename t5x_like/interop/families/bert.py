@@ -18,12 +18,12 @@ MLM = {
   "cls.predictions.bias": "lm/bias",
 }
 POOLER = {"bert.pooler.dense": "pooler/dense"}
-NEXT = {"cls.seq_relationship": "next_sentence"}
+NEXT_SENTENCE = {"cls.seq_relationship": "next_sentence"}
 CLASSIFIER = {"classifier": "out"}
 HEADS = (
-  Head("ForPreTraining", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT),
+  Head("ForPreTraining", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT_SENTENCE),
   # The Hub's files of this class have both heads of pretraining.
-  Head("ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT),
+  Head("ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT_SENTENCE),
   Head("ForMaskedLM", "mlm", MLM),
   Head("ForNextSentencePrediction", "next_sentence", POOLER | {"cls.seq_relationship": "out"}),
   Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),

@@ -15,10 +15,10 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import Choice, Composed, Field, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
-from t5x_like.interop.families.bert import MLM, NEXT, TIED
+from t5x_like.interop.families.bert import MLM, NEXT_SENTENCE, TIED
 
 POOLER = {"bert.pooler": "pooler/dense"}
-PRETRAINING = encoders.nest_paths("mlm", MLM) | POOLER | NEXT
+PRETRAINING = encoders.nest_paths("mlm", MLM) | POOLER | NEXT_SENTENCE
 HEADS = (
   Head("ForPreTraining", "pretraining", PRETRAINING),
   Head("ForMaskedLM", "mlm", MLM),
