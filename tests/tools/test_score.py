@@ -331,3 +331,31 @@ def test_every_benchmark_is_documented():
   for name in BENCHMARKS:
     short_name = name.split("/")[-1]
     assert f"`{short_name}`" in text or f"`{name}`" in text, name
+
+
+def test_a_comparison_has_bootstrapped_intervals_and_a_p_value(tmp_path, capsys):
+  dev = write(tmp_path / "dev.jsonl", jsonl({"label": label} for label in [0, 1] * 50))
+  better_system = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
+  worse_system = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
+  out = tmp_path / "result.json"
+  flags = (
+    f"--references={dev}",
+    f"--predictions={better_system}",
+    f"--compare={worse_system}",
+    "--bootstrap=120",
+    "--seed=3",
+  )
+  code, scores = run(capsys, "glue/sst2", *flags, f"--output={out}")
+  assert code == 0
+  assert json.loads(out.read_text()) == scores
+  interval = scores["bootstrap"]["intervals"]["accuracy"]
+  assert interval["low"] < 80 < interval["high"]
+  assert scores["bootstrap"]["samples"] == 120
+  assert scores["bootstrap"]["seed"] == 3
+  comparison = scores["compare"]
+  assert comparison["accuracy"] == 60.0
+  assert "approximate randomisation" in comparison["method"]
+  difference = comparison["differences"]["accuracy"]
+  assert difference["difference"] == pytest.approx(-20)
+  assert difference["p_value"] < 0.01
+  assert difference["high"] < 0

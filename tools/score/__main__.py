@@ -300,7 +300,7 @@ def _align_by_id(
     )
   if extra and not benchmark.partial:
     raise UserError(
-      f"{path}: {len(extra)} predictions of no example of the references: {_list_names(extra)}"
+      f"{path}: {len(extra)} predictions whose ids are not in the references: {_list_names(extra)}"
     )
   counts = {"missing": len(missing), "extra": len(extra)} if benchmark.partial else {}
   return [predictions.get(name) for name in names], counts
@@ -310,7 +310,7 @@ def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[st
   """Return the ids of the examples by field, and their numbers from 0 as the field None.
 
   Raises:
-    UserError: a field of numbers, or `id` where the predictions have it, stands twice.
+    UserError: a field of numbers, or `id` where the predictions have it, appears twice.
   """
   ids_by_field: dict[str | None, list[str]] = {}
   for field in IDS:
@@ -322,7 +322,7 @@ def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[st
     if count == 1:
       ids_by_field[field] = names
     elif field in ("index", "idx") or field == "id" in ids:
-      raise UserError(f"{where}: id {name} stands {count} times, expected once")
+      raise UserError(f"{where}: id {name} appears {count} times, expected once")
   return ids_by_field | {None: [str(number) for number in range(len(rows))]}
 
 

@@ -233,7 +233,7 @@ def _group_answers(answer_rows: list[Row], key: str) -> list[Row]:
       questions[name] = (where, {"name": name, "labels": {}})
     labels = questions[name][1]["labels"]
     if answer in labels:
-      raise UserError(f"{where}: answer {answer} of question {name} stands twice")
+      raise UserError(f"{where}: answer {answer} of question {name} appears twice")
     labels[answer] = label
   return list(questions.values())
 

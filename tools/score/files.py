@@ -239,7 +239,7 @@ def _ids(records: list[tuple[str, dict]], key: str) -> Ids:
         problem = f"{place}: no id, but other rows have one; expected {field!r}"
       elif name in places:
         problem = (
-          f"{place}: id {name} stands twice (first: {places[name]}), expected one "
+          f"{place}: id {name} appears twice (first: {places[name]}), expected one "
           "prediction for each"
         )
       if problem:
@@ -276,7 +276,7 @@ def _json(text: str, where: str) -> Any:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
       if key in mapping:
-        raise UserError(f"{where}: the key {key!r} stands twice in one JSON object, expected once")
+        raise UserError(f"{where}: the key {key!r} appears twice in one JSON object, expected once")
       mapping[key] = value
     return mapping
 
