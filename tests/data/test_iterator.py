@@ -53,7 +53,7 @@ def drop(times):
     time.sleep(random.random() * 0.004)
     if i % 3 == 0:
       iterator.close()
-    elif i % 3 == 1:  # leave it to the garbage collector, which may run in the calls of another pipeline
+    elif i % 3 == 1:  # left to the garbage collector
       cycle = [iterator]
       cycle.append(cycle)
       del cycle
@@ -88,8 +88,8 @@ assert not failed, failed
 
 ALIVE = """
 first = elements()
-take(first, 2)
 second = elements()
+take(first, 2)
 take(second, 1)
 thread = threading.Thread(target=lambda: take(elements(), 5))
 thread.start()
