@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from refusals import refuses
 from stores import TokenStoreWriter, edit, many_documents, write, write_store
 from t5x_like.errors import DamageError, TransientError, UserError
-from t5x_like.files import ranges
 from t5x_like.store import ids, reader
 from t5x_like.store import manifest as manifests
 from t5x_like.store.tokens import TOKENS, TokenStore
@@ -54,13 +54,8 @@ def test_files_are_plain_arrays(intact):
 
 def test_the_fingerprint_is_of_the_content(tmp_path):
   """The number is of this edition of the format: checkpoints know their data by it."""
-  with TokenStoreWriter(
-    tmp_path / "train",
-    name="corpus",
-    split="train",
-    vocabulary=ByteVocabulary(),
-    shard_tokens=20_000,
-  ) as writer:
+  about = dict(name="corpus", split="train", vocabulary=ByteVocabulary())
+  with TokenStoreWriter(tmp_path / "train", **about, shard_tokens=20_000) as writer:
     writer.add(np.arange(60_000) % 250 + 1, np.full(120, 500))
   expected = "7088359929775cd1607c36abe1ceb7d923d8ba9eb19b9e1d83fef849d15ceba7"
   assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
@@ -71,161 +66,157 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
 )
 def test_a_store_of_another_edition_is_refused(damaged, kind):
   edit(damaged, lambda manifest: manifest.update(format=kind))
-  with pytest.raises(
-    UserError, match=f"manifest.json: format: found '{kind}', expected '.*': make the store again"
-  ):
+  with refuses("manifest.json: format", f"'{kind}'", "make the store again"):
     TokenStore.open(damaged)
+
+
+def read_all(store, array):
+  return store.windows([0], store.num_tokens) if array == "tokens" else store.document_ends()
 
 
 @pytest.mark.parametrize("array", ["tokens", "tokens.ends"])
-def test_files_lost_or_cut_after_opening_are_named(damaged, array):
-  def read(store):
-    return store.windows([0], store.num_tokens) if array == "tokens" else store.document_ends()
-
+def test_a_file_that_is_cut_after_opening_is_named(damaged, array):
   store = TokenStore.open(damaged)
   file = damaged / array / "00000001"
-  content = file.read_bytes()
-  file.write_bytes(content[:100])
-  with pytest.raises(DamageError, match=f"{array}/00000001: found 100 bytes.*truncated"):
-    read(store)
-  file.unlink()
-  with pytest.raises(UserError, match=f"{array}/00000001: cannot be read"):
-    read(
-      TokenStore(
-        store.path, ranges.open_shard_files(str(damaged)), b"", store.manifest, store._shards, ""
-      )
-    )
+  file.write_bytes(file.read_bytes()[:100])
+  with refuses(f"{array}/00000001", "found 100 bytes", error=DamageError):
+    read_all(store, array)
 
 
-@pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
-@pytest.mark.parametrize("address", ["{}", "file://{}"])
-def test_damaged_files_are_named(damaged, file, address):
+@pytest.mark.parametrize("array", ["tokens", "tokens.ends"])
+def test_a_file_that_is_lost_after_opening_is_named(damaged, array):
+  store = TokenStore.open(damaged)
+  (damaged / array / "00000001").unlink()
+  with refuses(f"{array}/00000001: cannot be read"):
+    read_all(store, array)
+
+
+FILES = pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
+ADDRESSES = pytest.mark.parametrize("address", ["{}", "file://{}"])
+
+
+@FILES
+@ADDRESSES
+def test_a_full_check_names_a_file_with_a_changed_bit(damaged, file, address):
   path = damaged / file
   content = path.read_bytes()
-  url = address.format(damaged)
-
   path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with pytest.raises(DamageError, match=f"{file}.*SHA-256.*corrupt"):
-    TokenStore.open(url, verify="full")
-  TokenStore.open(url, verify="size")
-
-  for wrong in (content[:-10], content + b"x"):
-    path.write_bytes(wrong)
-    with pytest.raises(DamageError, match=f"{file}.*expected {len(content)} bytes"):
-      TokenStore.open(url, verify="size")
-  path.unlink()
-  with pytest.raises(UserError, match=f"{file}: found no such file"):
-    TokenStore.open(url, verify="size")
+  with refuses(file, "SHA-256", error=DamageError):
+    TokenStore.open(address.format(damaged), verify="full")
+  TokenStore.open(address.format(damaged), verify="size")
 
 
-@pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
-def test_damaged_tables_are_named(damaged, file):
+@FILES
+@ADDRESSES
+def test_files_of_another_size_are_named(damaged, file, address):
   path = damaged / file
   content = path.read_bytes()
-  for wrong in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
-    path.write_bytes(wrong)
-    with pytest.raises(DamageError, match=f"{file}: found SHA-256 .*corrupt"):
-      TokenStore.open(damaged)
-  path.unlink()
-  with pytest.raises(UserError, match=f"{file}: found no such file"):
+  for wrong_content in (content[:-10], content + b"x"):
+    path.write_bytes(wrong_content)
+    with refuses(file, f"expected {len(content)} bytes", error=DamageError):
+      TokenStore.open(address.format(damaged), verify="size")
+
+
+@FILES
+@ADDRESSES
+def test_missing_files_are_named(damaged, file, address):
+  (damaged / file).unlink()
+  with refuses(f"{file}: found no such file"):
+    TokenStore.open(address.format(damaged), verify="size")
+
+
+TABLES = pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
+
+
+@TABLES
+def test_missing_tables_are_named(damaged, file):
+  (damaged / file).unlink()
+  with refuses(f"{file}: found no such file"):
     TokenStore.open(damaged)
 
 
+@TABLES
+def test_damaged_tables_are_named(damaged, file):
+  path = damaged / file
+  content = path.read_bytes()
+  for wrong_content in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
+    path.write_bytes(wrong_content)
+    with refuses(f"{file}: found SHA-256", error=DamageError):
+      TokenStore.open(damaged)
+
+
 @pytest.mark.parametrize(
-  "change, message",
+  "change, name",
   [
-    (lambda table: table[:-1], r"shards.table: found \d+ bytes, expected \d+ for"),
-    (
-      lambda table: table * [[1, 0, 1]],
-      "shards.table: found a count out of range, expected items from 1",
-    ),
-    (lambda table: table + [[0, 0, 2**41]], "shards.table: found a count out of range"),
-    (
-      lambda table: table + [[0, 0, 1]],
-      "shards.table: tokens: num_values: found .* in all, expected",
-    ),
+    (lambda table: table[:-1], "bytes"),
+    (lambda table: table * [[1, 0, 1]], "a count out of range"),
+    (lambda table: table + [[0, 0, 2**41]], "a count out of range"),
+    (lambda table: table + [[0, 0, 1]], "tokens: num_values"),
   ],
 )
-def test_tables_that_contradict_the_manifest_are_refused(damaged, change, message):
+def test_tables_that_contradict_the_manifest_are_refused(damaged, change, name):
   table = np.fromfile(damaged / "shards.table", np.int64).reshape(-1, 3)
   change(table).tofile(damaged / "shards.table")
   digest = hashlib.sha256((damaged / "shards.table").read_bytes()).hexdigest()
   edit(damaged, lambda m: m["tables"].update({"shards.table": digest}), checked=True)
-  with pytest.raises(UserError, match=message):
+  with refuses("shards.table", name):
     TokenStore.open(damaged, verify="size")
 
 
 def test_the_manifest_does_not_grow_with_shards(tmp_path):
-  sizes = [
-    (tmp_path / str(shards) / "manifest.json").stat().st_size
-    for shards in (1, 100)
-    if write(tmp_path / str(shards), [[5]] * shards, shard_tokens=1)
-  ]
-  assert sizes[1] - sizes[0] < 10  # digits of the counts
+  def manifest_bytes(shards):
+    write(tmp_path / str(shards), [[5]] * shards, shard_tokens=1)
+    return (tmp_path / str(shards) / "manifest.json").stat().st_size
+
+  assert manifest_bytes(100) - manifest_bytes(1) < 10  # digits of the counts
 
 
 @pytest.mark.parametrize(
-  "change, message",
+  "change, key, value",
   [
-    (lambda m: m.update(format="v0"), "format: found 'v0'"),
-    (lambda m: m.pop("facts"), "facts: missing"),
-    (lambda m: m.update(num_item=1), "num_item: unknown field.*did you mean 'num_items'"),
-    (lambda m: m.update(num_items="7"), "num_items: found str, expected int"),
-    (lambda m: m["facts"].update(append_eos=0), "checksum: .*edited or damaged"),
-    (lambda m: m.update(num_items=m["num_items"] + 1), "checksum: .*edited or damaged"),
-    (
-      lambda m: m["arrays"][0].update(dtype="object"),
-      "dtype: found 'object', expected one of bool, uint8",
-    ),
-    (lambda m: m["arrays"][0].update(width=0), "width: found 0, expected 1 to"),
-    (lambda m: m["arrays"][0].update(name="../x"), "arrays: found '../x', expected a name"),
-    (
-      lambda m: m["arrays"][0].update(name="x.ends"),
-      "arrays: found .*, expected other names, without dots",
-    ),
-    (
-      lambda m: m["arrays"].append(m["arrays"][0]),
-      "arrays: found .*, expected other names, without dots",
-    ),
-    (
-      lambda m: m["tables"].update({"shards.table": 7}),
-      "tables.shards.table: found int, expected str",
-    ),
-    (lambda m: m.update(num_shards=0), "num_shards: found 0"),
-    (lambda m: m.update(name_digits=10**15), "name_digits: found 10+, expected 1 to 20"),
-    (lambda m: m.update(fingerprint=None), "fingerprint: found NoneType, expected str"),
-    (lambda m: m.update(fingerprint="0"), "checksum: .*edited or damaged"),
+    (lambda m: m.update(format="v0"), "format", "'v0'"),
+    (lambda m: m.pop("facts"), "facts", "missing"),
+    (lambda m: m.update(num_item=1), "num_item", "'num_items'"),
+    (lambda m: m.update(num_items="7"), "num_items", "str"),
+    (lambda m: m["facts"].update(append_eos=0), "checksum", ""),
+    (lambda m: m.update(num_items=m["num_items"] + 1), "checksum", ""),
+    (lambda m: m["arrays"][0].update(dtype="object"), "dtype", "'object'"),
+    (lambda m: m["arrays"][0].update(width=0), "width", "found 0"),
+    (lambda m: m["arrays"][0].update(name="../x"), "arrays", "'../x'"),
+    (lambda m: m["arrays"][0].update(name="x.ends"), "arrays", "x.ends"),
+    (lambda m: m["arrays"].append(m["arrays"][0]), "arrays", "other names"),
+    (lambda m: m["tables"].update({"shards.table": 7}), "tables.shards.table", "int"),
+    (lambda m: m.update(num_shards=0), "num_shards", "found 0"),
+    (lambda m: m.update(name_digits=10**15), "name_digits", "found 1000000000000000"),
+    (lambda m: m.update(fingerprint=None), "fingerprint", "NoneType"),
+    (lambda m: m.update(fingerprint="0"), "checksum", ""),
   ],
 )
-def test_wrong_manifests_are_refused(damaged, change, message):
+def test_wrong_manifests_are_refused(damaged, change, key, value):
   edit(damaged, change)
-  with pytest.raises(UserError, match=f"manifest.json: {message}"):
+  with refuses(f"manifest.json: {key}: ", value):
     TokenStore.open(damaged)
 
 
-@pytest.mark.parametrize(
-  "change, message",
-  [
-    (lambda m: m["facts"].update(append_eos=0), "facts.append_eos: found 0, expected a bool"),
-    (
-      lambda m: m["arrays"][0].update(name="x"),
-      "arrays: found .*.x., .*, expected ids named .tokens",
-    ),
-    (
-      lambda m: m["arrays"][0].update(dtype="uint8"),
-      "arrays: found .*.tokens., .uint8., 1.*, expected ids",
-    ),
-  ],
-)
-def test_other_stores_than_of_tokens_are_refused(damaged, change, message):
-  edit(damaged, change, checked=True)
-  if ".x." in message:
-    (damaged / "tokens").rename(damaged / "x")
-    (damaged / "tokens.ends").rename(damaged / "x.ends")
-  if "uint8" in message:
-    for file in (damaged / "tokens").iterdir():
-      file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-  with pytest.raises(UserError, match=f"manifest.json: {message}"):
+def test_a_store_without_a_fact_of_tokens_is_refused(damaged):
+  edit(damaged, lambda m: m["facts"].update(append_eos=0), checked=True)
+  with refuses("manifest.json: facts.append_eos", "found 0"):
+    TokenStore.open(damaged, verify="size")
+
+
+def test_a_store_of_an_array_of_another_name_is_refused(damaged):
+  edit(damaged, lambda m: m["arrays"][0].update(name="x"), checked=True)
+  (damaged / "tokens").rename(damaged / "x")
+  (damaged / "tokens.ends").rename(damaged / "x.ends")
+  with refuses("manifest.json: arrays", "'x'", "tokens"):
+    TokenStore.open(damaged, verify="size")
+
+
+def test_a_store_of_ids_of_another_dtype_is_refused(damaged):
+  edit(damaged, lambda m: m["arrays"][0].update(dtype="uint8"), checked=True)
+  for file in (damaged / "tokens").iterdir():
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+  with refuses("manifest.json: arrays", "'tokens'", "'uint8'"):
     TokenStore.open(damaged, verify="size")
 
 
@@ -234,28 +225,27 @@ def test_documents_without_tokens_are_refused(tmp_path):
   about = dict(name="n", split="x", facts=ids.facts(vocabulary, False), vocabulary=vocabulary)
   items = {TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))}
   write_store(tmp_path / "x", items, [ids.array(vocabulary)], **about)
-  with pytest.raises(
-    UserError, match="shards.table: row 0: found 3 documents, expected 1 to 2 .the shard's tokens."
-  ):
+  with refuses("shards.table: row 0: found 3 documents"):
     TokenStore.open(tmp_path / "x")
 
 
-def test_manifest_that_is_not_json(damaged):
-  for text in ("", "[1]", "{", "\x00"):
-    (damaged / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match="manifest.json: .*prepare_data"):
-      TokenStore.open(damaged)
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
+def test_a_manifest_that_is_not_json_is_refused(damaged, text):
+  (damaged / "manifest.json").write_text(text)
+  with refuses("manifest.json", "prepare_data"):
+    TokenStore.open(damaged)
+
+
+def test_a_manifest_that_is_a_pipe_is_refused(damaged):
   (damaged / "manifest.json").unlink()
   os.mkfifo(damaged / "manifest.json")
-  with pytest.raises(
-    UserError, match="manifest.json: cannot be read .*found a pipe, expected a file"
-  ):
+  with refuses("manifest.json", "found a pipe"):
     TokenStore.open(damaged)
 
 
 def test_vocabulary_of_another_store_is_refused(damaged):
   ByteVocabulary(extra_ids=7).save(damaged / "vocabulary")
-  with pytest.raises(UserError, match="vocabulary: found .*fingerprint"):
+  with refuses("vocabulary", "fingerprint"):
     _ = TokenStore.open(damaged).vocabulary
 
 
@@ -266,9 +256,7 @@ def test_manifest_text_round_trips(intact):
 
 def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
   edit(damaged, lambda m: m.update(fingerprint="0" * 64), checked=True)
-  with pytest.raises(
-    UserError, match="manifest.json: fingerprint: found '000000000000', but the content gives"
-  ):
+  with refuses("manifest.json: fingerprint", "'000000000000'"):
     TokenStore.open(damaged, verify="full")
 
 
@@ -288,7 +276,7 @@ def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
   if change == "another file":
     file.unlink()
   file.write_bytes(altered)
-  with pytest.raises(DamageError, match="tokens/00000002: found SHA-256 .*copy it again"):
+  with refuses("tokens/00000002: found SHA-256", error=DamageError):
     reader.check_unchanged()
 
 
@@ -343,10 +331,8 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkey
   assert stale
 
 
-@pytest.mark.parametrize(
-  "name, kind", [*((name, TransientError) for name in PASSING), ("EACCES", UserError)]
-)
-def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
+@pytest.mark.parametrize("name", [*PASSING, "EACCES"])
+def test_a_fault_that_lasts_is_of_its_class(name, intact, monkeypatch):
   store = TokenStore.open(intact[0], "size")
 
   def preadv(*_):
@@ -354,7 +340,6 @@ def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
 
   monkeypatch.setattr(os, "preadv", preadv)
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
-  with pytest.raises(
-    kind, match=f"tokens/0+.*{'tried once in 0 s' if kind is TransientError else 'copy it again'}"
-  ):
+  kind = TransientError if name in PASSING else UserError
+  with refuses("tokens/0000000", "tried once" if name in PASSING else "copy it again", error=kind):
     store.read_values(TOKENS)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from refusals import refuses
 from stores import TokenStoreWriter, many_documents, random_documents, write
-from t5x_like.errors import UserError
 from t5x_like.files import local_ranges
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -30,9 +30,8 @@ def test_documents_come_back_in_order(intact):
   store = TokenStore.open(path)
   assert store.num_documents == len(documents)
   assert store.num_tokens == sum(map(len, documents))
-  np.testing.assert_array_equal(
-    store.document_ends(), np.cumsum([len(document) for document in documents])
-  )
+  ends = np.cumsum([len(document) for document in documents])
+  np.testing.assert_array_equal(store.document_ends(), ends)
   np.testing.assert_array_equal(store.windows([0], store.num_tokens)[0], np.concatenate(documents))
   assert store.vocabulary.fingerprint == ByteVocabulary().fingerprint
 
@@ -50,8 +49,12 @@ def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
     np.testing.assert_array_equal(windows, stream[starts[:, None] + np.arange(length)])
   np.testing.assert_array_equal(store.document_ends(), TokenStore.open(path).document_ends())
   assert store.vocabulary.size == ByteVocabulary().size
-  with pytest.raises(ValueError, match="outside"):
-    store.windows([stream.size - 5], 6)
+
+
+def test_windows_outside_of_the_stream_are_refused(intact):
+  store = TokenStore.open(intact[0])
+  with refuses("outside", error=ValueError):
+    store.windows([store.num_tokens - 5], 6)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,11 +94,9 @@ def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
 
 
 def open_descriptors():
-  return sum(
-    1
-    for link in pathlib.Path("/proc/self/fd").iterdir()
-    if "corpus_of_many" in os.path.realpath(link)
-  )
+  """Count the open files of the store `corpus_of_many`."""
+  links = pathlib.Path("/proc/self/fd").iterdir()
+  return sum("corpus_of_many" in os.path.realpath(link) for link in links)
 
 
 def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
@@ -136,6 +137,14 @@ def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
   assert failed
 
 
+def write_lengths(path, lengths, shard_tokens) -> TokenStore:
+  """Write and open a store of documents of some lengths, all of one token."""
+  about = dict(name="n", split="train", vocabulary=ByteVocabulary())
+  with TokenStoreWriter(path, **about, shard_tokens=shard_tokens) as writer:
+    writer.add(np.full(lengths.sum(), 7), lengths)
+  return TokenStore.open(path)
+
+
 @pytest.mark.parametrize("nowait", [True, False])
 @pytest.mark.parametrize("longest", [3, 3_000])
 def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
@@ -146,48 +155,23 @@ def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
   lengths = np.concatenate(
     [generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)]
   )
-  with TokenStoreWriter(
-    tmp_path / "train",
-    name="n",
-    split="train",
-    vocabulary=ByteVocabulary(),
-    shard_tokens=10**9 if nowait else 9_000,
-  ) as writer:
-    writer.add(np.full(lengths.sum(), 7), lengths)
-  store = TokenStore.open(tmp_path / "train")
+  store = write_lengths(tmp_path / "train", lengths, 10**9 if nowait else 9_000)
   ends = np.cumsum(lengths)
   np.testing.assert_array_equal(store.document_ends(), ends)
   places = np.concatenate(
     [[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]]
   )
   documents = np.searchsorted(ends, places, side="right")
-  for actual, expected in zip(
-    store.documents_at(places),
-    (documents, ends[documents] - lengths[documents], ends[documents]),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(actual, expected)
-  for actual, expected in zip(
-    store.document_spans(documents),
-    (ends[documents] - lengths[documents], ends[documents]),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(actual, expected)
+  starts = ends[documents] - lengths[documents]
+  np.testing.assert_array_equal(store.documents_at(places), (documents, starts, ends[documents]))
+  np.testing.assert_array_equal(store.document_spans(documents), (starts, ends[documents]))
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 40, 10**6])
 def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
   """In windows of more documents than are read at once, over shards of one document and of many."""
   lengths = np.random.default_rng(0).integers(1, 9, 60)
-  with TokenStoreWriter(
-    tmp_path / "train",
-    name="n",
-    split="train",
-    vocabulary=ByteVocabulary(),
-    shard_tokens=shard_tokens,
-  ) as writer:
-    writer.add(np.full(lengths.sum(), 7), lengths)
-  store = TokenStore.open(tmp_path / "train")
+  store = write_lengths(tmp_path / "train", lengths, shard_tokens)
   begins = np.zeros(lengths.sum(), bool)
   begins[np.cumsum(lengths) - lengths] = True
   for length in (1, 7, 100, lengths.sum()):
@@ -196,33 +180,37 @@ def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
     np.testing.assert_array_equal(store.document_begins(starts, length), expected)
 
 
-def test_missing_stores_say_how_to_make_one(intact, tmp_path):
-  with pytest.raises(UserError, match="no such directory.*tools.prepare_data --source"):
-    TokenStore.open(tmp_path / "nowhere" / "train")
-  with pytest.raises(UserError, match="no such split; there are train"):
-    TokenStore.open(intact[0].parent / "validation")
+@pytest.mark.parametrize(
+  "address, names",
+  [
+    ("{tmp}/nowhere/train", ("no such directory", "tools.prepare_data --source")),
+    ("{stores}/validation", ("validation", "there are train")),
+    ("{tmp}/empty", ("manifest.json",)),
+    ("zzz://bucket/train", ("zzz://",)),
+    ("file://{tmp}/train", ("no token store",)),
+    ("{tmp}/half", ("unfinished",)),
+  ],
+)
+def test_missing_stores_are_refused(address, names, intact, tmp_path):
   (tmp_path / "empty").mkdir()
-  with pytest.raises(UserError, match="without manifest.json"):
-    TokenStore.open(tmp_path / "empty")
-  with pytest.raises(UserError, match="zzz://"):
-    TokenStore.open("zzz://bucket/train")
-  with pytest.raises(UserError, match="no token store"):
-    TokenStore.open(f"file://{tmp_path}/train")
+  (tmp_path / ".half.incomplete" / "tokens").mkdir(parents=True)
+  with refuses(*names):
+    TokenStore.open(address.format(tmp=tmp_path, stores=intact[0].parent))
 
 
-def test_opening_reports_an_unfinished_store(tmp_path):
-  (tmp_path / ".train.incomplete" / "tokens").mkdir(parents=True)
-  with pytest.raises(UserError, match="unfinished one is there"):
-    TokenStore.open(tmp_path / "train")
+@pytest.mark.parametrize("document, number", [([5, 0], 0), ([384], 384)])
+def test_ids_that_the_vocabulary_lacks_are_refused(document, number, tmp_path):
+  with refuses(f"found id {number}"):
+    write(tmp_path / "train", [document])
 
 
-def test_invalid_tokens_and_unwritable_stores_are_refused(tmp_path):
-  for documents, message in (([[5, 0]], "found id 0"), ([[384]], "found id 384")):
-    with pytest.raises(UserError, match=message):
-      write(tmp_path / "other", documents)
+def test_a_store_is_not_written_over_another(tmp_path):
   write(tmp_path / "train", [[5]])
-  with pytest.raises(UserError, match="cannot be written"):
+  with refuses("train", "cannot be written"):
     write(tmp_path / "train", [[5]])
+
+
+def test_a_store_is_not_written_below_a_file(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match="cannot be written"):
+  with refuses("file", "cannot be written"):
     write(tmp_path / "file" / "train", [[5]])
