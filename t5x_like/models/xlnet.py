@@ -1,14 +1,14 @@
 """XLNet: an encoder that predicts tokens in random orders (Yang et al. 2019,
 https://arxiv.org/abs/1906.08237).
 
-Pretraining by `objectives.permutation_lm` gives each token to predict its number in an order
-(`encoder_order`), and reads the predictions off the query stream. Without an order, as in
+In pretraining by `objectives.permutation_lm`, `encoder_order` numbers the tokens to predict in a
+random order, and the query stream gives the predictions. Without an order, as in
 fine-tuning, the model is an encoder of the content stream alone, where all tokens see each other.
 `nn.two_stream` is the attention.
 
-Published models put <cls> behind the texts, A <sep> B <sep> <cls>, in a segment of its own. Rows
-here begin with it, as every encoder's do, and `encode` gives it the place behind the last token:
-attention knows only distances and segments, so hidden states are those of the published order.
+Published models put <cls> after the texts, A <sep> B <sep> <cls>, in a segment of its own. Here
+rows begin with <cls>, as in every encoder, and `encode` gives it the position after the last token.
+Attention depends only on distances and segments, so the hidden states are the same.
 
 Left out: the memory of earlier rows (section 2.4), which published checkpoints do not need; an
 example here is a function of its own index alone. GELU is exact, as in `transformers`; the authors'
@@ -49,7 +49,7 @@ CLS_TYPE = 2
 
 def _xlnet(embed, mlp, heads, layers) -> Variant:
   dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
-  return Variant(dims, DESIGN, 32_000, TOKENS, types=3, head="lm")  # A, B and that of <cls>
+  return Variant(dims, DESIGN, 32_000, TOKENS, types=3, head="lm")  # types: A, B and <cls>
 
 
 VARIANTS = {
@@ -61,8 +61,10 @@ VARIANTS = {
 
 
 class TwoStreamBuilder(StackBuilder):
-  """A builder of blocks with two-stream attention; token types are compared in it and have no
-  vectors of their own."""
+  """A builder of blocks with two-stream attention.
+
+  The attention compares token types, so the inputs have no vectors for them.
+  """
 
   def inputs(self, rngs: nnx.Rngs, *, types: int = 0, **options):
     return super().inputs(rngs, **options)
@@ -72,8 +74,7 @@ class TwoStreamBuilder(StackBuilder):
 
 
 class Model(Encoder):
-  """An XLNet in one of its `VARIANTS`, with the features and arguments of every encoder, and
-  `encoder_order`."""
+  """An XLNet, one of `VARIANTS`: an encoder that also takes the feature `encoder_order`."""
 
   VARIANTS = VARIANTS
   STACK_BUILDER = TwoStreamBuilder
@@ -91,75 +92,86 @@ class Model(Encoder):
       )
     super().build(rngs, **options)
     width = self.variant.embed or self.variant.dims.embed
+    # The first state of every query (w in section 2.3): it knows nothing of its token.
     self.unknown = params.param(rngs, design.table_init(), (width,), ("embed",))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Compute the head's outputs from the content stream, or from the query stream if the batch has
-    an order.
+    """Compute the head's outputs from the content stream, or from the query stream for an order.
 
     Args:
-      batch: as of every encoder; with `encoder_order` int32 [B, S], 0 for given tokens and 1, 2, …
-        for the tokens to predict, each from the given ones and those with lower numbers, also
-        `encoder_masked_positions` int32 [B, K], the positions to predict; without it, all.
+      batch: the features of every encoder. To predict in an order, also `encoder_order` int32
+        [B, S]: 0 for known tokens, and 1, 2, … for tokens to predict, each from all tokens with
+        lower numbers. `encoder_masked_positions` int32 [B, K] are then the positions to predict
+        (default: all).
+
     Returns:
-      {"logits", …} of the head, or {"permutation_logits": `VocabularyLogits` [B, K, V]}; and
-      auxiliary scalars.
+      The head's outputs, such as "logits", or with an order "permutation_logits"
+      (`VocabularyLogits` [B, K, V]); and auxiliary scalars.
     """
     if "encoder_order" not in batch:
       return super().outputs(batch, key)
     x_BTD, _, aux = self.encode(batch, subkey(key, 0))
-    predicted_BKD = x_BTD[:, batch["encoder_order"].shape[1] :]
-    return {
-      "permutation_logits": self.head(predicted_BKD, self.embed, None, subkey(key, 1))["logits"]
-    } | aux
+    query_BKD = x_BTD[:, batch["encoder_order"].shape[1] :]
+    outputs = self.head(query_BKD, self.embed, None, subkey(key, 1))
+    return {"permutation_logits": outputs["logits"], **aux}
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Predict each token at `encoder_masked_positions` [B, K] from all others: {"logits":
-    `VocabularyLogits`}."""
+    """Compute `logits` of the tokens at `encoder_masked_positions` [B, K] from all other tokens."""
     tokens_BS = batch["encoder_input_tokens"]
-    places_BK = batch["encoder_masked_positions"]
-    order_BS = jnp.zeros_like(tokens_BS).at[jnp.arange(len(tokens_BS))[:, None], places_BK].set(1)
+    targets_BK = batch["encoder_masked_positions"]
+    row_B1 = jnp.arange(len(tokens_BS))[:, None]
+    order_BS = jnp.zeros_like(tokens_BS).at[row_B1, targets_BK].set(1)
     order_BS = order_BS.at[:, 0].set(0)  # unused slots point to [CLS]
     return {"logits": self.outputs(batch | {"encoder_order": order_BS}, key)["permutation_logits"]}
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (hidden states [B, S, D], or [B, S + K, D] of both streams, validity bool [B, S] or
-    None, scalars)."""
-    tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    (B, S), order_BS = tokens_BS.shape, batch.get("encoder_order")
+    """Return (hidden states, validity bool [B, S] or None, scalars).
+
+    Hidden states are [B, S, D], or [B, S + K, D] of both streams if the batch has an order.
+    """
+    tokens_BS, pos, segments_BS, valid = self._features(batch, "encoder")
+    B, S = tokens_BS.shape
     pos_BS = jnp.broadcast_to(pos, (B, S))
     types_BS = batch.get("encoder_token_types", jnp.zeros_like(tokens_BS))
-    mine_BS = (
-      jnp.broadcast_to(True if valid is None else valid, (B, S)) if segments is None else segments
-    )
-    size_BS = jnp.sum(mine_BS[:, :, None] == mine_BS[:, None, :], axis=-1)
+    text_BS = segments_BS
+    if text_BS is None:
+      text_BS = jnp.broadcast_to(True if valid is None else valid, (B, S))
+    length_BS = jnp.sum(text_BS[:, :, None] == text_BS[:, None, :], axis=-1)
     cls_BS = (tokens_BS == self.variant.tokens.start) & (pos_BS == 0)
-    pos_BS = jnp.where(cls_BS, size_BS, pos_BS)
+    pos_BS = jnp.where(cls_BS, length_BS, pos_BS)
     types_BS = jnp.where(cls_BS, CLS_TYPE, types_BS)
-    everywhere_BS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
-    places_BK = (
-      everywhere_BS[:, :0]
-      if order_BS is None
-      else batch.get("encoder_masked_positions", everywhere_BS)
-    )
-
-    def rows(x):
-      """Append the values at the places to predict to those of all tokens."""
-      return jnp.concatenate([x, jnp.take_along_axis(x, places_BK, axis=1)], axis=1)
-
-    mask = StreamMask(rows(pos_BS), pos_BS, k_valid=valid, q_types=rows(types_BS), k_types=types_BS)
-    if segments is not None:
-      mask = replace(mask, q_segments=rows(segments), k_segments=segments)
-    if order_BS is not None:  # the query stream does not see the token itself
-      mask = replace(
-        mask, q_order=rows(order_BS) - (jnp.arange(S + places_BK.shape[1]) >= S), k_order=order_BS
-      )
+    order_BS = batch.get("encoder_order")
+    targets_BK = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
+    if order_BS is None:
+      targets_BK = targets_BK[:, :0]
+    else:
+      targets_BK = batch.get("encoder_masked_positions", targets_BK)
+    mask = _stream_mask(pos_BS, types_BS, segments_BS, valid, order_BS, targets_BK)
     x_BSD = self.embed(tokens_BS, self.dtype)
-    unknown_BKD = jnp.broadcast_to(
-      self.unknown[...].astype(x_BSD.dtype), (*places_BK.shape, x_BSD.shape[-1])
-    )
-    x_BTD = self.inputs(
-      jnp.concatenate([x_BSD, unknown_BKD], axis=1), mask.q_pos, None, subkey(key, 0)
-    )
+    query = self.unknown[...].astype(x_BSD.dtype)
+    query_BKD = jnp.broadcast_to(query, (*targets_BK.shape, x_BSD.shape[-1]))
+    x_BTD = jnp.concatenate([x_BSD, query_BKD], axis=1)
+    x_BTD = self.inputs(x_BTD, mask.q_pos, None, subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask), key=subkey(key, 1))
     return x_BTD, valid, aux
+
+
+def _stream_mask(pos_BS, types_BS, segments_BS, valid, order_BS, targets_BK) -> StreamMask:
+  """Build the mask of both streams from the values of all tokens and the positions to predict."""
+
+  def append_targets(values_BS):
+    values_BK = jnp.take_along_axis(values_BS, targets_BK, axis=1)
+    return jnp.concatenate([values_BS, values_BK], axis=1)
+
+  q_types = append_targets(types_BS)
+  mask = StreamMask(
+    append_targets(pos_BS), pos_BS, k_valid=valid, q_types=q_types, k_types=types_BS
+  )
+  if segments_BS is not None:
+    mask = replace(mask, q_segments=append_targets(segments_BS), k_segments=segments_BS)
+  if order_BS is not None:
+    # The query stream does not see the token itself, so its queries come one number earlier.
+    order_BK = jnp.take_along_axis(order_BS, targets_BK, axis=1)
+    q_order = jnp.concatenate([order_BS, order_BK - 1], axis=1)
+    mask = replace(mask, q_order=q_order, k_order=order_BS)
+  return mask
