@@ -32,7 +32,7 @@ class Kind(enum.IntEnum):
     OTHER: punctuation, symbols, controls.
     SPACE: white space.
     LETTER: letters and numbers of scripts with spaces between words.
-    UNSPACED: letters of scripts without.
+    UNSPACED: letters of scripts without spaces between words.
     EXTENDING: marks, joiners and others that belong to the letter before.
     CLOSING: quotes and brackets that may follow a terminator.
     TERMINATOR: ends a sentence if the next word begins after it.
@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
 
 _SPACE = r"\s\x1c-\x1f"
 _EXTENDING = r"[\p{M}\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}]"
+# Line-breaking classes (UAX #14) of scripts in which lines may break between letters.
 _BREAKS = "".join(rf"\p{{Line_Break={value}}}" for value in ("SA", "ID", "CJ", "NS", "AK", "AS"))
 _UNSPACED = (
   rf"[[\p{{L}}\p{{Nl}}\p{{No}}]&&[{_BREAKS}\p{{Script=Tibetan}}\p{{Script=Yi}}]]"
@@ -58,24 +59,23 @@ _UNSPACED = (
 )
 _LETTER = rf"[\p{{L}}\p{{N}}]--[{_UNSPACED}]--{_EXTENDING}"
 _CLOSING = r"\"'\p{Pe}\p{Pf}\u201c"
-_WEAK = r".!?\u2024\u2026\ufe52\uff0e"
-_STRONG = rf"[\p{{Sentence_Terminal}}\u037e\u0f0d\u0f0e]--[{_WEAK}]"
+_TERMINATOR = r".!?\u2024\u2026\ufe52\uff0e"
+_STRONG_TERMINATOR = rf"[\p{{Sentence_Terminal}}\u037e\u0f0d\u0f0e]--[{_TERMINATOR}]"
 _CLASSES = {  # a later class overrides an earlier one
   Kind.SPACE: _SPACE,
   Kind.LETTER: _LETTER,
   Kind.UNSPACED: _UNSPACED,
   Kind.EXTENDING: _EXTENDING,
   Kind.CLOSING: _CLOSING,
-  Kind.TERMINATOR: _WEAK,
-  Kind.STRONG_TERMINATOR: _STRONG,
+  Kind.TERMINATOR: _TERMINATOR,
+  Kind.STRONG_TERMINATOR: _STRONG_TERMINATOR,
 }
-CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that go on with a letter
+CONTINUATION = bytes(range(0x80, 0xC0))  # UTF-8 bytes after the first of a character
 _NUM_CODES = 0x110000
 # Ranges of codes outside of which all characters are OTHER.
 _ASSIGNED = ((0, 0x34000), (0xE0000, 0xE1000))
 
-
-# The letters for kinds in the patterns below.
+# The patterns below write a set of kinds as capitals in braces: {WT} is any terminator.
 _LETTERS = {
   "U": Kind.UNSPACED,
   "L": Kind.LETTER,
@@ -85,11 +85,13 @@ _LETTERS = {
   "W": Kind.TERMINATOR,
   "T": Kind.STRONG_TERMINATOR,
 }
-_PATTERNS = {  # sets of kinds are in braces
+_PATTERNS = {
   "unspaced": "{U}",
   "word": "{U}[^LUS]*|[^US]+",
   "term": "{U}{E}*|{L}{LE}*",
-  # A run of terminators is looked at once, from its first, so that long runs take linear time.
+  # Matching starts at the first of a run of terminators only, so that long runs take linear time.
+  # A run with a strong terminator ends a sentence; one without needs space, the end or an unspaced
+  # letter after it.
   "end": r"{WT}(?<!{WT}{WT})(?:(?:(?<={T})|{W}*{T}){WT}*{CE}*{S}*|{W}*{CE}*(?:{S}+|\Z|(?={U})))",
   "at_end": r"{WT}{CES}*\Z",
 }
@@ -167,7 +169,7 @@ def ends_with_terminator(text: str) -> bool:
 
 
 def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
-  """Yield the places from `start` to `end` at which a sentence has ended, after its space."""
+  """Return an iterator over the ends of sentences from `start` to `end`, after their spaces."""
   return (match.end() for match in _pattern("end").finditer(text, start, end))
 
 
@@ -179,7 +181,7 @@ def kind(character: str) -> Kind:
 
 
 def count_unfinished(data: bytes) -> int:
-  """Return the number of bytes at the end of UTF-8 bytes that begin an incomplete letter."""
+  """Return the number of bytes of an incomplete character at the end of UTF-8 bytes."""
   for count in range(1, min(len(data), 3) + 1):
     byte = data[-count]
     if byte < 0x80:
@@ -190,7 +192,7 @@ def count_unfinished(data: bytes) -> int:
 
 
 def _letter_length(lead: int) -> int:
-  """Return the number of bytes of a letter in UTF-8 from its first byte, which is above 0xBF."""
+  """Return the number of bytes of a UTF-8 character from its first byte, which is above 0xBF."""
   if lead >= 0xF0:
     return 4
   if lead >= 0xE0:
@@ -201,8 +203,8 @@ def _letter_length(lead: int) -> int:
 def begins_word(data: bytes) -> bool:
   """Return whether the bytes of an id begin a word in any text.
 
-  They do with white space, or a letter of unspaced text. A part of a letter begins a word if it can
-  only be completed to letters of unspaced text.
+  They do if their first character is white space or an unspaced letter. An incomplete character
+  begins a word if every letter that completes it is unspaced.
   """
   if not data or data[0] in CONTINUATION:
     return False
@@ -215,13 +217,13 @@ def begins_word(data: bytes) -> bool:
   length = _letter_length(lead)
   low = data[:length].ljust(length, b"\x80")
   high = data[:length].ljust(length, b"\xbf")
-  codes = kinds()[_code(low) : _code(high) + 1]
-  letters = np.isin(codes, (Kind.LETTER, Kind.UNSPACED, Kind.EXTENDING))
-  return bool(letters.any() and (codes[letters] == Kind.UNSPACED).all())
+  completions = kinds()[_code(low) : _code(high) + 1]
+  is_letter = np.isin(completions, (Kind.LETTER, Kind.UNSPACED, Kind.EXTENDING))
+  return bool(is_letter.any() and (completions[is_letter] == Kind.UNSPACED).all())
 
 
 def _code(data: bytes) -> int:
-  """Return the code point of a letter of three or four bytes in UTF-8, well-formed or not."""
+  """Return the code point of a UTF-8 character of three or four bytes, well-formed or not."""
   code = data[0] & (0x0F if len(data) == 3 else 0x07)
   for byte in data[1:]:
     code = code << 6 | (byte & 0x3F)

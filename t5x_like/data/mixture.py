@@ -1,20 +1,23 @@
 """Mixtures of tasks: a schedule maps a global index to a task and one of its examples.
 
-The schedule is periodic. A period of P places holds task t exactly `counts[t]` times: its rate
-times P, rounded so that the counts add up to P. The places of a task are spread evenly, and the
-loader shuffles the places of each period by the seed. Before the shuffle, the k-th place of task t
-in period p is draw `p * counts[t] + k` of that task. So the draws of a task are counted without
-gaps, at whatever step a run starts. They fill the task's epochs: each epoch visits every example of
-the task once, in its own order.
+The schedule is periodic. A period has P places, each for one example, of which task t has exactly
+`counts[t]`: its rate times P, rounded so that the counts add up to P. The places of a task are
+spread evenly, and the loader shuffles the places of each period by the seed. Before the shuffle,
+the k-th place of task t in period p is draw `p * counts[t] + k` of that task. So the draws of a
+task are counted without gaps, at whatever step a run starts. They fill the task's epochs: each
+epoch visits every example of the task once, in its own order.
 
 Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0,
 draw 0), (1, 0), (0, 1); period 5 has (0, 10), (1, 5), (0, 11).
 
-Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the number of examples, of
-which at most `maximum` (their K) count; and by temperature: proportional ones raised to 1 / T and
-normalised again, T = 1 being proportional and T -> infinity equal (section 3.5.2; multilingual BERT
-and mT5 use the exponents 0.7 and 0.3). UniMax's are as equal as they can be if no task may be seen
-more than a few times (Chung et al. 2023).
+Rates follow Raffel et al. 2020, section 3.5.2:
+
+- equal rates;
+- rates proportional to the number of examples, limited to `maximum` (K in the paper);
+- rates by temperature: the proportional ones to the power 1 / T, normalised again. T = 1 is
+  proportional, and T -> infinity is equal. Multilingual BERT and mT5 use the exponents 0.7 and 0.3.
+
+UniMax rates (Chung et al. 2023) are as equal as a limit on the epochs of each task allows.
 """
 
 from __future__ import annotations
@@ -62,9 +65,9 @@ def temperature_rates(
 def unimax_draws(num_examples: Sequence[float], draws: int, epochs: float) -> list[float]:
   """Return the draws of each task (Chung et al. 2023, arXiv:2304.09151, algorithm 1).
 
-  From the smallest on, each gets an equal share of the draws that are left, but at most `epochs`
-  times its examples. Worked example: 90 draws of at most 1 epoch of (1, 10, 100) examples are 1, 10
-  and 79.
+  From the smallest task to the largest, each gets an equal share of the remaining draws, but at
+  most `epochs` times its examples. Worked example: 90 draws of at most 1 epoch of (1, 10, 100)
+  examples are 1, 10 and 79.
   """
   draws_of_task = [0.0] * len(num_examples)
   draws_left = float(draws)
@@ -96,6 +99,7 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
   total = sum(rates.values())
   shares = [rate / total * period for rate in rates.values()]
   counts = [int(share) for share in shares]
+  # Rounding makes remainders that differ only by floating-point errors equal.
   by_remainder = sorted(range(len(shares)), key=lambda i: (round(counts[i] - shares[i], 9), i))
   for i in by_remainder[: period - sum(counts)]:
     counts[i] += 1
@@ -109,7 +113,7 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
 
 
 class Schedule:
-  """The map from places to tasks and their draws; see the module.
+  """A map from the places of periods to tasks and the numbers of their draws.
 
   Args:
     counts: places of each task in a period.
@@ -123,12 +127,12 @@ class Schedule:
     self.counts = tuple(counts)
     self.period = sum(counts)
     task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    number_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
-    # The k-th of c belongs at the middle of the k-th of c equal parts, so any stretch holds the
-    # tasks at their rates.
-    order_P = np.argsort((number_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
+    draw_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+    # A task with c places has one in the middle of each of c equal parts of the period, so any
+    # stretch holds the tasks at their rates.
+    order_P = np.argsort((draw_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
     self._task_P = task_P[order_P]
-    self._number_P = number_P[order_P]
+    self._draw_P = draw_P[order_P]
 
   def locate(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places.
@@ -139,10 +143,10 @@ class Schedule:
     """
     task_B = tf.gather(self._task_P, place_B)
     count_B = tf.gather(tf.constant(self.counts, tf.int64), task_B)
-    return task_B, period_B * count_B + tf.gather(self._number_P, place_B)
+    return task_B, period_B * count_B + tf.gather(self._draw_P, place_B)
 
   def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return `locate` for global indices int64 [B], after the shuffle of the loader and `mix`."""
+    """Return the task and the number of its draw for shuffled global indices, int64 [B]."""
     place_B = global_index_B % self.period
     period_B = global_index_B // self.period
     return self.locate(random.shuffle(place_B, period_B, seed, self.period), period_B)
@@ -253,7 +257,7 @@ def mix(
     for part, stream, draw_N in zip(tasks, streams, draws, strict=True):
       part_features = part.set_shapes(part.batch(*stream.locate(draw_N), stream.seed))
       features_of_parts.append(pad_features(part_features, features, tasks[0].vocabulary.pad_id))
-    # Back to their places.
+    # The rows of all parts, in the order of the batch.
     return {
       name: tf.dynamic_stitch(rows, [values[name] for values in features_of_parts])
       for name in features

@@ -1,16 +1,16 @@
-"""Training batches that are cut to few lengths, and a step compiled for each of them.
+"""Training batches cut to one of a few lengths, and a compiled step for each length.
 
 Rows of short texts are mostly padding. With `config.task.buckets=8`, a batch is cut to the fewest
 eighths of a row that hold its longest text, rounded up to a multiple of 8. Both sides of an
-encoder-decoder are cut to the same share. Losses are those of whole rows, up to rounding; dropout
-draws other numbers, as the shape is another.
+encoder-decoder are cut to the same share. Losses equal those of whole rows, up to rounding, except
+for dropout, whose random numbers depend on the shape.
 
-The length follows from the rows of the global batch, so it is a function of the step, as the batch
-is: a resumed run takes the same, and so do all processes, each of which makes the whole batch. A
-length is compiled when it first comes, in the time of its step; the whole row is compiled before
-the first step, as its memory bounds that of the others.
+The length depends only on the global batch, which is a function of the step. So a resumed run cuts
+to the same lengths, and so do all processes, each of which makes the whole batch. The step for
+whole rows, which needs the most memory, is compiled before the first step. The step for any other
+length is compiled when a batch first has this length.
 
-Evaluations are not cut. A task whose padding is no text's names another module in `bucket_module`.
+Evaluation batches are not cut. A task without texts names another module in `bucket_module`.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from t5x_like.runtime import process
 from t5x_like.training.build import Parts
 from t5x_like.training.compilation import StepCost, compile_step
 
-MULTIPLE = 8  # of a length, for the sake of the matrix units
-# the feature that shows padding
-_SHOWS_PADDING = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
+MULTIPLE = 8  # lengths are multiples of it, which suit the matrix units
+# Side of the model -> the feature whose tokens show where its padding begins.
+_PADDED_FEATURES = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
 
 
 def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
@@ -41,33 +41,35 @@ def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
 def cut_batch(
   batch: dict[str, np.ndarray], features: Features, buckets: int, pad_id: int | None
 ) -> dict[str, np.ndarray]:
-  """Cut the rows of a batch to the least share that holds every token.
+  """Cut the rows of a batch to the smallest share of their length that holds every token.
 
   Args:
     batch: rows of a task, each feature [B, *shape].
-    features: the task's.
+    features: the features of the task.
     buckets: the number of shares.
-    pad_id: the id of padding in features without segments; None for none.
+    pad_id: the id of padding in features without segments; None if they have no padding.
   """
   share = 0
-  for side, name in _SHOWS_PADDING.items():
+  for side, name in _PADDED_FEATURES.items():
     if name in batch:
       segments = batch.get(f"{side}_segment_ids")
-      real = batch[name] != pad_id if segments is None else segments != 0
-      used = real.reshape(-1, real.shape[-1]).any(axis=0).nonzero()[0]
-      fits = [length > used.max(initial=0) for length in lengths(real.shape[-1], buckets)]
+      is_token = batch[name] != pad_id if segments is None else segments != 0
+      columns = is_token.reshape(-1, is_token.shape[-1]).any(axis=0).nonzero()[0]
+      last_column = columns.max(initial=0)
+      fits = [length > last_column for length in lengths(is_token.shape[-1], buckets)]
       share = max(share, fits.index(True))
   shorter = cut_features(features, buckets, share)
-  return {
-    name: x[..., : shorter[name].shape[-1]] if shorter[name].shape else x
-    for name, x in batch.items()
-  }
+  cut = {}
+  for name, x in batch.items():
+    shape = shorter[name].shape
+    cut[name] = x[..., : shape[-1]] if shape else x
+  return cut
 
 
 def cut_features(features: Features, buckets: int, share: int) -> Features:
-  """Return the features of rows that are cut to a share, counted from 0."""
+  """Return the features of rows cut to a share, an index of `lengths`."""
 
-  def short(name: str, feature: Feature) -> Feature:
+  def cut_feature(name: str, feature: Feature) -> Feature:
     tokens = features.get(f"{name.partition('_')[0]}_input_tokens")
     if tokens is None or feature.shape != tokens.shape:
       return feature
@@ -75,12 +77,12 @@ def cut_features(features: Features, buckets: int, share: int) -> Features:
       feature, shape=(*feature.shape[:-1], lengths(feature.shape[-1], buckets)[share])
     )
 
-  return {name: short(name, feature) for name, feature in features.items()}
+  return {name: cut_feature(name, feature) for name, feature in features.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class TextBuckets:
-  """Rows of texts; their shape is the lengths of both sides."""
+  """The buckets of a task with texts, each named by its shape: the length of every side."""
 
   features: Features
   buckets: int
@@ -88,7 +90,7 @@ class TextBuckets:
 
   def shape(self, features: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a batch, or of features."""
-    return tuple(features[name].shape[-1] for name in _SHOWS_PADDING.values() if name in features)
+    return tuple(features[name].shape[-1] for name in _PADDED_FEATURES.values() if name in features)
 
   def cut_features(self, shape: tuple[int, ...]) -> Features:
     """Return the features of rows of a shape."""
@@ -106,11 +108,11 @@ class TextBuckets:
 
 
 class BucketedStep:
-  """The steps of a phase, one for each length of its batches: `(state, batch) -> (state, metrics)`.
+  """A step `(state, batch) -> (state, metrics)`, compiled once for each length of batches.
 
   Args:
-    features: the task's, of whole rows.
-    buckets: the rows of the batches, such as `TextBuckets`.
+    features: the features of the task, for whole rows.
+    buckets: the cutting of the batches, such as `TextBuckets`.
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, features: Features, buckets):
@@ -150,7 +152,7 @@ class BucketedStep:
 
 
 def whole_rows_reason(model) -> str | None:
-  """Return why a model must have whole rows: its attention core is made for one; None if not."""
+  """Return why a model needs whole rows, such as a core built for one length; None if not."""
   core = model.variant.design.core
   if core in ("auto", "dense"):
     return None
@@ -158,7 +160,7 @@ def whole_rows_reason(model) -> str | None:
 
 
 def count_buckets(task, reason: str | None) -> int:
-  """Return the number of buckets of a task, one if a model has a reason for whole rows; log it."""
+  """Return a task's number of buckets; log a reason for whole rows, and return one bucket."""
   if reason is None:
     return task.buckets
   process.log(f"config.task.buckets: {reason}; batches are not cut")
