@@ -10,24 +10,24 @@ cosine to 1e-5. Weight decay is 0.05, and gradients are clipped to norm 5 as in 
 
 `:l` pretrains Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images in
 batches of 4,096, with a weight decay of 0.01 (0.05 in the authors' code) and a linear schedule
-after 5 epochs. It is then fine-tuned on ImageNet for 30 epochs at 384 x 384 with windows of 12, at
-a constant rate of 1e-5: --config.init.workdir=runs/swin_l --config.model.resolution=384
+after 5 epochs of warm-up. It is then fine-tuned on ImageNet for 30 epochs at 384 x 384 with windows
+of 12, at a constant rate of 1e-5: --config.init.workdir=runs/swin_l --config.model.resolution=384
 --config.task.resolution=384 --config.model.window=12 --config.optimizer.weight_decay=1e-8. As in
 the authors' config, evaluations squeeze images to squares (--config.task.fit=squeezed).
 
-`,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same
-table. `:l,v2` is trained at 192 x 192 with a weight decay of 0.1 and a cosine.
+`,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, trained with
+the same settings. `:l,v2` is trained at 192 x 192 with a weight decay of 0.1 and a cosine.
 
 Hardware: 8 accelerators, or 16 for `:b`. The plan of `:t` for 8 chips of v5e (`--topology=v5e:2x4`)
 uses 13.7 of 17.2 GB a chip and takes at least 0.30 s a step, or 32 hours for 300 epochs.
 
-Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %, `:l` fine-tuned 87.3 %. Of V2 (the
-authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. Accuracies of T after 10, 50 and
-90 epochs are not published as text: the authors' log is outside their repository
+Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %, `:l` fine-tuned 87.3 %. For V2, from
+the authors' repository: `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. Accuracies of Swin-T after 10,
+50 and 90 epochs are not published as text: the authors' log is outside their repository
 (microsoft/Swin-Transformer, issue 29). A user with its settings had 71.3 % after 65 epochs (issue
 39). This recipe has not been run at full size.
 
-Differences: each image is mixed by its own draw; timm draws once for a batch.
+Differences: mixup and CutMix draw their parameters for each image; timm draws them once per batch.
 """
 
 from typing import Literal

@@ -56,8 +56,10 @@ class Mask:
     k_pos = self.k_pos[:, None, None, :]
     rules = []
     if self.causal:
-      before = k_pos <= q_pos
-      rules.append(before if self.k_prefix is None else before | self.k_prefix[:, None, None, :])
+      visible = k_pos <= q_pos
+      if self.k_prefix is not None:
+        visible = visible | self.k_prefix[:, None, None, :]
+      rules.append(visible)
     if self.window is not None:
       rules.append(k_pos > q_pos - self.window)
       if not self.causal or self.k_prefix is not None:
@@ -66,7 +68,9 @@ class Mask:
       rules.append(self.q_segments[:, None, :, None] == self.k_segments[:, None, None, :])
     if self.k_valid is not None:
       rules.append(self.k_valid[:, None, None, :])
-    return functools.reduce(jnp.logical_and, rules) if rules else None
+    if not rules:
+      return None
+    return functools.reduce(jnp.logical_and, rules)
 
 
 jax.tree_util.register_dataclass(Mask)

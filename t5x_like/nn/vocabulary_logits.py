@@ -1,7 +1,8 @@
 """Deferred logits over the vocabulary.
 
-Their array [B, T, V] is often the largest of a step. A language model's head therefore returns
-their factors, and an objective computes them piece by piece; see `objectives/_cross_entropy.py`.
+The array of logits [B, T, V] is often the largest array of a step. A language model's head
+therefore returns its factors, and an objective computes the logits in chunks; see
+`objectives/_cross_entropy.py`.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ from t5x_like.parallel.constrain import constrain
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VocabularyLogits:
-  """`cap(x @ kernel + bias)`.
+  """The logits `cap(x @ kernel + bias)`, not yet computed.
 
   Attributes:
     x: hidden states [B, T, D] in the compute dtype.
-    kernel: float32 [V, D] if `tied`, the token table, else [D, V].
-    bias: float32 [V], or None.
+    kernel: float32 [D, V], or the token table [V, D] if `tied`.
+    bias: float32 [V], or None for no bias.
     softcap: logits become `softcap * tanh(logits / softcap)`; None for no bound.
   """
 
@@ -50,11 +51,12 @@ class VocabularyLogits:
     return self.cap(logits_BTV)
 
   def product(self) -> jax.Array:
-    """Compute `x @ kernel`, before bias and bound: float32 [B, T, V]."""
+    """Compute `x @ kernel`, without bias and cap: float32 [B, T, V]."""
     kernel_DV = self.kernel.T if self.tied else self.kernel
     return matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
 
   def cap(self, logits: jax.Array) -> jax.Array:
+    """Bound logits by `softcap`."""
     if self.softcap is None:
       return logits
     return self.softcap * jnp.tanh(logits / self.softcap)

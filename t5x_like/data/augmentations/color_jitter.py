@@ -16,7 +16,10 @@ def make(
   contrast: NonNegativeFloat = 0.3,
   saturation: NonNegativeFloat = 0.3,
 ) -> Augmentation:
-  """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
+  """Build the augmentation from the strength of each change.
+
+  A strength s draws a factor from 1 - s, but at least 0, to 1 + s.
+  """
   steps = (
     (_pixels.brightness, brightness),
     (_pixels.contrast, contrast),
@@ -25,15 +28,16 @@ def make(
   orders = list(itertools.permutations(range(len(steps))))
 
   def jitter(image_YXC: tf.Tensor, u_4: tf.Tensor, order: tuple[int, ...]) -> tf.Tensor:
-    for number in order:
-      change, strength = steps[number]
+    for step in order:
+      change, strength = steps[step]
       low = max(0.0, 1.0 - strength)
-      image_YXC = change(image_YXC, low + u_4[number] * (1.0 + strength - low))
+      image_YXC = change(image_YXC, low + u_4[step] * (1.0 + strength - low))
     return image_YXC
 
   def apply(image_YXC: tf.Tensor, u_4: tf.Tensor) -> tf.Tensor:
     branches = [functools.partial(jitter, image_YXC, u_4, order) for order in orders]
-    which = tf.cast(u_4[3] * len(orders), tf.int32)
-    return tf.ensure_shape(tf.switch_case(which, branches), image_YXC.shape)
+    # The first three random numbers are for the factors, the last is for the order.
+    branch = tf.cast(u_4[3] * len(orders), tf.int32)
+    return tf.ensure_shape(tf.switch_case(branch, branches), image_YXC.shape)
 
   return Augmentation(4, apply)

@@ -4,10 +4,10 @@ from t5x_like.errors import UserError
 from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 
-class SinusoidalOrder(SinusoidalPosition):
+class Sinusoidal1d(SinusoidalPosition):
   """Fixed sinusoidal positions of the patches in raster order, for any resolution.
 
-  They are the positions of words in Vaswani et al. 2017, section 3.5.
+  The formula is that for positions of words in Vaswani et al. 2017, section 3.5.
   """
 
   def __init__(self, width: int):
@@ -18,4 +18,4 @@ class SinusoidalOrder(SinusoidalPosition):
     super().__init__()
 
 
-make = SinusoidalOrder
+make = Sinusoidal1d

@@ -2,14 +2,16 @@
 
 It follows Liu et al. 2018 (https://arxiv.org/abs/1801.10198, section 4.2.3).
 
-Cost, with a stride of C (3 in the paper): T * S / C logits per head in FLOPs and in memory, 1/C of
-dense attention and still quadratic, and S * H * H multiplications per key/value head for each of
-the two convolutions. Parameters: 2 * C * H * H per key/value head. A step against a cache
-compresses the whole cache anew.
+Cost with a stride of C (3 in the paper):
+
+- T * S / C logits per head, in FLOPs and in memory: 1/C of dense attention, still quadratic.
+- S * H * H multiplications per key/value head for each of the two convolutions.
+- 2 * C * H * H parameters per key/value head.
+
+Each step of decoding from a cache compresses the whole cache again.
 """
 
 import copy
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +54,15 @@ class MemoryCompressed(Core):
     axes = ("kv_heads", None, None, None)
     self.keys = params.param(rngs, init, (K, stride, H, H), axes)
     self.values = params.param(rngs, init, (K, stride, H, H), axes)
-    null = partial(params.param, rngs, params.zeros, (K, H), ("kv_heads", None))
-    self.null_key = null() if causal else None
-    self.null_value = null() if causal else None
+    if causal:
+      self.null_key = params.param(rngs, params.zeros, (K, H), ("kv_heads", None))
+      self.null_value = params.param(rngs, params.zeros, (K, H), ("kv_heads", None))
+    else:
+      self.null_key = None
+      self.null_value = None
     self.causal = causal
     self.stride = stride
-    # In a cache, slots hold tokens in the order of their positions, with padding between them.
+    # Whether keys are slots of a cache, which may have padding between the tokens of a sequence.
     self.cached = False
 
   def attend(self, q, k, v, mask, softmax):
@@ -119,16 +124,17 @@ class MemoryCompressed(Core):
     return mask_class(mask.q_pos, pos_Bn, q_segments, k_segments, valid_Bn, causal=self.causal)
 
   def _whole_strides(self, pos_BS: jax.Array, valid_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Find the strides of which no token is missing.
+    """Find the complete strides, and move them to the front.
 
     Returns:
-      The slots of their tokens, int32 [B, S / stride, stride], and whether there is such a stride,
-      bool [B, S / stride]
+      The slots of each stride's tokens, int32 [B, S / stride, stride], and whether the stride
+      exists, bool [B, S / stride].
     """
     pos_BS, valid_BS = jnp.broadcast_arrays(pos_BS, valid_BS)
     order_BS = jnp.argsort(~valid_BS, axis=1, stable=True)  # tokens in their order, then padding
     pos_BS = _gather(pos_BS, order_BS)
     valid_BS = _gather(valid_BS, order_BS)
+    # Stable sorting moves the last tokens of strides to the front, in their order.
     last_BS = valid_BS & (pos_BS % self.stride == self.stride - 1)
     last_Bn = jnp.argsort(~last_BS, axis=1, stable=True)[:, : pos_BS.shape[1] // self.stride]
     token_BnC = last_Bn[..., None] + jnp.arange(1 - self.stride, 1)

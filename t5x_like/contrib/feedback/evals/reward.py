@@ -1,5 +1,4 @@
-"""The mean reward of the likeliest completion of every prompt, for models that learn from
-rewards."""
+"""The mean reward of greedy completions of prompts, for models that learn from rewards."""
 
 import dataclasses
 
@@ -52,14 +51,13 @@ class Evaluator(BaseEvaluator):
     rows = {}
     for name, x in batch.items():
       if name.startswith(("encoder_", "decoder_")):
-        rows[name] = x[:, 0]
+        rows[name] = x[:, 0]  # the first copy of each prompt
     ends = rewards.completion_ends(self.context.task)
     completed = rollout(model, rows, choose_likeliest, new_tokens=self._new_tokens, ends=ends)
     return {name: completed[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
   def __call__(self, arrays):
-    """Return the mean `reward`, the mean `completion_length`, the share of `unfinished`
-    completions, and `examples`."""
+    """Return the means of `reward` and `completion_length`, and the share `unfinished`."""
     vocabulary = self.context.task.vocabulary
     ends = rewards.completion_ends(self.context.task)
     all_rewards = []
@@ -67,21 +65,22 @@ class Evaluator(BaseEvaluator):
     unfinished = []
     predictions = []
     for batch in self.context.global_batches(self.max_examples):
-      real = fetch(batch["example_index"]) >= 0
+      is_example = fetch(batch["example_index"]) >= 0
       completions = self.run(arrays, batch)
-      tokens_RN = fetch(completions["decoder_target_tokens"])[real, -self._new_tokens :]
-      weights_RN = fetch(completions["decoder_loss_weights"])[real, -self._new_tokens :]
+      tokens_RN = fetch(completions["decoder_target_tokens"])[is_example, -self._new_tokens :]
+      weights_RN = fetch(completions["decoder_loss_weights"])[is_example, -self._new_tokens :]
       texts = rewards.decode_completions(tokens_RN, vocabulary, ends)
-      examples = rewards.unpack_fields(fetch(batch["fields"])[real])
+      examples = rewards.unpack_fields(fetch(batch["fields"])[is_example])
       reward_R = rewards.reward_texts(self._reward, texts, examples)
       all_rewards += list(reward_R)
       lengths += list(weights_RN.sum(axis=1))
       unfinished += list(~np.isin(tokens_RN, ends).any(axis=1))
       side = "encoder" if "encoder_input_tokens" in batch else "decoder"
-      prompt_RS = fetch(batch[f"{side}_input_tokens"])[real, 0]
-      valid_RS = fetch(batch[f"{side}_segment_ids"])[real, 0]
+      prompt_RS = fetch(batch[f"{side}_input_tokens"])[is_example, 0]
+      segments_RS = fetch(batch[f"{side}_segment_ids"])[is_example, 0]
       for row, text in enumerate(texts):
-        ids = [int(i) for i in prompt_RS[row][valid_RS[row] > 0] if i < vocabulary.size]
+        prompt_S = prompt_RS[row][segments_RS[row] > 0]
+        ids = prompt_S[prompt_S < vocabulary.size].tolist()
         if side == "decoder":
           ids = ids[1:]  # without the start token
         prediction = {"input": vocabulary.decode(ids), "prediction": text}
