@@ -22,8 +22,9 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 _FAR_STEP = 1_000_000_000
-_SIZE = 32_100
-_DOCUMENT = 500
+_VOCABULARY_SIZE = 32_100
+_DOCUMENT_LENGTH = 500
+_WARM_UP_BATCHES = 50
 
 # Objective -> description, task and its arguments.
 _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -126,9 +127,15 @@ def main(args: argparse.Namespace) -> None:
     if args.objective == "mixture":
       _measure_mixture(args, store)
       return
-    words, name, arguments = _OBJECTIVES[args.objective]
-    built = task.build(name, args.split, store=store, **arguments | _changes(args.argument))
-    _measure(args, built, words, _raw_tokens(args, store, built), time.perf_counter() - begin)
+    description, name, arguments = _OBJECTIVES[args.objective]
+    measured_task = task.build(name, args.split, store=store, **arguments | _changes(args.argument))
+    _measure(
+      args,
+      measured_task,
+      description,
+      _raw_tokens(args, store, measured_task),
+      time.perf_counter() - begin,
+    )
 
 
 def _changes(arguments: list[str]) -> dict[str, Any]:
@@ -144,23 +151,20 @@ def _changes(arguments: list[str]) -> dict[str, Any]:
   return changes
 
 
-def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float:
-  """Count the store's tokens that an example reads, from a task's adjacent windows."""
+def _raw_tokens(args: argparse.Namespace, store: str, measured_task: task.Task) -> float:
+  """Return the number of the store's tokens that each example of a task reads."""
   tokens = TokenStore.open(os.path.join(store, args.split), verify="size")
-  return round(tokens.num_tokens / built.num_examples)
+  return round(tokens.num_tokens / measured_task.num_examples)
 
 
-def _rates(
-  args: argparse.Namespace, built: task.Task, raw_tokens: float
+def _measure_rates(
+  args: argparse.Namespace, measured_task: task.Task, raw_tokens: float
 ) -> tuple[list[float], list[float]]:
-  """Return raw tokens per second in every repeat, and MB of memory.
-
-  Memory is that in use before the first repeat and after each.
-  """
+  """Return raw tokens per second of each repeat, and MB of memory in use before and after each."""
   batches = loader.train_batches(
-    built, batch_size=args.batch_size, seed=0, start_step=args.start_step
+    measured_task, batch_size=args.batch_size, seed=0, start_step=args.start_step
   )
-  for _ in range(50):
+  for _ in range(_WARM_UP_BATCHES):
     next(batches)
   rates = []
   memory = [_megabytes()]
@@ -179,32 +183,36 @@ def _megabytes() -> float | None:
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
     return None
-  return round(int(status.partition("RssAnon:")[2].split()[0]) / 1e3, 1)
+  _, _, anonymous = status.partition("RssAnon:")
+  kilobytes = int(anonymous.split()[0])
+  return round(kilobytes / 1e3, 1)
 
 
 def _measure(
   args: argparse.Namespace,
-  built: task.Task,
-  words: str,
+  measured_task: task.Task,
+  description: str,
   raw_tokens: float,
-  opened: float,
+  open_seconds: float,
   **figures: Any,
 ) -> None:
   """Measure a task's pipeline; print the method and the figures as JSON.
 
   Args:
-    words: description of the task.
+    description: the task in words.
     raw_tokens: number of tokens of the store that an example reads.
-    opened: seconds that opening the store took.
+    open_seconds: seconds that opening the store took.
     figures: further figures to print.
   """
-  _first_batch(built, args.batch_size, 0)  # excludes the start-up of TensorFlow
-  first = {}
-  for step in (0, _FAR_STEP) * args.repeats:
-    first.setdefault(step, []).append(_first_batch(built, args.batch_size, step))
+  _first_batch(measured_task, args.batch_size, 0)  # excludes the start-up of TensorFlow
+  near_seconds = []
+  far_seconds = []
+  for _ in range(args.repeats):
+    near_seconds.append(_first_batch(measured_task, args.batch_size, 0))
+    far_seconds.append(_first_batch(measured_task, args.batch_size, _FAR_STEP))
   load = os.getloadavg()[0]
-  rates, memory = _rates(args, built, raw_tokens)
-  _print_method(args, built, words, raw_tokens, opened, load)
+  rates, memory = _measure_rates(args, measured_task, raw_tokens)
+  _print_method(args, measured_task, description, raw_tokens, open_seconds, load)
   median = statistics.median(rates)
   if "weighted_rate" in figures:
     figures["of_weighted_rate"] = round(median / figures["weighted_rate"], 3)
@@ -217,11 +225,11 @@ def _measure(
         "raw_tokens_per_second_repeats": [round(rate) for rate in rates],
         "anonymous_megabytes": memory,
         "batches_per_second": round(median / (args.batch_size * raw_tokens), 2),
-        "open_seconds_step_0": round(statistics.median(first[0]), 4),
-        "open_seconds_step_1e9": round(statistics.median(first[_FAR_STEP]), 4),
-        "store_open_seconds": round(opened, 4),
+        "open_seconds_step_0": round(statistics.median(near_seconds), 4),
+        "open_seconds_step_1e9": round(statistics.median(far_seconds), 4),
+        "store_open_seconds": round(open_seconds, 4),
         **figures,
-        "features": {name: list(feature.shape) for name, feature in built.features.items()},
+        "features": {name: list(feature.shape) for name, feature in measured_task.features.items()},
         "window": raw_tokens,
         "batch_size": args.batch_size,
         "steps": args.steps,
@@ -240,27 +248,28 @@ def _measure(
 
 def _print_method(
   args: argparse.Namespace,
-  built: task.Task,
-  words: str,
+  measured_task: task.Task,
+  description: str,
   raw_tokens: float,
-  opened: float,
+  open_seconds: float,
   load: float,
 ) -> None:
   """Print how the figures of `_measure` were obtained."""
   store = args.store or f"a synthetic store of {args.tokens:,} random tokens"
   shapes = ", ".join(
-    f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items()
+    f"{name} {'x'.join(map(str, feature.shape))}"
+    for name, feature in measured_task.features.items()
   )
   print(
-    f"Method: {words} from {store}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, "
-    f"batches of {args.batch_size} as numpy arrays on the host, consumed as fast as they come by "
-    f"one process. After 50 batches of warm-up, {args.repeats} repeats of {args.steps} batches; "
-    f"the figure is the median repeat. Raw tokens are tokens of the store, {args.batch_size} * "
-    f"{raw_tokens:g} a batch."
+    f"Method: {description} from {store}, windows of {raw_tokens:g} raw tokens to {shapes}; "
+    f"shuffled, batches of {args.batch_size} as numpy arrays on the host, consumed as fast as they "
+    f"come by one process. After {_WARM_UP_BATCHES} batches of warm-up, {args.repeats} repeats of "
+    f"{args.steps} batches; the figure is the median repeat. Raw tokens are tokens of the store, "
+    f"{args.batch_size} * {raw_tokens:g} a batch."
   )
   print(
     f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
-    f"the store itself was opened and checked in {opened:.2f} s."
+    f"the store itself was opened and checked in {open_seconds:.2f} s."
   )
   print(
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure "
@@ -279,42 +288,39 @@ def _measure_mixture(args: argparse.Namespace, store: str) -> None:
     for label, (name, arguments) in _PARTS.items()
   }
   mixed = mixture.mix(parts, dict.fromkeys(parts, 1.0), period=_PERIOD, name="mixture")
-  opened = time.perf_counter() - begin
+  open_seconds = time.perf_counter() - begin
   raw_tokens = {label: _raw_tokens(args, store, part) for label, part in parts.items()}
   rates = {
-    label: statistics.median(_rates(args, part, raw_tokens[label])[0])
+    label: statistics.median(_measure_rates(args, part, raw_tokens[label])[0])
     for label, part in parts.items()
   }
-  mean = statistics.mean(raw_tokens.values())
-  seconds = statistics.mean(raw_tokens[label] / rates[label] for label in parts)  # of an example
+  mean_tokens = statistics.mean(raw_tokens.values())
+  mean_seconds = statistics.mean(raw_tokens[label] / rates[label] for label in parts)
   print(
     "Parts alone, raw tokens a second: "
     + ", ".join(f"{label} {rate:,.0f}" for label, rate in rates.items())
   )
-  print(
-    f"Weighted: {mean / seconds:,.0f} raw tokens a second if every part kept its own rate for "
-    "its share of a batch"
-  )
+  print(f"Weighted: {mean_tokens / mean_seconds:,.0f} raw tokens a second if mixing cost nothing")
   _measure(
     args,
     mixed,
     f"a mixture of {', '.join(parts)}, equally often,",
-    mean,
-    opened,
+    mean_tokens,
+    open_seconds,
     parts={label: round(rate) for label, rate in rates.items()},
-    weighted_rate=round(mean / seconds),
+    weighted_rate=round(mean_tokens / mean_seconds),
   )
 
 
-def _first_batch(built: task.Task, batch_size: int, step: int) -> float:
+def _first_batch(measured_task: task.Task, batch_size: int, step: int) -> float:
   begin = time.perf_counter()
-  next(loader.train_batches(built, batch_size=batch_size, seed=0, start_step=step))
+  next(loader.train_batches(measured_task, batch_size=batch_size, seed=0, start_step=step))
   return time.perf_counter() - begin
 
 
 def synthetic_store(path: pathlib.Path, tokens: int) -> None:
-  """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
-  vocabulary = ByteVocabulary(extra_ids=_SIZE - ByteVocabulary(extra_ids=0).size)
+  """Write a store of random bytes in documents of 500, with as many ids as T5's vocabulary."""
+  vocabulary = ByteVocabulary(extra_ids=_VOCABULARY_SIZE - ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
   work = as_path(f"{path}.incomplete")
   arrays = [ids.array(vocabulary)]
@@ -323,12 +329,18 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
     count = min(10_000_000, tokens - start)
     # other ids are not text and never masked
     tokens_N = generator.integers(3, 3 + 256, count, dtype=np.uint16)
-    lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
+    lengths = np.full(-(-count // _DOCUMENT_LENGTH), _DOCUMENT_LENGTH)
     lengths[-1] -= lengths.sum() - count
     shards.append(
       writer.write_shard(work, f"{len(shards):08d}", arrays, {arrays[0].name: (tokens_N, lengths)})
     )
-  about = dict(
-    name="synthetic", split=path.name, facts=ids.facts(vocabulary, False), skipped={}, source={}
+  metadata = writer.build_metadata(
+    shards,
+    arrays=arrays,
+    name="synthetic",
+    split=path.name,
+    facts=ids.facts(vocabulary, False),
+    skipped={},
+    source={},
   )
-  writer.publish(work, path, writer.build_metadata(shards, arrays=arrays, **about), vocabulary)
+  writer.publish(work, path, metadata, vocabulary)
