@@ -1,4 +1,4 @@
-"""Scores are equal on every layout, and kills do not change the results of a suite.
+"""Scores are equal on every layout, and a suite that was killed ends with the same results.
 
 The layouts are one device, eight devices, and two processes with four devices each. Predictions are
 equal too, except for the last digits of fractions.
@@ -19,7 +19,7 @@ from more import beyond
 from t5x_like import train
 from tests.runs import LAUNCHER, Process, run
 
-# a recipe whose variant every process registers when it loads the recipe
+# Its `:debug` defines a model variant, which every process must define from the recipe.
 ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")
 STEPS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2")
 
@@ -58,7 +58,7 @@ def image_flags(folder) -> list[str]:
   ]
 
 
-# the name of an evaluator: a function that returns the flags of its run, with data in a folder
+# Evaluator -> a function that writes its data to a folder and returns the flags of its run.
 FLAGS_BY_EVALUATOR = {
   "classification": functools.partial(labelled_flags, "classification"),
   "tagging": functools.partial(labelled_flags, "tagging"),
@@ -168,7 +168,11 @@ def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
     print(f"kill {number} after {wait:.1f} s")
     with Process(suite_command(killed), cache=compiled) as process:
       deadline = time.monotonic() + wait
-      if not process.until(lambda deadline=deadline: time.monotonic() > deadline):
+
+      def is_due(deadline: float = deadline) -> bool:
+        return time.monotonic() > deadline
+
+      if not process.until(is_due):
         break  # the suite has ended
       process.send(signal.SIGKILL)
       process.end()

@@ -18,21 +18,21 @@ pytestmark = pytest.mark.services
 REPO = pathlib.Path(__file__).resolve().parents[2]
 ADDRESSES = {"gcs": "gs://bucket/run", "s3": "s3://bucket/run"}
 STEPS = 20
-HALF = 10
+KILL_STEP = 5
 RECIPE = "--config=configs/gpt/gpt2_124m.py:debug"
 FLAGS = [
   f"--config.total_steps={STEPS}",
   f"--config.eval_every={STEPS}",
   "--config.checkpoint.every=5",
+  '--config.evals={"loss": {"max_examples": 16}}',
 ]
-FLAGS += ['--config.evals={"loss": {"max_examples": 16}}']
 
 
 @pytest.fixture(scope="module", params=ADDRESSES)
-def installed(request, tmp_path_factory):
-  """Return (address, python of an environment with the extra).
+def bucket_and_python(request, tmp_path_factory):
+  """Return (address of a bucket, path of a Python with the extra).
 
-  T5X_LIKE_EXTRAS names a directory of environments that exist.
+  The environments are in the directory T5X_LIKE_EXTRAS if it is set, else in a temporary one.
   """
   existing_folder = os.environ.get("T5X_LIKE_EXTRAS")
   folder = pathlib.Path(existing_folder or tmp_path_factory.mktemp("extras")) / request.param
@@ -40,30 +40,21 @@ def installed(request, tmp_path_factory):
   if not python.exists():
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pinned = ["-c", "constraints.txt"] if sys.version_info[:2] == (3, 11) else []
-    install = [
-      python,
-      "-m",
-      "pip",
-      "install",
-      "--quiet",
-      "--disable-pip-version-check",
-      *pinned,
-      "-e",
-    ]
-    subprocess.run([*install, f".[{request.param}]"], cwd=REPO, check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *pinned, "-e", f".[{request.param}]"], cwd=REPO, check=True)
   return ADDRESSES[request.param], str(python)
 
 
-def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(installed, tmp_path):
-  address, python = installed
+def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(bucket_and_python, tmp_path):
+  address, python = bucket_and_python
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   workdir = server.root / "run"
   (tmp_path / "lines.txt").write_text("def add(a, b):\n")
   with server.running():
-    env = {
-      key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "XLA_FLAGS")
-    }
+    env = dict(os.environ)
+    env.pop("VIRTUAL_ENV", None)
+    env.pop("XLA_FLAGS", None)
     env |= object_server.environment(server) | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
 
     def start(module: str, *flags: str) -> subprocess.Popen:
@@ -79,11 +70,11 @@ def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(installed, t
       return output
 
     training = start("t5x_like.train", RECIPE, *FLAGS)
-    while training.poll() is None and not has_checkpoint(workdir, HALF // 2):
+    while training.poll() is None and not has_checkpoint(workdir, KILL_STEP):
       time.sleep(0.01)
     training.kill()
     output, _ = training.communicate()
-    assert has_checkpoint(workdir, HALF // 2), output
+    assert has_checkpoint(workdir, KILL_STEP), output
     assert "resuming" in finish("t5x_like.train", RECIPE, *FLAGS)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))

@@ -1,5 +1,4 @@
-"""Settings of generation: read as options, written for `transformers`, and replaced by what a call
-asks for."""
+"""Generation settings are read as options, exported for `transformers`, and overridden by calls."""
 
 import json
 
@@ -13,7 +12,7 @@ from t5x_like.interop.generation_settings import (
   predict_options,
 )
 
-BART_CNN = {  # the published ones
+BART_CNN = {  # the published settings
   "eos_token_id": 2,
   "early_stopping": True,
   "length_penalty": 2.0,
@@ -22,7 +21,7 @@ BART_CNN = {  # the published ones
   "no_repeat_ngram_size": 3,
   "num_beams": 4,
 }
-OWN = {
+OPTIONS = {
   "beams": 4,
   "length_power": 2.0,
   "early_stopping": True,
@@ -33,26 +32,26 @@ OWN = {
 
 
 def test_published_settings_are_options():
-  assert predict_options(BART_CNN, True, "file") == OWN
-  assert predict_options(BART_CNN, False, "file") == {k: OWN[k] for k in OWN if "new" not in k}
-  drawn = {
+  assert predict_options(BART_CNN, True, "file") == OPTIONS
+  without_lengths = dict(OPTIONS)
+  del without_lengths["min_new_tokens"], without_lengths["max_new_tokens"]
+  assert predict_options(BART_CNN, False, "file") == without_lengths
+  sampling = {
     "do_sample": True,
     "temperature": 0.6,
     "top_p": 0.9,
     "repetition_penalty": 1.05,
     "min_new_tokens": None,
   }
-  assert predict_options(drawn, False, "file") == {"repetition_penalty": 1.05}
-  assert (
-    predict_options(
-      {"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file"
-    )
-    == {}
-  )
-  assert (
-    banned_sequences({"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}, 50) == [[7], [3]]
-    and banned_sequences({}, 50) == []
-  )
+  assert predict_options(sampling, False, "file") == {"repetition_penalty": 1.05}
+  neutral = {"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}
+  assert predict_options(neutral, True, "file") == {}
+
+
+def test_banned_sequences_are_read_within_the_vocabulary():
+  settings = {"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}
+  assert banned_sequences(settings, 50) == [[7], [3]]
+  assert banned_sequences({}, 50) == []
 
 
 @pytest.mark.parametrize(
@@ -69,44 +68,32 @@ def test_a_setting_of_the_wrong_type_is_named(settings):
     predict_options(settings, True, "file")
 
 
-def test_what_is_asked_for_replaces_settings():
-  assert merge_options(OWN, {"beams": 2, "max_new_tokens": 20}) == OWN | {
-    "beams": 2,
-    "max_new_tokens": 20,
-    "min_new_tokens": 20,
+def test_options_of_a_call_replace_settings():
+  shorter = {"beams": 2, "max_new_tokens": 20, "min_new_tokens": 20}
+  assert merge_options(OPTIONS, {"beams": 2, "max_new_tokens": 20}) == OPTIONS | shorter
+  search_independent = {
+    name: OPTIONS[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")
   }
-  lengths = {
-    name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")
-  }
-  assert merge_options(OWN, {"top_p": 0.9}) == lengths | {"top_p": 0.9} and merge_options(
-    OWN, {"beams": 1}
-  ) == lengths | {"beams": 1}
-  assert merge_options(OWN, {"length_penalty": 1.0}) == lengths | {
-    "beams": 4,
-    "length_penalty": 1.0,
-  }
+  for options in ({"top_p": 0.9}, {"beams": 1}):
+    assert merge_options(OPTIONS, options) == search_independent | options
+  expected = search_independent | {"beams": 4, "length_penalty": 1.0}
+  assert merge_options(OPTIONS, {"length_penalty": 1.0}) == expected
   assert merge_options({}, {"top_k": 4}) == {"top_k": 4}
 
 
 def test_a_run_exports_the_search_of_its_evaluator():
-  penalties = {name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens")}
+  penalties = {name: OPTIONS[name] for name in ("no_repeat_ngram_size", "min_new_tokens")}
   evaluator = {"name": "generation", "penalties": penalties}
-  evaluator |= {name: OWN[name] for name in ("beams", "length_power", "max_new_tokens")}
+  evaluator |= {name: OPTIONS[name] for name in ("beams", "length_power", "max_new_tokens")}
   ids = {"eos_token_id": 2, "pad_token_id": 1}
-  settings = json.loads(
-    export_settings(
-      {"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}'
-    )
-  )
-  assert (
-    settings["eos_token_id"] == [2, 5]
-    and settings["pad_token_id"] == 1
-    and "d_model" not in settings
-  )
-  # T5X's rule is the nearest to it
-  assert predict_options(settings, True, "file") == OWN | {"early_stopping": "never"}
-  assert (
-    export_settings({"loss": {}}, ids)
-    is export_settings({"dev": {"name": "generation", "max_new_tokens": 9}}, ids)
-    is None
-  )
+  evals = {"loss": {}, "dev": evaluator}
+  exported = export_settings(evals, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}')
+  settings = json.loads(exported)
+  assert settings["eos_token_id"] == [2, 5]
+  assert settings["pad_token_id"] == 1
+  assert "d_model" not in settings
+  # "never" is the value of `transformers` nearest to T5X's rule, by which the evaluator stops.
+  assert predict_options(settings, True, "file") == OPTIONS | {"early_stopping": "never"}
+  assert export_settings({"loss": {}}, ids) is None
+  greedy = {"name": "generation", "max_new_tokens": 9}
+  assert export_settings({"dev": greedy}, ids) is None

@@ -1,4 +1,4 @@
-"""Different layers of a period are recomputed one at a time, to keep few activations at once."""
+"""Remat recomputes the layers of a period one at a time, and keeps the activations of experts."""
 
 import dataclasses
 
@@ -9,50 +9,57 @@ from flax import nnx
 
 from t5x_like.models import albert, gemma3, mixtral
 
+GEMMA3_PERIOD = 6  # five local layers and a global one
 
-@pytest.mark.parametrize("layers, joined", [(12, True), (6, False)])
-def test_each_layer_of_a_period_is_a_region_of_its_own(layers, joined):
+
+def equations(jaxpr, primitive: str) -> list:
+  """Return the equations of a program with a primitive."""
+  return [equation for equation in jaxpr.eqns if equation.primitive.name == primitive]
+
+
+@pytest.mark.parametrize("layers, is_loop", [(12, True), (6, False)])
+def test_each_layer_of_a_period_is_recomputed_separately(layers, is_loop):
   tiny = gemma3.VARIANTS["tiny"]
   variant = dataclasses.replace(tiny, dims=dataclasses.replace(tiny.dims, layers=layers))
   model = jax.eval_shape(lambda: gemma3.Model(nnx.Rngs(0), variant=variant, remat="full"))
   ids_BT = jnp.zeros((2, 8), jnp.int32)
   names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
   traced = jax.make_jaxpr(lambda model: model.outputs(dict.fromkeys(names, ids_BT)))(model)
-  (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
-  regions = [
-    equation for equation in scan.params["jaxpr"].jaxpr.eqns if equation.primitive.name == "remat2"
-  ]
-  # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward
-  # pass.
-  assert [not equation.params["prevent_cse"] for equation in regions] == [joined] * 6
+  [scan] = equations(traced.jaxpr, "scan")
+  regions = equations(scan.params["jaxpr"].jaxpr, "remat2")
+  assert len(regions) == GEMMA3_PERIOD
+  # The compiler unrolls a scan of one period, and would then merge recomputation with the forward
+  # pass unless `prevent_cse` forbids it.
+  for region in regions:
+    assert region.params["prevent_cse"] is not is_loop
 
 
-@pytest.mark.parametrize("layers, joined", [(3, True), (1, False)])
-def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
+@pytest.mark.parametrize("layers, is_loop", [(3, True), (1, False)])
+def test_a_scan_of_one_shared_layer_prevents_elimination(layers, is_loop):
   tiny = albert.VARIANTS["albert-tiny"]
   variant = dataclasses.replace(tiny, dims=dataclasses.replace(tiny.dims, layers=layers))
   model = jax.eval_shape(lambda: albert.Model(nnx.Rngs(0), variant=variant, remat="full"))
   batch = {"encoder_input_tokens": jnp.zeros((2, 8), jnp.int32)}
   traced = jax.make_jaxpr(lambda model: model.outputs(batch)["next_sentence_logits"])(model)
-  (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
-  (region,) = (
-    equation for equation in scan.params["jaxpr"].jaxpr.eqns if equation.primitive.name == "remat2"
-  )
-  assert region.params["prevent_cse"] is not joined
+  [scan] = equations(traced.jaxpr, "scan")
+  [region] = equations(scan.params["jaxpr"].jaxpr, "remat2")
+  assert region.params["prevent_cse"] is not is_loop
 
 
-def _products(jaxpr) -> int:
-  """Count the grouped products of a program and of its inner programs."""
-  inner = sum(
-    _products(inner)
-    for equation in jaxpr.eqns
-    for inner in jax.core.jaxprs_in_params(equation.params)
-  )
-  return inner + sum(equation.primitive.name.startswith("ragged_dot") for equation in jaxpr.eqns)
+def count_grouped_products(jaxpr) -> int:
+  """Count the grouped matrix products of a program and of its inner programs."""
+  count = 0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name.startswith("ragged_dot"):
+      count += 1
+    for inner in jax.core.jaxprs_in_params(equation.params):
+      count += count_grouped_products(inner)
+  return count
 
 
-@pytest.mark.parametrize("remat, again", [("none", 0), ("minimal", 0), ("full", 3)])
-def test_experts_whose_activations_are_kept_are_not_applied_again(remat, again):
+# Three kernels of an expert: each has a forward product and two of its gradients.
+@pytest.mark.parametrize("remat, products", [("none", 9), ("minimal", 9), ("full", 9 + 3)])
+def test_experts_whose_activations_are_kept_are_not_recomputed(remat, products):
   model = jax.eval_shape(
     lambda: mixtral.Model(nnx.Rngs(0), variant=mixtral.VARIANTS["tiny"], remat=remat)
   )
@@ -63,4 +70,4 @@ def test_experts_whose_activations_are_kept_are_not_applied_again(remat, again):
   def loss(state):
     return nnx.merge(graph, state).outputs(dict.fromkeys(names, ids_BT))["logits"].dense().sum()
 
-  assert _products(jax.make_jaxpr(jax.grad(loss))(state).jaxpr) == 9 + again
+  assert count_grouped_products(jax.make_jaxpr(jax.grad(loss))(state).jaxpr) == products

@@ -12,6 +12,7 @@ from t5x_like.nn.positions.alibi import Alibi
 from t5x_like.nn.positions.shaw import ShawPosition
 from tests.nn.cores import core_cases as cases
 
+# `full_w5` is a mask with a window of 5.
 MASKS = {kind: cases.mask(kind) for kind in ("full", "causal", "prefix", "packed", "full_w5")}
 BIDIRECTIONAL = ("linformer", "bigbird")
 
@@ -30,15 +31,17 @@ BIDIRECTIONAL = ("linformer", "bigbird")
     ("decoding", "decoding from a cache"),
   ],
 )
-def test_approximate_cores_refuse_masks_and_options(name, feature, message):
+def test_sparse_cores_refuse_masks_and_options(name, feature, message):
   causal = name == "memory_compressed" and feature == "prefix"
   core = cases.make(name, causal=causal)
   if feature == "prefix" and name in BIDIRECTIONAL:
     message = "causal attention"  # a prefix comes with causality, which is refused first
   bias = Alibi(cases.DIMS) if feature == "bias" else None
-  position = {"layer_bias": Alibi(cases.DIMS), "shaw": ShawPosition(cases.rngs(), cases.DIMS)}.get(
-    feature
-  )
+  position = None
+  if feature == "layer_bias":
+    position = Alibi(cases.DIMS)
+  elif feature == "shaw":
+    position = ShawPosition(cases.rngs(), cases.DIMS)
   with pytest.raises(UserError) as error:
     if feature == "decoding":
       core.for_decoding()
