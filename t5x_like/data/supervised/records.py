@@ -1,6 +1,6 @@
 """The records of prepared examples, read from the source again for metrics.
 
-A store keeps only token ids, from which the fields of a record cannot be recovered.
+A store keeps only ids and numbers, from which the fields of a record cannot be recovered.
 """
 
 from collections import Counter
