@@ -135,7 +135,7 @@ class Schedule:
     self._draw_P = draw_P[order_P]
 
   def locate(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places.
+    """Return (task int32 [B], number of the task's draw int64 [B]) of unshuffled places.
 
     Args:
       place_B: int64 [B], in 0..period-1.

@@ -2,9 +2,9 @@
 https://arxiv.org/abs/1906.08237).
 
 In pretraining by `objectives.permutation_lm`, `encoder_order` numbers the tokens to predict in a
-random order, and the query stream gives the predictions. Without an order, as in
-fine-tuning, the model is an encoder of the content stream alone, where all tokens see each other.
-`nn.two_stream` is the attention.
+random order, and the query stream gives the predictions. Without an order, as in fine-tuning, the
+model is an encoder of the content stream alone, where all tokens see each other. `nn.two_stream` is
+the attention.
 
 Published models put <cls> after the texts, A <sep> B <sep> <cls>, in a segment of its own. Here
 rows begin with <cls>, as in every encoder, and `encode` gives it the position after the last token.

@@ -32,10 +32,11 @@ _PADDED_FEATURES = {"encoder": "encoder_input_tokens", "decoder": "decoder_targe
 
 def lengths(longest: int, buckets: int, multiple: int = MULTIPLE) -> list[int]:
   """Return the length of each share 1 / buckets, 2 / buckets, … of a row; the last is `longest`."""
-  return [
-    min(longest, -(-longest * share // (buckets * multiple)) * multiple)
-    for share in range(1, buckets + 1)
-  ]
+  lengths_of_shares = []
+  for share in range(1, buckets + 1):
+    multiples = -(-longest * share // (buckets * multiple))  # rounded up
+    lengths_of_shares.append(min(longest, multiples * multiple))
+  return lengths_of_shares
 
 
 def cut_batch(
@@ -120,7 +121,7 @@ class BucketedStep:
     self._parts = parts
     self._buckets = buckets
     self._compiled: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
-    self.longest = self._compiled_step(features)
+    _, self.longest_cost = self._compiled_step(features)
 
   def __call__(self, state, batch):
     step, _ = self._compiled_step(batch)
@@ -172,4 +173,4 @@ def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedSt
   count = count_buckets(task, whole_rows_reason(parts.model))
   buckets = TextBuckets(task.features, count, task.vocabulary.pad_id)
   steps = BucketedStep(config, parts, task.features, buckets)
-  return steps, steps.longest[1]
+  return steps, steps.longest_cost

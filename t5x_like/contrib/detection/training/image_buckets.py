@@ -75,4 +75,4 @@ def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedSt
   """Return the steps for batches of a task, and the cost of the largest images."""
   buckets = ImageBuckets(task.features, count_buckets(task, whole_images_reason(parts.model)))
   steps = BucketedStep(config, parts, task.features, buckets)
-  return steps, steps.longest[1]
+  return steps, steps.longest_cost
