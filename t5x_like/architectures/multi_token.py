@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.build import deepnorm_weights
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
@@ -22,9 +22,9 @@ from t5x_like.nn.linear import Linear
 class MultiTokenDecoder(Decoder):
   """A decoder that also predicts the token after the next if `mtp_depth` is 1.
 
-  One more block (equations 21 to 23) sees the decoder's output and the next token. It shares token
-  table and head. Only the objective `multi_token` reads its logits: evaluation and generation do
-  not compute it.
+  One more block (equations 21 to 23) reads the decoder's output and the next token. It shares the
+  token table and the head. Only the objective `multi_token` reads its logits; evaluation and
+  generation do not run the block.
 
   Args:
     mtp_depth: number of further tokens that are predicted.
@@ -43,20 +43,21 @@ class MultiTokenDecoder(Decoder):
     dims = self.variant.dims
     one_layer = dataclasses.replace(dims, layers=1)
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
-    parts = self.STACK_BUILDER(design, one_layer, causal=True, deepnorm=deepnorm, **options)
-    if self.mtp_depth and (parts.period > 1 or not design.final_norm):
+    builder = self.STACK_BUILDER(design, one_layer, causal=True, deepnorm=deepnorm, **options)
+    if self.mtp_depth and (builder.period > 1 or not design.final_norm):
       raise UserError(
-        "config.model.mtp_depth: found 1, expected 0 where layers take turns or no "
-        "norm follows the last"
+        "config.model.mtp_depth: found 1, expected 0 for a design whose layers "
+        "alternate or that has no final norm"
       )
-    self.mtp = _NextTokenBlock(parts, rngs) if self.mtp_depth else None
+    self.mtp = _NextTokenBlock(builder, rngs) if self.mtp_depth else None
 
   def predict_ahead(
     self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
   ) -> dict:
     if self.mtp is None:
       return {}
-    next_BT = jnp.roll(tokens_BT, -1, axis=1)  # the last has none: its prediction does not count
+    # The last position has no next token; the objective gives its prediction no weight.
+    next_BT = jnp.roll(tokens_BT, -1, axis=1)
     next_BTD = self.embed(next_BT, self.dtype)
     x_BTD, aux = self.mtp(next_BTD, x_BTD, context, key)
     next_logits = self.head(x_BTD, self.embed, context.valid)["logits"]
@@ -64,16 +65,16 @@ class MultiTokenDecoder(Decoder):
 
 
 class _NextTokenBlock(nnx.Module):
-  """A block, from the stack's output and the vectors of the next tokens to the head's input."""
+  """A block that maps the stack's output and the next tokens' vectors to the head's input."""
 
-  def __init__(self, parts, rngs: nnx.Rngs):
-    D = parts.dims.embed
-    design = parts.design
+  def __init__(self, builder: StackBuilder, rngs: nnx.Rngs):
+    D = builder.dims.embed
+    design = builder.design
     self.embed_norm = design.make_norm(D, rngs)
     self.state_norm = design.make_norm(D, rngs)
     self.project = Linear((2 * D, D), ("embed", None), design.kernel_init(2 * D), rngs)
-    self.inputs = parts.inputs(rngs)
-    self.stack = parts.stack(rngs)
+    self.inputs = builder.inputs(rngs)
+    self.stack = builder.stack(rngs)
 
   def __call__(
     self, next_BTD: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None

@@ -34,8 +34,8 @@ _DISK_ERRORS = (
 )
 _REFUSALS = (errno.EACCES, errno.EPERM)
 _VERDICTS = ("read", "damaged", "transient", "refused", "memory", "failed")  # from best to worst
-# Raised by the readers below orbax for a damaged or missing file; other errors are not the file's
-# fault.
+# Raised by the readers that orbax calls if a file is damaged or missing. Other errors do not mean
+# that the file is damaged.
 _DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
 FORMAT = "t5x_like.checkpoint.v2"
 
@@ -74,19 +74,20 @@ def nest(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_manifest(
-  step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]
+  step: int, tensors: dict[str, Any], fingerprints: dict[str, str], metadata: dict[str, Any]
 ) -> dict[str, Any]:
   """Return the manifest to write, with a digest over all of it.
 
   Args:
-    tensors: arrays by name. prints: their fingerprints by name.
+    tensors: arrays by name.
+    fingerprints: the arrays' fingerprints by name.
   """
   manifest = {
     "format": FORMAT,
     "step": int(step),
     "metadata": metadata,
     "tensors": {
-      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]}
+      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": fingerprints[name]}
       for name, x in tensors.items()
     },
   }
@@ -98,9 +99,9 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """Read the manifest of a step, whose text `fetch` returns.
 
   Raises:
-    DamagedStep: it is missing, not a file, not JSON, of another format or step, or differs from its
-      digest.
-    OSError: it cannot be read.
+    DamagedStep: the manifest is missing, not a file, not JSON, of another format or step, or
+      differs from its digest.
+    OSError: the manifest cannot be read.
   """
   try:
     manifest = json.loads(fetch())
@@ -111,7 +112,9 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   except ValueError as error:
     raise DamagedStep(f"manifest is not JSON: {one_line(error)}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-    found_format = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+    found_format = type(manifest).__name__
+    if isinstance(manifest, dict):
+      found_format = manifest.get("format")
     raise DamagedStep(f"manifest has format {found_format!r}, expected {FORMAT!r}")
   if manifest.pop("digest", None) != digest(manifest) or manifest["step"] != step:
     raise DamagedStep("manifest does not match its own digest")
@@ -133,9 +136,9 @@ def check_tensors(where, saved: dict[str, dict], template: dict[str, Any]) -> No
     expected = f"{x.dtype}{list(x.shape)}"
     advice = f"use the config it was saved with{_fresh_optimizer_advice(name)}"
     if name not in saved:
-      near = did_you_mean(name, set(saved) - set(template))
+      suggestion = did_you_mean(name, set(saved) - set(template))
       raise UserError(
-        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; {advice}"
+        f"{where}: tensor {name} is not in the checkpoint{suggestion}; expected {expected}; {advice}"
       )
     found = f"{saved[name]['dtype']}{saved[name]['shape']}"
     if found != expected:
@@ -156,12 +159,12 @@ def _fresh_optimizer_advice(name: str) -> str:
 
 
 def read_in_all_processes(path: str, read: Callable[[], Any]) -> Any:
-  """Call `read`, again after transient errors, and agree on the verdict among all processes.
+  """Call `read`, retry transient errors, and agree on the outcome among all processes.
 
   Raises:
     DamagedStep: data are wrong or missing.
     UserError: reading is not permitted, the bucket is gone, or memory ran out.
-    TransientError: it still failed after the retries, in this process or another.
+    TransientError: reading still failed after the retries, in this process or another.
   """
   value = None
   error = None
@@ -169,20 +172,20 @@ def read_in_all_processes(path: str, read: Callable[[], Any]) -> Any:
     value = retry(read, path)
   except Exception as caught:
     error = caught
-  verdict = _verdict(error)
+  verdict = _classify_error(error)
   if jax.process_count() > 1:
-    number = np.array([_VERDICTS.index(verdict)], np.int32)
-    verdicts_P = multihost_utils.process_allgather(number).ravel()
-    worst = _VERDICTS[verdicts_P.max()]
-    if worst != verdict:  # another process has it worse
+    severity = np.array([_VERDICTS.index(verdict)], np.int32)
+    severity_P = multihost_utils.process_allgather(severity).ravel()
+    worst = _VERDICTS[severity_P.max()]
+    if worst != verdict:  # another process has a more severe error
       verdict = worst
-      error = RuntimeError(f"process {int(verdicts_P.argmax())} could not read it; see its log")
+      error = RuntimeError(f"process {int(severity_P.argmax())} could not read it; see its log")
   if verdict == "read":
     return value
-  _raise_verdict(verdict, path, error)
+  _raise_error(verdict, path, error)
 
 
-def _raise_verdict(verdict: str, path: str, error: Exception) -> NoReturn:
+def _raise_error(verdict: str, path: str, error: Exception) -> NoReturn:
   """Raise the error of a verdict on reading a step."""
   reason = one_line(error)[:300]
   if verdict == "damaged":
@@ -202,7 +205,8 @@ def _raise_verdict(verdict: str, path: str, error: Exception) -> NoReturn:
   raise error
 
 
-def _verdict(error: Exception | None) -> str:
+def _classify_error(error: Exception | None) -> str:
+  """Return the verdict of `_VERDICTS` on an error of reading; None means no error."""
   if error is None:
     return "read"
   if isinstance(error, TransientError):
@@ -211,13 +215,16 @@ def _verdict(error: Exception | None) -> str:
     return "memory"
   if isinstance(error, UserError) or disk_errno(error) in _REFUSALS:
     return "refused"
-  if type(error) is Exception:  # orbax's, around another
+  if type(error) is Exception:  # orbax wraps the reader's error in a plain Exception
     error = error.__cause__ or error
   return "damaged" if isinstance(error, (DamagedStep, *_DAMAGE)) else "failed"
 
 
 def disk_errno(error: BaseException | None) -> int | None:
-  """Return the errno of the first disk error in a chain of exceptions, also by its text alone."""
+  """Return the errno of the first disk error in a chain of exceptions, or None.
+
+  An exception without an errno is recognised by the system's message in its text.
+  """
   for link in error_chain(error):
     if isinstance(link, OSError) and link.errno in _DISK_ERRORS:
       return link.errno

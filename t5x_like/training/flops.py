@@ -18,18 +18,21 @@ def step_flops(
 ) -> float:
   """Count the model FLOPs of one train step: three times the matrix products of the forward pass.
 
-  The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass
-  costs twice the forward pass; recomputation, elementwise work, gathers and the optimizer are free.
-  Causal attention counts half of what the dense core computes, because causality hides half of the
-  logits (Dao 2023, section 4.1), and other exact cores count as the dense one; bidirectional
-  attention, also of a batch with a bidirectional prefix, counts in full. Windows count the keys
-  that they leave, experts the tokens that choose them, in the traced forward pass.
+  This is the usual convention of MFU. A multiplication and an addition are two FLOPs. The backward
+  pass costs twice the forward pass. Recomputation, elementwise operations, gathers and the
+  optimizer are free.
+
+  Causal attention counts half of the dense core's products, because half of the logits are masked
+  (Dao 2023, section 4.1). Other exact cores count as the dense one. Bidirectional attention counts
+  in full, also in a batch with a bidirectional prefix. Attention with a window counts only the keys
+  inside the window. An expert counts only the tokens that are routed to it.
 
   Args:
     model: an abstract or concrete model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     batch: abstract features of the global batch.
-    trained: names of the trained parameters; None for all. See `training.frozen_flops` for some.
+    trained: names of the trained parameters; None means all. With frozen
+      parameters, `training.frozen_flops` counts the step.
   """
   counted_model = with_dense_cores(model)
   if trained is not None:
@@ -46,9 +49,9 @@ def step_flops(
 def with_dense_cores(model):
   """Return the model to count, with dense cores in place of exact ones.
 
-  Windows count the keys that they leave, and experts no empty slots.
+  Attention with a window counts only the keys inside it, and experts do not count empty slots.
   """
-  counted_model = jax.tree.map(lambda x: x, model)
+  counted_model = jax.tree.map(lambda x: x, model)  # a copy, whose modules are changed below
   for _, module in list(nnx.iter_modules(counted_model)):
     if isinstance(module, Attention) and module.core.exact:
       module.core = Dense() if module.window is None else WindowedDense()

@@ -1,4 +1,4 @@
-"""Rates as shares of the schedule's."""
+"""Learning rates of single parameters, as multiples of the schedule's rate."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,12 @@ from t5x_like.tunings import Named
 
 
 def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
-  """Multiply each parameter's update by its scale, one for all layers or one for each."""
+  """Return the optimizer, with each parameter's update multiplied by the parameter's scale.
+
+  Args:
+    optimizer: the transformation whose updates are scaled.
+    scales: by name of parameter, a number or, for stacked layers, an array with one scale a layer.
+  """
 
   def update(grads: Named, state, params: Named, **extra):
     updates, state = optimizer.update(grads, state, params, **extra)

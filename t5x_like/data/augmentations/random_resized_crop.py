@@ -1,4 +1,4 @@
-"""A random part of the image, resized to the batch's resolution (Szegedy et al. 2015)."""
+"""A random crop of the image, resized to the batch's resolution (Szegedy et al. 2015)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ def make(
   ratio: Range = (3 / 4, 4 / 3),
   method: Literal["bilinear", "bicubic"] = "bicubic",
 ) -> Augmentation:
-  """Make the crop.
+  """Make the augmentation, which draws a crop by its area and aspect ratio and resizes it.
 
   Args:
-    area: the range of the part's share of the image.
-    ratio: the range of its width over height.
+    area: the range of the crop's area, as a share of the image's.
+    ratio: the range of the crop's width over its height.
     method: the interpolation of resizing.
   """
 
   def box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    return _box.draw_box(u_N, size_2[0], size_2[1], area, ratio)[0]
+    box_4, _ = _box.draw_box(u_N, size_2[0], size_2[1], area, ratio)
+    return box_4
 
-  def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
-    return _pixels.clip(_resize.resize(part_YXC, height_and_width(resolution), method))
+  def apply(crop_YXC: tf.Tensor, _) -> tf.Tensor:
+    return _pixels.clip(_resize.resize(crop_YXC, height_and_width(resolution), method))
 
   return Augmentation(_box.NUMBERS, apply, box)

@@ -10,7 +10,14 @@ from t5x_like.resolution import Resolution, height_and_width
 
 
 def describe(resolution: Resolution, channels: int, mixed: bool = False) -> Features:
-  """Describe a labelled image; `mixed` adds the label and share of a second image mixed in."""
+  """Return the features of a labelled image.
+
+  Args:
+    resolution: the height and width of the image.
+    channels: the number of its channels.
+    mixed: whether mixup or CutMix may mix in a second image: adds `other_label` and `label_share`,
+      the share of the first label.
+  """
   features = {
     "image": Feature((*height_and_width(resolution), channels), "float32"),
     "label": Feature((), "int32"),
@@ -24,5 +31,5 @@ def describe(resolution: Resolution, channels: int, mixed: bool = False) -> Feat
 
 def fill_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
   """Return a `config.task` with the task's defaults for the arguments that it leaves out."""
-  function = slots.find("config.task.name", task["name"], tasks, "Arguments")
-  return slots.defaults(function) | dict(task)
+  arguments_class = slots.find("config.task.name", task["name"], tasks, "Arguments")
+  return slots.defaults(arguments_class) | dict(task)
