@@ -1,5 +1,4 @@
-"""Detection: COCO's average precision and recall (Lin et al. 2014), computed by pycocotools, in
-percent."""
+"""COCO's average precision and recall (Lin et al. 2014), computed by pycocotools, in percent."""
 
 import contextlib
 import dataclasses
@@ -20,14 +19,17 @@ from t5x_like.slots import PositiveInt
 _SIZES = ("small", "medium", "large")
 PRECISION_METRICS = ("AP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES))
 SWAPPED_METRIC = "AP_swapped"
-_SAMPLES = 8
-SHOWN_SCORE = 0.5
+_SAMPLES = 8  # images shown in the log
+SHOWN_SCORE = 0.5  # the lowest score of a detection that is shown
+# (image number, corners [Q, 4] in pixels as ymin, xmin, ymax, xmax, classes [Q], scores [Q])
+ImageDetections = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """An evaluator that detects the objects of every image once. Each query predicts its likeliest
-  class of object.
+  """An evaluator that detects the objects of every image once.
+
+  Each query predicts its likeliest class of object.
 
   Attributes:
     max_examples: the number of images, from the first; None means all.
@@ -45,10 +47,10 @@ class Evaluator(BaseEvaluator):
     if getattr(task, "boxes", None) is None:
       features = ", ".join(task.features)
       raise UserError(
-        f"evaluator detection: is for images with boxes, task {task.name} makes {features}"
+        f"evaluator detection: needs images with boxes, but task {task.name} makes {features}"
       )
     if "image_size" not in self.context.model.REQUIRED_FEATURES:
-      raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
+      raise UserError("evaluator detection: needs a detector, such as --config.model.name=detr")
     if importlib.util.find_spec("pycocotools") is None:
       raise UserError(
         "evaluator detection: pycocotools is not installed; pip install 't5x-like[detection]'"
@@ -69,29 +71,30 @@ class Evaluator(BaseEvaluator):
     return (*top_detections(model.outputs(batch)), batch["example_index"])
 
   def __call__(self, arrays):
-    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object
-    is left out.
+    """Return the metrics and the number of `images`; metrics without any object are left out.
 
-    `AP_swapped` is the AP of the detections of every image on the next image, as shares of its
-    size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
+    `AP_swapped` scores the detections of every image on the next image, scaled to its size. If it
+    is near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
     likeliest boxes with boxes that are the same in every image, see `_best_boxes.mean_overlaps`.
     """
     batches = self.context.batches(self.max_examples)
     score_NQ, class_NQ, box_NQ4, index_N = self.context.run_batches(self.run, arrays, batches)
     order = np.argsort(index_N, kind="stable")
-    order = order[index_N[order] >= 0]
+    order = order[index_N[order] >= 0]  # without padding
     truth = self.context.task.boxes
     names = self.context.task.classes
     rows = []
     detections = []
     for row in order:
       n = int(index_N[row])
-      best = np.argsort(-score_NQ[row], kind="stable")[: self.at_most]
-      corners_Q4 = to_corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
-      has_name_Q = class_NQ[row, best] < len(names)
-      best = best[has_name_Q]
-      detections.append((n, corners_Q4[has_name_Q], class_NQ[row, best], score_NQ[row, best]))
-      rows.append(describe_image(detections[-1], truth, names))
+      likeliest = np.argsort(-score_NQ[row], kind="stable")[: self.at_most]
+      # A model may have more classes than the task.
+      likeliest = likeliest[class_NQ[row, likeliest] < len(names)]
+      corners_Q4 = to_corners(box_NQ4[row, likeliest].astype(np.float64))
+      corners_Q4 = corners_Q4 * np.tile(truth.pixels[n], 2)
+      detection = (n, corners_Q4, class_NQ[row, likeliest], score_NQ[row, likeliest])
+      detections.append(detection)
+      rows.append(describe_image(detection, truth, names))
     scores = average_precision(truth, detections, names, self.at_most)
     if len(rows) > 1:
       swapped = swap_detections(truth, detections)
@@ -102,16 +105,16 @@ class Evaluator(BaseEvaluator):
     samples = []
     for row in rows[:_SAMPLES]:
       sample = {"input": f"image {row['image']}"}
-      sample["target"] = _describe(row["objects"])
-      sample["prediction"] = _describe(row["detections"])
+      sample["target"] = _list_in_words(row["objects"])
+      sample["prediction"] = _list_in_words(row["detections"])
       samples.append(sample)
     return EvalResult(scores | {"images": len(rows)}, samples, rows)
 
 
-def describe_image(detection: tuple, truth, names: Sequence[str]) -> dict:
+def describe_image(detection: ImageDetections, truth, names: Sequence[str]) -> dict:
   """Return the objects and detections of an image as JSON values, with boxes cut to the image.
 
-  The arguments are those of `average_precision`, with a single detection.
+  The arguments are those of `average_precision`, with the detections of a single image.
   """
   image, corners_Q4, class_Q, score_Q = detection
   rows = truth.slice_of_image(image)
@@ -124,14 +127,13 @@ def describe_image(detection: tuple, truth, names: Sequence[str]) -> dict:
 
 
 def average_precision(
-  truth, detections: list[tuple], classes: tuple[str, ...], at_most: PositiveInt = 100
+  truth, detections: list[ImageDetections], classes: tuple[str, ...], at_most: PositiveInt = 100
 ) -> dict[str, float]:
   """Compute the metrics of detections with pycocotools, in percent.
 
   Args:
     truth: a `data.boxes.Boxes`.
-    detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax,
-      xmax, classes [Q], scores [Q]).
+    detections: the detections of each image to score.
     classes: the names of the classes.
     at_most: the number of likeliest detections per image that count.
   """
@@ -151,30 +153,37 @@ def average_precision(
     "annotations": annotations,
     "categories": [{"id": number, "name": name} for number, name in enumerate(classes)],
   }
-  # [thresholds of IoU, recall, class, area, at most]; -1 where there is no object
+  # precision [IoU threshold, recall threshold, class, area, limit of detections] and recall [IoU
+  # threshold, class, area, limit of detections]; -1 where there is no object
   precision, recall = _evaluate_coco(dataset, results, at_most)
-  precision = precision[..., -1]
+  precision = precision[..., -1]  # the limit `at_most`
   columns = {"AP": precision[..., 0], "AP50": precision[0, ..., 0], "AP75": precision[5, ..., 0]}
   for area, size in enumerate(_SIZES, 1):
     columns[f"AP_{size}"] = precision[..., area]
+  # The indices of area (0 is all, then `_SIZES`) and of limit (1, 10, `at_most`) of each recall.
   area_and_limit = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]
   for name, (area, limit) in zip(recall_metrics(at_most), area_and_limit, strict=True):
     columns[name] = recall[..., area, limit]
   for number, name in enumerate(class_metrics(classes)):
     columns[name] = precision[:, :, number, 0]
-  return {name: 100 * float(x[x > -1].mean()) for name, x in columns.items() if (x > -1).any()}
+  scores = {}
+  for name, values in columns.items():
+    valid_values = values[values > -1]
+    if valid_values.size:
+      scores[name] = 100 * float(valid_values.mean())
+  return scores
 
 
 def _annotations(truth, image: int, first_id: int) -> list[dict]:
   """Return COCO's annotations of the objects of an image."""
-  of_image = truth.slice_of_image(image)
+  rows = truth.slice_of_image(image)
   size_4 = np.tile(truth.pixels[image], 2).astype(np.float64)
   columns = (
-    truth.boxes[of_image] * size_4,
-    truth.labels[of_image],
-    truth.areas[of_image],
-    truth.are_learned[of_image],
-    truth.difficult[of_image],
+    truth.boxes[rows] * size_4,
+    truth.labels[rows],
+    truth.areas[rows],
+    truth.are_learned[rows],
+    truth.difficult[rows],
   )
   annotations = []
   for box, label, area, learned, difficult in zip(*columns, strict=True):
@@ -200,7 +209,11 @@ def _evaluate_coco(
   from pycocotools.cocoeval import COCOeval
 
   class Evaluation(COCOeval):
-    """COCO's rules, with crowds that are difficult objects: a part of one does not lie in it."""
+    """COCO's rules, except that a difficult object overlaps by IoU.
+
+    Difficult objects are passed as crowds, so that detections of them are ignored. COCO divides the
+    overlap with a crowd by the area of the detection alone, which is right only for real crowds.
+    """
 
     def computeIoU(self, *key):
       difficult = [annotation for annotation in self._gts[key] if annotation["difficult"]]
@@ -223,8 +236,7 @@ def _evaluate_coco(
 
 
 def recall_metrics(at_most: int) -> tuple[str, ...]:
-  """Return the names of the average recalls: of 1, 10 and `at_most` detections per image, and by
-  size of object."""
+  """Return the names of the average recalls, by number of detections and by size of object."""
   return (
     "AR_1",
     "AR_10",
@@ -243,7 +255,7 @@ def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
   return tuple(names)
 
 
-def swap_detections(truth, detections: list[tuple]) -> list[tuple]:
+def swap_detections(truth, detections: list[ImageDetections]) -> list[ImageDetections]:
   """Return every image with the detections of the next one, scaled to its own size.
 
   The arguments are those of `average_precision`.
@@ -258,15 +270,20 @@ def swap_detections(truth, detections: list[tuple]) -> list[tuple]:
 
 
 def top_detections(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return (probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class except
-  "no object"."""
+  """Return the likeliest class of each query, except "no object".
+
+  Returns:
+    (probability [B, Q], class [B, Q], box [B, Q, 4]).
+  """
   p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
   return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"]
 
 
 def to_corners(boxes_Q4: np.ndarray) -> np.ndarray:
-  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), beyond the image too,
-  as DETR does."""
+  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax).
+
+  As in DETR, corners may lie outside of the image.
+  """
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
   return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
 
@@ -274,8 +291,10 @@ def to_corners(boxes_Q4: np.ndarray) -> np.ndarray:
 def describe_detections(
   corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]
 ) -> list[dict]:
-  """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as
-  JSON values."""
+  """Return the detections of an image as JSON values.
+
+  Each has a `label`, a `score` and a `box` (ymin, xmin, ymax, xmax in pixels).
+  """
   return [
     {"label": names[label], "score": round(float(score), 4), "box": _round(box)}
     for box, label, score in zip(corners_Q4, class_Q, score_Q)
@@ -291,7 +310,7 @@ def _round(box_4: np.ndarray) -> list[float]:
   return [round(float(edge), 2) for edge in box_4]
 
 
-def _describe(detections: list[dict]) -> str:
+def _list_in_words(detections: list[dict]) -> str:
   """Return the labels and boxes of detections or objects, in words."""
   descriptions = []
   for detection in detections:
