@@ -1,8 +1,8 @@
-"""`processes`: work in processes of this machine.
+"""Prepare a corpus in processes of this machine.
 
-Entries of a comparison meet through files: each part's are written to disk sorted by key, so that a
-range of keys is one slice of every part's files. Ranges hold about 256 MB each and are matched one
-after another or in several processes. Memory holds the ranges at work and the marks.
+To compare documents, each part's entries are written to disk sorted by key. A range of keys is then
+one slice of every part's files. Ranges hold about 256 MB each and are matched one after another or
+in several processes. Memory holds the ranges that are being matched and the marks of duplicates.
 """
 
 import collections
@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
@@ -43,9 +44,10 @@ class Engine(engines.Engine):
     self._workers = workers
 
   def sign(self, job: Job) -> None:
+    sign_part = functools.partial(duplicates.sign_part, job)
     with self._map(job) as map_parts:
-      for _ in map_parts(functools.partial(duplicates.sign_part, job), range(job.kind.num_parts)):
-        pass
+      for _ in map_parts(sign_part, range(job.kind.num_parts)):
+        pass  # `map` is lazy, and its exceptions are raised here
 
   def compare(self, job: Job, comparison: Comparison) -> None:
     duplicates.begin_comparison(job, comparison)
@@ -58,7 +60,7 @@ class Engine(engines.Engine):
     ):
       write = functools.partial(_write_entries, job, comparison, folder)
       size = sum(map_parts(write, range(parts)))
-      ranges = max(1, -(-size // _RANGE_BYTES))
+      ranges = max(1, math.ceil(size / _RANGE_BYTES))
       match = functools.partial(_match_range, comparison, folder, parts, ranges)
       for marked_places in map_parts(match, range(ranges)):
         for part, places in marked_places:
@@ -123,7 +125,7 @@ def _match_range(
       entries[file.stem] = np.load(file, mmap_mode="r")
     low = int(np.searchsorted(entries["key"], low_key))
     high = entries["key"].size if is_last else int(np.searchsorted(entries["key"], high_key))
-    # copies, which closes the files
+    # Copied, because slices of the memory maps would keep the files open.
     pieces.append((part, {name: np.array(values[low:high]) for name, values in entries.items()}))
   return duplicates.match_entries(comparison, pieces)
 
@@ -143,28 +145,28 @@ def _make_batches(
     futures.extend(submit(1))
 
 
-def _worker(admitted: trust.State) -> None:
+def _start_worker(admitted_names: trust.State) -> None:
   """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends.
 
   Args:
-    admitted: names that the command admits; a worker does not have its flags.
+    admitted_names: names that the command admits (see `trust`); a worker does not have its flags.
   """
-  trust.set_state(admitted)
+  trust.set_state(admitted_names)
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
-  def follow() -> None:
+  def exit_with_parent() -> None:
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)  # the parent was killed; otherwise it would have ended this process
 
-  threading.Thread(target=follow, daemon=True).start()
+  threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 class _Process(multiprocessing.context.SpawnProcess):
   """A process that does not run the program's main file.
 
-  A script may not expect to run there: it would start again and wait for the store that its parent
-  is making.
+  Spawned processes import the main file. A script without a `__main__` guard would prepare the
+  store again there, and wait for its parent, which is making the same store.
   """
 
   def start(self) -> None:
@@ -189,7 +191,7 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
   """
   ended = threading.Event()
   with concurrent.futures.ProcessPoolExecutor(
-    workers, _Spawn(), _worker, (trust.current_state(),)
+    workers, _Spawn(), _start_worker, (trust.current_state(),)
   ) as pool:
     watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
     watch.start()
@@ -209,18 +211,22 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
   """Break a pool if a process was killed while sending a result.
 
-  The pool would wait forever for the remainder.
-
-  The dead process also keeps the lock that the others need to send their results. The pipe ends
-  once neither they nor this process hold its other end; then the pool notices by itself. There is
-  no public interface for this.
+  The pool would wait forever for the remainder of the result, and the other processes for the lock
+  that the dead one holds. When they are killed and this process closes its writing end of the pipe,
+  the pool reads the end of the pipe and breaks. There is no public interface for this.
   """
   while not ended.wait(_POLL_SECONDS):
-    if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):
+    if all(process.exitcode is None for process in _pool_processes(pool)):
       continue
-    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed itself
+    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed by itself
       return
-    for process in [*(pool._processes or {}).values()]:
+    for process in _pool_processes(pool):
       process.kill()
     pool._result_queue._writer.close()
     return
+
+
+def _pool_processes(pool: concurrent.futures.ProcessPoolExecutor) -> list:
+  """Return the processes of a pool; none before its first task and after its shutdown."""
+  processes_by_id = pool._processes or {}
+  return list(processes_by_id.values())
