@@ -8,11 +8,11 @@ stops the others. With --restarts it then starts all of them again from the last
 wait that doubles from 1 s to 60 s. The launcher returns some exit codes without a restart: 2 (user
 error), 3 (numeric), 4 (damage) and 75 (preempted, state saved).
 
-With --slices=N the processes simulate the hosts of N TPU slices. A restart also starts a slice
-whose process was killed. With --least_slices=M the job continues without that slice as long as M
-slices remain; the launcher's next run starts all slices. T5X_LIKE_HOST is the number of a process's
-host, which does not change when processes are numbered anew. A path with $T5X_LIKE_HOST therefore
-names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
+With --slices=N the processes simulate the hosts of N TPU slices. After a process was killed, the
+restart includes its slice by default. With --least_slices=M the job continues without that slice as
+long as M slices remain; the launcher's next run starts all slices. T5X_LIKE_HOST is the number of a
+process's host, which does not change when processes are renumbered. A path with $T5X_LIKE_HOST
+therefore names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
 processes die with it.
 """
 
@@ -48,8 +48,8 @@ _FOREIGN_VARIABLES = (
   "JAX_COORDINATOR_PORT",
   "JAX_LOCAL_DEVICE_IDS",
 )
-# Runs a command that ends with the launcher: on Linux the kernel kills it when its parent is gone
-# (prctl 1 is PR_SET_PDEATHSIG, and survives exec).
+# Runs a command that ends with the launcher: on Linux the kernel kills it when its parent exits
+# (prctl 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the setting survives exec).
 _TIED_COMMAND = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -107,14 +107,14 @@ class Launcher:
 
     Returns the exit code of the job.
     """
-    previous_handlers = {
-      number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    previous_handlers = {}
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+      previous_handlers[signal_number] = signal.signal(signal_number, self._forward)
     try:
       return self._run_attempts(restarts)
     finally:
-      for number, handler in previous_handlers.items():
-        signal.signal(number, handler)
+      for signal_number, handler in previous_handlers.items():
+        signal.signal(signal_number, handler)
 
   def _run_attempts(self, restarts: int) -> int:
     failures = 0
@@ -149,14 +149,13 @@ class Launcher:
 
   def _drop_slice_of(self, index: int) -> None:
     """Continue without the slice of a process if enough slices remain."""
-    size = self.processes // self.slices
-    remaining = [host for host in self._hosts if host // size != self._hosts[index] // size]
-    if len(remaining) // size >= self.least_slices:
-      _log(
-        f"slice {self._hosts[index] // size} is lost; {len(remaining) // size} of {self.slices} "
-        "slices go on"
-      )
-      self._hosts = remaining
+    hosts_per_slice = self.processes // self.slices
+    lost_slice = self._hosts[index] // hosts_per_slice
+    remaining_hosts = [host for host in self._hosts if host // hosts_per_slice != lost_slice]
+    remaining_slices = len(remaining_hosts) // hosts_per_slice
+    if remaining_slices >= self.least_slices:
+      _log(f"slice {lost_slice} is lost; {remaining_slices} of {self.slices} slices go on")
+      self._hosts = remaining_hosts
 
   def _wait(self, seconds: float) -> None:
     """Wait until the time is over or a signal arrives, which the next attempt passes on."""
@@ -183,12 +182,13 @@ class Launcher:
           start_new_session=True,  # the launcher alone receives a ^C and passes it on
         )
         self._children.append(child)
-        readers.append(
-          threading.Thread(target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True)
+        reader = threading.Thread(
+          target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True
         )
-        readers[-1].start()
-      for number in self._signals[:1]:  # a signal that arrived during the start
-        self._forward(number, None, record=False)
+        reader.start()
+        readers.append(reader)
+      if self._signals:  # a signal arrived before all processes had started
+        self._signal_all(self._signals[0])
       attempt = self._watch()
     finally:
       self._stop_all()
@@ -214,7 +214,8 @@ class Launcher:
       if time.monotonic() > deadline:
         self._signal_all(signal.SIGKILL)
       time.sleep(0.02)
-    # A process that ended later was the cause if stopping it cannot have given its code.
+    # A process that ended after the first failure is the cause if its exit code is one that
+    # SIGTERM or SIGKILL cannot produce.
     cause = self._find_cause()
     if failed_index is None:
       failed_index = cause
@@ -227,26 +228,31 @@ class Launcher:
 
     A process that failed by itself precedes those that failed because of it.
     """
-    failed = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
-    rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
-    return min(
-      failed, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None
-    )
+    ranks = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
+    cause = None
+    cause_rank = None
+    for index, child in enumerate(self._children):
+      if child.poll() in (None, 0):
+        continue
+      rank = ranks.get(child.returncode, 1)
+      if cause is None or rank < cause_rank:
+        cause = index
+        cause_rank = rank
+    return cause
 
   def _stop_all(self) -> None:
     self._signal_all(signal.SIGKILL)
     for child in self._children:
       child.wait()
 
-  def _signal_all(self, number: int) -> None:
+  def _signal_all(self, signal_number: int) -> None:
     for child in self._children:
       if child.poll() is None:
-        child.send_signal(number)
+        child.send_signal(signal_number)
 
-  def _forward(self, number: int, _frame, record: bool = True) -> None:
-    if record:
-      self._signals.append(number)
-    self._signal_all(number)
+  def _forward(self, signal_number: int, _frame) -> None:
+    self._signals.append(signal_number)
+    self._signal_all(signal_number)
 
 
 def _environment(
@@ -294,9 +300,7 @@ def _check_free(port: int) -> None:
     socket.create_server(("", port)).close()
   except OSError as error:
     reason = os.strerror(error.errno)
-    raise UserError(
-      f"--port={port}: {reason}; end the job that uses it, or leave --port away"
-    ) from None
+    raise UserError(f"--port={port}: {reason}; end the job that uses it, or omit --port") from None
 
 
 def _exit_code(code: int) -> int:
@@ -383,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
   args = _make_parser().parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if any("\0" in argument for argument in command):
-    raise UserError("the command: found NUL in a word, which no program can take; leave it out")
+    raise UserError("the command: found a NUL character, which no argument can contain; remove it")
   if not command:
     raise UserError(
       "no command; give it after --, for example: -- python -m t5x_like.train "

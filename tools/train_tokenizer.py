@@ -27,13 +27,15 @@ def train(
   """Train a vocabulary deterministically.
 
   Args:
-    lines: text in UTF-8. size: number of ids without the sentinels. kind: `wordpiece` (as BERT:
-    words and punctuation, continued by ##) or `bytelevel_bpe` (as GPT-2,
-      lossless).
-    extra_ids: number of sentinels, which have the highest ids. with_mask: include [CLS], [SEP] and
-    [MASK]. lowercase: remove case and accents; wordpiece only. character_coverage: share of
-    characters that get pieces; words with other characters are unknown;
-      wordpiece only.
+    lines: text in UTF-8.
+    size: number of ids without the sentinels.
+    kind: `wordpiece` (as BERT: words and punctuation, continued by ##) or `bytelevel_bpe` (as
+      GPT-2: lossless).
+    extra_ids: number of sentinels, which have the highest ids.
+    with_mask: include [CLS], [SEP] and [MASK].
+    lowercase: remove case and accents; wordpiece only.
+    character_coverage: share of the text's characters that get pieces; words with other characters
+      are unknown; wordpiece only.
 
   Raises:
     UserError: the text is too small for the size, or the size too small for the characters.
@@ -61,6 +63,7 @@ def train(
     [AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))]
   )
   document = json.loads(tokenizer.to_str())
+  # The trainer got the continuation pieces as special tokens (see `_wordpiece`); they are not.
   document["added_tokens"] = [
     token for token in document["added_tokens"] if not token["content"].startswith("##")
   ]
@@ -86,8 +89,8 @@ def _wordpiece(
   tokenizer.decoder = decoders.WordPiece(cleanup=False)
   texts = (tokenizer.normalizer.normalize_str(line.decode()) for line in lines)
   alphabet = _alphabet(texts, character_coverage)
-  # The trainer numbers ##x in hash map order, and ids break ties. Listing them first makes the
-  # order deterministic.
+  # The trainer numbers the pieces ##x in the order of a hash map, and breaks ties by these ids.
+  # With the pieces among the special tokens, which it numbers first, training is deterministic.
   continuations = [f"##{character}" for character in alphabet]
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
@@ -120,16 +123,14 @@ def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(text)
-  ranked = sorted(
-    ((count, c) for c, count in counts.items() if not c.isspace()),
-    key=lambda pair: (-pair[0], pair[1]),
-  )
-  required = coverage * sum(count for count, _ in ranked)
+  characters_in_text = [character for character in counts if not character.isspace()]
+  ranked = sorted(characters_in_text, key=lambda character: (-counts[character], character))
+  required = coverage * sum(counts[character] for character in ranked)
   covered = 0
   characters = []
-  for count, character in ranked:
+  for character in ranked:
     if covered >= required:
       break
-    covered += count
+    covered += counts[character]
     characters.append(character)
   return sorted(characters)
