@@ -12,8 +12,8 @@ With --slices=N the processes simulate the hosts of N TPU slices. After a proces
 restart includes its slice by default. With --least_slices=M the job continues without that slice as
 long as M slices remain; the launcher's next run starts all slices. T5X_LIKE_HOST is the number of a
 process's host, which does not change when processes are renumbered. A path with $T5X_LIKE_HOST
-therefore names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
-processes die with it.
+therefore names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher
+dies, its processes die with it.
 """
 
 import argparse

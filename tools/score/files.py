@@ -22,7 +22,8 @@ VALUES = (
   "label answer output outputs output_text text tags response responses completion completions "
   "resps filtered_resps candidate decoded guess hyp"
 ).split()
-# Words in keys that can only hold a prediction, and words of what is told about one.
+# A key names a prediction if it has one of these words, or "model" and one of `_MODEL_WORDS`, and
+# none of `_ABOUT_WORDS`, which name facts about a prediction, such as its score.
 _PREDICTION_WORDS = frozenset(
   (
     "pred preds predicted prediction predictions generated generation generations hypothesis "
@@ -35,7 +36,7 @@ _ABOUT_WORDS = frozenset(
   "token tokens length lengths id ids index time seconds correct is right error rank model start "
   "end".split()
 )
-_FORMS = {
+_FORMATS = {
   ".jsonl": "jsonl",
   ".ndjson": "jsonl",
   ".tsv": "tsv",
@@ -43,23 +44,27 @@ _FORMS = {
   ".conllu": "conllu",
   ".conll": "conll",
 }
-_FORMS |= dict.fromkeys((".txt", ".lst"), "lines")
-_JSON_BEGINS = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
+_FORMATS |= dict.fromkeys((".txt", ".lst"), "lines")
+# The beginning of a JSON object, or of an array of objects, arrays or strings.
+_JSON_START = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
 Row = tuple[str, Any]  # the place in the file, and a record or a plain value
-# by field, the id of each prediction; empty if there is one for each example, in order
+# Lists of the predictions' ids, by field. Empty if the predictions are in the examples' order.
 Ids = dict[str, list[str]]
-Predictions = tuple[list[Row], Ids]  # predictions and their ids
+Predictions = tuple[list[Row], Ids]
 
 
 def file_format(path: str, text: str = "") -> str:
-  """Return the format of a file by its name, else by its beginning."""
+  """Return the format of a file by its name, else by its beginning.
+
+  A damaged JSON file counts as JSON, so that reading it reports the damage.
+  """
   suffixes = [
     suffix
     for suffix in pathlib.Path(path.lower()).suffixes
     if suffix not in (".gz", ".bz2", ".xz", ".zst")
   ]
-  if suffixes and suffixes[-1] in _FORMS:
-    return _FORMS[suffixes[-1]]
+  if suffixes and suffixes[-1] in _FORMATS:
+    return _FORMATS[suffixes[-1]]
   text = text.strip()
   first_line, _, remainder = text.partition("\n")
   if first_line[:1] not in ("{", "["):
@@ -71,10 +76,11 @@ def file_format(path: str, text: str = "") -> str:
   try:
     json.loads(text)
   except json.JSONDecodeError as error:
-    if not remainder:
-      is_complete = error.msg == "Extra data"
-      return "json" if _JSON_BEGINS.match(text) and not is_complete else "lines"
-    is_json = error.pos > len(first_line) and _parse_or_none(first_line) is None
+    if remainder:
+      is_json = error.pos > len(first_line) and _parse_or_none(first_line) is None
+    else:
+      has_text_after_json = error.msg == "Extra data"
+      is_json = _JSON_START.match(text) and not has_text_after_json
     return "json" if is_json else "lines"
   except (ValueError, RecursionError):
     pass
@@ -82,7 +88,7 @@ def file_format(path: str, text: str = "") -> str:
 
 
 def _parse_or_none(text: str) -> Any:
-  """Return the value of a JSON text; None if it is none."""
+  """Return the value of a JSON text, or None if the text is not JSON."""
   try:
     return json.loads(text)
   except (ValueError, RecursionError):
@@ -95,57 +101,95 @@ def rows(path: str, header: Sequence[str] = (), known_columns: Sequence[str] = (
   The entries of one object, `{id: value}`, are records too.
 
   Args:
-    header: the columns of a table whose first line has none of the names in `known`.
+    header: the columns of a table whose first line has none of `known_columns`.
+    known_columns: names of columns by which a first line is recognised as a header.
 
   Raises:
     UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON or CSV; or a
       line lacks columns or has more.
   """
   text = read_text(path)
-  if isinstance(text, Skip) or not text.strip():
-    raise UserError(
-      f"{path}: {text.reason if isinstance(text, Skip) else 'empty'}, expected at least one example"
-    )
+  if isinstance(text, Skip):
+    raise UserError(f"{path}: {text.reason}, expected at least one example")
+  if not text.strip():
+    raise UserError(f"{path}: empty, expected at least one example")
   lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
   format = file_format(path, text)
   if format == "jsonl":
-    return [
-      (f"{path}:{n}", _json(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()
-    ]
+    parsed_rows = []
+    for number, line in enumerate(lines, 1):
+      if line.strip():
+        place = f"{path}:{number}"
+        parsed_rows.append((place, _parse_json(line, place)))
+    return parsed_rows
   if format == "json":
-    content = _json(text, path)
-    if isinstance(content, dict) and isinstance(content.get("Data"), list):  # TriviaQA
-      content = content["Data"]
-    if isinstance(content, dict):
-      return [
-        (f"{path}, id {key}", {"id": key, "prediction": value}) for key, value in content.items()
-      ]
-    return [(f"{path}, element {n}", value) for n, value in enumerate(content)]
+    return _json_rows(text, path)
   if format == "lines":
-    return [(f"{path}:{n}", line) for n, line in enumerate(lines, 1)]
-  cells = _cells(text, path) if format == "csv" else [line.split("\t") for line in lines]
-  names = [cell.strip() for cell in cells[0]]
-  records = []
-  if header and not {*names} & {*known_columns}:
+    return [(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
+  if format == "csv":
+    table = _parse_csv(text, path)
+  else:
+    table = [line.split("\t") for line in lines]
+  return _table_rows(table, path, len(lines), header, known_columns)
+
+
+def _json_rows(text: str, path: str) -> list[Row]:
+  """Return the rows of a JSON file: the elements of an array, or the entries of an object."""
+  content = _parse_json(text, path)
+  if isinstance(content, dict) and isinstance(content.get("Data"), list):  # TriviaQA
+    content = content["Data"]
+  if not isinstance(content, dict):
+    return [(f"{path}, element {number}", value) for number, value in enumerate(content)]
+  entries = []
+  for key, value in content.items():
+    entries.append((f"{path}, id {key}", {"id": key, "prediction": value}))
+  return entries
+
+
+def _table_rows(
+  table: list[list[str]],
+  path: str,
+  num_lines: int,
+  header: Sequence[str],
+  known_columns: Sequence[str],
+) -> list[Row]:
+  """Return the rows of a table as records by column; see `rows`.
+
+  Args:
+    table: cells of the table, with its first line.
+    num_lines: number of the file's lines.
+  """
+  names = [cell.strip() for cell in table[0]]
+  if header and set(names).isdisjoint(known_columns):
     names = list(header)
-    cells = [[], *cells]
-  for number, row in enumerate(cells[1:], 2 if len(cells) == len(lines) else 1):
-    if any(row) and (len(row) < len(names) or any(row[len(names) :])):
+    table = [[], *table]
+  # An inserted header shifts the rows to line 1. Where cells contain newlines, records are counted.
+  first_number = 2 if len(table) == num_lines else 1
+  records = []
+  for number, cells in enumerate(table[1:], first_number):
+    if not any(cells):
+      continue
+    if len(cells) < len(names) or any(cells[len(names) :]):
       raise UserError(
-        f"{path}:{number}: found {len(row)} columns, expected {len(names)}: {', '.join(names)}"
+        f"{path}:{number}: found {len(cells)} columns, expected {len(names)}: {', '.join(names)}"
       )
-    records += [(f"{path}:{number}", dict(zip(names, row)))] if any(row) else []
+    records.append((f"{path}:{number}", dict(zip(names, cells))))
   return records
 
 
 def records(
   path: str, header: Sequence[str] = (), known_columns: Sequence[str] = ()
 ) -> list[tuple[str, dict]]:
-  """Return the rows of a file of records; UserError for anything else."""
-  records = rows(path, header, known_columns)
-  if unnamed := [row for row in records if not isinstance(row[1], dict)]:
-    raise UserError(f"{unnamed[0][0]}: found {str(unnamed[0][1])[:40]!r}, expected named values")
-  return records
+  """Return the rows of a file of records.
+
+  Raises:
+    UserError: a row is a plain value, or the file cannot be read; see `rows`.
+  """
+  file_rows = rows(path, header, known_columns)
+  for place, record in file_rows:
+    if not isinstance(record, dict):
+      raise UserError(f"{place}: found {str(record)[:40]!r}, expected named values")
+  return file_rows
 
 
 def predictions(path: str) -> Predictions:
@@ -153,17 +197,23 @@ def predictions(path: str) -> Predictions:
 
   Raises:
     UserError: records have no prediction or several keys that could hold it, an id is missing, all
-      ids stand twice, or there are no predictions.
+      ids appear twice, or there are no predictions.
   """
   format = file_format(path)
   text = str(read_text(path))
   columns = []
   if format == "csv":
-    columns = next(iter(_cells(text, path)), [])
+    table = _parse_csv(text, path)
+    columns = table[0] if table else []
   elif format == "tsv":
     columns = text.partition("\n")[0].split("\t")
-  header = {1: ["prediction"], 2: ["id", "prediction"]}.get(len(columns), [])
-  known_columns = [*IDS, *VALUES, *filter(_is_prediction, (column.strip() for column in columns))]
+  header = []
+  if len(columns) == 1:
+    header = ["prediction"]
+  elif len(columns) == 2:
+    header = ["id", "prediction"]
+  known_columns = IDS + VALUES
+  known_columns += [column.strip() for column in columns if _is_prediction(column.strip())]
   records = rows(path, header, known_columns)
   if not records:
     raise UserError(f"{path}: holds no predictions")
@@ -178,7 +228,7 @@ def predictions(path: str) -> Predictions:
       raise UserError(
         f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows"
       )
-  return [(place, row[key]) for place, row in records], _ids(records, key)
+  return [(place, row[key]) for place, row in records], _find_ids(records, key)
 
 
 def prediction_key(records: list[tuple[str, dict]]) -> str:
@@ -189,9 +239,9 @@ def prediction_key(records: list[tuple[str, dict]]) -> str:
   """
   keys = dict.fromkeys(key for _, row in records for key in row)
   place, first = records[0]
-  candidates = [key for key in keys if _is_prediction(key)] or [
-    key for key in keys if key in VALUES
-  ]
+  candidates = [key for key in keys if _is_prediction(key)]
+  if not candidates:
+    candidates = [key for key in keys if key in VALUES]
   if not candidates:
     expected = ", ".join(["prediction", *VALUES])
     raise UserError(
@@ -217,7 +267,7 @@ def _is_prediction(key: str) -> bool:
   return not _PREDICTION_WORDS.isdisjoint(words) and _ABOUT_WORDS.isdisjoint(words)
 
 
-def _ids(records: list[tuple[str, dict]], key: str) -> Ids:
+def _find_ids(records: list[tuple[str, dict]], key: str) -> Ids:
   """Return the ids of records by field, for the fields that have a different id in each record.
 
   Args:
@@ -263,7 +313,7 @@ def name_of(value: Any) -> str:
   return str(value).strip()
 
 
-def _cells(text: str, path: str) -> list[list[str]]:
+def _parse_csv(text: str, path: str) -> list[list[str]]:
   csv.field_size_limit(LONGEST)
   try:
     return list(csv.reader(io.StringIO(text, newline=""), strict=True))
@@ -271,16 +321,16 @@ def _cells(text: str, path: str) -> list[list[str]]:
     raise UserError(f"{path}: broken CSV: {error}") from None
 
 
-def _json(text: str, where: str) -> Any:
+def _parse_json(text: str, place: str) -> Any:
   def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
       if key in mapping:
-        raise UserError(f"{where}: the key {key!r} appears twice in one JSON object, expected once")
+        raise UserError(f"{place}: the key {key!r} appears twice in one JSON object, expected once")
       mapping[key] = value
     return mapping
 
   try:
     return json.loads(text, object_pairs_hook=build_object)
   except (json.JSONDecodeError, RecursionError) as error:
-    raise UserError(f"{where}: broken JSON: {error}") from None
+    raise UserError(f"{place}: broken JSON: {error}") from None
