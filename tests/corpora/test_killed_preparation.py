@@ -1,4 +1,4 @@
-"""A preparation that was killed and repeated writes the store of one that was not."""
+"""A data preparation that is killed and run again writes the same store as an unbroken one."""
 
 import json
 import os
@@ -33,8 +33,10 @@ def shards_of(record):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-  """Two files of pages that C4 keeps but for one line of each; some are copies or near copies, some
-  share a passage."""
+  """Write two files of pages, of which C4's rules remove only the first line.
+
+  Every tenth page has a copy, some have a near copy, and every seventh shares a passage.
+  """
   folder = tmp_path_factory.mktemp("pages")
   texts = []
   for i in range(1_500):
@@ -63,8 +65,7 @@ CLEANING = "c4,exact,near,spans"
   ids=["processes", "beam, cleaned", "processes, cleaned", "beam"],
 )
 def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, tmp_path):
-  """Killed when some shards are written, one of them then damaged: the rest is kept and the end is
-  the same."""
+  """After a kill, and damage to a finished shard, the second run reuses the sound shards."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
   command = [
@@ -86,10 +87,10 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   record = again / ".train.progress" / "parts" / "000000"
   while run.poll() is None and len(shards_of(record)) < 5:
     time.sleep(0.002)
-  helpers = psutil.Process(run.pid).children(recursive=True)
+  workers = psutil.Process(run.pid).children(recursive=True)
   run.kill()
   assert run.wait() == -9, "the run was over before it could be killed"
-  assert not psutil.wait_procs(helpers, timeout=600)[1], "its processes went on without it"
+  assert not psutil.wait_procs(workers, timeout=600)[1], "the run's workers outlived it"
   recorded_shards = shards_of(record)
   (shards / recorded_shards[3]["name"]).write_bytes(b"damaged")
   first = (shards / recorded_shards[0]["name"]).stat().st_mtime_ns
@@ -108,9 +109,8 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
     assert manifest.num_items == 1_500
 
 
-def killed_while_it_sends() -> None:
-  """Ends this process of a pool when it has sent the first bytes of a result, and holds the lock of
-  the pipe."""
+def kill_while_sending() -> None:
+  """Kill this process of a pool while it sends a result and holds the lock of the pipe."""
   frame = sys._getframe()
   while "result_queue" not in frame.f_locals:
     frame = frame.f_back
@@ -120,31 +120,29 @@ def killed_while_it_sends() -> None:
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_killed_while_it_sends_does_not_stop_the_others_for_ever():
+def test_a_process_killed_while_it_sends_does_not_block_the_others_forever():
   began = time.monotonic()
   with (
     pytest.raises(UserError, match="a tokenising process was killed"),
     processes._pool(2) as pool,
   ):
-    calls = [pool.submit(time.sleep, 0.1) for _ in range(20)]
-    pool.submit(killed_while_it_sends).result()
+    futures = [pool.submit(time.sleep, 0.1) for _ in range(20)]
+    pool.submit(kill_while_sending).result()
   assert time.monotonic() - began < 60
-  assert all(call.done() for call in calls)
+  assert all(future.done() for future in futures)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-  "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]]
-)
+@pytest.mark.parametrize("engine", [["--workers=2"], BEAM])
 def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
-  """Killed again and again: while signing, in each comparison, while parts are made."""
+  """Kills while signing, in each comparison and while parts are made do not change the store."""
   flags = [
     f"--source=jsonl:{pages}/*.jsonl",
     "--vocabulary=bytes",
     "--split=train",
     "--part_bytes=1",
   ]
-  flags += ["--shard_tokens=50000", "--clean=c4,exact,near,spans"]
+  flags += ["--shard_tokens=50000", f"--clean={CLEANING}"]
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole", "--workers=1"]) == 0
   progress = tmp_path / "again" / ".train.progress"
   command = [
@@ -162,15 +160,20 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     "bands/done",
     "near/000000",
     "spans/000000",
+    "spans/done",
+    "parts/000000",
+    "parts/000001",
   ]
-  for moment in [*moments, "spans/done", "parts/000000", "parts/000001"]:
+  for moment in moments:
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while run.poll() is None and not (progress / moment).exists():
       time.sleep(0.001)
     time.sleep(random.random() / 10)
-    helpers = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
+    workers = []
+    if run.poll() is None:
+      workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
-    assert not psutil.wait_procs(helpers, timeout=600)[1], "its processes went on without it"
+    assert not psutil.wait_procs(workers, timeout=600)[1], "the run's workers outlived it"
   assert prepare_data.main(command[3:]) == 0
   assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")

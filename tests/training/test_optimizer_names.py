@@ -27,7 +27,8 @@ CASES = {
 }
 
 
-def make_wrapped_optimizer(optimizer):
+def make_wrapped_optimizers(optimizer):
+  """Return the optimizer in several wrappers, by name."""
   return {
     "bare": update_layerwise(optimizer, AXES),
     "clipped": optax.chain(optax.clip_by_global_norm(1.0), update_layerwise(optimizer, AXES)),
@@ -38,24 +39,24 @@ def make_wrapped_optimizer(optimizer):
 
 
 def state_of(optimizer):
-  """Return random state after one update and the numbers of updates in it."""
+  """Return a state with random float32 statistics and counts of one."""
   generator = np.random.default_rng(0)
   empty = jax.eval_shape(
     optimizer.init, {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
   )
 
-  def values(x):
-    return (
-      generator.random(x.shape, np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)
-    )
+  def fill(tensor):
+    if tensor.dtype == jnp.float32:
+      return jnp.asarray(generator.random(tensor.shape, np.float32))
+    return jnp.ones(tensor.shape, tensor.dtype)
 
-  return jax.tree.map(lambda x: jnp.asarray(values(x)), empty)
+  return jax.tree.map(fill, empty)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
+def test_names_follow_the_statistics_and_not_the_wrappers(case):
   states = {
-    name: state_of(optimizer) for name, optimizer in make_wrapped_optimizer(CASES[case]).items()
+    name: state_of(optimizer) for name, optimizer in make_wrapped_optimizers(CASES[case]).items()
   }
   named = {name: optimizer.to_named(state) for name, state in states.items()}
   statistics = {
@@ -66,19 +67,24 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
     "sgd": ("sgd/trace",),
     "sgd_plain": (),
   }[case.removesuffix("_decay")]
-  orthogonal = {"blocks/mlp", "blocks/square"} if case == "muon" else set()
+  orthogonal = set()  # the matrices that muon itself updates
+  if case == "muon":
+    orthogonal = {"blocks/mlp", "blocks/square"}
   expected = {
     f"{statistic}/{name}" for statistic in statistics for name in SHAPES.keys() - orthogonal
   }
   expected |= {f"sgd/trace/{name}" for name in orthogonal}
-  expected |= {f"{statistics[0].split('/')[0]}/count"} if case[:3] != "sgd" else set()
-  for name, tensors in named.items():
+  if not case.startswith("sgd"):
+    owner = statistics[0].split("/")[0]
+    expected.add(f"{owner}/count")
+  for wrapper, tensors in named.items():
     assert set(tensors) == expected
-    assert all(np.array_equal(x, named["bare"][n]) for n, x in tensors.items())
-    back = optimizer.from_named(tensors, states[name])
-    assert jax.tree.structure(back) == jax.tree.structure(states[name])
-    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name])):
-      assert np.array_equal(a, b)
+    for name, tensor in tensors.items():
+      assert np.array_equal(tensor, named["bare"][name])
+    restored = optimizer.from_named(tensors, states[wrapper])
+    assert jax.tree.structure(restored) == jax.tree.structure(states[wrapper])
+    for restored_leaf, leaf in zip(jax.tree.leaves(restored), jax.tree.leaves(states[wrapper])):
+      assert np.array_equal(restored_leaf, leaf)
 
 
 @pytest.mark.more
@@ -92,19 +98,19 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
   assert "adafactor/count" in fingerprints(tmp_path, 2)
   other_optimizer = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
   other_optimizer += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
-  code, said = train_run(4, *other_optimizer)
+  code, output = train_run(4, *other_optimizer)
   assert code == 2
-  assert "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
+  assert "optimizer.name: 'adafactor' there, 'adamw' here" in output.err
   fresh = (*other_optimizer, "--config.checkpoint.fresh_optimizer=true")
-  code, said = train_run(4, *fresh)
+  code, output = train_run(4, *fresh)
   assert code == 0
-  assert "adamw starts without a state at step 2" in said.out
-  assert ("clip_norm: 0.0 -> 1.0") in said.out
-  # the same again keeps the state, without clipping too
-  code, said = train_run(6, *fresh, "--config.clip_norm=0.0")
+  assert "adamw starts without a state at step 2" in output.out
+  assert "clip_norm: 0.0 -> 1.0" in output.out
+  # A repeated command keeps the new optimizer's state, also if it stops clipping.
+  code, output = train_run(6, *fresh, "--config.clip_norm=0.0")
   assert code == 0
-  assert "without a state" not in said.out
-  assert "from step 4 of 6" in said.out
+  assert "without a state" not in output.out
+  assert "from step 4 of 6" in output.out
   assert [checkpoint_count(tmp_path, step) for step in (2, 4, 6)] == [
     ("adafactor", 2),
     ("adam", 2),
@@ -115,19 +121,18 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
 
 
 def checkpoint_count(workdir, step):
-  """(owner, number of updates) of the optimizer state saved at a step."""
-  counts_by_name = {}
+  """Return (owner, number of updates) of the optimizer state saved at a step."""
 
-  def counts(saved):
-    (name,) = (name for name in saved if name.endswith("/count"))
+  def build_template(saved):
+    (count_name,) = [name for name in saved if name.endswith("/count")]
+    owner = count_name.split("/")[0]
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    counts_by_name["owner"] = name.split("/")[0]
-    expected = {
-      n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()
-    }
-    return manifest.nest(
-      {n: x for n, x in expected.items() if n.startswith(counts_by_name["owner"])}
-    )
+    template = {}
+    for name, entry in saved.items():
+      if name.startswith(owner):
+        template[name] = jax.ShapeDtypeStruct(entry["shape"], entry["dtype"], sharding=sharding)
+    return manifest.nest(template)
 
-  _, tree, _ = manager.Checkpoints(workdir / "checkpoints").restore(counts, step)
-  return counts_by_name["owner"], int(tree[counts_by_name["owner"]]["count"])
+  _, tree, _ = manager.Checkpoints(workdir / "checkpoints").restore(build_template, step)
+  (owner,) = tree
+  return owner, int(tree[owner]["count"])

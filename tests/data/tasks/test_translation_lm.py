@@ -17,44 +17,46 @@ SEP = vocabularies.special_id(BYTES, "sep")
 def arguments(tmp_path, **changes):
   (tmp_path / "train.en").write_text("the cat sleeps\na much longer sentence than that\n")
   (tmp_path / "train.de").write_text("die Katze\nkurz\n")
-  source = {"source": f"parallel:{tmp_path}/{{split}}.{{field}}", "cache": str(tmp_path / "cache")}
   return {
     "name": "translation_lm",
     "text": "{en}",
     "pair": "{de}",
     "length": 32,
-    **source,
+    "source": f"parallel:{tmp_path}/{{split}}.{{field}}",
+    "cache": str(tmp_path / "cache"),
     **changes,
   }
 
 
-def rows(built, epoch=0):
-  index = tf.range(built.num_examples, dtype=tf.int64)
-  return {
-    name: x.numpy() for name, x in built.batch(index, tf.zeros_like(index) + epoch, 0).items()
-  }
+def read_all(built_task, epoch=0):
+  """Return the features of all examples in one batch."""
+  index_B = tf.range(built_task.num_examples, dtype=tf.int64)
+  epoch_B = tf.fill(tf.shape(index_B), tf.constant(epoch, tf.int64))
+  batch = built_task.batch(index_B, epoch_B, 0)
+  return {name: feature.numpy() for name, feature in batch.items()}
 
 
 def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   task_arguments = arguments(tmp_path, too_long="truncate", languages=[3, 5])
   built_task = task.build(split="train", **task_arguments)
   assert built_task.features == task_features.declare(task_arguments)
-  batch = rows(built_task)
-  later = rows(built_task, epoch=1)
+  batch = read_all(built_task)
+  next_epoch = read_all(built_task, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0
   tokens = np.where(hidden, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
-  a = BYTES.encode("the cat sleeps")
-  b = BYTES.encode("die Katze")
-  assert tokens[0].tolist() == [CLS, *a, SEP, CLS, *b, SEP] + [BYTES.pad_id] * 5
+  english = BYTES.encode("the cat sleeps")
+  german = BYTES.encode("die Katze")
+  assert tokens[0].tolist() == [CLS, *english, SEP, CLS, *german, SEP] + [BYTES.pad_id] * 5
+  # 14 and 9 bytes, each between CLS and SEP, and 5 of padding, which has the first language's type
   assert batch["encoder_token_types"][0].tolist() == [3] * 16 + [5] * 11 + [3] * 5
   assert batch["encoder_positions"][0].tolist() == [*range(16), *range(16)]
-  cut = BYTES.encode("a much longer sentence than that")[:24]
-  assert tokens[1].tolist() == [CLS, *cut, SEP, CLS, *BYTES.encode("kurz"), SEP]
+  truncated = BYTES.encode("a much longer sentence than that")[:24]
+  assert tokens[1].tolist() == [CLS, *truncated, SEP, CLS, *BYTES.encode("kurz"), SEP]
   assert hidden.sum(1).tolist() == [3, 4]
   assert not np.isin(tokens[hidden], [CLS, SEP, BYTES.pad_id]).any()
   for row, positions in enumerate(batch["encoder_masked_positions"]):
     assert np.flatnonzero(hidden[row]).tolist() == positions[: hidden[row].sum()].tolist()
-  assert (hidden != (later["encoder_loss_weights"] > 0)).any()
+  assert (hidden != (next_epoch["encoder_loss_weights"] > 0)).any()
   assert not has_aligned_positions(batch, "encoder")  # positions restart at the translation
 
 
@@ -63,7 +65,7 @@ def test_one_language_has_the_same_features(tmp_path):
   pairs = task.build(split="train", **arguments(tmp_path))
   assert single.features == pairs.features
   assert single.fingerprint != pairs.fingerprint
-  batch = rows(single)
+  batch = read_all(single)
   assert batch["encoder_positions"][0].tolist() == list(range(32))
   assert not batch["encoder_token_types"].any()
 
