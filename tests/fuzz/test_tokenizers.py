@@ -18,13 +18,15 @@ from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
 from tests.fuzz import bending
 
 TEXTS = ["the quick brown fox", "naïve 世界 <extra_id_0> </s>", ""]
-PUBLISHED = ("gpt2", "bart", "llama", "gemma2", "t5", "bert", "whole")
-MADE = ("sentencepiece", "tokenizer", "bytes", "labels", "saved")
+# Directories as Hugging Face publishes them; "complete" has all of Llama 3's files.
+PUBLISHED = ("gpt2", "bart", "llama", "gemma2", "t5", "bert", "complete")
+# Directories that this package saves.
+SAVED = ("sentencepiece", "tokenizer", "bytes", "labels", "saved")
 
 
 @functools.cache
 def files_of(kind: str) -> dict[str, bytes]:
-  """The files of a valid directory."""
+  """Return the files of a valid vocabulary directory, by name."""
   with tempfile.TemporaryDirectory() as root:
     path = pathlib.Path(root) / "made"
     if kind == "sentencepiece":
@@ -38,7 +40,7 @@ def files_of(kind: str) -> dict[str, bytes]:
       LabelVocabulary(["cat", "dog"]).save(path)
     elif kind == "saved":
       vocabularies.load(str(published.write(pathlib.Path(root) / "from", "bert"))).save(path)
-    elif kind == "whole":
+    elif kind == "complete":
       path.mkdir()
       published.byte_level(["<|begin_of_text|>", "<|end_of_text|>"]).save(
         str(path / "tokenizer.json")
@@ -71,16 +73,19 @@ def files_of(kind: str) -> dict[str, bytes]:
 
 
 def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-  """A SentencePiece model with other pieces, scores, types or normaliser."""
+  """Return a SentencePiece model with one random change, and a description of the change."""
   proto = _model_proto().FromString(data)
   piece = rng.choice(proto.pieces)
   kind = rng.randint(0, 7)
   if kind == 0:
-    piece.piece = change = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
+    change = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
+    piece.piece = change
   elif kind == 1:
-    piece.score = change = rng.choice([float("nan"), float("inf"), -float("inf"), 1e38])
+    change = rng.choice([float("nan"), float("inf"), -float("inf"), 1e38])
+    piece.score = change
   elif kind == 2:
-    piece.type = change = rng.choice([0, 1, 2, 3, 4, 5, 6, 77, -1])
+    change = rng.choice([0, 1, 2, 3, 4, 5, 6, 77, -1])
+    piece.type = change
   elif kind == 3:
     change = rng.randint(0, len(proto.pieces))
     del proto.pieces[change:]
@@ -88,32 +93,33 @@ def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     change = "the same pieces again"
     proto.pieces.extend([*proto.pieces])
   elif kind == 5:
-    proto.normalizer_spec.precompiled_charsmap, change = bending.bent(
-      proto.normalizer_spec.precompiled_charsmap, rng
-    )
+    charsmap, change = bending.bent(proto.normalizer_spec.precompiled_charsmap, rng)
+    proto.normalizer_spec.precompiled_charsmap = charsmap
   elif kind == 6:
-    proto.trainer_spec.model_type = change = rng.choice([0, 1, 2, 3, 4, 9, -1])
+    change = rng.choice([0, 1, 2, 3, 4, 9, -1])
+    proto.trainer_spec.model_type = change
   else:
-    proto.normalizer_spec.precompiled_charsmap = change = rng.choice(
-      [b"", b"\xff\xff\xff\x7f", b"\0" * 50, rng.randbytes(99)]
-    )
+    change = rng.choice([b"", b"\xff\xff\xff\x7f", b"\0" * 50, rng.randbytes(99)])
+    proto.normalizer_spec.precompiled_charsmap = change
   return proto.SerializeToString(), f"model {kind}: {change!r}"[:100]
 
 
-def case(rng: random.Random, root):
-  kind = rng.choice((*PUBLISHED, *MADE))
+def make_case(rng: random.Random, root):
+  """Write a vocabulary with one damaged file; return a description and the call to check."""
+  kind = rng.choice((*PUBLISHED, *SAVED))
   files = dict(files_of(kind))
   name = rng.choice(sorted(files))
-  way = rng.random()
-  if name.endswith(".json") and way < 0.75:
-    files[name], change = (lambda tree, what: (bending.json_text(tree), what))(
-      *bending.mutated(json.loads(files[name]), rng, rng.choice((1, 1, 2)))
-    )
-  elif name.endswith(".model") and way < 0.6:
+  draw = rng.random()
+  if name.endswith(".json") and draw < 0.75:
+    num_changes = rng.choice((1, 1, 2))
+    tree, change = bending.mutated(json.loads(files[name]), rng, num_changes)
+    files[name] = bending.json_text(tree)
+  elif name.endswith(".model") and draw < 0.6:
     files[name], change = mutated_model(files[name], rng)
-  elif way > 0.97:
-    files[name], change = bending.DEEP, "deep"
-  elif way > 0.94:
+  elif draw > 0.97:
+    files[name] = bending.DEEP
+    change = "deep"
+  elif draw > 0.94:
     del files[name]
     change = "removed"
   else:
@@ -128,7 +134,8 @@ def case(rng: random.Random, root):
     if not isinstance(vocabulary, LabelVocabulary):
       ids = vocabulary.encode_batch(TEXTS)
       assert all(0 <= i < vocabulary.size for row in ids for i in row.tolist())
-      [vocabulary.decode(row.tolist()) for row in ids]
+      for row in ids:
+        vocabulary.decode(row.tolist())
       vocabularies.encode_sentinels(vocabulary, TEXTS[1])
     vocabulary.export_files()
     vocabulary.enclosing_ids()
@@ -139,10 +146,10 @@ def case(rng: random.Random, root):
 
 
 def test_a_few_mutated_tokenizers(tmp_path):
-  bending.run(case, tmp_path, range(15))
+  bending.run(make_case, tmp_path, range(15))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1300, 60))
 def test_mutated_tokenizers(first, tmp_path):
-  bending.run(case, tmp_path, range(first, first + 60))
+  bending.run(make_case, tmp_path, range(first, first + 60))

@@ -185,8 +185,7 @@ def test_bad_flags_are_refused_in_one_line():
     process = launch(f"--port={port}", program="")
     assert process.returncode == 2
     expected = (
-      f"error: --port={port}: Address already in use; end the job that uses it, or leave "
-      "--port away\n"
+      f"error: --port={port}: Address already in use; end the job that uses it, or omit --port\n"
     )
   assert process.stderr == expected
   process = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
