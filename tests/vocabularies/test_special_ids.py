@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from refusals import refuses
 from stores import TokenStoreWriter
 from t5x_like.data import task as tasks
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.published import PublishedIds, PublishedVocabulary
 
@@ -135,32 +135,25 @@ def test_only_the_special_ids_differ(stores, name):
 
 
 @pytest.mark.parametrize(
-  "name, changes, words",
+  "name, changes, names",
   [
-    (
-      "span_corruption",
-      {"inputs_length": 40},
-      "the vocabulary has 0 sentinels; .*--sentinels takes unused pieces",
-    ),
-    ("mlm", {"length": 48}, "found no mask piece and 0 sentinels"),
-    ("bart", {"length": 48}, "found no mask piece and 0 sentinels"),
-    ("causal_lm", {"length": 48}, "expected eos: prepare another store"),
+    ("span_corruption", {"inputs_length": 40}, ("0 sentinels", "--sentinels")),
+    ("mlm", {"length": 48}, ("mask piece", "0 sentinels")),
+    ("bart", {"length": 48}, ("mask piece", "0 sentinels")),
+    ("causal_lm", {"length": 48}, ("expected eos",)),
   ],
 )
-def test_a_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, words):
+def test_a_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, names):
   poor = PublishedIds(
     **vars(NONE) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
   )
   header = dict(name="c", split="train", vocabulary=vocabulary(poor), append_eos=False)
   with TokenStoreWriter(tmp_path / "train", **header) as writer:
     writer.add(np.full(500, FIRST), [250, 250])
-  with pytest.raises(UserError, match=words) as error:
+  with refuses(*names):
     tasks.build(name, "train", store=str(tmp_path), **changes)
-  assert "\n" not in str(error.value)
 
 
 def test_rows_without_segments_need_a_padding_piece(stores):
-  with pytest.raises(
-    UserError, match="config.task.segment_ids: found False, but the vocabulary of .* has no padding"
-  ):
+  with refuses("config.task.segment_ids", "found False", "padding"):
     tasks.build("mlm", "train", store=str(stores / "none"), length=48, segment_ids=False)

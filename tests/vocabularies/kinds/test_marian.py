@@ -6,8 +6,8 @@ import pytest
 import sentencepiece
 
 import published
+from refusals import refuses
 from t5x_like import vocabularies
-from t5x_like.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -90,57 +90,52 @@ def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path
 
 
 @pytest.mark.parametrize(
-  "name, content, message",
+  "name, content, names",
   [
-    ("target.spm", None, "found no target.spm, expected it beside"),
-    ("source.spm", b"\xff", "source.spm: found 1 bytes that are not a SentencePiece model"),
+    ("target.spm", None, ("found no target.spm",)),
+    ("source.spm", b"\xff", ("source.spm: found 1 bytes", "SentencePiece")),
     (
       "vocab.json",
       b'{"</s>": 0, "<unk>": 1, "<pad>": 99}',
-      "vocab.json: found 3 pieces with ids up to 99",
+      ("vocab.json", "3 pieces with ids up to 99"),
     ),
-    (
-      "vocab.json",
-      b'{"</s>": 0, "<unk>": 1}',
-      "found the special piece '<pad>', expected only pieces of vocab.json",
-    ),
+    ("vocab.json", b'{"</s>": 0, "<unk>": 1}', ("'<pad>'", "vocab.json")),
     (
       "vocab.json",
       b'{"</s>": 0, "<unk>": 1, "<pad>": 2, "a": null}',
-      "vocab.json: found 4 pieces with ids up to 2",
+      ("vocab.json", "4 pieces with ids up to 2"),
     ),
-    ("vocab.json", b'{"</s>": -1}', "expected an id from 0 to"),
+    ("vocab.json", b'{"</s>": -1}', ("expected an id from 0 to",)),
     (
       "tokenizer_config.json",
       b'{"added_tokens_decoder": {"7": {"content": "<unk>"}}}',
-      "found the added piece '<unk>' with id 7, expected its id in vocab.json",
+      ("'<unk>' with id 7", "vocab.json"),
     ),
-    ("added_tokens.json", b'{"</s>": null}', "found the added piece '</s>' with id None"),
-    ("added_tokens.json", b'{"<sep>": 500}', "found the added piece '<sep>' with id 500"),
+    ("added_tokens.json", b'{"</s>": null}', ("'</s>' with id None",)),
+    ("added_tokens.json", b'{"<sep>": 500}', ("'<sep>' with id 500",)),
     (
       "tokenizer_config.json",
       b'{"separate_vocabs": true}',
-      "found True for 'separate_vocabs', expected none",
+      ("found True", "'separate_vocabs'"),
     ),
     (
       "tokenizer_config.json",
       b'{"sp_model_kwargs": {"enable_sampling": true}}',
-      "for 'sp_model_kwargs', expected none",
+      ("'sp_model_kwargs'",),
     ),
     (
       "tokenizer_config.json",
       b'{"eos_token": {"content": "</s>", "lstrip": true}}',
-      "found the special piece '</s>' with 'lstrip', which is not read here",
+      ("'</s>'", "'lstrip'"),
     ),
   ],
 )
-def test_unreadable_tokenizers_are_refused_in_one_line(directory, tmp_path, name, content, message):
+def test_unreadable_tokenizers_are_refused(directory, tmp_path, name, content, names):
   for file in directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
   if content is None:
     (tmp_path / name).unlink()
   else:
     (tmp_path / name).write_bytes(content)
-  with pytest.raises(UserError, match=message) as refusal:
+  with refuses(*names):
     vocabularies.load(str(tmp_path))
-  assert "\n" not in str(refusal.value)
