@@ -11,9 +11,9 @@ import pytest
 
 import more
 from corpora import assert_same
+from refusals import refuses
 from stores import TokenStoreWriter
 from t5x_like.data import loader, task
-from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 WINDOW = 70  # tokens of a window of 64 inputs
@@ -219,69 +219,40 @@ for i in range(12):
 
 
 @pytest.mark.parametrize(
-  "call, message",
+  "function, arguments, name",
   [
-    (
-      lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=range(2, 5)),
-      r"rows: found \[2, 3, 4\], expected ascending",
-    ),
-    (
-      lambda t: loader.eval_batches(t, batch_size=4, rows=[2, 1]),
-      r"rows: found \[2, 1\], expected ascending",
-    ),
-    (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
-    (
-      lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1),
-      "start_step: found -1",
-    ),
-    (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
+    (loader.train_batches, dict(seed=0, rows=range(2, 5)), "rows: found [2, 3, 4]"),
+    (loader.eval_batches, dict(rows=[2, 1]), "rows: found [2, 1]"),
+    (loader.train_batches, dict(seed=0, batch_size=0), "batch_size: found 0"),
+    (loader.train_batches, dict(seed=0, start_step=-1), "start_step: found -1"),
+    (loader.eval_batches, dict(max_examples=0), "max_examples: found 0"),
   ],
 )
-def test_impossible_batches_are_refused(train, call, message):
-  with pytest.raises(UserError, match=message):
-    call(train)
+def test_impossible_batches_are_refused(train, function, arguments, name):
+  with refuses(name):
+    function(train, **{"batch_size": 4} | arguments)
 
 
 @pytest.mark.parametrize(
-  "name, arguments, message",
+  "arguments, key, value",
   [
-    ("span_coruption", {}, "task.name: found 'span_coruption'.*did you mean 'span_corruption'"),
-    ("span_corruption", dict(input_length=64), "task.input_length: .*did you mean 'inputs_length'"),
-    (
-      "span_corruption",
-      dict(inputs_length="64"),
-      "task.inputs_length: found '64' of type str, expected a whole number",
-    ),
-    (
-      "span_corruption",
-      dict(inputs_length=True),
-      "task.inputs_length: found True of type bool, expected a whole number",
-    ),
-    (
-      "span_corruption",
-      dict(targets_length=2.5),
-      "task.targets_length: .*expected a whole number from 1 .* or None",
-    ),
-    ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
-    ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
-    ("span_corruption", dict(store=None), "task.store: found None"),
-    ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
-    (
-      "span_corruption",
-      dict(split="tiny", inputs_length=64),
-      "found 69 tokens.*window of 70 tokens",
-    ),
-    (
-      "span_corruption",
-      dict(targets_length=7, inputs_length=64),
-      "targets_length: found 7.*at least 14",
-    ),
+    (dict(name="span_coruption"), "task.name", "did you mean 'span_corruption'"),
+    (dict(input_length=64), "task.input_length", "did you mean 'inputs_length'"),
+    (dict(inputs_length="64"), "task.inputs_length", "found '64' of type str"),
+    (dict(inputs_length=True), "task.inputs_length", "found True of type bool"),
+    (dict(targets_length=2.5), "task.targets_length", "or None"),
+    (dict(noise_density="0.15"), "task.noise_density", "float"),
+    (dict(verify="never"), "task.verify", "'auto' or 'full' or 'size'"),
+    (dict(store=None), "task.store", "found None"),
+    (dict(split="test"), "split", "tiny, train, validation"),
+    (dict(split="tiny", inputs_length=64), "69 tokens", "70 tokens"),
+    (dict(targets_length=7, inputs_length=64), "targets_length", "at least 14"),
   ],
 )
-def test_task_arguments_are_checked(root, name, arguments, message):
-  with pytest.raises(UserError, match=message) as error:
-    task.build(name, **{"split": "train", "store": root, **arguments})
-  assert "\n" not in str(error.value)
+def test_task_arguments_are_checked(root, arguments, key, value):
+  defaults = {"name": "span_corruption", "split": "train", "store": root}
+  with refuses(key, value):
+    task.build(**defaults | arguments)
 
 
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
@@ -291,13 +262,12 @@ def test_shard_lost_after_opening_is_named(root, tmp_path, address):
     "span_corruption", "train", store=address.format(tmp_path / "corpus"), inputs_length=64
   )
   (tmp_path / "corpus" / "train" / "tokens" / "00000003").unlink()
-  with pytest.raises(UserError, match="tokens/00000003: cannot be read .No such file") as error:
+  with refuses("tokens/00000003: cannot be read", "No such file"):
     take(loader.train_batches(lost, batch_size=EXAMPLES, seed=0), 1)
-  assert "\n" not in str(error.value)
 
 
 def test_missing_argument_is_named():
-  with pytest.raises(UserError, match="task.store: missing"):
+  with refuses("task.store: missing"):
     task.build("span_corruption", "train")
 
 

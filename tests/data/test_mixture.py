@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import corpora
+from refusals import refuses
 from stores import TokenStoreWriter
 from t5x_like.data import loader, mixture, random, task
 from t5x_like.data.tasks import ul2
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
@@ -86,26 +86,22 @@ def test_counts_are_the_rounded_rates():
 
 
 @pytest.mark.parametrize(
-  "rates, period, message",
+  "rates, period, names",
   [
-    ({"a": 1, "b": 0}, 10, "rate of b: found 0"),
-    ({"a": 1, "b": -1.0}, 10, "rate of b: found -1.0"),
-    ({"a": float("nan")}, 10, "rate of a: found nan"),
-    ({"a": 1}, 0, "period: found 0"),
-    (
-      {"a": 1, "b": 1e-3},
-      100,
-      "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001",
-    ),
+    ({"a": 1, "b": 0}, 10, ("rate of b: found 0",)),
+    ({"a": 1, "b": -1.0}, 10, ("rate of b: found -1.0",)),
+    ({"a": float("nan")}, 10, ("rate of a: found nan",)),
+    ({"a": 1}, 0, ("period: found 0",)),
+    ({"a": 1, "b": 1e-3}, 100, ("rate of b: 0.000999", "at least 1001")),
   ],
 )
-def test_impossible_rates_are_refused(rates, period, message):
-  with pytest.raises(UserError, match=message):
+def test_impossible_rates_are_refused(rates, period, names):
+  with refuses(*names):
     mixture.counts_per_period(rates, period)
 
 
 def test_a_temperature_of_0_is_refused():
-  with pytest.raises(UserError, match="temperature: found 0"):
+  with refuses("temperature: found 0"):
     mixture.temperature_rates([1, 2], 0)
 
 
@@ -226,68 +222,49 @@ def test_mixtures_of_equal_rates_have_equal_fingerprints(root):
   assert other_tasks[4].schedule.counts == (20, 10)
 
 
+PART = dict(name="causal_lm", store="x")
+MISSPELT = PART | dict(lenth=3)
+
+
 @pytest.mark.parametrize(
-  "parts, arguments, message",
+  "parts, arguments, key, value",
   [
-    ({}, {}, "task.parts: found none"),
-    ({"a": 3}, {}, "config.task.parts.a: found 3"),
-    (
-      {"a": dict(name="causal_ln")},
-      {},
-      "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'",
-    ),
-    ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found no name"),
-    ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
-    (
-      {"a": dict(name="causal_lm", store="x", lenth=3)},
-      {},
-      "config.task.parts.a.lenth: .*did you mean 'length'",
-    ),
-    ({"a": dict(name="causal_lm", store="x", rate=2)}, {}, "config.task.parts.a.rate: unknown key"),
-    (
-      {"a": dict(name="causal_lm", store="x")},
-      dict(rates={"a": "2"}),
-      "config.task.rates.a: found '2'",
-    ),
-    (
-      {"news": dict(name="causal_lm", store="x")},
-      dict(rates={"new": 2}),
-      "rates.new: no such part.*mean 'news'",
-    ),
-    ({"a": dict(name="mixture", parts={})}, {}, "config.task.parts.a.parts: found none"),
-    (
-      {"a": dict(name="mixture", parts={"b": dict(name="causal_lm", store="x", lenth=3)})},
-      {},
-      "config.task.parts.a.parts.b.lenth: .*did you mean 'length'",
-    ),
-    ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
-    (
-      {"a": dict(name="causal_lm", store="x")},
-      dict(rates="unimax"),
-      "task.draws: found None, expected the examples",
-    ),
-    (
-      {"a": dict(name="causal_lm", store="x")},
-      dict(draws=9),
-      "task.draws: found 9, .* for rates=unimax alone",
-    ),
+    ({}, {}, "parts", "found none"),
+    ({"a": 3}, {}, "parts.a", "found 3"),
+    ({"a": dict(name="causal_ln")}, {}, "parts.a.name", "did you mean 'causal_lm'"),
+    ({"a": dict(store="x")}, {}, "parts.a.name", "found no name"),
+    ({"a": dict(name="causal_lm")}, {}, "parts.a.store", "missing"),
+    ({"a": MISSPELT}, {}, "parts.a.lenth", "did you mean 'length'"),
+    ({"a": PART | dict(rate=2)}, {}, "parts.a.rate", "unknown key"),
+    ({"a": PART}, dict(rates={"a": "2"}), "rates.a", "found '2'"),
+    ({"news": PART}, dict(rates={"new": 2}), "rates.new", "'news'"),
+    ({"a": dict(name="mixture", parts={})}, {}, "parts.a.parts", "found none"),
+    ({"a": dict(name="mixture", parts={"b": MISSPELT})}, {}, "parts.a.parts.b.lenth", "'length'"),
+    ({}, dict(rates="sizes"), "rates", "found 'sizes'"),
+    ({"a": PART}, dict(rates="unimax"), "draws", "found None"),
+    ({"a": PART}, dict(draws=9), "draws", "found 9"),
   ],
 )
-def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
-  with pytest.raises(UserError, match=message) as error:
+def test_recipes_that_do_not_fit_are_refused(parts, arguments, key, value):
+  with refuses(f"task.{key}: ", value):
     build(parts, **arguments)
-  assert "\n" not in str(error.value)
 
 
-def test_parts_that_do_not_go_together_are_refused(root):
-  first_part = causal(root, "a")
-  for second_part, message in (
-    (causal(root, "b", document_mask=True), "decoder_positions, decoder_segment_ids in only one"),
-    (denoising(root, "b", "drop_tokens"), "encoder_input_tokens in only one"),
-    (causal(root, "bytes"), "expected one: prepare their stores"),
-  ):
-    with pytest.raises(UserError, match=message):
-      build({"a": first_part, "b": second_part})
+@pytest.mark.parametrize(
+  "make_part, names",
+  [
+    (
+      lambda root: causal(root, "b", document_mask=True),
+      ("decoder_positions", "decoder_segment_ids"),
+    ),
+    (lambda root: denoising(root, "b", "drop_tokens"), ("encoder_input_tokens",)),
+    (lambda root: causal(root, "bytes"), ("prepare their stores",)),
+  ],
+)
+def test_parts_that_do_not_go_together_are_refused(root, make_part, names):
+  parts = {"a": causal(root, "a"), "b": make_part(root)}
+  with refuses(*names):
+    build(parts)
 
 
 def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_path):
@@ -317,10 +294,8 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
   built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
   assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
-  tasks_alone = {
-    name: task.build(split="train", **part)
-    for name, part in {"a": a, "few/b": b, "few/c": c}.items()
-  }
+  parts = {"a": a, "few/b": b, "few/c": c}
+  tasks_alone = {name: task.build(split="train", **part) for name, part in parts.items()}
   flat = mixture.mix(tasks_alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
   assert built.fingerprint == flat.fingerprint
   nested_batch = next(loader.train_batches(built, batch_size=90, seed=4))
@@ -336,8 +311,12 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   assert (
     build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
   )
-  with pytest.raises(UserError, match="found the name 'few/b'"):
-    build({"few/b": a, "few": inner})
+
+
+def test_a_part_with_the_name_of_a_nested_part_is_refused(root):
+  inner = {"name": "mixture", "parts": {"b": causal(root, "b")}}
+  with refuses("'few/b'"):
+    build({"few/b": causal(root, "a"), "few": inner})
 
 
 def test_ul2_is_one_task_over_one_order_of_windows(root):
@@ -402,13 +381,13 @@ def test_ul2_has_its_seven_denoisers(root):
 
 
 @pytest.mark.parametrize(
-  "rates, words",
+  "rates, name",
   [
-    ({"r_4": 1}, "config.task.rates.r_4: no such denoiser"),
-    ({"s": "often"}, "config.task.rates.s: found 'often', expected a number"),
+    ({"r_4": 1}, "config.task.rates.r_4: "),
+    ({"s": "often"}, "config.task.rates.s: found 'often'"),
     (dict.fromkeys(ul2.DENOISERS, 0), "0 for every denoiser"),
   ],
 )
-def test_impossible_rates_of_ul2_are_refused(root, rates, words):
-  with pytest.raises(UserError, match=words):
+def test_impossible_rates_of_ul2_are_refused(root, rates, name):
+  with refuses(name):
     task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)
