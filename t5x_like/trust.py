@@ -114,7 +114,7 @@ def begin_command(values: Any, everything: bool = False) -> None:
   """Start a command: admit what its flags name, and forget the previous command's.
 
   Args:
-    given: the values of flags: strings, lists, dictionaries.
+    values: the values of flags: strings, lists, dictionaries.
     everything: whether the command has `--trust`, which admits every name.
   """
   set_state(State(everything=everything))

@@ -48,6 +48,10 @@ _call_numbers = itertools.count()
 _broadcast_numbers = itertools.count()
 
 
+class LateError(TransientError):
+  """Another process of the job did not answer in time."""
+
+
 @dataclass(frozen=True)
 class _Job:
   address: str
@@ -190,13 +194,17 @@ def _wait_for_key(store, key: str, seconds: float, late_message: str) -> str:
   """Return the value of a key once another process has set it.
 
   Args:
-    late_message: the message of the TransientError that is raised after `seconds`.
+    late_message: the message of the error after `seconds`.
+
+  Raises:
+    LateError: the key was not set in time.
+    TransientError: process 0, which holds the keys, cannot be reached.
   """
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
     if "DEADLINE_EXCEEDED" in str(error):
-      raise TransientError(late_message) from None
+      raise LateError(late_message) from None
     if is_transient(error):
       raise TransientError(
         f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its "
@@ -247,7 +255,7 @@ def _wait_for_report(store, key: str, timeout_seconds: float) -> None:
     try:
       report = _wait_for_key(store, key, _POLL_SECONDS, "process 0 has not prepared the data yet")
       break
-    except TransientError:
+    except LateError:
       waited = time.monotonic() - start
     if waited > timeout_seconds:
       raise TransientError(

@@ -290,6 +290,18 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, message
     )
 
 
+def test_a_wait_for_prepared_data_ends_when_the_first_process_is_lost(monkeypatch, capsys):
+  def get(key, milliseconds):
+    raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
+
+  store = types.SimpleNamespace(blocking_key_value_get=get)
+  monkeypatch.setattr(distributed, "key_value_store", lambda: store)
+  monkeypatch.setattr(distributed.jax, "process_index", lambda: 1)
+  with pytest.raises(TransientError, match="process 0 of 1 cannot be reached"):
+    distributed.run_first_alone(lambda: None, timeout_seconds=2)
+  assert "waiting" not in capsys.readouterr().out
+
+
 KEYED = {
   "greeting": distributed._GREETING,
   "key": distributed._secret_digest(),
