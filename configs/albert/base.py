@@ -6,8 +6,9 @@
 
 Training takes 125,000 steps with batches of 4,096 sequences of 512 tokens. LAMB has a peak rate of
 1.76e-3. N-grams of up to three words are masked, and half of the pairs have their segments in the
-wrong order. The warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the clipping at 1.0
-are from the released code. The suffixes `:large`, `:xlarge` and `:xxlarge` choose other sizes.
+wrong order. The warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the
+clipping at 1.0 are from the released code. The suffixes `:large`, `:xlarge` and `:xxlarge` choose
+other sizes.
 
 Hardware: the paper used 64 to 512 TPU v3 chips.
 

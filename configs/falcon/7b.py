@@ -4,9 +4,10 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/falcon/7b.py --workdir=runs/falcon_7b
 
-According to the model card, training reads 1.5 trillion tokens in batches of 2,304 windows of 2,048 tokens.
-AdamW's rate rises to 6e-4 over 4 billion tokens and follows a cosine to 1.2e-5. Weight decay is 0.1
-and the z-loss 1e-4. The card gives neither betas nor eps nor clipping; the values are GPT-3's.
+According to the model card, training reads 1.5 trillion tokens in batches of 2,304 windows of 2,048
+tokens. AdamW's rate rises to 6e-4 over 4 billion tokens and follows a cosine to 1.2e-5. Weight
+decay is 0.1 and the z-loss 1e-4. The card gives neither betas nor eps nor clipping; the values are
+GPT-3's.
 
 Hardware: the authors used 384 accelerators of 40 GB. This recipe has not been run at full size.
 

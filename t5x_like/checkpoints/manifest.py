@@ -138,7 +138,8 @@ def check_tensors(where, saved: dict[str, dict], template: dict[str, Any]) -> No
     if name not in saved:
       suggestion = did_you_mean(name, set(saved) - set(template))
       raise UserError(
-        f"{where}: tensor {name} is not in the checkpoint{suggestion}; expected {expected}; {advice}"
+        f"{where}: tensor {name} is not in the checkpoint{suggestion}; expected {expected}; "
+        f"{advice}"
       )
     found = f"{saved[name]['dtype']}{saved[name]['shape']}"
     if found != expected:
