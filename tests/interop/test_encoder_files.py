@@ -201,7 +201,7 @@ MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
       "table of another width",
     ),
     (deberta, shrunk(deberta.VARIANTS["deberta-v3-base"]), {}, "design.attention_scale is"),
-    (xlm, shrunk(xlm.VARIANTS["xlm-ende"]), {}, "an MLP four times as wide"),
+    (xlm, shrunk(xlm.VARIANTS["xlm-ende"]), {}, "dims.mlp is 32"),
     (xlnet, shrunk(xlnet.VARIANTS["xlnet-base"]), dict(head="pooled"), "head 'pooled'"),
   ],
   ids=lambda x: x if isinstance(x, str) else None,

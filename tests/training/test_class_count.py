@@ -8,6 +8,7 @@ import pytest
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
+from t5x_like.objectives import classification
 from t5x_like.saved_model.workdir import WorkdirModel
 from t5x_like.training import class_count
 from t5x_like.training.open_with_recipe import check_vocabulary
@@ -56,7 +57,7 @@ def test_auto_is_refused_for_data_without_classes():
 
 
 def test_one_class_is_refused_and_classes_without_examples_are_reported(capsys):
-  objective = SimpleNamespace(targets="label", spare_classes=0)
+  objective = classification.Objective()
   config = resolve(recipes.load("configs/vit/base.py"))
 
   def printed_by_check(names, labels):
