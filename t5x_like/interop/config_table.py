@@ -13,6 +13,7 @@ from typing import Any
 from t5x_like.architectures.design import Design, Variant
 from t5x_like.errors import UserError, one_line
 from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.field_types import TYPES
 from t5x_like.interop.tensor_mapping import TensorMapping, TensorTable
 from t5x_like.interop.variant_paths import (
   complete_dims,
@@ -51,6 +52,9 @@ class Field(Entry):
     nullable: whether null is a value; otherwise it means that the field is missing.
     written: whether configs are written with the field.
     alias: another name of the field, which precedes it in a config that has both.
+
+  Raises:
+    LookupError: `field_types` has no type for the field, whose values would be read unchecked.
   """
 
   name: str
@@ -59,6 +63,11 @@ class Field(Entry):
   nullable: bool = False
   written: bool = True
   alias: str | None = None
+
+  def __post_init__(self):
+    for name in (self.name, self.alias):
+      if name is not None and name not in TYPES:
+        raise LookupError(f"{name}: this field has no type; add it to interop/field_types.py")
 
   def read(self, fields: Fields) -> dict[str, Any]:
     take = fields.take_nullable if self.nullable else fields.take

@@ -73,7 +73,7 @@ _NAMES_BY_TYPE: dict[Any, str] = {
     decoder_num_hidden_layers depth encoder_layers n_layer n_layers num_decoder_layers num_experts
     num_experts_per_tok num_hidden_layers num_layers num_local_experts moe_intermediate_size
     num_stages in_chans projection_size sliding_window_pattern kv_lora_rank q_lora_rank
-    qk_nope_head_dim qk_rope_head_dim v_head_dim n_group topk_group n_routed_experts
+    qk_nope_head_dim qk_rope_head_dim rotary_dim v_head_dim n_group topk_group n_routed_experts
     n_shared_experts
   """,
   Count: """

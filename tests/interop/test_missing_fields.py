@@ -8,6 +8,7 @@ import pytest
 from interop.test_decoders import built
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
+from t5x_like.interop import config_table
 
 T5 = dict(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
 BART = dict(
@@ -130,3 +131,8 @@ def test_yarn_takes_its_length_and_factor_from_the_config():
   assert arguments == {"factor": 2.0, "original_length": 16}
   weighted = yarn({"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5})
   assert weighted["attention"] == pytest.approx((0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
+
+
+def test_a_field_without_a_type_is_refused_where_it_is_declared():
+  with pytest.raises(LookupError, match="no_such_field"):
+    config_table.Field("no_such_field", "design.norm_epsilon")
