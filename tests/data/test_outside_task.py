@@ -77,7 +77,7 @@ def test_arguments_of_a_users_task_are_checked(user_directory):
   words = r"config.task.lenth: unknown key \(did you mean 'length'\?\)"
   with pytest.raises(UserError, match=words):
     task.build("echo_tasks:Echo", "train", store="builtin", lenth=16)
-  message = "config.task.name: found 'echo_tasks:build_echo', expected a dataclass"
+  message = "config.task.name: found 'echo_tasks:build_echo', expected a frozen dataclass"
   with pytest.raises(UserError, match=message):
     task.build("echo_tasks:build_echo", "train", store="builtin")
   with pytest.raises(UserError, match="config.task.name: 'echo_tasks:Eco' cannot be used"):
