@@ -171,8 +171,8 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
       f"{where}: found {format_value(name)}, expected one of {', '.join(names(registry))}"
     )
   entries = registry if isinstance(registry, Mapping) else _module_paths(registry)
-  candidates = sorted(entries)  # `in` would make the entry of a mapping that loads on demand
-  if name not in candidates:
+  if name not in entries:
+    candidates = sorted(entries)
     spelling = "no name" if name is None else format_value(name)
     raise UserError(
       f"{where}: found {spelling}, expected one of {', '.join(candidates)}"
