@@ -9,6 +9,7 @@ import optax
 
 from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import MatrixDecay, at_rate
+from t5x_like.training.optimizers._side_statistics import update_each, zero_statistics
 
 _TINY = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
 
@@ -65,10 +66,7 @@ class Arguments(MatrixDecay):
 def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int, widest: int):
   def init(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    square = []
-    for axis in range(2):
-      sizes = {name: _preconditioned_size(x, axis, widest) for name, x in params.items()}
-      square.append({name: jnp.zeros((size, size), jnp.float32) for name, size in sizes.items()})
+    square = zero_statistics(params, widest)
     return ScaleByShampooState(jnp.zeros([], jnp.int32), zeros, zeros, *square, *square)
 
   def update(grads, state, params=None, **_):
@@ -103,23 +101,10 @@ def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int
       step = step * (jnp.linalg.norm(adam) / jnp.maximum(jnp.linalg.norm(step), _TINY))
       return step, mu, nu, left, right, left_root, right_root
 
-    columns = state[1:]
-    updates = {}
-    new_columns = [{} for _ in columns]
-    for name, g in grads.items():
-      updates[name], *values = update_param(g, *(column[name] for column in columns))
-      for column, value in zip(new_columns, values, strict=True):
-        column[name] = value
+    updates, new_columns = update_each(update_param, grads, state[1:])
     return updates, ScaleByShampooState(optax.safe_increment(state.count), *new_columns)
 
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _preconditioned_size(x: jax.Array, axis: int, widest: int) -> int:
-  """Return the side of the statistics along an axis of a parameter; 0 for none."""
-  if x.ndim != 2 or x.shape[axis] > widest:
-    return 0
-  return x.shape[axis]
 
 
 def _root(x: jax.Array, ridge: float, power: float) -> jax.Array:

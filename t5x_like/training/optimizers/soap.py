@@ -9,6 +9,7 @@ import optax
 
 from t5x_like.slots import NonNegativeFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import MatrixDecay, at_rate
+from t5x_like.training.optimizers._side_statistics import update_each, zero_statistics
 
 
 class ScaleBySoapState(NamedTuple):
@@ -60,10 +61,7 @@ def _scale_by_soap(
 ) -> optax.GradientTransformation:
   def init(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    square = []
-    for axis in range(2):
-      sizes = {name: _preconditioned_size(x, axis, widest) for name, x in params.items()}
-      square.append({name: jnp.zeros((size, size), jnp.float32) for name, size in sizes.items()})
+    square = zero_statistics(params, widest)
     return ScaleBySoapState(jnp.zeros([], jnp.int32), zeros, zeros, *square, *square)
 
   def update(grads, state, params=None, **_):
@@ -97,23 +95,10 @@ def _scale_by_soap(
       )
       return step, mu, nu, *statistics, *bases
 
-    columns = (state.mu, state.nu, state.left, state.right, state.left_basis, state.right_basis)
-    updates = {}
-    new_columns = [{} for _ in columns]
-    for name, g in grads.items():
-      updates[name], *values = update_param(g, *(column[name] for column in columns))
-      for column, value in zip(new_columns, values, strict=True):
-        column[name] = value
+    updates, new_columns = update_each(update_param, grads, state[1:])
     return updates, ScaleBySoapState(optax.safe_increment(state.count), *new_columns)
 
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _preconditioned_size(x: jax.Array, axis: int, widest: int) -> int:
-  """Return the side of the statistics along an axis of a parameter; 0 for none."""
-  if x.ndim != 2 or x.shape[axis] > widest:
-    return 0
-  return x.shape[axis]
 
 
 def _average(statistics: jax.Array, product: jax.Array, b2: float) -> jax.Array:
