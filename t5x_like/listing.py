@@ -256,9 +256,10 @@ def overview() -> str:
 
 
 def suggest_flag(flag: str) -> str:
-  """Return a suggestion for a flag that lacks its section, or the empty string.
+  """Return a suggestion for a flag that lacks its section or first word, or the empty string.
 
-  `--learning_rate=0.1` gets `" (did you mean --config.schedule.learning_rate=0.1?)"`.
+  `--learning_rate=0.1` gets `" (did you mean --config.schedule.learning_rate=0.1?)"`, and
+  `--steps=9` is offered `--config.total_steps=9`.
   """
   if not flag.startswith("--"):
     return ""
@@ -266,6 +267,7 @@ def suggest_flag(flag: str) -> str:
   name = name.removeprefix("config.").replace("-", "_")
   last_parts = {key.name: key.name.rpartition(".")[2] for key in keys()}
   candidates = [key for key, last in last_parts.items() if name in (key, last)]
+  candidates += [key for key in last_parts if "." not in key and key.endswith(f"_{name}")]
   if not candidates:
     suggestion = did_you_mean(name, [*last_parts.values(), *last_parts])
     nearest = suggestion.partition("'")[2].partition("'")[0]

@@ -79,6 +79,7 @@ def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):
   [
     ("--learning_rate=0.1", "--config.schedule.learning_rate=0.1"),
     ("--batch-size=8", "--config.batch_size=8"),
+    ("--size=8", "--config.batch_size=8"),
     ("--droput=0.1", "--config.model.dropout=0.1"),
     ("--config_batch_size", None),
     ("--xyzzy=1", None),
