@@ -24,7 +24,7 @@ from t5x_like.training.workdir import read_imported
 from t5x_like.tunings import TUNINGS
 
 # schedules that end with the run by default
-_TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")
+_TO_TOTAL = [name for name, f in SCHEDULES.items() if "total_steps" in slots.argument_names(f)]
 # The slots of a recipe, except those of the model, the task, evaluators and trackers.
 SLOTS = {
   "objective": OBJECTIVES,
