@@ -1,5 +1,6 @@
-"""Run a program of the project by its name: t5x-like train --config=configs/t5/base.py
---workdir=runs/base
+"""Run a program of the project by its name.
+
+t5x-like train --config=configs/t5/base.py --workdir=runs/base
 
 `t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like`
 alone lists them.

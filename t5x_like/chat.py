@@ -1,4 +1,6 @@
-"""Talk with a model: python -m t5x_like.chat --workdir=runs/gpt
+"""Talk with a model.
+
+python -m t5x_like.chat --workdir=runs/gpt
 
 The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on
 conversations or published with a chat template answers, another decoder continues your text, an

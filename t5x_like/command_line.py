@@ -1,5 +1,7 @@
-"""The command line shared by programs and tools: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE
-…]`."""
+"""Define the flags that programs and tools share.
+
+`--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`
+"""
 
 import argparse
 import gc

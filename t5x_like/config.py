@@ -138,8 +138,9 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at
-  the end.
+  """`config.checkpoint`: when steps are saved, and which are kept.
+
+  A step is saved every `every` steps, `minutes` after the last save, and at the end of the run.
 
   Attributes:
     every: None in a recipe is a tenth of the run.

@@ -49,8 +49,10 @@ class UserError(Exception):
 
 
 class NumericError(Exception):
-  """A numeric failure of training (NaN, infinity, a spike); nothing bad was saved. Its message is
-  one complete line."""
+  """A numeric failure of training (NaN, infinity, a spike), of which nothing was saved.
+
+  The message is one complete line.
+  """
 
 
 class DamageError(Exception):
@@ -58,8 +60,10 @@ class DamageError(Exception):
 
 
 class TransientError(Exception):
-  """A fault outside the program (network, disk, another host) that outlasted the retries; a restart
-  may help."""
+  """A fault outside the program (network, disk, another host) that outlasted the retries.
+
+  A restart may help.
+  """
 
 
 class Preempted(Exception):

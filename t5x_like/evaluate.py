@@ -1,7 +1,8 @@
-"""Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N]
-   [--evals=NAME,NAME]
-   python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data \\
-       [--tasks=cola,rte] [--seeds=3]
+"""Evaluate a checkpoint.
+
+python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
+python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data \\
+    [--tasks=cola,rte] [--seeds=3]
 
 Without --config it uses the config of the run's training. It prints the metrics of the evaluators
 in `config.evals` and writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside

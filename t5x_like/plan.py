@@ -1,5 +1,6 @@
-"""Plan a run on absent hardware: python -m t5x_like.plan --config=configs/llama/8b.py
---topology=v5e:16x16
+"""Plan a run on hardware that is not there.
+
+python -m t5x_like.plan --config=configs/llama/8b.py --topology=v5e:16x16
 
 It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode)
 would run, for a TPU slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for

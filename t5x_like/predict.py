@@ -1,4 +1,4 @@
-"""Predict with a trained model:
+"""Predict with a trained model.
 
 python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
 

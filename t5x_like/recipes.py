@@ -31,8 +31,9 @@ CONFIGS = next(
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
-  """Read a recipe and apply `key=value` overrides; functions that it names may be imported, see
-  `t5x_like.trust`.
+  """Read a recipe and apply `key=value` overrides.
+
+  Functions that the recipe names may be imported, see `t5x_like.trust`.
 
   Args:
     path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or

@@ -13,8 +13,9 @@ from t5x_like.report.writer import read_metrics
 
 
 class Run:
-  """A training run: `t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps":
-  100}).train()`.
+  """A training run, from its recipe to its metrics.
+
+  t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps": 100}).train()
 
   Args:
     config: a recipe as for `--config`, or a config made in Python.

@@ -1,5 +1,6 @@
-"""Pretrain a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base
-[--config.KEY=VALUE …]
+"""Pretrain a model.
+
+python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base [--config.KEY=VALUE …]
 
 Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 an error that
 one line on stderr explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the

@@ -133,8 +133,10 @@ def set_state(state: State) -> None:
 
 
 def admit(values: Any) -> None:
-  """Admit the functions and locations in a value given by the user: a string, or a list or
-  dictionary of them."""
+  """Admit the functions and locations in a value given by the user.
+
+  The value is a string, or a list or dictionary of strings.
+  """
   for text in _texts(values):
     _state.texts.add(text)
     if match := _ADMISSIBLE.fullmatch(text):
@@ -142,8 +144,10 @@ def admit(values: Any) -> None:
 
 
 def admit_locations(values: Any) -> None:
-  """Admit the locations in a value, as a program gives them to a function; functions must be named
-  to `admit`."""
+  """Admit the locations in a value, as a program gives them to a function.
+
+  Functions must be named to `admit`.
+  """
   _state.texts.update(_texts(values))
 
 
@@ -171,8 +175,9 @@ def record_file(path: str, content: Any, directory: str = "", signed: bool = Fal
 
 
 def check_links(directory: str, file: str) -> None:
-  """Check the links in a local directory and below it, unless the command may follow them: this
-  user signed its file, or it has `--trust`.
+  """Check the links in a local directory and below it.
+
+  They may lead anywhere if this user signed the directory's file, or the command has `--trust`.
 
   Raises:
     UserError: one leads out of the directory, where a command would then read or write.

@@ -44,16 +44,15 @@ StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Retention:
-  """Decides which steps are kept: the newest, the last multiples of the interval, and some for
-  good.
+  """Choose the steps to keep: the newest, the last multiples of the interval, and milestones.
 
-  The newest step is kept with the one before it where it is no multiple of the interval, and so are
-  multiples of `keep_every`.
+  Multiples of `keep_every` are milestones. The newest step is kept; so is the step before it if the
+  newest is no multiple of the interval.
 
-  A step between multiples, saved on request or by the clock, makes no room for itself: how a run
-  was interrupted must not decide which steps it can go back to. But while there are fewer than
-  `keep_last` multiples, the newest other steps are kept in their place: they may be the multiples
-  of an interval that the run had before.
+  A step between multiples, saved on request or by the clock, displaces no multiple: how a run was
+  interrupted must not decide which steps it can go back to. But while there are fewer than
+  `keep_last` multiples, the newest other steps are kept instead: they may be the multiples of an
+  interval that the run had before.
   """
 
   every: int

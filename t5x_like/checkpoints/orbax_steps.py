@@ -130,8 +130,9 @@ class LocalSteps:
     manifest: dict[str, Any],
     before: Callable[[], None],
   ) -> None:
-    """Start writing a step once the previous one is committed; return when the tensors may be
-    donated.
+    """Start writing a step, and return when its tensors may be donated.
+
+    It waits until the previous step is committed.
 
     Args:
       before: called before anything is written, perhaps in another thread.

@@ -93,8 +93,9 @@ class AttainableScore:
 
 @dataclasses.dataclass(frozen=True)
 class TransformersRule(AttainableScore):
-  """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for
-  token.
+  """The rule of `transformers.generate(num_beams=…)`, release 5.
+
+  It yields the same sequences, token for token.
 
   A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all
   running sequences finish.

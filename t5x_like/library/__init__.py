@@ -1,2 +1,1 @@
-"""The Python API, which `import t5x_like as t5x` names: trained models and the batches of a
-task."""
+"""The Python API of `import t5x_like as t5x`: trained models and the batches of a task."""

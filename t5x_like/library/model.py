@@ -1,5 +1,6 @@
-"""A trained model, opened from anywhere: `load(path)` gives what predict, chat, evaluate and the
-tools use too.
+"""A trained model, opened from anywhere by `load(path)`.
+
+The commands predict, chat and evaluate and the tools open models by it too.
 
 model = t5x.load("runs/small")           # a run's workdir or gs:// address, imported or trained
 model = t5x.load("gpt2")                 # a Hugging Face directory, or a name of the Hub
@@ -202,8 +203,11 @@ class Model:
     )
 
   def classifier(self, **options: Unpack[PredictOptions]) -> TextClassification:
-    """Return the predictor of a classifier of texts; raise UserError for an option other than
-    `top_k`."""
+    """Return the predictor of a text classifier.
+
+    Raises:
+      UserError: an option is not `top_k`.
+    """
     flags = check_options(options)
     key = ("", *sorted(flags.items()))
     if key not in self._predictors:
@@ -213,8 +217,9 @@ class Model:
     return self._predictors[key]
 
   def generate(self, prompts: str | Sequence[str], **options: Unpack[PredictOptions]) -> Any:
-    """Return the text that follows or answers each prompt: a decoder continues it, an
-    encoder-decoder answers it.
+    """Return the text that follows or answers each prompt.
+
+    A decoder continues the prompt, an encoder-decoder answers it.
 
     Returns:
       A string for a string, a list for a list; with `samples`, a list of strings instead of each
@@ -240,8 +245,9 @@ class Model:
   @overload
   def fill(self, texts: Sequence[str]) -> list[str]: ...
   def fill(self, texts):
-    """Return each text with its blanks filled: `[MASK]` by an encoder, `<extra_id_0>` … by an
-    encoder-decoder.
+    """Return each text with its blanks filled.
+
+    The blanks are `[MASK]` for an encoder, `<extra_id_0>` … for an encoder-decoder.
 
     `predict` also gives the candidates for each mask.
 
@@ -306,8 +312,9 @@ class Model:
     return [score.log_probability for score in self._prompts.likelihood(pairs)]
 
   def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
-    """Return an encoder's embeddings, of length one: float32 [D] for a string, [len(texts), D] for
-    a list.
+    """Return an encoder's embeddings, float32 [D] for a string, [len(texts), D] for a list.
+
+    Embeddings have length one.
 
     `vocabulary.encode(text)` gives token ids instead. A text that is longer than the model reads is
     cut.
@@ -325,8 +332,10 @@ class Model:
     return embeddings_ND[0] if isinstance(texts, str) else embeddings_ND
 
   def embed(self, texts: Sequence[str], pooling: str = "mean") -> list[dict[str, Any]]:
-    """Return a record of each text and its embedding, as `python -m t5x_like.predict --embed`
-    writes them."""
+    """Return a record of each text and its embedding.
+
+    `python -m t5x_like.predict --embed` writes the same records.
+    """
     predict = self._embedding(pooling)
     return predict(self.run, predict.encode(texts, "--input"), texts)
 
@@ -495,8 +504,9 @@ def load(
 def open_model(
   path: str, recipe: str | None, overrides: Sequence[str], step: int | None, batch_size: int
 ) -> Model:
-  """Open a trained model with a recipe or changes to its config; its parameters are read when they
-  are used.
+  """Open a trained model, perhaps with another recipe or changes to its config.
+
+  The parameters are read when they are first used.
 
   Args:
     path, step, batch_size: as in `load`.

@@ -17,8 +17,9 @@ Batch = dict[str, np.ndarray]
 
 
 class Task:
-  """Examples as a pure function of their index: `t5x.Task("span_corruption",
-  store="data/corpus")[0]`.
+  """Examples as a pure function of their index.
+
+  `t5x.Task("span_corruption", store="data/corpus")[0]` is the first.
 
   Args:
     name: a module of `t5x_like/data/tasks`.
@@ -49,8 +50,11 @@ class Task:
     overrides: Sequence[str] | Mapping[str, Any] = (),
     split: str | None = None,
   ) -> "Task":
-    """Return the task of a recipe; the arguments are those of `t5x.Run`, and a split of None is the
-    training's."""
+    """Return the task of a recipe, with the arguments of `t5x.Run`.
+
+    Args:
+      split: None is the split of training.
+    """
     resolved = config_of(config, overrides)
     arguments = resolved.task.to_dict()
     return cls(arguments.pop("name"), split or resolved.train_split, **arguments)
@@ -96,9 +100,10 @@ class Task:
 def config_of(
   config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> ConfigDict:
-  """Return the config of a recipe, or of a config made in Python, with overrides as a mapping or as
-  `KEY=VALUE`.
+  """Return the config of a recipe, or a config made in Python, with overrides.
 
+  Args:
+    overrides: values by key, or a `KEY=VALUE` for each.
   Raises:
     UserError: there is no such recipe, or a key or value is invalid.
   """

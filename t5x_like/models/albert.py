@@ -1,5 +1,6 @@
-"""ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): BERT with a narrow token table and
-shared layers.
+"""ALBERT: BERT with a narrow token table and shared layers.
+
+Lan et al. 2020, https://arxiv.org/abs/1909.11942.
 
 All layers have the same parameters; a published config may have several groups of layers
 (`AlbertVariant`). Token vectors of width 128 are projected to the stack. The second pretraining

@@ -1,5 +1,6 @@
-"""BART (Lewis et al. 2020, https://arxiv.org/abs/1910.13461) and mBART (Liu et al. 2020): denoising
-encoder-decoders.
+"""BART and mBART: denoising encoder-decoders.
+
+Lewis et al. 2020, https://arxiv.org/abs/1910.13461; Liu et al. 2020.
 
 BART is the post-norm Transformer with GELU, learned positions (two rows of the table are reserved
 for padding) and a norm on the embeddings. mBART is pre-norm, with a norm at the end of each stack,
@@ -40,7 +41,9 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A BART or mBART in one of its `VARIANTS`, with the features and arguments of every
-  encoder-decoder."""
+  """A BART or mBART in one of its `VARIANTS`.
+
+  Features and arguments are those of every encoder-decoder.
+  """
 
   VARIANTS = VARIANTS

@@ -1,5 +1,7 @@
-"""BLOOM (BigScience Workshop 2022, arXiv:2211.05100): pre-norm, LayerNorm, GELU (tanh), biases
-everywhere, ALiBi, a norm on the token vectors, and a token table shared with the output.
+"""BLOOM: a decoder with ALiBi (BigScience Workshop 2022, arXiv:2211.05100).
+
+Pre-norm, LayerNorm, GELU (tanh), biases everywhere, a norm on the token vectors, and a token table
+shared with the output.
 
 Kernels of every published size start from N(0, 0.0048^2), with the deviation 1/sqrt(3 D) of 176B,
 divided by sqrt(2 L) if they write to the residual stream (the scripts of

@@ -1,5 +1,6 @@
-"""Command R and Aya 23 (Cohere 2024, model cards of CohereForAI; Aryabumi et al. 2024,
-arXiv:2405.15032).
+"""Command R and Aya 23: decoders whose layers run attention and MLP in parallel.
+
+Cohere 2024, model cards of CohereForAI; Aryabumi et al. 2024, arXiv:2405.15032.
 
 Attention and feed-forward layer run in parallel after one LayerNorm without a bias; SwiGLU,
 interleaved rotary positions, no biases, a token table shared with the output, and a factor of the

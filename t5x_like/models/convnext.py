@@ -1,5 +1,6 @@
-"""ConvNeXt: a convolutional network with the macro design of Swin (Liu et al. 2022,
-https://arxiv.org/abs/2201.03545).
+"""ConvNeXt: a convolutional network with the macro design of Swin.
+
+Liu et al. 2022, https://arxiv.org/abs/2201.03545.
 
 Blocks of a 7 x 7 depthwise convolution, a norm and a feed-forward layer; between stages, squares of
 four cells are merged. The mean of the last map is normalised and classified.

@@ -1,5 +1,6 @@
-"""DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with
-disentangled attention.
+"""DeBERTa v3, the encoder: BERT with disentangled attention.
+
+He et al. 2021, https://arxiv.org/abs/2111.09543.
 
 Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither
 absolute positions nor token types. This is the encoder to fine-tune, or to pretrain as a masked

@@ -70,7 +70,9 @@ VARIANTS = {
 
 
 class Model(MultiTokenDecoder):
-  """A DeepSeek in one of its `VARIANTS`, with the features and arguments of every decoder, and
-  `mtp_depth`."""
+  """A DeepSeek in one of its `VARIANTS`.
+
+  Features and arguments are those of every decoder, and `mtp_depth`.
+  """
 
   VARIANTS = VARIANTS

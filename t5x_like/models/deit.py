@@ -1,5 +1,6 @@
-"""DeiT: ViT with a distillation token, which learns from a teacher (Touvron et al. 2021,
-https://arxiv.org/abs/2012.12877).
+"""DeiT: ViT with a distillation token, which learns from a teacher.
+
+Touvron et al. 2021, https://arxiv.org/abs/2012.12877.
 
 A second token stands before the patches, with a classifier of its own; predictions are the mean of
 the two. Without a teacher, DeiT is the ViT of the same size (`models/vit.py`).
@@ -26,7 +27,9 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A distilled DeiT in one of its `VARIANTS`, with the features and arguments of every image
-  encoder."""
+  """A distilled DeiT in one of its `VARIANTS`.
+
+  Features and arguments are those of every image encoder.
+  """
 
   VARIANTS = VARIANTS

@@ -1,5 +1,6 @@
-"""ELECTRA: an encoder that detects replaced tokens (Clark et al. 2020,
-https://arxiv.org/abs/2003.10555).
+"""ELECTRA: an encoder that detects replaced tokens.
+
+Clark et al. 2020, https://arxiv.org/abs/2003.10555.
 
 Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its
 width (table 6). They share the embeddings of tokens, positions and types and their norm (section
@@ -27,8 +28,10 @@ def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
 
 
 def generator(variant: Variant, size: float) -> Variant:
-  """Derive the generator of a discriminator: `size` times its width, with heads of the same
-  width."""
+  """Derive the generator of a discriminator.
+
+  It has `size` times the discriminator's width, with heads of the same width.
+  """
   dims = variant.dims
   D = round(variant.dims.embed * size)
   heads = max(1, D // dims.head_dim)
@@ -68,8 +71,10 @@ class Generator(Encoder):
 
 
 class Model(Encoder):
-  """Both networks, for pretraining: a discriminator, and in `generator` the generator's parameters
-  that are not shared.
+  """Both networks, for pretraining.
+
+  The model itself is the discriminator; `generator` has the generator's parameters that are not
+  shared.
 
   Args:
     generator_size: width of the generator as a fraction of the discriminator's; None is the paper's
@@ -98,8 +103,9 @@ class Model(Encoder):
     self.generator.inputs = self.generator.inputs.project
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the
-    generator instead.
+    """Run both networks on the same tokens.
+
+    In pretraining, the discriminator reads samples of the generator instead.
 
     Returns:
       {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S,
@@ -123,8 +129,10 @@ class Model(Encoder):
     return self.networks()[0].outputs(batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
-    """Return both as separate models that share their parameters with this one, to fine-tune or
-    save."""
+    """Return both networks as separate models, to fine-tune or save.
+
+    They share their parameters with this model.
+    """
     inputs = copy.copy(self.inputs)
     inputs.project = self.generator.inputs
     generator = copy.copy(self.generator)

@@ -1,5 +1,6 @@
-"""GPT: decoder-only language models of Radford et al. 2018, 2019 and Brown et al. 2020
-(arXiv:2005.14165).
+"""GPT: decoder-only language models of OpenAI.
+
+Radford et al. 2018, 2019; Brown et al. 2020 (arXiv:2005.14165).
 
 All have LayerNorm, GELU (its tanh form), learned positions and biases everywhere, and share the
 token table with the output. GPT-1 is post-norm; GPT-2 is pre-norm with a final norm, and the
@@ -69,7 +70,9 @@ class Model(Decoder):
 
 
 class Reader(reader.Reader):
-  """A GPT under an encoder's head, which `config.model.head` chooses for a run that starts from a
-  GPT."""
+  """A GPT under an encoder's head.
+
+  `config.model.head` chooses it for a run that starts from a GPT.
+  """
 
   VARIANTS = VARIANTS

@@ -1,5 +1,7 @@
-"""Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3.1 (Grattafiori et al. 2024,
-arXiv:2407.21783) and Mistral (Jiang et al. 2023, arXiv:2310.06825).
+"""Llama 2, Llama 3.1 and Mistral.
+
+Touvron et al. 2023 (arXiv:2307.09288), Grattafiori et al. 2024 (arXiv:2407.21783), Jiang et al.
+2023 (arXiv:2310.06825).
 
 Pre-norm with RMSNorm, SwiGLU, rotary positions, no biases, an untied output; since Llama 2 70B with
 grouped-query attention. Llama 3.1 stretches the long wavelengths of its positions by eight. Mistral

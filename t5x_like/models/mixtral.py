@@ -1,5 +1,6 @@
-"""Mixtral: a decoder whose feed-forward layers use two of eight experts (Jiang et al. 2024,
-arXiv:2401.04088).
+"""Mixtral: a decoder whose feed-forward layers use two of eight experts.
+
+Jiang et al. 2024, arXiv:2401.04088.
 
 Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base
 1e6, eight key/value heads, no biases, an untied output. The weight of the balance loss is

@@ -1,7 +1,9 @@
-"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without
-biases, GELU, ALiBi, a tied output. Kernels start from N(0, 2/fan in), divided by sqrt(2 L) if they
-write to the residual stream, and the table from N(0, 2/D) (LLM Foundry). The vocabulary of GPT-NeoX
-(50,277 tokens) is padded to 50,432 rows."""
+"""MPT: a decoder with ALiBi and no biases (MosaicML 2023, mosaicml.com/blog/mpt-7b).
+
+Pre-norm, LayerNorm and projections without biases, GELU, a tied output. Kernels start from N(0,
+2/fan in), divided by sqrt(2 L) if they write to the residual stream, and the table from N(0, 2/D)
+(LLM Foundry). The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows.
+"""
 
 from dataclasses import replace
 

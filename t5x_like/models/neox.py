@@ -1,5 +1,6 @@
-"""GPT-NeoX-20B (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023,
-arXiv:2304.01373).
+"""GPT-NeoX-20B and Pythia.
+
+Black et al. 2022 (arXiv:2204.06745); Biderman et al. 2023 (arXiv:2304.01373).
 
 Attention and feed-forward layer read the same input, each through its own norm, and their outputs
 are added; LayerNorm, GELU, biases everywhere, rotary positions on a quarter of each head, an untied

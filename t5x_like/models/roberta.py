@@ -1,6 +1,8 @@
-"""RoBERTa: BERT trained longer, without next sentences (Liu et al. 2019,
-https://arxiv.org/abs/1907.11692), and XLM-RoBERTa (Conneau et al. 2020,
-https://arxiv.org/abs/1911.02116), the same with a vocabulary for 100 languages.
+"""RoBERTa and XLM-RoBERTa.
+
+RoBERTa is BERT trained longer, without next sentences (Liu et al. 2019,
+https://arxiv.org/abs/1907.11692). XLM-RoBERTa is the same with a vocabulary for 100 languages
+(Conneau et al. 2020, https://arxiv.org/abs/1911.02116).
 
 There is one token type, padding is id 1, and position 0 is row 2 of the position table, as in
 fairseq.

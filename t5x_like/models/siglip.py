@@ -1,5 +1,6 @@
-"""SigLIP: a ViT and a text encoder, trained on each pair by itself (Zhai et al. 2023,
-https://arxiv.org/abs/2303.15343).
+"""SigLIP: a ViT and a text encoder, trained on each pair by itself.
+
+Zhai et al. 2023, https://arxiv.org/abs/2303.15343.
 
 Unlike CLIP, the ViT has no class token: a learned query pools its patches by attention, and the
 result is the image's embedding. Texts are read both ways, padding included, always at the length of

@@ -1,5 +1,6 @@
-"""Swin Transformer: attention within windows that shift from layer to layer, on grids that get
-coarser from stage to stage (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
+"""Swin Transformer: attention within windows that shift from layer to layer.
+
+Liu et al. 2021, https://arxiv.org/abs/2103.14030. Grids get coarser from stage to stage.
 
 A pre-norm encoder like ViT's. Each layer attends within windows and learns a scalar for each offset
 and head; between stages, squares of four patches are merged. The cost grows linearly with the

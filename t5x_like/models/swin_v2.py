@@ -1,5 +1,7 @@
-"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that trains stably
-at large sizes and transfers to other resolutions and windows.
+"""Swin Transformer V2: Swin that trains stably at large sizes.
+
+Liu et al. 2022, https://arxiv.org/abs/2111.09883. It also transfers to other resolutions and
+windows.
 
 Norms follow the sublayers (res-post-norm) and patch merging. Logits are cosines times a learned
 scale. A small network maps offsets, on a logarithmic scale, to biases; `pretrained_windows` keeps
@@ -43,7 +45,9 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer V2 in one of its `VARIANTS`, with the features and arguments of
-  `models/swin.py`."""
+  """A Swin Transformer V2 in one of its `VARIANTS`.
+
+  Features and arguments are those of `models/swin.py`.
+  """
 
   VARIANTS = VARIANTS

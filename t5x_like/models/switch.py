@@ -1,5 +1,6 @@
-"""Switch Transformers: T5s with a mixture of experts, one for each token (Fedus et al. 2022,
-arXiv:2101.03961).
+"""Switch Transformers: T5 with a mixture of experts, one for each token.
+
+Fedus et al. 2022, arXiv:2101.03961.
 
 The second feed-forward layer of each pair has experts; in `switch-c-2048` every layer does. Sizes,
 activations and outputs follow Flaxformer's Switch configurations: base and large have the ReLU of
@@ -46,7 +47,9 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Switch Transformer in one of its `VARIANTS`, with the features and arguments of every
-  encoder-decoder."""
+  """A Switch Transformer in one of its `VARIANTS`.
+
+  Features and arguments are those of every encoder-decoder.
+  """
 
   VARIANTS = VARIANTS

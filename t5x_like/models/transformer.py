@@ -36,8 +36,10 @@ MARIAN = replace(
 
 
 def _vaswani(embed, heads, mlp, layers=6) -> Variant:
-  """Build a variant with the paper's sizes and 37,000 pieces; initial token vectors have length
-  one, before sqrt(D)."""
+  """Build a variant with the paper's sizes and 37,000 pieces.
+
+  Initial token vectors have length one, before they are scaled by sqrt(D).
+  """
   design = replace(VASWANI, embed_init=embed**-0.5)
   return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), design, 37_000)
 
@@ -53,7 +55,9 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Transformer in one of its `VARIANTS`, with the features and arguments of every
-  encoder-decoder."""
+  """A Transformer in one of its `VARIANTS`.
+
+  Features and arguments are those of every encoder-decoder.
+  """
 
   VARIANTS = VARIANTS

@@ -1,5 +1,6 @@
-"""XLM: BERT with a vector for the language of each token (Lample and Conneau 2019,
-https://arxiv.org/abs/1901.07291).
+"""XLM: BERT with a vector for the language of each token.
+
+Lample and Conneau 2019, https://arxiv.org/abs/1901.07291.
 
 Languages are given as token types; models of many languages have none (`types=0`, Conneau et al.
 2020). The task `translation_lm` reads data for translation language modelling.

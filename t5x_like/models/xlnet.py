@@ -1,5 +1,6 @@
-"""XLNet: an encoder that predicts tokens in random orders (Yang et al. 2019,
-https://arxiv.org/abs/1906.08237).
+"""XLNet: an encoder that predicts tokens in random orders.
+
+Yang et al. 2019, https://arxiv.org/abs/1906.08237.
 
 In pretraining by `objectives.permutation_lm`, `encoder_order` numbers the tokens to predict in a
 random order, and the query stream gives the predictions. Without an order, as in fine-tuning, the

@@ -94,8 +94,10 @@ class StandardizedConv(Conv):
 
 
 class FrozenBatchNorm(nnx.Module):
-  """Batch norm with fixed statistics and no trained parameter (Carion et al. 2020, appendix
-  A.4)."""
+  """Batch norm with fixed statistics and no trained parameter.
+
+  Carion et al. 2020, appendix A.4.
+  """
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
     starts = {

@@ -24,10 +24,12 @@ from t5x_like.training.schedule import Schedule
 
 
 class EmaState(NamedTuple):
-  """Attributes:
-  inner_state: of the optimizer.
-  count: int32 scalar, the updates averaged; before the first the mean means nothing.
-  mean: float32 arrays by name of parameter.
+  """State of an optimizer whose parameters are averaged.
+
+  Attributes:
+    inner_state: of the optimizer.
+    count: int32 scalar, the updates averaged; before the first the mean means nothing.
+    mean: float32 arrays by name of parameter.
   """
 
   inner_state: Any

@@ -80,8 +80,10 @@ class StepMeter:
     self._own_seconds += self._steps[-1][-1] - since
 
   def exclude_time(self, since: float) -> None:
-    """Exclude the time since `since` (of `time.perf_counter`), as of an evaluation, from step
-    times.
+    """Exclude the time since `since` from step times, such as the time of an evaluation.
+
+    Args:
+      since: of `time.perf_counter`, seconds.
     """
     self._excluded += time.perf_counter() - since
 

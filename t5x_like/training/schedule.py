@@ -21,14 +21,17 @@ def constant(*, learning_rate: NonNegativeFloat) -> Schedule:
 
 
 def rsqrt(*, learning_rate: NonNegativeFloat = 1.0, warmup_steps: PositiveInt = 10_000) -> Schedule:
-  """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020,
-  3.1.2)."""
+  """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))`.
+
+  Raffel et al. 2020, section 3.1.2.
+  """
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
 def warmup_rsqrt(*, learning_rate: NonNegativeFloat, warmup_steps: PositiveInt) -> Schedule:
-  """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al.
-  2017, section 5.3).
+  """Rise linearly from zero to `learning_rate`, then decay by the inverse square root.
+
+  Vaswani et al. 2017, section 5.3.
 
   The paper's `D^-0.5 * min(step^-0.5, step * warmup^-1.5)` peaks at `(D * warmup)^-0.5`.
   """
@@ -81,8 +84,9 @@ def cosine(
   total_steps: PositiveInt,
   end: NonNegativeFloat = 0.0,
 ) -> Schedule:
-  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter
-  2017).
+  """Rise linearly from zero, then fall by half a cosine to `end * learning_rate`.
+
+  Loshchilov and Hutter 2017.
 
   Raises:
     UserError: the run ends before the warm-up does.
@@ -115,8 +119,7 @@ def drops(
   factor: NonNegativeFloat = 0.1,
   warmup_steps: NonNegativeInt = 0,
 ) -> Schedule:
-  """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of
-  `steps`."""
+  """Rise linearly from zero, then stay constant, multiplied by `factor` at each of `steps`."""
 
   def rate(step):
     passed = jnp.sum(jnp.asarray(step) >= jnp.asarray(steps, jnp.int32))
@@ -134,8 +137,9 @@ def warmup_stable_decay(
   end: NonNegativeFloat = 0.0,
   shape: Literal["linear", "sqrt", "cosine"] = "linear",
 ) -> Schedule:
-  """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024,
-  arXiv:2404.06395).
+  """Rise linearly from zero, stay constant, then decay to `end * learning_rate`.
+
+  Hu et al. 2024, arXiv:2404.06395.
 
   The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, a
   half cosine, or `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).

@@ -18,11 +18,13 @@ REFERENCE = "reference/"  # begins the names of a reference model's parameters
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """Attributes:
-  step: int32 scalar, the number of finished steps.
-  params: float32 arrays by name.
-  opt_state: the optimizer's state over the same names.
-  watch: the guard's record of past losses; scalars.
+  """State of training: all that a checkpoint holds of the model and the optimizer.
+
+  Attributes:
+    step: int32 scalar, the number of finished steps.
+    params: float32 arrays by name.
+    opt_state: the optimizer's state over the same names.
+    watch: the guard's record of past losses; scalars.
   """
 
   step: jax.Array

@@ -1,5 +1,4 @@
-"""Rollouts: completions of prompts by the model that is trained, in the rows that it is then
-trained on.
+"""Rollouts: completions sampled from the model in training, in the rows that it trains on next.
 
 The task `prompts` makes rows whose places for the completion are empty. A prompt is padded on its
 left, so the completion is the last N places of every row, behind the prompt's own M inputs; an

@@ -22,8 +22,7 @@ Rows = Sequence[Sequence[int]]
 
 
 class PassagePredictor:
-  """A predictor that answers greedily from each of a question's nearest passages, and chooses the
-  likeliest answer.
+  """Answer greedily from each of a question's nearest passages, and choose the likeliest answer.
 
   Args:
     model: the abstract `retriever_reader.RetrieverReader`.
@@ -57,8 +56,11 @@ class PassagePredictor:
     self._functions: tuple | None = None
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each question, up to EOS; raise UserError for one that is empty or longer than in
-    training."""
+    """Return the token ids of each question, up to EOS.
+
+    Raises:
+      UserError: a question is empty, or longer than in training.
+    """
     (longest,), rows = self._shapes["encoder_input_tokens"], []
     for number, text in enumerate(texts):
       ids = [*map(int, self.vocabulary.encode(text)), self.vocabulary.eos_id]
@@ -71,8 +73,10 @@ class PassagePredictor:
     return rows
 
   def __call__(self, run: Runner, ids: Rows, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each text: `input`, `prediction`, `probability` and `passages`, the
-    nearest first."""
+    """Return an answer for each text: `input`, `prediction`, `probability` and `passages`.
+
+    The passages are sorted, the nearest first.
+    """
     fill, answer = self._functions or self._prepare(run)
     self._functions = fill, answer
     (Q,), passages = self._shapes["encoder_input_tokens"], self._task.passages
@@ -109,8 +113,10 @@ class PassagePredictor:
     return answers
 
   def _prepare(self, run: Runner) -> tuple:
-    """Return (batch -> batch with its passages, batch -> answers from each), with an index of all
-    passages."""
+    """Return the functions that retrieve passages and answer from each, and index all passages.
+
+    The first maps a batch to the batch with its passages, the second that to answers.
+    """
 
     @jax.jit
     def answer(arrays, batch):

@@ -1,5 +1,7 @@
-"""DeBERTa v3, whose files have the type of v2; v2 with its convolution or unshared projections is
-not read."""
+"""DeBERTa v3, whose files have the type `deberta-v2`.
+
+DeBERTa v2 with its convolution or unshared projections is not read.
+"""
 
 from typing import Any
 

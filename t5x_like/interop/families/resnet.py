@@ -1,5 +1,6 @@
-"""ResNet with frozen batch norm, as an image classifier or without a head, under the library's
-names or timm's.
+"""ResNet with frozen batch norm, as an image classifier or without a head.
+
+The tensors have the library's names or timm's.
 
 A model keeps the names of its files. Others are written with the library's names, unless the
 library cannot express them.

@@ -15,12 +15,14 @@ _TINY = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
 
 
 class ScaleByShampooState(NamedTuple):
-  """Attributes:
-  count: int32 scalar, the gradients seen.
-  mu, nu: Adam's moments by parameter.
-  left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that has
-    none.
-  left_root, right_root: their inverse roots.
+  """State of Shampoo, by parameter.
+
+  Attributes:
+    count: int32 scalar, the gradients seen.
+    mu, nu: Adam's moments by parameter.
+    left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that
+      has none.
+    left_root, right_root: their inverse roots.
   """
 
   count: jax.Array

@@ -13,12 +13,14 @@ from t5x_like.training.optimizers._side_statistics import update_each, zero_stat
 
 
 class ScaleBySoapState(NamedTuple):
-  """Attributes:
-  count: int32 scalar, the gradients seen.
-  mu, nu: moments by parameter; those of a matrix's second moment are in its basis.
-  left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that is
-    not rotated.
-  left_basis, right_basis: their eigenvectors, in columns.
+  """State of SOAP, by parameter.
+
+  Attributes:
+    count: int32 scalar, the gradients seen.
+    mu, nu: moments by parameter; those of a matrix's second moment are in its basis.
+    left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that is
+      not rotated.
+    left_basis, right_basis: their eigenvectors, in columns.
   """
 
   count: jax.Array
@@ -122,8 +124,10 @@ def _first_bases(statistics, bases, nu):
 
 
 def _next_bases(statistics, bases, nu):
-  """Take a step of orthogonal iteration, its columns by falling eigenvalue; the second moment is
-  sorted with them."""
+  """Take a step of orthogonal iteration, and sort the basis and the second moment.
+
+  Columns are sorted by falling eigenvalue, and the second moment with them.
+  """
   new = []
   for axis, (s, q) in enumerate(zip(statistics, bases)):
     if s.size:

@@ -1,5 +1,4 @@
-"""The likeliest boxes of a detector, and the best boxes that do not depend on the image, by their
-overlap (IoU)."""
+"""Compare a detector's likeliest boxes with constant boxes, by their overlap (IoU)."""
 
 import itertools
 from collections.abc import Iterator
@@ -54,8 +53,11 @@ def _class_overlaps(truth, detections: list[tuple], classes: int) -> Iterator[tu
 
 
 def _constant_box_overlap(objects: list[np.ndarray]) -> float:
-  """Return the most mean IoU that one box reaches with its nearest object in each image; each is
-  [K, 4]."""
+  """Return the highest mean IoU of a constant box with its nearest object in each image.
+
+  Args:
+    objects: the boxes of each image, [K, 4].
+  """
   boxes_K4 = np.concatenate(objects)
   starts_N = np.cumsum([0, *map(len, objects[:-1])])
 
@@ -79,8 +81,10 @@ def _constant_box_overlap(objects: list[np.ndarray]) -> float:
 
 
 def iou(a_A4: np.ndarray, b_K4: np.ndarray) -> np.ndarray:
-  """Compute the IoU of all pairs of boxes (ymin, xmin, ymax, xmax): float64 [A, K]; 0 for boxes
-  without area."""
+  """Return the IoU of all pairs of boxes, float64 [A, K].
+
+  A box is (ymin, xmin, ymax, xmax). The IoU with a box without area is 0.
+  """
   low = np.maximum(a_A4[:, None, :2], b_K4[:, :2])
   high = np.minimum(a_A4[:, None, 2:], b_K4[:, 2:])
   intersection_AK = np.prod(np.maximum(high - low, 0.0), axis=-1)

@@ -1,5 +1,6 @@
-"""DETR, as an object detector, with the library's own ResNet or timm's, whose tensors have other
-names.
+"""DETR as an object detector, with the library's own ResNet or timm's.
+
+The two libraries name the tensors of a ResNet differently.
 
 A file's names are kept when it is written again; a model that was not loaded is written with the
 library's ResNet.

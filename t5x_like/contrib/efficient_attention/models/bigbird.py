@@ -1,5 +1,6 @@
-"""BigBird: a RoBERTa-sized encoder for 4,096 tokens with block-sparse attention (Zaheer et al.
-2020, https://arxiv.org/abs/2007.14062).
+"""BigBird: a RoBERTa-sized encoder for 4,096 tokens with block-sparse attention.
+
+Zaheer et al. 2020, https://arxiv.org/abs/2007.14062.
 
 The published models continue RoBERTa's weights with tanh-approximated GELU, the token types of BERT
 and a vocabulary of 50,358 pieces. Sequences must be longer than `(5 + 2 * random_blocks) * block`

@@ -1,5 +1,7 @@
-"""Linformer: RoBERTa with keys and values projected to a fixed length (Wang et al. 2020,
-https://arxiv.org/abs/2006.04768, section 5: sequences of 512, projected to 128 or 256).
+"""Linformer: RoBERTa with keys and values projected to a fixed length.
+
+Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 5: sequences of 512, projected to 128 or
+256.
 
 The projections E and F are shared by the heads of a layer ("headwise", section 4). In sizes named
 `-kv`, E is also F; in those named `-layerwise`, all layers share it.

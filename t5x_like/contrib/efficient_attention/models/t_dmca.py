@@ -1,5 +1,6 @@
-"""T-DMCA: a decoder of local and memory-compressed attention in turn (Liu et al. 2018,
-arXiv:1801.10198).
+"""T-DMCA: a decoder that alternates local and memory-compressed attention.
+
+Liu et al. 2018, arXiv:1801.10198.
 
 Its five layers are LMLML: local, memory-compressed, local, memory-compressed, local (section
 4.2.3). In all else it is the decoder of the base Transformer without the encoder, which is here

@@ -133,8 +133,12 @@ class RewardObjective(DecoderTargets):
 
 
 def completion_log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:
-  """Return the log-probabilities of the last N targets of rows [B * K, T], in the shape [B, K,
-  N]."""
+  """Return the log-probabilities of the last N targets of each row, [B, K, N].
+
+  Args:
+    rows: features of rows [B * K, T].
+    shape: (B, K, N).
+  """
   N = shape[-1]
   last = (
     dataclasses.replace(logits, x=logits.x[:, -N:])
@@ -146,8 +150,9 @@ def completion_log_probabilities(logits, rows: Batch, shape: tuple[int, int, int
 
 
 def k3(policy_BKN: jax.Array, reference_BKN: jax.Array) -> jax.Array:
-  """Return the estimate of KL(model || reference) at each token, `r - log r - 1` with `r =
-  reference / model`.
+  """Return an estimate of KL(model || reference) at each token.
+
+  It is `r - log r - 1` with `r = reference / model`.
 
   Schulman 2020, "Approximating KL divergence": unbiased for tokens of the model, and never
   negative.
@@ -162,8 +167,10 @@ def mean_over_tokens(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
 
 
 def check_reward(reward: str | dict) -> None:
-  """Raise UserError for a built-in reward that does not exist or its arguments; others are imported
-  when needed."""
+  """Raise UserError for an unknown built-in reward or wrong arguments of it.
+
+  Other rewards are imported when they are needed.
+  """
   name, _ = slots.name_and_arguments("config.objective.reward", reward)
   if ":" not in (name or ""):
     rewards.find_reward(reward)

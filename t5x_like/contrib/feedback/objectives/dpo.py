@@ -1,5 +1,7 @@
-"""Direct preference optimisation: make the preferred of two answers to a prompt likelier (Rafailov
-et al. 2023)."""
+"""Direct preference optimisation: make the preferred of two answers to a prompt likelier.
+
+Rafailov et al. 2023 (arXiv:2305.18290).
+"""
 
 import dataclasses
 
@@ -18,8 +20,9 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(PreferenceObjective):
-  """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log
-  p(rejected)/r(rejected))` (equation 7).
+  """`-log sigmoid(margin)`, equation 7.
+
+  The margin is `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))`.
 
   p is the model, r the reference, which has the run's initial weights. These are kept beside the
   trained weights; if only adapters are trained, the model without them is the reference, and there

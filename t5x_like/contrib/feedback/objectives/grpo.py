@@ -1,5 +1,4 @@
-"""Group relative policy optimisation: completions that are better than others of their prompt
-become likelier.
+"""Group relative policy optimisation: favour completions that beat others of their prompt.
 
 Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO,
 arXiv:2503.20783); Yu et al. 2025 (DAPO, arXiv:2503.14476); Zheng et al. 2025 (GSPO,
@@ -27,8 +26,9 @@ _EPSILON = 1e-4  # added to a group's standard deviation
 
 @dataclasses.dataclass(frozen=True)
 class Objective(RewardObjective):
-  """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by
-  equation 4).
+  """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3).
+
+  The divergence KL is equation 4.
 
   r is the token's probability by the model over that in the rollout. The advantage A of a
   completion is its reward minus the mean of its prompt's K completions. There are four forms:

@@ -1,5 +1,7 @@
-"""Odds-ratio preference optimisation: fine-tune on the preferred answer, and prefer it (Hong et al.
-2024)."""
+"""Odds-ratio preference optimisation: fine-tune on the preferred answer, and prefer it.
+
+Hong et al. 2024 (arXiv:2403.07691).
+"""
 
 import dataclasses
 
@@ -18,8 +20,9 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(PreferenceObjective):
-  """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))` (arXiv:2403.07691,
-  equations 4 to 7).
+  """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))`.
+
+  Equations 4 to 7 of arXiv:2403.07691.
 
   P is the geometric mean of the probabilities of an answer's tokens, odds are `P / (1 - P)`. There
   is no reference model. Each pair counts alike, whatever the length of its answers.

@@ -1,5 +1,4 @@
-"""Proximal policy optimisation with a value head: a reward is shared out among the tokens of its
-completion.
+"""Proximal policy optimisation with a value head, which credits tokens with their reward.
 
 Schulman et al. 2017 (arXiv:1707.06347), for language models as by Ziegler et al. 2019
 (arXiv:1909.08593, section 2.1) and Stiennon et al. 2020 (arXiv:2009.01325, section 3.4).
@@ -24,8 +23,9 @@ _EPSILON = 1e-8  # added to the variance of advantages
 
 @dataclasses.dataclass(frozen=True)
 class Objective(RewardObjective):
-  """`-min(r A, clip(r) A) + value_weight / 2 * max((V - R)^2, (clip(V) - R)^2)`, the mean over the
-  batch's tokens.
+  """`-min(r A, clip(r) A) + value_weight / 2 * max((V - R)^2, (clip(V) - R)^2)`.
+
+  The loss is the mean over the batch's tokens.
 
   r is the token's probability by the model over that in the rollout, clipped to 1 ± clip (Schulman
   et al., equation 7). V is the value of the state before the token: a linear layer on the hidden
@@ -174,15 +174,21 @@ class Objective(RewardObjective):
 
 
 def predict_values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Array:
-  """Return the values of the states before the last N tokens of rows [B * K, T], float32 in the
-  shape [B, K, N]."""
+  """Return the values of the states before the last N tokens, float32 [B, K, N].
+
+  Args:
+    outputs: of the model on rows [B * K, T].
+    shape: (B, K, N).
+  """
   x_RND = outputs["logits"].x[:, -shape[-1] :]
   return model.value(x_RND.astype(jnp.float32)).reshape(shape)
 
 
 def whiten(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
-  """Return numbers with a mean of 0 and a variance of 1 (of a sample, n - 1) where the weight is 1,
-  and 0 elsewhere."""
+  """Return the numbers with mean 0 and variance 1 where the weight is 1, and 0 elsewhere.
+
+  The variance is a sample's, with n - 1.
+  """
   n = jnp.sum(weights_BKN)
   centred_BKN = (x_BKN - jnp.sum(x_BKN * weights_BKN) / jnp.maximum(n, 1.0)) * weights_BKN
   return centred_BKN * jax.lax.rsqrt(

@@ -13,8 +13,9 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(PreferenceObjective):
-  """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al.
-  2023, section 3.2.2).
+  """`-log sigmoid(r(chosen) - r(rejected) - gap)`.
+
+  Ouyang et al. 2022, equation 1; Touvron et al. 2023, section 3.2.2.
 
   The reward r of a row is the score of its last token. A pair fixes differences only, so `centre`
   draws the sum of a pair's rewards towards 0 (Eisenstein et al. 2023, section 3).

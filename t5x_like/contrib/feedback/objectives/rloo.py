@@ -1,5 +1,7 @@
-"""REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740; Kool et al.
-2019)."""
+"""REINFORCE with a leave-one-out baseline.
+
+Ahmadian et al. 2024 (arXiv:2402.14740); Kool et al. 2019.
+"""
 
 import dataclasses
 
@@ -18,8 +20,9 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(RewardObjective):
-  """`-A log p(completion)`, where A is its reward minus the mean of the other K - 1 of its prompt
-  (section 3.1).
+  """`-A log p(completion)`, where the advantage A is relative to the prompt's other completions.
+
+  A is the completion's reward minus the mean reward of the other K - 1 (section 3.1).
 
   The completion as a whole is one action. Its reward is lowered by `beta log p/r`, with p its
   probability in the rollout and r that of the reference (equation 3). Every batch of rollouts gives

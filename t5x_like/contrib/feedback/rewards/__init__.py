@@ -54,8 +54,9 @@ def needs_all_processes(value: str | dict[str, Any]) -> bool:
 
 
 def pack_fields(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
-  """Return the fields of a record as a task's feature: UTF-8 of their JSON, uint8 [length], padded
-  with 0.
+  """Return the fields of a record as a task's feature, uint8 [length].
+
+  The feature is the UTF-8 of their JSON, padded with 0.
 
   Raises:
     UserError: they are longer, or are no JSON.
@@ -96,8 +97,9 @@ def decode_completions(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -
 
 
 def right_answers(example: dict[str, Any]) -> set[str]:
-  """Return the right texts in the fields of an example, without white space around them; see
-  `metrics.texts.reference_texts`.
+  """Return the right texts in the fields of an example, without surrounding white space.
+
+  The fields are listed at `metrics.texts.reference_texts`.
 
   A truth value is right in Python's spelling and in JSON's. Empty texts are no answers, so that no
   empty completion is rewarded.
@@ -125,8 +127,11 @@ def right_answers(example: dict[str, Any]) -> set[str]:
 def reward_texts(
   value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]
 ) -> np.ndarray:
-  """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite
-  number for each."""
+  """Return the rewards of texts, float32 [R].
+
+  Raises:
+    UserError: the function does not give a finite number for each text.
+  """
   reward = find_reward(value)
   name, _ = slots.name_and_arguments(_WHERE, value)
   where = f"{_WHERE}: {name}"

@@ -85,8 +85,9 @@ class Judge:
     (self._longest,) = saved.feature_shapes["decoder_input_tokens"][-1:]
 
   def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
-    """Return the score of each answer, in the row that training would make of it; a longer one
-    loses its beginning.
+    """Return the score of each answer.
+
+    A row is the one that training makes of the prompt and answer; a longer row loses its beginning.
 
     Args:
       prompts: a user's message, or a list of messages, before each answer.

@@ -1,5 +1,6 @@
-"""BASIC: a CoAtNet and a text encoder, trained like CLIP (Pham et al. 2021,
-https://arxiv.org/abs/2111.10050).
+"""BASIC: a CoAtNet and a text encoder, trained like CLIP.
+
+Pham et al. 2021, https://arxiv.org/abs/2111.10050.
 
 Texts of up to 64 tokens are read bidirectionally and represented by the mean of their tokens. The
 paper gives little but the sizes of the text encoder; here its blocks are pre-norm, and positions

@@ -1,5 +1,6 @@
-"""CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021,
-https://arxiv.org/abs/2106.04803).
+"""CoAtNet: convolutions on large grids, attention on small ones.
+
+Dai et al. 2021, https://arxiv.org/abs/2106.04803.
 
 Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions;
 sizes from table 3 and, for the largest, from appendix A.2. In CoAtNet-6 and 7, two thirds of a

@@ -1,5 +1,6 @@
-"""MViT v2: Multiscale Vision Transformers, improved (Li et al. 2022,
-https://arxiv.org/abs/2112.01526).
+"""MViT v2: improved Multiscale Vision Transformers.
+
+Li et al. 2022, https://arxiv.org/abs/2112.01526.
 
 A pre-norm encoder whose attention pools queries, keys and values with small convolutions. Between
 stages, queries are pooled, and tokens become fewer and wider; keys and values are always few.

@@ -1,5 +1,6 @@
-"""MViT: Multiscale Vision Transformers for images (Fan et al. 2021,
-https://arxiv.org/abs/2104.11227, section 5).
+"""MViT: Multiscale Vision Transformers for images.
+
+Fan et al. 2021, https://arxiv.org/abs/2104.11227, section 5.
 
 A pre-norm encoder whose attention pools keys and values with small convolutions. The first block of
 a stage pools the queries, so that tokens become fewer, and the last block of a stage makes them

@@ -1,5 +1,4 @@
-"""Answers to questions from passages that the model retrieves: exact match, F1, and how often the
-answer was found."""
+"""Answer questions from retrieved passages: exact match, F1 and the retriever's recall."""
 
 import dataclasses
 import functools
@@ -24,8 +23,7 @@ from t5x_like.slots import Length, PositiveInt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """An evaluator that answers greedily from each of the retrieved passages, and chooses the
-  likeliest answer.
+  """Answer greedily from each of the retrieved passages, and choose the likeliest answer.
 
   The index is made of the parameters that are evaluated. The probability of an answer is `sum_z
   p(z|x) p(y|x, z)` over the passages z that it was written from ("fast decoding", Lewis et al.
@@ -92,8 +90,10 @@ class Evaluator(BaseEvaluator):
     return (*self._metric.metric.names, "found", "examples")
 
   def __call__(self, arrays):
-    """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
-    passage), and the number of `examples`."""
+    """Return `exact_match`, `f1`, `found` and the number of `examples`.
+
+    `found` is the percentage of questions with a right answer in a retrieved passage.
+    """
     predictions = []
     index_NP = build_index(self._search, arrays) if self._k else None
     for batch in self.context.global_batches(self.max_examples):

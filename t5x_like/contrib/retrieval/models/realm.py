@@ -1,5 +1,6 @@
-"""REALM: a retriever and a reader that are trained together (Guu et al. 2020,
-https://arxiv.org/abs/2002.08909).
+"""REALM: a retriever and a reader that are trained together.
+
+Guu et al. 2020, https://arxiv.org/abs/2002.08909.
 
 The retriever is a BERT: a query and a passage are compared by the inner product of their [CLS]
 states, projected to 128 dimensions by a matrix of each (Lee et al. 2019, section 3; the authors'

@@ -1,5 +1,6 @@
-"""In-batch retrieval: find each query's passage among the passages of the batch (Lee et al. 2019,
-sections 4 and 5).
+"""In-batch retrieval: find each query's passage among the passages of the batch.
+
+Lee et al. 2019, sections 4 and 5.
 
 With the source `cloze:` it is the inverse cloze task, by which a retriever starts; with questions
 and their passages it is dense passage retrieval (Karpukhin et al. 2020, section 3.2).
@@ -17,8 +18,10 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of each query's passage among all passages of the global batch, by inner
-  product."""
+  """Cross-entropy of each query's passage, by inner product.
+
+  The candidates are all passages of the global batch.
+  """
 
   unit = "nats per example"
   model_inputs = ("passage_tokens",)

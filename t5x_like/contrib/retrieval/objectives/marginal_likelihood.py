@@ -1,5 +1,6 @@
-"""The likelihood of an answer, summed over the passages that it may come from (Guu et al. 2020,
-section 3.1).
+"""The likelihood of an answer, summed over the passages that it may come from.
+
+Guu et al. 2020, section 3.1.
 
 `p(y|x) = sum_z p(z|x) p(y|x, z)`, z among the nearest k passages of the query x and the null
 document. p(z|x) is the softmax of their inner products with x, computed anew by the parameters of
@@ -45,8 +46,10 @@ class Objective(Base):
   search: Literal["device", "faiss"] = "device"
 
   def extend_model(self, model, key: jax.Array):
-    """Return the model; for a refresh beside the steps, its reference has one of its own: the
-    retriever before."""
+    """Return the model, with a copy of the retriever for a refresh that runs beside the steps.
+
+    The copy is `model.reference.reference`, the retriever of the last refresh but one.
+    """
     if self.refresh == "beside":
       model.reference.reference = type(model.reference)(model.retriever)
     return model
@@ -75,8 +78,11 @@ class Objective(Base):
 
 
 def passage_log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Return (log p(z|x), log p(y|x, z)), float32 [B, Z], from the outputs of a `RetrieverReader` for
-  a batch."""
+  """Return (log p(z|x), log p(y|x, z)), both float32 [B, Z].
+
+  Args:
+    outputs: of a `RetrieverReader` on the batch.
+  """
   Z = batch["passage_tokens"].shape[1]
   score_BZ = jnp.einsum(
     "BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest"
