@@ -30,7 +30,7 @@ class Corpus:
     text_field: the field that holds a document's text.
     data_dir: the directory of prepared TensorFlow datasets, present or future.
     clean: comma-separated cleaning steps; see `tools.prepare_data`.
-    validation_fraction: the share of documents held out of train if the source has no validation
+    validation_fraction: the share of documents left out of train if the source has no validation
       split.
     cache: the directory for the new store; None uses `data.cache_directory()`.
   """
@@ -148,7 +148,7 @@ class Checkpoint:
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.
     fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
-    emergency: copies of the state near each host besides: the `EmergencyOptions` of
+    emergency: additional copies of the state near each host: the `EmergencyOptions` of
       `checkpoints/emergency.py`; {} for none.
   """
 
@@ -163,12 +163,12 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerMemory:
-  """The keys of `config.optimizer` beside the optimizer's own."""
+  """The keys of `config.optimizer` in addition to the optimizer's own."""
 
   offload: bool = False  # keeps the optimizer's arrays in the hosts' memory
-  ema: slots.Rate = 0.0  # decay of a moving average of the weights, kept beside them; 0 for none
+  ema: slots.Rate = 0.0  # decay of a moving average of the weights; 0 for none
   ema_warmup: bool = False  # shortens the average early in a run, as timm does
-  # b1 of schedule-free learning, whose average takes the place of a decay; 0 for none
+  # b1 of schedule-free learning, whose average replaces a decay; 0 for none
   schedule_free: slots.Rate = 0.0
   use_ema: bool = True  # evaluations, predictions, exports and other runs take the average
 

@@ -5,9 +5,9 @@ python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data \
     [--tasks=cola,rte] [--seeds=3]
 
 Without --config it uses the config of the run's training. It prints the metrics of the evaluators
-in `config.evals` and writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside
-it, a .jsonl file has the prediction for each input, or decoded samples; runs on images also write
-pictures. Groups name the run's metrics; see t5x_like/training/evaluation.py.
+in `config.evals` and writes them to evaluations/<step>_<group>_<split>.json in the workdir. A
+.jsonl file next to it has the prediction for each input, or decoded samples; runs on images also
+write pictures. Groups name the run's metrics; see t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
 t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE
@@ -127,7 +127,7 @@ _FLAGS = (
   flag(
     "--questions",
     metavar="FILE,FILE",
-    help="asked without training, beside the suite; patterns in quotes",
+    help="files of questions, answered without training; patterns in quotes",
   ),
   flag("--shots", type=int, metavar="K", help="examples before each question (default: 0)"),
   flag(
@@ -162,8 +162,9 @@ def _evaluate(args, overrides: list[str]) -> None:
   from t5x_like.training.evaluation import Evaluation
   from t5x_like.training.open_with_recipe import check_vocabulary, open_with_recipe
 
+  # results are written next to the model
   if hub.is_hub_name(args.workdir):
-    raise hub.missing_model_error(args.workdir, "--workdir")  # results are written beside the model
+    raise hub.missing_model_error(args.workdir, "--workdir")
   process.prepare()
   data.use_cache(args.workdir)
   saved = open_with_recipe(args.workdir, args.config, overrides)
@@ -276,7 +277,7 @@ def _check_output(output: str | None, workdir: str) -> None:
 
 
 def _run_suites(args, overrides: list[str]) -> None:
-  """Run suites and ask questions; print their table."""
+  """Run suites and answer the files of questions; print their table."""
   from t5x_like.benchmarks import custom_suites, steps, suite, tables
   from t5x_like.runtime import compile_cache, process
   from t5x_like.saved_model import hub, open_saved_model
@@ -334,10 +335,10 @@ def _run_suites(args, overrides: list[str]) -> None:
 
 
 class _QuestionSuite:
-  """The files of --questions; a call asks them and returns results as a suite does.
+  """The files of --questions; a call answers them and returns results as a suite does.
 
-  Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way,
-  are not asked again.
+  Questions with answers in `<output>/<file>.json` by the same checkpoint and with the same options
+  are not answered again.
 
   Raises:
     UserError: no workdir has a decoder, a file cannot be read, or the model is from scratch.
@@ -369,7 +370,7 @@ class _QuestionSuite:
     self._asker = None
 
   def __call__(self) -> tuple[dict[str, dict], dict[str, str]]:
-    """Return (results by file, the errors of files that could not be asked)."""
+    """Return (results by file, the errors of files without results)."""
     from t5x_like.inference import questions
     from t5x_like.parallel import distributed
     from t5x_like.runtime import process

@@ -24,7 +24,7 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 FORMS = ("tiny", "debug")  # laptop forms, made by `t5x_like.laptop`
 _PACKAGE = pathlib.Path(__file__).parent
-# In a wheel the recipes lie inside the package, in a clone beside it.
+# In a wheel the recipes are inside the package, in a clone next to it.
 CONFIGS = next(
   folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir()
 )

@@ -1,7 +1,7 @@
 """Replace secrets by `***` in text that is printed or written where others read it.
 
 A secret is recognised by the name of its variable, flag or key (`PGPASS`, `--api_key`, `"token"`),
-by its place in an address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a
+by its position in an address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a
 JSON web token). The rule errs on the side of hiding too much.
 """
 

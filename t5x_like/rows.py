@@ -222,7 +222,7 @@ def run_in_batches(
   sharding = rules.batch()
   results = {}
 
-  def place(array: np.ndarray, B: int) -> jax.Array:
+  def shard(array: np.ndarray, B: int) -> jax.Array:
     padding = np.zeros((B - len(array), *array.shape[1:]), array.dtype)
     array = np.concatenate([array, padding])
     rows = local_rows(sharding, B)
@@ -233,7 +233,7 @@ def run_in_batches(
     for start in range(0, len(numbers), B):
       batch_numbers = numbers[start : start + B]
       arrays = features(batch_numbers, length)
-      outputs = run({name: place(array, B) for name, array in arrays.items()})
+      outputs = run({name: shard(array, B) for name, array in arrays.items()})
       outputs = [fetch(output) for output in outputs]
       for row, number in enumerate(batch_numbers):
         results[number] = tuple(output[row] for output in outputs)

@@ -26,7 +26,7 @@ import regex
 
 
 class Kind(enum.IntEnum):
-  """The kinds of characters that the rules tell apart.
+  """The kinds of characters that the rules distinguish.
 
   Attributes:
     OTHER: punctuation, symbols, controls.

@@ -8,7 +8,7 @@ Arguments and their types are the fields of a frozen dataclass, which a `Slot` r
 
 The topics of `t5x_like/contrib` extend these packages: a folder of a topic that is named like the
 last part of a package adds its public modules, so `contrib/retrieval/tasks/open_qa.py` is the task
-`open_qa` beside those of `t5x_like.data.tasks`.
+`open_qa` among those of `t5x_like.data.tasks`.
 
   OPTIMIZERS.make("config.optimizer", {"name": "lion", "b1": 0.95})
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)

@@ -94,7 +94,7 @@ class StackBuilder:
       types=type_table,
       norm=norm,
       project=project,
-      dropout=self.dropout_at("inputs"),
+      dropout=self.dropout_after("inputs"),
     )
 
   def stack(self, rngs: nnx.Rngs) -> Stack:
@@ -198,11 +198,11 @@ class StackBuilder:
     shared_axes = (-2,) if self.design.shared_dropout else ()
     return Dropout(self.dropout_rate, shared_axes)
 
-  def dropout_at(self, place: str) -> Dropout:
-    """Return the dropout after the inputs or a sublayer, named as in a block."""
-    if place == "moe":
-      place = "mlp"
-    if place in self.design.no_dropout:
+  def dropout_after(self, sublayer: str) -> Dropout:
+    """Return the dropout after "inputs" or a sublayer, named as in a block."""
+    if sublayer == "moe":
+      sublayer = "mlp"
+    if sublayer in self.design.no_dropout:
       return NO_DROPOUT
     return self.dropout
 
@@ -354,7 +354,7 @@ class StackBuilder:
       layer,
       **norms,
       alpha=alpha,
-      dropout=self.dropout_at(name),
+      dropout=self.dropout_after(name),
       drop_path=self.drop_path,
       turn=turn,
     )

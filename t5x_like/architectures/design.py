@@ -54,8 +54,8 @@ class Design:
     experts_every: N, if only every N-th layer has experts.
     dense_layers: number of first layers with an MLP instead of experts.
     mlp_dropout: whether dropout also applies inside the MLP.
-    shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
-    no_dropout: places without any: the sums of embeddings ("inputs"), or the MLP's outputs ("mlp").
+    shared_dropout: whether all positions of a row share one dropout mask, as in T5's code.
+    no_dropout: where none is: at the sums of embeddings ("inputs"), at the MLP's outputs ("mlp").
     attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), all weights of
       some keys in a row ("keys", which is dropout of values, so that kernels can do it), or none.
     init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in).

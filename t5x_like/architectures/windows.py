@@ -85,8 +85,8 @@ def _attend_within_windows(
 ) -> jax.Array:
   """Run a core within each window of `cells` tokens, mapped over windows.
 
-  The batch stays an axis of its own, which a TPU lays beside the width: there, tokens need no
-  padding, and windows are moved as whole.
+  The batch stays an axis of its own, which a TPU lays out next to the width: there, tokens need no
+  padding, and whole windows are moved.
   """
   pos = mask.q_pos[:, :cells]
   count = mask.q_pos.shape[1] // cells

@@ -1,10 +1,10 @@
-"""Keep emergency copies of the last steps near every host, beside the shared checkpoints.
+"""Keep emergency copies of the last steps near every host, in addition to shared checkpoints.
 
 Every few steps each process writes its own shards to a directory of its host: a disk, or memory
 (`/dev/shm`). Where the mesh repeats the state, as `replica` does over slices, each slice then holds
 all of it. A job that has lost hosts goes on from the newest step that the processes hold together:
 a process reads its shards at home, and a new host receives its shards over the mesh from the
-devices that hold the same. Otherwise the ordinary checkpoint serves.
+devices with the same shards. Otherwise the job restores the ordinary checkpoint.
 
 Orbax's own emergency manager (`orbax.checkpoint.experimental.emergency`, 0.12) is not used: its
 first slice keeps no copy, it returns no metadata, and it expects the processes of the first start,
@@ -40,7 +40,7 @@ _log = logging.getLogger("t5x_like.checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class EmergencyOptions:
-  """`config.checkpoint.emergency`: copies of the state near each host, beside the checkpoints.
+  """`config.checkpoint.emergency`: copies of the state near each host, in addition.
 
   Attributes:
     directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the
@@ -68,7 +68,7 @@ def check_options(values: Any) -> ConfigDict:
 
 
 class StartHistory:
-  """Records the starts of a run in its workdir, which tell whose emergency copies are whose.
+  """Record the starts of a run in its workdir, to know which emergency copies belong to it.
 
   Each start names its copies by an id of its own. It records the step that it continued from, and
   the number of lines of `history.jsonl` that name a step: lines of rollbacks and of all starts,
@@ -200,7 +200,7 @@ class _NearbyCheckpoints(Checkpoints):
 
 
 class EmergencyCheckpoints(Checkpoints):
-  """Checkpoints of a run with emergency copies beside them.
+  """Checkpoints of a run, with emergency copies near its hosts.
 
   Args:
     directory, options: see `Checkpoints`.

@@ -51,7 +51,7 @@ class EmergencySteps:
   """The steps in the processes' own directories; `orbax_steps.LocalSteps` documents the methods.
 
   A copy is a directory `<start>/<step>-<process>/`, renamed into place once whole. It is not
-  flushed to the disk: after a loss of power its checksums tell, and another slice has the step.
+  flushed to the disk: after a loss of power its checksums fail, and another slice has the step.
 
   Attributes:
     min_step: the oldest step that counts.
@@ -109,10 +109,10 @@ class EmergencySteps:
     return self._agreed_manifest.decode()
 
   def read(self, step: int, template: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
-    """Return tensors by name, from the copies at home or, where one is missing, over the mesh.
+    """Return tensors by name, from local copies or, where one is missing, over the mesh.
 
-    Hosts may have changed places: each then reads its copy for the process that needs it, on a mesh
-    of the devices in that order, from which the tensors move to their own mesh.
+    Hosts may have been renumbered: each then reads its copy for the process that needs it, on a
+    mesh of the devices in that order, from which the tensors move to their own mesh.
 
     Raises:
       DamagedStep: no process has an intact copy of some shard; the same in all processes.
@@ -120,24 +120,25 @@ class EmergencySteps:
     needs = ShardNeeds(template)
     served_process, own_shards = self._read_own(step, template, needs)
     served_P = _gather_from_all(np.array([served_process], np.int32)).ravel()
-    places, held_P = needs.assign(served_P)
+    assignment, is_read_P = needs.assign(served_P)
     for name, x in template.items():
-      if not _is_covered(x.sharding, x.shape, held_P.tobytes()):
+      if not _is_covered(x.sharding, x.shape, is_read_P.tobytes()):
         raise DamagedStep(
-          f"no process holds some shards of tensor {name} ({held_P.sum()} of "
-          f"{held_P.size} hold theirs)"
+          f"no process holds some shards of tensor {name} ({is_read_P.sum()} of "
+          f"{is_read_P.size} hold theirs)"
         )
-    suffix = "" if held_P.all() else "; the others receive their shards over the mesh"
+    suffix = "" if is_read_P.all() else "; the others receive their shards over the mesh"
     process.log(
-      f"step {step}: {held_P.sum()} of {held_P.size} processes read their emergency copies{suffix}"
+      f"step {step}: {is_read_P.sum()} of {is_read_P.size} processes read their emergency copies"
+      f"{suffix}"
     )
     self._last_step = step
-    is_held_here = own_shards and held_P[places[jax.process_index()]]
+    reads_here = own_shards and is_read_P[assignment[jax.process_index()]]
     tensors = {}
     for name, x in template.items():
-      sharding = _rearrange_sharding(x.sharding, places)
-      shards = own_shards[name] if is_held_here else None
-      if held_P.all():
+      sharding = _rearrange_sharding(x.sharding, assignment)
+      shards = own_shards[name] if reads_here else None
+      if is_read_P.all():
         tensor = jax.make_array_from_callback(x.shape, sharding, _shard_callback(shards))
       else:
         tensor = receive_from_replicas(
@@ -313,7 +314,7 @@ class ShardNeeds:
     return [(name, start) for name, starts in self._tensors.items() for start in starts[number]]
 
   def first_served(self, available: Mapping[tuple[str, Start], Any]) -> int:
-    """Return the first process whose needs are held, this one before others.
+    """Return the first process whose shards are all available, this one before others.
 
     Raises:
       KeyError: there is none.
@@ -330,27 +331,27 @@ class ShardNeeds:
     Args:
       served_P: `first_served` of each process; -1 for none.
     Returns:
-      (a permutation of the processes, whether each one's shards are read by a holder of them).
+      (a permutation of the processes, whether some process reads each one's shards).
     """
     processes = range(len(served_P))
-    places = {p: p for p in processes if served_P[p] == self._first_alike[p]}
-    free = [p for p in processes if p not in places]
+    targets = {p: p for p in processes if served_P[p] == self._first_alike[p]}
+    free = [p for p in processes if p not in targets]
     for p, served in enumerate(served_P):
-      if p in places:
+      if p in targets:
         continue
-      fitting = [place for place in free if self._first_alike[place] == served]
+      fitting = [target for target in free if self._first_alike[target] == served]
       if fitting:
-        places[p] = fitting[0]
+        targets[p] = fitting[0]
         free.remove(fitting[0])
-    held_P = np.isin(np.arange(len(served_P)), list(places.values()))
-    unassigned = [p for p in processes if p not in places]
-    for p in unassigned:  # at home where possible
+    is_read_P = np.isin(np.arange(len(served_P)), list(targets.values()))
+    unassigned = [p for p in processes if p not in targets]
+    for p in unassigned:  # itself where possible
       if p in free:
-        places[p] = p
+        targets[p] = p
         free.remove(p)
-    unassigned = [p for p in unassigned if p not in places]
-    places |= dict(zip(unassigned, free, strict=True))
-    return tuple(places[p] for p in processes), held_P
+    unassigned = [p for p in unassigned if p not in targets]
+    targets |= dict(zip(unassigned, free, strict=True))
+    return tuple(targets[p] for p in processes), is_read_P
 
 
 @functools.lru_cache(maxsize=256)
@@ -362,24 +363,24 @@ def _shard_starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, 
   return {number: frozenset(process_starts) for number, process_starts in starts.items()}
 
 
-def _rearrange_sharding(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
-  """Return the sharding with the devices of each process in the places of another's."""
-  if places == tuple(range(len(places))):
+def _rearrange_sharding(sharding: NamedSharding, targets: tuple[int, ...]) -> NamedSharding:
+  """Return the sharding on a mesh whose devices are rearranged by `_rearrange_mesh`."""
+  if targets == tuple(range(len(targets))):
     return sharding
   return NamedSharding(
-    _rearrange_mesh(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind
+    _rearrange_mesh(sharding.mesh, targets), sharding.spec, memory_kind=sharding.memory_kind
   )
 
 
 @functools.lru_cache(maxsize=4)
-def _rearrange_mesh(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
-  """Return the mesh with the devices of each process in the places of another's."""
+def _rearrange_mesh(mesh: Mesh, targets: tuple[int, ...]) -> Mesh:
+  """Return the mesh with the devices of process `n` where those of process `targets[n]` were."""
   devices_by_process: dict[int, list] = {}
   for device in sorted(mesh.devices.flat, key=lambda device: device.id):
     devices_by_process.setdefault(device.process_index, []).append(device)
   replacements = {}
-  for number, place in enumerate(places):
-    pairs = zip(devices_by_process[place], devices_by_process[number], strict=True)
+  for number, target in enumerate(targets):
+    pairs = zip(devices_by_process[target], devices_by_process[number], strict=True)
     replacements.update(pairs)
   devices = np.vectorize(replacements.get, otypes=[object])(mesh.devices)
   return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
@@ -397,7 +398,7 @@ def receive_from_replicas(
 
   Args:
     x: shape, type and sharding, of a named mesh.
-    own: the shards of this process's devices by their starts; None if it holds none.
+    own_shards: the shards of this process's devices by their starts; None if it holds none.
   """
   sharding = x.sharding
   bits = _BITS[x.dtype.itemsize]
@@ -433,7 +434,7 @@ def _select_greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
 
 
 def _is_covered(sharding: NamedSharding, shape: tuple[int, ...], holders: bytes) -> bool:
-  """Return whether the processes that hold their shards hold all of a tensor together."""
+  """Return whether the processes marked in `holders` together hold all of a tensor."""
   needed = set()
   covered = set()
   for number, starts in _shard_starts(sharding, shape).items():

@@ -85,7 +85,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     every: the interval of saving.
     keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the
       one before it where that is no multiple; None keeps all. While there are fewer, the newest
-      other steps are kept in their place.
+      other steps are kept instead.
     keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
     save_timeout_seconds: how long one save may take, over all processes.
     check: called in process 0 before a step is committed, removed or set aside; raises if another
@@ -221,7 +221,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       try:
         state, metadata = self._restore_any_attempt(candidate, abstract_state)
       except DamagedStep as damage:
-        # a run beside this one has made room for newer steps
+        # a run in the same workdir has removed it, to save newer steps
         if candidate not in self._store.agreed_steps():
           has_removed_steps = True
           continue
@@ -412,11 +412,11 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 
 
 class SaveSchedule:
-  """Decides at which steps to save.
+  """Choose the steps to save.
 
-  Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of
-  all, should have passed, judged by the steps since the last save, and so at few steps: the
-  processes need not meet at each.
+  Process 0 has the clock, and the others wait for its answer. To wait rarely, they read the clock
+  only when half of the remaining time, or a twentieth of `minutes`, should have passed, judged by
+  the speed of the steps since the last save.
 
   Args:
     options: `config.checkpoint`; `every` counts steps, and `minutes` may be None.

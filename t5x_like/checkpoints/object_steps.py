@@ -2,11 +2,11 @@
 
 A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the
 tensors as an object (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an
-index beside them; when all have, process 0 writes `manifest.json`, and only then the step is there.
+index next to them; when all have, process 0 writes `manifest.json`, and only then the step exists.
 An attempt that was cut short has none and is removed by the next run that saves: first by an object
 `aside`, so that a process that was paused and now writes its manifest commits nothing. Nothing is
 renamed: a step too is set aside by an object `aside` in its directory, and may then be saved again
-as another attempt. Where a step has several attempts with a manifest, any intact one serves.
+as another attempt. Where a step has several attempts with a manifest, any intact one is read.
 """
 
 import concurrent.futures
@@ -41,11 +41,11 @@ class ObjectSteps:
   """The steps in one directory of a store; `orbax_steps.LocalSteps` documents the methods.
 
   Listings may lag: they only say which directories to look into, and process 0 looks for all. The
-  objects in a directory are asked for by name.
+  objects in a directory are read by name.
 
   Args:
     url: the address of the directory.
-    retention: decides which steps are kept.
+    retention: chooses the steps to keep.
     timeout_seconds: how long a save may take, over all processes.
     check: called in process 0 before it commits or removes anything; raises if another run has
       taken the workdir.

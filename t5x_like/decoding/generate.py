@@ -1,7 +1,7 @@
 """Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
 
 Call these functions under `jax.jit`, within the rules of a mesh if there is one. Shapes are static,
-one compilation serves every batch of the same size, and rows stay on their devices. A model needs
+all batches of the same size share one compilation, and rows stay on their devices. A model needs
 `prompt`, `start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an
 encoder-decoder is the start token, followed by `decoder_prefix_tokens` if the batch has them.
 """

@@ -61,11 +61,11 @@ class NoRepeatNgrams:
     m = self.n - 1
     padded_BX = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
     last_Bm = step.last_tokens(m)
-    # whether the m tokens before a place are the last m
+    # whether the m tokens before a position are the last m
     completes_BH = jnp.ones_like(history_BH, bool)
-    for place in range(m):
-      token_B1 = last_Bm[:, place : place + 1]
-      is_equal_BH = padded_BX[:, place : place + H] == token_B1
+    for i in range(m):
+      token_B1 = last_Bm[:, i : i + 1]
+      is_equal_BH = padded_BX[:, i : i + H] == token_B1
       completes_BH &= is_equal_BH & (token_B1 >= 0)
     banned_BH = jnp.where(completes_BH, history_BH, -1)
     is_banned_BV = _mark_ids(banned_BH, scores_BV.shape[-1])

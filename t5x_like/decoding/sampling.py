@@ -24,8 +24,8 @@ class DecodingStep:
     max_length: maximal number of generated tokens.
     eos: the ids that end a row.
     prompt_BP: int32, as in `generate.PrefilledModel`.
-    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from place `index` on are
-      not made yet.
+    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from position `index` on
+      are not generated yet.
   """
 
   index: jax.Array
@@ -37,8 +37,8 @@ class DecodingStep:
   def history(self) -> jax.Array:
     """Return the prompts and the tokens so far: int32 [rows, P + max_length].
 
-    Padding before the prompt and places after the tokens are -1. The last token is at place P +
-    index - 1 of every row. The program of a step has a history only if a transform asks for it.
+    Padding before the prompt and positions after the tokens are -1. The last token is at position
+    P + index - 1 of every row. The program of a step has a history only if a transform calls this.
     """
     tokens_BT = self.tokens.reshape(-1, self.max_length)
     beams = len(tokens_BT) // len(self.prompt_BP)

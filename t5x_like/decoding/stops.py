@@ -59,11 +59,11 @@ class StopStrings:
   def through_stop(self, ids: Sequence[int]) -> Sequence[int]:
     """Return the ids up to the first that completes a string, with it; all if none does."""
     state = 0
-    for place, token in enumerate(ids):
+    for index, token in enumerate(ids):
       kind = self._kind_V[token] if token < len(self._kind_V) else 0
       state = self._next_KS[kind, state]
       if state == self._done:
-        return ids[: place + 1]
+        return ids[: index + 1]
     return ids
 
 
@@ -102,8 +102,8 @@ def _read_tokens(next_SB: np.ndarray, tokens: Sequence[bytes]) -> np.ndarray:
   states = len(next_SB)
   state_VS = np.tile(np.arange(states, dtype=np.int32), (len(tokens), 1))
   length_V = np.array([len(token) for token in tokens])
-  for place in range(length_V.max(initial=0)):
-    longer_N = np.flatnonzero(length_V > place)
-    byte_N = np.array([tokens[token][place] for token in longer_N])
+  for index in range(length_V.max(initial=0)):
+    longer_N = np.flatnonzero(length_V > index)
+    byte_N = np.array([tokens[token][index] for token in longer_N])
     state_VS[longer_N] = next_SB[state_VS[longer_N], byte_N[:, None]]
   return state_VS

@@ -1,7 +1,6 @@
 """Turn prompts into ids, and answer them with likelihoods or generated texts.
 
-Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) both ask
-through it.
+Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) use it.
 """
 
 from collections.abc import Sequence
@@ -25,10 +24,10 @@ class Prompts:
     opened: the model, a `library.model.Model`.
     longest: the most tokens that it reads, see `Likelihood`.
     start: whether the contexts of a decoder begin with the start token, as our documents do.
-      Otherwise only the ids that the tokenizer of published weights adds by itself stand around a
+      Otherwise only the ids that the tokenizer of published weights adds by itself surround a
       context.
-    template: the chat template in which a decoder is asked: a context is a user's message, and what
-      continues it the beginning of the answer. None asks without one.
+    template: the chat template of a decoder: a context is a user's message, and its continuation
+      the beginning of the answer. None is no template.
 
   Attributes:
     both: whether the model is an encoder-decoder.
@@ -67,7 +66,7 @@ class Prompts:
     self._answer = opening_ids(opened.vocabulary) if first is None else [first]
 
   def encode(self, text: str, special: bool = True) -> Ids:
-    """Return the ids of a context or, without `special`, of what continues one."""
+    """Return the ids of a context or, without `special`, of a continuation."""
     if special and self._chat is not None:
       ids = self._chat.prompt_with_start([Message("user", text)])
       return ids if ids[:1] == [self.start_id] else [*self._before, *ids]

@@ -70,7 +70,7 @@ class Questions:
 
   Attributes:
     path: the file.
-    kind: the way to ask them, a method of `Asker`.
+    kind: the form of the questions, which names a method of `Asker`.
     rows: the records.
     wheres: the file and line of each record, for messages.
   """
@@ -256,7 +256,7 @@ class Options:
     stride: the stride of windows over texts; None is their length.
     max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS`
       where the file has worked answers, but at most half of what the model reads.
-    template: the chat template of a decoder, see `Prompts`; None asks without one.
+    template: the chat template of a decoder, see `Prompts`; None is no template.
   """
 
   shots: int = 0
@@ -331,13 +331,13 @@ def _format_letter_question(row: Record) -> str:
 
 
 def _other_questions(examples: Sequence[Record], row: Record) -> list[Record]:
-  """Return the examples that ask another question than a row."""
+  """Return the examples whose question is not the row's."""
   key = _question_key(row)
   return [example for example in examples if _question_key(example) != key]
 
 
 def _question_key(row: Record) -> str:
-  """Return a key that is equal for rows that ask the same question.
+  """Return a key that is equal for rows with the same question.
 
   It ignores their ids and answers, and the order of their choices.
   """
@@ -349,9 +349,10 @@ def _question_key(row: Record) -> str:
 
 
 def describe_template(opened: Any, template: str | None) -> str:
-  """Describe in a line the chat template that a model is asked by, or has.
+  """Describe in a line the chat template of the prompts, or else the template that the model has.
 
-  `opened` is a `library.model.Model`.
+  Args:
+    opened: the model, a `library.model.Model`.
   """
   if template is not None:
     return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
@@ -434,7 +435,7 @@ class Asker:
     return getattr(self, f"_{questions.kind}")(questions)
 
   def check(self, questions: Questions) -> None:
-    """Raise UserError if a file lacks examples for its questions, before it is asked."""
+    """Raise UserError if a file lacks examples for its questions."""
     if questions.kind == "letters":
       build_letter_prompts(questions, self._examples or questions, self._options)
     elif questions.kind != "texts":
@@ -446,7 +447,7 @@ class Asker:
     """Return each question with the text of `shots` answered examples.
 
     Raises:
-      UserError: there are fewer rows that ask something else than shots.
+      UserError: there are fewer rows with other questions than shots.
     """
     options = self._options
     examples = self._examples or questions

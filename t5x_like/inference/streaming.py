@@ -1,6 +1,6 @@
 """Generate text token by token for a waiting reader.
 
-Two programs are compiled once and serve every prompt.
+Two programs are compiled once, for every prompt.
 """
 
 import dataclasses

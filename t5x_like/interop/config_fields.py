@@ -72,9 +72,9 @@ class Fields:
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
-    tensor_names: the names of the tensors beside the config.
-    tensor_count, parameter_count: the number of tensors, and of values in them, in the files beside
-      the config; see `field_types.check_fields`.
+    tensor_names: the names of the tensors in the directory of the config.
+    tensor_count, parameter_count: the number of these tensors, and of values in them; see
+      `field_types.check_fields`.
   Raises:
     UserError: a field has the wrong type or is out of range.
   """

@@ -341,7 +341,7 @@ def read_rope(
   """Return the rotary positions of a config.
 
   Version 5 of `transformers` writes everything to `rope_parameters`. Older files have the base and
-  the fraction beside `rope_scaling`, which takes precedence if both objects exist.
+  the fraction outside `rope_scaling`, which takes precedence if both objects exist.
 
   Args:
     theta, fraction: defaults; a fraction of None is for families that always rotate whole heads.

@@ -150,7 +150,7 @@ def check_fields(
   Args:
     values: the parsed config, or a section of it.
     origin: the file, for messages.
-    tensor_count: the number of tensors in the files beside the config; None without files.
+    tensor_count: the number of tensors in the config's directory; None without files.
     parameter_count: the number of values in these tensors.
   Raises:
     UserError: a field is invalid; names the first.

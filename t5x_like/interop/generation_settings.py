@@ -1,7 +1,7 @@
 """Read the generation settings of a published model as options of `predict`, and write them.
 
 How tokens are drawn (`do_sample`, `temperature`, `top_k`, …) is the reader's choice and not read: a
-prediction is the same every time unless draws are asked for.
+prediction is the same every time unless the user chooses to draw.
 """
 
 import json
@@ -35,7 +35,7 @@ _TYPES = {
 def predict_options(
   settings: Mapping[str, Any], is_encoder_decoder: bool, origin: str
 ) -> dict[str, Any]:
-  """Return the options of `predict` that settings ask for, and `early_stopping` beside beams.
+  """Return the options of `predict` in settings, and `early_stopping` if there are beams.
 
   Lengths that count a decoder's prompt are left out.
 
@@ -90,7 +90,7 @@ def export_settings(
 
   Args:
     evals: the run's evaluators.
-    config: the `config.json` beside the file; its special ids are in the file too.
+    config: the `config.json` in the file's directory; its special ids are in the file too.
     content: the file so far.
   Returns:
     None if the evaluator decodes greedily.
@@ -121,10 +121,10 @@ def _first_generation(evals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, An
 def merge_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
   """Complete given options with a model's settings where these do not contradict them.
 
-  A model's beams give way to draws, and to beams, samples or a penalty that are asked for.
+  A model's beams give way to draws, and to beams, samples or a penalty among the given options.
 
   Args:
-    settings: the options that a model's settings ask for.
+    settings: the options in a model's settings.
     options: the given options.
   """
   defaults = {name: value for name, value in settings.items() if name not in options}

@@ -184,7 +184,7 @@ def save(
     path: a new or empty directory.
     dtype: the dtype of the tensors; None for the dtype of the files it was loaded from, or float32.
     labels: the names of the classes, for a config that has them.
-    images: for a model of images, the `config.task` that tells how they are prepared.
+    images: for a model of images, the `config.task` that says how they are prepared.
   Raises:
     UserError: the directory is not empty, the model has no Hugging Face form or a parameter for
       which it has no tensor, or a file cannot be written.

@@ -1,10 +1,10 @@
 """Read the arrays of a T5X checkpoint one at a time.
 
 A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an
-array, or TensorStore's spec of one that lies beside the index as Zarr. Checkpoints that T5X saves
-through Orbax hold placeholders in place of specs, or have `_METADATA` in place of the index, and
-may keep all arrays in one OCDBT database. Of a spec, only the array's name and shape are used; its
-store is always the directory itself.
+array, or TensorStore's spec of one that is stored next to the index as Zarr. Checkpoints that T5X
+saves through Orbax hold placeholders instead of specs, or have `_METADATA` instead of the index,
+and may keep all arrays in one OCDBT database. Of a spec, only the array's name and shape are used;
+its store is always the directory itself.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ _STEP = re.compile(r"checkpoint_(\d+)/?")
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-  """An array beside the index: its name there, and the shape that the index states, if any."""
+  """An array next to the index: its name there, and the shape that the index states, if any."""
 
   name: str
   shape: tuple[int, ...] | None = None
@@ -61,7 +61,7 @@ class Checkpoint:
 
   Args:
     path: the directory of a checkpoint, or one that holds several, of which the newest is read;
-      local, or at an address that TensorStore serves.
+      local, or at an address that TensorStore reads.
 
   Attributes:
     where: the directory that holds the index, for messages.
@@ -128,7 +128,7 @@ class Checkpoint:
     return self._leaves[name]
 
   def _parse_leaf(self, keys: tuple[str, ...], content: Any) -> np.ndarray | _Stored | None:
-    """Return an array of the index, or its place in the files; None for anything else."""
+    """Return an array of the index, or its location in the files; None for anything else."""
     key = f"{self.where}/{INDEX}: {'/'.join(keys)}"
     if isinstance(content, np.ndarray | np.generic | int | float):
       array = np.asarray(content)

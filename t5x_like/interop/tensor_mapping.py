@@ -219,7 +219,7 @@ class TensorMapping:
 
 
 def number_name(pattern: str, numbers: Mapping[str, int]) -> str:
-  """Return a name or path with numbers in place of `{stage}`, `{block}` and `{unit}`."""
+  """Return a name or path with numbers instead of `{stage}`, `{block}` and `{unit}`."""
   return _NUMBER.sub(lambda match: str(numbers[match[1]] + int(match[2] or 0)), pattern)
 
 

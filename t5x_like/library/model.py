@@ -377,7 +377,7 @@ class Model:
     """Return the template of a conversation with the model.
 
     Args:
-      name: a template that somebody asks for; "none" is no template. None is the training's or, of
+      name: a template chosen by the user; "none" is no template. None is the training's or, of
         a published decoder, the one in its tokenizer's files, `published`.
     """
     if name == "none":

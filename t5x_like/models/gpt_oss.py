@@ -1,10 +1,10 @@
 """gpt-oss (OpenAI 2025, model card, arXiv:2508.10925).
 
 Pre-norm with RMSNorm, biases everywhere, an untied output. Every second layer, starting with the
-first, sees a window of 128 tokens; each head has a learned sink beside the keys. Rotary positions
-of base 150,000, stretched from 4,096 to 131,072 tokens by YaRN. Each token uses 4 experts, weighted
-by a softmax over the chosen; their SwiGLU is clamped, and one is added to its linear factor. The
-weight of the balance loss is transformers' default; the card has none.
+first, sees a window of 128 tokens; each head has a learned sink in addition to the keys. Rotary
+positions of base 150,000, stretched from 4,096 to 131,072 tokens by YaRN. Each token uses 4
+experts, weighted by a softmax over the chosen; their SwiGLU is clamped, and one is added to its
+linear factor. The weight of the balance loss is transformers' default; the card has none.
 """
 
 from dataclasses import replace

@@ -140,7 +140,7 @@ class Attention(Layer):
 
 
 def attention_scope(mask: Mask):
-  """Return the named scope of the core's operations, by which the FLOP count tells causal ones."""
+  """Return the named scope of the core's operations, by which the FLOP count finds causal ones."""
   is_causal = mask.causal and mask.k_prefix is None
   return jax.named_scope(CAUSAL_SCOPE if is_causal else "attention")
 

@@ -1,6 +1,6 @@
 """A decoder's state between calls; `generate` and `beam_search` use it.
 
-Shapes are static: one compilation serves every batch of the same size.
+Shapes are static: all batches of the same size share one compilation.
 """
 
 import dataclasses

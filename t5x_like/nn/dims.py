@@ -36,7 +36,7 @@ class Dims:
 class Dropout:
   """Zero entries with probability `rate` and rescale the others; does nothing without a key.
 
-  One mask serves all entries along the `shared` axes, which are negative.
+  All entries along the `shared` axes, which are negative, share one mask.
   """
 
   rate: float | jax.Array = 0.0

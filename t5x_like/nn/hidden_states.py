@@ -58,7 +58,7 @@ def read_states(
 
 
 class _Recording(nnx.Module):
-  """A block that returns its output in the place of its cache, so that the stack collects it."""
+  """A block that returns its output instead of its cache, so that the stack collects it."""
 
   def __init__(self, block: Block):
     self.block = block

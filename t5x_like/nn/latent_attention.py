@@ -3,7 +3,7 @@
 The vector is the token's latent (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1).
 
 The cache of a token holds its latent and one rotated key that all heads share, rank + rope values
-in place of `heads * (head width + value width)`. Against it, the up-projections move to the other
+instead of `heads * (head width + value width)`. Against it, the up-projections move to the other
 side of the products: queries are projected into the latent space, where all heads attend to the
 same vectors, and attended latents are projected to values. Neither keys nor values of the heads are
 ever made.
@@ -69,7 +69,7 @@ class LatentAttention(Attention):
     make_norm: `(width, rngs) -> norm` of the latents.
     others: see `Attention`.
   Raises:
-    UserError: `latent` or its sizes do not fit; or a norm of queries and keys is asked for.
+    UserError: `latent` or its sizes do not fit; or the design has a norm of queries and keys.
   """
 
   def __init__(

@@ -21,7 +21,7 @@ class Context:
     memory_mask: the cross-attention mask, from this stack's queries to the encoder's keys.
     slot: int32 scalar, the cache slot where this call's keys and values start; None without a
       cache.
-    valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no
+    valid: bool [B, T], False for padding, if `mask` lacks it (a causal mask needs no
       validity).
     position_vectors, memory_position_vectors: [B, T, D] and [B, S, D], added to queries and keys by
       `contrib.detection.positioned_attention`.

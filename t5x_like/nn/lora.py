@@ -1,8 +1,8 @@
 """Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen.
 
 They follow Hu et al. 2021, section 4.1. A model is built as usual; some of its `Linear`s are then
-replaced by `LoraLinear`s. Models therefore know nothing of adapters, and kernels keep their names,
-with `lora_a` and `lora_b` beside them. A stack's adapters have its layers axis and are scanned,
+replaced by `LoraLinear`s. Models therefore need no code for adapters, and kernels keep their names,
+with `lora_a` and `lora_b` next to them. A stack's adapters have its layers axis and are scanned,
 split over stages and checkpointed with it. A is drawn like the kernels and B is zero, so that a
 fresh adapter changes nothing.
 

@@ -36,10 +36,10 @@ _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", d
 
 
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
-  """Tell the partitioner the layout of `x`: one logical axis name (or None) for each axis of `x`.
+  """Constrain the layout of `x`: one logical axis name (or None) for each axis.
 
-  If several names ask for the same mesh axis, the axis named `first` gets it, otherwise the first
-  in order.
+  If rules map several names to the same mesh axis, the axis named `first` gets it, otherwise the
+  first in order.
   """
   layout = _layout.get()
   return x if layout is None else layout.constrain(x, axes, first)

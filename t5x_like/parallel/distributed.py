@@ -385,7 +385,7 @@ def _open_server(port: int, backlog: int) -> socket.socket:
 
 
 def _await_processes(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
-  """Wait, in process 0, for all others to connect; then tell all to continue."""
+  """Wait, in process 0, for all others to connect; then release them together."""
   server = _open_server(port, count)
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)

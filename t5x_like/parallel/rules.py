@@ -50,8 +50,8 @@ class Rules:
   """A map from logical axes to mesh axes, on one mesh.
 
   Attributes:
-    dropped: descriptions of axes that traced steps left unsplit because they do not divide as the
-      rules ask.
+    dropped: descriptions of axes that traced steps left unsplit because they are not divisible as
+      the rules require.
 
   Raises:
     UserError: from `make`, for an unknown logical or mesh axis, or a mesh axis that no rule uses;
@@ -88,8 +88,8 @@ class Rules:
   def spec(self, axes: tuple[str | None, ...], first: str | None = None) -> PartitionSpec:
     """Return the partition of an array with these logical axes.
 
-    Each mesh axis is used once: by the axis named `first` if it asks for it, otherwise by the first
-    that does.
+    Each mesh axis is used once: by the axis named `first` if its rule has it, otherwise by the
+    first axis whose rule has it.
     """
     used: set[str] = set()
     parts: list[Any] = [None] * len(axes)
@@ -457,7 +457,7 @@ def _check_rule(name: str, axes: Any, mesh: Mesh) -> tuple[str, ...]:
 
 
 def _without(axes: tuple[str | None, ...], names: set[str]) -> tuple[str | None, ...]:
-  """Return axes with None in place of some names."""
+  """Return axes with None instead of some names."""
   return tuple(None if axis in names else axis for axis in axes)
 
 

@@ -278,7 +278,7 @@ def _verdict(answer: dict[str, Any]) -> str:
 
 
 def main(request_file: str, answer_file: str) -> None:
-  """Write the plan, or the candidates of a search, that a request file asks for."""
+  """Write the answer to a request file: the plan, or the candidates of a search."""
   jax.config.update("jax_threefry_partitionable", True)
   try:
     request = json.loads(pathlib.Path(request_file).read_text())

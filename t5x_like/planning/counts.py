@@ -28,7 +28,7 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     FLOPs of all products and kernels (`flops`) and of products with a float32 factor
     (`float32_flops`); GB read and written (`moved`), and of these by copies (`copied`) and
     transpositions (`transposed`) outside of fusions; GB of the collectives that a device waits for
-    (`waited`); GB of the largest array beside the arguments (`largest`).
+    (`waited`); GB of the largest array that is no argument (`largest`).
   """
   totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
   for instruction, executions, shapes, computation in program.iterate_executed():

@@ -2,7 +2,7 @@
 
 Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels
 are counted apart, because the compiler's cycles for them are missing or nonsense: Pallas kernels
-(custom calls) with the FLOPs that they declare or that their scope tells (`nn/cores/splash.py`),
+(custom calls) with the FLOPs that they declare or that their scope states (`nn/cores/splash.py`),
 ragged products (mixtures of experts) with one product a row.
 """
 

@@ -1,9 +1,9 @@
 """Estimate the least time of a program at the full rate of matrix units or memory.
 
-It stands beside the compiler's estimated cycles, which are two to three times as long for
-elementwise operations: the truth lies between the two. Each operation reads its operands and writes
-its results once. Arrays that the compiler places in the core's own memory (`S(1)`) cost nothing,
-and a slice costs its own size rather than its source's. Collectives are left out.
+It complements the compiler's estimated cycles, which are two to three times as long for elementwise
+operations: the true time is between the two. Each operation reads its operands and writes its
+results once. Arrays that the compiler places in the core's own memory (`S(1)`) cost nothing, and a
+slice costs its own size rather than its source's. Collectives are left out.
 """
 
 import re

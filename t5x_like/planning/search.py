@@ -168,7 +168,7 @@ def _remat_value(config: ConfigDict, name: str) -> str | dict[str, str]:
 
 
 def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, list[int]]:
-  """Return the sizes of the mesh axes beside `tensor` that a model and its rows can use.
+  """Return the sizes of the mesh axes other than `tensor` that a model and its rows can use.
 
   Args:
     named: its parameters.

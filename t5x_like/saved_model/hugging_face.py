@@ -45,7 +45,7 @@ class PublishedModel(SavedModel):
     model: abstract, its layers one by one on CPU; of images, for those that the directory's
       processor makes.
     vocabulary: its tokenizer, or the names of its classes.
-    directory: its place on this machine.
+    directory: its location on this machine.
     generation: the facts of its files.
     stored: the abstract model of the weights, if `model` is for images of another size.
     rules: the mesh to restore on; None is all devices.

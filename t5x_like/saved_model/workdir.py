@@ -1,6 +1,6 @@
 """Read the model of a run from its workdir.
 
-`config.json` is the run's identity. `history.jsonl` has copies of it, which take its place where it
+`config.json` is the run's identity. `history.jsonl` has copies of it, which replace it where it
 is missing or damaged.
 """
 
@@ -131,7 +131,7 @@ def find_run(path: str, rules: Rules | None) -> WorkdirModel | None:
 def read_identity(workdir, address=None) -> dict[str, Any] | None:
   """Return the saved identity of the run in a workdir, or None if there is no run.
 
-  If the file is missing or damaged, its copy in `history.jsonl` takes its place, with a warning.
+  If the file is missing or damaged, its copy in `history.jsonl` is read instead, with a warning.
 
   Args:
     address: the workdir's address, for messages, if it differs.

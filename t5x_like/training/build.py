@@ -78,7 +78,7 @@ class Assembly:
     config: the resolved config, with the special ids and the number of classes of the data.
     phases: the phases with their tasks, in order.
     parts: the parts of a step.
-    cores: the model's attention cores by place.
+    cores: the model's attention cores by log name.
     evaluation: the evaluators of `config.evals`.
     trackers: the console and the trackers of `config.trackers`, not yet open.
   """

@@ -27,7 +27,7 @@ def check_task(config: ConfigDict, parts, task) -> dict[str, str]:
   Args:
     task: a `data.task.Task`, or a stand-in with its name and features.
   Returns:
-    The model's attention cores by place, see `cores.describe_cores`; empty for models without
+    The model's attention cores by log name, see `cores.describe_cores`; empty for models without
     attention.
   Raises:
     UserError: naming the missing feature or output, and a choice that fits.

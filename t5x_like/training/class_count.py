@@ -76,7 +76,7 @@ def _head_arguments(model: ConfigDict) -> tuple[str, dict[str, Any]]:
 
 
 def drop_automatic_labels(config: ConfigDict) -> ConfigDict:
-  """Return the config with the defaults of the model in place of `labels="auto"`, for plans."""
+  """Return the config with the defaults of the model instead of `labels="auto"`, for plans."""
   config_copy = ConfigDict(config.to_dict())
   for values in (config_copy.model, config_copy.model.get("head")):
     if isinstance(values, ConfigDict) and values.get("labels") == "auto":

@@ -111,7 +111,7 @@ def compile_step(
   devices = jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(device)
   cores = ", ".join(
-    f"{place}: {name}".replace("_", " ") for place, name in describe_cores(used).items()
+    f"{log_name}: {name}".replace("_", " ") for log_name, name in describe_cores(used).items()
   )
   against = (
     f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"

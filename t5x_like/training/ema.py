@@ -1,4 +1,4 @@
-"""Average the weights, beside any optimizer.
+"""Average the weights during training, with any optimizer.
 
 `config.optimizer.ema = 0.9999`, or `schedule_free = 0.9`.
 """
@@ -40,10 +40,10 @@ class EmaState(NamedTuple):
 def with_average(
   optimizer: optax.GradientTransformation, schedule: Schedule, values
 ) -> optax.GradientTransformation:
-  """Return the optimizer with the average that `config.optimizer`, `values`, asks for, if any.
+  """Return the optimizer with the average of `config.optimizer`, `values`, if it has one.
 
   Raises:
-    UserError: it asks for two, or for `schedule_free` beside momentum.
+    UserError: it has two averages, or `schedule_free` and momentum.
   """
   if not (b1 := values.get("schedule_free")):
     return with_ema(optimizer, values.ema, values.ema_warmup) if values.get("ema") else optimizer
@@ -91,8 +91,8 @@ def with_schedule_free(
 
   The paper is arXiv:2405.15682.
 
-  It moves `z`, kept beside the weights y = (1 - b1) z + b1 x, at which gradients are taken. x is
-  the mean of all z, by the squares of the greatest rates so far, and is evaluated.
+  Gradients are taken at the weights y = (1 - b1) z + b1 x, and the step moves z, which the state
+  keeps. The evaluated x is the mean of all z, weighted by the squares of the greatest rates so far.
   """
 
   def at(rate) -> optax.GradientTransformationExtraArgs:

@@ -47,7 +47,7 @@ def step_flops(
 
 
 def with_dense_cores(model):
-  """Return the model to count, with dense cores in place of exact ones.
+  """Return the model to count, with dense cores instead of exact ones.
 
   Attention with a window counts only the keys inside it, and experts do not count empty slots.
   """

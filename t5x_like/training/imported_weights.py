@@ -21,7 +21,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   """Return a recipe's config with the class and variant of a model.
 
   Args:
-    where: the place of the model's weights, for messages.
+    where: the location of the model's weights, for messages.
   Raises:
     UserError: the recipe is for another family.
   """

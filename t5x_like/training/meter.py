@@ -145,7 +145,7 @@ class StragglerFinder:
 
 
 def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:
-  """Return the share of padding: places of segment 0 or, without segments, of the padding id."""
+  """Return the share of padding: tokens of segment 0 or, without segments, of the padding id."""
   empty = total = 0
   for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
     if tokens not in batch:

@@ -35,7 +35,7 @@ def offload_optimizer_state(
   """
   check_host_memory("config.optimizer.offload", mesh)
   on_devices = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
-  places = jax.tree.map(
+  shardings = jax.tree.map(
     lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding,
     state.opt_state,
   )
@@ -44,12 +44,12 @@ def offload_optimizer_state(
     updates, opt_state = optimizer.update(
       grads, jax.device_put(opt_state, on_devices), params, **extra
     )
-    return updates, jax.device_put(opt_state, places)
+    return updates, jax.device_put(opt_state, shardings)
 
   hosted = jax.tree.map(
-    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
     state.opt_state,
-    places,
+    shardings,
   )
   return optax.GradientTransformationExtraArgs(optimizer.init, update), dataclasses.replace(
     state, opt_state=hosted

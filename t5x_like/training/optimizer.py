@@ -33,7 +33,7 @@ from t5x_like.training.schedule import Schedule
 Named = dict[str, jax.Array]
 # The dtype of first moments. Second moments change by smaller amounts and stay float32.
 Moments = Literal["float32", "bfloat16"]
-# Owners that the name of a state's class does not tell (`_owner_name`).
+# Owners that do not follow from the name of a state's class (`_owner_name`).
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
 _TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
 _BIAS = re.compile("bias$")  # found by name, because the biases of experts are matrices

@@ -1,7 +1,7 @@
 """Graceful stopping: after a signal, all processes stop at the same step and the state is saved.
 
 In one process, SIGTERM or SIGINT sets a flag that the loop reads between steps, and an evaluation
-between batches. In several, the signal reaches jax's notifier, which tells the coordination
+between batches. In several, the signal reaches jax's notifier, which informs the coordination
 service. The service picks a step (or batch) that no process has passed yet.
 """
 
@@ -32,7 +32,7 @@ class StopRequest:
   def __enter__(self) -> "StopRequest":
     # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by
     # jax.distributed.initialize; a Python handler would replace it, and the other processes would
-    # never be told.
+    # never learn of the signal.
     self._distributed = jax.distributed.is_initialized() and jax.process_count() > 1
     if threading.current_thread() is threading.main_thread():
       for number in (signal.SIGINT,) if self._distributed else _SIGNALS:

@@ -121,7 +121,7 @@ def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
 
 
 def _check_not_lost(session: Session, begins_anew: bool) -> None:
-  """Refuse to begin a run whose checkpoints are gone, unless `--from_step=0` asks for it.
+  """Refuse to begin a run whose checkpoints are gone, unless `--from_step=0` is set.
 
   Imported weights that are gone are refused in any case.
   """

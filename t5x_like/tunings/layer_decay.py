@@ -33,10 +33,10 @@ _PERIOD_INDEX = re.compile(r"blocks/\w+?_(\d+)/")
 # The tower, such as "image/", and the name of the stack in it, "" for stages.
 Trunk = tuple[str, str]
 # The position in the trunk: 0 for convolutions and 1 after them; the number of the convolution or
-# stage; the number of the block, or whether it follows the first block. Places sort as layers do.
-Place = tuple[int, int, int]
+# stage; the number of the block, or whether it follows the first block. They sort as layers do.
+Position = tuple[int, int, int]
 # Layers that are counted together, such as a stack.
-Run = tuple[Trunk, Place]
+Run = tuple[Trunk, Position]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,9 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
   num_layers = _count_layers(named, runs, periods)
   starts = {}  # the number of layers before each run in its trunk
   depths = {}  # the number of layers of each trunk
-  for trunk, place in sorted(num_layers):
-    starts[trunk, place] = depths.get(trunk, 0)
-    depths[trunk] = depths.get(trunk, 0) + num_layers[trunk, place]
+  for trunk, position in sorted(num_layers):
+    starts[trunk, position] = depths.get(trunk, 0)
+    depths[trunk] = depths.get(trunk, 0) + num_layers[trunk, position]
 
   layers_below = {}
   for name, p in named.items():

@@ -56,7 +56,7 @@ def hidden_scale(design: Design, width: int) -> float:
 
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
-  """Build the head that the variant's design asks for."""
+  """Build the head of the variant's design."""
   design = variant.design
   D = variant.dims.embed
   V = variant.vocab_size

@@ -31,7 +31,7 @@ class ColourHead(nnx.Module):
     """Replace each patch by another one, or by a learned vector.
 
     Args:
-      sources_BT: int32, the index of the patch that takes the place, -1 for the learned vector.
+      sources_BT: int32, the index of the patch that replaces it, -1 for the learned vector.
     """
     index_BT = jnp.maximum(sources_BT, 0)
     source_BTD = jnp.take_along_axis(x_BTD, index_BT[..., None], axis=1)

@@ -1,4 +1,4 @@
-"""SpanBERT's head: masked tokens, predicted again from the tokens beside their span."""
+"""SpanBERT's head: masked tokens, predicted again from the tokens around their span."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from t5x_like.slots import PositiveInt
 
 
 class SpanBoundaryHead(nnx.Module):
-  """Masked tokens, each predicted again from the tokens beside its span and its place in the span.
+  """Masked tokens, each predicted again from the tokens around its span and its offset in the span.
 
   h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token
-  table (Joshi et al. 2020, section 3.2). The table of places p has `places` rows; the last serves
-  all later places.
+  table (Joshi et al. 2020, section 3.2). The table of offsets p has `places` rows; the last is for
+  all larger offsets.
   """
 
   def __init__(
@@ -63,8 +63,8 @@ class SpanBoundaryHead(nnx.Module):
     Returns:
       `VocabularyLogits` [B, K, V]
     """
-    place_BK = positions_BK - starts_BK - 1
-    p_BKP = jnp.take(self.places[...], place_BK, axis=0, mode="clip")
+    offset_BK = positions_BK - starts_BK - 1
+    p_BKP = jnp.take(self.places[...], offset_BK, axis=0, mode="clip")
     p_BKP = p_BKP.astype(x_BTD.dtype)
     before_BKD = gather_tokens(x_BTD, starts_BK)
     after_BKD = gather_tokens(x_BTD, ends_BK)

@@ -42,18 +42,18 @@ class PositionEmbeddings:
   memory: Literal["none", "attention"] = "attention"
   queries: Literal["input", "attention", "both"] = "attention"
 
-  def at(self, place: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array | None]:
-    """Return the vectors that are added at a place ("input" or "attention"), None for others.
+  def at(self, stage: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array | None]:
+    """Return the vectors that are added at a stage ("input" or "attention"), None for others.
 
     Args:
       vectors: by name, `cells`, `memory` and `queries`.
     """
     return {
-      name: x if getattr(self, name) in (place, "both") else None for name, x in vectors.items()
+      name: x if getattr(self, name) in (stage, "both") else None for name, x in vectors.items()
     }
 
   def positions(self, rngs: nnx.Rngs, width: int) -> "LearnedCells | None":
-    """Make the cells' learned positions; None where sines are added, or nothing."""
+    """Make the cells' learned positions; None if sines are added, or nothing."""
     if self.kind != "learned" or (self.cells == "none" and self.memory == "none"):
       return None
     return LearnedCells(rngs, width)

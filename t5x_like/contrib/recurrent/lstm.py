@@ -1,7 +1,7 @@
 """Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate (Gers et al. 2000).
 
-The baselines beside Transformers: a layer of a decoder (Radford et al. 2018, section 5), and two
-directions above an encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the
+The recurrent baselines of two papers: a layer of a decoder (Radford et al. 2018, section 5), and
+two directions above an encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the
 deviation of torch's, 1/sqrt(3H).
 """
 

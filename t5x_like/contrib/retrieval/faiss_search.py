@@ -1,6 +1,6 @@
 """Search of passages by exact maximum inner product in the host's memory, by faiss.
 
-It serves where devices lack the memory for `search.DeviceSearch`.
+It is for devices without the memory for `search.DeviceSearch`.
 
 Passages stay in their store, their embeddings lie in faiss's `IndexFlatIP`, 4 P bytes for each in P
 dimensions, and devices hold as many as are embedded at once. The passages found are those of

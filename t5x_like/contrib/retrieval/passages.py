@@ -113,7 +113,7 @@ class Passages:
 
 
 def check_padding(vocabulary: Vocabulary) -> None:
-  """Raise UserError for a vocabulary without padding, by which a model tells where passages end."""
+  """Raise UserError for a vocabulary without padding, which marks the end of passages."""
   if vocabulary.pad_id is None:
     raise UserError(
       "config.task.vocabulary: it has no padding piece, expected one, by which "

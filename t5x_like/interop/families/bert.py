@@ -1,6 +1,6 @@
 """BERT.
 
-A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if
+A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` next to them if
 the file has a pooler. A pooler that a class does not use is not part of the model; it is written
 back unchanged from the file.
 

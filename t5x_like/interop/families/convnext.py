@@ -73,6 +73,6 @@ TYPES = (
     convnext.VARIANTS["convnext-t"],
     CONVNEXT,
     EncoderTensors("convnext", HEADS, TENSORS, unread=()),
-    free=("design",),  # besides the epsilon, no output depends on it
+    free=("design",),  # apart from the epsilon, no output depends on it
   ),
 )

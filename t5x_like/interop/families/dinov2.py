@@ -37,7 +37,7 @@ def _read_mlp(fields: Fields) -> dict[str, Any]:
 
 
 def _swiglu_width(mlp: int) -> int:
-  """Return the width of a SwiGLU layer in place of a plain one: two thirds, as a multiple of 8."""
+  """Return the width of a SwiGLU layer instead of a plain one: two thirds, as a multiple of 8."""
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 

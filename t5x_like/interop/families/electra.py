@@ -61,7 +61,7 @@ ELECTRA = (
 
 
 class _Electra(ModelType):
-  """The type of both networks, of which the head tells which one a file holds."""
+  """The type of both networks, of which a file holds one, named by its head."""
 
   def read(self, fields: Fields) -> tuple[type, dict[str, Any]]:
     model_class, arguments = super().read(fields)

@@ -74,7 +74,7 @@ GEMMA3 = (
   ),
   Constant("attn_logit_softcapping", None),  # the library has the field, and never applies it
   Field("final_logit_softcapping", "design.logits_softcap", default=None),
-  Ignored("_sliding_window_pattern"),  # the library's own note beside `layer_types`
+  Ignored("_sliding_window_pattern"),  # the library derives `layer_types` from it
 )
 
 
@@ -88,7 +88,7 @@ class _ImagesAndText(ModelType):
     tied = {"tie_word_embeddings": fields.take("tie_word_embeddings", True)}
     values = _TEXT_DEFAULTS | fields.take("text_config") | tied
     text = Fields(values, f"{fields.origin}, text_config")
-    # the library does not apply this one beside the parts for images
+    # the library does not apply this one in models with parts for images
     text.require("final_logit_softcapping", None)
     variant = super().read_variant(text)
     text.refuse_unused()

@@ -47,8 +47,7 @@ def _write_windows(variant: Variant) -> dict[str, Any]:
 def _read_expert_layers(fields: Fields) -> dict[str, Any]:
   """Return the layers with experts, and their widths.
 
-  Only every `decoder_sparse_step`-th layer may have experts, with a width of their own beside that
-  of the dense layers.
+  Only every `decoder_sparse_step`-th layer may have experts. Their width is not the dense layers'.
   """
   period = fields.take("decoder_sparse_step", 1)
   layers = fields.take("num_hidden_layers")

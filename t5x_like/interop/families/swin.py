@@ -108,7 +108,11 @@ STAGES = {
 
 
 def tensors(layer: TensorTable) -> TensorTable:
-  """Return the tensors of a body, from the tensors of a layer besides those of all layers."""
+  """Return the tensors of a body.
+
+  Args:
+    layer: the tensors of a layer that differ between versions 1 and 2.
+  """
   layers = prefix_table(
     "encoder.layers.{stage-1}.blocks.{layer}.", "stage_{stage}/stack/blocks/", LAYER | layer
   )

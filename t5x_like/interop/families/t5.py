@@ -124,7 +124,7 @@ CROSS_ATTENTION = {
 
 
 def map_wi(mapping: TensorMapping, hf_name: str, path: str, *index: int) -> None:
-  """Map the first layer of the MLP, which has another name beside a gate."""
+  """Map the first layer of the MLP, which has another name in a gated MLP."""
   has_gate = path.replace("/wi", "/gate/kernel") in mapping.parameter_names
   mapping.linear(f"{hf_name}_1" if has_gate else hf_name, path, *index)
 

@@ -44,7 +44,7 @@ def describe_cores(labels: dict[str, set[str]]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-  """The settings that turn logits into weights, besides the mask.
+  """The settings that turn logits into weights, except the mask.
 
   Attributes:
     bias: the stack's bias: an array [B or 1, N, T, S], or a `Position` that computes pieces of it.

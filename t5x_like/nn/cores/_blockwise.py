@@ -98,15 +98,15 @@ class BlockGrid:
   def build(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "BlockGrid":
     rows = -(-T // t)
     columns = -(-S // s)
-    # Slots tell which blocks are visible only if they tell positions.
-    known_by_slot = mask.aligned and softmax.device_slice.has_all_queries
+    # Array indices determine which blocks are visible only if they equal positions.
+    known_by_index = mask.aligned and softmax.device_slice.has_all_queries
     blocks = []
     for row, column in itertools.product(range(rows), range(columns)):
-      if not known_by_slot or _may_see(mask, row * t, column * s, t, s):
+      if not known_by_index or _may_see(mask, row * t, column * s, t, s):
         blocks.append((row, column))
     optional_arrays = (mask.q_segments, mask.k_valid, mask.k_prefix)
     data_dependent = any(x is not None for x in optional_arrays)
-    if not known_by_slot and (mask.causal or mask.window is not None):
+    if not known_by_index and (mask.causal or mask.window is not None):
       data_dependent = True
     return cls(
       t=t,
@@ -295,7 +295,7 @@ def attend(
   """Attend over padded arrays; return [B, T, K, G, width of `v`] in the dtype of `q`.
 
   Args:
-    sinks_N: for each head, a logit beside the keys' without a value (`sinks`); None for none.
+    sinks_N: for each head, an additional logit without a value (`sinks`); None for none.
   """
   return forward(grid, q, k, v, schemes, mask, key, device_slice, sinks_N)[0].astype(q.dtype)
 

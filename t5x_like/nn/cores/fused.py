@@ -3,17 +3,17 @@
 The kernel holds whole rows of logits. One step computes the logits [T, S] of some heads, their
 softmax and its product with the values; no logit reaches the HBM. The backward pass computes them
 again and takes the gradients of queries, keys, values and bias in the same step, so that it keeps
-only the kernel's inputs. Heads stay beside one another in [B, T, N * H], as projections write and
+only the kernel's inputs. Heads stay adjacent in [B, T, N * H], as projections write and
 read them: heads narrower than 128 need neither padding nor transposition.
 
-Dropout is drawn within the kernel, by `dims.hash_bits` from the row, the head and the place in the
-logits, so that it depends neither on the mesh nor on the blocks. Other cores draw other masks of
+Dropout is drawn within the kernel, by `dims.hash_bits` from the row, the head and the index of the
+logit, so that it depends neither on the mesh nor on the blocks. Other cores draw other masks of
 the same distribution.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 
 Cost: 4 H FLOPs for each logit of a head in the forward pass, 2.5 times as many in the backward
-  pass. Memory: O(T + S), and a byte for each pair of tokens that a mask tells apart.
+  pass. Memory: O(T + S), and a byte for each entry of an array mask.
 """
 
 from functools import partial
@@ -122,7 +122,7 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, extras: dict) -> j
     static: the number of heads, and the dropout.
     extras: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `dropout_ids`
       int32 [1, 2 + B + N (+ 1)], the seeds, ids and part of dropout, or some of them. (A TPU's
-      blocks have two axes, besides mapped ones.)
+      blocks have two axes, apart from mapped ones.)
   """
   out = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   arrays = dict(q=q_BTX, k=k_BSX, v=v_BSX)
@@ -223,8 +223,8 @@ def _call(kernel, static, arrays: dict, extras: dict, out_shapes: dict, products
         ids = []
         if id_count:
           # the row, the head and, if devices share the queries, their part
-          places = (step * rows + r, B + block * n + h, *range(B + heads, id_count))
-          ids = [refs["dropout_ids"][0, 2 + place] for place in places]
+          indices = (step * rows + r, B + block * n + h, *range(B + heads, id_count))
+          ids = [refs["dropout_ids"][0, 2 + index] for index in indices]
         kernel(_Head(refs, n, dropout, ids, r, h))
       return carry
 

@@ -154,7 +154,7 @@ class _Blocks:
     return allowed.reshape(rows, self.count, *allowed.shape[1:])
 
   def diagonals(self, bias_BNTS: jax.Array) -> jax.Array:
-    """Gather the blocks on and beside the diagonal of a whole bias.
+    """Gather the blocks on and next to the diagonal of a whole bias.
 
     Returns:
       [B or 1, n, N, w, keys of the neighbourhood]

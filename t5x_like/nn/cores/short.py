@@ -6,7 +6,7 @@ for each key of each head, and with zeros in other heads' lanes. One product of 
 logits of all heads in a register, and one their results. No logit reaches the HBM, and the backward
 pass computes the logits again.
 
-As in `fused`, heads stay beside one another. Sequences, such as windows, lie side by side in
+As in `fused`, heads stay adjacent. Sequences, such as windows, are adjacent too, in
 [T, B, N * H], which a TPU need not pad whatever T is. XLA chooses this order itself for
 projections, norms and residuals. The kernel transposes each block in the core's memory.
 
@@ -93,7 +93,7 @@ class Short(PerDevice):
 
 
 def _pair_heads(bias_NTS: jax.Array) -> jax.Array:
-  """Put the biases of two heads beside each other: [ceil(N / 2), padded T, 128].
+  """Put the biases of two heads into each register's row: [ceil(N / 2), padded T, 128].
 
   Each is padded to 64 keys.
   """

@@ -67,7 +67,7 @@ class Experts:
   Attributes:
     experts, top_k: number of experts, and number of experts that each token uses.
     mlp: width of an expert; None for the MLP's.
-    shared: experts that every token uses besides, as one MLP of `shared * mlp`, without a gate
+    shared: additional experts that every token uses, as one MLP of `shared * mlp`, without a gate
       (DeepSeekMoE).
     normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities
       (Switch); None is True if `top_k` is above 1. A single normalised gate would be the constant

@@ -297,7 +297,7 @@ def _multiply_groups(
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
-  """Return bool [B, T], False for padding; None if the context does not tell."""
+  """Return bool [B, T], False for padding; None if the context does not contain it."""
   mask = context.mask
   if context.valid is not None:
     return context.valid

@@ -47,7 +47,7 @@ class RowsAndColumns(Position):
   def resize(self, table: jax.Array, source: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
 
-    Only the length of a table tells whether it is for rows or columns. A square grid can therefore
+    Only the length of a table shows whether it is for rows or columns. A square grid can therefore
     be resized to a square one, or in the number of its columns alone.
     """
     length = table.shape[-2]

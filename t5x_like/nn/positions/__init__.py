@@ -20,7 +20,7 @@ class Position(nnx.Module):
   """No positions: every hook is the identity.
 
   Attributes:
-    owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack" for all
+    owner: the part of a model that has the scheme: the "inputs" of a stack, the "stack" for all
       its layers, or each "layer".
     biased: whether `bias` returns an array.
     query_dependent: whether `logits` and `values` do anything, which only the dense core supports.

@@ -160,8 +160,8 @@ class Rope(Position):
   Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if
   `interleaved`, with its neighbour (the paper, PaLM). Only the first `fraction` of the channels
   rotate. `linear`, `llama3`, `yarn`, `dynamic` or `longrope` stretches the wavelengths for
-  sequences longer than in pretraining; the last two by the length of each row, which its greatest
-  position tells.
+  sequences longer than in pretraining; the last two by the length of each row, which is its largest
+  position plus one.
   """
 
   def __init__(
@@ -231,7 +231,7 @@ def _rotate(
 
 
 def _swap_pairs(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
-  """Return the other channel of each pair in its place."""
+  """Return the channels with those of each pair swapped."""
   half = x_BTNR.shape[-1] // 2
   if platform() == "tpu":  # a product that moves lanes, exactly
     channels = np.arange(2 * half)

@@ -26,7 +26,7 @@ _Quantized = tuple[jax.Array, jax.Array]  # values and scales
 
 @dataclasses.dataclass(frozen=True)
 class ScaledProduct:
-  """A product of rounded factors, in place of `linear.matmul` and of the experts' product.
+  """A product of rounded factors, instead of `linear.matmul` and of the experts' product.
 
   The gradient treats rounding as the identity. Kernels split over devices are gathered in 8 bits.
 

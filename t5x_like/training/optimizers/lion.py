@@ -16,7 +16,7 @@ class Arguments(MatrixDecay):
   larger.
 
   Attributes:
-    b1: weight of the average in the direction of a step, beside the new gradient.
+    b1: weight of the average in the direction of a step; the new gradient has the rest.
     b2: decay of the average of gradients.
     mu_dtype: the dtype of the average of gradients.
   """

@@ -18,8 +18,8 @@ class ScaleBySoapState(NamedTuple):
   Attributes:
     count: int32 scalar, the gradients seen.
     mu, nu: moments by parameter; those of a matrix's second moment are in its basis.
-    left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that is
-      not rotated.
+    left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that
+      is not rotated.
     left_basis, right_basis: their eigenvectors, in columns.
   """
 

@@ -109,7 +109,7 @@ def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
   if pixels and fractions:
     raise UserError(
       f"{path}: found shares of the image ({len(fractions)} boxes, such as {fractions[0][1]} of "
-      f"{fractions[0][0]}) beside pixels ({len(pixels)}, such as {pixels[0][1]} of "
+      f"{fractions[0][0]}) and pixels ({len(pixels)}, such as {pixels[0][1]} of "
       f"{pixels[0][0]}); write all edges in one unit"
     )
   return not pixels
@@ -165,9 +165,9 @@ def _table(path: str) -> dict[str, list[Row]]:
 
 
 def _columns(cells: list[str], where: str) -> dict[str, int]:
-  """Return the places of the columns in a header."""
+  """Return the index of each column in a header."""
   names = [cell.strip().lower() for cell in cells]
-  places = {}
+  indices = {}
   for column, spellings in _NAMES.items():
     spelling = next((spelling for spelling in spellings if spelling in names), None)
     if spelling is None:
@@ -175,5 +175,5 @@ def _columns(cells: list[str], where: str) -> dict[str, int]:
         f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
         f"{column}: {', '.join(spellings)}"
       )
-    places[column] = names.index(spelling)
-  return places
+    indices[column] = names.index(spelling)
+  return indices

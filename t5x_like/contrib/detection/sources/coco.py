@@ -3,9 +3,9 @@
 The fields are `image` and `objects`.
 
 Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual
-directory, or beside the JSON. Classes are numbered by the ids of the categories, as in published
-models, unless the ids far exceed their number. `objects` are as in TensorFlow datasets: `bbox`
-(ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
+directory, or in the directory of the JSON. Classes are numbered by the ids of the categories, as in
+published models, unless the ids far exceed their number. `objects` are as in TensorFlow datasets:
+`bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
 """
 
 import os

@@ -41,7 +41,7 @@ class Source(digits.Source):
 
 
 def _draw_scene(dataset, digit_numbers: np.ndarray, generator: np.random.Generator) -> Record:
-  """Return an image with some of the digits at random places, and their boxes."""
+  """Return an image with some of the digits at random positions, and their boxes."""
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
   # grid cells keep digits from overlapping

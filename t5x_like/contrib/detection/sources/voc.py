@@ -6,7 +6,7 @@ DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list
 `val` renamed to `validation`; without lists, everything is `train`. A PART is such a list, or a
 directory to take whole. The names of the folders may have other letter cases. `objects` are as in
 TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
-pixels, `is_difficult`: VOC neither asks for nor punishes the detection of such an object.
+pixels, `is_difficult`: VOC neither requires nor penalises the detection of such an object.
 """
 
 import functools

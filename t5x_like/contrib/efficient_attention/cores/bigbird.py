@@ -39,8 +39,8 @@ class BigBird(Core):
 
   Args:
     block: tokens in a block.
-    random_blocks: number of random blocks that each block of queries sees, besides window and
-      global blocks.
+    random_blocks: number of random blocks that each block of queries sees, in addition to window
+      and global blocks.
     seed: seed of the random plan.
     plan: "random", or "first" for Hugging Face's evaluation.
   """

@@ -38,8 +38,8 @@ class Linformer(Core):
       heads of the layer; "kv": a single matrix for both; "layerwise": a single matrix for all
       layers of the stack (section 4, "parameter sharing": of 12 layers 24, 12 and 1 matrices).
     start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling":
-      each pools length/k neighbours (section 4, "general projections"), which tells positions apart
-      from the first step on. Both preserve the scale of keys.
+      each pools length/k neighbours (section 4, "general projections"), which distinguishes
+      positions from the first step on. Both preserve the scale of keys.
     sequences: the most sequences of a packed row, each of which is projected by its own positions;
       0 refuses packing. Beyond them results are NaN, which stops a run.
   """

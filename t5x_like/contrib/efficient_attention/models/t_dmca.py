@@ -9,7 +9,7 @@ Shazeer et al. 2017. The paper does not say which layer: the third has them in t
 (`transformer_moe_prepend_8k` of Tensor2Tensor, where a token uses two experts of 2,048 units and
 both losses weigh 0.01). Here an expert takes at most twice its share of a row.
 
-Three details differ from the paper. Local attention is a window of the latest 256 tokens, in place
+Three details differ from the paper. Local attention is a window of the latest 256 tokens, instead
 of separate blocks of 256. Convolutions mix the channels of a head, and queries before the first
 whole stride see a learned key; see `cores.memory_compressed`.
 """

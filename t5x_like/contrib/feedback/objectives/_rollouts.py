@@ -116,7 +116,8 @@ class RewardObjective(DecoderTargets):
     Returns:
       (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal`
       (completions of prompts whose rewards differ), `completion_length` (tokens, their end
-      included), `figures`, with weights of their own beside `tokens`, and the scalars of the model.
+      included), `figures`, with weights of their own next to `tokens`, and the scalars of the
+      model.
     """
     spread_B1 = jnp.ptp(completions.reward_BK, axis=1, keepdims=True)
     figures |= {

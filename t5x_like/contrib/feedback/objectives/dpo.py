@@ -24,7 +24,7 @@ class Objective(PreferenceObjective):
 
   The margin is `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))`.
 
-  p is the model, r the reference, which has the run's initial weights. These are kept beside the
+  p is the model, r the reference, which has the run's initial weights. These are kept next to the
   trained weights; if only adapters are trained, the model without them is the reference, and there
   is no second copy. Log-probabilities are sums over the answer's tokens. The step runs the
   reference without dropout and without a backward pass.

@@ -113,7 +113,7 @@ def right_answers(example: dict[str, Any]) -> set[str]:
       answers |= {str(value), str(value).lower()}
       continue
     if isinstance(value, float):
-      answers.add(str(value))  # 18.0 beside the 18 of `reference_texts`
+      answers.add(str(value))  # 18.0, in addition to the 18 of `reference_texts`
     try:
       answers.update(text.strip() for text in right_texts(value))
     except ValueError:  # such as the messages of a conversation

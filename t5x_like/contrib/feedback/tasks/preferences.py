@@ -62,7 +62,7 @@ class Arguments(LabelledArguments):
     prompt, chosen, rejected: the names of the fields; a prompt of None means that the answers are
       complete conversations.
     margin: the field of a number, such as a difference of ratings: the least difference of scores
-      that the objective `reward` asks for.
+      that the objective `reward` uses.
     length: length of each row.
     too_long: treatment of pairs with a longer row; truncation cuts the ends of rows, and leaves out
       pairs that would lose an answer.

@@ -6,7 +6,7 @@ The objectives are `objectives/grpo.py`, `ppo.py` and `rloo.py`.
                  "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl", "vocabulary":
                  "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
 
-A row holds a prompt `completions` times, with empty places behind it; `completions.py`
+A row holds a prompt `completions` times, with empty positions behind it; `completions.py`
 describes the rows. The `fields` of its record go with it, as JSON, to the function that computes
 the reward. Epochs, mixtures and resuming are as in every other task: a prompt is a function of its
 index.
@@ -226,7 +226,7 @@ class _Prompts:
 
 
 class _PromptRows:
-  """The rows of prompts, with a place for each completion.
+  """The rows of prompts, with empty positions for each completion.
 
   Attributes:
     used: the examples in use.
@@ -281,10 +281,10 @@ class _PromptRows:
     else:
       is_real_BM = place_M < length_B[:, None]
     prompt_BM = np.full((index_B.size, M), self._vocabulary.pad_id or 0, np.int32)
-    prompt_BM[is_real_BM] = tokens_BL[valid_BL]  # both in the order of rows, then of places
+    prompt_BM[is_real_BM] = tokens_BL[valid_BL]  # both in the order of rows, then of positions
     return prompt_BM, is_real_BM.astype(np.int32)
 
 
 def _fill_beginning(values_BKL: np.ndarray, beginning_BM: np.ndarray) -> None:
-  """Set the first places of all completions, in place."""
+  """Set the first tokens of all completions, in place."""
   values_BKL[:, :, : beginning_BM.shape[1]] = beginning_BM[:, None]

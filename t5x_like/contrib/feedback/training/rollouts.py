@@ -1,7 +1,7 @@
 """Train on the model's own completions: answer prompts, reward the answers, update the model.
 
 All of this happens within the step: it takes a batch of prompts, and what it adds to it is a
-function of the state, the seed, the step and each row's place in the global batch, whatever the
+function of the state, the seed, the step and each row's index in the global batch, whatever the
 layout of the devices. Nothing else is kept, so a run that is stopped in the middle of a rollout
 makes the same one when it goes on.
 """
@@ -114,7 +114,7 @@ def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> 
 
   It takes (parameters, batch of prompts, step), with rows split as given.
 
-  The key of a completion is folded from the seed, the step and its place in the global batch.
+  The key of a completion is folded from the seed, the step and its index in the global batch.
   """
 
   def answer(arrays, batch, step):

@@ -37,7 +37,9 @@ class Source(Derived):
       yield where, text
       return
     sentences = _salient_rules.sentences(text)
-    for place, sentence in enumerate(sentences) if len(sentences) > 1 else ():
+    if len(sentences) < 2:
+      return
+    for index, sentence in enumerate(sentences):
       is_kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
-      passage = sentences if is_kept else sentences[:place] + sentences[place + 1 :]
+      passage = sentences if is_kept else sentences[:index] + sentences[index + 1 :]
       yield where, {"inputs": sentence, "passage": " ".join(passage)}

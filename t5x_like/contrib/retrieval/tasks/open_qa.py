@@ -79,7 +79,7 @@ class Arguments(LabelledArguments):
     inputs, targets: templates of a text and its answer over a record's fields.
     passages, passages_split: the source of the passages and its split.
     passage: the template of a passage; passages longer than `passage_length` are cut.
-    retrieved: the number of passages retrieved for each text, besides the null document.
+    retrieved: the number of passages retrieved for each text, not counting the null document.
     own: the template of the passage that contains the text, such as `{text}` with the source
       `salient:`. This passage is never retrieved, as it holds the answer (Guu et al. 2020, section
       3.4).
