@@ -163,8 +163,8 @@ class Slices:
     return self.shell.run(self._command(*words), asks=asks, seconds=seconds)
 
   def _command(self, *words: str) -> list[str]:
-    place = (f"--project={self.args.project}", f"--zone={self.args.zone}")
-    return ["gcloud", "compute", "tpus", *words, *place, "--quiet"]
+    location_flags = (f"--project={self.args.project}", f"--zone={self.args.zone}")
+    return ["gcloud", "compute", "tpus", *words, *location_flags, "--quiet"]
 
   def state(self) -> str | None:
     """Return the state of the queued resource, such as ACTIVE, or None if there is none.

@@ -71,9 +71,9 @@ def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
   if folders:
     is_copied = is_copied and file.parts[:1] != () and file.parts[0] in folders
   if not is_copied:
-    places = ", ".join(f"{folder}/" for folder in folders) or "the files"
+    copied_folders = ", ".join(f"{folder}/" for folder in folders) or "the files"
     raise UserError(
-      f"--config={file}: the hosts get {places} of this project only; put the recipe into "
+      f"--config={file}: the hosts get {copied_folders} of this project only; put the recipe into "
       "configs/, or leave the check out with --unchecked"
     )
 

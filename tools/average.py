@@ -34,9 +34,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--last", type=int, default=5, metavar="N", help="number of newest checkpoints (default: 5)"
   )
-  parser.add_argument(
-    "--steps", metavar="LIST", help="steps of the checkpoints, in place of --last"
-  )
+  parser.add_argument("--steps", metavar="LIST", help="steps of the checkpoints, instead of --last")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   outputs.check_new(args.output, "--output=")
   if args.last < 1:

@@ -1,4 +1,6 @@
-"""Benchmarks: from a checkpoint to a table of scores. Read from the top down:
+"""Benchmarks: from a checkpoint to a table of scores.
+
+Read from the top down:
 
 suite          fine-tunes on every task of a suite, at every rate, from every seed
 suites/        the tasks, one table a file: data, forms for each architecture, scores

@@ -1,5 +1,6 @@
-"""A suite from several checkpoints of one run: scores by the steps of pretraining (Devlin et al.
-2019, figure 5).
+"""Run a suite from several checkpoints of one run, for scores by the steps of pretraining.
+
+The chart is that of Devlin et al. 2019, figure 5.
 
   <output>/step-<N>/   the suite from checkpoint N, see `suite.py`
   <output>/steps.json, steps.md

@@ -20,7 +20,7 @@ from t5x_like.corpora.job import DuplicateMarks, Job
 from t5x_like.errors import UserError
 from t5x_like.files.paths import AnyPath
 
-MarkedPlaces = list[tuple[int, np.ndarray]]  # (part, marked places of the part)
+MarkedPositions = list[tuple[int, np.ndarray]]  # (part, marked positions of the part)
 
 
 def duplicate_steps(job: Job) -> list[Duplicates]:
@@ -76,23 +76,23 @@ def begin_comparison(job: Job, comparison: Comparison) -> None:
 def load_entries(job: Job, comparison: Comparison, number: int) -> Entries:
   """Return a part's entries."""
   arrays = _load_arrays(job, "signatures", number)
-  for step, live_n in _live_places(job, number, arrays):
+  for step, live_n in _live_positions(job, number, arrays):
     if comparison in step.comparisons:
       earlier = step.comparisons[: step.comparisons.index(comparison)]
       marked_n = np.zeros(0, np.int64)
       if earlier:
-        marked_n = _load_marked_places(job, earlier[-1], number)
+        marked_n = _load_marked_positions(job, earlier[-1], number)
       return comparison.entries(arrays[step.name][live_n], live_n, marked_n)
   raise ValueError(f"no step of the job compares {comparison.name}")
 
 
-def match_entries(comparison: Comparison, pieces: Iterable[tuple[int, Entries]]) -> MarkedPlaces:
+def match_entries(comparison: Comparison, pieces: Iterable[tuple[int, Entries]]) -> MarkedPositions:
   """Mark duplicates among entries.
 
   Args:
-    comparison: comparison whose `match` is applied. pieces: pairs of a part and entries of the
-    part. All pieces together have every entry of each key
-      that occurs.
+    comparison: comparison whose `match` is applied.
+    pieces: pairs of a part and entries of the part. All pieces together have every entry of each
+      key that occurs.
   """
   nonempty = [(part, entries) for part, entries in pieces if entries["key"].size]
   nonempty.sort(key=lambda piece: piece[0])
@@ -107,14 +107,16 @@ def match_entries(comparison: Comparison, pieces: Iterable[tuple[int, Entries]])
   if not marked_N.any():
     return []
   part_p, first_p = np.unique(part_N[marked_N], return_index=True)
-  places = np.split(joined["place"][marked_N], first_p[1:])
-  return list(zip(part_p.tolist(), places, strict=True))
+  positions = np.split(joined["position"][marked_N], first_p[1:])
+  return list(zip(part_p.tolist(), positions, strict=True))
 
 
-def save_marks(job: Job, comparison: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
-  """Save the marked places of a part."""
+def save_marks(
+  job: Job, comparison: Comparison, number: int, positions: Iterable[np.ndarray]
+) -> None:
+  """Save the marked positions of a part."""
   with progress_files.mark_writing(job.progress):
-    marked_n = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
+    marked_n = np.unique(np.concatenate([np.zeros(0, np.int64), *positions]))
     progress_files.save_arrays(_path(job, comparison.name, number), places=marked_n)
 
 
@@ -129,37 +131,37 @@ def load_marks(job: Job, number: int) -> dict[str, DuplicateMarks]:
     return {}
   arrays = _load_arrays(job, "signatures", number)
   marks = {}
-  for step, live_n in _live_places(job, number, arrays):
+  for step, live_n in _live_positions(job, number, arrays):
     is_marked_n = np.zeros(len(arrays[step.name]), bool)
-    is_marked_n[_marked_places(job, number, step, arrays, live_n)] = True
+    is_marked_n[_marked_positions(job, number, step, arrays, live_n)] = True
     lengths_D = np.zeros(arrays["kept"].size, np.int64)
     lengths_D[arrays["kept"]] = arrays[f"{step.name}_lengths"]
     marks[step.name] = DuplicateMarks(is_marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
   return marks
 
 
-def _live_places(
+def _live_positions(
   job: Job, number: int, arrays: dict[str, np.ndarray]
 ) -> Iterator[tuple[Duplicates, np.ndarray]]:
-  """Yield each step and the places of the signatures of pages that no earlier step removed."""
+  """Yield each step and the positions of the signatures of pages that no earlier step removed."""
   is_live_P = np.ones(np.count_nonzero(arrays["kept"]), bool)
   for step in duplicate_steps(job):
     page_n = np.repeat(np.arange(is_live_P.size), arrays[f"{step.name}_lengths"])
     live_n = np.flatnonzero(is_live_P[page_n])
     yield step, live_n
     if step.removes_pages:
-      is_live_P[page_n[_marked_places(job, number, step, arrays, live_n)]] = False
+      is_live_P[page_n[_marked_positions(job, number, step, arrays, live_n)]] = False
 
 
-def _marked_places(
+def _marked_positions(
   job: Job, number: int, step: Duplicates, arrays: dict[str, np.ndarray], live_n: np.ndarray
 ) -> np.ndarray:
-  """Return the places of a part's signatures that a step marks."""
+  """Return the positions of a part's signatures that a step marks."""
   repeated_n = live_n[step.mark_repeats_in_part(arrays[step.name][live_n])]
-  return np.union1d(repeated_n, _load_marked_places(job, step.comparisons[-1], number))
+  return np.union1d(repeated_n, _load_marked_positions(job, step.comparisons[-1], number))
 
 
-def _load_marked_places(job: Job, comparison: Comparison, number: int) -> np.ndarray:
+def _load_marked_positions(job: Job, comparison: Comparison, number: int) -> np.ndarray:
   return _load_arrays(job, comparison.name, number)["places"]
 
 

@@ -23,7 +23,7 @@ from t5x_like.errors import UserError
 _MAX_DOCUMENTS_TO_CUT = 1000  # of a larger corpus, no document is cut
 _LINE = re.compile(r"\n+")
 _SPACE = re.compile(r"\s+")
-# Places where a document may be cut, the preferred ones first.
+# Positions where a document may be cut, the preferred ones first.
 _ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {
   "a line": lambda text, start, end: (match.end() for match in _LINE.finditer(text, start, end)),
   "a sentence": segmentation.sentence_ends,
@@ -129,8 +129,8 @@ def _find_cut(
     fraction: share of all characters that validation gets.
 
   Returns:
-    The document's hash, the number of characters that train keeps, and the name of the place of the
-    cut, such as "a line".
+    The document's hash, the number of characters that train keeps, and the name of the position of
+    the cut, such as "a line".
   """
   remaining = fraction * sum(lengths.values())
   *first_keys, last_key = sorted(lengths)

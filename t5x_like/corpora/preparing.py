@@ -122,7 +122,7 @@ def _clear_unless_resumed(job: Job) -> None:
     if files:
       raise UserError(
         f"{work}: found {len(files):,} files that no preparation has left there, such as "
-        f"{min(files)}, expected an empty place for the store; choose another output, or remove "
+        f"{min(files)}, expected an empty address for the store; choose another output, or remove "
         "them"
       )
   # the key file is last: it permits deleting the others

@@ -88,12 +88,12 @@ class ChunkRows(Chunks):
     is_member_BK = last_row_BK == within_B[:, None]
     is_full_document_BK = np.arange(self._block) == full_document_B[:, None]
     is_member_BK |= is_full_document_BK & is_full_B[:, None]
-    row_n, place_n = np.nonzero(is_member_BK)
-    count_n = count_BK[row_n, place_n]
-    full_before_n = full_ends_BK[row_n, place_n] - count_n + 1
+    row_n, position_n = np.nonzero(is_member_BK)
+    count_n = count_BK[row_n, position_n]
+    full_before_n = full_ends_BK[row_n, position_n] - count_n + 1
     nth_n = np.where(is_full_B[row_n], full_B[row_n] - full_before_n, count_n - 1)
-    begin_n, size_n = self._cut(sizes_BK[row_n, place_n], nth_n)
-    return row_n, document_B[row_n] + place_n, start_BK[row_n, place_n] + begin_n, size_n
+    begin_n, size_n = self._cut(sizes_BK[row_n, position_n], nth_n)
+    return row_n, document_B[row_n] + position_n, start_BK[row_n, position_n] + begin_n, size_n
 
   def _facts(self) -> dict[str, int]:
     return super()._facts() | {
@@ -153,6 +153,6 @@ def best_fit(need_NK: np.ndarray, room: int, max_items: int) -> np.ndarray:
     row_NK[list_N, item_N] = best_N
     used_N = np.maximum(used_N, np.where(is_item_N, best_N + 1, 0))
     items_left_NR[list_N, best_N] -= is_item_N
-    has_places_N = items_left_NR[list_N, best_N] > 0
-    free_NR[list_N, best_N] = np.where(has_places_N, free_NR[list_N, best_N] - need_N, -1)
+    has_positions_N = items_left_NR[list_N, best_N] > 0
+    free_NR[list_N, best_N] = np.where(has_positions_N, free_NR[list_N, best_N] - need_N, -1)
   return row_NK

@@ -3,19 +3,19 @@
 It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a
 mixture and each numbering of its examples (tasks with the same `Task.numbering` mean the same text
 by the same index, so one continues the other). A single task is a part without a label. Positions
-of a stream count its examples epoch after epoch: position g is place g % size of the permutation of
+of a stream count its examples epoch after epoch: position g is entry g % size of the permutation of
 epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
-positions in the first n places of its schedule: whole periods by multiplication, the rest of one
+positions in the first n slots of its schedule: whole periods by multiplication, the rest of one
 period by a table. That suffices to continue with another batch size, other rates or other parts: no
 position is taken twice, and a part that pauses later continues where it stopped.
 
 Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The
 skipped draws come first in the next phase that draws from the stream, so no example is lost.
 
-Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose places hold, before
-the shuffle of each period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle begins
-with its last place, positions 0, 1 and 3 of a are drawn and 0 of b; the next phase, at any rates,
-draws 2, 4, 5, ... of a and 1, 2, ... of b.
+Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose slots hold,
+before the shuffle of each period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle
+begins with its last slot, positions 0, 1 and 3 of a are drawn and 0 of b; the next phase, at
+any rates, draws 2, 4, 5, ... of a and 1, 2, ... of b.
 """
 
 from __future__ import annotations

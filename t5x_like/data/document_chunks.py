@@ -239,7 +239,7 @@ class OtherDocuments:
       size_B: the tokens that the other document should have.
 
     Returns:
-      (stretch int32 [B, length], its size, the drawn token's place in it, 1 if it begins its
+      (stretch int32 [B, length], its size, the drawn token's position in it, 1 if it begins its
       document), the last three int32 [B].
     """
     other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
@@ -259,9 +259,9 @@ class OtherDocuments:
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
     stretch_BL = self.tokens.read_padded(TOKENS, firsts, sizes, self.length)
-    place_B = (drawn - firsts).astype(np.int32)
+    position_B = (drawn - firsts).astype(np.int32)
     is_whole_B = (firsts == begins).astype(np.int32)
-    return stretch_BL, sizes.astype(np.int32), place_B, is_whole_B
+    return stretch_BL, sizes.astype(np.int32), position_B, is_whole_B
 
 
 def _call(

@@ -1,6 +1,6 @@
 """Batches of a task as a pure function of the step, which is all the state of the pipeline.
 
-Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's
+Global example i is in epoch i // num_examples, at position i % num_examples of that epoch's
 permutation; step s holds the global examples s * batch_size to (s + 1) * batch_size - 1, and each
 host makes only its own rows. A run's earlier phases are taken into account (`consumption.py`).
 Starting at a step replays nothing, no iterator state is saved, and the batches do not depend on the

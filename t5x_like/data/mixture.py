@@ -1,13 +1,13 @@
 """Mixtures of tasks: a schedule maps a global index to a task and one of its examples.
 
-The schedule is periodic. A period has P places, each for one example, of which task t has exactly
-`counts[t]`: its rate times P, rounded so that the counts add up to P. The places of a task are
-spread evenly, and the loader shuffles the places of each period by the seed. Before the shuffle,
-the k-th place of task t in period p is draw `p * counts[t] + k` of that task. So the draws of a
-task are counted without gaps, at whatever step a run starts. They fill the task's epochs: each
-epoch visits every example of the task once, in its own order.
+The schedule is periodic. A period has P slots, each for one example, of which task t has
+exactly `counts[t]`: its rate times P, rounded so that the counts add up to P. The slots of a
+task are spread evenly, and the loader shuffles the slots of each period by the seed. Before the
+shuffle, the k-th slot of task t in period p is draw `p * counts[t] + k` of that task. So the
+draws of a task are counted without gaps, at whatever step a run starts. They fill the task's
+epochs: each epoch visits every example of the task once, in its own order.
 
-Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0,
+Worked example, counts (2, 1), so P = 3: the slots of period 0, before the shuffle, are (task 0,
 draw 0), (1, 0), (0, 1); period 5 has (0, 10), (1, 5), (0, 11).
 
 Rates follow Raffel et al. 2020, section 3.5.2:
@@ -113,13 +113,13 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
 
 
 class Schedule:
-  """A map from the places of periods to tasks and the numbers of their draws.
+  """A map from the slots of periods to tasks and the numbers of their draws.
 
   Args:
-    counts: places of each task in a period.
+    counts: slots of each task in a period.
 
   Attributes:
-    counts: places of each task in a period.
+    counts: slots of each task in a period.
     period: the sum of the counts.
   """
 
@@ -128,28 +128,28 @@ class Schedule:
     self.period = sum(counts)
     task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     draw_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
-    # A task with c places has one in the middle of each of c equal parts of the period, so any
+    # A task with c slots has one in the middle of each of c equal parts of the period, so any
     # stretch holds the tasks at their rates.
     order_P = np.argsort((draw_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
     self._task_P = task_P[order_P]
     self._draw_P = draw_P[order_P]
 
-  def locate(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (task int32 [B], number of the task's draw int64 [B]) of unshuffled places.
+  def locate(self, slot_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return (task int32 [B], number of the task's draw int64 [B]) of unshuffled slots.
 
     Args:
-      place_B: int64 [B], in 0..period-1.
+      slot_B: int64 [B], in 0..period-1.
       period_B: int64 [B], the number of the period.
     """
-    task_B = tf.gather(self._task_P, place_B)
+    task_B = tf.gather(self._task_P, slot_B)
     count_B = tf.gather(tf.constant(self.counts, tf.int64), task_B)
-    return task_B, period_B * count_B + tf.gather(self._draw_P, place_B)
+    return task_B, period_B * count_B + tf.gather(self._draw_P, slot_B)
 
   def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the task and the number of its draw for shuffled global indices, int64 [B]."""
-    place_B = global_index_B % self.period
+    slot_B = global_index_B % self.period
     period_B = global_index_B // self.period
-    return self.locate(random.shuffle(place_B, period_B, seed, self.period), period_B)
+    return self.locate(random.shuffle(slot_B, period_B, seed, self.period), period_B)
 
   def draws_before(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
     """Return each task's draws among the first `examples` global indices.
@@ -174,9 +174,9 @@ class Mixture(Task):
 
   Attributes:
     parts: the tasks by label, in the schedule's order; none is a mixture.
-    schedule: the places of each part in a period.
-    make_rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features.
-      It replaces `batch` where earlier phases have drawn from the parts.
+    schedule: the slots of each part in a period.
+    make_rows: (unshuffled slot int64 [B], period int64 [B], a stream for each part) ->
+      features. It replaces `batch` where earlier phases have drawn from the parts.
   """
 
   parts: dict[str, Task] = dataclasses.field(kw_only=True)
@@ -197,9 +197,9 @@ class Mixture(Task):
     self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]
   ) -> dict[str, tf.Tensor]:
     period = self.schedule.period
-    place_B = index_B % period
+    slot_B = index_B % period
     period_B = index_B // period
-    return self.make_rows(random.shuffle(place_B, period_B, seed, period), period_B, streams)
+    return self.make_rows(random.shuffle(slot_B, period_B, seed, period), period_B, streams)
 
   def advance(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
     draws = self.schedule.draws_before(examples, seed)
@@ -234,7 +234,7 @@ def mix(
   Args:
     parts: at least one task, by label; the mixture sorts them by label.
     rates: a rate for each label, of any sum.
-    period: places in a period.
+    period: slots in a period.
     name: the mixture's name in metrics.
 
   Raises:
@@ -248,9 +248,9 @@ def mix(
   schedule = Schedule(counts_per_period({label: rates[label] for label in parts}, period))
 
   def make_rows(
-    place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]
+    slot_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]
   ) -> dict[str, tf.Tensor]:
-    task_B, draw_B = schedule.locate(place_B, period_B)
+    task_B, draw_B = schedule.locate(slot_B, period_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
     features_of_parts = []

@@ -76,16 +76,16 @@ def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
 def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
   """Draw a uniformly random `k`-subset of range(N) per row, ascending: int32 [B, k].
 
-  The subset is the places of the `k` largest words. Words have 32 bits, so two of N are equal with
-  probability below N^2 / 2^33; then the lower place wins.
+  The subset is the positions of the `k` largest words. Words have 32 bits, so two of N are equal
+  with probability below N^2 / 2^33; then the lower position wins.
   """
   # top_k is fast for signed words only. The order of reinterpreted random words is as random.
-  places = tf.math.top_k(tf.bitcast(bits_BN, tf.int32), k=k, sorted=False).indices
-  return tf.sort(places, axis=1)
+  positions = tf.math.top_k(tf.bitcast(bits_BN, tf.int32), k=k, sorted=False).indices
+  return tf.sort(positions, axis=1)
 
 
 def shuffle(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Return the examples at places of epochs' random orders of range(size).
+  """Return the examples at positions of epochs' random orders of range(size).
 
   int64 [B], int64 [B] -> int64 [B].
 
@@ -131,36 +131,40 @@ def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False)
 
 
 def _permute_by_sorting(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
-  """Return the place of the `index`-th largest among the first `size` words of the key's stream.
+  """Return the position of the `index`-th largest among the first `size` words of the key's stream.
 
   Words are compared as signed numbers.
   """
   key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
-  # Among equal words the lower place comes first.
+  # Among equal words the lower position comes first.
   order_UN = tf.math.top_k(words_UN, k=size).indices
   if back:
     order_UN = tf.argsort(order_UN)
-  places_B2 = tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)
-  return tf.cast(tf.gather_nd(order_UN, places_B2), tf.int64)
+  positions_B2 = tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)
+  return tf.cast(tf.gather_nd(order_UN, positions_B2), tf.int64)
 
 
 def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
   """Apply the Feistel network with cycle walking."""
   radices = _radices(size)
   high, low = radices
-  place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, back)
+  position_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, back)
   if high * low > size:
     end = tf.constant(size, tf.uint64)
 
-    def walk(place_B: tf.Tensor) -> tuple[tf.Tensor]:
-      outside = tf.where(place_B >= end)
-      moved = _feistel(tf.gather_nd(place_B, outside), tf.gather_nd(key_B, outside), radices, back)
-      return (tf.tensor_scatter_nd_update(place_B, outside, moved),)
+    def walk(position_B: tf.Tensor) -> tuple[tf.Tensor]:
+      outside = tf.where(position_B >= end)
+      moved = _feistel(
+        tf.gather_nd(position_B, outside), tf.gather_nd(key_B, outside), radices, back
+      )
+      return (tf.tensor_scatter_nd_update(position_B, outside, moved),)
 
-    (place_B,) = tf.while_loop(lambda place_B: tf.reduce_any(place_B >= end), walk, (place_B,))
-  return tf.cast(place_B, tf.int64)
+    (position_B,) = tf.while_loop(
+      lambda position_B: tf.reduce_any(position_B >= end), walk, (position_B,)
+    )
+  return tf.cast(position_B, tf.int64)
 
 
 def _radices(size: int) -> tuple[int, int]:

@@ -39,8 +39,8 @@ class Stream:
     copy_B = position_B % self.repeats
     position_B = position_B // self.repeats
     epoch_B = position_B // self.size
-    place_B = position_B % self.size
-    example_B = random.shuffle(place_B, epoch_B, self.seed, self.size)
+    index_B = position_B % self.size
+    example_B = random.shuffle(index_B, epoch_B, self.seed, self.size)
     return example_B, epoch_B * self.repeats + copy_B
 
   def advance(self, num_draws: int, later_draws: np.ndarray | None = None) -> Stream:

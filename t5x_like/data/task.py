@@ -121,7 +121,7 @@ def unfingerprinted(reason: str, **options: Any) -> Any:
   """Declare a field of `TaskArguments` that is no part of the fingerprint.
 
   Args:
-    reason: why another value leaves the examples as they are, or what counts in its place.
+    reason: why another value leaves the examples as they are, or what counts instead of it.
     options: `default` or `default_factory`, as for `dataclasses.field`.
   """
   return dataclasses.field(metadata={_REASON: reason}, **options)

@@ -183,7 +183,10 @@ class Windows:
   def document_numbers(
     self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
   ) -> tf.Tensor:
-    """Number each token's document within its window, from 1; arguments and shape as for `read`."""
+    """Return the number of each token's document within its window, from 1.
+
+    Arguments and shape are as for `read`.
+    """
 
     def read_numbers(starts_B: np.ndarray) -> np.ndarray:
       begins_BW = read_wrapped(
@@ -242,12 +245,12 @@ def read_wrapped(
   out_BW[~over_B] = inside_bW
   for row in np.flatnonzero(over_B).tolist():
     filled = 0
-    place = int(starts_B[row])
+    position = int(starts_B[row])
     while filled < length:
-      size = min(length - filled, num_tokens - place)
-      out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
+      size = min(length - filled, num_tokens - position)
+      out_BW[row, filled : filled + size] = read(np.array([position]), size)[0]
       filled += size
-      place = 0
+      position = 0
   return out_BW
 
 

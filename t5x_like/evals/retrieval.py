@@ -1,5 +1,4 @@
-"""Retrieval: find the text of an image among all texts, and the image of a text among all
-images."""
+"""Retrieval of an image's text among all texts, and of a text's image among all images."""
 
 import dataclasses
 import functools
@@ -16,8 +15,9 @@ _AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al.
-  2021, table 13).
+  """Measures recall at k by cosine, in percent, over all images and captions.
+
+  The measure is that of Radford et al. 2021, table 13.
 
   A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count
   against it.

@@ -24,7 +24,7 @@ class Evaluator(BaseEvaluator):
     "folders:validation=imagenet/val", …}}
 
   Attributes:
-    templates: texts with {} in place of the class name.
+    templates: texts with {} instead of the class name.
     names: a file of names, one line per class in the order of the classes; None for the task's own.
     length: the length of the text rows, as in the model's training; None for as many as it has
       positions, or 77.

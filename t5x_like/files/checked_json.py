@@ -87,7 +87,7 @@ def digest(value: Any) -> str:
 
 
 def replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return values by name, None in place of NaN and infinities, which JSON lacks."""
+  """Return values by name, None instead of NaN and infinities, which JSON lacks."""
   finite = {}
   for name, value in values.items():
     is_undefined = isinstance(value, numbers.Real) and not math.isfinite(value)

@@ -13,7 +13,7 @@ from t5x_like.files.locks import (
 )
 from t5x_like.files.paths import AnyPath
 
-WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
+WRITING = "is writing this store ({}): wait for it or stop it, or choose another directory"
 
 
 def hold_directory(

@@ -154,8 +154,10 @@ def sync(path) -> None:
 
 @contextlib.contextmanager
 def replace_atomically(path: pathlib.Path):
-  """Open a temporary file beside `path` for writing bytes; once complete and flushed to disk, it
-  replaces `path`."""
+  """Open a temporary file in the folder of `path` for writing bytes, which then replaces `path`.
+
+  The file replaces `path` once it is complete and flushed to disk.
+  """
   aside = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
   try:
     with open(aside, "xb") as file:
@@ -266,10 +268,12 @@ class LocalPath(type(pathlib.Path())):
       return None
 
   def replace_version(self, data: bytes | None, version: Any) -> bool:
-    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer
-    of this version.
+    """Write the file, or delete it if `data` is None, unless its version has changed.
 
-    There is a moment between the comparison and the change.
+    The comparison and the change are not atomic.
+
+    Returns:
+      False, without a change, if the file is no longer of this version.
     """
     current = self.read_version()
     if current is None or current.version != version:

@@ -43,7 +43,7 @@ class Lock(contextlib.AbstractContextManager):
   """A lock on a local file or directory, held until it is closed or the process ends.
 
   It belongs to this process alone: neither a program that it starts nor a fork of it keeps the
-  lock. It holds only while the file stays in its place: whoever finds none there makes another, and
+  lock. It is valid only while the file keeps its name: a process that finds no file creates one and
   locks that.
 
   Args:

@@ -90,8 +90,9 @@ class OutputFile:
       self._refuse_unwritable()
 
   def write(self, lines: Iterable[str]) -> None:
-    """Write lines, which include their line ends; a lone surrogate becomes the six characters
-    `\\udXXX`, valid in JSON.
+    """Write lines, which include their line ends.
+
+    A lone surrogate becomes the six characters `\\udXXX`, which are valid in JSON.
 
     Raises:
       UserError: it cannot be written; a regular file is then unchanged.

@@ -27,8 +27,10 @@ class _Budget:
     self._lock = threading.Lock()
 
   def take(self, size: int) -> bool:
-    """Take `size` bytes if that many are left and return whether it did; a negative size gives
-    bytes back."""
+    """Reserve `size` bytes if that many are unused, and return whether they were.
+
+    A negative size returns bytes to the budget.
+    """
     with self._lock:
       if size > self._unused:
         return False

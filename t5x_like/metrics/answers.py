@@ -266,14 +266,14 @@ def _format_fraction(units: int, above: int, below: int) -> str:
   if above < below:
     value += units
   remainder = value.denominator
-  places = 0
+  decimals = 0
   for prime in (2, 5):
     power = 0
     while remainder % prime == 0:
       remainder //= prime
       power += 1
-    places = max(places, power)
+    decimals = max(decimals, power)
   if remainder > 1:
     return f"{value.numerator}/{value.denominator}"
-  digits = str(value.numerator * 10**places // value.denominator).zfill(places + 1)
-  return f"{digits[:-places]}.{digits[-places:]}" if places else digits
+  digits = str(value.numerator * 10**decimals // value.denominator).zfill(decimals + 1)
+  return f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits

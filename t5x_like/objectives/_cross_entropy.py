@@ -32,8 +32,14 @@ LANES = 128  # columns are a multiple of this, the width of an accelerator's reg
 
 
 class Statistics(NamedTuple):
-  """Statistics of each token's V logits, float32 [B, T]: log-sum-exp, the target's logit, sum,
-  maximum."""
+  """Statistics of each token's V logits, float32 [B, T].
+
+  Attributes:
+    log_z_BT: log-sum-exp of the logits.
+    target_BT: the target's logit.
+    total_BT: sum of the logits.
+    peak_BT: the largest logit.
+  """
 
   log_z_BT: jax.Array
   target_BT: jax.Array
@@ -216,8 +222,10 @@ class Chunking:
   def add_gradient(
     self, total: jax.Array, chunk: jax.Array, start: jax.Array, axis: int
   ) -> jax.Array:
-    """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros
-    added."""
+    """Add a chunk of gradients to `total`.
+
+    Columns that were in an earlier chunk get zeros added.
+    """
     chunk = chunk.astype(total.dtype)
     if self.overlaps:
       chunk += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
@@ -244,8 +252,10 @@ class Chunking:
     return VocabularyChunk(gather(w, self.logical_axes), bias_pc, start, ids_pc)
 
   def logits(self, x: jax.Array, chunk: VocabularyChunk) -> jax.Array:
-    """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the
-    previous chunk."""
+    """Compute the logits of the chunk's columns, float32 [B, T, p, c].
+
+    Columns of the previous chunk get -inf.
+    """
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
     with jax.named_scope(
       f"{COLUMNS_SCOPE}{self.vocab}_of_{self.vocab_shards * self.columns * self.count}"

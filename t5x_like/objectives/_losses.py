@@ -1,5 +1,7 @@
-"""Weighted sums of cross-entropy, shared by objectives, and weights that let one division yield two
-means."""
+"""Weighted sums of cross-entropy that objectives share.
+
+`spread_evenly` computes weights by which one division yields two means.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +23,10 @@ class EncoderTargets(Base):
 
 
 class DecoderTargets(Base):
-  """Cross-entropy of a decoder's targets. Subclasses have the fields `label_smoothing` and
-  `z_loss`."""
+  """Cross-entropy of a decoder's targets.
+
+  Subclasses have the fields `label_smoothing` and `z_loss`.
+  """
 
   model_inputs = ("decoder_input_tokens",)
   targets = "decoder_target_tokens"
@@ -48,11 +52,13 @@ class DecoderTargets(Base):
 
 
 def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict) -> tuple[jax.Array, Sums]:
-  """Add the scalars among a model's outputs, such as a router's losses, to an objective's (loss
-  sum, sums).
+  """Add the scalars among a model's outputs, such as a router's losses, to an objective's sums.
 
-  They are means, so each is multiplied by the sum of weights. Scalars named `…_loss` are also added
-  to the loss.
+  The scalars are means, so each is multiplied by the sum of weights. Scalars named `…_loss` are
+  also added to the loss.
+
+  Returns:
+    (loss sum, sums).
   """
   scalars = {name: value * sums["weights"] for name, value in outputs.items() if value.ndim == 0}
   losses = [value for name, value in scalars.items() if name.endswith("_loss")]
@@ -103,23 +109,27 @@ def token_losses(
 
 
 def masked_targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without this
-  feature, all [B, S].
+  """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`.
 
-  Unused slots of a row point to position 0, which holds [CLS] and has no weight.
+  Without this feature, they are those of all positions, [B, S]. Unused slots of a row point to
+  position 0, which holds [CLS] and has no weight.
   """
   return gather_masked(batch, "encoder_target_tokens"), gather_masked(batch, "encoder_loss_weights")
 
 
 def gather_masked(batch: Batch, name: str) -> jax.Array:
-  """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K]; unchanged if the
-  batch has none."""
+  """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K].
+
+  The feature is unchanged if the batch has no such positions.
+  """
   if "encoder_masked_positions" not in batch:
     return batch[name]
   return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
 
 
 def spread_evenly(total: jax.Array, real: jax.Array) -> jax.Array:
-  """Divide `total` equally among the places where `real` is 1, so that a weighted sum divided by
-  `total` is a mean."""
+  """Divide `total` equally among the positions where `real` is 1.
+
+  A sum with these weights, divided by `total`, is a mean over these positions.
+  """
   return real * (total / jnp.maximum(jnp.sum(real), 1.0))

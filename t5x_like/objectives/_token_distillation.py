@@ -21,10 +21,10 @@ TokenFigures = dict[str, jax.Array]
 
 
 class TokenDistillation(DecoderTargets):
-  """The base: `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean of
-  weighted tokens.
+  """The base of distillation at every token (Hinton et al. 2015, arXiv:1503.02531).
 
-  Hinton et al. 2015 (arXiv:1503.02531). Subclasses have the field `share`.
+  The loss is `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean over
+  weighted tokens. Subclasses have the field `share`.
   """
 
   def __post_init__(self):
@@ -76,8 +76,16 @@ class TokenDistillation(DecoderTargets):
 def map_token_chunks(
   function: Callable, logits: Sequence[jax.Array | VocabularyLogits], *arrays: jax.Array
 ) -> Any:
-  """Apply `function(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]` to chunks of
-  the tokens."""
+  """Apply a function of dense logits to chunks of the tokens.
+
+  Args:
+    function: `(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]`.
+    logits: the logits of T tokens, dense [B, T, V] or as factors.
+    *arrays: further arguments of `function`, [B, T, …].
+
+  Returns:
+    The function's arrays, [B, T, …].
+  """
   B, T, V = logits[0].shape
   sequence_shards = ways("length") if T % ways("length") == 0 else 1
   vocab_shards = max(ways("vocab"), ways("activation_vocab"))
@@ -138,11 +146,10 @@ def full_divergence(
 def top_k_divergence(
   log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array
 ) -> TokenFigures:
-  """Return KL(teacher || student) over the teacher's k likeliest tokens and one event for all
-  others.
+  """Return KL(teacher || student) over the teacher's k likeliest tokens and one further event.
 
-  This is at most the KL of all tokens, and equal to it for k = V. The `remainder` is the teacher's
-  probability of the others.
+  The event is that the token is none of the k; `remainder` is its probability by the teacher. This
+  KL is at most the KL of all tokens, and equal to it for k = V.
   """
   p_Btk = jnp.exp(log_p_Btk)
   log_q_Btk = jnp.take_along_axis(log_q_BtV, ids_Btk, axis=-1)

@@ -1,5 +1,7 @@
-"""Distillation of a language model from a teacher's likeliest tokens, which `tools.cache_teacher`
-has stored once."""
+"""Distillation of a language model from a teacher's likeliest tokens, stored in advance.
+
+`tools.cache_teacher` stores them.
+"""
 
 import dataclasses
 

@@ -1,5 +1,4 @@
-"""Contrastive training of an image encoder and a text encoder (CLIP, Radford et al. 2021, figure
-3)."""
+"""Contrastive training of an image and a text encoder (CLIP, Radford et al. 2021, figure 3)."""
 
 import dataclasses
 
@@ -20,8 +19,9 @@ from t5x_like.slots import PositiveInt
 
 @dataclasses.dataclass(frozen=True)
 class Objective(ImageTextObjective):
-  """Cross-entropy of each image's text among all texts of the global batch, and of each text's
-  image among all images.
+  """Cross-entropy of each image's text among all texts, and of each text's image among all images.
+
+  All texts and images are those of the global batch.
 
   Attributes:
     chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a

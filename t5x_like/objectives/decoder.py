@@ -1,9 +1,8 @@
-"""The objective of decoder-only models: cross-entropy of the next token, with label smoothing and
-z-loss.
+"""The objective of decoder-only models: cross-entropy of the next token.
 
-It serves causal LMs, prefix LMs and packed batches alike: the batch holds the targets and their
-weights (`decoder_target_tokens`, `decoder_loss_weights`), and other features define the model's
-attention mask.
+Label smoothing and z-loss are options. Causal LMs, prefix LMs and packed batches share the
+objective: the batch holds the targets and their weights (`decoder_target_tokens`,
+`decoder_loss_weights`), and other features define the model's attention mask.
 """
 
 import dataclasses

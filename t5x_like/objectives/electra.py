@@ -1,5 +1,4 @@
-"""ELECTRA: a generator fills in masked tokens, a discriminator detects which tokens were
-replaced."""
+"""ELECTRA: a generator fills in masked tokens, a discriminator detects the replaced ones."""
 
 import dataclasses
 
@@ -23,12 +22,11 @@ _EVALUATION_KEY = 0
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over
-  all tokens.
+  """The generator's mean MLM loss + 50 * the discriminator's mean loss (Clark et al. 2020).
 
-  The objective is Clark et al. 2020's (section 2 and appendix A). The step samples the generator's
-  tokens, as the argmax of its logits plus Gumbel noise, without gradient. A correct guess counts as
-  original. Evaluation samples with a fixed key.
+  The first mean is over masked tokens, the second over all tokens (section 2 and appendix A). The
+  step samples the generator's tokens, as the argmax of its logits plus Gumbel noise, without
+  gradient. A correct guess counts as original. Evaluation samples with a fixed key.
 
   The two means have different denominators; as in `objectives.mlm`, `prepare` weights every token
   of the global batch so that one division suffices.

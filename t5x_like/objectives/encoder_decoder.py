@@ -1,5 +1,7 @@
-"""The objective of encoder-decoders: cross-entropy of the decoder's targets, with label smoothing
-and z-loss."""
+"""The objective of encoder-decoders: cross-entropy of the decoder's targets.
+
+Label smoothing and z-loss are options.
+"""
 
 import dataclasses
 

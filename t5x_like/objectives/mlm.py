@@ -18,8 +18,10 @@ from t5x_like.objectives._losses import (
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of
-  the mean masked LM likelihood and the mean next sentence prediction likelihood").
+  """Mean MLM loss over predicted tokens + mean next-sentence loss over examples.
+
+  Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM likelihood and the mean next
+  sentence prediction likelihood".
 
   A step divides the loss by one number, the predicted tokens of the global batch. So the
   next-sentence loss of every example, a pair of segments, is weighted by the mean number of
@@ -40,8 +42,10 @@ class Objective(EncoderTargets):
   next_sentence: float = 1.0
 
   def prepare(self, batch: Batch, model) -> Batch:
-    """Add `next_sentence_weights`, predicted tokens per pair, float32 of the labels' shape, if
-    there are labels."""
+    """Add `next_sentence_weights`, the predicted tokens per pair, if there are labels.
+
+    The weights are float32 of the labels' shape.
+    """
     if "next_sentence_label" not in batch:
       return batch
     weights_BS = batch["encoder_loss_weights"]

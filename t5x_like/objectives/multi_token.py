@@ -1,5 +1,7 @@
-"""Cross-entropy of the next token and, by a model with `mtp_depth`, of the token after (DeepSeek-AI
-2024, arXiv:2412.19437, section 2.2)."""
+"""Multi-token prediction: cross-entropy of the next token and of the token after it.
+
+A model with `mtp_depth` predicts the second (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+"""
 
 import dataclasses
 

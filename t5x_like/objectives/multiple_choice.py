@@ -12,9 +12,11 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et
-  al. 2018, section
-  3.3). The probabilities of several right options are added."""
+  """Cross-entropy of the right option, by a softmax over the scores of an example's options.
+
+  Devlin et al. 2019, section 4.4; Radford et al. 2018, section 3.3. The probabilities of several
+  right options are added.
+  """
 
   unit = "nats per example"
   likelihood = True

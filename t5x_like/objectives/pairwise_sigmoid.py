@@ -1,5 +1,4 @@
-"""Contrastive training that classifies each image-text pair as matching or not (SigLIP, Zhai et al.
-2023)."""
+"""SigLIP: classification of each image-text pair as matching or not (Zhai et al. 2023)."""
 
 import dataclasses
 
@@ -21,13 +20,13 @@ from t5x_like.slots import PositiveInt
 
 @dataclasses.dataclass(frozen=True)
 class Objective(ImageTextObjective):
-  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch; z is 1 for matching
-  pairs, else -1.
+  """Logistic loss of all image-text pairs in the global batch.
 
+  The loss of a pair is `-log sigmoid(z (scale cosine + bias))`; z is 1 for matching pairs, else -1.
   A row's loss is the sum over its pairs (algorithm 1).
 
   Attributes:
-    chunks: the number of parts in which a batch is encoded and compare; memory holds one part at a
+    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a
       time.
   """
 
@@ -37,8 +36,10 @@ class Objective(ImageTextObjective):
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    """Refuse a model without a bias: its initial loss would be dominated by the many pairs that do
-    not match."""
+    """Refuse a model without a bias.
+
+    The many pairs that do not match would dominate its initial loss.
+    """
     if getattr(model, "bias", None) is None:
       raise UserError(
         "config.model.bias: found None, pairwise_sigmoid needs one; set --config.model.bias=-10"

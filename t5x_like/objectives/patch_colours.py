@@ -1,5 +1,7 @@
-"""Masked patch prediction of ViT: the mean colours of corrupted patches (Dosovitskiy et al. 2021,
-appendix B.1.2)."""
+"""Masked patch prediction of ViT: the mean colours of corrupted patches.
+
+Dosovitskiy et al. 2021, appendix B.1.2.
+"""
 
 import dataclasses
 
@@ -11,8 +13,10 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of `patch_colours`, averaged over corrupted patches as BERT's loss is over masked
-  tokens."""
+  """Cross-entropy of `patch_colours`, averaged over corrupted patches.
+
+  BERT's loss is averaged over masked tokens in the same way.
+  """
 
   unit = "nats per patch"
   likelihood = True

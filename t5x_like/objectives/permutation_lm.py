@@ -1,5 +1,7 @@
-"""Permutation language modelling: each chosen token from those before it in a random order (Yang et
-al. 2019)."""
+"""Permutation language modelling (Yang et al. 2019).
+
+Each chosen token is predicted from the tokens before it in a random order.
+"""
 
 import dataclasses
 
@@ -17,8 +19,9 @@ from t5x_like.objectives._losses import (
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean over the predicted tokens (equation 5): the last ones of the order, as
-  `tasks.permutation_lm` chooses them.
+  """Cross-entropy averaged over the predicted tokens (equation 5).
+
+  They are the last tokens of the order, as `tasks.permutation_lm` chooses them.
 
   Attributes:
     z_loss: coefficient of `log(Z)^2` of the predictions.

@@ -1,5 +1,4 @@
-"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the spans'
-boundaries."""
+"""SpanBERT: masked language modelling of spans, and their prediction from the spans' boundaries."""
 
 import dataclasses
 
@@ -20,8 +19,9 @@ from t5x_like.objectives._losses import (
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one
-  division serves both.
+  """The sum L_MLM + L_SBO (Joshi et al. 2020, sections 3.2 and 3.3).
+
+  Both losses are over the same tokens, so one division yields both means.
 
   Attributes:
     span_boundary: weight of L_SBO.

@@ -1,5 +1,4 @@
-"""Extractive question answering: predict the answer's start and end (Devlin et al. 2019, section
-4.2)."""
+"""Extractive question answering: the answer's start and end (Devlin et al. 2019, section 4.2)."""
 
 import dataclasses
 
@@ -12,8 +11,10 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """The mean of the cross-entropies of the answer's start and end, over all positions but
-  padding."""
+  """The mean of the cross-entropies of the answer's start and end.
+
+  Both softmaxes are over all positions but padding.
+  """
 
   unit = "nats per example"
   model_inputs = ("encoder_input_tokens",)

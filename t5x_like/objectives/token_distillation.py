@@ -1,5 +1,4 @@
-"""Distillation of a language model: the student learns the distribution of a fixed teacher at every
-token."""
+"""Distillation of a language model from a fixed teacher's distribution at every token."""
 
 import dataclasses
 import functools
@@ -14,10 +13,10 @@ from t5x_like.slots import PositiveFloat
 
 @dataclasses.dataclass(frozen=True)
 class Objective(TokenDistillation):
-  """`(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`; the teacher runs in
-  every step.
+  """Distillation of a language model from a teacher that runs in every step.
 
-  The teacher, `model.reference`, sees the student's features without dropout. It may be of any
+  The loss is `(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`. The
+  teacher, `model.reference`, sees the student's features without dropout. It may be of any
   family with the same vocabulary, whose table may be padded to another size. `cached_distillation`
   learns from its likeliest tokens, stored once.
 

@@ -1,5 +1,6 @@
-"""Writes a run's page anew, or compares runs: python -m t5x_like.report RUN [RUN …]
-[--output=comparison.html]
+"""Write a run's page again, or compare runs.
+
+  python -m t5x_like.report RUN [RUN …] [--output=comparison.html]
 
 With one workdir, its `report.html` is written. With several, one page shows their verdicts, last
 evaluations, curves on the same axes and the keys in which their configs differ.

@@ -5,7 +5,7 @@ A token store has one array, `tokens`, whose items are documents of at least one
 
 Boundaries of documents are not held in memory. A shard's document ends are sorted, so interpolation
 search locates the document of a token. The fraction of the shard's tokens before the token
-estimates the document's place in the file; the block of ends read there either contains it or
+estimates the document's position in the file; the block of ends read there either contains it or
 narrows the range. Every other step bisects the range instead, so no corpus takes more than a few
 steps. All tokens of a batch take each step together.
 """
@@ -94,23 +94,23 @@ class TokenStore(Store):
     """
     return self.read_ends(TOKENS)
 
-  def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def documents_at(self, positions_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the documents that contain tokens.
 
     Args:
-      places_N: the places of the tokens in the stream.
+      positions_N: the positions of the tokens in the stream.
 
     Returns:
       The indices of the documents, and their starts and ends in the stream, each int64 [N].
     """
     shards = self._shards
-    places_N = np.asarray(places_N, np.int64)
-    shard_N = np.searchsorted(self._first_token, places_N, side="right") - 1
+    positions_N = np.asarray(positions_N, np.int64)
+    shard_N = np.searchsorted(self._first_token, positions_N, side="right") - 1
     first_token_N = self._first_token[shard_N]
-    place_N = places_N - first_token_N
+    position_N = positions_N - first_token_N
     num_documents_N = shards.first_item[shard_N + 1] - shards.first_item[shard_N]
     num_tokens_N = self._first_token[shard_N + 1] - first_token_N
-    search = _DocumentSearch(place_N, num_documents_N, num_tokens_N)
+    search = _DocumentSearch(position_N, num_documents_N, num_tokens_N)
     bisect = False
     while search.open_n.size:
       begin_n, size_n = search.choose_blocks(bisect)
@@ -179,10 +179,10 @@ class TokenStore(Store):
       size_n = np.minimum(shards.first_item[shard_n + 1] - document_n, _FOLLOWING)
       ends_nK = self._read_ends(shard_n, number_n, size_n, width=_FOLLOWING)
       ends_nK += self._first_token[shard_n][:, None]
-      place_nK = ends_nK - starts_B[row_n][:, None]
-      is_inside_nK = (place_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
+      position_nK = ends_nK - starts_B[row_n][:, None]
+      is_inside_nK = (position_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
       row_N, column_N = np.nonzero(is_inside_nK)
-      begins_BW[row_n[row_N], place_nK[row_N, column_N]] = True
+      begins_BW[row_n[row_N], position_nK[row_N, column_N]] = True
       continues_n = np.count_nonzero(is_inside_nK, axis=1) == size_n
       row_n = row_n[continues_n]
       document_n = (document_n + size_n)[continues_n]
@@ -225,19 +225,20 @@ class _DocumentSearch:
     start_N, end_N: where document `low - 1` and document `high - 1` end, in tokens of the shard.
   """
 
-  def __init__(self, place_N: np.ndarray, num_documents_N: np.ndarray, num_tokens_N: np.ndarray):
-    self._place_N = place_N
-    self.open_n = np.arange(place_N.size)
-    self.low_N = np.zeros_like(place_N)
+  def __init__(self, position_N: np.ndarray, num_documents_N: np.ndarray, num_tokens_N: np.ndarray):
+    self._position_N = position_N
+    self.open_n = np.arange(position_N.size)
+    self.low_N = np.zeros_like(position_N)
     self.high_N = num_documents_N
-    self.start_N = np.zeros_like(place_N)
+    self.start_N = np.zeros_like(position_N)
     self.end_N = num_tokens_N
 
   def choose_blocks(self, bisect: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return (the first end, the number of ends) of the block to read for each open token.
 
     Args:
-      bisect: whether the block is in the middle of the range, not where the token's place suggests.
+      bisect: whether the block is in the middle of the range, not where the token's position
+        suggests.
     """
     low_n = self.low_N[self.open_n]
     high_n = self.high_N[self.open_n]
@@ -246,7 +247,7 @@ class _DocumentSearch:
     if bisect:
       share_n = 0.5
     else:
-      share_n = (self._place_N[self.open_n] - start_n) / np.maximum(end_n - start_n, 1)
+      share_n = (self._position_N[self.open_n] - start_n) / np.maximum(end_n - start_n, 1)
     size_n = np.minimum(high_n - low_n, _BLOCK)
     center_n = low_n + ((high_n - low_n) * share_n).astype(np.int64)
     begin_n = np.clip(center_n - size_n // 2, low_n, high_n - size_n)
@@ -262,8 +263,8 @@ class _DocumentSearch:
     low_n = self.low_N[open_n]
     high_n = self.high_N[open_n]
     start_n = self.start_N[open_n]
-    place_n = self._place_N[open_n]
-    is_passed_nK = (ends_nK <= place_n[:, None]) & (np.arange(_BLOCK) < size_n[:, None])
+    position_n = self._position_N[open_n]
+    is_passed_nK = (ends_nK <= position_n[:, None]) & (np.arange(_BLOCK) < size_n[:, None])
     num_passed_n = np.count_nonzero(is_passed_nK, axis=1)
     is_before_n = (num_passed_n == 0) & (begin_n > low_n)  # of the block
     is_after_n = num_passed_n == size_n

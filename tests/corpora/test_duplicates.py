@@ -96,14 +96,14 @@ def entries(generator, count: int, keys: int, places: int):
   places_of_entries = generator.permutation(places)[:count]
   part = places_of_entries % 3
   key = generator.integers(0, keys, count).astype(np.uint64)
-  return {"part": part, "key": key, "place": places_of_entries}
+  return {"part": part, "key": key, "position": places_of_entries}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 400])
 def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monkeypatch):
   generator = np.random.default_rng(count)
   key_entries = entries(generator, count, 40, 1_000)
-  order = sorted(range(count), key=lambda n: (key_entries["part"][n], key_entries["place"][n]))
+  order = sorted(range(count), key=lambda n: (key_entries["part"][n], key_entries["position"][n]))
   keys = key_entries["key"].tolist()
   times = Counter(key_entries["key"].tolist())
   firsts = {key: next(n for n in order if keys[n] == key) for key in times}

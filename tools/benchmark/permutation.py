@@ -13,8 +13,8 @@ from t5x_like.quiet_tensorflow import tf
 
 from . import randomness
 
-# The smallest size is 1,000: TensorFlow's cipher permutes at least 2^16 places and repeats until a
-# place is in the corpus, which takes minutes for fewer.
+# The smallest size is 1,000: TensorFlow's cipher permutes at least 2^16 positions and repeats until
+# a position is in the corpus, which takes minutes for fewer.
 _SIZES = (
   1_000,
   4_097,
@@ -54,8 +54,8 @@ def main(args: argparse.Namespace) -> None:
     "ours": random.permute,
   }
   print(
-    "Method: the first 50,000 places of 8 epochs' orders (4 of each of two seeds; more epochs of "
-    "small corpora) and the first, second and last places under 4,096 seeds. The figure is the "
+    "Method: the first 50,000 positions of 8 epochs' orders (4 of each of two seeds; more for "
+    "small corpora) and the first, second and last positions under 4,096 seeds. The figure is the "
     "largest deviation in each group of tests, in standard deviations; a random order exceeds 6.4 "
     f"in any of 90 sizes with a probability of 1e-6. Seed {args.seed}."
   )

@@ -2,9 +2,9 @@
 
 Each test gives normal scores, deviations from the expectation in standard deviations, so that one
 two-sided threshold holds for all: an order can be too even as well as too uneven. Expectations and
-variances hold for places drawn without replacement, exact for correlations and runs at every size;
-chi-squares have the exact expectation, and become normal scores by the cube root of Wilson and
-Hilferty (1931).
+variances hold for positions drawn without replacement, exact for correlations and runs at every
+size; chi-squares have the exact expectation, and become normal scores by the cube root of Wilson
+and Hilferty (1931).
 """
 
 import collections
@@ -24,7 +24,7 @@ _SEEDS = 4096
 _BATCH = 256
 _REGIONS = 16
 
-# (index int64 [B], key uint64 [B], size) -> place int64 [B]
+# (index int64 [B], key uint64 [B], size) -> position int64 [B]
 Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 
@@ -61,23 +61,23 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   """Return normal scores, by name, of all tests that a size is large enough for.
 
   Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small),
-  first places those of 4,096 consecutive seeds.
+  first positions those of 4,096 consecutive seeds.
   """
   scores_by_test = {}
   epochs = max(_EPOCHS, 2 * _PLACES // size)
   first_EN = orders(permute, size, seed, epochs)
   other_EN = orders(permute, size, seed + 1, epochs)
-  places_EN = np.concatenate([first_EN, other_EN])
+  positions_EN = np.concatenate([first_EN, other_EN])
   if size >= 8:
-    lags, _ = lag_scores(places_EN, size)
+    lags, _ = lag_scores(positions_EN, size)
     scores_by_test["lags 1 to 64"] = lags
     if size > 16 * LAGS:
       scores_by_test["lags together"] = _chi_square_score((lags**2).sum(), len(lags))[0]
-    scores_by_test["runs"] = runs_score(places_EN)
+    scores_by_test["runs"] = runs_score(positions_EN)
   if size >= 2 * _REGIONS**2:
-    scores_by_test["batches over regions"] = region_score(places_EN, size)[0]
+    scores_by_test["batches over regions"] = region_score(positions_EN, size)[0]
   if size <= 2 * _REGIONS**2:
-    scores_by_test["place by index"] = place_score(places_EN)
+    scores_by_test["position by index"] = position_score(positions_EN)
   if size >= 3:
     scores_by_test["epochs"] = agreement_score(first_EN[:-1], first_EN[1:], size)
     scores_by_test["neighbouring seeds"] = agreement_score(first_EN, other_EN, size)
@@ -89,15 +89,15 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   first_S, second_S, last_S = (
     permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends
   )
-  scores_by_test["first place over seeds"] = uniform_score(first_S, size)
-  scores_by_test["last place over seeds"] = uniform_score(last_S, size)
+  scores_by_test["first position over seeds"] = uniform_score(first_S, size)
+  scores_by_test["last position over seeds"] = uniform_score(last_S, size)
   if size >= 3:
     scores_by_test["first two over seeds"] = pair_score(first_S, second_S, size)
   return {name: np.atleast_1d(scores) for name, scores in scores_by_test.items()}
 
 
 def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
-  """Return the first places of some epochs' orders: int64 [epochs, up to 50,000]."""
+  """Return the first positions of some epochs' orders: int64 [epochs, up to 50,000]."""
   count = min(size, _PLACES)
   index = np.tile(np.arange(count, dtype=np.int64), epochs)
   key_E = random.row_keys(seed, tf.range(epochs, dtype=tf.int64))
@@ -111,15 +111,15 @@ def keys_of_seeds(seed: int, count: int) -> tf.Tensor:
   return tf.concat([random.row_keys(number, epoch) for number in range(seed, seed + count)], axis=0)
 
 
-def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Score serial correlations of places at lags 1, 2, ..., up to `LAGS`.
+def lag_scores(positions_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Score serial correlations of positions at lags 1, 2, ..., up to `LAGS`.
 
-  Orders are circular: the last place is followed by the first.
+  Orders are circular: the last position is followed by the first.
 
   Returns:
     Normal scores and correlations, one of each per lag.
   """
-  centred_EN = _center(places_EN, size)
+  centred_EN = _center(positions_EN, size)
   square, _, _ = _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
@@ -131,20 +131,20 @@ def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
   return (product - epochs * mean) / math.sqrt(epochs * variance), correlation
 
 
-def runs_score(places_EN: np.ndarray) -> float:
+def runs_score(positions_EN: np.ndarray) -> float:
   """Score the number of runs up and down (Levene and Wolfowitz 1944)."""
-  epochs, count = places_EN.shape
-  up = np.diff(places_EN) > 0
+  epochs, count = positions_EN.shape
+  up = np.diff(positions_EN) > 0
   runs = epochs + (up[:, 1:] != up[:, :-1]).sum()
   return (runs - epochs * (2 * count - 1) / 3) / math.sqrt(epochs * (16 * count - 29) / 90)
 
 
-def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
+def region_score(positions_EN: np.ndarray, size: int) -> tuple[float, float]:
   """Score how evenly batches cover equal regions of the corpus.
 
   Returns the normal score, and chi-square divided by its degrees of freedom.
   """
-  half = places_EN[:, : max(1, min(places_EN.shape[1], size // 2))]
+  half = positions_EN[:, : max(1, min(positions_EN.shape[1], size // 2))]
   batch = min(_BATCH, size // 4)
   regions = min(_REGIONS, batch // 8)
   batches = half.shape[1] // batch
@@ -159,11 +159,11 @@ def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
   return _chi_square_score(chi_square * (1 - 1 / size), len(half) * batches * (regions - 1))
 
 
-def place_score(places_EN: np.ndarray) -> float:
-  """Score how often each index came to each place, over whole epochs."""
-  epochs, size = places_EN.shape
+def position_score(positions_EN: np.ndarray) -> float:
+  """Score how often each index came to each position, over whole epochs."""
+  epochs, size = positions_EN.shape
   counts = np.zeros((size, size))
-  np.add.at(counts, (np.arange(size)[None], places_EN), 1)
+  np.add.at(counts, (np.arange(size)[None], positions_EN), 1)
   chi_square = ((counts - epochs / size) ** 2).sum() * size / epochs
   return _chi_square_score(chi_square * (1 - 1 / size), (size - 1) ** 2)[0]
 
@@ -185,18 +185,18 @@ def agreement_score(
   )
 
 
-def uniform_score(place_S: np.ndarray, size: int) -> float:
-  """Score independent places over 64 regions, or over all places if they are fewer."""
-  region, share = _bins(place_S, size, min(_REGIONS * 4, size))
-  expected = len(place_S) * share
+def uniform_score(position_S: np.ndarray, size: int) -> float:
+  """Score independent positions over 64 regions, or over all positions if they are fewer."""
+  region, share = _bins(position_S, size, min(_REGIONS * 4, size))
+  expected = len(position_S) * share
   counts = np.bincount(region, minlength=len(share))
   return _chi_square_score(((counts - expected) ** 2 / expected).sum(), len(share) - 1)[0]
 
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
-  """Score pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
+  """Score pairs of different positions over 8 x 8 regions, or over all pairs if they are fewer."""
   (first_regions, share), (second_regions, _) = (
-    _bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S)
+    _bins(position_S, size, min(_REGIONS // 2, size)) for position_S in (one_S, other_S)
   )
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
@@ -221,14 +221,14 @@ def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> fl
   return _chi_square_score(chi_square, cells - 1)[0]
 
 
-def _center(places: np.ndarray, size: int) -> np.ndarray:
-  return (places - (size - 1) / 2) / size
+def _center(positions: np.ndarray, size: int) -> np.ndarray:
+  return (positions - (size - 1) / 2) / size
 
 
 def _moments(size: int) -> tuple[float, float, float]:
-  """Return moments of centred places.
+  """Return moments of centred positions.
 
-  They are the mean square, the mean fourth power and the mean product of two different places.
+  They are the mean square, the mean fourth power and the mean product of two different positions.
   """
   square = (1 - 1 / size**2) / 12
   fourth = (1 - 1 / size**2) * (3 - 7 / size**2) / 240
@@ -250,15 +250,15 @@ def _serial_moments(size: int, count: int) -> tuple[float, float]:
   return mean, count * same + 2 * count * sharing + (count**2 - 3 * count) * apart - mean**2
 
 
-def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.ndarray]:
-  """Return the region of each place, and each region's share of all places."""
+def _bins(positions: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return the region of each position, and each region's share of all positions."""
 
-  def region(places: np.ndarray) -> np.ndarray:
-    return np.minimum((places * (regions / size)).astype(np.int64), regions - 1)
+  def region(positions: np.ndarray) -> np.ndarray:
+    return np.minimum((positions * (regions / size)).astype(np.int64), regions - 1)
 
   if size > 2**20:
-    return region(places), np.full(regions, 1 / regions)
-  return region(places), np.bincount(region(np.arange(size)), minlength=regions) / size
+    return region(positions), np.full(regions, 1 / regions)
+  return region(positions), np.bincount(region(np.arange(size)), minlength=regions) / size
 
 
 def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:

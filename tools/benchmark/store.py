@@ -234,11 +234,11 @@ def _span_corruption(store: str, split: str) -> task.Task:
 def _print_method(args: argparse.Namespace) -> None:
   """Print how the figures of `_measure` are obtained."""
   print(
-    f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, "
-    f"{args.batch_size} in a batch, {args.steps} batches, read by {os.cpu_count()} threads: for "
-    "the first time, then the same ones again, which the page cache holds. Documents of random "
-    f"tokens, {args.batch_size} in a batch. Span corruption {_INPUTS_LENGTH}/114 as in training, "
-    "also for the first time and again, the latter in turns with a store of one shard of "
+    f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random "
+    f"positions, {args.batch_size} in a batch, {args.steps} batches, read by {os.cpu_count()} "
+    "threads: for the first time, then the same ones again, from the page cache. Documents of "
+    f"random tokens, {args.batch_size} in a batch. Span corruption {_INPUTS_LENGTH}/114 as in "
+    "training, also for the first time and again, the latter in turns with a store of one shard of "
     f"{_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} "
     f"on {os.cpu_count()} cores."
   )
@@ -261,15 +261,15 @@ def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
 
 def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
   """Return the number of documents per second that are found by one of their tokens."""
-  places = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
+  positions = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
   begin = time.perf_counter()
-  for places_B in places:
-    _, starts_B, ends_B = tokens.documents_at(places_B)
-    if not ((starts_B <= places_B) & (places_B < ends_B)).all():
+  for positions_B in positions:
+    _, starts_B, ends_B = tokens.documents_at(positions_B)
+    if not ((starts_B <= positions_B) & (positions_B < ends_B)).all():
       raise UserError(
         f"{tokens.path}: found documents that do not hold the token they were found by"
       )
-  return places.size / (time.perf_counter() - begin)
+  return positions.size / (time.perf_counter() - begin)
 
 
 def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:

@@ -70,11 +70,11 @@ class Benchmark:
       ValueError.
     prediction: function that converts (a value in the file, the row) to the metric's prediction, or
       raises ValueError.
-    read: function that reads the paths of --references and returns (place, row) of each example.
-    read_predictions: function that reads a file of predictions. group: function that returns a
-    row's subset, such as a subject, which is also scored separately. partial: allow missing
-    predictions, which the metric receives as None, and predictions of unknown
-      examples, which are counted. Otherwise both are refused.
+    read: function that reads the paths of --references and returns (location, row) of each example.
+    read_predictions: function that reads a file of predictions.
+    group: function that returns a row's subset, such as a subject, which is also scored separately.
+    partial: allow missing predictions, which the metric receives as None, and predictions of
+      unknown examples, which are counted. Otherwise both are refused.
     invalid_is_wrong: count predictions for which `prediction` raises ValueError as wrong. Otherwise
       they are refused.
     part: function that returns the part of a file by its name, for several pairs of references and
@@ -389,10 +389,10 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
       raise UserError(
         f"{na_probabilities}: no probability for the question {row['id']}, which has a prediction"
       )
-    place, value = probabilities[row["id"]]
+    location, value = probabilities[row["id"]]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
-      raise UserError(f"{place}: found {value!r}, expected a probability")
+      raise UserError(f"{location}: found {value!r}, expected a probability")
     return text, float(value)
 
   def gold(row: dict) -> list[str]:

@@ -47,7 +47,7 @@ _FORMATS = {
 _FORMATS |= dict.fromkeys((".txt", ".lst"), "lines")
 # The beginning of a JSON object, or of an array of objects, arrays or strings.
 _JSON_START = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
-Row = tuple[str, Any]  # the place in the file, and a record or a plain value
+Row = tuple[str, Any]  # the location in the file, and a record or a plain value
 # Lists of the predictions' ids, by field. Empty if the predictions are in the examples' order.
 Ids = dict[str, list[str]]
 Predictions = tuple[list[Row], Ids]
@@ -119,8 +119,8 @@ def rows(path: str, header: Sequence[str] = (), known_columns: Sequence[str] = (
     parsed_rows = []
     for number, line in enumerate(lines, 1):
       if line.strip():
-        place = f"{path}:{number}"
-        parsed_rows.append((place, _parse_json(line, place)))
+        location = f"{path}:{number}"
+        parsed_rows.append((location, _parse_json(line, location)))
     return parsed_rows
   if format == "json":
     return _json_rows(text, path)
@@ -186,9 +186,9 @@ def records(
     UserError: a row is a plain value, or the file cannot be read; see `rows`.
   """
   file_rows = rows(path, header, known_columns)
-  for place, record in file_rows:
+  for location, record in file_rows:
     if not isinstance(record, dict):
-      raise UserError(f"{place}: found {str(record)[:40]!r}, expected named values")
+      raise UserError(f"{location}: found {str(record)[:40]!r}, expected named values")
   return file_rows
 
 
@@ -219,16 +219,19 @@ def predictions(path: str) -> Predictions:
     raise UserError(f"{path}: holds no predictions")
   if not any(isinstance(row, dict) for _, row in records):
     return records, {}
-  for place, row in records:
+  for location, row in records:
     if not isinstance(row, dict):
-      raise UserError(f"{place}: no id, but other rows have one; expected one of {', '.join(IDS)}")
+      raise UserError(
+        f"{location}: no id, but other rows have one; expected one of {', '.join(IDS)}"
+      )
   key = prediction_key(records)
-  for place, row in records:
+  for location, row in records:
     if key not in row:
       raise UserError(
-        f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows"
+        f"{location}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other "
+        "rows"
       )
-  return [(place, row[key]) for place, row in records], _find_ids(records, key)
+  return [(location, row[key]) for location, row in records], _find_ids(records, key)
 
 
 def prediction_key(records: list[tuple[str, dict]]) -> str:
@@ -238,14 +241,14 @@ def prediction_key(records: list[tuple[str, dict]]) -> str:
     UserError: no key can hold it, or several can.
   """
   keys = dict.fromkeys(key for _, row in records for key in row)
-  place, first = records[0]
+  location, first = records[0]
   candidates = [key for key in keys if _is_prediction(key)]
   if not candidates:
     candidates = [key for key in keys if key in VALUES]
   if not candidates:
     expected = ", ".join(["prediction", *VALUES])
     raise UserError(
-      f"{place}: found the keys {', '.join(first) or 'none'}, expected one of {expected}"
+      f"{location}: found the keys {', '.join(first) or 'none'}, expected one of {expected}"
     )
   if len(candidates) > 1:
     names = " and ".join(repr(key) for key in candidates)
@@ -253,7 +256,7 @@ def prediction_key(records: list[tuple[str, dict]]) -> str:
     if not _is_prediction(candidates[0]):
       remedy = "call the model's 'prediction', or keep one of them"
     raise UserError(
-      f"{place}: found the keys {names}, either of which could be the prediction; {remedy}"
+      f"{location}: found the keys {names}, either of which could be the prediction; {remedy}"
     )
   return candidates[0]
 
@@ -281,26 +284,26 @@ def _find_ids(records: list[tuple[str, dict]], key: str) -> Ids:
   for field in IDS:
     if field == key or all(row.get(field) is None for _, row in records):
       continue
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     problem = None
-    for place, row in records:
+    for location, row in records:
       name = name_of(row.get(field))
       if row.get(field) is None:
-        problem = f"{place}: no id, but other rows have one; expected {field!r}"
-      elif name in places:
+        problem = f"{location}: no id, but other rows have one; expected {field!r}"
+      elif name in locations:
         problem = (
-          f"{place}: id {name} appears twice (first: {places[name]}), expected one "
+          f"{location}: id {name} appears twice (first: {locations[name]}), expected one "
           "prediction for each"
         )
       if problem:
         break
-      places[name] = place
+      locations[name] = location
     if problem and field in ("id", "idx"):
       raise UserError(problem)
     if problem:
       problems.append(problem)
     else:
-      ids[field] = list(places)
+      ids[field] = list(locations)
   if problems and not ids:
     raise UserError(problems[0])
   return ids
@@ -321,16 +324,18 @@ def _parse_csv(text: str, path: str) -> list[list[str]]:
     raise UserError(f"{path}: broken CSV: {error}") from None
 
 
-def _parse_json(text: str, place: str) -> Any:
+def _parse_json(text: str, location: str) -> Any:
   def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
       if key in mapping:
-        raise UserError(f"{place}: the key {key!r} appears twice in one JSON object, expected once")
+        raise UserError(
+          f"{location}: the key {key!r} appears twice in one JSON object, expected once"
+        )
       mapping[key] = value
     return mapping
 
   try:
     return json.loads(text, object_pairs_hook=build_object)
   except (json.JSONDecodeError, RecursionError) as error:
-    raise UserError(f"{place}: broken JSON: {error}") from None
+    raise UserError(f"{location}: broken JSON: {error}") from None

@@ -1,10 +1,11 @@
-"""Summaries of news, CNN/Daily Mail (See et al. 2017), with T5's text and ROUGE (Raffel et al.
-2020).
+"""CNN/Daily Mail: summaries of news (See et al. 2017), with T5's text format and ROUGE.
 
-The table counts ROUGE-2, as tables 1 to 13 of the paper; all are computed without a stemmer. The
-likeliest token is taken at every step; `--config.evals.dev.beams=4` is table 14's search. Targets
-have 256 tokens, where T5 packs 512. The paper's data were lower-cased, with all highlights on one
-line (version 0.0.2 of the TensorFlow dataset); T5's code has read them as they are here since.
+The table counts ROUGE-2, as do tables 1 to 13 of Raffel et al. 2020. Every ROUGE is computed
+without a stemmer. Decoding takes the likeliest token at every step;
+`--config.evals.dev.beams=4` is the search of table 14. Targets have 256 tokens, where T5 packs 512.
+
+The paper's data were lower-cased, with all highlights on one line (version 0.0.2 of the TensorFlow
+dataset). Later versions of T5's code read the data as they are here.
 """
 
 from t5x_like.benchmarks.suites import Files, Suite, generation

@@ -19,7 +19,7 @@ from t5x_like.errors import UserError
 
 # (text, or None if removed; why it is removed; amounts removed)
 CleanResult = tuple[str | None, str | None, Counter]
-# key uint64 [n], place int64 [n], and further arrays that a comparison needs
+# key uint64 [n], position int64 [n], and further arrays that a comparison needs
 Entries = dict[str, np.ndarray]
 
 
@@ -60,12 +60,12 @@ class Comparison:
   Attributes:
     name: name of the comparison and of the directory of its marks.
     entries: function that returns the entries to compare. Its arguments are the signatures [n, ...]
-      of a part, their places int64 [n], and the places that the step's previous comparison marked.
-    match: function that marks duplicates: (part, key, place int64 [N], ...) -> bool [N]. It
-    receives
-      all entries of some keys and compares only entries of the same key, in the order of the
-      corpus. Entries may therefore be divided among machines by key in any way, and arrive in any
-      order.
+      of a part, their positions int64 [n], and the positions that the step's previous comparison
+      marked.
+    match: function that marks duplicates: (part, key, position int64 [N], ...) -> bool [N]. It
+      receives all entries of some keys and compares only entries of the same key, in the order of
+      the corpus. Entries may therefore be divided among machines by key in any way, and arrive in
+      any order.
   """
 
   name: str

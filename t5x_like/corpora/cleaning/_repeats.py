@@ -14,14 +14,14 @@ def hash_text(text: str) -> int:
 
 
 def sort_by_key(
-  part: np.ndarray, key: np.ndarray, place: np.ndarray
+  part: np.ndarray, key: np.ndarray, position: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Sort entries by key, then by corpus.
 
   Returns:
     The order of the entries, and marks of all but the first entry of each key, in that order.
   """
-  order_N = np.lexsort((place, part, key))
+  order_N = np.lexsort((position, part, key))
   key_N = key[order_N]
   repeats_N = np.zeros(key_N.size, bool)
   repeats_N[1:] = key_N[1:] == key_N[:-1]
@@ -29,26 +29,26 @@ def sort_by_key(
 
 
 def mark_repeats(
-  part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
+  part: np.ndarray, key: np.ndarray, position: np.ndarray, **_: np.ndarray
 ) -> np.ndarray:
   """Mark entries whose key has an earlier entry: integers [N] each -> bool [N]."""
-  order_N, repeats_N = sort_by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, position)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N
   return marked_N
 
 
-def first_places(signatures: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
-  """Return the first place of each signature of a part."""
+def first_positions(signatures: np.ndarray, positions: np.ndarray, before: np.ndarray) -> Entries:
+  """Return the first position of each signature of a part."""
   key, first = np.unique(signatures, return_index=True)
-  return {"key": key, "place": places[first]}
+  return {"key": key, "position": positions[first]}
 
 
 class Repeats(Duplicates):
   """The base of steps whose signatures are hashes, uint64 [n].
 
   Signatures are duplicates if they are equal. A part sends each of its hashes once to
-  `Comparison(name, first_places, mark_repeats)`, and marks repeats within the part itself.
+  `Comparison(name, first_positions, mark_repeats)`, and marks repeats within the part itself.
   """
 
   def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:

@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 
 from t5x_like.corpora.cleaning import CleanResult, Comparison
-from t5x_like.corpora.cleaning._repeats import Repeats, first_places, hash_text, mark_repeats
+from t5x_like.corpora.cleaning._repeats import Repeats, first_positions, hash_text, mark_repeats
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Repeats):
   stage = 1
-  comparisons = (Comparison("exact", first_places, mark_repeats),)
+  comparisons = (Comparison("exact", first_positions, mark_repeats),)
 
   def sign(self, text: str) -> np.ndarray:
     return np.array([hash_text(" ".join(text.lower().split()))], np.uint64)

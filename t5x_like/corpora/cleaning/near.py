@@ -27,17 +27,17 @@ _ROWS = 2**14  # compared at once; bounds memory
 
 
 def mark_shared(
-  part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
+  part: np.ndarray, key: np.ndarray, position: np.ndarray, **_: np.ndarray
 ) -> np.ndarray:
   """Mark entries whose key has another entry: integers [N] each -> bool [N]."""
-  order_N, repeats_N = sort_by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, position)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
   return marked_N
 
 
 def mark_similar(
-  part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_
+  part: np.ndarray, key: np.ndarray, position: np.ndarray, minhash: np.ndarray, **_
 ) -> np.ndarray:
   """Mark entries similar to an earlier representative of their key.
 
@@ -45,13 +45,13 @@ def mark_similar(
   representative, and otherwise becomes a representative itself, up to `REPRESENTATIVES`.
 
   Args:
-    part, key, place: integers [N].
+    part, key, position: integers [N].
     minhash: the signatures, uint32 [N, hashes].
 
   Returns:
     The marks, bool [N].
   """
-  order_N, repeats_N = sort_by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, position)
   marked_N = np.zeros(order_N.size, bool)
   unmarked_n = order_N
   is_first_n = ~repeats_N
@@ -70,7 +70,7 @@ def mark_similar(
 
 
 def _are_similar(minhash: np.ndarray, first_m: np.ndarray, second_m: np.ndarray) -> np.ndarray:
-  """Compare pairs of signatures by their places: bool [m]."""
+  """Compare pairs of signatures by their positions: bool [m]."""
   is_similar_m = np.empty(first_m.size, bool)
   for start in range(0, first_m.size, _ROWS):
     rows = slice(start, start + _ROWS)
@@ -88,20 +88,20 @@ def band_keys(minhash: np.ndarray) -> np.ndarray:
   return key
 
 
-def _band_entries(minhash: np.ndarray, places: np.ndarray, marked: np.ndarray) -> Entries:
+def _band_entries(minhash: np.ndarray, positions: np.ndarray, marked: np.ndarray) -> Entries:
   """Return each band key of a part once."""
   key = np.unique(band_keys(minhash))
-  return {"key": key, "place": key.view(np.int64)}
+  return {"key": key, "position": key.view(np.int64)}
 
 
-def _near_entries(minhash: np.ndarray, places: np.ndarray, marked: np.ndarray) -> Entries:
+def _near_entries(minhash: np.ndarray, positions: np.ndarray, marked: np.ndarray) -> Entries:
   """Return the pages of each band key that occurs twice in the part or is in another part too."""
   key_n = band_keys(minhash).reshape(-1)
   _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
   is_shared_n = (count[inverse_n] > 1) | np.isin(key_n, marked.view(np.uint64))
   shared_n = np.flatnonzero(is_shared_n)
   page_n = shared_n // BANDS
-  return {"key": key_n[shared_n], "place": places[page_n], "minhash": minhash[page_n]}
+  return {"key": key_n[shared_n], "position": positions[page_n], "minhash": minhash[page_n]}
 
 
 @dataclasses.dataclass(frozen=True)

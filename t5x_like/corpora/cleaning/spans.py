@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 
 from t5x_like.corpora.cleaning import CleanResult, Comparison
-from t5x_like.corpora.cleaning._repeats import Repeats, first_places, hash_text, mark_repeats
+from t5x_like.corpora.cleaning._repeats import Repeats, first_positions, hash_text, mark_repeats
 from t5x_like.segmentation import sentences
 
 SPAN = 3  # sentences in a span
@@ -22,7 +22,7 @@ class Step(Repeats):
 
   stage = 3
   edition = 1  # edition 0 ended sentences only at . ! ?
-  comparisons = (Comparison("spans", first_places, mark_repeats),)
+  comparisons = (Comparison("spans", first_positions, mark_repeats),)
   removes_pages = False
 
   def sign(self, text: str) -> np.ndarray:

@@ -86,7 +86,7 @@ class Engine(engines.Engine):
         trust_state=trust.current_state(),
       )
       match = beam.FlatMap(_match_bucket, comparison=comparison)
-      # Parts without a marked place get their file of marks too.
+      # Parts without a marked position get their file of marks too.
       pair_with_none = beam.Map(lambda number: (number, None))
       marked = (
         numbers
@@ -207,14 +207,14 @@ def _divide_entries(
 
 def _match_bucket(
   bucket: tuple[int, Iterable[tuple[int, Entries]]], comparison: Comparison
-) -> duplicates.MarkedPlaces:
+) -> duplicates.MarkedPositions:
   """Compare the entries of one bucket; see `duplicates.match_entries`."""
   _, entries_of_parts = bucket
   return duplicates.match_entries(comparison, entries_of_parts)
 
 
 def _save_marks(part: tuple[int, Iterable], job: Job, comparison: Comparison) -> None:
-  """Save the marked places of one part; see `duplicates.save_marks`."""
-  number, places = part
-  marked_places = [marked_n for marked_n in places if marked_n is not None]
-  duplicates.save_marks(job, comparison, number, marked_places)
+  """Save the marked positions of one part; see `duplicates.save_marks`."""
+  number, positions = part
+  marked_positions = [marked_n for marked_n in positions if marked_n is not None]
+  duplicates.save_marks(job, comparison, number, marked_positions)

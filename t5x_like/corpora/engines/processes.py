@@ -52,7 +52,7 @@ class Engine(engines.Engine):
   def compare(self, job: Job, comparison: Comparison) -> None:
     duplicates.begin_comparison(job, comparison)
     parts = job.kind.num_parts
-    places_by_part = collections.defaultdict(list)
+    positions_by_part = collections.defaultdict(list)
     scratch = None if isinstance(job.progress, RemotePath) else job.progress
     with (
       self._map(job) as map_parts,
@@ -62,11 +62,11 @@ class Engine(engines.Engine):
       size = sum(map_parts(write, range(parts)))
       ranges = max(1, math.ceil(size / _RANGE_BYTES))
       match = functools.partial(_match_range, comparison, folder, parts, ranges)
-      for marked_places in map_parts(match, range(ranges)):
-        for part, places in marked_places:
-          places_by_part[part].append(places)
+      for marked_positions in map_parts(match, range(ranges)):
+        for part, positions in marked_positions:
+          positions_by_part[part].append(positions)
     for part in range(parts):
-      duplicates.save_marks(job, comparison, part, places_by_part.pop(part, ()))
+      duplicates.save_marks(job, comparison, part, positions_by_part.pop(part, ()))
     duplicates.end_comparison(job, comparison)
 
   def make(self, job: Job) -> None:
@@ -113,7 +113,7 @@ def _write_entries(job: Job, comparison: Comparison, folder: str, number: int) -
 
 def _match_range(
   comparison: Comparison, folder: str, parts: int, ranges: int, number: int
-) -> duplicates.MarkedPlaces:
+) -> duplicates.MarkedPositions:
   """Mark duplicates in range `number` of `ranges` equal ranges of keys."""
   low_key = np.uint64(2**64 * number // ranges)
   is_last = number + 1 == ranges

@@ -219,7 +219,7 @@ def read_text(path: str) -> str | Skip:
 
 
 def decode(data: bytes, where: str) -> str:
-  """Decode UTF-8 text; raise UserError with the place of the first invalid byte."""
+  """Decode UTF-8 text; raise UserError with the first invalid byte."""
   try:
     return data.decode()
   except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
 
 The finder matches the text of these spans wherever it occurs as whole words, the longest match
 first, with any white space and with the spaces that a tokenizer puts around punctuation. So the
-texts may be a sample of the corpus: a name marked in one place is matched everywhere.
+texts may be a sample of the corpus: a name marked once is matched everywhere.
 """
 
 import hashlib

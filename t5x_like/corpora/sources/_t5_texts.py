@@ -115,18 +115,18 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
     }
 
 
-def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
-  """Put asterisks around the word at a place.
+def _pronoun_marked(text: str, pronoun: str, position: int, where: str) -> str:
+  """Put asterisks around the word at a position.
 
   Two sentences of WSC number it wrongly: then the nearest equal word.
   """
   words = text.split(" ")
-  if place < len(words) and words[place] == pronoun:
-    words[place] = f"*{pronoun}*"
+  if position < len(words) and words[position] == pronoun:
+    words[position] = f"*{pronoun}*"
     return " ".join(words)
   pronoun_pattern = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
   candidates = sorted(
-    (abs(number - place), number)
+    (abs(number - position), number)
     for number, word in enumerate(words)
     if pronoun_pattern.fullmatch(word)
   )
@@ -173,14 +173,14 @@ def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
   if not pronoun_and_candidate:
     yield Skip("no pronoun")
     return
-  place, candidate = pronoun_and_candidate
+  position, candidate = pronoun_and_candidate
   referent = _spell_as_in(candidate, hypothesis)
   words = premise.split(" ")
-  pronoun = words[place]
+  pronoun = words[position]
   if pronoun[-1:] in [*_END]:
-    words[place] = f"*{pronoun[:-1]}* {pronoun[-1]}"
+    words[position] = f"*{pronoun[:-1]}* {pronoun[-1]}"
   else:
-    words[place] = f"*{pronoun}*"
+    words[position] = f"*{pronoun}*"
   label = record["label"]
   if label in ("entailment", "not_entailment"):
     label = label == "entailment"
@@ -196,21 +196,21 @@ def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] 
   """Find the pronoun whose neighbours the hypothesis repeats most.
 
   Returns:
-    Its place, and the words of the hypothesis between the repeated ones; None without a pronoun.
+    Its position, and the words of the hypothesis between the repeated ones; None without a pronoun.
   """
   best = None
   best_count = -1
-  for place, word in enumerate(premise):
+  for position, word in enumerate(premise):
     if word not in _PRONOUNS:
       continue
-    words_before = premise[:place]
-    words_after = premise[place + 1 :]
+    words_before = premise[:position]
+    words_after = premise[position + 1 :]
     num_before = _count_repeated(words_before[::-1], hypothesis[::-1])
     num_after = _count_repeated(words_after, hypothesis)
     if num_before + num_after > best_count:
       best_count = num_before + num_after
       repeated_before = words_before[len(words_before) - num_before :]
-      best = place, _between(repeated_before, words_after[:num_after], hypothesis)
+      best = position, _between(repeated_before, words_after[:num_after], hypothesis)
   return best
 
 
@@ -254,8 +254,8 @@ def _spell_as_in(candidate: str, hypothesis: str) -> str:
   Punctuation and genitive are left out.
   """
   words = candidate.split(" ")
-  article_places = [words.index(article) for article in ("a", "an", "the") if article in words]
-  words = words[max(article_places, default=0) :]
+  article_positions = [words.index(article) for article in ("a", "an", "the") if article in words]
+  words = words[max(article_positions, default=0) :]
   pattern = " ".join(rf"{re.escape(word)}(?:\.|,|\?|\!)?" for word in words)
   match = re.search(pattern, hypothesis, re.IGNORECASE)
   text = match[0] if match else ""

@@ -30,8 +30,8 @@ class Source(FileSource):
       # skip ranges of contractions and empty nodes
       words = [row for row in rows if row[0].isdecimal()]
       columns = {}
-      for place, name in enumerate(COLUMNS[1:], 1):
-        columns[name] = [row[place] for row in words]
+      for position, name in enumerate(COLUMNS[1:], 1):
+        columns[name] = [row[position] for row in words]
       sent_id = ""
       for comment in comments:
         key, _, value = comment.partition("=")

@@ -2,7 +2,7 @@
 
 The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and
 every file loses its share, equal images stay together, and neither the order of records nor their
-place matters. Of `objects:`, hold the photographs out, `objects:held_out:10@voc:DIR`: squares of
+position matters. Of `objects:`, hold the photographs out, `objects:held_out:10@voc:DIR`: squares of
 one photograph would lie in both splits.
 """
 

@@ -1,8 +1,8 @@
 """`idx:train=train-images-idx3-ubyte.gz,…`: read files in MNIST's format, IDX.
 
 Records have the fields `image`, a PNG, and `label`, the label's number as text. Labels are read
-from the file beside the images whose name has `labels` in place of `images` and `idx1` in place of
-`idx3`. Files may be compressed.
+from the file in the images' folder whose name has `labels` instead of `images` and `idx1` instead
+of `idx3`. Files may be compressed.
 """
 
 import io

@@ -265,7 +265,7 @@ def _skip_reason(record: Record | Skip) -> str | None:
 
 
 def _spec(value: Any, where: str):
-  """Return the type of a value, and of all values in its place."""
+  """Return the TensorFlow type of a value, which all values of the same field share."""
   if isinstance(value, dict):
     return {name: _spec(inner, f"{where}, {name!r}") for name, inner in value.items()}
   if isinstance(value, list):

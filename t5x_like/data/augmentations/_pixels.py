@@ -117,7 +117,7 @@ def _equalization_table(counts_CL: tf.Tensor) -> tf.Tensor:
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
   """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image.
 
-  Both places are relative to the middle; `matrix` is [a, b, c, d, e, f].
+  Both positions are relative to the middle; `matrix` is [a, b, c, d, e, f].
   """
   a, b, c, d, e, f = matrix
   shape = tf.shape(image)

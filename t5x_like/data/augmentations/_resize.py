@@ -27,10 +27,10 @@ def resize_and_crop(
     shape = tf.shape(image_YXC)
     channels = image_YXC.shape[-1]
     if method == "nearest":
-      place = tf.cast(start_2[axis] + tf.range(size_2[axis]), tf.int64)
+      position = tf.cast(start_2[axis] + tf.range(size_2[axis]), tf.int64)
       old = tf.cast(shape[axis], tf.int64)
       new = tf.cast(resized_2[axis], tf.int64)
-      image_YXC = tf.gather(image_YXC, (2 * place + 1) * old // (2 * new), axis=axis)
+      image_YXC = tf.gather(image_YXC, (2 * position + 1) * old // (2 * new), axis=axis)
       continue
     scale = tf.cast(resized_2[axis], tf.float32) / tf.cast(shape[0], tf.float32)
     rows = tf.raw_ops.ScaleAndTranslate(

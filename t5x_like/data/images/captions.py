@@ -113,9 +113,9 @@ class Captions:
     """Return the rows of captions, int32 [B, length]."""
     length_B = self._lengths_C[caption_B]
     start_B = self._start_C[caption_B]
-    places = np.arange(self._length - len(self._lead) - 1)
-    valid_BT = places < length_B[:, None]
-    tokens_BT = self._tokens[np.where(valid_BT, start_B[:, None] + places, 0)]
+    positions = np.arange(self._length - len(self._lead) - 1)
+    valid_BT = positions < length_B[:, None]
+    tokens_BT = self._tokens[np.where(valid_BT, start_B[:, None] + positions, 0)]
     rows_BT = np.full((len(caption_B), self._length), self._pad, np.int32)
     rows_BT[:, : len(self._lead)] = self._lead
     rows_BT[:, len(self._lead) : -1] = np.where(valid_BT, tokens_BT, self._pad)

@@ -1,8 +1,8 @@
 """Mixup and CutMix: an image and its label, mixed with another's.
 
-The other image is the neighbour in the epoch's order, augmented as it is in its own row: places 0
-and 1 are mixed with each other, 2 and 3, and so on. So a row depends on its own index alone, on any
-host, and its partner is in the same batch, if batches hold whole pairs, and is decoded once for
+The other image is the neighbour in the epoch's order, augmented as it is in its own row: positions
+0 and 1 are mixed with each other, 2 and 3, and so on. So a row depends on its own index alone, on
+any host, and its partner is in the same batch, if batches hold whole pairs, and is decoded once for
 both.
 """
 
@@ -102,9 +102,9 @@ def find_partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) 
   its own neighbour.
   """
   key_B = random.row_keys(seed, epoch_B)
-  place_B = random.permute(index_B, key_B, size, back=True)
-  other_B = tf.bitwise.bitwise_xor(place_B, tf.constant(1, tf.int64))
-  other_B = tf.where(other_B < size, other_B, tf.maximum(place_B - 1, 0))
+  position_B = random.permute(index_B, key_B, size, back=True)
+  other_B = tf.bitwise.bitwise_xor(position_B, tf.constant(1, tf.int64))
+  other_B = tf.where(other_B < size, other_B, tf.maximum(position_B - 1, 0))
   return random.permute(other_B, key_B, size)
 
 
@@ -113,7 +113,7 @@ def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:
   if not alpha:
     return tf.ones_like(u)
   table = tf.constant(special.betaincinv(alpha, alpha, np.linspace(0, 1, _TABLE + 1)), tf.float32)
-  place = tf.cast(u * _TABLE, tf.int32)
-  low = tf.gather(table, place)
-  high = tf.gather(table, place + 1)
-  return low + (u * _TABLE - tf.cast(place, tf.float32)) * (high - low)
+  position = tf.cast(u * _TABLE, tf.int32)
+  low = tf.gather(table, position)
+  high = tf.gather(table, position + 1)
+  return low + (u * _TABLE - tf.cast(position, tf.float32)) * (high - low)

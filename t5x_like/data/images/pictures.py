@@ -31,7 +31,7 @@ def fit_to_resolution(
 ) -> np.ndarray:
   """Fit an image to a height and width, see `ImageArguments.fit`: float32 [*sides_2, C].
 
-  `mean` fills the places that the image leaves. Equal to `fit_to_resolution` of
+  `mean` fills the positions that the image leaves. Equal to `fit_to_resolution` of
   `data/images/examples.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
@@ -39,11 +39,11 @@ def fit_to_resolution(
   start = (size - sides_2) // 2
   visible_2 = np.minimum(size, sides_2)
   # Only the middle is interpolated: a side may be very long.
-  places = [max(first, 0) + np.arange(count) for first, count in zip(start, visible_2)]
+  positions = [max(first, 0) + np.arange(count) for first, count in zip(start, visible_2)]
   if (size == shape).all():
-    middle = image_YXC[places[0]][:, places[1]]
+    middle = image_YXC[positions[0]][:, positions[1]]
   else:
-    middle = _interpolate(image_YXC, size, places, method)
+    middle = _interpolate(image_YXC, size, positions, method)
   filled = np.empty((*sides_2, image_YXC.shape[-1]), np.float32)
   filled[:] = 255.0 * np.asarray(mean, np.float32)
   y, x = np.maximum(-start, 0)
@@ -89,26 +89,26 @@ def resize_sides(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarr
 
 
 def _interpolate(
-  image_YXC: np.ndarray, size_2: np.ndarray, places: Sequence[np.ndarray], method: Method
+  image_YXC: np.ndarray, size_2: np.ndarray, positions: Sequence[np.ndarray], method: Method
 ) -> np.ndarray:
-  """Return the rows and columns at `places` of an image resized to `size`."""
-  row_weights = _weights(image_YXC.shape[0], size_2[0], places[0], method)
-  column_weights = _weights(image_YXC.shape[1], size_2[1], places[1], method)
+  """Return the rows and columns at `positions` of an image resized to `size`."""
+  row_weights = _weights(image_YXC.shape[0], size_2[0], positions[0], method)
+  column_weights = _weights(image_YXC.shape[1], size_2[1], positions[1], method)
   columns_RXC = np.einsum("xk,rkc->rxc", column_weights, image_YXC, optimize=True)
   resized_YXC = np.einsum("yr,rxc->yxc", row_weights, columns_RXC, optimize=True)
   return resized_YXC.clip(0.0, 255.0)
 
 
-def _weights(old: int, new: int, place_R: np.ndarray, method: Method) -> np.ndarray:
-  """Return the weights, float32 [R, old], for places of a side resized from `old` to `new` pixels.
+def _weights(old: int, new: int, position_R: np.ndarray, method: Method) -> np.ndarray:
+  """Return the weights, float32 [R, old], of a side resized from `old` to `new` pixels.
 
   Downsampling widens the kernel.
   """
   if method == "nearest":
-    nearest_R1 = (2 * place_R[:, None] + 1) * old // (2 * new)
+    nearest_R1 = (2 * position_R[:, None] + 1) * old // (2 * new)
     return (nearest_R1 == np.arange(old)).astype(np.float32)
   width = max(old / new, 1.0)
-  centre = (place_R + 0.5) * old / new - 0.5
+  centre = (position_R + 0.5) * old / new - 0.5
   weights = _KERNELS[method](np.abs(centre[:, None] - np.arange(old)) / width)
   return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 

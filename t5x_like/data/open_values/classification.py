@@ -215,13 +215,13 @@ class _Table:
     """Read the labels of both splits; raise UserError with all problems."""
     problems: list[str] = []
     counts = {split: collections.Counter() for split in (TRAIN, VALIDATION)}
-    places = {split: {} for split in counts}  # the first row of each label
+    first_locations = {split: {} for split in counts}  # the first row of each label
     skipped = {split: collections.Counter() for split in counts}
     for split in counts:
       try:
         for where, label in self._labels(split, skipped[split], problems):
           counts[split][label] += 1
-          places[split].setdefault(label, where)
+          first_locations[split].setdefault(label, where)
       except UserError as error:
         problems.append(str(error))
     in_train = list(counts[TRAIN])
@@ -233,7 +233,7 @@ class _Table:
       problems += _spelling_problems(labels, counts[TRAIN] + counts[VALIDATION]) if labels else []
     elif labels is not None:
       labels = [str(label) for label in labels]
-      problems += _unknown_problems(places[TRAIN], labels, "config.task.labels")
+      problems += _unknown_problems(first_locations[TRAIN], labels, "config.task.labels")
     if not in_train:
       problems.append("found no row of train with a text and a label")
     elif len(in_train) == 1 and labels is not None:
@@ -241,10 +241,10 @@ class _Table:
         f"found one label, {in_train[0]!r}, in all rows of train, expected two or more"
       )
     if labels is None:
-      problems += _number_problems(places)
+      problems += _number_problems(first_locations)
     elif in_train:
       problems += _unknown_problems(
-        places[VALIDATION], [*labels, UNLABELLED], "the labels of train"
+        first_locations[VALIDATION], [*labels, UNLABELLED], "the labels of train"
       )
     problems = list(dict.fromkeys(problems))  # one file may hold both splits
     if problems:
@@ -355,11 +355,13 @@ def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str
   return problems
 
 
-def _unknown_problems(places: Mapping[str, str], labels: list[str], known_as: str) -> list[str]:
+def _unknown_problems(
+  first_locations: Mapping[str, str], labels: list[str], known_as: str
+) -> list[str]:
   """Describe the labels, each with its first row, that are not among the known ones."""
   names = _join_names([label for label in labels if label != UNLABELLED])
   problems = []
-  for label, where in places.items():
+  for label, where in first_locations.items():
     if label not in labels:
       problems.append(f"{where}: found the label {label!r}, expected one of {known_as}, {names}")
   num_hidden = len(problems) - _MAX_SHOWN
@@ -368,9 +370,9 @@ def _unknown_problems(places: Mapping[str, str], labels: list[str], known_as: st
   return problems
 
 
-def _number_problems(places: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _number_problems(first_locations: Mapping[str, Mapping[str, str]]) -> list[str]:
   problems = []
-  for labels in places.values():
+  for labels in first_locations.values():
     problems_of_split = []
     for label, where in labels.items():
       if _number(label) is None:

@@ -10,11 +10,11 @@ Worked examples on A B C . D E ., mask _:
 
 Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to
 reach it exactly. The spans, in random order, go between the kept tokens at distinct, uniformly
-drawn places, so no two touch. (The authors' code, fairseq's `denoising_dataset.py`, draws lengths
-in the same way. There, spans may touch, a span that runs into another covers less, and a share of
-the masks (`--mask-random`, by default 0) become random tokens.) Tokens near the ends are noise
-slightly less often, because a span lies between two kept tokens. The task decides which rates may
-be combined; permutation and rotation come first.
+drawn positions, so no two touch. (The authors' code, fairseq's `denoising_dataset.py`, draws
+lengths in the same way. There, spans may touch, a span that runs into another covers less, and a
+share of the masks (`--mask-random`, by default 0) become random tokens.) Tokens near the ends are
+noise slightly less often, because a span lies between two kept tokens. The task decides which rates
+may be combined; permutation and rotation come first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tens
   score_BW = tf.gather(
     tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1
   )
-  # Sort once by (the sentence's random word, sentence, place), so equal random words do not mix two
-  # sentences.
+  # Sort once by (the sentence's random word, sentence, position), so equal random words do not mix
+  # two sentences.
   order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
   order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
   return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
@@ -58,7 +58,7 @@ def rotate(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
 def mask(tokens_BW: tf.Tensor, rate: float, mask_id: int, key_B: tf.Tensor) -> tf.Tensor:
   """Mask tokens: replace `round(rate * W)` of each row with `mask_id`: [B, W] -> [B, W]."""
   W = tokens_BW.shape[1]
-  return tf.where(_mask_of_places(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
+  return tf.where(_mask_of_positions(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
 
 
 def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
@@ -90,18 +90,20 @@ def infill(
   num_kept = W - noise
   S = min(max_spans(noise, mean), num_kept + 1)
   length_BS, spans_B = _draw_span_lengths(random.row_keys(1, key_B), S, noise, mean)
-  # Draw `spans` of the kept + 1 places between kept tokens uniformly; unused spans go past the end.
+  # Draw `spans` of the kept + 1 positions between kept tokens uniformly; unused spans go past the
+  # end.
   bits = tf.bitcast(random.bits(random.row_keys(2, key_B), num_kept + 1), tf.int32)
-  place_BS = tf.math.top_k(bits, k=S, sorted=True).indices
+  position_BS = tf.math.top_k(bits, k=S, sorted=True).indices
   is_used_BS = tf.range(S) < spans_B[:, None]
-  # Sort by place, each with its length, so the span that was cut to reach the sum may be anywhere.
-  order_BS = tf.sort(tf.where(is_used_BS, place_BS, num_kept + S) * S + tf.range(S), axis=1)
-  place_BS = order_BS // S
+  # Sort by position, each with its length, so the span that was cut to reach the sum may be
+  # anywhere.
+  order_BS = tf.sort(tf.where(is_used_BS, position_BS, num_kept + S) * S + tf.range(S), axis=1)
+  position_BS = order_BS // S
   length_BS = tf.gather(length_BS, order_BS % S, batch_dims=1)
   L = num_kept + S
-  mask_place_BS = tf.where(is_used_BS, place_BS + tf.range(S), L)
-  is_mask_BL = _scatter(mask_place_BS, tf.ones_like(mask_place_BS), L)
-  source_BL = tf.cumsum(1 + _scatter(mask_place_BS, length_BS - 1, L), axis=1, exclusive=True)
+  mask_position_BS = tf.where(is_used_BS, position_BS + tf.range(S), L)
+  is_mask_BL = _scatter(mask_position_BS, tf.ones_like(mask_position_BS), L)
+  source_BL = tf.cumsum(1 + _scatter(mask_position_BS, length_BS - 1, L), axis=1, exclusive=True)
   size_B = num_kept + spans_B
   text_BL = tf.gather(tokens_BW, tf.minimum(source_BL, W - 1), batch_dims=1)
   text_BL = tf.where(is_mask_BL > 0, mask_id, text_BL)
@@ -143,15 +145,15 @@ def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
 
 
 def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
-  """Draw a uniformly random subset of k of W places, ascending: int32 [B, k]."""
+  """Draw a uniformly random subset of k of W positions, ascending: int32 [B, k]."""
   return random.subsets(random.bits(key_B, W), k)
 
 
-def _mask_of_places(place_BK: tf.Tensor, length: int) -> tf.Tensor:
-  """Return true at the places: int32 [B, K] -> bool [B, length]."""
-  return _scatter(place_BK, tf.ones_like(place_BK), length) > 0
+def _mask_of_positions(position_BK: tf.Tensor, length: int) -> tf.Tensor:
+  """Return true at the positions: int32 [B, K] -> bool [B, length]."""
+  return _scatter(position_BK, tf.ones_like(position_BK), length) > 0
 
 
-def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Scatter as `scatter` does, but ignore places at or above `length`."""
-  return scatter(tf.minimum(place_BN, length), value_BN, length + 1)[:, :length]
+def _scatter(position_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Scatter as `scatter` does, but ignore positions at or above `length`."""
+  return scatter(tf.minimum(position_BN, length), value_BN, length + 1)[:, :length]

@@ -42,7 +42,7 @@ class Boundaries:
 
   Args:
     vocabulary: vocabulary of the ids.
-    ends: bool [size], the ids that may end a sentence, in place of the rule; None for the rule.
+    ends: bool [size], the ids that may end a sentence, instead of the rule; None for the rule.
   """
 
   def __init__(self, vocabulary: Vocabulary, ends: np.ndarray | None = None):
@@ -210,19 +210,21 @@ def _resolve_kept(values_BL: tf.Tensor) -> tf.Tensor:
   return values_BL
 
 
-def _shift(values_BL: tf.Tensor, places: int, fill: int) -> tf.Tensor:
-  """Move values to the right by a number of places, or to the left by a negative number."""
+def _shift(values_BL: tf.Tensor, positions: int, fill: int) -> tf.Tensor:
+  """Move values to the right by a number of positions, or to the left by a negative number."""
   length = tf.shape(values_BL)[1]
-  padded = tf.pad(values_BL, [[0, 0], [max(places, 0), max(-places, 0)]], constant_values=fill)
-  start = max(-places, 0)
+  padded = tf.pad(
+    values_BL, [[0, 0], [max(positions, 0), max(-positions, 0)]], constant_values=fill
+  )
+  start = max(-positions, 0)
   return padded[:, start : start + length]
 
 
 def _split_bytes(bytes_BL: tf.Tensor) -> list[tf.Tensor]:
   """Return the four bytes of 32 bits, int32 [B, L] each, from the highest."""
   parts = []
-  for place in range(_MAX_BYTES):
-    shifted_BL = tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * place, tf.int64))
+  for position in range(_MAX_BYTES):
+    shifted_BL = tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * position, tf.int64))
     parts.append(tf.cast(shifted_BL & 0xFF, tf.int32))
   return parts
 

@@ -56,14 +56,14 @@ def decoder_only(
     features["decoder_segment_ids"] = documents_BT
     features["decoder_positions"] = _positions(first_BT)
   if prefix_B is not None:
-    place_T = tf.range(tf.shape(targets_BT)[1])
-    features["decoder_loss_weights"] = tf.cast(place_T >= prefix_B[:, None], tf.float32)
-    features["decoder_causal_attention"] = tf.cast(place_T <= prefix_B[:, None], tf.int32)
+    position_T = tf.range(tf.shape(targets_BT)[1])
+    features["decoder_loss_weights"] = tf.cast(position_T >= prefix_B[:, None], tf.float32)
+    features["decoder_causal_attention"] = tf.cast(position_T <= prefix_B[:, None], tf.int32)
   return features
 
 
 def _positions(first_BT: tf.Tensor) -> tf.Tensor:
-  """Return each place's distance from the last true at or before it.
+  """Return each position's distance from the last true at or before it.
 
   bool [B, T], true at 0 -> int32 [B, T].
   """

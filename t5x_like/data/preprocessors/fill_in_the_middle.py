@@ -1,6 +1,6 @@
 """Fill-in-the-middle: rearranged documents teach a decoder to infill.
 
-Bavarian et al. 2022, section 3. A document is cut at two random places into prefix, middle and
+Bavarian et al. 2022, section 3. A document is cut at two random positions into prefix, middle and
 suffix, and written in one of two orders:
 
     PSM   <PRE> prefix <SUF> suffix <MID> middle <EOS>
@@ -159,8 +159,8 @@ class FillInTheMiddle:
   def _cut(self, text_N: np.ndarray, first_share: float, last_share: float) -> list[np.ndarray]:
     """Cut a text into three parts at two shares of its tokens or characters, ascending in 0..1."""
     if self._spellings is None:
-      places = [int(share * (text_N.size + 1)) for share in (first_share, last_share)]
-      return np.split(text_N, places)
+      positions = [int(share * (text_N.size + 1)) for share in (first_share, last_share)]
+      return np.split(text_N, positions)
     ends_N = np.cumsum(self._sizes[text_N])
     first = self._find_cut(text_N, ends_N, first_share)
     last = self._find_cut(text_N, ends_N, last_share)
@@ -182,14 +182,14 @@ class FillInTheMiddle:
     if not text_N.size:
       return 0, 0
     character = int(share * (int(ends_N[-1]) + 1))
-    place = int(np.searchsorted(ends_N, character, side="right"))
-    inside = character - (int(ends_N[place - 1]) if place else 0)
-    if place == text_N.size or not inside:
-      return place, 0
-    spelling = self._spellings[text_N[place]]
+    position = int(np.searchsorted(ends_N, character, side="right"))
+    inside = character - (int(ends_N[position - 1]) if position else 0)
+    if position == text_N.size or not inside:
+      return position, 0
+    spelling = self._spellings[text_N[position]]
     if self._spell(spelling[:inside]) is None or self._spell(spelling[inside:]) is None:
-      return place, 0
-    return place, inside
+      return position, 0
+    return position, inside
 
   def _spell_between(
     self, text_N: np.ndarray, begin: tuple[int, int], end: tuple[int, int]

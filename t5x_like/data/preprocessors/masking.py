@@ -23,7 +23,7 @@ the text of the ids, in any script, by `boundaries`. The modes choose, within th
   tokens of a span are masked, replaced or kept together.
 - `ngrams`: ALBERT (Lan et al. 2020, section 4.1): the same with n-grams of up to three words, P(n)
   proportional to 1/n. They may touch, and each token is masked, replaced or kept by itself.
-- `token_spans`: XLNet (Yang et al. 2019, section 3.1): the same with up to five tokens in place of
+- `token_spans`: XLNet (Yang et al. 2019, section 3.1): the same with up to five tokens instead of
   words. The paper does not give P(l), which is proportional to 1/l in `_sample_mask` of its code,
   where spans begin with a word.
 
@@ -302,11 +302,11 @@ def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
   Unused entries are 0, the position of [CLS].
   """
   chosen_BL = weights_BL > 0
-  row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
+  row_n, position_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
   count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
   number_n = tf.range(tf.size(row_n)) - tf.gather(tf.cumsum(count_B, exclusive=True), row_n)
   shape = [tf.size(count_B), max_chosen]
-  positions_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), place_n, shape)
+  positions_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), position_n, shape)
   return tf.ensure_shape(positions_BK, [weights_BL.shape[0], max_chosen])
 
 

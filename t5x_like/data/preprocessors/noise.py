@@ -41,8 +41,8 @@ def left_justify(
   if eos_id is not None:
     tokens_BW = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
     keep_BW = tf.pad(keep_BW, [[0, 0], [0, 1]], constant_values=True)
-  place_BW = tf.cumsum(tf.cast(keep_BW, tf.int32), axis=1, exclusive=True)
-  return _place([(tokens_BW, place_BW, keep_BW)], length, pad_id)
+  position_BW = tf.cumsum(tf.cast(keep_BW, tf.int32), axis=1, exclusive=True)
+  return _place([(tokens_BW, position_BW, keep_BW)], length, pad_id)
 
 
 def replace_spans(
@@ -77,9 +77,9 @@ def replace_spans(
     tf.where(first_BW, sentinels_BW, tokens_BW), keep_BW, inputs_length, eos_id, pad_id
   )
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
-  # The places of noise tokens; a sentinel goes just before the first token of its run.
-  place_BW = noises_BW + runs_BW - 1
-  parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
+  # The positions of noise tokens; a sentinel goes just before the first token of its run.
+  position_BW = noises_BW + runs_BW - 1
+  parts = [(tokens_BW, position_BW, noise_BW), (sentinels_BW, position_BW - 1, first_BW)]
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
     parts.append((tf.fill(tf.shape(last_B1), eos_id), last_B1, tf.ones_like(last_B1, tf.bool)))
@@ -145,31 +145,31 @@ def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
 
   Random words uint32 [B, W] -> bool [B, W].
   """
-  places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
+  positions = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
   batch = tf.shape(bits_BW)[0]
   length = bits_BW.shape[1]
-  flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])
+  flat = tf.reshape(positions + tf.range(batch)[:, None] * length, [-1, 1])
   counts = tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length])
   return tf.reshape(counts, [-1, length]) > 0
 
 
 def _place(parts, length: int, pad_id: int) -> tf.Tensor:
-  """Put values at their places in rows of padding, int32 [B, length].
+  """Put values at their positions in rows of padding, int32 [B, length].
 
   Args:
-    parts: tuples of (values, places, mask of the values to put), each [B, N].
+    parts: tuples of (values, positions, mask of the values to put), each [B, N].
     length: length of a row.
     pad_id: padding.
   """
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
-  flat_places = []
+  flat_positions = []
   flat_values = []
-  for values_BN, places_BN, mask_BN in parts:
-    flat_places.append(tf.boolean_mask(places_BN + row_B1, mask_BN))
+  for values_BN, positions_BN, mask_BN in parts:
+    flat_positions.append(tf.boolean_mask(positions_BN + row_B1, mask_BN))
     flat_values.append(tf.boolean_mask(values_BN, mask_BN))
-  places = tf.concat(flat_places, 0)
+  positions = tf.concat(flat_positions, 0)
   values = tf.concat(flat_values, 0)
   # Added to zeros, so that padding is 0 meanwhile.
-  flat = tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id
+  flat = tf.scatter_nd(positions[:, None], values - pad_id, [batch * length]) + pad_id
   return tf.reshape(flat, [-1, length])

@@ -47,12 +47,12 @@ def single_segment(
   pair = segment_pair(
     a_BT, zero_B, size_B, a_BT[:, :1], zero_B, zero_B, length, cls_id, sep_id, pad_id
   )
-  place = tf.range(length)
+  position = tf.range(length)
   end = size_B[:, None] + 2
   return {
-    "tokens": tf.where(place < end, pair["tokens"], pad_id),
+    "tokens": tf.where(position < end, pair["tokens"], pad_id),
     "types": tf.zeros_like(pair["types"]),
-    "segments": tf.cast(place < end, tf.int32),
+    "segments": tf.cast(position < end, tf.int32),
   }
 
 
@@ -76,18 +76,18 @@ def segment_pair(
   Returns:
     `tokens`, `types` and `segments`, int32 [B, length].
   """
-  place = tf.range(length)[None]
-  a_end = a_size_B[:, None] + 1  # the place of its [SEP]
+  position = tf.range(length)[None]
+  a_end = a_size_B[:, None] + 1  # the position of its [SEP]
   b_end = a_end + b_size_B[:, None] + 1
-  a_BL = _gather(a_BT, place - 1 + a_start_B[:, None])
-  b_BL = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
-  tokens = tf.where(place < a_end, a_BL, tf.where(place < b_end, b_BL, pad_id))
-  tokens = tf.where(place == 0, cls_id, tokens)
-  tokens = tf.where((place == a_end) | (place == b_end), sep_id, tokens)
+  a_BL = _gather(a_BT, position - 1 + a_start_B[:, None])
+  b_BL = _gather(b_BU, position - a_end - 1 + b_start_B[:, None])
+  tokens = tf.where(position < a_end, a_BL, tf.where(position < b_end, b_BL, pad_id))
+  tokens = tf.where(position == 0, cls_id, tokens)
+  tokens = tf.where((position == a_end) | (position == b_end), sep_id, tokens)
   return {
     "tokens": tokens,
-    "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
-    "segments": tf.cast(place <= b_end, tf.int32),
+    "types": tf.cast((position > a_end) & (position <= b_end), tf.int32),
+    "segments": tf.cast(position <= b_end, tf.int32),
   }
 
 
@@ -99,9 +99,9 @@ def take_tokens(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
   return _gather(x_BT, tf.range(length) + start_B[:, None])
 
 
-def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
+def _gather(x_BT: tf.Tensor, position_BL: tf.Tensor) -> tf.Tensor:
   T = tf.shape(x_BT)[1]
-  flat = tf.clip_by_value(place_BL, 0, T - 1) + tf.range(tf.shape(x_BT)[0])[:, None] * T
+  flat = tf.clip_by_value(position_BL, 0, T - 1) + tf.range(tf.shape(x_BT)[0])[:, None] * T
   return tf.gather(tf.reshape(x_BT, [-1]), flat)
 
 
@@ -125,14 +125,14 @@ def insert_separators(
   """
   batch = tf.shape(window_BR)[0]
   R = tf.shape(window_BR)[1]
-  place_R = tf.range(R)
-  split_BR = first_BR & (place_R > start_B[:, None]) & (place_R < end_B[:, None])
+  position_R = tf.range(R)
+  split_BR = first_BR & (position_R > start_B[:, None]) & (position_R < end_B[:, None])
   split_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
   row_N = split_N2[:, 0]
   splits_B = tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
   nth_N = tf.range(tf.shape(row_N)[0]) - tf.gather(tf.cumsum(splits_B, exclusive=True), row_N)
-  place_N = tf.minimum(split_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
-  here_N2 = tf.stack([row_N, place_N], axis=1)
+  position_N = tf.minimum(split_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
+  here_N2 = tf.stack([row_N, position_N], axis=1)
   separator_BL = tf.scatter_nd(here_N2, tf.ones_like(row_N), [batch, length + 1])[:, :length]
   source_BL = tf.range(length) + start_B[:, None] - tf.cumsum(separator_BL, axis=1)
   text_BL = tf.where(separator_BL > 0, sep_id, _gather(window_BR, source_BL))
@@ -172,7 +172,7 @@ def draw_pair(
     random_next: share of rows whose B is replaced.
     short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the
       code of Devlin et al. 2019, to prepare the model for fine-tuning on short sequences).
-    swapped: share of rows whose A and B change places, if B follows A (sentence order prediction).
+    swapped: share of rows whose A and B are swapped, if B follows A (sentence order prediction).
     key_B: uint64 [B], one random key per row.
     room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a
       replaced B then begins early enough to fill its room, if the given part of its document is
@@ -195,20 +195,20 @@ def draw_pair(
   is_wanted_B = tf.cast(words_B4[:, 3], tf.int64) < round(random_next * 2**32)
   is_replaced_B = (is_wanted_B | (size_B < 2)) & (other_size_B > 0)
   if shares_row:
-    drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut.place_B), 0))
+    drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut.position_B), 0))
   begins_BU = _sentence_begins(sentences, other_BU, other_size_B, is_whole_B)
   other_start_B = _other_start(begins_BU, drawn_B, other_size_B, cut.total_B)
   other_end_B = other_size_B
   end_B = size_B
-  a_start_B = tf.zeros_like(cut.place_B)
+  a_start_B = tf.zeros_like(cut.position_B)
   if single:
-    a_start_B = tf.where(cut.sentence_B > 1, cut.sentence_place(cut.sentence_B - 1), 0)
+    a_start_B = tf.where(cut.sentence_B > 1, cut.sentence_position(cut.sentence_B - 1), 0)
     other_end_B = _next_begin(begins_BU, other_start_B, other_size_B[:, None])
-    next_B = cut.sentence_place(cut.sentence_B + 1)
+    next_B = cut.sentence_position(cut.sentence_B + 1)
     end_B = tf.where(cut.total_B > cut.sentence_B, next_B, size_B)
-  a_size_B = cut.place_B - a_start_B
-  b_start_B = tf.where(is_replaced_B, 0, cut.place_B)
-  b_size_B = tf.where(is_replaced_B, other_end_B - other_start_B, end_B - cut.place_B)
+  a_size_B = cut.position_B - a_start_B
+  b_start_B = tf.where(is_replaced_B, 0, cut.position_B)
+  b_size_B = tf.where(is_replaced_B, other_end_B - other_start_B, end_B - cut.position_B)
   b_size_B = tf.clip_by_value(b_size_B, 0, room_B - a_size_B)
   b_BT = tf.where(is_replaced_B[:, None], take_tokens(other_BU, other_start_B, T), chunk_BT)
   label_B = is_replaced_B
@@ -225,24 +225,24 @@ class _Cut(NamedTuple):
   """The cuts of chunks before a sentence, or before any token of a single sentence.
 
   Attributes:
-    place_B: the first token behind the cut.
+    position_B: the first token behind the cut.
     sentence_B: the number of the sentence behind the cut, from 1, not counting the first.
     total_B: the number of sentences that begin within the chunk.
     count_BT: the sentences that begin up to each token but the first.
   """
 
-  place_B: tf.Tensor
+  position_B: tf.Tensor
   sentence_B: tf.Tensor
   total_B: tf.Tensor
   count_BT: tf.Tensor
 
-  def sentence_place(self, number_B: tf.Tensor) -> tf.Tensor:
-    """Return the place of each row's sentence of this number."""
-    return _sentence_place(self.count_BT, number_B)
+  def sentence_position(self, number_B: tf.Tensor) -> tf.Tensor:
+    """Return the position of each row's sentence of this number."""
+    return _sentence_position(self.count_BT, number_B)
 
 
-def _sentence_place(count_BT: tf.Tensor, number_B: tf.Tensor) -> tf.Tensor:
-  """Return the place of a sentence from the counts of sentences up to each token but the first."""
+def _sentence_position(count_BT: tf.Tensor, number_B: tf.Tensor) -> tf.Tensor:
+  """Return a sentence's position from the counts of sentences up to each token but the first."""
   is_before_BT = count_BT < number_B[:, None]
   return 1 + tf.reduce_sum(tf.cast(is_before_BT, tf.int32), axis=1)
 
@@ -260,14 +260,14 @@ def _draw_cut(starts_BT: tf.Tensor, size_B: tf.Tensor, word_B: tf.Tensor) -> _Cu
     scaled_B = tf.cast(word_B, tf.int64) * tf.cast(n_B, tf.int64)
     return tf.cast(tf.bitwise.right_shift(scaled_B, 32), tf.int32)
 
-  place = tf.range(1, tf.shape(starts_BT)[1] + 1)[None]
-  starts_BT &= place < size_B[:, None]
+  position = tf.range(1, tf.shape(starts_BT)[1] + 1)[None]
+  starts_BT &= position < size_B[:, None]
   count_BT = tf.cumsum(tf.cast(starts_BT, tf.int32), axis=1)
   total_B = count_BT[:, -1]
   sentence_B = draw(total_B) + 1
-  any_place_B = tf.minimum(1 + draw(tf.maximum(size_B - 1, 1)), size_B)
-  place_B = tf.where(total_B > 0, _sentence_place(count_BT, sentence_B), any_place_B)
-  return _Cut(place_B, sentence_B, total_B, count_BT)
+  any_position_B = tf.minimum(1 + draw(tf.maximum(size_B - 1, 1)), size_B)
+  position_B = tf.where(total_B > 0, _sentence_position(count_BT, sentence_B), any_position_B)
+  return _Cut(position_B, sentence_B, total_B, count_BT)
 
 
 def _sentence_begins(
@@ -281,11 +281,11 @@ def _sentence_begins(
   return begins_BU & (tf.range(tf.shape(other_BU)[1]) < other_size_B[:, None])
 
 
-def _next_begin(begins_BU: tf.Tensor, place_B: tf.Tensor, default: tf.Tensor | int) -> tf.Tensor:
-  """Return the first beginning of a sentence behind a place, or `default`."""
-  place_U = tf.range(tf.shape(begins_BU)[1])
-  is_next_BU = begins_BU & (place_U > place_B[:, None])
-  return tf.reduce_min(tf.where(is_next_BU, place_U, default), axis=1)
+def _next_begin(begins_BU: tf.Tensor, position_B: tf.Tensor, default: tf.Tensor | int) -> tf.Tensor:
+  """Return the first beginning of a sentence behind a position, or `default`."""
+  position_U = tf.range(tf.shape(begins_BU)[1])
+  is_next_BU = begins_BU & (position_U > position_B[:, None])
+  return tf.reduce_min(tf.where(is_next_BU, position_U, default), axis=1)
 
 
 def _other_start(
@@ -300,9 +300,9 @@ def _other_start(
     total_B: the number of sentences that begin within the chunk.
   """
   U = tf.shape(begins_BU)[1]
-  place_U = tf.range(U)
-  is_before_BU = begins_BU & (place_U <= drawn_B[:, None])
-  before_B = tf.reduce_max(tf.where(is_before_BU, place_U, -1), axis=1)
+  position_U = tf.range(U)
+  is_before_BU = begins_BU & (position_U <= drawn_B[:, None])
+  before_B = tf.reduce_max(tf.where(is_before_BU, position_U, -1), axis=1)
   next_B = _next_begin(begins_BU, drawn_B, U)
   sentence_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))
   # For chunks of one sentence: never where a sentence begins.

@@ -73,8 +73,8 @@ def random_spans_lengths(
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
   """Divide N + 1 items into non-empty segments uniformly and return the segments' ends.
 
-  uint32 [B, N] -> int32 [B, segments]. N + 1 items have N places to cut; a uniform choice of
-  `segments - 1` places is a uniformly random composition.
+  uint32 [B, N] -> int32 [B, segments]. N + 1 items have N positions to cut; a uniform choice of
+  `segments - 1` positions is a uniformly random composition.
   """
   items = bits_BN.shape[1] + 1
   cuts = random.subsets(bits_BN, segments - 1) + 1
@@ -86,10 +86,10 @@ def _lengths(ends_BN: tf.Tensor) -> tf.Tensor:
   return ends_BN - tf.pad(ends_BN[:, :-1], [[0, 0], [1, 0]])
 
 
-def scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Add `value_BN` at `place_BN` to zeros [B, length], all int32; places must be below `length`."""
-  batch = tf.shape(place_BN)[0]
-  flat = tf.reshape(place_BN + tf.range(batch)[:, None] * length, [-1, 1])
+def scatter(position_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Add `value_BN` at `position_BN`, all below `length`, to zeros [B, length]; all are int32."""
+  batch = tf.shape(position_BN)[0]
+  flat = tf.reshape(position_BN + tf.range(batch)[:, None] * length, [-1, 1])
   return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * length]), [-1, length])
 
 
@@ -175,7 +175,7 @@ class SpanCorruption:
     uint64 [B] -> two int32 [B, noise_spans].
     """
     kept_tokens = self.window - self.noise_tokens
-    # A word for each place to cut, in kept and in noise tokens.
+    # A word for each position to cut, in kept and in noise tokens.
     bits = random.bits(key_B, self.window - 2)
     kept_ends = random_segments(bits[:, : kept_tokens - 1], self.noise_spans)
     noise_ends = random_segments(bits[:, kept_tokens - 1 :], self.noise_spans)
@@ -249,9 +249,9 @@ class SpanCorruption:
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
     """Assemble tokens of the window with sentinels, then EOS, then padding: int32 [B, padded].
 
-    The sentinels are at the places `sentinels` [B, N]. Place j holds raw token `start + j` plus the
-    jumps so far. `start` is 0 if a jump applies from the place after its sentinel, and -1 if it
-    applies at the sentinel already.
+    The sentinels are at the positions `sentinels` [B, N]. Position j holds raw token `start + j`
+    plus the jumps so far. `start` is 0 if a jump applies from the position after its sentinel, and
+    -1 if it applies at the sentinel already.
     """
     source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     if start != 0:
@@ -262,8 +262,8 @@ class SpanCorruption:
       tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1])
     )
     ids_N = tf.constant(self.sentinels[: self.noise_spans], tf.int32)
-    places = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
-    tokens = tf.tensor_scatter_nd_update(tokens, places, tf.tile(ids_N, [batch]))
+    positions = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
+    tokens = tf.tensor_scatter_nd_update(tokens, positions, tf.tile(ids_N, [batch]))
     tail = tf.constant([self.eos_id] + [self.pad_id] * (padded - length - 1), tf.int32)
     tail = tf.tile(tail[None], [batch, 1])
     return tf.ensure_shape(

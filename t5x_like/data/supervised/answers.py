@@ -34,19 +34,19 @@ class Contexts:
     return self._last[1]
 
   def _tokenize(self, text: str) -> Context:
-    place = 0
+    position = 0
     tokens = []
     spans = []
     word_spans = []
     for word, ids in zip(text.split(), self.split_words(text.split())):
-      place = text.index(word, place)
+      position = text.index(word, position)
       key = (word, *ids)
       if key not in self._word_spans:
         self._word_spans[key] = character_spans(word, ids, self._vocabulary)
       tokens += ids
-      spans += [(place + begin, place + end) for begin, end in self._word_spans[key]]
-      word_spans += [(place, place + len(word))] * len(ids)
-      place += len(word)
+      spans += [(position + begin, position + end) for begin, end in self._word_spans[key]]
+      word_spans += [(position, position + len(word))] * len(ids)
+      position += len(word)
     return Context(
       np.array(tokens, np.int32),
       np.array(spans, np.int64).reshape(-1, 2),
@@ -56,42 +56,42 @@ class Contexts:
   def locate(self, text: str, answer: str, begin: int, where: str) -> tuple[int, int]:
     """Return the first and the last token of an answer in a context.
 
-    Some places in SQuAD are of the answer's letters within another word: the "20" of "2015" for
+    Some positions in SQuAD are of the answer's letters within another word: the "20" of "2015" for
     "set 20 years after". If tokens cannot spell the answer there, its nearest occurrence as whole
     words is used, if there is one.
 
     Args:
       text: the context.
       answer: the answer.
-      begin: the place of its first character in the context.
+      begin: the position of its first character in the context.
       where: the record, for messages.
 
     Raises:
-      UserError: the answer is not at its place, or is empty.
+      UserError: the answer is not at its position, or is empty.
     """
     begin += len(answer) - len(answer.lstrip())
     answer = answer.strip()
     end = begin + len(answer)
-    text_at_place = text[begin:end] if begin >= 0 else ""
-    if not answer or text_at_place != answer:
+    text_at_position = text[begin:end] if begin >= 0 else ""
+    if not answer or text_at_position != answer:
       raise UserError(
-        f"{where}: found {text_at_place!r} at place {begin} of the context, expected the answer "
+        f"{where}: found {text_at_position!r} at place {begin} of the context, expected the answer "
         f"{answer!r}"
       )
     context = self(text)
     first, last = _covering_tokens(context, begin, end)
     is_exact = (context.spans[first, 0], context.spans[last, 1]) == (begin, end)
     if not is_exact and _splits_word(text, begin, end):
-      places = _whole_word_places(text, answer)
-      if places:
-        begin = min(places, key=lambda place: _distance(text, answer, place, begin))
+      positions = _whole_word_positions(text, answer)
+      if positions:
+        begin = min(positions, key=lambda position: _distance(text, answer, position, begin))
         first, last = _covering_tokens(context, begin, begin + len(answer))
     return first, last
 
 
-def _distance(text: str, answer: str, place: int, begin: int) -> tuple[bool, int]:
+def _distance(text: str, answer: str, position: int, begin: int) -> tuple[bool, int]:
   """Return the order of an occurrence of an answer: the same capitals first, then the nearest."""
-  return text[place : place + len(answer)] != answer, abs(place - begin)
+  return text[position : position + len(answer)] != answer, abs(position - begin)
 
 
 def _covering_tokens(context: Context, begin: int, end: int) -> tuple[int, int]:
@@ -109,33 +109,35 @@ def _covering_tokens(context: Context, begin: int, end: int) -> tuple[int, int]:
 def _splits_word(text: str, begin: int, end: int) -> bool:
   """Return whether a part of a text begins or ends within a word."""
   return any(
-    text[place - 1 : place].isalnum() and text[place : place + 1].isalnum()
-    for place in (begin, end)
+    text[position - 1 : position].isalnum() and text[position : position + 1].isalnum()
+    for position in (begin, end)
   )
 
 
-def _whole_word_places(text: str, answer: str) -> list[int]:
-  """Return the places where an answer stands as whole words, in capitals or not."""
+def _whole_word_positions(text: str, answer: str) -> list[int]:
+  """Return the positions where an answer stands as whole words, in capitals or not."""
   matches = re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE)
-  places = [match.start() for match in matches]
-  return [place for place in places if not _splits_word(text, place, place + len(answer))]
+  positions = [match.start() for match in matches]
+  return [
+    position for position in positions if not _splits_word(text, position, position + len(answer))
+  ]
 
 
 def parse_answers(answers: Any, where: str) -> list[tuple[str, int]]:
-  """Return the answers' texts and places in the context.
+  """Return the answers' texts and positions in the context.
 
   Args:
     answers: a list of objects with `text` and `answer_start`, or TFDS's dictionary of lists.
     where: the record, for messages.
 
   Raises:
-    UserError: an answer lacks its text or its place.
+    UserError: an answer lacks its text or its position.
   """
   answer = answers
   try:
     if isinstance(answers, dict):
       pairs = zip(answers["text"], answers["answer_start"])
-      answers = [{"text": text, "answer_start": place} for text, place in pairs]
+      answers = [{"text": text, "answer_start": position} for text, position in pairs]
     parsed = []
     for answer in answers or ():
       text = answer["text"]
@@ -145,7 +147,7 @@ def parse_answers(answers: Any, where: str) -> list[tuple[str, int]]:
   except (KeyError, OverflowError, TypeError, ValueError):
     raise UserError(
       f"{where}: found {str(answer)[:80]!r} in field 'answers', expected {{text, answer_start}}: "
-      "the text and its place in the context"
+      "the text and its position in the context"
     ) from None
   return parsed
 
@@ -159,7 +161,7 @@ def window_with_most_context(windows: Sequence[slice], tokens: int) -> np.ndarra
   """
   score_WN = np.full((len(windows), tokens), -1.0)
   for number, window in enumerate(windows):
-    place_n = np.arange(tokens)[window]
-    context_n = np.minimum(place_n - place_n[0], place_n[-1] - place_n)
-    score_WN[number, window] = context_n + 0.01 * place_n.size
+    position_n = np.arange(tokens)[window]
+    context_n = np.minimum(position_n - position_n[0], position_n[-1] - position_n)
+    score_WN[number, window] = context_n + 0.01 * position_n.size
   return score_WN.argmax(axis=0)

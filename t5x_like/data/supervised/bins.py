@@ -112,16 +112,16 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
     todo = examples[start_G[group] : start_G[group] + groups.count_G[group]]
     fits = np.flatnonzero((room_CD >= length_D).all(axis=1))
     changed = []
-    for place in fits[np.argsort((room_CD[fits] * groups.cost_D).sum(axis=1), kind="stable")]:
+    for position in fits[np.argsort((room_CD[fits] * groups.cost_D).sum(axis=1), kind="stable")]:
       if not todo.size:
         break
-      parts = rows_of_room.pop(key_C[place])
+      parts = rows_of_room.pop(key_C[position])
       row = parts[0] if len(parts) == 1 else np.concatenate(parts)  # avoids a copy
-      per_row = _count_fitting(room_CD[place], length_D)
+      per_row = _count_fitting(room_CD[position], length_D)
       num_used = min(-(-todo.size // per_row), row.size)
       if num_used < row.size:
-        rows_of_room[key_C[place]] = [row[num_used:]]
-      todo = _fill(row_N, todo, row[:num_used], per_row, room_CD[place], length_D, changed)
+        rows_of_room[key_C[position]] = [row[num_used:]]
+      todo = _fill(row_N, todo, row[:num_used], per_row, room_CD[position], length_D, changed)
     if todo.size:
       per_row = _count_fitting(limits_D, length_D)
       new_rows = np.arange(num_rows, num_rows - (-todo.size // per_row))
@@ -295,7 +295,7 @@ class _Remaining:
 
 
 def _compose(remaining: _Remaining, limits: list[int], forced: list[int], seed: int) -> list[int]:
-  """Compose one row, as places among the remaining groups, none used more often than its count."""
+  """Compose one row from the remaining groups, none used more often than its count."""
   count_G = remaining.count_G.copy()
   count_G[forced] -= 1
   all_x = int(remaining.x_G @ remaining.count_G)
@@ -341,7 +341,7 @@ def _draw_stratified(count_G: np.ndarray, number: int, seed: int) -> np.ndarray:
   """Draw groups from the examples sorted by length, one from each of `number` equal parts.
 
   Returns:
-    int64 [_DRAWS, number], places among the groups.
+    int64 [_DRAWS, number], positions among the groups.
   """
   start_M = np.arange(number + 1) * int(count_G.sum()) // number
   random_PM = random_words(seed, np.arange(_DRAWS * number)).reshape(_DRAWS, number)
@@ -363,11 +363,11 @@ def _complete(
     if not open_g.size:
       return row, x, y
     chosen = _pair(remaining.x_G[open_g], remaining.y_G[open_g], count_G[open_g], x, y)
-    for place in open_g[chosen].tolist():
-      row.append(place)
-      count_G[place] -= 1
-      x -= int(remaining.x_G[place])
-      y -= int(remaining.y_G[place])
+    for position in open_g[chosen].tolist():
+      row.append(position)
+      count_G[position] -= 1
+      x -= int(remaining.x_G[position])
+      y -= int(remaining.y_G[position])
 
 
 def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int) -> list[int]:

@@ -44,7 +44,7 @@ class ExampleRows:
     num_rows: the number of rows.
     read: makes the features of rows, int64 [B] -> each [B, *shape].
     used: the number of the example in each row, int64 [num_rows]; None if rows hold several.
-    view: (a record, its location, its place in the list) -> the metrics' view of an example,
+    view: (a record, its location, its position in the list) -> the metrics' view of an example,
       without its `record`. The list is `used`, or all examples without it. None if metrics have no
       view.
     truncated: the share of the examples used that are shortened to fit a row.
@@ -138,8 +138,8 @@ class LabelledArguments(SourceArguments):
       if rows.used is not None:
         used_records = [used_records[number] for number in rows.used]
       views = []
-      for place, (where, record) in enumerate(used_records):
-        views.append({"record": record} | rows.view(record, where, place))
+      for position, (where, record) in enumerate(used_records):
+        views.append({"record": record} | rows.view(record, where, position))
       return views
 
     task_name, _, _ = version.partition(".")
@@ -182,8 +182,8 @@ def read_parallel(
     [n, L], undefined where not `valid_nL`.
   """
   start_n = store.ends[stream][example_n] - store.lengths[stream][example_n]
-  places_nL = np.where(valid_nL, start_n[:, None] + np.arange(valid_nL.shape[1]), 0)
-  return np.asarray(store.arrays[array])[places_nL]
+  positions_nL = np.where(valid_nL, start_n[:, None] + np.arange(valid_nL.shape[1]), 0)
+  return np.asarray(store.arrays[array])[positions_nL]
 
 
 def batch_from_reader(

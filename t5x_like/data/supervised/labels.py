@@ -9,7 +9,15 @@ UNLABELLED = "-1"
 
 
 def number_labels(names: list | tuple, key: str) -> dict[str, int]:
-  """Number the class names; UserError for no name or a repeated one."""
+  """Assign consecutive numbers to class names, from 0.
+
+  Args:
+    names: the class names.
+    key: the key of `config.task` that errors name.
+
+  Raises:
+    UserError: there is no name, or one is repeated.
+  """
   numbers = {str(name): number for number, name in enumerate(names)}
   if len(numbers) != len(names) or not names:
     description = f"{list(names)}, with a repeated name" if names else "none"

@@ -67,7 +67,7 @@ class Plan:
     """Return the examples of rows.
 
     Returns:
-      (place in `examples`, place in `row_B`, number within its row), each int64 [n].
+      (position in `examples`, position in `row_B`, number within its row), each int64 [n].
     """
     row_B = np.asarray(row_B, np.int64)
     count_B = self.row_starts[row_B + 1] - self.row_starts[row_B]
@@ -203,14 +203,14 @@ def scatter(
     int32 [B, S] each: tokens, segments (from 1) and positions within the segment; 0 where a row is
     empty.
   """
-  place_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
-  places = place_nL[valid_nL]
+  position_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
+  positions = position_nL[valid_nL]
   rows = np.zeros((3, shape[0] * shape[1]), np.int32)
   within_nL = np.broadcast_to(np.arange(tokens_nL.shape[1], dtype=np.int32), valid_nL.shape)
   number_nL = np.broadcast_to(number_n[:, None] + 1, valid_nL.shape)
-  rows[0, places] = tokens_nL[valid_nL]
-  rows[1, places] = number_nL[valid_nL]
-  rows[2, places] = within_nL[valid_nL]
+  rows[0, positions] = tokens_nL[valid_nL]
+  rows[1, positions] = number_nL[valid_nL]
+  rows[2, positions] = within_nL[valid_nL]
   tokens_BS, segments_BS, positions_BS = rows.reshape(3, *shape)
   return tokens_BS, segments_BS, positions_BS
 

@@ -232,8 +232,8 @@ class PublishedChat:
   def end(self) -> int:
     """The id that ends an answer: the first special piece behind it, or EOS."""
     text, _ = self._render(_PROBES[1], False)
-    place = text.rfind(_ANSWER)
-    piece = self._special.match(text, place + len(_ANSWER)) if place >= 0 else None
+    position = text.rfind(_ANSWER)
+    piece = self._special.match(text, position + len(_ANSWER)) if position >= 0 else None
     if piece is None:
       return self._vocabulary.eos_id
     return int(self._vocabulary.encode(piece[1])[0])
@@ -297,25 +297,25 @@ class PublishedChat:
     An answer begins where the rendering of the messages before it ends.
     """
     spans = []
-    place = 0
+    position = 0
     for number, message in enumerate(messages):
       if message.role != ASSISTANT:
         continue
       if number:
         before, _ = self._render(messages[:number], True)
-        place = max(place, len(os.path.commonprefix([before, text])))
+        position = max(position, len(os.path.commonprefix([before, text])))
       content = message.content.strip()
-      content_place = text.find(content, place)
-      if content_place < 0:
+      content_position = text.find(content, position)
+      if content_position < 0:
         raise UserError(
           f"the chat template does not write the answer {content[:40]!r} as it is; {_REMEDY}"
         )
-      begin = place if number else content_place
-      place = content_place + len(content)
-      end_piece = self._special.match(text, place)
+      begin = position if number else content_position
+      position = content_position + len(content)
+      end_piece = self._special.match(text, position)
       if end_piece:
-        place = end_piece.end()
-      spans.append((begin, place))
+        position = end_piece.end()
+      spans.append((begin, position))
     return spans
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:

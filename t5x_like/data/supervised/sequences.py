@@ -11,8 +11,8 @@ decoders; the delimiter and the extract token are SEP and CLS. Worked example of
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
 
 A vocabulary without these pieces lends sentinels, see `vocabularies.special_id`. Published
-vocabularies of decoders often have neither; EOS then stands in these places, which a causal model
-tells apart by the tokens before them.
+vocabularies of decoders often have neither; EOS then stands in these positions, which a causal
+model tells apart by the tokens before them.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Sequences(abc.ABC):
       end_B = ends_BD[:, number]
       is_last = number == last
       part_BL, valid_BL = self._store.read(stream, example_B, length_B, skip_B if is_last else 0)
-      place_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
-      row_BL = np.broadcast_to(rows[:, None], place_BL.shape)
-      tokens_BS[row_BL[valid_BL], place_BL[valid_BL]] = part_BL[valid_BL]
+      position_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
+      row_BL = np.broadcast_to(rows[:, None], position_BL.shape)
+      tokens_BS[row_BL[valid_BL], position_BL[valid_BL]] = part_BL[valid_BL]
       for separator in range(1 if is_last else self._between):
         tokens_BS[rows, end_B - 1 + separator] = special_ids[number + 1]
     return tokens_BS, ends_BD
@@ -165,8 +165,8 @@ class Encoded(Sequences):
     tokens, ends_BD = self._join(
       example_B, lengths_BD, skip_B, self._special_ids, pad, self._length
     )
-    places = np.arange(self._length)
-    types = (places >= ends_BD[:, :1]) & (places < ends_BD[:, -1:])
+    positions = np.arange(self._length)
+    types = (positions >= ends_BD[:, :1]) & (positions < ends_BD[:, -1:])
     return {"encoder_input_tokens": tokens, "encoder_token_types": types}
 
 
@@ -189,13 +189,13 @@ class Delimited(Sequences):
     tokens, ends_BD = self._join(
       example_B, lengths_BD, skip_B, self._special_ids, 0, self._length + 1
     )
-    places = np.arange(self._length)
+    positions = np.arange(self._length)
     end_B1 = ends_BD[:, -1:]
     return {
       "decoder_input_tokens": tokens[:, :-1],
       "decoder_target_tokens": tokens[:, 1:],
-      "decoder_loss_weights": places < end_B1 - 2,
-      "decoder_segment_ids": places < end_B1,
+      "decoder_loss_weights": positions < end_B1 - 2,
+      "decoder_segment_ids": positions < end_B1,
     }
 
 

@@ -64,7 +64,7 @@ def compile_template(text: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, values: dict) -> dict:
-  """Return the text of a conversation and the places of its answers; raise as jinja2 does."""
+  """Return the text of a conversation and the positions of its answers; raise as jinja2 does."""
   chunks = []
   size = 0
   for chunk in template.generate(tools=None, documents=None, **values):

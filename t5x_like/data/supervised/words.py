@@ -33,7 +33,7 @@ class Words:
 def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[tuple[int, int]]:
   """Return the characters of each token of a word, (begin, end).
 
-  A vocabulary of the tokenizers library keeps these places itself. For any other, the decoded
+  A vocabulary of the tokenizers library keeps these positions itself. For any other, the decoded
   tokens are aligned with the word, without regard to case and accents, which a vocabulary may fold.
   If the ids do not spell the word, each token covers all of it.
   """
@@ -44,20 +44,20 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
         spans = [(max(begin - len(lead), 0), end - len(lead)) for begin, end in spans]
         return _extend_over_marks(word, spans)
   # The character of the word that each folded letter comes from.
-  places = []
+  positions = []
   letters = []
-  for place, letter in enumerate(word):
+  for position, letter in enumerate(word):
     folded = _fold(letter)
     letters.append(folded)
-    places += [place] * len(folded)
+    positions += [position] * len(folded)
   ends = [len(_fold(vocabulary.decode(ids[: number + 1]))) for number in range(len(ids))]
   spells_word = _fold(vocabulary.decode(ids)) == "".join(letters)
-  if not spells_word or sorted(ends) != ends or not places:
+  if not spells_word or sorted(ends) != ends or not positions:
     return [(0, len(word))] * len(ids)
   spans = []
   for begin, end in zip([0, *ends[:-1]], ends):
-    begin = min(begin, len(places) - 1)
-    spans.append((places[begin], places[max(begin, end - 1)] + 1))
+    begin = min(begin, len(positions) - 1)
+    spans.append((positions[begin], positions[max(begin, end - 1)] + 1))
   return spans
 
 
@@ -69,9 +69,9 @@ def _extend_over_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[in
   extended = []
   next_begins = [begin for begin, _ in spans[1:]] + [len(word)]
   for (begin, end), next_begin in zip(spans, next_begins):
-    for place in range(end, next_begin):
-      if unicodedata.category(word[place])[0] != "C":
-        end = place + 1
+    for position in range(end, next_begin):
+      if unicodedata.category(word[position])[0] != "C":
+        end = position + 1
     extended.append((begin, end))
   return extended
 

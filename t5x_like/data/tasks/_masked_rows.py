@@ -248,11 +248,11 @@ class FullSentences:
 
     begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
 
-    def find_begin(place: int) -> tf.Tensor:
-      """Return the first beginning of a sentence within `search` tokens, or `place` itself."""
-      candidates = begins_BR[:, place : place + search]
+    def find_begin(position: int) -> tf.Tensor:
+      """Return the first beginning of a sentence within `search` tokens, or `position` itself."""
+      candidates = begins_BR[:, position : position + search]
       # argmax is 0 where no sentence begins
-      return place + tf.argmax(candidates, axis=1, output_type=tf.int32)
+      return position + tf.argmax(candidates, axis=1, output_type=tf.int32)
 
     start_B = find_begin(1)
     end_B = find_begin(1 + stride)
@@ -267,7 +267,7 @@ class FullSentences:
     return segments.single_segment(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, starts_B):
-    """Return the tokens from each place on and the beginnings of documents among them."""
+    """Return the tokens from each position on and the beginnings of documents among them."""
     R = self._read_length
     T = self._tokens.num_tokens
     window_BR = windows.read_wrapped(self._tokens.windows, starts_B, R, T)

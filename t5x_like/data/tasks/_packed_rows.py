@@ -106,13 +106,13 @@ class Pairs:
     sizes = tf.stack([tf.shape(example_index_B)[0], tf.shape(pairs["tokens"])[1]])
     arrays = _call(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
     batch = example_index_B.shape[0]
-    place_BL, segments_BL, positions_BL = [
+    source_BL, segments_BL, positions_BL = [
       tf.ensure_shape(array, [batch, self._length]) for array in arrays[:3]
     ]
     first_BK, label_BK = [tf.ensure_shape(array, [batch, self._max_pairs]) for array in arrays[3:]]
     real_BL = segments_BL > 0
-    token_BL = tf.gather(tf.reshape(pairs["tokens"], [-1]), place_BL)
-    type_BL = tf.gather(tf.reshape(pairs["types"], [-1]), place_BL)
+    token_BL = tf.gather(tf.reshape(pairs["tokens"], [-1]), source_BL)
+    type_BL = tf.gather(tf.reshape(pairs["types"], [-1]), source_BL)
     return {
       "tokens": tf.where(real_BL, token_BL, self._ids.pad),
       "types": tf.where(real_BL, type_BL, 0),
@@ -151,15 +151,15 @@ class Pairs:
     """Return the chunk of each pair, int64 [n] each.
 
     Returns:
-      (place in the batch, number in the row, document, first token in the stream, tokens).
+      (position in the batch, number in the row, document, first token in the stream, tokens).
     """
     row_n, document_n, start_n, size_n = self._rows.members(index_B)
     draw_n2 = words_B2[row_n] / 2**32
     # A row has at most one chunk of this size.
     is_long_n = size_n >= max(self._rows.half, 4)
     is_cut_n = is_long_n & (draw_n2[:, 0] < self._cut_share)
-    cut_place_n = 2 + (draw_n2[:, 1] * (size_n - 3)).astype(np.int64)
-    first_size_n = np.where(is_cut_n, cut_place_n, size_n)
+    cut_position_n = 2 + (draw_n2[:, 1] * (size_n - 3)).astype(np.int64)
+    first_size_n = np.where(is_cut_n, cut_position_n, size_n)
     chunk_m = np.repeat(np.arange(row_n.size), 1 + is_cut_n)
     is_second_m = np.append(False, chunk_m[1:] == chunk_m[:-1])[: chunk_m.size]
     start_m = start_n[chunk_m] + np.where(is_second_m, first_size_n[chunk_m], 0)
@@ -185,12 +185,12 @@ class Pairs:
     """
     num_rows, width = sizes.tolist()
     index_nW = np.arange(row_n.size * width, dtype=np.int32).reshape(-1, width)
-    place_BL, segments_BL, positions_BL = _place(index_nW, used_n, row_n, (num_rows, self._length))
+    source_BL, segments_BL, positions_BL = _place(index_nW, used_n, row_n, (num_rows, self._length))
     firsts_BK = np.zeros((num_rows, self._max_pairs), np.int32)
     firsts_BK[row_n, number_n] = _offsets(used_n, row_n)
     labels_BK = np.zeros((num_rows, self._max_pairs), np.int32)
     labels_BK[row_n, number_n] = label_n
-    return place_BL, segments_BL, positions_BL, firsts_BK, labels_BK
+    return source_BL, segments_BL, positions_BL, firsts_BK, labels_BK
 
 
 def _place(values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]):

@@ -143,5 +143,5 @@ def _close(
   T = min(tokens_BT.shape[1], length - 1)
   padded_BL = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
   end = T if size_B is None else tf.minimum(size_B, length - 1)[:, None]
-  place_L = tf.range(length)
-  return tf.where(place_L < end, padded_BL, tf.where(place_L == end, eos_id, pad_id))
+  position_L = tf.range(length)
+  return tf.where(position_L < end, padded_BL, tf.where(position_L == end, eos_id, pad_id))

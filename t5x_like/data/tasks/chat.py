@@ -130,8 +130,8 @@ class _ConversationRows:
 
   def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
     """Return the features of rows."""
-    place_n, row_n, number_n = self.plan.members(row_B)
-    which_n = self.plan.examples[place_n]
+    position_n, row_n, number_n = self.plan.members(row_B)
+    which_n = self.plan.examples[position_n]
     example_n = self._used[which_n]
     tokens_nL, valid_nL = self._store.read("tokens", example_n, self._lengths_n1[which_n, 0])
     answer_nL = read_parallel(self._store, "answer", "tokens", example_n, valid_nL)
@@ -139,7 +139,7 @@ class _ConversationRows:
       tokens_nL,
       valid_nL,
       answer_nL,
-      placed=(row_n, number_n, self.plan.offsets[place_n, 0]),
+      placed=(row_n, number_n, self.plan.offsets[position_n, 0]),
       shape=(row_B.size, self._length),
       start_id=vocabularies.start_id(self._vocabulary),
       pad_id=self._vocabulary.pad_id or 0,

@@ -77,7 +77,7 @@ class Arguments(examples.LabelledImageArguments):
         f"{self.masked} and swapped {self.swapped}, expected a multiple of the patch, a rate above "
         "0 to 1, and shares of at most 1"
       )
-    places_T = np.arange(T, dtype=np.int32)
+    positions_T = np.arange(T, dtype=np.int32)
     mean_C = tf.constant(examples.per_channel("", self.mean, self.channels), tf.float32)
     std_C = tf.constant(examples.per_channel("", self.std, self.channels), tf.float32)
 
@@ -85,15 +85,15 @@ class Arguments(examples.LabelledImageArguments):
       values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
     ) -> dict[str, tf.Tensor]:
       chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), num_corrupted)
-      chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
+      chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == positions_T, axis=1)
       fate_BT = draws.uniform(examples.FIRST_TASK_STREAM + 1, T)
       distance_bits_BT = draws.bits(examples.FIRST_TASK_STREAM + 2, T)
       distance_BT = random.integers(distance_bits_BT, max(T - 1, 1))
-      other_BT = (places_T + 1 + tf.cast(distance_BT, tf.int32)) % T
-      unmasked_BT = tf.where(fate_BT < self.masked + self.swapped, other_BT, places_T)
+      other_BT = (positions_T + 1 + tf.cast(distance_BT, tf.int32)) % T
+      unmasked_BT = tf.where(fate_BT < self.masked + self.swapped, other_BT, positions_T)
       source_BT = tf.where(fate_BT < self.masked, -1, unmasked_BT)
       return {
-        "patch_sources": tf.where(chosen_BT, source_BT, places_T),
+        "patch_sources": tf.where(chosen_BT, source_BT, positions_T),
         "patch_weights": tf.cast(chosen_BT, tf.float32),
         "patch_colours": _mean_colours(values["image"] * std_C + mean_C, patch),
       }

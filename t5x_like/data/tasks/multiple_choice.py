@@ -14,7 +14,7 @@ label, which have -1 in the source. Training splits, whose names begin with `tra
 with an empty text or option; other splits have them.
 
 `Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or
-None), `right` (the places of all right ones) and `answers` (all right texts).
+None), `right` (the positions of all right ones) and `answers` (all right texts).
 """
 
 import dataclasses
@@ -151,7 +151,7 @@ def _parse_options(options: str | tuple[str, ...], choices: int) -> str | list[T
 
 
 def _number_options(labels: list | tuple | None, choices: int) -> dict[str, int]:
-  """Return the place of each option by its name."""
+  """Return the position of each option by its name."""
   numbers = number_labels(range(choices) if labels is None else labels, "labels")
   if len(numbers) != choices:
     raise UserError(
@@ -182,7 +182,7 @@ class _Questions:
 
   Attributes:
     options: the field of the options, or their templates.
-    label_numbers: the place of each option by its name.
+    label_numbers: the position of each option by its name.
     allows_other_counts: whether a question may have fewer or more options.
     allows_gaps: whether texts may lack a field.
   """
@@ -236,18 +236,18 @@ class _Questions:
   def view(self, record: Record, where: str, _: int) -> dict[str, Any]:
     """Return the texts of a question; see `Task.examples`."""
     question = self._parse(record, where)
-    right_places = []
+    right_positions = []
     if question.is_right is not None:
-      right_places = np.flatnonzero(question.is_right).tolist()
+      right_positions = np.flatnonzero(question.is_right).tolist()
     if self.answers:
       answers = field_value(record, self.answers, where)
     else:
-      answers = [question.options[place] for place in right_places]
+      answers = [question.options[position] for position in right_positions]
     return {
       "text": question.text,
       "options": question.options,
-      "label": list(self.label_numbers)[right_places[0]] if right_places else None,
-      "right": right_places,
+      "label": list(self.label_numbers)[right_positions[0]] if right_positions else None,
+      "right": right_positions,
       "answers": list(answers or ()),
     }
 

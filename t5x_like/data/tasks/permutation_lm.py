@@ -68,9 +68,14 @@ class Arguments(MaskedRowArguments):
 
 
 def draw_order(is_chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:
-  """Number the chosen places of each row from 1 in the order of random words; others are 0.
+  """Assign the chosen positions of each row their ranks by random words, from 1.
 
-  bool [B, L], uint32 [B, L] -> int32 [B, L].
+  Args:
+    is_chosen_BL: bool [B, L].
+    bits_BL: random words, uint32 [B, L].
+
+  Returns:
+    int32 [B, L], 0 at the positions that are not chosen.
   """
   word_BL = tf.where(is_chosen_BL, tf.cast(bits_BL, tf.int64), tf.constant(2**32, tf.int64))
   rank_BL = tf.argsort(tf.argsort(word_BL, axis=1, stable=True), axis=1)

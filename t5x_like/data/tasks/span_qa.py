@@ -7,14 +7,14 @@ Rajpurkar et al. 2016; Devlin et al. 2019, section 4.2.
                  "length": 384, "stride": 128}
 
 A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes several examples,
-windows that begin `stride` tokens apart. `span_start` and `span_end` are the places of the answer's
-first and last token in the row; both are 0, the place of [CLS], where there is no answer or the
-window does not hold all of it. Of several answers the first counts. Its characters are located in
-the context by `answer_start`, and the label is the shortest run of tokens that covers all of them:
-exactly the answer, unless it begins or ends within a token. An answer placed within another word is
-moved to where it stands as whole words, if it does anywhere. Training splits, whose names begin
-with `train`, lack empty questions; other splits have them. No split has questions with an empty
-context.
+windows that begin `stride` tokens apart. `span_start` and `span_end` are the positions of the
+answer's first and last token in the row; both are 0, the position of [CLS], where there is no
+answer or the window does not hold all of it. Of several answers the first counts. Its characters
+are located in the context by `answer_start`, and the label is the shortest run of tokens that
+covers all of them: exactly the answer, unless it begins or ends within a token. An answer placed
+within another word is moved to where it stands as whole words, if it does anywhere. Training
+splits, whose names begin with `train`, lack empty questions; other splits have them. No split has
+questions with an empty context.
 
 `Task.examples` gives for each window `record`, `context`, `answers` (texts), `question` (the number
 of its question), `first` (the position in the row of its first context token), `spans`, int64 [n,
@@ -126,8 +126,8 @@ class _Questions:
     start = -1
     end = -1
     if answers:
-      text, place = answers[0]
-      start, end = self.contexts.locate(context, text, place, where)
+      text, position = answers[0]
+      start, end = self.contexts.locate(context, text, position, where)
     return {
       "question": question_ids,
       "context": context_ids,
@@ -183,9 +183,9 @@ class _ContextWindows:
     start_B = answer_start_B - begin_B
     end_B = self._store.arrays["answer_end"][example_B] - begin_B
     is_inside_B = (answer_start_B >= 0) & (start_B >= 0) & (end_B < size_B)
-    context_place_B = self._context_place(example_B)
-    features["span_start"] = np.where(is_inside_B, context_place_B + start_B, 0)
-    features["span_end"] = np.where(is_inside_B, context_place_B + end_B, 0)
+    context_position_B = self._context_position(example_B)
+    features["span_start"] = np.where(is_inside_B, context_position_B + start_B, 0)
+    features["span_end"] = np.where(is_inside_B, context_position_B + end_B, 0)
     features["example_weights"] = np.ones(index_B.size)
     return features
 
@@ -199,13 +199,13 @@ class _ContextWindows:
       "question": example,
       "context": record["context"],
       "answers": [text for text, _ in answers],
-      "first": int(self._context_place(example)),
+      "first": int(self._context_position(example)),
       "spans": self._contexts(record["context"]).spans[tokens],
       "most_context": self._window_with_most_context(example)[tokens] == begin // self._stride,
     }
 
-  def _context_place(self, example: np.ndarray | int) -> np.ndarray | int:
-    """Return the place of the first context token, behind [CLS] question [SEP]."""
+  def _context_position(self, example: np.ndarray | int) -> np.ndarray | int:
+    """Return the position of the first context token, behind [CLS] question [SEP]."""
     return self._encoded.extra - 1 + self._question_N[example]
 
   def _window_tokens(self, example: int, begin: int) -> slice:
