@@ -9,7 +9,7 @@ documents end with EOS, the vocabulary's fingerprint and the edition of preparat
 hash of the source's contents at that time: names, sizes and, for local files, modification times;
 for a TensorFlow dataset its version, sizes and metadata. Files are not read to compare them. The
 same command therefore reuses its store, and a different command never gets a wrong one. Changed
-files are prepared again in a directory beside the old one, which other runs may still read.
+files are prepared again in another directory, as other runs may still read the old one.
 
 Opening a split for the first time prepares it as `tools.prepare_data` does: in parts, resuming an
 interrupted preparation. Processes and jobs that need the same split wait for the process that
@@ -175,7 +175,7 @@ def _list_stores(root: str, request: str) -> list[str]:
 
 
 class _WaitingNotice:
-  """A notice, repeated now and then, that another process is preparing a source.
+  """A notice, repeated at intervals, that another process is preparing a source.
 
   Args:
     source: the source that the other process prepares.

@@ -69,12 +69,12 @@ def _sign(job: Job, number: int, path: AnyPath) -> None:
 
 
 def begin_comparison(job: Job, comparison: Comparison) -> None:
-  """Delete the completion marker."""
+  """Delete the completion marker of a comparison."""
   _end_marker(job, comparison).unlink(missing_ok=True)
 
 
 def load_entries(job: Job, comparison: Comparison, number: int) -> Entries:
-  """Return a part's entries."""
+  """Return the entries of a part that a comparison needs."""
   arrays = _load_arrays(job, "signatures", number)
   for step, live_n in _live_positions(job, number, arrays):
     if comparison in step.comparisons:

@@ -1,10 +1,10 @@
 """Divide a corpus into splits: whole documents by a hash of their text, or parts of a document.
 
-A source without a validation split lends it a fraction of its training documents: those whose hash
-is low, so that copies of a text are never in both. A corpus of one document, or of a few, may have
-none of these. Its documents then fill validation in the order of their hashes, until the fraction
-of all characters is reached, and the last of them is cut: validation gets its end. The cut is where
-a line ends or, failing that, a sentence or a word, as near as possible to the fraction.
+In a source without a validation split, a fraction of the training documents form it: those whose
+hash is low, so that copies of a text are never in both. A corpus of one document, or of a few, may
+have none of these. Its documents then fill validation in the order of their hashes, until the
+fraction of all characters is reached, and the last of them is cut: validation gets its end. The cut
+is where a line ends or, failing that, a sentence or a word, as near as possible to the fraction.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class SplitPart:
   at: int = 0
 
   def share(self, text: str) -> str:
-    """Return the part's share of a document, empty for none; copies of a text are shared alike."""
+    """Return the part's share of a document, the same for copies of a text; empty for none."""
     if (self.low, self.high) == (0, 1):
       return text
     key = _hash(text)
@@ -66,7 +66,7 @@ class SplitPart:
 
 
 def split_names(source: Source, fraction: float) -> list[str]:
-  """Return a source's splits, and `validation` if train lends it `fraction` of its documents."""
+  """Return a source's splits, and `validation` if a fraction of train's documents form it."""
   # `valid` and `dev` are validation splits too
   has_validation = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)
   if fraction and "train" in source.splits and not has_validation:

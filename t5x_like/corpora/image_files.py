@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# 67 million; a larger image would hold up a batch and take gigabytes as float32
+# 67 million; a larger image would delay a batch and take gigabytes as float32
 MAX_PIXELS = 2**26
 # The key under which a source gives the height and width of an image by its annotations.
 ANNOTATED_SIZE = "annotated_size"

@@ -2,7 +2,7 @@
 
 A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is
 chosen when the job is made: tokens of documents (`tokens.py`), examples, images. `building.py` and
-the engines treat all alike.
+the engines treat all kinds in the same way.
 """
 
 import abc

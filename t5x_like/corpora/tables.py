@@ -100,7 +100,7 @@ def _common_format(path: str, files: Sequence[str]) -> str:
     else:
       names = ", ".join(map(os.path.basename, files[:4]))
     raise UserError(
-      f"config.task.source: found {path!r}, expected files of one form that their suffix tells, "
+      f"config.task.source: found {path!r}, expected files of one form that their suffix names, "
       f"{_SUFFIXES}, not {names}; or write the form before it, such as csv:{path}"
     )
   (format,) = formats
@@ -139,7 +139,7 @@ def _source_for_directory(folder: str) -> str:
   if None in splits:
     stray = os.path.basename(files[splits.index(None)])
     raise UserError(
-      f"config.task.source: found {stray!r} in {folder} beside files of splits, expected a split "
+      f"config.task.source: found {stray!r} in {folder} next to files of splits, expected a split "
       f"in its name, such as train; or name the files, {format}:train={folder}/{stray},validation=…"
     )
   order = ["train", "validation", "test"]
@@ -156,7 +156,7 @@ def _split_in_name(path: str) -> str | None:
 def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
   """Return the one or two columns of text by their usual names; none if no name is usual.
 
-  Of two columns, the one beside the label is the text.
+  Of two columns, the one that is not the label is the text.
 
   Args:
     columns: the names of the table's columns.
@@ -174,7 +174,7 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
 
 
 def guess_label(columns: Sequence[str]) -> str | None:
-  """Return the label's column: one with a usual name, else the only one beside the text."""
+  """Return the label's column: one with a usual name, else the only one besides the text."""
   by_name = {column.strip().lower(): column for column in reversed(columns)}
   for name in _LABELS:
     if name in by_name:

@@ -9,7 +9,7 @@ within the block. Both are computed when the rows are first opened, at about a m
 second, and cached.
 
 A block has 256 documents, or more if it would otherwise average fewer than 32 rows. Worked example:
-rows of 8, chunks that need 2 positions beside their tokens, and documents of 9, 3, 1 and 4 tokens.
+rows of 8, chunks that need 2 positions besides their tokens, and documents of 9, 3, 1 and 4 tokens.
 Their chunks, 6 and 3, 3, 1, 4, need 8 and 5, 5, 3, 6 positions. The longest last chunk comes first:
 document 3 goes to row 0, documents 0 and 1 to rows 1 and 2, and document 2 to the rest of row 1.
 Row 3 holds the beginning of document 0.

@@ -1,8 +1,8 @@
 """Consumption: the position in every corpus at which a phase of a run begins.
 
 It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a
-mixture and each numbering of its examples (tasks with the same `Task.numbering` mean the same text
-by the same index, so one continues the other). A single task is a part without a label. Positions
+mixture and each numbering of its examples (in tasks with the same `Task.numbering`, an index means
+the same text, so one task continues the other). A single task is a part without a label. Positions
 of a stream count its examples epoch after epoch: position g is entry g % size of the permutation of
 epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
 positions in the first n slots of its schedule: whole periods by multiplication, the rest of one

@@ -31,7 +31,7 @@ def dataset(
   Returns:
     A dataset of the task's features with a leading axis of rows. It makes each batch on request and
     calls Python functions. Dropping an iterator over a later `prefetch` or parallel `map` early can
-    deadlock TensorFlow; for batches made ahead and in parallel use `loader.train_batches`.
+    deadlock TensorFlow; for batches prefetched in parallel use `loader.train_batches`.
 
   Raises:
     UserError: rows outside the batch, or a negative start.
@@ -47,5 +47,5 @@ def dataset(
     }
 
   options = tf.data.Options()
-  options.autotune.enabled = False  # it would make batches ahead
+  options.autotune.enabled = False  # autotuning would prefetch batches
   return steps.map(tf.autograph.experimental.do_not_convert(batch)).with_options(options)

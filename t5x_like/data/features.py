@@ -24,7 +24,7 @@ class Feature:
 
 
 Features = dict[str, Feature]
-# see `Task.batch`
+# The type of `Task.batch`, which documents it.
 BatchFunction = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]
 
 

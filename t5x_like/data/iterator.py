@@ -49,8 +49,8 @@ def iterate(
 
   Raises:
     UserError, DamageError, TransientError: raised by a Python function of the pipeline.
-    SystemExit: asked for more after the program has ended; it ends the thread silently.
-    RuntimeError: started after the program has ended.
+    SystemExit: an element was requested after the program had ended; it ends the thread silently.
+    RuntimeError: the iteration began after the program had ended.
   """
   # The module's names may be gone when this is closed.
   pipeline = _Pipeline(steps, build_pipeline)
@@ -113,7 +113,7 @@ class _Pipeline:
         for _ in self._elements:
           pass
         return
-      # An element that nobody wants failed; elements after it are still in flight.
+      # The failed element is discarded like the others; elements after it are still in flight.
       except tf.errors.OpError:
         pass
 

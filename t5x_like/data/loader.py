@@ -21,7 +21,7 @@ from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 
 EVAL_SEED = 0
-_PREFETCH = 2  # finished batches held, besides the batches in progress
+_PREFETCH = 2  # finished batches that wait in memory, besides the batches in progress
 # One call makes several small batches, to share its overhead: up to this many numbers and steps.
 _MAX_NUMBERS_PER_CALL = 2**20
 _MAX_STEPS_PER_CALL = 64

@@ -128,8 +128,8 @@ class Schedule:
     self.period = sum(counts)
     task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     draw_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
-    # A task with c slots has one in the middle of each of c equal parts of the period, so any
-    # stretch holds the tasks at their rates.
+    # A task with c slots has one in the middle of each of c equal parts of the period, so any part
+    # of a period has the tasks at about their rates.
     order_P = np.argsort((draw_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
     self._task_P = task_P[order_P]
     self._draw_P = draw_P[order_P]

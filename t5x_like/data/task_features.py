@@ -33,7 +33,8 @@ def declare(arguments: Mapping[str, Any]) -> Features:
   name = values.pop("name", None)
   if not is_known(name):
     raise UserError(
-      f"config.task.name: the features of {name!r} are told only by making the task, from its data"
+      f"config.task.name: the features of {name!r} are known only once the task is built from its "
+      "data"
     )
   arguments_class = slots.find("config.task.name", name, tasks, "Arguments")
   fields = slots.argument_names(arguments_class)

@@ -16,7 +16,7 @@ def hash_text(text: str) -> int:
 def sort_by_key(
   part: np.ndarray, key: np.ndarray, position: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Sort entries by key, then by corpus.
+  """Sort entries by key, then by their order in the corpus.
 
   Returns:
     The order of the entries, and marks of all but the first entry of each key, in that order.

@@ -17,7 +17,7 @@ from t5x_like import segmentation, trust
 from t5x_like.corpora.cleaning import CleanResult, Filter
 from t5x_like.errors import UserError
 
-QUOTES = ('"', "\u201d")  # end a line as terminators do
+QUOTES = ('"', "\u201d")  # closing quotes, which end a line as terminators do
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")  # as in Wikipedia
 _POLICY = (

@@ -1,7 +1,7 @@
 """Engines, which build the parts of a job, one a file, found by name.
 
-`--engine=processes` names one. A file's `Engine` is made from the number of workers of this machine
-and the options of a pipeline.
+`--engine=processes` names one. A file's `Engine` takes the number of workers of this machine and
+the options of a pipeline.
 """
 
 import abc
@@ -23,7 +23,7 @@ class Engine(abc.ABC):
 
   @abc.abstractmethod
   def __init__(self, workers: int, options: Sequence[str] = ()):
-    """Keep the arguments."""
+    """Store the arguments."""
 
   @abc.abstractmethod
   def sign(self, job: Job) -> None:

@@ -1,7 +1,7 @@
 """`batches`: builds one part after another, in processes of this machine.
 
-This process reads a part, others make its batches. joblib can send functions of a task, so a kind
-may hold them, and programs need no `if __name__ == "__main__"`.
+This process reads a part, others make its batches. joblib can pickle functions of a task, so a kind
+may have them as attributes, and programs need no `if __name__ == "__main__"`.
 """
 
 import itertools

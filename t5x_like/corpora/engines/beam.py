@@ -1,8 +1,8 @@
 """`beam`: build the parts of a job on any runner of Apache Beam (the extra `beam`).
 
 Beam decides which worker builds a part, and which compares the entries of a key. Workers call the
-same functions as the other engine, so they write the same bytes. Pipelines use only transforms that
-all runners support: Create, Reshuffle, ParDo, Flatten and GroupByKey on small integers.
+same functions as the other engines, so they write the same bytes. Pipelines use only transforms
+that all runners support: Create, Reshuffle, ParDo, Flatten and GroupByKey on small integers.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ Benchmarks:
 
 Images:
     folders:train=imagenet/train,…         images in one folder per class; `image`, `label`
-    idx:train=train-images-idx3-ubyte.gz,… MNIST's files, labels beside them; `image`, `label`
+    idx:train=train-images-idx3-ubyte.gz,… MNIST's files of images and labels; `image`, `label`
     voc:VOC2012                            images with boxes, Pascal VOC's layout; `objects`
     coco:train=instances_train2017.json,…  images with boxes, COCO's JSON; `objects`
     boxes:train=boxes.csv@pictures,…       images with boxes, a row of a table for each; `objects`

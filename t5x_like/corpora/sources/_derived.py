@@ -1,6 +1,6 @@
-"""The base of sources that derive their records from another source's.
+"""The base of sources that derive their records from those of another source.
 
-Parts, sizes and facts are the other source's.
+Parts and sizes are those of the other source, and so are the facts, besides `_own`.
 """
 
 from collections.abc import Iterator

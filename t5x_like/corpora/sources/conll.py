@@ -5,7 +5,7 @@ number. `-DOCSTART-` lines separate documents, whose sentences become one line e
 without these lines, each sentence is a document. The text field is the number of the column with
 the word, 0 by default; words are joined by spaces. Columns are separated by tabs or, in a line
 without tabs, by spaces. A line that begins with `# ` where a sentence may begin is a comment,
-unless it has as many columns as the next line, separated alike: then `#` is a word.
+unless it has as many columns as the next line, with the same separator: then `#` is a word.
 """
 
 import itertools

@@ -1,6 +1,4 @@
-"""`conllu:PATTERN`: treebanks of Universal Dependencies (CoNLL-U).
-
-They have ten tab-separated columns per token.
+"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token.
 
 A record is a sentence: `tokens`, its words, a list under the name of each column but the first
 (form, lemma, upos, …), and `text` and `sent_id` from its comments (an empty id if there is none).

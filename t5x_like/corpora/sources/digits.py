@@ -1,9 +1,7 @@
 """`digits`: 1,797 handwritten digits of scikit-learn, for trying out image recipes.
 
-Images have 8 x 8 pixels.
-
-Alpaydin and Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998). The last 297 are the
-validation split.
+Images have 8 x 8 pixels. The last 297 are the validation split. The data are Alpaydin and Kaynak's
+"Optical Recognition of Handwritten Digits" (UCI, 1998).
 """
 
 from collections.abc import Iterator

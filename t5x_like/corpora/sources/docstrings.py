@@ -1,6 +1,6 @@
 """`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
 
-`docstrings:tiny` holds the few standard-library modules behind the built-in store.
+`docstrings:tiny` has the few standard-library modules from which the built-in store is made.
 """
 
 import sys

@@ -1,6 +1,4 @@
-"""`entities:PATTERN`: the columns of `conll`, and `entities`, tags in the BIO scheme.
-
-These are the tags of the last column.
+"""`entities:PATTERN`: the columns of `conll`, and `entities`, the last column's tags in BIO.
 
 The files may have IOB1 tags, as the official files of CoNLL-2003, BIO, or BIOES. Entities begin
 where conlleval sees them begin (Tjong Kim Sang & De Meulder 2003): at a B- or S-, at another type,

@@ -153,7 +153,7 @@ def _check_classes(folder: str, names: Iterable[str]) -> None:
   if splits:
     correction = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
-      f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders "
+      f"source folders:{folder}: found {', '.join(splits)} next to other folders; name the folders "
       f"of the splits, as folders:{correction}, or write folders:train={folder} if they are classes"
     )
 

@@ -67,8 +67,8 @@ def _find_labels(path: str) -> str:
   labels = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
   if labels == name or not as_path(os.path.join(folder, labels)).exists():
     raise UserError(
-      f"source idx:{path}: found no file of labels beside it, expected a file of images such as "
-      "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz beside it"
+      f"source idx:{path}: found no file of labels next to it, expected a file of images such as "
+      "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz next to it"
     )
   return os.path.join(folder, labels)
 

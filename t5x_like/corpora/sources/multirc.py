@@ -1,6 +1,6 @@
-"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018).
+"""`multirc:PATTERN`: MultiRC, one record per answer option (Khashabi et al. 2018).
 
-There is one record per answer option.
+Files are SuperGLUE's JSON lines.
 """
 
 from collections.abc import Iterator

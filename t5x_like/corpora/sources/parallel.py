@@ -40,7 +40,7 @@ def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
 
 
 class Source(Base):
-  """The lines of the files of `fields`, side by side."""
+  """Records of one line from the file of each of `fields`."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self._patterns = spec.split(",")

@@ -5,7 +5,7 @@ from t5x_like.errors import UserError, one_line
 
 
 class Source(ColumnSource):
-  """See `ColumnSource`."""
+  """The rows of Parquet files; see `ColumnSource`."""
 
   def open_columns(self, file):
     import pyarrow.parquet

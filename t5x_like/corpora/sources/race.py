@@ -1,6 +1,6 @@
-"""`race:PATTERN`: RACE (Lai et al. 2017), an article in a file or a line, one record per question.
+"""`race:PATTERN`: RACE (Lai et al. 2017), one record per question.
 
-A line may also be a question by itself, as on the Hugging Face hub.
+A file or a line is an article. A line may also be a single question, as on the Hugging Face Hub.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""`record:PATTERN`: ReCoRD in SuperGLUE's JSON lines, or its own JSON (Zhang et al. 2018).
+"""`record:PATTERN`: ReCoRD, one record per query (Zhang et al. 2018).
 
-There is one record per query.
+Files are SuperGLUE's JSON lines, or ReCoRD's own JSON.
 """
 
 from collections.abc import Iterator

@@ -1,12 +1,10 @@
-"""`webdataset:PATTERN`: samples of WebDataset shards.
-
-These are tar files with the parts of a sample side by side.
+"""`webdataset:PATTERN`: samples of WebDataset shards, tar files with a file for each field.
 
 `0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a
 file's name up to the first dot is the sample, the rest is the field; hidden files, such as macOS's
 `._0017.jpg`, are left out. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
 decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such
-fields. Python pickles are never opened. The fields `image` and `label`, if asked for, are the
+fields. Python pickles are never opened. The fields `image` and `label`, if in use, are the
 sample's `jpg`, `jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's
 `tarfile`, in one pass, plain or compressed.
 """

@@ -54,7 +54,7 @@ def saturation(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Blend with a smoothed image, towards or away from it; the border stays."""
+  """Blend with a smoothed image, towards or away from it; the border does not change."""
   kernel = tf.tile(tf.constant(_SHARPNESS)[..., None, None], [1, 1, image.shape[-1], 1])
 
   def smoothing() -> tf.Tensor:
@@ -78,7 +78,7 @@ def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 
 
 def select(condition: tf.Tensor, image: tf.Tensor, alternative: tf.Tensor) -> tf.Tensor:
-  """Choose each number; much faster than `tf.where`, which broadcasts."""
+  """Select elementwise from two images; much faster than `tf.where`, which broadcasts."""
   return tf.raw_ops.Select(condition=condition, x=image, y=alternative)
 
 
@@ -94,7 +94,7 @@ def autocontrast(image: tf.Tensor) -> tf.Tensor:
 def equalize(image: tf.Tensor) -> tf.Tensor:
   """Flatten the histogram of each channel, in whole levels."""
   channels = image.shape[-1]
-  # The bin of each number, among the 256 levels of all channels.
+  # The bin of each value, among the 256 levels of all channels.
   bins = tf.cast(linear(tf.round(image), tf.ones(channels), tf.range(channels) * 256), tf.int32)
   counts = tf.raw_ops.Bincount(
     arr=tf.reshape(bins, [-1]), size=256 * channels, weights=tf.constant([], tf.int32)
@@ -104,7 +104,7 @@ def equalize(image: tf.Tensor) -> tf.Tensor:
 
 
 def _equalization_table(counts_CL: tf.Tensor) -> tf.Tensor:
-  """Return the new levels, int32 [C, 256], for the histograms of the old."""
+  """Return the new level of each old one, int32 [C, 256], from the histograms."""
   levels_L = tf.range(256)
   last_C = tf.reduce_max(tf.where(counts_CL > 0, levels_L, 0), 1)
   step_C = (tf.reduce_sum(counts_CL, 1) - tf.gather(counts_CL, last_C, batch_dims=1)) // 255

@@ -19,8 +19,8 @@ def resize_and_crop(
 ) -> tf.Tensor:
   """Resize an image to `resized`, and return `size` pixels from `start` on: float32 [*size, C].
 
-  Each axis is resized as the rows of an image one pixel wide, whose channels are all numbers of a
-  row: the operation's loop over channels is fast, its loop over columns is not. The numbers are the
+  Each axis is resized as the rows of an image one pixel wide, whose channels are all values of a
+  row: the operation's loop over channels is fast, its loop over columns is not. The result is the
   same.
   """
   for axis in (0, 1):

@@ -16,9 +16,13 @@ def make(
   area: Range = (0.02, 1 / 3),
   ratio: Range = (0.3, 1 / 0.3),
 ) -> Augmentation:
-  """Make the erasure; the noise has the images' mean and deviation.
+  """Build the augmentation, whose noise has the images' mean and deviation.
 
-  `area` is the range of the box's share of the image, `ratio` the range of its width over height.
+  Args:
+    mean, std: mean and standard deviation of pixels from 0 to 1.
+    probability: the probability of erasing a box.
+    area: the range of the box's area, as a share of the image's.
+    ratio: the range of the box's width over its height.
   """
 
   def erase(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,8 @@ from t5x_like.quiet_tensorflow import tf
 
 
 def make(*, probability: Share = 0.5) -> Augmentation:
+  """Build the augmentation, which mirrors an image with a probability."""
+
   def apply(image_YXC: tf.Tensor, u_1: tf.Tensor) -> tf.Tensor:
     return tf.cond(u_1[0] < probability, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
 

@@ -99,12 +99,12 @@ def make(
   deviation: NonNegativeFloat = 0.5,
   probability: Share = 0.5,
 ) -> Augmentation:
-  """Make `ops` random changes, of which one may occur twice.
+  """Build the augmentation, which makes `ops` random changes; the same one may occur twice.
 
   Args:
     magnitude: mean of the magnitudes, of 10.
     deviation: standard deviation of the magnitudes.
-    probability: the probability of making each of the changes; otherwise it is left out.
+    probability: the probability of making each of the changes.
   """
   fill = tuple(min(255.0, round(255 * m)) for m in mean)
 

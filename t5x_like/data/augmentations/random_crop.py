@@ -8,7 +8,7 @@ from t5x_like.slots import PositiveInt
 
 
 def make(*, border: PositiveInt = 4) -> Augmentation:
-  """Make the crop; `border` is the number of black pixels on each side."""
+  """Build the augmentation; `border` is the number of black pixels on each side."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(image_YXC)

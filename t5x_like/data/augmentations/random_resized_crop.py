@@ -16,7 +16,7 @@ def make(
   ratio: Range = (3 / 4, 4 / 3),
   method: Literal["bilinear", "bicubic"] = "bicubic",
 ) -> Augmentation:
-  """Make the augmentation, which draws a crop by its area and aspect ratio and resizes it.
+  """Build the augmentation, which draws a crop by its area and aspect ratio and resizes it.
 
   Args:
     area: the range of the crop's area, as a share of the image's.

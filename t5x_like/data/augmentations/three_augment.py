@@ -7,7 +7,7 @@ from t5x_like.quiet_tensorflow import tf
 
 
 def make() -> Augmentation:
-  """Make the change: pixels from 128 are inverted, or a blur's deviation is 0.1 to 2 pixels."""
+  """Build the augmentation; it inverts pixels from 128, or blurs by a deviation of 0.1 to 2."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
     image = tf.switch_case(

@@ -6,7 +6,7 @@ from t5x_like.corpora.image_files import UnusableImage, read_image, to_8_bits, t
 from t5x_like.corpora.sources import Skip
 from t5x_like.quiet_tensorflow import tf
 
-# The modes in which files of a format stay as they are. MPO is a JPEG with further pictures behind.
+# The modes in which files of a format stay as they are. MPO is a JPEG followed by further pictures.
 _KEPT_MODES = {"JPEG": ("L", "RGB"), "MPO": ("L", "RGB"), "PNG": ("L", "RGB")}
 _JPEG_QUALITY = 95
 
@@ -15,8 +15,8 @@ def check_image(data: bytes, size_2: tuple[int, int] | None = None) -> tuple[byt
   """Return the bytes that the store keeps of an image file.
 
   Grey and RGB images in JPEG or PNG stay as they are; others that Pillow reads (CMYK, palettes,
-  transparency, 16 bits, WebP, TIFF, …) become an 8-bit grey or RGB PNG. Images that EXIF calls
-  turned are turned; of JPEGs, the store keeps a JPEG.
+  transparency, 16 bits, WebP, TIFF, …) become an 8-bit grey or RGB PNG. Images with an EXIF
+  orientation are turned upright; a JPEG remains a JPEG.
 
   Args:
     data: the bytes of the file.

@@ -75,7 +75,7 @@ class Mixing:
   def _cutmix(
     self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Replace a box around a random middle, cut off at the border, with the other's pixels.
+    """Replace a box around a random middle, cut off at the border, with the other image's pixels.
 
     The share is the rest of the image.
     """

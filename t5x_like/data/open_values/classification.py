@@ -60,7 +60,7 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
 
 
 def _evaluate_numbers(config: ConfigDict) -> None:
-  """Give the head one output, and score a regression by its correlation, in place."""
+  """Set a config to a head with one output and to selection by Pearson's correlation, in place."""
   if "labels" not in config.model.head:
     config.model.head.labels = 1
   for values in config.evals.values():

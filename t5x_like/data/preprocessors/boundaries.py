@@ -21,7 +21,7 @@ from t5x_like.vocabularies import Vocabulary
 # Beginnings of ids, besides the kinds of characters:
 SPECIAL = 8  # a special id
 INSIDE = 9  # the rest of a letter that began in an id before
-OPEN = 10  # a letter that goes on in the next id
+OPEN = 10  # a letter that continues in the next id
 # Ends of ids, for the next word:
 SPACED = 0  # a letter that needs a space after it
 UNSPACED = 1  # a letter that does not
@@ -34,7 +34,7 @@ KEEP = 3  # as the id before: marks, closing quotes and brackets, and a part of 
 COMPLETING = 4  # the last part of a letter
 
 _MAX_BYTES = 4  # of a letter in UTF-8
-_REACH = 3  # as many as 2 ** _REACH ids before an id are looked at
+_REACH = 3  # up to 2 ** _REACH ids before an id are inspected
 
 
 class Boundaries:
@@ -114,7 +114,7 @@ class Boundaries:
     return starts_BL
 
   def letter_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens that do not go on with a letter of the token before.
+    """Mark the tokens that do not continue a letter of the token before.
 
     int32 [B, L] -> bool [B, L].
     """
@@ -230,7 +230,7 @@ def _split_bytes(bytes_BL: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _is_continuation(byte_BL: tf.Tensor) -> tf.Tensor:
-  """Return whether a byte goes on with a letter of the byte before."""
+  """Return whether a byte continues a letter of the byte before."""
   return (byte_BL & 0xC0) == 0x80
 
 

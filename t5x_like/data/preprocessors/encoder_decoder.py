@@ -9,7 +9,7 @@ __all__ = ["encoder_decoder", "shift_right"]
 
 
 def shift_right(targets_BT: tf.Tensor, start_id: int = 0) -> tf.Tensor:
-  """Shift targets right by one, behind `start_id`, for teacher forcing: [B, T] -> [B, T]."""
+  """Shift targets right by one, after `start_id`, for teacher forcing: [B, T] -> [B, T]."""
   return tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
 
 
@@ -25,7 +25,7 @@ def encoder_decoder(
       id; None means 0 for both, as in vocabularies made here.
 
   Returns:
-    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the
+    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right after the
     start), `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a
     target is not padding. If the vocabulary has no padding, also `encoder_segment_ids` int32 [B,
     S], 0 on padding.

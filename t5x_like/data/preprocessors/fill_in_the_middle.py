@@ -29,7 +29,7 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 ROOM = 6  # three sentinels, an EOS, and one more token per cut
-# Prefix, suffix and middle of StarCoder; CodeGemma and Qwen; Code Llama.
+# The pieces for prefix, suffix and middle of StarCoder; of CodeGemma and Qwen; of Code Llama.
 KNOWN_PIECES = (
   ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
   ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),

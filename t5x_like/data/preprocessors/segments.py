@@ -162,7 +162,7 @@ def draw_pair(
   drawn token of `other` (or with the next sentence, if that one begins too far back), so the
   beginning of B does not reveal its origin. If the chunk has only one sentence, the cut is before
   any token but the first, and a replaced B begins with the drawn token, or with the next token if
-  the drawn one begins a sentence: so again both kinds of B begin alike. (BERT's code always
+  the drawn one begins a sentence: again, both kinds of B begin in the same way. (BERT's code always
   replaces B in this case, so in corpora of short documents fewer than half of the Bs follow A.)
 
   Args:
@@ -225,8 +225,8 @@ class _Cut(NamedTuple):
   """The cuts of chunks before a sentence, or before any token of a single sentence.
 
   Attributes:
-    position_B: the first token behind the cut.
-    sentence_B: the number of the sentence behind the cut, from 1, not counting the first.
+    position_B: the first token after the cut.
+    sentence_B: the number of the sentence after the cut, from 1, not counting the first.
     total_B: the number of sentences that begin within the chunk.
     count_BT: the sentences that begin up to each token but the first.
   """
@@ -282,7 +282,7 @@ def _sentence_begins(
 
 
 def _next_begin(begins_BU: tf.Tensor, position_B: tf.Tensor, default: tf.Tensor | int) -> tf.Tensor:
-  """Return the first beginning of a sentence behind a position, or `default`."""
+  """Return the first beginning of a sentence after a position, or `default`."""
   position_U = tf.range(tf.shape(begins_BU)[1])
   is_next_BU = begins_BU & (position_U > position_B[:, None])
   return tf.reduce_min(tf.where(is_next_BU, position_U, default), axis=1)
@@ -291,7 +291,7 @@ def _next_begin(begins_BU: tf.Tensor, position_B: tf.Tensor, default: tf.Tensor 
 def _other_start(
   begins_BU: tf.Tensor, drawn_B: tf.Tensor, other_size_B: tf.Tensor, total_B: tf.Tensor
 ) -> tf.Tensor:
-  """Return the first token of a replaced B, so that both kinds of B begin alike.
+  """Return the first token of a replaced B, so that both kinds of B begin in the same way.
 
   Args:
     begins_BU: whether a sentence begins at each token of the other document.

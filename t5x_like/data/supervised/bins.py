@@ -4,8 +4,8 @@ There are two methods; the plan with fewer rows is used. Both place all examples
 a *group*, together, so their cost depends on the number of groups rather than of examples.
 
 - **Best-fit decreasing** (one stream, and two where patterns do badly): the longest examples first,
-  each into the row where it leaves the least room; a whole group at once, into all rows of equal
-  room at once.
+  each into the row where it leaves the least room. A whole group is placed at once, into all rows
+  of equal room.
 - **Patterns** (two streams). Best fit leaves rows that are full in one stream but not in the other:
   up to 16% more rows for SST-2, 1% to 3% for translation. Here one row, a pattern, is composed at a
   time and repeated as often as half of the examples of its scarcest group allow. Most of it is a
@@ -109,24 +109,26 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
   key_C = []
   for group in np.argsort(-groups.size_G, kind="stable"):
     length_D = groups.lengths_GD[group]
-    todo = examples[start_G[group] : start_G[group] + groups.count_G[group]]
+    unplaced = examples[start_G[group] : start_G[group] + groups.count_G[group]]
     fits = np.flatnonzero((room_CD >= length_D).all(axis=1))
     changed = []
     for position in fits[np.argsort((room_CD[fits] * groups.cost_D).sum(axis=1), kind="stable")]:
-      if not todo.size:
+      if not unplaced.size:
         break
       parts = rows_of_room.pop(key_C[position])
       row = parts[0] if len(parts) == 1 else np.concatenate(parts)  # avoids a copy
       per_row = _count_fitting(room_CD[position], length_D)
-      num_used = min(-(-todo.size // per_row), row.size)
+      num_used = min(-(-unplaced.size // per_row), row.size)
       if num_used < row.size:
         rows_of_room[key_C[position]] = [row[num_used:]]
-      todo = _fill(row_N, todo, row[:num_used], per_row, room_CD[position], length_D, changed)
-    if todo.size:
+      unplaced = _fill(
+        row_N, unplaced, row[:num_used], per_row, room_CD[position], length_D, changed
+      )
+    if unplaced.size:
       per_row = _count_fitting(limits_D, length_D)
-      new_rows = np.arange(num_rows, num_rows - (-todo.size // per_row))
+      new_rows = np.arange(num_rows, num_rows - (-unplaced.size // per_row))
       num_rows += new_rows.size
-      _fill(row_N, todo, new_rows, per_row, limits_D, length_D, changed)
+      _fill(row_N, unplaced, new_rows, per_row, limits_D, length_D, changed)
     for room, row in changed:
       rows_of_room.setdefault(room, []).append(row)
     key_C = list(rows_of_room)
@@ -141,7 +143,7 @@ def _count_fitting(room_D: np.ndarray, length_D: np.ndarray) -> int:
 
 def _fill(
   row_N: np.ndarray,
-  todo: np.ndarray,
+  examples: np.ndarray,
   rows: np.ndarray,
   per_row: int,
   room_D: np.ndarray,
@@ -152,7 +154,7 @@ def _fill(
 
   Args:
     row_N: the row of each example, set in place.
-    todo: examples of one length.
+    examples: examples of one length.
     rows: rows with the same room.
     per_row: examples in a row.
     room_D, length_D: the room of the rows, and the length of the examples.
@@ -161,16 +163,16 @@ def _fill(
   Returns:
     The examples that are left.
   """
-  num_placed = min(todo.size, rows.size * per_row)
+  num_placed = min(examples.size, rows.size * per_row)
   # Any number of empty examples fits.
-  row_N[todo[:num_placed]] = np.repeat(rows, min(per_row, todo.size))[:num_placed]
+  row_N[examples[:num_placed]] = np.repeat(rows, min(per_row, examples.size))[:num_placed]
   num_full = num_placed // per_row
   in_last = num_placed - num_full * per_row
   for part, number in ((rows[:num_full], per_row), (rows[num_full:], in_last)):
     room_after = tuple((room_D - number * length_D).tolist())
     if part.size and any(room_after):
       changed.append((room_after, part))
-  return todo[num_placed:]
+  return examples[num_placed:]
 
 
 def _assign_two_streams(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
@@ -202,16 +204,16 @@ def _assign_two_streams(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int)
   return _repeat(patterns, times, groups, seed)
 
 
-def _remaining_groups(groups: _Groups, streams: list[int]) -> "_Remaining":
+def _remaining_groups(groups: _Groups, streams: list[int]) -> "_RemainingGroups":
   """Return the groups that are not empty, with the lengths x and y in these streams."""
   group_G = np.flatnonzero(groups.lengths_GD.any(axis=1))  # empty examples fit anywhere
   group_G = group_G[np.lexsort(groups.lengths_GD[group_G][:, streams[::-1]].T)]
   x_G, y_G = groups.lengths_GD[group_G][:, streams].T
-  return _Remaining(group_G, x_G, y_G, groups.count_G[group_G], groups.size_G[group_G])
+  return _RemainingGroups(group_G, x_G, y_G, groups.count_G[group_G], groups.size_G[group_G])
 
 
 def _best_patterns(
-  groups: "_Remaining", limits_D: np.ndarray, periods: tuple[int, ...], seed: int
+  groups: "_RemainingGroups", limits_D: np.ndarray, periods: tuple[int, ...], seed: int
 ) -> tuple[list[np.ndarray], list[int], int]:
   """Return the patterns with the fewest rows, their numbers of uses and their period.
 
@@ -240,7 +242,7 @@ def _reach(length_G: np.ndarray, limit: int) -> int:
 
 
 def _patterns(
-  remaining: "_Remaining", limits_D: np.ndarray, period: int, seed: int
+  remaining: "_RemainingGroups", limits_D: np.ndarray, period: int, seed: int
 ) -> tuple[list[np.ndarray], list[int]]:
   """Return rows as arrays of groups, and their numbers of uses.
 
@@ -267,7 +269,7 @@ def _patterns(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Remaining:
+class _RemainingGroups:
   """The remaining groups, sorted by x, then y; each array is [G].
 
   Attributes:
@@ -283,9 +285,9 @@ class _Remaining:
   count_G: np.ndarray
   size_G: np.ndarray
 
-  def select(self, which_G: np.ndarray) -> "_Remaining":
+  def select(self, which_G: np.ndarray) -> "_RemainingGroups":
     """Return copies of some groups, by numbers or a mask."""
-    return _Remaining(
+    return _RemainingGroups(
       self.group_G[which_G],
       self.x_G[which_G],
       self.y_G[which_G],
@@ -294,7 +296,9 @@ class _Remaining:
     )
 
 
-def _compose(remaining: _Remaining, limits: list[int], forced: list[int], seed: int) -> list[int]:
+def _compose(
+  remaining: _RemainingGroups, limits: list[int], forced: list[int], seed: int
+) -> list[int]:
   """Compose one row from the remaining groups, none used more often than its count."""
   count_G = remaining.count_G.copy()
   count_G[forced] -= 1
@@ -350,7 +354,7 @@ def _draw_stratified(count_G: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 
 def _complete(
-  remaining: _Remaining, count_G: np.ndarray, x: int, y: int
+  remaining: _RemainingGroups, count_G: np.ndarray, x: int, y: int
 ) -> tuple[list[int], int, int]:
   """Return the groups that best fill a room of x and y, and the room that remains.
 

@@ -2,8 +2,8 @@
 
 Supervised tasks read them. A store (see `data/prepared.py`) whose items are examples. Token streams
 are arrays of ids; the other arrays hold numbers, one or several per example, or one per token of a
-stream. `plans/` beside them has packing plans, see `packing.load_or_plan`. Several processes make
-the examples; training never tokenises.
+stream. `plans/` in the same directory has packing plans, see `packing.load_or_plan`. Several
+processes make the examples; training never tokenises.
 """
 
 import dataclasses

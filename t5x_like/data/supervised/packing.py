@@ -1,13 +1,10 @@
 """Packing: several short examples in one row, by a plan that is made from their lengths.
 
-No token is read for it. A plan assigns examples to rows. It is a pure function of (lengths, limits,
-seed), so rows are
-addressed by index like unpacked examples: shuffled anew in every epoch, resumed at any step and
-divided among hosts, and every epoch has every example once. An example has one length per stream
-(the inputs and the targets of an encoder-decoder, or one sequence), and a row has one limit per
-stream.
-
-`data/supervised/bins.py` finds the rows.
+A plan assigns examples to rows, without reading a token. It is a pure function of (lengths, limits,
+seed), so rows are addressed by index like unpacked examples: they are shuffled again in every
+epoch, resumed at any step and divided among hosts, and every epoch has every example once. An
+example has one length per stream (the inputs and the targets of an encoder-decoder, or one
+sequence), and a row has one limit per stream. `data/supervised/bins.py` finds the rows.
 
 Worked example (`scatter`, and `shift_segments` for the inputs of the decoder), two examples of
 inputs [7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:

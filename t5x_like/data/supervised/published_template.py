@@ -230,7 +230,7 @@ class PublishedChat:
 
   @functools.cached_property
   def end(self) -> int:
-    """The id that ends an answer: the first special piece behind it, or EOS."""
+    """The id that ends an answer: the first special piece after it, or EOS."""
     text, _ = self._render(_PROBES[1], False)
     position = text.rfind(_ANSWER)
     piece = self._special.match(text, position + len(_ANSWER)) if position >= 0 else None

@@ -10,9 +10,9 @@ decoders; the delimiter and the extract token are SEP and CLS. Worked example of
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
 
-A vocabulary without these pieces lends sentinels, see `vocabularies.special_id`. Published
-vocabularies of decoders often have neither; EOS then stands in these positions, which a causal
-model tells apart by the tokens before them.
+In a vocabulary without these pieces, sentinels serve instead, see `vocabularies.special_id`.
+Published vocabularies of decoders often have neither; EOS then stands in these positions, which a
+causal model distinguishes by the tokens before them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Sequences(abc.ABC):
 
     Returns:
       (int32 [B, width]: the first of `special_ids`, then every stream and the next of
-      `special_ids`; int64 [B, D], the end of each stream behind its id).
+      `special_ids`; int64 [B, D], the end of each stream after its id).
     """
     tokens_BS = np.full((example_B.size, width), pad, np.int32)
     tokens_BS[:, 0] = special_ids[0]
@@ -152,8 +152,8 @@ class Encoded(Sequences):
     super().__init__(store, streams, length, between or separators_between(store.vocabulary))
     if store.vocabulary.pad_id is None:
       raise UserError(
-        f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders tell "
-        "padding; add one to the published tokenizer (tokenizer.add_special_tokens, then "
+        f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders "
+        "recognise padding; add one to the published tokenizer (tokenizer.add_special_tokens, then "
         "model.resize_token_embeddings)"
       )
     cls_id = vocabularies.special_id(store.vocabulary, "cls")

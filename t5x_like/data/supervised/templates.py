@@ -1,7 +1,7 @@
 """Templates: from the fields of a record to a text, such as `translate English to German: {en}`.
 
 A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole
-list, joined by spaces, and `{words.<*>}` one whose items are behind sentinels, `<extra_id_0> The
+list, joined by spaces, and `{words.<*>}` one whose items follow sentinels, `<extra_id_0> The
 <extra_id_1> fox`, as far as the vocabulary has any: a model of spans finds its position by them
 (Raman et al. 2022, arXiv:2203.08378, "Sentinel + Tag"). Booleans become the words True and False,
 as in T5's BoolQ labels. `{{` and `}}` are literal braces.

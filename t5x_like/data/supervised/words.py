@@ -62,7 +62,7 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
 
 
 def _extend_over_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Extend each span over the visible characters behind it that no token has.
+  """Extend each span over the visible characters after it that no token has.
 
   They are accents, vowel signs and jamo. Joiners and marks of direction are not visible.
   """

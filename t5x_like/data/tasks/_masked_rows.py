@@ -50,7 +50,7 @@ class MaskedRowArguments(TextArguments):
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
       without segments, such as BigBird's; the vocabulary's padding id then marks padding.
-    packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
+    packed: several sequences per row of `doc_sentences` and `segment_pair`, separated by segments;
       a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
       `encoder_cls_positions`, where each begins (0 also where there is none).
   """
@@ -212,7 +212,7 @@ class MaskedRowArguments(TextArguments):
     if tokens.vocabulary.pad_id is None and not self.segment_ids:
       raise UserError(
         f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
-        "piece, so that only segments tell padding; leave it out"
+        "piece, so that only segments mark padding; leave it out"
       )
 
 

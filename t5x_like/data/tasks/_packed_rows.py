@@ -64,9 +64,9 @@ class Pairs:
 
   A share `short` of the pairs is short: some chunks of at least half the greatest length are cut in
   two at a uniformly drawn token, and each part becomes a pair. (BERT's code cuts a tenth of the
-  chunks short and goes on from there.) A B from another document has at most as many tokens as the
-  B it replaces, and equally many if possible: its document is drawn up to four times, until one is
-  as long as the chunk.
+  chunks short and continues after them.) A B from another document has at most as many tokens as
+  the B it replaces, and equally many if possible: its document is drawn up to four times, until one
+  is as long as the chunk.
   """
 
   def __init__(

@@ -1,7 +1,7 @@
 """Language modelling: a decoder predicts every token of a window from the preceding tokens.
 
 Example i is window i of `length` tokens. All tokens are targets, so an epoch predicts every token
-once. The inputs are the window shifted by one position behind a start token (see
+once. The inputs are the window shifted by one position after a start token (see
 `preprocessors/decoder_only.py`, with a worked example). Documents are packed in stream order
 (Radford et al. 2019; Brown et al. 2020, section 2.3, who do not mask attention between documents).
 `document_mask` keeps attention inside a document and starts its positions at 0 (as Grattafiori et

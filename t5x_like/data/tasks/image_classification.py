@@ -8,8 +8,8 @@
 Features: `image` float32 [Y, X, C], normalised; `label`, the number of its class;
   `example_weights`, 1 but in the rows that pad the last batch of an evaluation; with mixing,
   `other_label`, the class of the image mixed in, and `label_share` float32, the share of the first.
-  In training an image is augmented anew in every epoch; evaluations see its middle. All of it is a
-  function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
+  In training an image is augmented afresh in every epoch; evaluations see its middle. All of it is
+  a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
 import dataclasses

@@ -9,7 +9,7 @@
   }
 
 Features: as in `image_classification`, with `visible_patches` int32 [K] and `masked_patches` int32
-  [M], the indices of patches in raster order, drawn anew for every image and epoch. Every
+  [M], the indices of patches in raster order, drawn for every image and epoch. Every
   evaluation has the same masks.
 """
 

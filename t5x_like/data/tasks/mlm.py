@@ -73,7 +73,7 @@ class Arguments(MaskedRowArguments):
 
     Raises:
       UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
-        [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
+        [CLS] or [SEP] and no sentinels to use instead; impossible shares or length.
     """
     return self.build_rows(
       "mlm.v4",

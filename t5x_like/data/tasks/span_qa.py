@@ -137,7 +137,7 @@ class _Questions:
 
 
 class _ContextWindows:
-  """The windows of contexts, each in a row behind its question.
+  """The windows of contexts, each in a row after its question.
 
   Attributes:
     example_W: int64 [W], the example of each window.
@@ -205,7 +205,7 @@ class _ContextWindows:
     }
 
   def _context_position(self, example: np.ndarray | int) -> np.ndarray | int:
-    """Return the position of the first context token, behind [CLS] question [SEP]."""
+    """Return the position of the first context token, after [CLS] question [SEP]."""
     return self._encoded.extra - 1 + self._question_N[example]
 
   def _window_tokens(self, example: int, begin: int) -> slice:

@@ -7,7 +7,7 @@ Lample and Conneau 2019, section 3.3.
 
 A row is [CLS] x [SEP] [CLS] y [SEP], a sentence and its translation, which see each other.
 Positions begin again with y, and `encoder_token_types` is the language of each token. Tokens of
-both are masked as in `mlm`, anew in every epoch. Without `pair`, a row is [CLS] x [SEP] alone, the
+both are masked as in `mlm`, again in every epoch. Without `pair`, a row is [CLS] x [SEP] alone, the
 paper's masked language modelling of one language by sentences; a mixture alternates the two.
 
 Worked example, languages 0 and 1: x = 5 6, y = 7, [CLS] 2, [SEP] 3, mask 9, with 6 masked:

@@ -2,7 +2,7 @@
 
 Tay et al. 2022, section 3.1 and table 1. Example i is window i of `length` raw tokens, as for every
 task on running text, so an epoch holds each window once. A key of seed, epoch and i selects its
-denoiser anew in each epoch, all equally often or by `rates`.
+denoiser in each epoch, all equally often or by `rates`.
 
                   mean span  noise                       mode token
     R  regular        3, 8    15%                          [NLU]
