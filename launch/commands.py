@@ -32,7 +32,7 @@ from t5x_like.terminal_text import escape_controls
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # all but the tab
 EXIT_NO_ANSWER = 124  # the exit code of timeout(1)
-ASK_SECONDS = 120.0  # limit of a command that only reads a state
+QUERY_SECONDS = 120.0  # limit of a command that only reads a state
 COMMAND_SECONDS = 600.0  # limit of a command that changes something
 _KILL_SECONDS = 10.0
 
@@ -356,23 +356,23 @@ class Shell:
     self,
     command: Sequence[str],
     text: str | None = None,
-    asks: bool = False,
+    is_query: bool = False,
     seconds: float | None = None,
   ) -> subprocess.CompletedProcess:
     """Run a command to its end, with `text` on its standard input.
 
     Args:
-      asks: the command only reads a state; it is printed in a dry run only.
-      seconds: limit of the command's duration; default: `ASK_SECONDS` or `COMMAND_SECONDS`. A
+      is_query: whether the command only reads a state; a query is printed in a dry run only.
+      seconds: limit of the command's duration; default: `QUERY_SECONDS` or `COMMAND_SECONDS`. A
         command that exceeds it is ended; its result has the exit code `EXIT_NO_ANSWER` and a
         message as standard error.
     """
-    if self.dry_run or not asks:
+    if self.dry_run or not is_query:
       print("$", format_command(command), flush=True)
     if self.dry_run:
       return subprocess.CompletedProcess(command, 0, "", "")
     if seconds is None:
-      seconds = ASK_SECONDS if asks else COMMAND_SECONDS
+      seconds = QUERY_SECONDS if is_query else COMMAND_SECONDS
     stdin = subprocess.PIPE if text else subprocess.DEVNULL
     with self._start_process(command, stdin, subprocess.PIPE) as process:
       try:

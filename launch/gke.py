@@ -205,7 +205,7 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
   The state is Completed, Failed or Running, None without a JobSet, and `_UNKNOWN` in a dry run.
   """
   done = shell.run(
-    ["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True
+    ["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], is_query=True
   )
   if shell.dry_run:
     return _UNKNOWN, ""
@@ -356,7 +356,7 @@ def _make_parser() -> commands.Parser:
     "--max_hours",
     type=commands.parse_hours,
     default=168.0,
-    help="longest duration of one start; each restart counts anew (default: 168)",
+    help="longest duration of one start; each restart counts from 0 (default: 168)",
   )
   return parser
 

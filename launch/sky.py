@@ -74,7 +74,7 @@ def task(job: Job, args) -> dict:
 
 def state(name: str, shell: Shell) -> str | None:
   """Return the state of the newest managed job of this name, such as RUNNING."""
-  done = shell.run(["sky", "jobs", "queue", "--output=json"], asks=True)
+  done = shell.run(["sky", "jobs", "queue", "--output=json"], is_query=True)
   if done.returncode:
     raise _failure("jobs queue", done.stderr)
   if not done.stdout.strip():

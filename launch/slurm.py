@@ -108,7 +108,9 @@ def _directive(option: str) -> str:
 
 def list_jobs(name: str, shell: Shell) -> list[tuple[str, str]]:
   """Return (number, state) of the jobs of this name that have not ended."""
-  done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
+  done = shell.run(
+    ["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], is_query=True
+  )
   if done.returncode:
     raise _failure("squeue", done.stderr)
   rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
@@ -211,7 +213,7 @@ def _check_flags(job: Job, args, directory: str) -> None:
 
 
 def stop(job: Job, shell: Shell) -> None:
-  """Ask the jobs of this name to save and end."""
+  """Signal the jobs of this name to save and end."""
   jobs = list_jobs(job.name, shell)
   for number, state in jobs:
     command = ["scancel", number]

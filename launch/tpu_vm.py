@@ -76,7 +76,7 @@ _GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
 _INTERRUPTED = 130
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
 # The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
-# The job is a process group. TERM asks it to save and end, and its exit code is kept. After `stop`,
+# The job is a process group. TERM makes it save and end, and its exit code is kept. After `stop`,
 # a job that ended before it could save is not restarted either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
@@ -158,9 +158,9 @@ class Slices:
       return [self.name]
     return [f"{self.name}-{index}" for index in range(self.args.slices)]
 
-  def gcloud(self, *words: str, asks: bool = False, seconds: float | None = None):
+  def gcloud(self, *words: str, is_query: bool = False, seconds: float | None = None):
     """Run `gcloud compute tpus` with the words and the flags of project and zone."""
-    return self.shell.run(self._command(*words), asks=asks, seconds=seconds)
+    return self.shell.run(self._command(*words), is_query=is_query, seconds=seconds)
 
   def _command(self, *words: str) -> list[str]:
     location_flags = (f"--project={self.args.project}", f"--zone={self.args.zone}")
@@ -183,7 +183,7 @@ class Slices:
     return answer
 
   def _describe(self) -> dict:
-    done = self.gcloud("queued-resources", "describe", self.name, "--format=json", asks=True)
+    done = self.gcloud("queued-resources", "describe", self.name, "--format=json", is_query=True)
     if done.returncode:
       if "NOT_FOUND" in done.stderr or "not found" in done.stderr:
         return {}
@@ -262,7 +262,7 @@ class Slices:
       f"--accelerator-type={self.args.accelerator_type}",
       f"--runtime-version={self.args.runtime_version}",
     )
-    # The limit prevents that a request which nobody watches any more is granted after days.
+    # The limit prevents that a request without a launcher is granted after days.
     until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
     spot = ("--spot",) if self.args.spot else ()
     # A call that is interrupted or hangs may have reached the cloud.
@@ -328,7 +328,7 @@ class Slices:
 
   def _age_seconds(self) -> float:
     """Return the age of the first TPU VM, or 0 if it is not known."""
-    done = self.gcloud("tpu-vm", "describe", self.nodes[0], "--format=json", asks=True)
+    done = self.gcloud("tpu-vm", "describe", self.nodes[0], "--format=json", is_query=True)
     if done.returncode:
       return 0.0
     created = parse_answer(done, dict, "gcloud describe").get("createTime")
@@ -346,7 +346,7 @@ class Slices:
     """Return (TPU VM, worker number) of every host."""
     hosts = []
     for node in self.nodes:
-      done = self.gcloud("tpu-vm", "describe", node, "--format=json", asks=True)
+      done = self.gcloud("tpu-vm", "describe", node, "--format=json", is_query=True)
       if done.returncode:
         raise _failure("describe", done.stderr)
       endpoints = parse_answer(done, dict, "gcloud describe").get("networkEndpoints", [{}])
@@ -384,7 +384,7 @@ class Slices:
     """Run gcloud with `words(node, worker)` for each host at the same time; see `ssh`."""
 
     def run(host: tuple[str, int]):
-      return self.gcloud("tpu-vm", *words(*host), asks=not self.shell.dry_run, seconds=seconds)
+      return self.gcloud("tpu-vm", *words(*host), is_query=not self.shell.dry_run, seconds=seconds)
 
     answers = {}
     remaining = list(hosts)
@@ -495,7 +495,7 @@ def _package() -> bytes:
 def train(slices: Slices, job: Job) -> int:
   """Start the job on all hosts, watch it until it ends, and return its exit code.
 
-  At the end of the slice's lifetime the run is asked to save and end.
+  At the end of the slice's lifetime the run is signalled to save and end.
 
   Raises:
     Deleted: another command has deleted the slice.

@@ -8,7 +8,7 @@ Examples:
 The mean of the weights along a run with a constant or slowly falling rate often scores better than
 the last weights (Izmailov et al. 2018, arXiv:1803.05407). evaluate, predict and
 --config.init.workdir read the new workdir like any other; a run that continues in it starts a new
-optimizer. A run keeps --config.checkpoint.keep_last checkpoints. If it keeps a moving average
+optimizer. A run keeps --config.checkpoint.keep_last checkpoints. If a run has a moving average
 (--config.optimizer.ema), the averages are averaged.
 """
 

@@ -13,7 +13,7 @@ as train-v1.1.first44articles.json.
 --output has a directory for each task and, after each task, results.md, results.json and
 results.html of all that are done. Stopped or killed at any moment, the same command continues to
 the same table. --hours limits the CPU hours of all its starts together, preparation and evaluation
-included (default: 3): when they are spent, the run is saved, and the table tells so. --max_steps=N
+included (default: 3): when they are spent, the run is saved, and the table says so. --max_steps=N
 cuts every run to N steps, a few examples and one seed, in a directory of its own, to see that all
 tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with PyTorch on a
 finished run's batches; the same command then writes its score into the table.
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
       elif code:
         missing[task] = "stopped; the same command continues it"
       _write(folder, list(suite_tasks), missing, budget)
-      if code == EXIT_PREEMPTED and not budget.asked:
+      if code == EXIT_PREEMPTED and not budget.has_signalled:
         return code  # a signal from outside
   print(_write(folder, list(suite_tasks), missing, budget), flush=True)
   if not any((folder / task / "results.json").exists() for task in names):
@@ -137,7 +137,7 @@ class Budget:
   which a run saves and stops.
 
   Attributes:
-    asked: whether the process has received the signal.
+    has_signalled: whether the process has received the signal.
   """
 
   def __init__(self, file: pathlib.Path, seconds: float):
@@ -151,7 +151,7 @@ class Budget:
     self._start = _cpu_seconds()
     self._done = threading.Event()
     self.seconds = seconds
-    self.asked = False
+    self.has_signalled = False
 
   @property
   def spent(self) -> float:
@@ -177,9 +177,11 @@ class Budget:
     while not self._done.wait(1.0):
       self._save()
       if (
-        self.left <= 0 and not self.asked and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        self.left <= 0
+        and not self.has_signalled
+        and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
       ):
-        self.asked = True  # a run is training: it saves
+        self.has_signalled = True  # a run is training: it saves
         os.kill(os.getpid(), signal.SIGTERM)
 
   def _save(self) -> None:

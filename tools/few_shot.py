@@ -1,4 +1,4 @@
-"""Ask zero- and few-shot questions from files, by likelihood or by generation.
+"""Answer zero- and few-shot questions from files, by likelihood or by generation.
 
 Examples:
   python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz \\
@@ -21,12 +21,12 @@ context, answer (, aliases): an answer, generated to the end of the line; exact 
 text: bits per byte, perplexity per token and per word, with windows `--stride` apart.
 
 Examples before a question are drawn by --seed from --examples or, without one, from the other rows
-of the file; rows that ask the same are left out, and a file with fewer rows than --shots needs is
-too. Contexts longer than what the model reads lose their beginning, and are counted as `truncated`.
+of the file, except rows with the same question. A file with fewer rows than --shots needs is left
+out. Contexts longer than what the model reads lose their beginning, and are counted as `truncated`.
 Answers that reach --max_new_tokens before their end are counted as `unfinished`. A file with an
 answer that is longer than what the model reads is left out, and the exit code is then 2. --input
 may be a pattern in quotes. Shares have their 95 % intervals (Wilson 1927). --template=published
-asks a decoder by its own chat template.
+puts questions into the decoder's own chat template.
 python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a suite's table.
 """
 

@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--examples", type=int, default=3, help="the most rows to show (default: 3)")
   parser.add_argument(
-    "--ids", action="store_true", help="print ids beside the pieces in the terminal"
+    "--ids", action="store_true", help="print ids next to the pieces in the terminal"
   )
   parser.add_argument("--html", help="write an HTML page to this file instead")
   args, overrides = parser.parse(argv)

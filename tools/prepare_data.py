@@ -96,7 +96,7 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
     if count:
       print(
         f"{path}: warning: {count} of the source's files were written to since, at the same size: "
-        f"if their text has changed, remove {path} to prepare it anew",
+        f"if their text has changed, remove {path} to prepare it again",
         flush=True,
       )
 
@@ -272,7 +272,7 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
       )
   if args.language != _parser().get_default("language") and not args.language_id:
     raise UserError(
-      f"--language={args.language}: expected --language_id with the function that tells a page's "
+      f"--language={args.language}: expected --language_id with the function that returns a page's "
       "language"
     )
   return cleaning.parse_steps(f"--clean={args.clean}", args.clean, arguments)

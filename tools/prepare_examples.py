@@ -1,4 +1,4 @@
-"""Prepares the examples of a recipe's task, which training otherwise does when it starts.
+"""Prepare the examples of a recipe's task, which training otherwise does when it starts.
 
 Example:
   python -m tools.prepare_examples --config=configs/t5/finetune.py \\

@@ -173,8 +173,8 @@ def _print_results(
 
 {completions}
 
-    The gain of pretraining: the same model, fine-tuned alike from fresh weights and from the
-    checkpoint, in percent of held-out examples.
+    The gain of pretraining: the same model, fine-tuned in the same way from fresh weights and from
+    the checkpoint, in percent of held-out examples.
 
 {comparison.markdown(table)}
     report:      {workdir}/report.html

@@ -26,7 +26,7 @@ from . import plans
 _REPO = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _REPO / "docs" / "reference"
 _ORDER = ["", *(field.name for field in dataclasses.fields(config.Recipe))]
-_NAMED = ("task", "optimizer", "evals.NAME")  # records beside the objects of a slot
+_NAMED = ("task", "optimizer", "evals.NAME")  # records besides the objects of a slot
 _KEYS = """# Keys of a recipe
 
 <!-- Written by `python -m tools.write_reference` from signatures and docstrings; do not edit. -->

@@ -76,7 +76,7 @@ _SPLITS = slots.Condition(
 
 @dataclasses.dataclass(frozen=True)
 class _CommonKeys:
-  """The keys that a task has beside its form's; see `Benchmark`."""
+  """The keys that a task of any form has; see `Benchmark`."""
 
   epochs: slots.PositiveFloat | None = None
   rates: tuple[slots.PositiveFloat, ...] = ()

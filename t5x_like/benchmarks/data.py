@@ -22,8 +22,7 @@ def source_keys(
     form: the form in which they are learned.
     data: the directory of official files, or the files of each split; see
       `corpora/sources/official.py`.
-    data_dir: the directory of TensorFlow datasets, which serves benchmarks without official files
-      or `data`.
+    data_dir: the directory of TensorFlow datasets, for benchmarks without official files or `data`.
 
   Raises:
     Unavailable: the benchmark has nothing but official files, and there is no `data`.

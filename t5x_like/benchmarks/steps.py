@@ -1,6 +1,6 @@
 """Run a suite from several checkpoints of one run, for scores by the steps of pretraining.
 
-The chart is that of Devlin et al. 2019, figure 5.
+The comparison is that of Devlin et al. 2019, figure 5.
 
   <output>/step-<N>/   the suite from checkpoint N, see `suite.py`
   <output>/steps.json, steps.md

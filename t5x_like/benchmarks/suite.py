@@ -5,8 +5,8 @@
 
 Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared
 examples are shared by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs,
-in `T5X_LIKE_CACHE`. A suite that was killed goes on where it stopped: finished runs are read, and
-one in the middle resumes from its checkpoint. Of each task the rate with the best median over the
+in `T5X_LIKE_CACHE`. A suite that was killed continues where it stopped: finished runs are read, and
+an unfinished run resumes from its checkpoint. Of each task the rate with the best median over the
 seeds counts, as the table says. The median is a run: with an even number of seeds, the lower of the
 two in the middle. Its score, metrics and predictions stand for the task.
 """
@@ -343,7 +343,7 @@ class _FineTuning:
     folder = self.folder(rate, seed)
     process.log(f"=== {self.name}: {folder.name}")
     request = self.request()
-    # a run that is stopped goes on with the same flags alone
+    # a stopped run continues only with the same flags
     begun = distributed.broadcast_from_first(lambda: _read_file(folder / REQUEST_FILE, request))
     if begun is None and process.is_first():
       workdirs.write_json(folder, REQUEST_FILE, {"request": request})

@@ -64,7 +64,7 @@ def join_results(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_score(task_results: dict[str, dict[str, Any]]) -> float | None:
-  """Average over the tasks that were learned, without questions asked of an untrained model."""
+  """Average over the tasks that were fine-tuned, without questions answered without training."""
   scores = [result["score"] for result in task_results.values() if result["runs"]]
   return sum(scores) / len(scores) if scores else None
 

@@ -35,7 +35,7 @@ def make_part(
   number: int,
   make_batches: Callable[[Job, Iterable[ItemBatch]], Iterator[StoredBatch]] | None = None,
 ) -> None:
-  """Build the shards of one part; keep the intact shards of an interrupted run.
+  """Build the shards of one part, but keep the intact shards of an interrupted run.
 
   Args:
     job: the job.

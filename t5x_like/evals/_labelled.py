@@ -114,7 +114,7 @@ class LabelledEvaluator(BaseEvaluator):
 
 
 def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:
-  """Return the padded length of each row: `longest`, if the model's core is made for one length."""
+  """Return the padded length of each row; `longest` if the model's core needs a fixed length."""
   if model.variant.design.core not in ("auto", "dense"):
     return [longest] * len(lengths)
   return [padded_length(int(length), longest) for length in lengths]

@@ -1,7 +1,4 @@
-"""Correlate the cosine of two texts' embeddings with human scores (STS-B, SICK).
-
-No training is needed.
-"""
+"""Correlate the cosine of two texts' embeddings with human scores (STS-B, SICK), untrained."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Questions without training, asked of files while a run trains: by likelihood or by generation.
+"""Answer questions from files while a run trains, by likelihood or by generation.
 
   config.evals.arc = {"name": "questions", "files": ["lm_eval/arc_easy.jsonl.gz"], "shots": 5,
   "max_examples": 500}
@@ -32,7 +32,7 @@ class _OpenedModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """An evaluator that asks the questions of files; metrics are named `<file>/<metric>`.
+  """An evaluator that answers the questions of files; metrics are named `<file>/<metric>`.
 
   Attributes:
     files: files or patterns of names.

@@ -12,7 +12,7 @@ from t5x_like.errors import UserError, one_line
 
 Row = dict[str, Any]
 _log = logging.getLogger("t5x_like.workdir")
-_told: set[tuple[str, int, bytes]] = set()
+_warned: set[tuple[str, int, bytes]] = set()
 
 
 def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> Any:
@@ -56,7 +56,7 @@ def json_type_name(value: Any) -> str:
 def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
   """Yield each line that holds an object, parsed and raw.
 
-  Other lines, torn by a loss of power or edited, are told once.
+  Other lines, torn by a loss of power or edited, are skipped with one warning.
 
   Args:
     content: the file's.
@@ -72,8 +72,8 @@ def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tu
         raise ValueError("not a JSON object")
       check(row)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-      if (str(where), number, line) not in _told:
-        _told.add((str(where), number, line))
+      if (str(where), number, line) not in _warned:
+        _warned.add((str(where), number, line))
         _log.warning(
           "%s:%d: torn or foreign line is skipped (%s)", where, number, one_line(error)[:100]
         )

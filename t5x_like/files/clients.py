@@ -1,6 +1,6 @@
-"""The clients of object stores; each scheme is served by one of them.
+"""The clients of object stores, one for each scheme.
 
-TensorStore serves `gs://`, `s3://` and `http(s)://`; fsspec serves every other scheme. TensorStore
+TensorStore reads `gs://`, `s3://` and `http(s)://`; fsspec reads every other scheme. TensorStore
 reports no sizes of objects, supports no patterns, and returns an empty listing where Google refuses
 one. Sizes, patterns and buckets are therefore queried through fsspec for every scheme
 (`open_fsspec_client`).
@@ -27,7 +27,7 @@ from t5x_like.files.store_errors import ErrorKind, error_chain
 
 ByteRange = slice | None  # a range of a file's bytes; None is the whole file
 
-TENSORSTORE = ("gs", "s3", "http", "https")  # the schemes that TensorStore serves
+TENSORSTORE = ("gs", "s3", "http", "https")  # the schemes that TensorStore reads
 _PACKAGES = {  # the package that fsspec needs for a scheme
   "gs": "gcsfs",
   "s3": "s3fs",

@@ -26,7 +26,7 @@ def is_name(text: Any) -> bool:
 def is_inside(path: Any) -> bool:
   """Return whether a value is a relative path of valid names that stays in its directory.
 
-  An address is none, even behind a directory's name: `images/gs://bucket/file` would be opened as
+  An address is none, even after a directory's name: `images/gs://bucket/file` would be opened as
   an address.
   """
   if not isinstance(path, str) or path.startswith("/") or "://" in path:

@@ -190,7 +190,7 @@ def _is_dead(data: bytes) -> bool:
 def _process_scope() -> list[str] | None:
   """Return the scope in which a process number is valid: host, boot, PID and time namespaces.
 
-  None if the system does not tell.
+  None if the system does not provide it.
   """
   try:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -206,7 +206,7 @@ def _process_scope() -> list[str] | None:
 
 
 def _start_time(process: int) -> int | None:
-  """Return the start time of a process, in ticks since boot; None if the system does not tell."""
+  """Return the start time of a process, in ticks since boot; None if it is unknown."""
   try:
     with open(f"/proc/{process}/stat", "rb") as file:
       return int(file.read().rpartition(b")")[2].split()[19])

@@ -85,7 +85,7 @@ def check_owner(directory, *, allow_link: bool = False) -> None:
   """Raise IrregularFile if another user can replace the entries of a directory.
 
   The directory must belong to this user or to root. Others may write to it only if it has the
-  sticky bit, as /dev/shm has: there, nobody replaces the files of another user.
+  sticky bit, as /dev/shm has: there, no user can replace the files of another.
 
   Args:
     allow_link: whether the path may be a link of this user or root to such a directory.

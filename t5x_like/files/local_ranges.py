@@ -26,7 +26,7 @@ _serials = itertools.count()
 
 
 def max_open_files() -> int:
-  """Return the maximum number of files that the pool holds open."""
+  """Return the maximum number of files that the pool keeps open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return max(8, min(_MAX_OPEN_FILES, soft // 4))
 
@@ -151,7 +151,7 @@ class LocalShardFiles(ShardFiles):
     for (array, shard), signature in list(self._signatures.items()):
       try:
         current = _signature(os.stat(self.name(shards.file(array, shard))))
-      except OSError:  # the next reader tells, if it needs the file
+      except OSError:  # the next reader that needs the file reports it
         continue
       if current != signature:
         self._signatures[array, shard] = current

@@ -16,8 +16,8 @@ from t5x_like.errors import TransientError, UserError
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
-# By type of file system, the options with which its locks are of one host; "" where they always
-# are.
+# By type of file system, the mount options with which its locks are of one host; "" where they
+# always are.
 _LOCAL_LOCKS = {
   "nfs": {"nolock", "local_lock=flock", "local_lock=all"},
   "nfs4": {"nolock", "local_lock=flock", "local_lock=all"},
@@ -50,8 +50,8 @@ class Lock(contextlib.AbstractContextManager):
     path: a directory, or a file, made if missing.
     shared: whether others may hold a shared lock at the same time.
     wait: whether to wait for the others.
-    beats: the seconds between signs of life, for whoever waits: the file's time of modification
-      changes; None for none.
+    beats: the seconds between signs of life for waiting processes, which are changes of the file's
+      modification time; None for none.
 
   Raises:
     BlockingIOError: another process has it.

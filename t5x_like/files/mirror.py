@@ -11,7 +11,7 @@ from t5x_like.files import file_names
 from t5x_like.files.local import LocalPath
 from t5x_like.files.paths import as_path
 
-# The files that a resumed run goes on from.
+# The files that a resumed run needs.
 _READ = (
   "config.json",
   "environment.json",
@@ -61,9 +61,8 @@ def copy_small_files(path: str) -> pathlib.Path:
 class WorkdirMirror:
   """A local directory that stands for a run's workdir at an address.
 
-  Its small files can be appended to.
-
-  Only the first process of a job may use it.
+  Unlike files at an address, its small files can be appended to. Only the first process of a job
+  may use it.
 
   Attributes:
     local: the directory, removed when the program ends.
@@ -80,7 +79,7 @@ class WorkdirMirror:
       data = (self._there / name).read()
       if data is not None:
         (self.local / name).write_bytes(data)
-    self._pushed = self._found()
+    self._pushed = self._file_versions()
 
   def push(self, check: Callable[[], None]) -> None:
     """Upload the files that have changed.
@@ -88,18 +87,20 @@ class WorkdirMirror:
     Args:
       check: called before each; raises if the files are another run's now.
     """
-    for name, version in self._found().items():
+    for name, version in self._file_versions().items():
       if self._pushed.get(name) != version:
         check()
         (self._there / name).write_bytes((self.local / name).read_bytes())
         self._pushed[name] = version
 
-  def _found(self) -> dict[str, tuple[int, int]]:
-    files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
-    return {
-      path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size)
-      for path in files
-    }
+  def _file_versions(self) -> dict[str, tuple[int, int]]:
+    """Return the modification time and the size of each local file, by its relative path."""
+    versions = {}
+    for path in self.local.rglob("*"):
+      if path.is_file() and path.suffix != ".tmp":
+        name = path.relative_to(self.local).as_posix()
+        versions[name] = path.stat().st_mtime_ns, path.stat().st_size
+    return versions
 
 
 _mirror = functools.cache(WorkdirMirror)

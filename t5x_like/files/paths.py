@@ -1,4 +1,4 @@
-"""Take a path, or an address that TensorStore or fsspec serves (`remote`)."""
+"""Parse and check paths, and addresses that TensorStore or fsspec reads (`remote`)."""
 
 import os
 import pathlib
@@ -36,10 +36,10 @@ def as_path(path: str | os.PathLike) -> AnyPath:
 def check_directory(text, flag: str = "--workdir") -> str:
   """Check the address of a directory to write to, and return it without trailing slashes.
 
-  Refuse the root of a file system, the home directory and the project's own directory: nobody means
-  to write a run right into them, and they are typically the remains of a path with an unset
-  variable. A home or project directory that already holds a run is accepted. `file:///path` becomes
-  the path.
+  Refuse the root of a file system, the home directory and the project's own directory: a run is
+  never meant to be written right into them, and they are typically the remains of a path with an
+  unset variable. A home or project directory that already holds a run is accepted. `file:///path`
+  becomes the path.
 
   Args:
     text: the address as the user gave it.

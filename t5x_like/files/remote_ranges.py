@@ -57,7 +57,7 @@ class RemoteShardFiles(ShardFiles):
     self._changed: set[tuple[str, int]] = set()
 
   def changed(self, shards: Shards) -> list[tuple[str, int]]:
-    """As the store names a file's version with every answer, this asks for nothing."""
+    """Return nothing: the store names a file's version in every answer, so no query is needed."""
     changed = sorted(self._changed)
     self._changed.difference_update(changed)
     return changed

@@ -31,7 +31,7 @@ class Metric(abc.ABC):
   def details(
     self, rows_NC: np.ndarray, references: Sequence[Any], predictions: Sequence[Any]
   ) -> dict[str, Any]:
-    """Return further results to print beside the scores: counts, parts, a signature."""
+    """Return further results to print with the scores: counts, parts, a signature."""
     return {}
 
   def check_references(self, references: Sequence[Any]) -> None:

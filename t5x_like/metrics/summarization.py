@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.metric import Metric, percent
 
 _TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-# of Latin letters with marks; Latin Extended Additional has the others, such as Vietnamese ones
+# the blocks of Latin letters with marks; Latin Extended Additional has others, such as Vietnamese
 _LAST_LATIN = 0x24F
 _LATIN_ADDITIONAL = range(0x1E00, 0x1F00)
 # Scripts that do not separate words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, and

@@ -45,7 +45,7 @@ class Bleu(_SacreBleu):
     lowercase: ignore case.
 
   Raises:
-    UserError: there is no such tokenizer, or what it needs is not installed or cannot be fetched.
+    UserError: there is no such tokenizer, or its package or model cannot be loaded.
   """
 
   def __init__(self, tokenize: str = "13a", lowercase: bool = False):

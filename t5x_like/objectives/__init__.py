@@ -124,7 +124,7 @@ class Base:
     spare_classes: the number of logits that belong to no class of the task.
     unit: unit of the metric `loss`, for reports; "" if it has none.
     likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats.
-      Only then is it reported beside their unigram entropy and, for tokens, as a perplexity.
+      Only then is it reported with their unigram entropy and, for tokens, as a perplexity.
   """
 
   model_inputs: ClassVar[tuple[str, ...]]

@@ -7,7 +7,7 @@ a third more products than keeping them. Logits that fit into one chunk are kept
 
 On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and
 the parts' results are combined once. A kernel split over `fsdp` is gathered chunk by chunk, and its
-gradient scattered likewise.
+gradient is scattered in the same way.
 """
 
 import dataclasses

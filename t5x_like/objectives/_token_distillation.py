@@ -1,7 +1,7 @@
-"""Shared by the objectives that learn the distribution of a teacher's next token.
+"""The losses of objectives that learn the distribution of a teacher's next token.
 
-Logits of both are dense for a chunk of tokens at a time, so that memory never holds [B, T, V]; the
-backward pass computes each chunk again.
+The logits of student and teacher are dense for a chunk of tokens at a time, so that memory never
+holds [B, T, V]; the backward pass computes each chunk again.
 """
 
 import dataclasses
@@ -131,8 +131,9 @@ def full_divergence(
   """Return KL(teacher || student) of each token in nats, and whether both predict the same.
 
   At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2,
-  which keeps the size of its gradients (Hinton et al. 2015, section 2). Where one has more logits
-  than the other, the last of its own are padding of the same vocabulary, and are left out.
+  which keeps the size of its gradients (Hinton et al. 2015, section 2). If student and teacher have
+  different numbers of logits, the surplus ones are padding of the same vocabulary, and are left
+  out.
   """
   V = min(log_q_BtV.shape[-1], teacher_BtV.shape[-1])
   log_q_BtV = log_q_BtV if temperature == 1.0 else jax.nn.log_softmax(log_q_BtV / temperature)

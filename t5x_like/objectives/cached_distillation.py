@@ -24,7 +24,7 @@ class Objective(TokenDistillation):
   """
 
   unit = "nats per target token"
-  likelihood = True  # of the targets, beside the teacher
+  likelihood = True  # `loss` is that of the targets alone
   extra_features = ("teacher_tokens", "teacher_log_probabilities")
   reported_sums = ("loss", "correct", "distillation_loss", "agreement", "remainder")
   advice = (

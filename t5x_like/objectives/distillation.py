@@ -1,7 +1,7 @@
 """Distillation: a classifier learns from labels and from a fixed teacher.
 
-The method is DeiT's (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877); it serves
-text classifiers too.
+The method is DeiT's (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877), which also
+applies to text classifiers.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class Objective(Base):
       if shape != expected:
         raise UserError(
           f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, "
-          "width, channels); choose another teacher, or set config.task and config.model alike"
+          "width, channels); choose another teacher, or set config.task and config.model to match"
         )
     batch = {
       name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype)

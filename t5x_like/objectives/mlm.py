@@ -64,9 +64,9 @@ class Objective(EncoderTargets):
       batch: the model's features, `encoder_target_tokens` int32 [B, S], `encoder_loss_weights`
         float32 [B, S], and for next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from
         elsewhere). If rows hold several pairs, it is [B, P], and the pairs begin at
-        `encoder_cls_positions` int32 [B, P]; the first entry and unused entries are
-        0. With `encoder_masked_positions` int32 [B, K], logits are computed at these positions
-          only.
+        `encoder_cls_positions` int32 [B, P]; the first entry and unused entries are 0. With
+        `encoder_masked_positions` int32 [B, K], logits are computed at these positions only.
+
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next
       sentences `next_sentence_loss`, `next_sentence_accuracy` and `next_sentence_weights` of the

@@ -26,7 +26,7 @@ class Objective(TokenDistillation):
   """
 
   unit = "nats per target token"
-  likelihood = True  # of the targets, beside the teacher
+  likelihood = True  # `loss` is that of the targets alone
   reported_sums = ("loss", "correct", "distillation_loss", "agreement")
   teacher = True
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-_INK = "#010203"  # drawn with this, then replaced by the page's own colour
+_INK = "#010203"  # a placeholder that the page's own colour replaces
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
 _POINTS = 1500
-_SMOOTHED_FROM = 30  # points of a curve, from which on its running mean is drawn
+_SMOOTHED_FROM = 30  # the running mean of a curve is drawn if it has at least this many points
 Rows = list[dict[str, Any]]
 
 

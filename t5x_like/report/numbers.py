@@ -4,7 +4,7 @@ _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def duration(seconds: float) -> str:
-  """Return a duration as a person would say it: "40 s", "12 min", "3 h 5 min", "2 d 4 h"."""
+  """Format a duration in one or two units: "40 s", "12 min", "3 h 5 min", "2 d 4 h"."""
   seconds = round(seconds)
   if seconds < 100:
     return f"{seconds} s"
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def short(count: float) -> str:
-  """Return a count in three digits: "74.4 k", "1.24 B"."""
+  """Format a count in three digits: "74.4 k", "1.24 B"."""
   for size, unit in _UNITS:
     if count >= size:
       return f"{count / size:.3g} {unit}"

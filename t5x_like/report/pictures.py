@@ -1,7 +1,7 @@
 """Draw the pictures of a run on images.
 
 They show augmented inputs, reconstructions, attention, detections and confusion matrices, and are
-PNG files in `<workdir>/pictures`. Each file holds its title.
+PNG files in `<workdir>/pictures`. Each file contains its title.
 """
 
 import dataclasses

@@ -46,7 +46,7 @@ def set_aside(workdir) -> None:
     return
   except OSError as error:
     raise UserError(
-      f"{path}: cannot be copy_small_files: {error.strerror or one_line(error)}; free space"
+      f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space"
     ) from error
 
 
@@ -186,7 +186,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
         "leaves a gap there"
       )
     _log.warning(
-      "%s: was %s while the run writes to it; it goes on there, and %s",
+      "%s: was %s while the run writes to it; the run continues in it, and %s",
       self._path,
       change,
       consequence,

@@ -3,14 +3,14 @@
 A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>`, the values of
 its items one after the other, and `<array>.ends/<shard>`, int64, where the values of each item end.
 A file is the plain little-endian array: element i is at byte i times the element size, so any range
-is read without an index. Two tables beside the manifest, plain arrays too, have one row per shard:
+is read without an index. Two tables, plain arrays too, have one row per shard:
 
     shards.table     uint64 [shards, 2 + arrays]     name (a number), items, values of each array
     checksums.table  uint8 [shards, 2 * arrays, 32]  SHA-256 of the two files of each array
 
 Prefix sums of the first table give the beginning of each shard in every array. They are the only
-data held per shard: 10^5 shards of one array take 5 MB. The second table is read only to verify
-files.
+data per shard in memory: 10^5 shards of one array take 5 MB. The second table is read only to
+verify files.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class Shards:
 
   Attributes:
     first_item: int64 [S + 1], the items before each shard, and the total at the end.
-    first_value: int64 [S + 1] by array, likewise for its values.
+    first_value: int64 [S + 1] by array, the same for its values.
     dtypes: dtype of the files in each directory.
   """
 

@@ -257,7 +257,7 @@ class _DocumentSearch:
     """Narrow the ranges of open tokens by the ends of a block; close those that are found.
 
     Returns:
-      The indices of tokens that lie behind the last end of their shard, which is then damaged.
+      The indices of tokens after the last end of their shard, which is then damaged.
     """
     open_n = self.open_n
     low_n = self.low_N[open_n]

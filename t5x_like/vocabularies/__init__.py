@@ -1,4 +1,4 @@
-"""Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
+"""Vocabularies: text to ids and back, by one protocol, with T5's special ids and sentinels.
 
 In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels:
 sentinel i is id `size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids

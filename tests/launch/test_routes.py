@@ -183,7 +183,7 @@ def test_errors_of_kubectl_have_classes(error, code, program, capsys):
 def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(
   main, name, program, capsys, monkeypatch
 ):
-  monkeypatch.setattr(commands, "ASK_SECONDS", 0.3)
+  monkeypatch.setattr(commands, "QUERY_SECONDS", 0.3)
   monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
   program(name, "sleep 600 & wait")
   begin = time.monotonic()

@@ -93,7 +93,7 @@ def test_a_spent_budget_sends_one_signal_to_a_training_run(tmp_path):
         sum(range(100_000))  # spends CPU time
       time.sleep(1.5)  # another signal would come within a second
     assert signals == [signal.SIGTERM]
-    assert budget.asked
+    assert budget.has_signalled
     assert budget.left <= 0
   finally:
     signal.signal(signal.SIGTERM, previous_handler)

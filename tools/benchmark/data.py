@@ -268,7 +268,7 @@ def _print_method(
     f"{args.batch_size} * {raw_tokens:g} a batch."
   )
   print(
-    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
+    f"Opening is the time from the request of a step to its batch, median of {args.repeats}; "
     f"the store itself was opened and checked in {open_seconds:.2f} s."
   )
   print(

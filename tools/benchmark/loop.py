@@ -118,7 +118,7 @@ def main(args: argparse.Namespace) -> None:
   blocked = statistics.median(times.save_calls.values())
   print(
     f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's "
-    f"({host_seconds / 0.5:.2%} of a step of 0.5 s); a save holds the loop up for {stall:.3f} s "
+    f"({host_seconds / 0.5:.2%} of a step of 0.5 s); a save delays the loop by {stall:.3f} s "
     f"({stall / 0.5:.1%} of a step of 0.5 s), {blocked:.3f} s of them in the call.",
     flush=True,
   )

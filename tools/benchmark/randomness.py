@@ -18,7 +18,7 @@ from t5x_like.data import random
 from t5x_like.quiet_tensorflow import tf
 
 LAGS = 64
-_PLACES = 50_000  # examined in an epoch
+_POSITIONS = 50_000  # examined in an epoch
 _EPOCHS = 4
 _SEEDS = 4096
 _BATCH = 256
@@ -64,7 +64,7 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   first positions those of 4,096 consecutive seeds.
   """
   scores_by_test = {}
-  epochs = max(_EPOCHS, 2 * _PLACES // size)
+  epochs = max(_EPOCHS, 2 * _POSITIONS // size)
   first_EN = orders(permute, size, seed, epochs)
   other_EN = orders(permute, size, seed + 1, epochs)
   positions_EN = np.concatenate([first_EN, other_EN])
@@ -98,7 +98,7 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
 
 def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
   """Return the first positions of some epochs' orders: int64 [epochs, up to 50,000]."""
-  count = min(size, _PLACES)
+  count = min(size, _POSITIONS)
   index = np.tile(np.arange(count, dtype=np.int64), epochs)
   key_E = random.row_keys(seed, tf.range(epochs, dtype=tf.int64))
   return permute(tf.constant(index), tf.repeat(key_E, count), size).numpy().reshape(epochs, count)

@@ -12,7 +12,7 @@ Losses are fitted by E + A / N^a, with N parameters outside token tables and out
 or, with --rates, extrapolated from the best rates of the small sizes. --check trains the larger
 size and says how far off the predictions were.
 
-Every run is an ordinary workdir in --workdir/runs; the same command goes on where it was stopped,
+Every run is an ordinary workdir in --workdir/runs; the same command continues where it was stopped,
 and trains nothing twice. Results are in --workdir/ladder.json and ladder.html.
 docs/how-to/scale-up.md has an example.
 """

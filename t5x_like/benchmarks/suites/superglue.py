@@ -1,8 +1,8 @@
 """SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
 
 Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in
-text-to-text the answer is generated (Raffel et al. 2020, appendix D), and WSC asks for the referent
-of a pronoun; it is trained on the records whose referent is right. At most 32 entities of a passage
+text-to-text the answer is generated (Raffel et al. 2020, appendix D). WSC's answer is the referent
+of a pronoun, learned from the records whose referent is right. At most 32 entities of a passage
 are candidates; few passages have more.
 """
 

@@ -2,8 +2,8 @@
 
 The texts and the judgement of closed-book questions are those of Roberts et al. 2020
 (https://arxiv.org/abs/2002.08910): the first answer is learned, and any is right. SciTLDR's
-judgement is that of its
-`evaluate.py`: ROUGE without a stemmer with the reference of the highest ROUGE-1.
+judgement is that of its `evaluate.py`: ROUGE without a stemmer with the reference of the highest
+ROUGE-1.
 """
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, generation

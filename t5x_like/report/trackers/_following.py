@@ -70,7 +70,7 @@ class Following:
     self._wake()
     self._thread.join(_CLOSE_SECONDS)
     if self._thread.is_alive():
-      self._warn(f"still sending after {_CLOSE_SECONDS:.0f} s, and left behind")
+      self._warn(f"still sending after {_CLOSE_SECONDS:.0f} s, and abandoned")
 
   def _wake(self) -> None:
     with self._changed:

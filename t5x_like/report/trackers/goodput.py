@@ -28,7 +28,7 @@ _BADPUT = (
   "infrastructure_recovery_from_disruption",  # from the last record of a start to the next start
   "other",
 )
-# The epoch of the monotonic clock, which nobody sets while the program runs.
+# The epoch of the monotonic clock, which cannot be set while the program runs.
 _EPOCH = time.time() - time.monotonic()
 _log = logging.getLogger("t5x_like.trackers")
 
@@ -106,7 +106,7 @@ class Goodput:
       self.flush()
 
   def flush(self) -> None:
-    """Write the file; a run goes on without it."""
+    """Write the file; a failure is a warning, and the run continues."""
     self._written = self._clock()
     self._record["at"] = self._written
     total = self._written - self._record["began"]

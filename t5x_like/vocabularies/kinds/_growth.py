@@ -19,7 +19,7 @@ def check_normalizers(tokenizer: dict[str, Any], where: str) -> None:
   """Check the normaliser and the decoder of a parsed `tokenizer.json`.
 
   Raises:
-    UserError: a chain of replacements may make more than `LARGEST` characters from one.
+    UserError: a chain of replacements may make more than `MAX_CHARACTERS` characters from one.
   """
   for key in ("normalizer", "decoder"):
     factor = math.prod(_factor(step) for step in _steps(tokenizer.get(key)))
@@ -34,7 +34,7 @@ def check_charsmap(charsmap: bytes, where: str) -> None:
   """Check SentencePiece's table of replacements.
 
   Raises:
-    UserError: a replacement has more than `LARGEST` characters.
+    UserError: a replacement has more than `MAX_CHARACTERS` characters.
   """
   length = longest_replacement(charsmap)
   if length > MAX_CHARACTERS:
@@ -55,7 +55,7 @@ def longest_replacement(charsmap: bytes) -> int:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-  """Yield the steps of a normaliser or decoder, those of sequences in sequences too."""
+  """Yield the steps of a normaliser or decoder, including the steps of nested sequences."""
   pending = [part]
   while pending:
     step = pending.pop()

@@ -388,7 +388,7 @@ CLASSES_BY_MODEL_TYPE = {
   "marian": "MarianTokenizer",
   "xlm": "XLMTokenizer",
 }
-# model types whose `tokenizer.json` is used whole; the class serves directories without that file
+# model types whose `tokenizer.json` is used whole; the class is for directories without that file
 WHOLE_FILE_MODEL_TYPES = {
   "llama": "LlamaTokenizer",
   "mistral": "LlamaTokenizer",

@@ -1,4 +1,4 @@
-"""Find the special ids of a published tokenizer in the files beside its pieces."""
+"""Find the special ids of a published tokenizer in its files."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ ENDS_FIRST = ("bart", "mbart")
 
 @dataclasses.dataclass(frozen=True)
 class PublishedIds:
-  """Ids decided by files beside the `tokenizer.json`; see `protocol.Vocabulary`."""
+  """Ids that other files than `tokenizer.json` decide; see `protocol.Vocabulary`."""
 
   pad_id: int | None
   eos_id: int

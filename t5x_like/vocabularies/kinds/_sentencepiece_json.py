@@ -36,8 +36,8 @@ _NFKC = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")  # names of normalisers
 _BARRIER = "\x01"
 _PLACEHOLDER = "\x02"
 _FULLWIDTH_TILDE = "\uff5e"  # SentencePiece keeps it; NFKC turns it into a tilde
-_LAST_MARK = "\u0345"  # the mark that canonical order puts behind all others
-# characters beside marks that belong to the cluster of the character before them
+_LAST_MARK = "\u0345"  # the mark that canonical order puts after all others
+# characters besides marks that belong to the cluster of the character before them
 _ZERO_WIDTH_JOINERS = "\u200c\u200d"
 _SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
 _TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))

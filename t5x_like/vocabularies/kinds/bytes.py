@@ -22,9 +22,9 @@ class ByteVocabulary(Vocabulary):
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
   Published ByT5s have 384 ids, but no sentinels on top: theirs are the last bytes, the eleven that
-  UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are
-  not UTF-8 and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS;
-  `vocabularies.special_id` lends sentinels.
+  UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8
+  and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS; `vocabularies.special_id`
+  returns sentinels instead.
   """
 
   mask_id = cls_id = sep_id = bos_id = None

@@ -302,7 +302,7 @@ def _read_ids(original_files: dict[str, bytes], where: str) -> dict[str, int]:
   for name in (SOURCE, TARGET, VOCABULARY):
     if name not in original_files:
       raise UserError(
-        f"{where}: found no {name}, expected it beside the other files of a "
+        f"{where}: found no {name}, expected it next to the other files of a "
         "MarianTokenizer; copy it"
       )
   ids = tokenizer_files.parse_file(original_files[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
