@@ -127,11 +127,9 @@ def _import(
       f"prepare data with --vocabulary={workdir}/vocabulary"
     )
   command = f"train with --config={recipe} --workdir={workdir}{flags}"
-  head = (
-    slots.name_and_arguments("config.model.head", config.model.head)[0]
-    if config.model.get("head")
-    else None
-  )
+  head = None
+  if config.model.get("head"):
+    head, _ = slots.name_and_arguments("config.model.head", config.model.head)
   if head == "image_features":
     command = f"train a classifier or a detector with --config.init.workdir={workdir}"
   if head in ("none", "pooled"):  # nothing to pretrain with

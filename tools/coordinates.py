@@ -109,14 +109,12 @@ def exponent(widths: list[int], values: list[float]) -> float:
 
 def table(widths: list[str], changes: dict[str, list[float]], growth: dict[str, float]) -> str:
   """Return the changes as lines of text, a layer each."""
-  width_of_names = max(map(len, changes))
-  lines = [
-    f"{'change of':{width_of_names}}" + "".join(f"{width:>10}" for width in widths) + "  exponent"
-  ]
-  lines += [
-    f"{name:{width_of_names}}" + "".join(f"{x:10.4g}" for x in values) + f"{growth[name]:+10.2f}"
-    for name, values in changes.items()
-  ]
+  name_width = max(map(len, changes))
+  head = "".join(f"{width:>10}" for width in widths)
+  lines = [f"{'change of':{name_width}}{head}  exponent"]
+  for name, values in changes.items():
+    cells = "".join(f"{value:10.4g}" for value in values)
+    lines.append(f"{name:{name_width}}{cells}{growth[name]:+10.2f}")
   return "\n".join(lines)
 
 

@@ -138,7 +138,10 @@ def _is_tokens(name: str) -> bool:
   return name.removesuffix(_BEFORE).endswith(_TOKENS)
 
 
-def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabulary: Vocabulary):
+def _cells(
+  name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabulary: Vocabulary
+) -> tuple[list[Cell], int]:
+  """Return the cells of a sequence of ids up to its padding, and the number of padding ids."""
   side = name.split("_")[0]
 
   def feature_like_ids(feature: str) -> np.ndarray | None:
@@ -154,21 +157,18 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
   pad = 0 if vocabulary.pad_id is None or name.startswith("encoder_target") else vocabulary.pad_id
   length = int(np.flatnonzero(ids_T != pad)[-1]) + 1 if (ids_T != pad).any() else 0
   pieces = vocabulary.pieces_of(ids_T[:length])
-  if weights is not None:
-    pieces = [
-      _NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)
-    ]
-  cells = [
-    Cell(
-      int(ids_T[i]),
-      visible(pieces[i]),
-      int(ids_T[i]) in vocabulary.special_ids,
-      int(ids_T[i]) == pad,
-      None if weights is None else float(weights[i]),
-      None if segments is None else int(segments[i]),
+  cells = []
+  for i, token_id in enumerate(ids_T[:length].tolist()):
+    is_unpredicted = weights is not None and token_id == 0 and weights[i] == 0
+    cell = Cell(
+      id=token_id,
+      piece=visible(_NOTHING if is_unpredicted else pieces[i]),
+      special=token_id in vocabulary.special_ids,
+      padding=token_id == pad,
+      weight=None if weights is None else float(weights[i]),
+      segment=None if segments is None else int(segments[i]),
     )
-    for i in range(length)
-  ]
+    cells.append(cell)
   return cells, ids_T.size - length
 
 

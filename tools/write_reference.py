@@ -63,25 +63,22 @@ def config_keys() -> str:
   by_key = sorted(listing.groups(), key=lambda group: _ORDER.index(group.section.partition(".")[0]))
   for slot, groups in itertools.groupby(by_key, key=lambda group: group.section.partition(".")[0]):
     lines.append(f"## `config.{slot}`\n" if slot else "## Top level\n")
-    same: dict[tuple, list[listing.Group]] = {}
+    groups_by_keys: dict[tuple, list[listing.Group]] = {}
     for group in groups:
-      alike = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
-      same.setdefault((group.section, bool(group.name), alike), []).append(group)
-    for (section, named, keys), members in same.items():
+      keys = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
+      groups_by_keys.setdefault((group.section, bool(group.name), keys), []).append(group)
+    for (section, named, keys), members in groups_by_keys.items():
       if named:
         lines.append("### " + ", ".join(f"`{group.name}`" for group in members) + "\n")
-        lines += [
-          f"- `{group.name}`: {group.about}" if len(members) > 1 else group.about
-          for group in members
-        ]
+        if len(members) == 1:
+          lines.append(members[0].about)
+        else:
+          lines += [f"- `{group.name}`: {group.about}" for group in members]
         lines.append("")
       elif section:
-        lines += [
-          f"### `config.{section}.…`, with any name\n"
-          if section in _NAMED
-          else f"### `config.{section}.…`\n"
-        ]
-        lines += [members[0].about + "\n"]
+        suffix = ", with any name" if section in _NAMED else ""
+        lines.append(f"### `config.{section}.…`{suffix}\n")
+        lines.append(members[0].about + "\n")
       lines.append(_table(section, keys) if keys else "No arguments.\n")
   return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 

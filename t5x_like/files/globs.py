@@ -33,11 +33,13 @@ def expand(pattern: str) -> list[str]:
     pieces.append(pattern[start : match.start()])
     ranges.append([f"{number:0{len(match[1])}d}" for number in range(low, high + 1)])
     start = match.end()
-  tails = (*pieces, pattern[start:])
-  return [
-    "".join(itertools.chain.from_iterable(itertools.zip_longest(tails, numbers, fillvalue="")))
-    for numbers in itertools.product(*ranges)
-  ]
+  paths = []
+  for numbers in itertools.product(*ranges):
+    path = ""
+    for piece, number in zip(pieces, numbers, strict=True):
+      path += piece + number
+    paths.append(path + pattern[start:])
+  return paths
 
 
 def absolute_path(path: str) -> str:

@@ -69,14 +69,15 @@ class WorkdirMirror:
   """
 
   def __init__(self, url: str):
-    self._there, self._directory = as_path(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
+    self._remote = as_path(url)
+    self._directory = tempfile.TemporaryDirectory(prefix="t5x_like-")
     self.local = pathlib.Path(self._directory.name)
     self._pushed = {}
 
   def pull(self) -> None:
     """Fetch the files that a resumed run needs."""
     for name in _READ:
-      data = (self._there / name).read()
+      data = (self._remote / name).read()
       if data is not None:
         (self.local / name).write_bytes(data)
     self._pushed = self._file_versions()
@@ -90,7 +91,7 @@ class WorkdirMirror:
     for name, version in self._file_versions().items():
       if self._pushed.get(name) != version:
         check()
-        (self._there / name).write_bytes((self.local / name).read_bytes())
+        (self._remote / name).write_bytes((self.local / name).read_bytes())
         self._pushed[name] = version
 
   def _file_versions(self) -> dict[str, tuple[int, int]]:

@@ -107,6 +107,20 @@ def sample_tokens(
   return sampled_BT
 
 
+def count_chunks(length: int, num_logits: int, max_logits: int) -> int:
+  """Return the least number of equal chunks of a sequence, each with at most `max_logits` logits.
+
+  Args:
+    length: the number of tokens, which the number of chunks divides.
+    num_logits: the logits of all tokens.
+    max_logits: the most logits of a chunk, unless a chunk is a single token.
+  """
+  for num_chunks in range(1, length):
+    if length % num_chunks == 0 and num_logits <= num_chunks * max_logits:
+      return num_chunks
+  return length
+
+
 class VocabularyChunk(NamedTuple):
   """A chunk of the vocabulary: c columns of each of p parts.
 
@@ -162,12 +176,8 @@ class Chunking:
     )
     even = -(-width // -(-width // max_columns))
     columns = min(-(-even // LANES) * LANES, width)
-    rows = next(
-      n
-      for n in range(1, length + 1)
-      if length % n == 0 and tokens * columns <= n * MAX_CHUNK_LOGITS or n == length
-    )
-    return cls(V, logits.tied, logits.softcap, vocab_shards, columns, sequence_shards, rows)
+    token_chunks = count_chunks(length, tokens * columns, MAX_CHUNK_LOGITS)
+    return cls(V, logits.tied, logits.softcap, vocab_shards, columns, sequence_shards, token_chunks)
 
   @property
   def is_chunked(self) -> bool:

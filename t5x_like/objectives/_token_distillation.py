@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.objectives._cross_entropy import MAX_CHUNK_LOGITS, Chunking
+from t5x_like.objectives._cross_entropy import MAX_CHUNK_LOGITS, Chunking, count_chunks
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 from t5x_like.parallel.constrain import ways
 
@@ -90,12 +90,7 @@ def map_token_chunks(
   sequence_shards = ways("length") if T % ways("length") == 0 else 1
   vocab_shards = max(ways("vocab"), ways("activation_vocab"))
   max_logits = MAX_CHUNK_LOGITS * vocab_shards * ways("batch") * sequence_shards
-  length = T // sequence_shards
-  rows = next(
-    n
-    for n in range(1, length + 1)
-    if length % n == 0 and B * T * V <= n * max_logits or n == length
-  )
+  token_chunks = count_chunks(T // sequence_shards, B * T * V, max_logits)
   chunks = Chunking(
     V,
     tied=False,
@@ -103,26 +98,33 @@ def map_token_chunks(
     vocab_shards=1,
     columns=V,
     sequence_shards=sequence_shards,
-    token_chunks=rows,
+    token_chunks=token_chunks,
   )
 
-  def chunk(inputs):
+  def apply_to_chunk(inputs):
     xs, arrays = inputs
-    return function(*(_dense(source, x) for source, x in zip(logits, xs, strict=True)), *arrays)
+    dense_logits = [_dense(source, x) for source, x in zip(logits, xs, strict=True)]
+    return function(*dense_logits, *arrays)
 
-  xs = [x.x if isinstance(x, VocabularyLogits) else x for x in logits]
-  if rows == 1:
-    return chunk((xs, arrays))
-  outputs = jax.lax.map(jax.checkpoint(chunk), jax.tree.map(chunks.split_tokens, (xs, arrays)))
+  # The inputs of the vocabulary's kernel, or the logits themselves if they are dense.
+  xs = [source.x if isinstance(source, VocabularyLogits) else source for source in logits]
+  if token_chunks == 1:
+    return apply_to_chunk((xs, arrays))
+  inputs = jax.tree.map(chunks.split_tokens, (xs, arrays))
+  outputs = jax.lax.map(jax.checkpoint(apply_to_chunk), inputs)
   return jax.tree.map(chunks.merge_tokens, outputs)
 
 
 def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
-  return (
-    dataclasses.replace(logits, x=x).dense()
-    if isinstance(logits, VocabularyLogits)
-    else x.astype(jnp.float32)
-  )
+  """Return dense logits of a chunk of tokens, float32 [B, t, V].
+
+  Args:
+    logits: the logits of all tokens.
+    x: the chunk of `logits.x` or, if the logits are dense, of the logits.
+  """
+  if isinstance(logits, VocabularyLogits):
+    return dataclasses.replace(logits, x=x).dense()
+  return x.astype(jnp.float32)
 
 
 def full_divergence(

@@ -230,7 +230,9 @@ def _measure(name: str, args: argparse.Namespace) -> None:
   variant, shapes = mark.small if args.small else (mark.variant, mark.batch)
   dtype = "float32" if device.platform == "cpu" else "bfloat16"
   design = {"quantization": args.quantization}
-  vocabulary = {"vocab_size": 512 if args.small else mark.vocab_size} if mark.vocab_size else {}
+  vocabulary = {}
+  if mark.vocab_size:
+    vocabulary["vocab_size"] = 512 if args.small else mark.vocab_size
   model = (
     mark.model
     | vocabulary

@@ -47,17 +47,15 @@ def main(args: argparse.Namespace) -> None:
     raise UserError(f"--after={args.after}: expected two numbers of seconds, such as 20:40")
   if args.repeats < 1 or args.steps < 1:
     raise UserError("--repeats, --steps: expected at least 1")
+  kills = ""
+  if args.kills:
+    kills = f" Then it is killed {args.kills} times, each {args.after} s (uniform) after its start."
   print(
     f"Method: {args.config} is trained for {args.steps} steps and ends with a checkpoint and a "
     f"filled compile cache. Then the same command is started {args.repeats} times for one more "
     "step each, and timed from the start of the process until the line of that step is printed: "
     "imports, opening the data, restoring, compiling (from the cache), computing. The figure is "
-    "the median."
-    + (
-      f" Then it is killed {args.kills} times, each {args.after} s (uniform) after its start."
-      if args.kills
-      else ""
-    ),
+    f"the median.{kills}",
     flush=True,
   )
   with tempfile.TemporaryDirectory() as folder:

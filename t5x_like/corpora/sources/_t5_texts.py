@@ -70,17 +70,13 @@ def record(record: Record, where: str, training: bool) -> Iterator[Record]:
 def squad(record: Record, where: str, training: bool, context: bool = True) -> Iterator[Record]:
   """Yield a question with its context, punctuation between spaces; `answers` are the right ones."""
   del training
-  answers = (
-    [_space_punctuation(answer) for answer in field_value(record, "answers.text", where)]
-    if record["answers"]
-    else []
-  )
+  answers = []
+  if record["answers"]:
+    answers = [_space_punctuation(text) for text in field_value(record, "answers.text", where)]
   question = _space_punctuation(record["question"])
-  texts = (
-    ["question:", question, "context:", _space_punctuation(record["context"])]
-    if context
-    else [_TRIVIA, question]
-  )
+  texts = [_TRIVIA, question]
+  if context:
+    texts = ["question:", question, "context:", _space_punctuation(record["context"])]
   example = {
     "inputs": _SPACE.sub(" ", " ".join(texts)),
     "targets": answers[0] if answers else UNLABELLED,
@@ -99,9 +95,8 @@ def squad_context_free(record: Record, where: str, training: bool) -> Iterator[R
 def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
   """Yield the sentence with its pronoun between asterisks.
 
-  The target is the referent, right or not.
-
-  `judged` holds the referent and whether it is right: False, True or, unknown, -1.
+  The target is the referent, right or not. `judged` is the referent and whether it is right: False,
+  True or, if unknown, -1.
   """
   label = _truth(record["label"])
   if not training or label == "True":
@@ -118,7 +113,7 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
 def _pronoun_marked(text: str, pronoun: str, position: int, where: str) -> str:
   """Put asterisks around the word at a position.
 
-  Two sentences of WSC number it wrongly: then the nearest equal word.
+  Two sentences of WSC have a wrong position; there, the nearest equal word is marked.
   """
   words = text.split(" ")
   if position < len(words) and words[position] == pronoun:

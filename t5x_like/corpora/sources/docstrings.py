@@ -44,7 +44,8 @@ class _Progress:
     steps = 100 if terminal else 10
     if done * steps // total > self._shown or done == total:
       self._shown = done * steps // total
-      start, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
+      start = "\r" if terminal else ""
+      end = "" if terminal and done < total else "\n"
       print(
         f"{start}reading docstrings: {done:,} of {total:,} files",
         end=end,

@@ -44,17 +44,13 @@ class Source(FileSource):
     They are whole numbers from 0 to the largest, or the other values, sorted.
     """
     labels = Source(self._rest, fields=(field,))
-    records = (
-      where_and_record
-      for split in self.splits
-      for where_and_record in labels.records(split)
-      if not isinstance(where_and_record[1], Skip)
-    )
-    values = (field_value(record, field, where) for where, record in records)
-    class_values = {
-      where_and_record if type(where_and_record) is int else str(where_and_record)
-      for where_and_record in values
-    }
+    class_values = set()
+    for split in self.splits:
+      for where, record in labels.records(split):
+        if isinstance(record, Skip):
+          continue
+        value = field_value(record, field, where)
+        class_values.add(value if type(value) is int else str(value))
     kinds = {type(label) for label in class_values}
     if len(kinds) > 1:
       examples = " and ".join(
