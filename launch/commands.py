@@ -85,6 +85,7 @@ def check_train_command(
 
   Args:
     directory, folders: arguments of `train_command.check`.
+
   Raises:
     UserError: the command would fail; see `train_command.check`.
   """
@@ -232,6 +233,7 @@ def check_line(subject: str, text: str) -> str:
 
   Args:
     subject: name of the text in the error message.
+
   Raises:
     UserError: the text has a line break, NUL or another control character.
   """
@@ -326,6 +328,7 @@ def parse_answer(process: subprocess.CompletedProcess, kind: type, command: str)
 
   Args:
     kind: expected type, `dict` or `list`.
+
   Raises:
     TransientError: the output is not JSON or has another type.
   """

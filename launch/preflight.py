@@ -62,6 +62,7 @@ def check_links(devices: int | None) -> str:
 
   Args:
     devices: expected number of devices of the job, or None.
+
   Raises:
     UserError: the number of devices differs from `devices`.
     TransientError: the sum is wrong.

@@ -288,6 +288,7 @@ class Slices:
 
     Args:
       code: exit code of the job.
+
     Returns:
       The exit code of the launcher.
     """
@@ -363,6 +364,7 @@ class Slices:
 
     Args:
       seconds: time limit of a host; default: `_SSH_SECONDS`.
+
     Raises:
       TransientError: the command failed on a host.
     """

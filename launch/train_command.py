@@ -24,6 +24,7 @@ def check(
     directory: directory in which the command runs, if this machine has it; default: this project.
     folders: folders of this project that are copied to the hosts. () is the whole project; None
       means that the hosts share a disk.
+
   Raises:
     UserError: the training program would refuse the command, or the recipe is not copied to the
       hosts.

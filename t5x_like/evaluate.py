@@ -399,7 +399,7 @@ class _QuestionSuite:
     """Return the facts that a saved record must share to stand for the answers to a file."""
     from t5x_like.benchmarks import facts
 
-    step = facts.newest_step(self._workdir) if self._step is None else [self._step]
+    step = facts.newest_steps(self._workdir) if self._step is None else [self._step]
     return {
       "workdir": self._workdir,
       "step": step,

@@ -54,6 +54,7 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
   Args:
     last: number of newest checkpoints, if `steps` is None.
     steps: steps of the checkpoints.
+
   Raises:
     UserError: the workdir holds no run, has adapters, or lacks a step.
   """

@@ -121,6 +121,7 @@ def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict
 
   Args:
     scale: factor from T5X's gradients to those of this project.
+
   Raises:
     UserError: the recipe's optimizer is not Adafactor.
   """

@@ -45,19 +45,21 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
     return held_out.plan_parts(documents, fraction)
   plan = {}
   for pair in pairs:
-    output, _, split = pair.partition("=")
+    output, _, source_split = pair.partition("=")
     if not output.replace("_", "").isalnum() or output in plan:
       raise UserError(
         f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits "
         "and _ for OUTPUT"
       )
-    sources.check_split(documents.source, split or output)
-    if same := next((name for name, part in plan.items() if part.split == (split or output)), None):
-      raise UserError(
-        f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its "
-        "documents in one of them; without --split, --validation_fraction divides train"
-      )
-    plan[output] = SplitPart(split or output)
+    split = source_split or output
+    sources.check_split(documents.source, split)
+    for other_output, part in plan.items():
+      if part.split == split:
+        raise UserError(
+          f"--split={pair}: found the split {split!r} in {other_output!r} already, expected its "
+          "documents in one of them; without --split, --validation_fraction divides train"
+        )
+    plan[output] = SplitPart(split)
   return plan
 
 

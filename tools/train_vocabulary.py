@@ -114,9 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
     f"{time.monotonic() - start:.0f} s"
   )
-  if losses := lost_characters.describe_lost_characters(
-    vocabulary, documents.usable(options.split)
-  ):
+  losses = lost_characters.describe_lost_characters(vocabulary, documents.usable(options.split))
+  if losses:
     print(f"  it {losses}; --kind={LOSSLESS} loses none")
   return 0
 

@@ -6,21 +6,23 @@ score.
 """
 
 import collections
+import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from t5x_like.benchmarks import predictions
+from t5x_like.metrics.metric import Metric
 from t5x_like.report import charts as report_charts
 from t5x_like.report.writer import read_metrics
 from t5x_like.saved_model.workdir import read_identity
 
-_CLASSES = 16  # shown; rarer classes are one
+_MAX_CLASSES = 16  # in a chart; all rarer classes together are one more
 _OTHER = "(other)"
-# groups of examples by length, and examples in each
-_MAX_GROUPS = 5
-_MIN_ROWS = 8
+_MAX_GROUPS = 5  # of examples of similar lengths
+_MIN_ROWS = 8  # of a group
 Charts = list[dict[str, str]]
 
 
@@ -50,20 +52,21 @@ def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
   if len(classes) > 1:
     title = f"{task}: targets and predictions"
     charts.append({"title": title, "svg": report_charts.confusion(classes, counts_GP, title)})
-  for metric, reference, prediction in predictions.metrics_with_readers(
-    evaluator, identity["task"]
-  ):
-
-    def score_rows(some_rows: list[dict[str, Any]]) -> dict[str, float]:
-      references = [reference(row) for row in some_rows]
-      return metric(references, [prediction(row) for row in some_rows])
-
-    by_length = scores_by_length(rows, score_rows)
+  for readers in predictions.metrics_with_readers(evaluator, identity["task"]):
+    by_length = scores_by_length(rows, functools.partial(_score_rows, *readers))
     if len(by_length) > 1 and score in next(iter(by_length.values())):
       bars = {num_words: scores[score] for num_words, scores in by_length.items()}
       title = f"{task}: {counted} by words of input"
       charts.append({"title": title, "svg": report_charts.bars(bars, title)})
   return charts
+
+
+def _score_rows(
+  metric: Metric, reference: Callable, prediction: Callable, rows: list[dict[str, Any]]
+) -> dict[str, float]:
+  """Score rows of predictions by a metric, given the readers of their two sides."""
+  references = [reference(row) for row in rows]
+  return metric(references, [prediction(row) for row in rows])
 
 
 def _class_pairs(
@@ -106,7 +109,7 @@ def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
   """
   targets = collections.Counter(target for target, _ in pairs)
   ranked = sorted(targets.items(), key=lambda item: (-item[1], item[0]))
-  classes = [name for name, _ in ranked[:_CLASSES]]
+  classes = [name for name, _ in ranked[:_MAX_CLASSES]]
   index = {name: number for number, name in enumerate(classes)}
   other = len(classes)
   index_pairs = [

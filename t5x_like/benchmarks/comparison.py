@@ -133,6 +133,7 @@ def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
     first: the workdir of the first run.
     second: the workdir of the second run.
     label: the label of the evaluation.
+
   Returns:
     Intervals and p-value by score.
   """

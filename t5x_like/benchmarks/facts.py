@@ -20,7 +20,7 @@ _VERSIONS = (
 ).split()
 
 
-def newest_step(workdir: str) -> list[int]:
+def newest_steps(workdir: str) -> list[int]:
   """Return the step of a workdir's newest checkpoint, in a list; an empty list if it has none.
 
   A published model has no checkpoints.

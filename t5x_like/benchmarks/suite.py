@@ -446,7 +446,7 @@ class _FineTuning:
     elif options.step is not None:
       step = [options.step]
     else:
-      step = suite_facts.newest_step(self.workdir)
+      step = suite_facts.newest_steps(self.workdir)
     request = {
       "workdir": self.workdir if is_remote(self.workdir) else os.path.abspath(self.workdir),
       "step": step,

@@ -66,6 +66,7 @@ def source_for_path(path: str) -> str:
   Args:
     path: a file, a pattern, `train=a.csv,validation=b.csv`, or a directory; a source is returned as
       it is.
+
   Raises:
     UserError: the path does not exist, or its format is unknown.
   """

@@ -170,7 +170,7 @@ def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bo
 def _radices(size: int) -> tuple[int, int]:
   """Return two numbers near sqrt(`size`) whose product is `size` or slightly more.
 
-  So walks are rare.
+  The less the product exceeds `size`, the rarer is cycle walking.
   """
   root = math.isqrt(size - 1) + 1
   high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)

@@ -231,6 +231,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
     name: a module of `t5x_like/data/tasks`, or `module:Class`, a subclass of `TaskArguments`.
     split: the split of its corpus.
     arguments: the fields of the module's `Arguments`, as a recipe gives them.
+
   Raises:
     UserError: no such task; an unknown, missing or wrongly typed argument, named as
       `config.<slot>.<key>`; any error of the task itself.

@@ -94,6 +94,7 @@ class EvalContext:
     Args:
       run: `(parameters, batch) -> a tuple of arrays` with a leading axis B.
       arrays: the parameters by name.
+
     Returns:
       Each array with the rows of all batches, those that only fill a batch among them.
     """

@@ -23,6 +23,7 @@ def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> A
     kind: the value's required type, `dict` or `list`; `object` for any.
     where: the file or line, for messages.
     expected: the expected contents and the remedy, for messages.
+
   Raises:
     UserError: it is not JSON, is nested too deeply, has a number with too many digits, or has
       another type.

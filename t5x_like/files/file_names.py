@@ -41,6 +41,7 @@ def check_name(where: str, text: Any, remedy: str = "give it another name") -> s
   Args:
     where: the file and key that contain it, for messages.
     remedy: the advice in the message.
+
   Raises:
     UserError: it is no valid name.
   """

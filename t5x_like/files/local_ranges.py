@@ -63,9 +63,12 @@ class _Pool:
       self._keep(0)  # the rest of the process has many files open; ours can be reopened
       descriptor = _Descriptor(path)
     self._open[key] = descriptor
-    if len(self._open) > self._most and len(self._open) > (most := max_open_files()):
-      self._most = most
-      self._keep(most * 7 // 8)
+    # The limit is queried only if the last one would be exceeded.
+    if len(self._open) > self._most:
+      limit = max_open_files()
+      if len(self._open) > limit:
+        self._most = limit
+        self._keep(limit * 7 // 8)
     return descriptor
 
   def close(self, key: tuple[int, str, int]) -> None:

@@ -50,6 +50,7 @@ def check_new(path: str, flag: str = "") -> AnyPath:
 
   Args:
     flag: such as `--output=`, for the message.
+
   Raises:
     UserError: it has files.
   """
@@ -66,9 +67,11 @@ class OutputFile:
     path: a local file, or `-` for standard output.
     flag: the flag that gave it.
     inputs: the files and folders that the command reads.
+
   Attributes:
     to_stdout: whether it is the program's standard output, so that messages must go elsewhere.
     escaped: the number of lines written so far with characters that UTF-8 cannot encode.
+
   Raises:
     UserError: it is an input, part of a workdir or a store, a directory, or in an unwritable
       directory.

@@ -44,6 +44,7 @@ def check_directory(text, flag: str = "--workdir") -> str:
   Args:
     text: the address as the user gave it.
     flag: the flag that gave it, for the message.
+
   Raises:
     UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
   """
@@ -92,6 +93,7 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
   Args:
     flag: the flag that names the directory, for messages.
     folders: folders relative to it.
+
   Raises:
     UserError: one cannot be written to, or is a file.
     TransientError: an object store stays out of reach.

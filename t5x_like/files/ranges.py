@@ -11,6 +11,7 @@ def open_shard_files(path: str, remedy: str = "prepare it again") -> ShardFiles:
 
   Args:
     remedy: how to replace a damaged file, for messages.
+
   Raises:
     UserError: the address cannot be opened.
   """

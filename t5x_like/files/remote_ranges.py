@@ -57,7 +57,7 @@ class RemoteShardFiles(ShardFiles):
     self._changed: set[tuple[str, int]] = set()
 
   def changed(self, shards: Shards) -> list[tuple[str, int]]:
-    """Return nothing: the store names a file's version in every answer, so no query is needed."""
+    """Return the files whose version has changed between two answers; this sends no query."""
     changed = sorted(self._changed)
     self._changed.difference_update(changed)
     return changed

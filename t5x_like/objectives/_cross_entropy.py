@@ -83,17 +83,17 @@ def sample_tokens(
   """
   logits = jax.lax.stop_gradient(logits)
 
-  def noisy(logits, key):
+  def add_noise(logits, key):
     return logits / temperature + jax.random.gumbel(key, logits.shape)
 
   chunks = Chunking.for_logits(logits) if isinstance(logits, VocabularyLogits) else None
   if chunks is None or not chunks.is_chunked:
     logits_BTV = logits if chunks is None else logits.dense()
-    return jnp.argmax(noisy(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
+    return jnp.argmax(add_noise(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
 
   def add_chunk(best, index):
     chunk = chunks.vocabulary_chunk(logits.kernel, logits.bias, index, logits.x.dtype)
-    noisy_BTpc = noisy(chunks.logits(logits.x, chunk), jax.random.fold_in(key, index))
+    noisy_BTpc = add_noise(chunks.logits(logits.x, chunk), jax.random.fold_in(key, index))
     peak_BT, sampled_BT = best
     new_BT = jnp.max(noisy_BTpc, axis=(-2, -1))
     ids_BT = jnp.min(
@@ -102,8 +102,8 @@ def sample_tokens(
     return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, sampled_BT)
 
   shape = logits.shape[:2]
-  nothing = (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32))
-  _, sampled_BT = chunks.scan(add_chunk, nothing)
+  initial = (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32))
+  _, sampled_BT = chunks.scan(add_chunk, initial)
   return sampled_BT
 
 
@@ -292,6 +292,10 @@ def _statistics(
 
 
 def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
+  """Return the statistics and the residuals of the backward pass, as `jax.custom_vjp` needs them.
+
+  Each chunk updates a running maximum and sum for each part of the vocabulary.
+  """
   inputs = chunks.split_tokens(x), chunks.split_tokens(targets)
 
   def add_chunk(statistics_so_far, index):
@@ -315,12 +319,16 @@ def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
   peaks, z, target, total = chunks.scan(add_chunk, (zeros - math.inf, zeros, zeros, zeros))
   peak = peaks.max(-1)
   log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
-  rows = (log_z, target.sum(-1), total.sum(-1), peak)
-  outputs = tuple(chunks.merge_tokens(a) for a in rows)
+  statistics_of_rows = (log_z, target.sum(-1), total.sum(-1), peak)
+  outputs = tuple(chunks.merge_tokens(statistic) for statistic in statistics_of_rows)
   return outputs, (x, kernel, bias, targets, outputs[0])
 
 
 def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
+  """Return the gradients of x, kernel, bias and targets; the logits of a chunk are recomputed.
+
+  The gradient of a token's logits is `d log_z * softmax + d target * one-hot + d total`.
+  """
   x, kernel, bias, targets, log_z = residuals
   inputs = [chunks.split_tokens(a) for a in (x, targets, log_z, *gradients[:3])]
   to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
@@ -333,21 +341,22 @@ def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
     chunk = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
     def gradients_of_rows(inputs, dx):
-      x, targets, *figures = inputs
-      log_z, d_log_z, d_target, d_total = (a[..., None, None] for a in figures)
+      x, targets, *statistics_BT = inputs
+      log_z, d_log_z, d_target, d_total = (s_BT[..., None, None] for s_BT in statistics_BT)
       logits = chunks.logits(x, chunk)
-      d = d_log_z * jnp.exp(logits - log_z) + jnp.where(
-        chunk.ids_pc == targets[..., None, None], d_target, 0.0
-      )
-      d = d + d_total if sum_up else d
+      is_target = chunk.ids_pc == targets[..., None, None]
+      d_logits = d_log_z * jnp.exp(logits - log_z) + jnp.where(is_target, d_target, 0.0)
+      if sum_up:
+        d_logits = d_logits + d_total
       if chunks.softcap is not None:
-        d *= 1.0 - jnp.square(logits / chunks.softcap)
+        d_logits *= 1.0 - jnp.square(logits / chunks.softcap)
       if chunks.overlaps:
-        d = jnp.where(chunk.ids_pc < 0, 0.0, d)
-      low = d.astype(x.dtype)
-      dx += jnp.einsum(to_x, low, chunk.kernel, preferred_element_type=jnp.float32)
-      both = (low, x) if chunks.tied else (x, low)
-      return dx, reduce_scatter(to_kernel, *both, chunks.logical_axes), d.sum((0, 1))
+        d_logits = jnp.where(chunk.ids_pc < 0, 0.0, d_logits)
+      factor = d_logits.astype(x.dtype)  # in the compute dtype, for the products
+      dx += jnp.einsum(to_x, factor, chunk.kernel, preferred_element_type=jnp.float32)
+      factors = (factor, x) if chunks.tied else (x, factor)
+      d_kernel = reduce_scatter(to_kernel, *factors, chunks.logical_axes)
+      return dx, d_kernel, d_logits.sum((0, 1))
 
     def add_rows(sums, rows):
       dx, *rows_sums = gradients_of_rows(*rows)
@@ -361,11 +370,9 @@ def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
       sums, dx = jax.lax.scan(add_rows, tuple(zeros), (inputs, dx))
       kernel_chunk, bias_chunk = sums
     d_kernel = chunks.add_gradient(d_kernel, kernel_chunk, chunk.start, chunks.column_axis)
-    return (
-      dx,
-      d_kernel,
-      None if bias is None else chunks.add_gradient(d_bias, bias_chunk, chunk.start, 1),
-    )
+    if bias is not None:
+      d_bias = chunks.add_gradient(d_bias, bias_chunk, chunk.start, 1)
+    return dx, d_kernel, d_bias
 
   dx = jnp.zeros((*inputs[1].shape, chunks.vocab_shards, x.shape[-1]))
   dx = constrain(dx, None, "batch", "length", "activation_vocab", None)
@@ -374,7 +381,9 @@ def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
   d_bias = None if bias is None else jnp.zeros_like(bias).reshape(chunks.vocab_shards, -1)
   dx, d_kernel, d_bias = chunks.scan(add_chunk, (dx, d_kernel, d_bias))
   dx = chunks.merge_tokens(dx.sum(-2)).astype(x.dtype)
-  return dx, d_kernel.reshape(kernel.shape), None if bias is None else d_bias.reshape(-1), None
+  if bias is not None:
+    d_bias = d_bias.reshape(-1)
+  return dx, d_kernel.reshape(kernel.shape), d_bias, None
 
 
 _statistics.defvjp(_forward, _backward)

@@ -38,6 +38,7 @@ class DecoderTargets(Base):
     Args:
       batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights`
         [B, T] float32.
+
     Returns:
       (sum of the weighted losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and
       `weights`, and the scalars of the model; see `add_auxiliary`.
@@ -82,6 +83,7 @@ def token_losses(
       2016), with the constant that makes a perfect prediction cost zero, as in T5X.
     z_loss: coefficient of `log(Z)^2`, which keeps the logits from drifting (Mesh TensorFlow; T5
       uses 1e-4).
+
   Returns:
     (sum of the losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`.
   """

@@ -47,6 +47,7 @@ class TokenDistillation(DecoderTargets):
         arrays [B, t, …]) -> figures [B, t]`, one of them `distillation_loss`.
       other_logits: further logits, [B, T, V].
       arrays: [B, T, …].
+
     Returns:
       (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the figures, and the scalars
       of the model.

@@ -41,6 +41,7 @@ class Objective(TokenDistillation):
       model: the student.
       batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens`
         int32 and `teacher_log_probabilities` float32, [B, T, k].
+
     Returns:
       (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss`, `remainder`
       and `agreement`.

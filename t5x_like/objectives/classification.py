@@ -50,6 +50,7 @@ class Objective(Base):
       batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples
         also `other_label` int32 [B] and `label_share` float32 [B], the share of `label` in the
         image.
+
     Returns:
       (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars among
       the model's outputs.

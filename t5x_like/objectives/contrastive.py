@@ -38,6 +38,7 @@ class Objective(ImageTextObjective):
     Args:
       batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are left out
         of the comparison.
+
     Returns:
       (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is
       likeliest) and `weights`; and the scalars of the model.

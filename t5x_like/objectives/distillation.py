@@ -106,6 +106,7 @@ class Objective(Base):
       model: the student; its teacher is `model.reference`.
       batch: see `objectives/classification.py`; labels are int32.
       key: dropout key of the model; None evaluates.
+
     Returns:
       (loss sum, sums): `loss` (of the labels), `correct` (of the predictions, the mean of both
       heads), `distillation_loss` (D), `teacher_correct`, `agreement` (how often both predict the

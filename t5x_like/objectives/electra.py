@@ -73,6 +73,7 @@ class Objective(EncoderTargets):
         float32 [B, S]; with `encoder_masked_positions` int32 [B, K] the generator's logits are
         computed there only.
       key: key of dropout and sampling; None evaluates.
+
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; over all tokens
       `discriminator_loss`, `discriminator_accuracy` and `discriminator_weights`, `replaced` and

@@ -58,6 +58,7 @@ class Objective(Base):
       batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R,
         S]; `label` [B], `example_weights` float32 [B], and for options `option_labels` int32 [B,
         R], as `multiple_choice` makes them.
+
     Returns:
       (loss sum, sums): `loss`, `correct` (not for regression) and `weights` of the examples,
       `language_model_loss`, `language_model_accuracy` and `language_model_weights` of the tokens,

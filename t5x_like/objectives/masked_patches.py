@@ -36,6 +36,7 @@ class Objective(Base):
     Args:
       batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32
         [B, M], `example_weights` float32 [B].
+
     Returns:
       (loss sum, sums): `loss`, `weights`, and the scalars among the model's outputs.
     """

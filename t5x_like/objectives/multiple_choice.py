@@ -47,6 +47,7 @@ class Objective(Base):
       model: a model with the head `multiple_choice`.
       batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong
         and 0 for missing options; `example_weights` float32 [B].
+
     Returns:
       (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the
       scalars of the model.

@@ -33,6 +33,7 @@ class Objective(Base):
     Args:
       batch: the model's features, `patch_colours` int32 [B, T], `patch_weights` float32 [B, T] and
         `example_weights` float32 [B].
+
     Returns:
       (loss sum, sums): `loss`, `correct`, `weights`, and the scalars of the model.
     """

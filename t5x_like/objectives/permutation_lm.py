@@ -42,6 +42,7 @@ class Objective(EncoderTargets):
       model: `models.xlnet`.
       batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights`
         float32 [B, S].
+
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights`, and the scalars of the model.
     """

@@ -43,9 +43,11 @@ class Objective(EncoderTargets):
     Args:
       batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B,
         S], the positions before and after the span of each predicted token.
+
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model,
       `span_boundary_loss` and `span_boundary_accuracy`.
+
     Raises:
       UserError: the model has no such head.
     """

@@ -32,6 +32,7 @@ class Objective(Base):
     Args:
       batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, if
         there is no answer) and `example_weights` float32 [B].
+
     Returns:
       (loss sum, sums): `loss`, `correct` (both ends), `weights`, and the scalars of the model.
     """

@@ -29,6 +29,7 @@ class Objective(EncoderTargets):
     Args:
       batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and
         `encoder_loss_weights` float32 [B, S].
+
     Returns:
       (loss sum, sums): `loss`, `correct` and `weights`, and the scalar outputs of the model.
     """

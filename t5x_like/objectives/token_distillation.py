@@ -61,6 +61,7 @@ class Objective(TokenDistillation):
       model: the student; its teacher is `model.reference`.
       batch: as for `DecoderTargets`.
       key: dropout key of the student; None evaluates.
+
     Returns:
       (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss` and
       `agreement`, the tokens for which both predict the same.

@@ -22,6 +22,7 @@ def check(workdir: str) -> pathlib.Path:
 
   Returns:
     The workdir or, if it is at an address, a local copy of its small files.
+
   Raises:
     UserError: it has neither metrics nor a config.
   """

@@ -303,7 +303,7 @@ def test_saved_answers_are_read_until_the_checkpoint_or_the_file_changes(tmp_pat
 
   loaded = types.SimpleNamespace(chat_template=lambda: None)
   monkeypatch.setattr(suite, "form_kind", lambda workdir: "decoder")
-  monkeypatch.setattr(facts, "newest_step", lambda workdir: steps)
+  monkeypatch.setattr(facts, "newest_steps", lambda workdir: steps)
   monkeypatch.setattr(library, "load", lambda *_, **__: loaded)
   monkeypatch.setattr(questions, "Asker", lambda *_: score_by_number_of_calls)
   args = types.SimpleNamespace(

@@ -49,14 +49,14 @@ def fit(points: Sequence[Point]) -> Law:
   has_tokens = len(set(D)) > 1
   size_count = len(set(N))
   token_counts = len(set(D))
-  needed = 5 if has_tokens else 3
-  if size_count < 3 or token_counts == 2 or len(points) < needed:
+  num_coefficients = 5 if has_tokens else 3
+  if size_count < 3 or token_counts == 2 or len(points) < num_coefficients:
     raise UserError(
       f"the fit has {size_count} sizes, {token_counts} numbers of steps and {len(points)} runs, "
       "expected 3 or more sizes, and one number of steps or 3 or more, with "
-      f"{needed} runs or more; extend --sizes or --steps"
+      f"{num_coefficients} runs or more; extend --sizes or --steps"
     )
-  # as units, they keep coefficients apart
+  # The geometric means, as units of N and D, keep the coefficients nearly independent.
   middle_N = np.exp(np.mean(np.log(N)))
   middle_D = np.exp(np.mean(np.log(D)))
 
@@ -82,8 +82,8 @@ def fit(points: Sequence[Point]) -> Law:
     )
     candidate = least_squares(
       errors,
-      start[:needed],
-      bounds=(low[:needed], high[:needed]),
+      start[:num_coefficients],
+      bounds=(low[:num_coefficients], high[:num_coefficients]),
       loss="huber",
       f_scale=_DELTA,
       xtol=1e-12,

@@ -27,6 +27,7 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
   Args:
     size: see `HELP`.
     flag: the flag that gave it, for messages.
+
   Raises:
     UserError: the family has no such size.
   """

@@ -275,6 +275,7 @@ def _find_ids(records: list[tuple[str, dict]], key: str) -> Ids:
 
   Args:
     key: field of the prediction, which holds no id.
+
   Raises:
     UserError: `id` or `idx` is missing in some records or has a value twice, or no field has a
       different id in each record.

@@ -82,13 +82,24 @@ class _Streams(io.RawIOBase):
     while not plain:
       packed = b""
       if self._decoder.eof:
-        packed = self._decoder.unused_data
-        while not (packed := packed.lstrip(b"\0")):
-          if not (packed := self._file.read(_PIECE)):
-            return 0
+        packed = self._read_stream_start()
+        if not packed:
+          return 0
         self._decoder = self._new_decoder()
-      elif self._decoder.needs_input and not (packed := self._file.read(_PIECE)):
-        raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+      elif self._decoder.needs_input:
+        packed = self._file.read(_PIECE)
+        if not packed:
+          raise EOFError("Compressed file ended before the end-of-stream marker was reached")
       plain = self._decoder.decompress(packed, len(buffer))
     buffer[: len(plain)] = plain
     return len(plain)
+
+  def _read_stream_start(self) -> bytes:
+    """Return the first bytes of the next stream, after padding; b"" at the end of the file."""
+    packed = self._decoder.unused_data.lstrip(b"\0")
+    while not packed:
+      piece = self._file.read(_PIECE)
+      if not piece:
+        return b""
+      packed = piece.lstrip(b"\0")
+    return packed

@@ -35,6 +35,7 @@ def load_finder(where: str, name: str) -> tuple[Finder, str]:
   Args:
     where: flag or key that names the finder, for messages.
     name: path of a file of names, or `module:function`.
+
   Raises:
     UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and
       its spans.

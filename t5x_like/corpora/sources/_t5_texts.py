@@ -63,8 +63,11 @@ def record(record: Record, where: str, training: bool) -> Iterator[Record]:
   entities = ", ".join(record["entities"])
   query = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
   query |= {"answers": record["answers"], "idx": record["idx"]}
-  for answer in record["answers"] if training else record["answers"][:1] or [UNLABELLED]:
-    yield query | {"targets": answer}
+  targets = record["answers"]
+  if not training:
+    targets = record["answers"][:1] or [UNLABELLED]
+  for target in targets:
+    yield query | {"targets": target}
 
 
 def squad(record: Record, where: str, training: bool, context: bool = True) -> Iterator[Record]:

@@ -65,11 +65,9 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
   rows: list[list[str]] = []
   # lines that begin with `# ` where a sentence may begin
   possible_comments: list[tuple[tuple[bool, int], list[str]]] = []
-  last_layout = (
-    False,
-    0,
-  )  # of the last other line: whether tabs separate its columns, and their number
-  # a blank line ends the last sentence
+  # The layout of the last other line: whether tabs separate its columns, and their number.
+  last_layout = (False, 0)
+  # An additional blank line ends the last sentence.
   for number, line in itertools.chain(lines(path), [(0, "")]):
     if isinstance(line, Skip):
       raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
@@ -80,8 +78,10 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
       continue
     ends = line.startswith(_DOCUMENT) or not line.strip()
     last_layout = last_layout if ends else layout
-    # words, not comments: as wide as the next line
-    rows += [row_of_words for kind, row_of_words in possible_comments if kind == last_layout]
+    # Lines with the layout of the next line are words, not comments.
+    for comment_layout, comment_row in possible_comments:
+      if comment_layout == last_layout:
+        rows.append(comment_row)
     possible_comments = []
     if ends:
       if rows:

@@ -59,7 +59,9 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     files = list(self._files[split].items())
-    for path, name in files[slice(*part)] if part else files:
+    if part:
+      files = files[slice(*part)]
+    for path, name in files:
       data = _read(path)
       if data is None:
         yield path, Skip("a file that is too long")

@@ -1,9 +1,9 @@
 """`held_out:N@SOURCE`: another source's records, with one in N of `train` held out as `validation`.
 
-The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and
-every file loses its share, equal images stay together, and neither the order of records nor their
-position matters. Of `objects:`, hold the photographs out, `objects:held_out:10@voc:DIR`: squares of
-one photograph would lie in both splits.
+The SHA-256 of a record's image, or of the whole record, decides. So every class and every file
+loses its share, equal images stay together, and neither the order of records nor their position
+matters. Of `objects:`, hold out whole photographs by `objects:held_out:10@voc:DIR`; otherwise
+squares of one photograph would be in both splits.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from t5x_like.corpora.sources import Record, Skip, check_split, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
-_WHOLE = "train"
-_PART = "validation"
+_TRAIN = "train"
+_VALIDATION = "validation"
 
 
 class Source(Derived):
@@ -30,14 +30,15 @@ class Source(Derived):
       )
     self._number = int(number)
     self._inner = open_source(inner, fields=fields, data_dir=data_dir)
-    check_split(self._inner, _WHOLE)
-    if _PART in self._inner.splits:
+    check_split(self._inner, _TRAIN)
+    if _VALIDATION in self._inner.splits:
       raise UserError(
-        f"source held_out:{spec}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out"
+        f"source held_out:{spec}: {inner} has a split {_VALIDATION!r}, so leave "
+        f"held_out:{number}@ out"
       )
     self._own = {"form": "held_out.v1", "number": self._number}
     self.name = self._inner.name
-    self.splits = (_WHOLE, _PART, *(s for s in self._inner.splits if s != _WHOLE))
+    self.splits = (_TRAIN, _VALIDATION, *(s for s in self._inner.splits if s != _TRAIN))
 
   def classes(self, field: str) -> tuple[str, ...]:
     return self._inner.classes(field)
@@ -47,7 +48,7 @@ class Source(Derived):
   ) -> Iterator[tuple[str, Record | Skip]]:
     inner_split = _inner_split(split)
     for where, record in self._inner.records(inner_split, part):
-      if inner_split != _WHOLE or self._is_held_out(record) == (split == _PART):
+      if inner_split != _TRAIN or self._is_held_out(record) == (split == _VALIDATION):
         yield where, record
 
   def _is_held_out(self, record: Record | Skip) -> bool:
@@ -78,4 +79,4 @@ class Source(Derived):
 
 def _inner_split(split: str) -> str:
   """Return the split of the other source that has the records of a split."""
-  return _WHOLE if split == _PART else split
+  return _TRAIN if split == _VALIDATION else split

@@ -147,7 +147,7 @@ def _load_dataset(spec: str, path: str, data_dir: str | None):
   except Exception as error:  # the library, its clients and file readers raise types of their own
     raise UserError(
       f"source hf:{spec}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
-      "check the name and the network, or download it where there is one: huggingface-cli "
+      "check the name and the network, or download it on a machine with one: huggingface-cli "
       f"download --repo-type dataset {name}"
     ) from error
 
@@ -172,9 +172,13 @@ def _check_card(card: LocalPath) -> None:
     content = yaml.safe_load(match[1])
   except (yaml.YAMLError, ValueError, RecursionError):  # `datasets` refuses it too
     return
-  for config in content.get("configs") or () if isinstance(content, dict) else ():
+  if not isinstance(content, dict):
+    return
+  for config in content.get("configs") or ():
+    if not isinstance(config, dict):
+      continue
     for key in ("data_files", "data_dir"):
-      for text in _strings(config.get(key)) if isinstance(config, dict) else ():
+      for text in _strings(config.get(key)):
         if "::" in text or "://" in text or not is_inside(text):
           raise UserError(
             f"{card}: {key}: found {quote_name(text)}, expected a path in this "

@@ -24,6 +24,7 @@ def draw_box(
     height, width: the size of the image, int32.
     area: the smallest and the largest share of the image's area.
     ratio: the smallest and the largest width over height; drawn uniformly in its logarithm.
+
   Returns:
     (int32 [4]: y, x, height, width; whether a box fitted). If none fits, the box is the largest one
     in the middle with an allowed ratio.

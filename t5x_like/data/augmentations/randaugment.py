@@ -36,6 +36,7 @@ def draw_changes(
     magnitude, deviation: mean and standard deviation of the magnitude, before it is cut off at 0
       and 10.
     probability: the probability of making the change at all.
+
   Returns:
     (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude;
     float32 [...], 1 or -1).

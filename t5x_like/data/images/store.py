@@ -282,8 +282,10 @@ def _concatenate(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """Return (values, values of each record) of every array; skipped records have no values."""
   arrays = {}
+  if not items:
+    return arrays
   is_kept_D = np.array([reason is None for reason in reasons])
-  for name in items[0] if items else ():
+  for name in items[0]:
     lengths_D = np.zeros(is_kept_D.size, np.int64)
     lengths_D[is_kept_D] = [len(item[name]) for item in items]
     arrays[name] = np.concatenate([item[name] for item in items]), lengths_D

@@ -123,7 +123,8 @@ class Sequences(abc.ABC):
       position_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
       row_BL = np.broadcast_to(rows[:, None], position_BL.shape)
       tokens_BS[row_BL[valid_BL], position_BL[valid_BL]] = part_BL[valid_BL]
-      for separator in range(1 if is_last else self._between):
+      num_separators = 1 if is_last else self._between
+      for separator in range(num_separators):
         tokens_BS[rows, end_B - 1 + separator] = special_ids[number + 1]
     return tokens_BS, ends_BD
 

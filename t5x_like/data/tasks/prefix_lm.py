@@ -95,6 +95,7 @@ def cut_windows(
     prefix_B: the number of tokens in each prefix, int32 in 0..W.
     eos_id: the id that ends inputs and targets.
     pad_id: the id that fills the rest.
+
   Returns:
     Inputs and targets, int32 [B, W + 1].
   """

@@ -268,6 +268,7 @@ class _Rows:
       name: `inputs` or `targets`.
       index_n: the indices of the examples in `used`.
       ends_with_eos: whether truncated examples end with EOS.
+
     Returns:
       (tokens int32 [n, L], validity bool [n, L]).
     """

@@ -410,6 +410,7 @@ def choose_class(
 
   Args:
     file: the content of `tokenizer.json`, if there is one.
+
   Returns:
     None if the file is used whole.
   """

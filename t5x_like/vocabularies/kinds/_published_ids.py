@@ -102,11 +102,12 @@ def _find_sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tup
       f"--sentinels={pattern}: expected a pattern with {{}} where the number "
       f"stands, as '<unused{{}}>'"
     )
-  for form in SENTINELS if pattern is None else (pattern,):
-    number = 0 if form.format(0) in ids else 1
+  candidates = SENTINELS if pattern is None else (pattern,)
+  for candidate in candidates:
+    number = 0 if candidate.format(0) in ids else 1
     sentinels = []
-    while form.format(number) in ids:
-      sentinels.append(ids[form.format(number)])
+    while candidate.format(number) in ids:
+      sentinels.append(ids[candidate.format(number)])
       number += 1
     if sentinels:
       return tuple(sentinels)

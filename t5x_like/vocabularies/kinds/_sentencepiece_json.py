@@ -208,7 +208,8 @@ def _rules_with_marks(charsmap: bytes, marks: frozenset[str]) -> list[str]:
     children, text, begun = pending.pop()
     if len(text) == _MAX_RULE or len(begun) == _MAX_UTF8:
       continue
-    for byte in following[begun] if text else range(1, 256):
+    next_bytes = following[begun] if text else range(1, 256)
+    for byte in next_bytes:
       i = children ^ byte
       if i >= len(units) or units[i] & _LABEL != byte:
         continue

@@ -284,6 +284,7 @@ def _build_pipeline(
   Args:
     name: the class of the tokenizer.
     config, model_config, file: the files of the directory; `file` is the `tokenizer.json`, if any.
+
   Raises:
     UserError: the class is not supported, or its files are missing.
   """
