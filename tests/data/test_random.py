@@ -326,8 +326,8 @@ def test_the_tests_find_orders_that_are_not_random():
   assert find_failed_tests(keyless, size) >= {
     "epochs",
     "neighbouring seeds",
-    "first place over seeds",
-    "last place over seeds",
+    "first position over seeds",
+    "last position over seeds",
   }
   failures_of_starts = find_failed_tests(
     lambda index_B, key_B, size: (index_B + start(key_B)) % size, size
