@@ -57,3 +57,13 @@ PARITY = {
   "detr": DETECTOR | dict(values=DETR, size=(97, 131)),
   "detr-grey": DETECTOR | dict(values=DETR | GREY_DETR, size=(35, 29)),
 }
+
+
+def _scored_boxes():
+  from tests.contrib.detection import split_case  # opens TensorFlow
+
+  return split_case.CASE
+
+
+# tests/evals/test_splits.py
+SPLIT_CASES = {"detection": _scored_boxes}

@@ -46,7 +46,7 @@ RESUMED_RECIPES = {
   "configs/finetune/reward.py": (),
 }
 
-# Tested in tests/evals/test_splits.py, by its case there.
+# Evaluators that need a run, so that tests/test_evaluate.py leaves them out.
 EVALUATORS_OF_RUNS = {"reward": "test_reward_runs.py"}
 
 # tests/objectives/test_declarations.py
@@ -56,3 +56,13 @@ METRICS_OF_OLDER_RUNS = {"dpo": {"step", "eval/a/loss"}}
 RECIPES_WITHOUT_DECODING_STEP = {
   "configs/finetune/preferences.py:debug": "task preferences has several rows of tokens"
 }
+
+
+def _scored_rewards():
+  from tests.contrib.feedback import split_case  # opens TensorFlow
+
+  return split_case.CASE
+
+
+# tests/evals/test_splits.py
+SPLIT_CASES = {"reward": _scored_rewards}
