@@ -50,6 +50,7 @@ def stores(tmp_path_factory):
   return root
 
 
+MLM = {"length": 48, "mask_share": 1.0, "random_share": 0.0}
 TASKS = {
   "span_corruption": {"inputs_length": 40, "targets_length": 20},
   "span_corruption rolled": {"inputs_length": 40, "random_roll": True},
@@ -60,24 +61,9 @@ TASKS = {
   "prefix_lm": {"length": 40, "architecture": "encoder_decoder"},
   "bart": {"length": 40},
   "ul2": {"length": 64},
-  "mlm full_sentences": {
-    "length": 48,
-    "input_format": "full_sentences",
-    "mask_share": 1.0,
-    "random_share": 0.0,
-  },
-  "mlm doc_sentences": {
-    "length": 48,
-    "input_format": "doc_sentences",
-    "mask_share": 1.0,
-    "random_share": 0.0,
-  },
-  "mlm segment_pair": {
-    "length": 48,
-    "input_format": "segment_pair",
-    "mask_share": 1.0,
-    "random_share": 0.0,
-  },
+  "mlm full_sentences": MLM | {"input_format": "full_sentences"},
+  "mlm doc_sentences": MLM | {"input_format": "doc_sentences"},
+  "mlm segment_pair": MLM | {"input_format": "segment_pair"},
   "mixture": {
     "parts": {
       "short": {"name": "span_corruption", "inputs_length": 20},

@@ -78,27 +78,26 @@ def test_bytes_give_back_every_text(text):
   assert byt5.decode(encode_sentinels(byt5, text)) == well_formed
 
 
-@given(
-  st.lists(
-    st.one_of(st.text(max_size=8), st.integers(0, 130).map("<extra_id_{}>".format)), max_size=8
-  )
-)
+SENTINEL_TEXTS = st.integers(0, 130).map("<extra_id_{}>".format)
+BYT5_SENTINELS = {f"<extra_id_{number}>" for number in range(125)}
+
+
+@given(st.lists(st.one_of(st.text(max_size=8), SENTINEL_TEXTS), max_size=8))
 def test_bytes_give_back_text_with_sentinels(parts):
   byt5 = ByteVocabulary()
   text = "".join(parts)
   ids = encode_sentinels(byt5, text)
+  sentinel_parts = [part for part in parts if part in BYT5_SENTINELS]
   assert byt5.decode(ids) == text
-  assert sum(i >= 259 for i in ids) >= sum(
-    f"<extra_id_{n}>" == part for part in parts for n in range(125)
-  )
+  assert sum(i >= 259 for i in ids) >= len(sentinel_parts)
 
 
-@given(
-  st.lists(
-    st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "<extra_id_99>"]), max_size=12
-  ).map(" ".join)
-)
-def test_pieces_give_back_normalised_text_with_sentinels(pieces, text):
+WORDS_AND_SENTINELS = st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "<extra_id_99>"])
+
+
+@given(st.lists(WORDS_AND_SENTINELS, max_size=12))
+def test_pieces_give_back_normalised_text_with_sentinels(pieces, words):
+  text = " ".join(words)
   ids = encode_sentinels(pieces, text)
   assert pieces.decode(ids) == text
   assert sum(i >= 80 for i in ids) == text.count("<extra_id_")
@@ -135,19 +134,18 @@ def test_a_negative_id_is_refused(vocabulary):
 
 
 def test_a_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
-  vocabulary.save(tmp_path / "a" / "b")
-  vocabulary.save(tmp_path / "again")
-  loaded = vocabularies.load(str(tmp_path / "a" / "b"))
+  first = tmp_path / "a" / "b"
+  second = tmp_path / "again"
+  vocabulary.save(first)
+  vocabulary.save(second)
+  loaded = vocabularies.load(str(first))
   assert type(loaded) is type(vocabulary)
   assert loaded.fingerprint == vocabulary.fingerprint
   assert loaded.size == vocabulary.size
   assert loaded.extra_ids == vocabulary.extra_ids
   assert loaded.encode(TEXT[0]) == vocabulary.encode(TEXT[0])
-  names = sorted(path.name for path in (tmp_path / "again").iterdir())
-  assert all(
-    (tmp_path / "a/b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    for name in names
-  )
+  for path in second.iterdir():
+    assert path.read_bytes() == (first / path.name).read_bytes()
 
 
 def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp_path):
@@ -192,12 +190,12 @@ def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, 
   assert with_sentinels.size == 90
   assert with_sentinels.sentinels == tuple(range(89, 79, -1))
   for text in [*TEXT[:20], "the <extra_id_0> fox <extra_id_9>", "a<extra_id_1>"]:
-    assert encode_sentinels(with_sentinels, text) == encode_sentinels(with_added_sentinels, text)
-    assert with_sentinels.encode(text) == with_added_sentinels.encode(text)
-    assert not set(with_sentinels.encode(text)) & set(with_sentinels.sentinels)
-    assert with_sentinels.decode(
-      encode_sentinels(with_sentinels, text)
-    ) == with_added_sentinels.decode(encode_sentinels(with_added_sentinels, text))
+    ids = encode_sentinels(with_sentinels, text)
+    assert ids == encode_sentinels(with_added_sentinels, text)
+    assert with_sentinels.decode(ids) == with_added_sentinels.decode(ids)
+    text_ids = with_sentinels.encode(text)
+    assert text_ids == with_added_sentinels.encode(text)
+    assert not set(text_ids) & set(with_sentinels.sentinels)
 
 
 def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
@@ -215,78 +213,72 @@ def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
   assert loaded.fingerprint == original.fingerprint
 
 
-def edit(**changes):
-  def damage(directory):
-    path = directory / "vocabulary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-  return damage
-
-
-def pipe(directory):
-  (directory / "vocabulary.json").unlink()
-  os.mkfifo(directory / "vocabulary.json")
-
-
-DAMAGE = {
-  "a pipe": (pipe, "found a pipe, expected a file"),
-  "no manifest": (lambda d: (d / "vocabulary.json").unlink(), "found no vocabulary.json"),
-  "no model": (
-    lambda d: (d / "sentencepiece.model").unlink(),
-    "sentencepiece.model: cannot be read",
-  ),
-  "empty manifest": (lambda d: (d / "vocabulary.json").write_text(""), "invalid JSON"),
-  "manifest not UTF-8": (
-    lambda d: (d / "vocabulary.json").write_bytes(b'{"a": "\xff"}'),
-    "invalid JSON",
-  ),
-  "cut manifest": (
-    lambda d: (d / "vocabulary.json").write_text('{"format": "t5x_like'),
-    "invalid JSON",
-  ),
-  "deep manifest": (lambda d: (d / "vocabulary.json").write_text("[" * 100_000), "invalid JSON"),
-  "manifest a list": (lambda d: (d / "vocabulary.json").write_text("[]"), "found a JSON array"),
-  "another format": (edit(format="v9"), "found format 'v9'"),
-  "another kind": (
-    edit(kind="wordpiece"),
-    "found kind 'wordpiece', expected one of bytes, labels, marian, published, sentencepiece, "
-    "tokenizer",
-  ),
-  "a private kind": (edit(kind="_pipelines"), "found kind '_pipelines', expected one of bytes"),
-  "no name of a kind": (edit(kind=["bytes"]), "expected one of bytes"),
-  "another size": (edit(size=32100), "found size 32100, expected 180"),
-  "another fingerprint": (edit(fingerprint="00"), "fingerprint"),
-  "fewer sentinels": (edit(extra_ids=99), "fingerprint"),
-  "negative sentinels": (edit(extra_ids=-1), "found extra_ids -1"),
-  "sentinels in words": (edit(extra_ids="100"), "found extra_ids '100'"),
-  "cut model": (
-    lambda d: (d / "sentencepiece.model").write_bytes(b"\n\x0e\n\x07"),
-    "damaged",
-  ),
+MANIFEST = vocabularies.MANIFEST
+MODEL = "sentencepiece.model"
+DAMAGED_FILES = {  # file, content (None: no file), part of the message
+  "no manifest": (MANIFEST, None, "found no vocabulary.json"),
+  "no model": (MODEL, None, "sentencepiece.model: cannot be read"),
+  "empty manifest": (MANIFEST, b"", "invalid JSON"),
+  "manifest not UTF-8": (MANIFEST, b'{"a": "\xff"}', "invalid JSON"),
+  "cut manifest": (MANIFEST, b'{"format": "t5x_like', "invalid JSON"),
+  "deep manifest": (MANIFEST, b"[" * 100_000, "invalid JSON"),
+  "manifest a list": (MANIFEST, b"[]", "found a JSON array"),
+  "cut model": (MODEL, b"\n\x0e\n\x07", "damaged"),
 }
 
 
-@pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_directory_is_refused(case, pieces, tmp_path):
+@pytest.mark.parametrize("case", DAMAGED_FILES)
+def test_a_directory_with_a_damaged_file_is_refused(case, pieces, tmp_path):
   pieces.save(tmp_path)
-  damage, name = DAMAGE[case]
-  damage(tmp_path)
-  with refuses(str(tmp_path), name):
+  name, content, message = DAMAGED_FILES[case]
+  if content is None:
+    (tmp_path / name).unlink()
+  else:
+    (tmp_path / name).write_bytes(content)
+  with refuses(str(tmp_path), message):
     vocabularies.load(str(tmp_path))
 
 
-def test_a_manifest_without_a_key_is_refused(pieces, tmp_path):
-  pieces.save(tmp_path)
-  manifest = json.loads((tmp_path / "vocabulary.json").read_text())
-  del manifest["size"]
-  (tmp_path / "vocabulary.json").write_text(json.dumps(manifest))
-  with refuses("'size'"):
+def test_a_pipe_is_not_read_as_a_manifest(tmp_path):
+  os.mkfifo(tmp_path / MANIFEST)
+  with refuses(MANIFEST, "found a pipe, expected a file"):
     vocabularies.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("data", [b"", b"not a model", b"\x00" * 100])
-def test_bytes_that_are_no_model_are_refused(data, tmp_path):
-  (tmp_path / "spiece.model").write_bytes(data)
+KINDS = "expected one of bytes, labels, marian, published, sentencepiece, tokenizer"
+
+
+@pytest.mark.parametrize(
+  "key, value, message",
+  [
+    ("format", "v9", "found format 'v9'"),
+    ("kind", "wordpiece", f"found kind 'wordpiece', {KINDS}"),
+    ("kind", "_pipelines", f"found kind '_pipelines', {KINDS}"),
+    ("kind", ["bytes"], KINDS),
+    ("size", 32100, "found size 32100, expected 180"),
+    ("size", None, "'size'"),
+    ("fingerprint", "00", "fingerprint"),
+    ("extra_ids", 99, "fingerprint"),
+    ("extra_ids", -1, "found extra_ids -1"),
+    ("extra_ids", "100", "found extra_ids '100'"),
+  ],
+)
+def test_a_manifest_with_a_wrong_value_or_without_it_is_refused(
+  key, value, message, pieces, tmp_path
+):
+  pieces.save(tmp_path)
+  manifest = json.loads((tmp_path / MANIFEST).read_text())
+  manifest[key] = value
+  if value is None:
+    del manifest[key]
+  (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+  with refuses(str(tmp_path), message):
+    vocabularies.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model"])
+def test_a_file_that_is_no_model_is_refused(content, tmp_path):
+  (tmp_path / "spiece.model").write_bytes(content)
   with refuses("spiece.model: found", "SentencePiece model"):
     vocabularies.load(str(tmp_path / "spiece.model"))
 
@@ -306,8 +298,8 @@ def test_a_path_with_nothing_there_is_refused():
 def test_a_vocabulary_imports_only_the_libraries_of_its_kind():
   program = (
     "import sys; from t5x_like import vocabularies; vocabularies.load('bytes').encode('x');"
-    "found = {'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'tokenizers'} & "
-    "{*sys.modules}; assert not found"
+    "libraries = {'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'tokenizers'};"
+    "assert not libraries & {*sys.modules}"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -339,12 +331,9 @@ def test_special_pieces_of_a_model_are_decoded_but_not_encoded(with_pieces):
   assert not set(with_pieces.encode("[CLS] the [MASK] fox[SEP]")) & with_pieces.special_ids
   fox = with_pieces.encode("fox")
   assert with_pieces.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
-  assert with_pieces.pieces_of([0, 3, with_pieces.size - 1, with_pieces.size]) == [
-    "<pad>",
-    "[CLS]",
-    "<extra_id_0>",
-    f"<{with_pieces.size}?>",
-  ]
+  size = with_pieces.size
+  shown_pieces = ["<pad>", "[CLS]", "<extra_id_0>", f"<{size}?>"]
+  assert with_pieces.pieces_of([0, 3, size - 1, size]) == shown_pieces
 
 
 @pytest.mark.parametrize(
