@@ -34,7 +34,7 @@ from t5x_like.redaction import redact_tree
 
 _KIND = "jobsets.jobset.x-k8s.io"
 _UNKNOWN = "unknown"
-_IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
+_IMAGE_FOLDERS = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
 _WEEK_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 600.0  # in addition to the grace period
 # Disks and memory of a node in which a job may have a directory. The rest belongs to the system.
@@ -367,7 +367,7 @@ def _check_start(args) -> None:
   Raises:
     UserError: a flag is missing or invalid, or the train command is.
   """
-  commands.check_train_command(args, folders=_IN_IMAGE)
+  commands.check_train_command(args, folders=_IMAGE_FOLDERS)
   if not args.image:
     raise UserError(
       "--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE"

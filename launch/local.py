@@ -50,7 +50,7 @@ _FOREIGN_VARIABLES = (
 )
 # Runs a command that ends with the launcher: on Linux the kernel kills it when its parent exits
 # (prctl 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the setting survives exec).
-_TIED_COMMAND = """
+_CHILD_PROGRAM = """
 import ctypes, os, sys
 if sys.platform == "linux":
   ctypes.CDLL(None).prctl(1, 9)
@@ -172,7 +172,7 @@ class Launcher:
     try:
       for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
-          [sys.executable, "-c", _TIED_COMMAND, str(os.getpid()), *self.command],
+          [sys.executable, "-c", _CHILD_PROGRAM, str(os.getpid()), *self.command],
           env=_environment(
             os.environ, index, len(self._hosts), self.devices_per_process, port, host, key
           ),

@@ -33,7 +33,7 @@ from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, User
 # first step.
 _RESTARTED_CODES = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
 _LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+_FINAL_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 def task(job: Job, args) -> dict:
@@ -88,7 +88,7 @@ def state(name: str, shell: Shell) -> str | None:
 def start(job: Job, args, shell: Shell) -> int:
   """Launch the managed job unless it is running; return the exit code."""
   current_state = state(job.name, shell)
-  if current_state is not None and not current_state.startswith(_ENDED):
+  if current_state is not None and not current_state.startswith(_FINAL_STATES):
     log(f"{job.name} is {current_state.lower()} already; see: status, logs")
     return 0
   with tempfile.TemporaryDirectory() as folder:

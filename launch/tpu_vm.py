@@ -46,7 +46,7 @@ from t5x_like.errors import (
 )
 from t5x_like.terminal_text import escape_controls
 
-_SHIPPED = (
+_COPIED_FILES = (
   "t5x_like",
   "configs",
   "launch",
@@ -58,7 +58,7 @@ _SHIPPED = (
   "requirements.txt",
   "constraints.txt",
 )
-_SUSPENDED = ("SUSPENDED", "SUSPENDING")
+_SUSPENDED_STATES = ("SUSPENDED", "SUSPENDING")
 # Exit codes of ssh without a connection and with one that hangs.
 _UNREACHABLE = (255, EXIT_NO_ANSWER)
 # Codes of google.rpc with which the same request would fail again: invalid, not found, denied, …
@@ -73,7 +73,7 @@ _DELETE_SECONDS = 1800.0
 _GUARD_POLL_SECONDS = 60
 _GUARD_WAIT_SECONDS = 3600  # time after the end of the job for the launcher to delete the slice
 _GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
-_INTERRUPTED = 130
+_EXIT_INTERRUPTED = 130
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
 # The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
 # The job is a process group. TERM makes it save and end, and its exit code is kept. After `stop`,
@@ -219,14 +219,14 @@ class Slices:
         if not self._create():
           seconds = wait
           wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-      elif state == "FAILED" or state in _SUSPENDED and printed_state is not None:
+      elif state == "FAILED" or state in _SUSPENDED_STATES and printed_state is not None:
         failures += 1
         self.delete()
         printed_state = None
         self._count_failure(failures, answer, wait)
         seconds = wait
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-      elif state in _SUSPENDED:
+      elif state in _SUSPENDED_STATES:
         log(f"the slice is {state.lower()}: taken away; asking again")
         self.delete()
         seconds = 0.0
@@ -488,7 +488,7 @@ def _package() -> bytes:
   """Return the project as a compressed archive."""
   archive = io.BytesIO()
   with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-    for pattern in _SHIPPED:
+    for pattern in _COPIED_FILES:
       for path in sorted(commands.ROOT.glob(pattern)):
         tar.add(path, path.name, filter=lambda info: None if "__pycache__" in info.name else info)
   return archive.getvalue()
@@ -574,7 +574,7 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
         "once the job runs, the first host deletes the slice an hour after its end, if its "
         "service account may"
       )
-    return _INTERRUPTED
+    return _EXIT_INTERRUPTED
   except Exception:
     if slices.exists:
       log(slices.billing_note())
@@ -758,7 +758,7 @@ def main(argv: list[str] | None = None) -> int:
   hosts_of(args.accelerator_type)
   job = commands.read_job(args)
   commands.check_remote(job, "the slice")
-  folders = [name for name in _SHIPPED if (commands.ROOT / name).is_dir()]
+  folders = [name for name in _COPIED_FILES if (commands.ROOT / name).is_dir()]
   commands.check_train_command(args, folders=folders)
   shell = Shell(args.dry_run)
   slices = Slices(job.name, args, shell)

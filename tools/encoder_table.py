@@ -291,7 +291,7 @@ def _write(folder: pathlib.Path, names: list[str], missing: dict[str, str], budg
 
 def _with_torch(result: dict) -> dict:
   """Return a task's result with PyTorch's best score, if `tools.torch_beside` has fine-tuned it."""
-  path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT
+  path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT_FILE
   if not path.exists():
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]

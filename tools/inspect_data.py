@@ -31,7 +31,7 @@ from t5x_like.vocabularies import Vocabulary
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
 _NOTHING = "\u00b7"  # a target without weight
-_BEFORE = " before preprocessors"
+_BEFORE_SUFFIX = " before preprocessors"
 _MAX_VALUES = 24  # displayed values of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
@@ -135,7 +135,7 @@ def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Dis
 
 
 def _is_tokens(name: str) -> bool:
-  return name.removesuffix(_BEFORE).endswith(_TOKENS)
+  return name.removesuffix(_BEFORE_SUFFIX).endswith(_TOKENS)
 
 
 def _cells(
@@ -224,7 +224,7 @@ def examples_of(
   if unprocessed is not None:
     for name, value in batch_of(unprocessed)[1].items():
       if not np.array_equal(value, batch[name]):
-        batch[f"{name}{_BEFORE}"] = value
+        batch[f"{name}{_BEFORE_SUFFIX}"] = value
   facts = (
     f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
     f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, "

@@ -142,7 +142,7 @@ _STORED_FIELDS = (
   "compile_cpu_seconds options counts dearest"
 ).split()
 EXIT_GREW = 4
-STORED = pathlib.Path(__file__).resolve().parents[1] / "docs" / "plans.json"
+STORED_PLANS = pathlib.Path(__file__).resolve().parents[1] / "docs" / "plans.json"
 _COLUMNS = (
   "plan",
   "mesh",
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
     # read now: another may be writing it too
-    plans = json.loads(STORED.read_text()) if STORED.exists() else {}
+    plans = json.loads(STORED_PLANS.read_text()) if STORED_PLANS.exists() else {}
     grew = counts.describe_growth(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
     if grew and not args.accept:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> int:
       if key in _STORED_FIELDS or key.endswith("gigabytes")
     }
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
-    STORED.write_text(
+    STORED_PLANS.write_text(
       json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n"
     )
   return worst

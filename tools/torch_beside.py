@@ -25,7 +25,7 @@ import numpy as np
 from t5x_like import command_line, slots
 from t5x_like.errors import UserError, handle_errors
 
-RESULT = "torch.json"
+RESULT_FILE = "torch.json"
 
 
 @handle_errors
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
       f"{config.optimizer.name}, expected bert on classification with adamw"
     )
   result = fine_tune(config, args.model, args.max_steps or config.total_steps)
-  workdirs.write_json(args.workdir, RESULT, result)
+  workdirs.write_json(args.workdir, RESULT_FILE, result)
   print(json.dumps(result), flush=True)
 
 

@@ -26,7 +26,7 @@ from . import plans
 _REPO = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _REPO / "docs" / "reference"
 _ORDER = ["", *(field.name for field in dataclasses.fields(config.Recipe))]
-_NAMED = ("task", "optimizer", "evals.NAME")  # records besides the objects of a slot
+_SECTIONS_WITH_NAMES = ("task", "optimizer", "evals.NAME")  # records besides the objects of a slot
 _KEYS = """# Keys of a recipe
 
 <!-- Written by `python -m tools.write_reference` from signatures and docstrings; do not edit. -->
@@ -76,7 +76,7 @@ def config_keys() -> str:
           lines += [f"- `{group.name}`: {group.about}" for group in members]
         lines.append("")
       elif section:
-        suffix = ", with any name" if section in _NAMED else ""
+        suffix = ", with any name" if section in _SECTIONS_WITH_NAMES else ""
         lines.append(f"### `config.{section}.…`{suffix}\n")
         lines.append(members[0].about + "\n")
       lines.append(_table(section, keys) if keys else "No arguments.\n")
@@ -94,7 +94,7 @@ def _table(section: str, keys: tuple[listing.Key, ...]) -> str:
 
 def sizing() -> str:
   """Return the page of sizes and costs in Markdown."""
-  measured = json.loads(plans.STORED.read_text())
+  measured = json.loads(plans.STORED_PLANS.read_text())
   rows = [
     "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours "
     "| chip-hours |",
@@ -110,10 +110,10 @@ def sizing() -> str:
     "comparisons in T5's paper;"
     " the published checkpoints saw more.\n"
   )
-  return _SIZING + "\n".join(rows) + "\n" + note + _HOW
+  return _SIZING + "\n".join(rows) + "\n" + note + _ADVICE
 
 
-_HOW = """
+_ADVICE = """
 ## Choose a slice
 
 1. **Memory first.** Parameters, gradients and optimizer state must fit. With Adafactor that is
@@ -169,7 +169,7 @@ def _short(number: float) -> str:
 
 def plans_page() -> str:
   """Return the page of all stored plans in Markdown."""
-  return plans.page(json.loads(plans.STORED.read_text()))
+  return plans.page(json.loads(plans.STORED_PLANS.read_text()))
 
 
 PAGES = {"config-keys.md": config_keys, "sizing.md": sizing, "plans.md": plans_page}

@@ -25,7 +25,7 @@ _FORMATS = {
   ".feather": "arrow",
 }
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
+_DATASETS_FILES = ("dataset_dict.json", "state.json")
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=([^,]+)")
 _SUFFIXES = ".csv, .tsv, .jsonl, .json, .parquet or .arrow"
 
@@ -123,7 +123,7 @@ def _first_character(path: str) -> str:
 
 def _source_for_directory(folder: str) -> str:
   paths = globs.find_matches(f"{glob.escape(folder)}/*")
-  if any(os.path.basename(path) in _SAVED_BY_DATASETS for path in paths):
+  if any(os.path.basename(path) in _DATASETS_FILES for path in paths):
     return f"arrow:{folder}"
   files = [path for path in paths if globs.file_kind(path) == "file" and format_of(path)]
   if not files:

@@ -10,7 +10,7 @@ from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.evals._embeddings import embed_texts
 from t5x_like.slots import PositiveInt
 
-_AT_ONCE = 256
+_BLOCK_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,15 +87,15 @@ def match_ranks(
   """
   of_image = np.zeros(len(image_NP), int)
   of_text = np.zeros(len(text_CP), int)
-  for first in range(0, len(image_NP), _AT_ONCE):
-    cosine_nC = image_NP[first : first + _AT_ONCE] @ text_CP.T
+  for first in range(0, len(image_NP), _BLOCK_ROWS):
+    cosine_nC = image_NP[first : first + _BLOCK_ROWS] @ text_CP.T
     own_nC = image_C == np.arange(first, first + len(cosine_nC))[:, None]
     best_n = np.max(cosine_nC, axis=1, initial=-np.inf, where=own_nC)
     of_image[first : first + len(cosine_nC)] = np.sum(
       (cosine_nC >= best_n[:, None]) & ~own_nC, axis=1
     )
-  for first in range(0, len(text_CP), _AT_ONCE):
-    cosine_cN = text_CP[first : first + _AT_ONCE] @ image_NP.T
+  for first in range(0, len(text_CP), _BLOCK_ROWS):
+    cosine_cN = text_CP[first : first + _BLOCK_ROWS] @ image_NP.T
     own_c = image_C[first : first + len(cosine_cN)]
     own_cos = np.take_along_axis(cosine_cN, own_c[:, None], axis=1)
     of_text[first : first + len(cosine_cN)] = np.sum(cosine_cN >= own_cos, axis=1) - 1

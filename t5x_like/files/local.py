@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 from t5x_like.errors import UserError, one_line, retry
 
-_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
+_FSYNC_UNSUPPORTED = (
+  errno.EINVAL,
+  errno.ENOTSUP,
+  errno.EBADF,
+  errno.EROFS,
+)  # of file systems without fsync
 _KINDS = {
   stat.S_IFIFO: "a pipe",
   stat.S_IFCHR: "a device",
@@ -146,7 +151,7 @@ def sync(path) -> None:
   try:
     os.fsync(number)
   except OSError as error:
-    if error.errno not in _UNSYNCED:
+    if error.errno not in _FSYNC_UNSUPPORTED:
       raise
   finally:
     os.close(number)

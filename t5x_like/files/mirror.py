@@ -12,7 +12,7 @@ from t5x_like.files.local import LocalPath
 from t5x_like.files.paths import as_path
 
 # The files that a resumed run needs.
-_READ = (
+_RESUME_FILES = (
   "config.json",
   "environment.json",
   "history.jsonl",
@@ -76,7 +76,7 @@ class WorkdirMirror:
 
   def pull(self) -> None:
     """Fetch the files that a resumed run needs."""
-    for name in _READ:
+    for name in _RESUME_FILES:
       data = (self._remote / name).read()
       if data is not None:
         (self.local / name).write_bytes(data)

@@ -20,7 +20,7 @@ from t5x_like.files.local import replace_atomically
 from t5x_like.files.paths import AnyPath, as_path
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
-_NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_STANDARD_STREAMS = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 # A device or a terminal may be read and written at the same time; writing to these destroys their
 # content.
 _LOSING_KINDS = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
@@ -218,8 +218,8 @@ def _begins_with(file: pathlib.Path, marker: bytes) -> bool:
 
 def _descriptor(path: str) -> int | None:
   """Return the number of the open descriptor that a path names, or None."""
-  if path in _NAMED:
-    return _NAMED[path]
+  if path in _STANDARD_STREAMS:
+    return _STANDARD_STREAMS[path]
   match = _DESCRIPTOR.fullmatch(path)
   return int(match[1]) if match else None
 

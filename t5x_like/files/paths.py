@@ -12,7 +12,7 @@ from t5x_like.files.local import LocalPath
 
 AnyPath = Union[LocalPath, "RemotePath"]  # noqa: F821 (`remote.RemotePath`, found by name when an address is opened)
 
-_ON_DISK = ("file", "local")  # fsspec's schemes for local paths
+_DISK_SCHEMES = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
 _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 def is_remote(path) -> bool:
   """Return whether a path is an address, `file://` aside."""
   scheme, separator, _ = str(path).partition("://")
-  return bool(separator) and scheme.lower() not in _ON_DISK
+  return bool(separator) and scheme.lower() not in _DISK_SCHEMES
 
 
 def as_path(path: str | os.PathLike) -> AnyPath:
@@ -53,7 +53,7 @@ def check_directory(text, flag: str = "--workdir") -> str:
   if not address.strip():
     raise UserError(f"{flag}={text}: found an empty address; is its variable set? {remedy}")
   scheme, separator, rest = address.partition("://")
-  if separator and scheme.lower() in _ON_DISK:
+  if separator and scheme.lower() in _DISK_SCHEMES:
     return check_directory(rest, flag)
   if separator:
     bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable
 
 _ENGLISH_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_DELETED = str.maketrans("", "", string.punctuation)
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TO_SPACE = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
@@ -25,7 +25,7 @@ def normalize_squad(text: str) -> str:
   The text is lower-cased; ASCII punctuation and the words a, an, the are deleted; white space is
   collapsed.
   """
-  return _collapse_space(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_DELETED)))
+  return _collapse_space(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)))
 
 
 def normalize_trivia_qa(text: str) -> str:

@@ -22,7 +22,7 @@ from t5x_like.store.shards import SHARDS_TABLE, array_directories
 TOKENS = "tokens"
 _, _ENDS = array_directories(TOKENS)
 _BLOCK = 256  # ends read per step: half a page
-_FOLLOWING = 32  # ends read at once for the consecutive documents of a window
+_NEXT_ENDS = 32  # ends read at once for the consecutive documents of a window
 _BYTES = 8  # per end
 
 
@@ -176,11 +176,11 @@ class TokenStore(Store):
     while row_n.size:
       shard_n = np.searchsorted(shards.first_item, document_n, side="right") - 1
       number_n = document_n - shards.first_item[shard_n]  # in the shard
-      size_n = np.minimum(shards.first_item[shard_n + 1] - document_n, _FOLLOWING)
-      ends_nK = self._read_ends(shard_n, number_n, size_n, width=_FOLLOWING)
+      size_n = np.minimum(shards.first_item[shard_n + 1] - document_n, _NEXT_ENDS)
+      ends_nK = self._read_ends(shard_n, number_n, size_n, width=_NEXT_ENDS)
       ends_nK += self._first_token[shard_n][:, None]
       position_nK = ends_nK - starts_B[row_n][:, None]
-      is_inside_nK = (position_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
+      is_inside_nK = (position_nK < length) & (np.arange(_NEXT_ENDS) < size_n[:, None])
       row_N, column_N = np.nonzero(is_inside_nK)
       begins_BW[row_n[row_N], position_nK[row_N, column_N]] = True
       continues_n = np.count_nonzero(is_inside_nK, axis=1) == size_n

@@ -94,7 +94,7 @@ def test_near_duplicates_without_spaces_are_alike(script):
     for text in (page, page[:250] + "字" + page[251:], page[:99] + page[100:], another)
   ]
   similarities = [(signatures[0] == signature).mean() for signature in signatures]
-  assert min(similarities[:3]) >= near.SIMILAR
+  assert min(similarities[:3]) >= near.MIN_SIMILARITY
   assert similarities[3] < 0.5
 
 

@@ -50,7 +50,7 @@ def test_losses_and_scores_are_the_runs_without_dropout_at_a_rate_of_nearly_zero
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/exported"]) == 0
   assert not torch_beside.main([f"--workdir={tmp_path}/run", f"--model={tmp_path}/exported"])
 
-  scores = json.loads((tmp_path / "run" / torch_beside.RESULT).read_text())["scores"]
+  scores = json.loads((tmp_path / "run" / torch_beside.RESULT_FILE).read_text())["scores"]
   text = (tmp_path / "run" / "metrics.jsonl").read_text()
   metrics = [json.loads(line) for line in text.splitlines()]
   losses = [row["train/loss"] for row in metrics if "train/loss" in row]

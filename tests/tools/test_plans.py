@@ -12,7 +12,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_page_shows_every_stored_plan():
-  stored = json.loads(plans.STORED.read_text())
+  stored = json.loads(plans.STORED_PLANS.read_text())
   assert list(stored) == [name for name in plans.PLANS if name in stored]
   page = plans.page(stored)
   for name, plan in stored.items():
@@ -59,11 +59,11 @@ def test_figures_in_recipes_are_close_to_a_stored_plan():
 
 def test_a_failed_compilation_leaves_the_stored_plan(monkeypatch, tmp_path, capsys):
   name = "deit s 16, v5e 2x4"
-  stored_plan = json.loads(plans.STORED.read_text())[name]
+  stored_plan = json.loads(plans.STORED_PLANS.read_text())[name]
   copy = tmp_path / "plans.json"
   copy.write_text(json.dumps({name: stored_plan}))
   failure = {"fits": False, "verdict": "was not done"}
-  monkeypatch.setattr(plans, "STORED", copy)
+  monkeypatch.setattr(plans, "STORED_PLANS", copy)
   monkeypatch.setattr(plans.child, "plan", lambda request, timeout: failure)
   assert plans.main(["--only=deit"]) == plans.EXIT_DOES_NOT_FIT
   assert "not stored" in capsys.readouterr().out

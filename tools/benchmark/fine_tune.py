@@ -20,7 +20,7 @@ from t5x_like.nn.dims import Dims
 from . import step
 
 _DIMS = Dims(embed=384, heads=12, kv_heads=12, head_dim=32, mlp=1536, layers=6)  # MiniLM-L6-H384
-_UNTIMED = 3
+_UNTIMED_STEPS = 3
 _RATE = 3e-5
 _DECAY = 0.01
 
@@ -65,8 +65,8 @@ def main(args: argparse.Namespace) -> None:
   print(
     "Method: MiniLM-L6-H384 with a classifier of two classes, float32, full rows of random "
     f"tokens, dropout {args.dropout:g}, gradient clipped at 1, AdamW, on {len(cores)} cores in "
-    f"one process. Steps of each in turns: {_UNTIMED} untimed, then {args.steps}; medians of the "
-    "process's CPU seconds and of wall seconds. PyTorch's threads wait without spinning.",
+    f"one process. Steps of each in turns: {_UNTIMED_STEPS} untimed, then {args.steps}; medians of "
+    "the process's CPU seconds and of wall seconds. PyTorch's threads wait without spinning.",
     flush=True,
   )
   peers = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
@@ -101,12 +101,12 @@ def _compare(
   if peers:
     runs["pytorch"] = _theirs(args, batch, length, threads)
   times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-  for number in range(args.steps + _UNTIMED):
+  for number in range(args.steps + _UNTIMED_STEPS):
     for name, run in runs.items():
       wall = time.perf_counter()
       cpu = time.process_time()
       run()
-      if number >= _UNTIMED:
+      if number >= _UNTIMED_STEPS:
         times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
   result = {}
   for number, kind in enumerate(("cpu_seconds", "seconds")):

@@ -34,7 +34,7 @@ from .data import synthetic_store
 
 _INPUTS_LENGTH = 512
 _WINDOW = 568
-_SMALL = 10**7  # tokens of the small store, to which the large one is compared
+_SMALL_STORE_TOKENS = 10**7  # tokens of the small store, to which the large one is compared
 _SPLIT = "train"
 
 
@@ -111,7 +111,7 @@ def main(args: argparse.Namespace) -> None:
 def _make(directory: pathlib.Path, args: argparse.Namespace) -> None:
   """Make the small store and, unless `--store` names another, the simulated one."""
   try:
-    synthetic_store(directory / "small" / _SPLIT, _SMALL)
+    synthetic_store(directory / "small" / _SPLIT, _SMALL_STORE_TOKENS)
     if args.store is None:
       simulate(directory / "large" / _SPLIT, args.tokens, args.shards, args.documents)
   except UserError as error:
@@ -239,8 +239,8 @@ def _print_method(args: argparse.Namespace) -> None:
     "threads: for the first time, then the same ones again, from the page cache. Documents of "
     f"random tokens, {args.batch_size} in a batch. Span corruption {_INPUTS_LENGTH}/114 as in "
     "training, also for the first time and again, the latter in turns with a store of one shard of "
-    f"{_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} "
-    f"on {os.cpu_count()} cores."
+    f"{_SMALL_STORE_TOKENS:,} tokens; medians of {args.repeats} repeats. Load average "
+    f"{os.getloadavg()[0]:.2f} on {os.cpu_count()} cores."
   )
 
 

@@ -5,14 +5,14 @@ See Lai et al. 2017, Zellers et al. 2018 and Chen et al. 2019.
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, multiple_choice
 
-_FOUR = ("0", "1", "2", "3")
+_FOUR_LABELS = ("0", "1", "2", "3")
 _SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
 _CODAH = {
   "train": ["CODAH/train.tsv", "full_data.tsv"],
   "validation": ["CODAH/dev.tsv"],
   "test": ["CODAH/test.tsv"],
 }
-_ANSWERS = tuple(f"answer{number}" for number in _FOUR)
+_ANSWERS = tuple(f"answer{number}" for number in _FOUR_LABELS)
 
 
 def _race(part: str, examples: int):
@@ -45,9 +45,9 @@ SUITE = Suite(
       73_546,
       files=Files("swag", "csv", _SWAG),
       text="{sent1}",
-      options=[f"{{sent2}} {{ending{number}}}" for number in _FOUR],
+      options=[f"{{sent2}} {{ending{number}}}" for number in _FOUR_LABELS],
       choices=4,
-      labels=list(_FOUR),
+      labels=list(_FOUR_LABELS),
       ids=("video-id", "fold-ind"),
     ),
     "codah": multiple_choice(

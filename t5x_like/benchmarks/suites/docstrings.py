@@ -11,7 +11,7 @@ from t5x_like.benchmarks.suites import Benchmark, Suite, classification, generat
 
 _PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 _SPLITS = {"dev": {"split": "validation", "max_examples": 256}, "test": {"split": "test"}}
-_COMMON = {"evaluated": _SPLITS, "ids": ("id",)}
+_COMMON_ARGUMENTS = {"evaluated": _SPLITS, "ids": ("id",)}
 
 
 def _count_test_scores(benchmark: Benchmark) -> Benchmark:
@@ -36,7 +36,7 @@ _AS_TEXT = generation(
   metrics=["answers"],
   counted=("f1", "exact_match"),
   targets_length=32,
-  **_COMMON,
+  **_COMMON_ARGUMENTS,
 )
 
 SUITE = Suite(
@@ -48,7 +48,7 @@ SUITE = Suite(
         text="{text}",
         labels=_PACKAGES,
         inputs="package: {text}",
-        **_COMMON,
+        **_COMMON_ARGUMENTS,
       )
     ),
     "halves": _count_test_scores(
@@ -59,7 +59,7 @@ SUITE = Suite(
         pair="{second}",
         labels=("apart", "together"),
         inputs="halves first: {first} second: {second}",
-        **_COMMON,
+        **_COMMON_ARGUMENTS,
       )
     ),
     "name": _count_test_scores(
@@ -71,7 +71,7 @@ SUITE = Suite(
         metrics=["answers"],
         counted=("f1", "exact_match"),
         targets_length=16,
-        **_COMMON,
+        **_COMMON_ARGUMENTS,
       )
     ),
     "parameter": _count_test_scores(dataclasses.replace(_AS_SPANS, text=_AS_TEXT.text)),

@@ -6,7 +6,7 @@ Derczynski et al. 2017); parts of speech are those of Universal Dependencies.
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagging
 
-_BOTH = {"dev": "validation", "test": "test"}
+_DEV_AND_TEST = {"dev": "validation", "test": "test"}
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
 _CONLL = {
   "train": ["eng.train", "train.txt"],
@@ -31,7 +31,7 @@ SUITE = Suite(
       tags=("O", *(f"{begin}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for begin in "BI")),
       field="entities",
       score="f1",
-      evaluated=_BOTH,
+      evaluated=_DEV_AND_TEST,
     ),
     "ner": tagging(
       None,
@@ -40,7 +40,7 @@ SUITE = Suite(
       tags=("O", *(f"{begin}-{kind}" for kind in _KINDS for begin in "BI")),
       field="ner_tags",
       score="f1",
-      evaluated=_BOTH,
+      evaluated=_DEV_AND_TEST,
     ),
     "pos": tagging(
       "tfds:universal_dependencies/en_ewt",
@@ -49,7 +49,7 @@ SUITE = Suite(
       tags=_POS,
       field="upos",
       score="accuracy",
-      evaluated=_BOTH,
+      evaluated=_DEV_AND_TEST,
     ),
   }
 )

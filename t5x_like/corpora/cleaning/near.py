@@ -21,7 +21,7 @@ SHINGLE = 5  # words
 # 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
 HASHES = 128
 BANDS = 16
-SIMILAR = 0.8  # minimum share of equal minima in near duplicates
+MIN_SIMILARITY = 0.8  # minimum share of equal minima in near duplicates
 REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
 _ROWS = 2**14  # compared at once; bounds memory
 
@@ -75,7 +75,7 @@ def _are_similar(minhash: np.ndarray, first_m: np.ndarray, second_m: np.ndarray)
   for start in range(0, first_m.size, _ROWS):
     rows = slice(start, start + _ROWS)
     is_equal = minhash[first_m[rows]] == minhash[second_m[rows]]
-    is_similar_m[rows] = np.mean(is_equal, axis=1) >= SIMILAR
+    is_similar_m[rows] = np.mean(is_equal, axis=1) >= MIN_SIMILARITY
   return is_similar_m
 
 

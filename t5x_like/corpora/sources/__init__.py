@@ -213,7 +213,7 @@ def open_source(
   return opened_source
 
 
-_FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
+_FIRST_RECORDS = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
 
 def parse_split(split: str) -> tuple[str, int | None]:
@@ -221,7 +221,7 @@ def parse_split(split: str) -> tuple[str, int | None]:
 
   The number is None for all records.
   """
-  match = _FIRST.fullmatch(split)
+  match = _FIRST_RECORDS.fullmatch(split)
   return (match[1], int(match[2])) if match else (split, None)
 
 

@@ -9,7 +9,7 @@ from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
 
-AT_ONCE = 1024  # the most records that a format decodes together
+MAX_RECORDS_AT_ONCE = 1024  # that a format decodes together
 
 
 class ColumnSource(FileSource):
@@ -24,7 +24,8 @@ class ColumnSource(FileSource):
   ) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
     """Return the names of the columns, and a function that reads records.
 
-    The function takes the columns in use and returns lists of at most `AT_ONCE` records.
+    The function takes the columns in use and returns lists of at most `MAX_RECORDS_AT_ONCE`
+    records.
     """
 
   @abc.abstractmethod

@@ -24,7 +24,7 @@ from t5x_like.errors import UserError
 
 KEYS = ("spans", "entities", "ents")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_LONGEST = 24  # words of the longest name
+_MAX_WORDS = 24  # words of the longest name
 
 Finder = Callable[[str], list[tuple[int, int]]]
 
@@ -45,7 +45,7 @@ def load_finder(where: str, name: str) -> tuple[Finder, str]:
   names = set()
   for text in _names(name):
     words = tuple(_WORD.findall(text))
-    if 0 < len(words) <= _LONGEST:
+    if 0 < len(words) <= _MAX_WORDS:
       names.add(words)
   if not names:
     raise UserError(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from t5x_like.corpora.sources._columns import AT_ONCE, ColumnSource
+from t5x_like.corpora.sources._columns import MAX_RECORDS_AT_ONCE, ColumnSource
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.paths import AnyPath, as_path
@@ -54,8 +54,8 @@ class Source(ColumnSource):
       for batch in _batches(reader):
         batch.validate(full=True)
         columns_batch = batch.select(columns)
-        for start in range(0, columns_batch.num_rows, AT_ONCE):
-          records = columns_batch.slice(start, AT_ONCE).to_pylist()
+        for start in range(0, columns_batch.num_rows, MAX_RECORDS_AT_ONCE):
+          records = columns_batch.slice(start, MAX_RECORDS_AT_ONCE).to_pylist()
           for record in records:
             for name, convert in converters.items():
               record[name] = convert(record[name])

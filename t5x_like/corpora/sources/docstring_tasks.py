@@ -57,7 +57,7 @@ def _records(task: str, split: str, corpus: str, data_dir: str | None) -> list[R
     documents = [
       document
       for document in documents
-      if benchmark.is_kept(document["module"]) == (split == "validation")
+      if benchmark.is_validation_module(document["module"]) == (split == "validation")
     ]
   return benchmark.records(task, documents)
 

@@ -50,7 +50,7 @@ from t5x_like.files.paths import as_path
 
 _UNLABELLED = "-1"
 _PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
-_NAMED = re.compile(r"(?:^|,)([a-z]\w*)=")
+_SPLIT_PREFIX = re.compile(r"(?:^|,)([a-z]\w*)=")
 _SHARE = re.compile(r"(.+)\[(\d+)?%?:(?:(\d+)%)?\]")
 
 
@@ -210,7 +210,7 @@ def _find_files(
     raise UserError(
       f"source official, {table.name}: give the directory of its files, {usual_names}, as data_dir"
     )
-  if _NAMED.match(where) and not as_path(where).exists():
+  if _SPLIT_PREFIX.match(where) and not as_path(where).exists():
     return _parse_files(table, where)
   root = where.rstrip("/")
   available = {}
@@ -268,7 +268,7 @@ def _parse_files(
 
   Several files of a split are joined by `+`.
   """
-  matches = list(_NAMED.finditer(where))
+  matches = list(_SPLIT_PREFIX.finditer(where))
   paths = {}
   shares = {}
   for match, following in zip(matches, [*matches[1:], None]):

@@ -1,6 +1,6 @@
 """`parquet:PATTERN`: the rows of Parquet files."""
 
-from t5x_like.corpora.sources._columns import AT_ONCE, ColumnSource
+from t5x_like.corpora.sources._columns import MAX_RECORDS_AT_ONCE, ColumnSource
 from t5x_like.errors import UserError, one_line
 
 
@@ -14,7 +14,8 @@ class Source(ColumnSource):
 
     def read_records(columns):
       return (
-        batch.to_pylist() for batch in table.iter_batches(batch_size=AT_ONCE, columns=columns)
+        batch.to_pylist()
+        for batch in table.iter_batches(batch_size=MAX_RECORDS_AT_ONCE, columns=columns)
       )
 
     return table.schema_arrow.names, read_records

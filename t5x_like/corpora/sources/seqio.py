@@ -30,7 +30,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, one_line
 from t5x_like.quiet_tensorflow import tf
 
-_SPELLED = re.compile(r"([^@:]+:[^@:]+)(?:@(.+))?", re.DOTALL)
+_SPELLING = re.compile(r"([^@:]+:[^@:]+)(?:@(.+))?", re.DOTALL)
 _TOKENS = (
   "tokenize",
   "tokenize_and_append_eos",
@@ -38,7 +38,7 @@ _TOKENS = (
   "append_eos_after_trim",
   "CacheDatasetPlaceholder",
 )
-_TRIED = 8  # records on which preprocessors are tried twice
+_NUM_TRIED_RECORDS = 8  # records on which preprocessors are tried twice
 _Step = Callable[[Any], Any]
 
 
@@ -48,7 +48,7 @@ class Source(Base):
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results, which no source knows
     self._where = f"source seqio:{spec}"
-    match = _SPELLED.fullmatch(spec)
+    match = _SPELLING.fullmatch(spec)
     if not match:
       raise UserError(f"{self._where}: expected seqio:module:TASK or seqio:module:TASK@SOURCE")
     self._name, inner = match.groups()
@@ -80,8 +80,8 @@ class Source(Base):
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
     where = f"{self._where}, split {split}"
-    first_results = list(self._preprocess(split, _TRIED))
-    repeated_results = list(self._preprocess(split, _TRIED))
+    first_results = list(self._preprocess(split, _NUM_TRIED_RECORDS))
+    repeated_results = list(self._preprocess(split, _NUM_TRIED_RECORDS))
     if repr(first_results) != repr(repeated_results):
       raise UserError(
         f"{where}: preprocessors return other records when they are called again; draw numbers "

@@ -7,7 +7,7 @@ from t5x_like.corpora.sources._files import FileSource
 from t5x_like.corpora.sources.json import parse_file
 from t5x_like.errors import UserError, one_line
 
-_EXPECTED = "data > paragraphs > context, qas > id, question, answers"
+_EXPECTED_LAYOUT = "data > paragraphs > context, qas > id, question, answers"
 
 
 class Source(FileSource):
@@ -21,7 +21,7 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     try:
-      for article in parse_file(path, dict, f"an object: {_EXPECTED}")["data"]:
+      for article in parse_file(path, dict, f"an object: {_EXPECTED_LAYOUT}")["data"]:
         for paragraph in article["paragraphs"]:
           for question in paragraph["qas"]:
             yield (
@@ -38,5 +38,5 @@ class Source(FileSource):
             )
     except (AttributeError, KeyError, TypeError) as error:
       raise UserError(
-        f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED}"
+        f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED_LAYOUT}"
       ) from None

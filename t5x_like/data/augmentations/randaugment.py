@@ -22,8 +22,8 @@ NAMES = (
   "sharpness shear_x shear_y translate_x translate_y"
 ).split()
 NUMBERS = 4  # random numbers of one change
-_HIGHEST = 10.0
-Magnitude = Annotated[float, Condition("a number from 0 to 10", lambda x: 0 <= x <= _HIGHEST)]
+_MAX_MAGNITUDE = 10.0
+Magnitude = Annotated[float, Condition("a number from 0 to 10", lambda x: 0 <= x <= _MAX_MAGNITUDE)]
 
 
 def draw_changes(
@@ -43,7 +43,7 @@ def draw_changes(
   """
   which = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
   noise = tf.math.ndtri(tf.clip_by_value(u[..., 2], 1e-7, 1 - 1e-7))
-  level = tf.clip_by_value(magnitude + deviation * noise, 0.0, _HIGHEST)
+  level = tf.clip_by_value(magnitude + deviation * noise, 0.0, _MAX_MAGNITUDE)
   return which, level, tf.where(u[..., 3] < 0.5, -1.0, 1.0)
 
 
@@ -56,7 +56,7 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     sign: 1 or -1.
     fill: the colour that affine maps see outside of the image, one number per channel, in 0 to 255.
   """
-  size = level / _HIGHEST
+  size = level / _MAX_MAGNITUDE
   shape = tf.cast(tf.shape(image), tf.float32)
   signed = size * sign
   angle = signed * (30 * math.pi / 180)

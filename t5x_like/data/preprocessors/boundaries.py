@@ -34,7 +34,7 @@ KEEP = 3  # as the id before: marks, closing quotes and brackets, and a part of 
 COMPLETING = 4  # the last part of a letter
 
 _MAX_BYTES = 4  # of a letter in UTF-8
-_REACH = 3  # up to 2 ** _REACH ids before an id are inspected
+_LOG2_REACH = 3  # up to 2 ** _LOG2_REACH ids before an id are inspected
 
 
 class Boundaries:
@@ -205,7 +205,7 @@ _END_OF_KIND = _values(
 
 def _resolve_kept(values_BL: tf.Tensor) -> tf.Tensor:
   """Replace KEEP with the value before; the beginning of a row is 0."""
-  for step in range(_REACH):
+  for step in range(_LOG2_REACH):
     values_BL = tf.where(values_BL == KEEP, _shift(values_BL, 2**step, 0), values_BL)
   return values_BL
 

@@ -30,7 +30,7 @@ _MAX_PATTERN_GROUPS = 2**15
 _GROUPS_TOGETHER = 2**11  # groups handled together when patterns are made
 _DRAWS = 16  # draws of the beginning of a row
 _COMPLETED_DRAWS = 4  # the most promising draws
-_GOOD_ENOUGH = 1.001  # times the lower bound on rows
+_ACCEPTED_RATIO = 1.001  # times the lower bound on rows
 _LARGEST_FIRST_PERIODS = (4, 0, 1)  # every fourth row, no row, every row
 
 
@@ -197,7 +197,7 @@ def _assign_two_streams(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int)
     periods = (best_period,)
     patterns += part_patterns
     times += part_times
-  if sum(times) > math.ceil(load_D.max()) * _GOOD_ENOUGH:
+  if sum(times) > math.ceil(load_D.max()) * _ACCEPTED_RATIO:
     row_N = _best_fit(lengths_ND, limits_D, seed)
     if row_N.max(initial=-1) < sum(times):
       return row_N
@@ -225,7 +225,7 @@ def _best_patterns(
     patterns, times = _patterns(groups, limits_D, period, seed)
     if best is None or sum(times) < sum(best[1]):
       best = (patterns, times, period)
-    if sum(times) <= bound * _GOOD_ENOUGH:
+    if sum(times) <= bound * _ACCEPTED_RATIO:
       break
   return best
 

@@ -17,7 +17,7 @@ from t5x_like.errors import one_line
 from t5x_like.files.local import LocalPath
 
 FILE = "goodput.json"
-_EVERY_SECONDS = 5.0
+_WRITE_SECONDS = 5.0
 _BADPUT = (
   "training_prep",  # from the program's start to the restored state
   "program_startup",  # from the restored state to the first metrics, without the step: compiling
@@ -102,7 +102,7 @@ class Goodput:
     self._step = step
     self._is_first_step = False
     self._record["max_productive_step"] = step
-    if self._last - self._written > _EVERY_SECONDS:
+    if self._last - self._written > _WRITE_SECONDS:
       self.flush()
 
   def flush(self) -> None:

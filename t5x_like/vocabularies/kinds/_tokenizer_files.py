@@ -72,7 +72,7 @@ _IDS = ("an id or a list of ids", _are_ids)
 _TOKEN = ("a token: text, or an object with 'content' and flags", _is_token)
 _TOKENS = ("a list of tokens", _are_tokens)
 _ADDED = ("an object from ids to tokens, objects with 'content' and flags", _are_added)
-_LISTED = ("a list of tokens, objects with 'id', 'content' and flags", _are_listed)
+_LISTED_TOKENS = ("a list of tokens, objects with 'id', 'content' and flags", _are_listed)
 _SPECIAL_TOKENS = {
   **{f"{name}_token": _TOKEN for name in NAMES},
   "additional_special_tokens": _TOKENS,
@@ -85,7 +85,7 @@ _VALUES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "pre_tokenizer": _OBJECT,
     "decoder": _OBJECT,
     "post_processor": _OBJECT,
-    "added_tokens": _LISTED,
+    "added_tokens": _LISTED_TOKENS,
   },
   CONFIG: {
     **_SPECIAL_TOKENS,

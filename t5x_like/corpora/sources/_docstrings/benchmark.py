@@ -23,14 +23,14 @@ Record = dict[str, Any]
 
 PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 HALVES = ("apart", "together")
-MOST = 8_000  # records per split
-KEPT = 0.05  # share of the modules seen in pretraining that form the split validation
+MAX_RECORDS = 8_000  # records per split
+VALIDATION_SHARE = 0.05  # share of the modules seen in pretraining that form the split validation
 # words: 64 tokens hold most inputs
 _TEXT = 30
 _HALF = 15
 _SUMMARY = 30
 _DESCRIPTION = 8
-_AROUND = 1  # parameters before and after the one in question
+_NUM_NEIGHBOURS = 1  # parameters before and after the one in question
 
 _PACKAGE_NAMES = re.compile(
   r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I
@@ -41,12 +41,12 @@ _ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")
 _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
 
 
-def is_kept(module: str) -> bool:
+def is_validation_module(module: str) -> bool:
   """Return whether a module of the training split is in the benchmark's validation.
 
   The other modules are in the benchmark's train.
   """
-  return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < KEPT
+  return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < VALIDATION_SHARE
 
 
 def package(documents: Sequence[Document]) -> list[Record]:
@@ -107,8 +107,8 @@ def parameter(documents: Sequence[Document]) -> list[Record]:
     if len(entries) < 2:
       continue
     number = _digest("asked", document["text"])[0] % len(entries)
-    first = max(0, number - _AROUND)
-    neighbours = entries[first : number + 1 + _AROUND]
+    first = max(0, number - _NUM_NEIGHBOURS)
+    neighbours = entries[first : number + 1 + _NUM_NEIGHBOURS]
     context = [f"{parameter_name}: {description}" for parameter_name, description in neighbours]
     question, answer = entries[number]
     num_characters_before = sum(len(text) + 1 for text in context[: number - first])
@@ -127,10 +127,11 @@ TASKS: dict[str, Callable[[Sequence[Document]], list[Record]]] = {
 
 
 def records(task: str, documents: Sequence[Document]) -> list[Record]:
-  """Return at most `MOST` records of a task, independent of the order of the documents."""
+  """Return at most `MAX_RECORDS` records of a task, independent of the order of the documents."""
   ordered = sorted(documents, key=lambda d: _digest(d["module"], d["qualname"], d["text"]))
   return [
-    {"id": f"{task}-{number}"} | record for number, record in enumerate(TASKS[task](ordered)[:MOST])
+    {"id": f"{task}-{number}"} | record
+    for number, record in enumerate(TASKS[task](ordered)[:MAX_RECORDS])
   ]
 
 

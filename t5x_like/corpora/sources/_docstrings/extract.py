@@ -34,7 +34,7 @@ _NOT_PROSE = frozenset(
 )
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstring(NamedTuple):
@@ -149,7 +149,7 @@ def is_prose(text: str) -> bool:
 
 
 def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
-  if isinstance(node, _DOCUMENTED):
+  if isinstance(node, _DOCUMENTED_NODES):
     name = getattr(node, "name", "")
     outer = f"{outer}.{name}" if outer else name
     text = ast.get_docstring(node, clean=False)
