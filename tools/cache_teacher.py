@@ -178,8 +178,8 @@ def write(
     batch = {name: np.asarray(batch[name])[:missing_rows] for name in task.features}
     batch |= dict(zip(teacher_features, teacher(batch), strict=True))
     weights = batch["decoder_loss_weights"]
-    covered = np.exp(batch["teacher_log_probabilities"]).sum(-1)
-    remainder += float((weights * np.maximum(1 - covered, 0)).sum())
+    stored_probability = np.exp(batch["teacher_log_probabilities"]).sum(-1)
+    remainder += float((weights * np.maximum(1 - stored_probability, 0)).sum())
     total_weight += float(weights.sum())
     missing_rows -= len(weights)
     pending.append(batch)

@@ -1,4 +1,4 @@
-"""Draws the charts of a suite's page for each task.
+"""Draw the charts of a suite's page for each task.
 
 The charts show its curves, the spread of its runs, confusions, and scores by length. The last two
 are made from the predictions of the run whose metrics stand for the task, the one with the median

@@ -1,4 +1,4 @@
-"""Loads suites of the user: `--suite=module:SUITE`, or a TOML file with a table for each task.
+"""Load suites of the user: `--suite=module:SUITE`, or a TOML file with a table for each task.
 
   [relatedness]
   form = "classification"   # or multiple_choice, generation, tagging, span_qa: see `suites/`

@@ -1,4 +1,4 @@
-"""Finds the records of a suite's tasks: official files or TensorFlow datasets."""
+"""Find the records of a suite's tasks: official files or TensorFlow datasets."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Collects the facts about a run in a table of benchmarks besides its score."""
+"""Collect the facts about a run in a table of benchmarks besides its score."""
 
 import collections
 import json

@@ -1,4 +1,4 @@
-"""Reads the saved predictions of a suite's runs, and finds the metrics that score them again."""
+"""Read the saved predictions of a suite's runs, and find the metrics that score them again."""
 
 import json
 import pathlib

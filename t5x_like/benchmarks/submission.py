@@ -1,4 +1,4 @@
-"""Writes predictions for the test sets of GLUE and SuperGLUE in the leaderboards' formats."""
+"""Write predictions for the test sets of GLUE and SuperGLUE in the leaderboards' formats."""
 
 import json
 import pathlib

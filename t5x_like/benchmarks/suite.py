@@ -1,4 +1,4 @@
-"""Fills a table of benchmarks from one checkpoint: every task, at every rate, from every seed.
+"""Fill a table of benchmarks from one checkpoint: every task, at every rate, from every seed.
 
   <output>/<task>/<rate>-<seed>/   a run; its `result.json` is written last, and never made again
   <output>/results.json, results.md, results.html, submission/
@@ -344,8 +344,10 @@ class _FineTuning:
     process.log(f"=== {self.name}: {folder.name}")
     request = self.request()
     # a stopped run continues only with the same flags
-    begun = distributed.broadcast_from_first(lambda: _read_file(folder / REQUEST_FILE, request))
-    if begun is None and process.is_first():
+    saved_request = distributed.broadcast_from_first(
+      lambda: _read_file(folder / REQUEST_FILE, request)
+    )
+    if saved_request is None and process.is_first():
       workdirs.write_json(folder, REQUEST_FILE, {"request": request})
     config = self.config(rate, seed)
     with open_training_run(config, str(folder)) as tuned:

@@ -1,4 +1,4 @@
-"""Writes the results of a suite as JSON, as a Markdown table, and as a page with charts."""
+"""Write the results of a suite as JSON, as a Markdown table, and as a page with charts."""
 
 import math
 import pathlib

@@ -25,14 +25,14 @@ class _Parts:
   def __init__(self, job: Job, stage: str):
     self._directory = job.progress / "now" / stage
     self._sizes = [job.kind.part_size(number) for number in range(job.kind.num_parts)]
-    self._finished: dict[int, int] = {}
+    self._finished_amounts: dict[int, int] = {}
     self.total = sum(self._sizes)
 
   def read_progress(self) -> tuple[int, int]:
     """Return (bytes done, amount done)."""
     in_progress = self._read_reports()
-    amount = sum(self._finished.values())
-    size = sum(self._sizes[number] for number in self._finished)
+    amount = sum(self._finished_amounts.values())
+    size = sum(self._sizes[number] for number in self._finished_amounts)
     if amount:
       for number, part_amount in in_progress.items():
         # at the bytes per amount of the parts before
@@ -47,11 +47,11 @@ class _Parts:
         # a file is being written
         with contextlib.suppress(OSError, UserError, TransientError, ValueError):
           number = int(path.name)
-          if number in self._finished:
+          if number in self._finished_amounts:
             continue
           amount, is_done = map(int, path.read_text().split())
           if is_done:
-            self._finished[number] = amount
+            self._finished_amounts[number] = amount
           else:
             in_progress[number] = amount
     return in_progress

@@ -88,9 +88,9 @@ class Pulse:
 
   def __init__(self, path: AnyPath):
     self._path = path
-    self._next = time.monotonic() + _PULSE_SECONDS
+    self._next_time = time.monotonic() + _PULSE_SECONDS
 
   def __call__(self, amount: int, done: bool = False) -> None:
-    if done or time.monotonic() >= self._next:
+    if done or time.monotonic() >= self._next_time:
       self._path.write_text(f"{amount} {int(done)}")
-      self._next = time.monotonic() + _PULSE_SECONDS
+      self._next_time = time.monotonic() + _PULSE_SECONDS

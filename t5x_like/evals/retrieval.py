@@ -11,6 +11,7 @@ from t5x_like.evals._embeddings import embed_texts
 from t5x_like.slots import PositiveInt
 
 _BLOCK_ROWS = 256
+_DIRECTIONS = ("image_to_text", "text_to_image")  # of `match_ranks`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Evaluator(BaseEvaluator):
     return model.embed_images(batch)[0], batch["example_index"]
 
   def metric_names(self):
-    recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self.at)
+    recalls = [f"{direction}_r{k}" for direction in _DIRECTIONS for k in self.at]
     return (*recalls, "images", "texts")
 
   def __call__(self, arrays):
@@ -68,11 +69,10 @@ class Evaluator(BaseEvaluator):
     image_NP = image_NP[index_N >= 0]
     text_CP = embed_texts(self.context, self._embed_texts, arrays, tokens_CT)
     ranks = match_ranks(image_NP, text_CP, image_C)
-    scores = {
-      f"{name}_r{k}": 100 * float((rank < k).mean())
-      for name, rank in zip(("image_to_text", "text_to_image"), ranks)
-      for k in self.at
-    }
+    scores = {}
+    for direction, ranks_of_direction in zip(_DIRECTIONS, ranks, strict=True):
+      for k in self.at:
+        scores[f"{direction}_r{k}"] = 100 * float((ranks_of_direction < k).mean())
     return EvalResult(scores | {"images": len(image_NP), "texts": len(text_CP)})
 
 

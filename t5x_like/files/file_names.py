@@ -18,9 +18,8 @@ def is_name(text: Any) -> bool:
   """Return whether a value may name a file: a single path component, not `.` or `..`."""
   if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\\" in text:
     return False
-  # controls and lone surrogates
-  odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
-  return not odd and len(text.encode()) <= LONGEST
+  has_controls_or_surrogates = any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text)
+  return not has_controls_or_surrogates and len(text.encode()) <= LONGEST
 
 
 def is_inside(path: Any) -> bool:

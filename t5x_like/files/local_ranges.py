@@ -51,7 +51,7 @@ class _Pool:
   def __init__(self):
     self._open: dict[tuple[int, str, int], _Descriptor] = {}
     self._lock = threading.Lock()
-    self._most = 0  # the limit when it was last exceeded
+    self._exceeded_limit = 0  # the limit when it was last exceeded
     self.get = self._open.get
 
   def open(self, key: tuple[int, str, int], path: str) -> _Descriptor:
@@ -64,10 +64,10 @@ class _Pool:
       descriptor = _Descriptor(path)
     self._open[key] = descriptor
     # The limit is queried only if the last one would be exceeded.
-    if len(self._open) > self._most:
+    if len(self._open) > self._exceeded_limit:
       limit = max_open_files()
       if len(self._open) > limit:
-        self._most = limit
+        self._exceeded_limit = limit
         self._keep(limit * 7 // 8)
     return descriptor
 
@@ -112,11 +112,12 @@ class LocalShardFiles(ShardFiles):
         raise self._refusal(error) from error
       try:
         retry(lambda: self._fill(shards, array, reads), self._root)
-      except OSError as second:
-        raise self._refusal(second) from second
+      except OSError as second_error:
+        raise self._refusal(second_error) from second_error
 
   def _fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
-    late = []
+    """Read the cached bytes of all ranges, announce the others to the kernel, then read them."""
+    uncached_reads = []
     get = _pool.get
     serial = self._serial
     for shard, offset, into in reads:
@@ -124,11 +125,11 @@ class LocalShardFiles(ShardFiles):
         descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
         done = _read_cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
         if done != len(into):
-          late.append((shard, offset + done, into[done:]))
+          uncached_reads.append((shard, offset + done, into[done:]))
           _announce(descriptor.fd, offset + done, len(into) - done)
       except OSError as error:
         raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
-    for shard, offset, into in late:
+    for shard, offset, into in uncached_reads:
       try:
         descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
         while len(into):

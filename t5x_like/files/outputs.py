@@ -85,10 +85,12 @@ class OutputFile:
     if self._descriptor is None:
       self._path = self._resolve(path)
     status = self._status()
-    self._replaced = self._descriptor is None and (status is None or stat.S_ISREG(status.st_mode))
+    self._is_replaced = self._descriptor is None and (
+      status is None or stat.S_ISREG(status.st_mode)
+    )
     self.to_stdout = status is not None and _is_same_file(status, _fstat(1))
     self._refuse_inputs(status, [file for file in inputs if file])
-    if self._replaced:
+    if self._is_replaced:
       self._refuse_property()
       self._refuse_unwritable()
 
@@ -189,7 +191,7 @@ class OutputFile:
   @contextlib.contextmanager
   def _open(self) -> Iterator:
     sys.stdout.flush()
-    if self._replaced:
+    if self._is_replaced:
       with replace_atomically(self._path) as file:
         yield file
     elif self._descriptor == 1 and hasattr(sys.stdout, "buffer"):

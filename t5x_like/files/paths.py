@@ -58,9 +58,9 @@ def check_directory(text, flag: str = "--workdir") -> str:
   if separator:
     bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]
     if not scheme or not bucket.strip():
-      lacking = "bucket" if scheme else "scheme"
+      missing_part = "bucket" if scheme else "scheme"
       raise UserError(
-        f"{flag}={text}: found no {lacking} in the address; is its variable set? {remedy}"
+        f"{flag}={text}: found no {missing_part} in the address; is its variable set? {remedy}"
       )
     return address.rstrip("/")
   if match := _ONE_SLASH.fullmatch(address):

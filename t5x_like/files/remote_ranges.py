@@ -45,9 +45,9 @@ class RemoteShardFiles(ShardFiles):
   """The files of a directory at an address."""
 
   def __init__(self, root: RemotePath, remedy: str):
-    # bytes taken from the cache budget
+    # bytes reserved in the cache budget
     self._budget = _budget
-    self._taken = 0
+    self._reserved = 0
     super().__init__(root, remedy)
     self._is_cached: bool | None = None  # whether blocks stay cached; decided at the first read
     self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
@@ -63,7 +63,7 @@ class RemoteShardFiles(ShardFiles):
     return changed
 
   def __del__(self):
-    self._budget.take(-self._taken)
+    self._budget.take(-self._reserved)
 
   def read(self, file: str) -> bytes | None:
     return self._root.read_many([(file, None)], PATIENCE_SECONDS)[0]
@@ -104,7 +104,7 @@ class RemoteShardFiles(ShardFiles):
     with self._lock:
       if self._is_cached is None:
         self._is_cached = self._budget.take(size)
-        self._taken = size if self._is_cached else 0
+        self._reserved = size if self._is_cached else 0
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
     """Read blocks of files, given the files' sizes; concurrent callers share each read."""

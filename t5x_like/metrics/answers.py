@@ -1,4 +1,4 @@
-"""Normalises answers before comparison, scores common words, and finds final numbers.
+"""Normalise answers before comparison, score common words, and find final numbers.
 
 SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation.
 TriviaQA's rules replace it, and four more quotes, with spaces. MLQA's rules delete all Unicode
@@ -151,8 +151,8 @@ _PLAIN = r"[0-9]+(?:\.[0-9]+)?"
 _POINT = r"(?<![\w.])\.[0-9]+"
 _EXPONENT = r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3})(?![\w]))?"
 _FRACTION = (
-  r"(?:(?P<units>[0-9]{1,15}) )?(?P<above>[0-9]{1,15}) ?/ "
-  r"?(?P<below>0*[1-9][0-9]{0,14})(?![0-9/]|[.,][0-9])"
+  r"(?:(?P<units>[0-9]{1,15}) )?(?P<numerator>[0-9]{1,15}) ?/ "
+  r"?(?P<denominator>0*[1-9][0-9]{0,14})(?![0-9/]|[.,][0-9])"
 )
 _NUMBER = re.compile(
   r"(?P<sign>(?<![\w)])-)?"  # the minus of "16-3" is not a sign
@@ -237,9 +237,9 @@ def _canonical(number: re.Match) -> str:
 
 def _unsigned_digits(number: re.Match) -> str:
   """Return a matched number without its sign and separators of thousands."""
-  if number["below"]:
+  if number["denominator"]:
     units = int(number["units"] or 0)
-    return _format_fraction(units, int(number["above"]), int(number["below"]))
+    return _format_fraction(units, int(number["numerator"]), int(number["denominator"]))
   if number["exponent"]:
     return _shift_point(number["plain"], int(number["exponent"]))
   if number["plain"]:
@@ -260,10 +260,10 @@ def _shift_point(digits: str, exponent: int) -> str:
   return f"{padded[:point]}.{padded[point:]}"
 
 
-def _format_fraction(units: int, above: int, below: int) -> str:
-  """Return the value of `above / below`, or of a mixed number, in decimals if these end."""
-  value = fractions.Fraction(above, below)
-  if above < below:
+def _format_fraction(units: int, numerator: int, denominator: int) -> str:
+  """Return a fraction, or a mixed number with whole units, as a finite decimal if it has one."""
+  value = fractions.Fraction(numerator, denominator)
+  if numerator < denominator:
     value += units
   remainder = value.denominator
   decimals = 0

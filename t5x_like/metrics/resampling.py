@@ -1,4 +1,4 @@
-"""Computes confidence intervals and paired tests for every metric by resampling its rows.
+"""Compute confidence intervals and paired tests for every metric by resampling its rows.
 
 Shares also have Wilson's intervals.
 """

@@ -1,4 +1,4 @@
-"""Converts ids of a vocabulary to the form in which stores keep them."""
+"""Convert ids of a vocabulary to the form in which stores keep them."""
 
 from typing import Any
 

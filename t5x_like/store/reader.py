@@ -1,4 +1,4 @@
-"""Reads a store: named ragged arrays with values for each of its items, read by index.
+"""Read a store: named ragged arrays with values for each of its items, read by index.
 
     <path>/manifest.json          arrays, counts, checksums of the tables, fingerprint
     <path>/shards.table           items of each shard, and values of each array in it

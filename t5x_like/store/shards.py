@@ -1,4 +1,4 @@
-"""Describes the shards of a store: their positions in its arrays, files, sizes and checksums.
+"""Describe the shards of a store: their positions in its arrays, files, sizes and checksums.
 
 A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>`, the values of
 its items one after the other, and `<array>.ends/<shard>`, int64, where the values of each item end.

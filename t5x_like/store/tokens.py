@@ -1,4 +1,4 @@
-"""Reads token stores: one split of a corpus, tokenised once, as windows of one long token stream.
+"""Read token stores: one split of a corpus, tokenised once, as windows of one long token stream.
 
 A token store has one array, `tokens`, whose items are documents of at least one token (made by
 `corpora/tokens.py`).

@@ -1,4 +1,4 @@
-"""Writes stores: one shard at a time, then the rest from the descriptions of the shards.
+"""Write stores: one shard at a time, then the rest from the descriptions of the shards.
 
 A shard's bytes depend only on its items. Parts of a store may therefore be written anywhere, in any
 order, by `write_shard`, and `build_metadata` joins their shards into a store without reading them

@@ -52,8 +52,16 @@ def sizes() -> list[int]:
     61,
     62,
   ]
-  around = {2**power + step for power in powers for step in (-1, 0, 1)}
-  candidates = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
+  powers_and_neighbours = {2**power + step for power in powers for step in (-1, 0, 1)}
+  candidates = powers_and_neighbours | {
+    1_000,
+    50_000,
+    10**6,
+    10**6 + 3,
+    976_562_500,
+    17_000_000_000,
+    10**12,
+  }
   return sorted(size for size in candidates if 2 <= size <= random.LARGEST_SIZE)
 
 

@@ -1,4 +1,4 @@
-"""Reads files in zip archives, by paths such as `photos.zip/train/cat/1.jpg`."""
+"""Read files in zip archives, by paths such as `photos.zip/train/cat/1.jpg`."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Opens compressed files as plain bytes.
+"""Open compressed files as plain bytes.
 
 The first bytes, else the suffix, reveal the compression.
 """

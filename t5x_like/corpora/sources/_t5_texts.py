@@ -1,4 +1,4 @@
-"""Makes T5's texts of single records, those of `t5/data/preprocessors.py` character by character.
+"""Convert single records into T5's texts, equal in every character to `t5/data/preprocessors.py`.
 
 Each function takes a record, its location and whether it is for training, and yields records with
 `inputs`, `targets` and the fields that metrics need. Targets of records without a label are -1, as

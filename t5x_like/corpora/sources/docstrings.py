@@ -37,13 +37,13 @@ class _Progress:
   """
 
   def __init__(self):
-    self._shown = 0
+    self._reported_step = 0
 
   def __call__(self, done: int, total: int) -> None:
     terminal = sys.stderr.isatty()
     steps = 100 if terminal else 10
-    if done * steps // total > self._shown or done == total:
-      self._shown = done * steps // total
+    if done * steps // total > self._reported_step or done == total:
+      self._reported_step = done * steps // total
       start = "\r" if terminal else ""
       end = "" if terminal and done < total else "\n"
       print(

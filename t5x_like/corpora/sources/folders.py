@@ -173,9 +173,9 @@ def _only_folder(folder: str) -> str:
   if not archive_and_path or archive_and_path[1]:
     return folder
   # A README next to the folders does not count.
-  below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
-  top_folders = {name.split("/")[0] for name in below}
-  if len(top_folders) == 1 and all(name.count("/") > 1 for name in below):
+  names = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
+  top_folders = {name.split("/")[0] for name in names}
+  if len(top_folders) == 1 and all(name.count("/") > 1 for name in names):
     return f"{folder}/{top_folders.pop()}"
   return folder
 

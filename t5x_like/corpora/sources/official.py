@@ -72,8 +72,8 @@ class Source(Base):
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     try:
-      self._about = json.loads(spec)
-      self._table = _Table(**self._about)
+      self._content = json.loads(spec)
+      self._table = _Table(**self._content)
       self._paths, self._shares = _find_files(self._table, data_dir)
     except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
@@ -187,7 +187,7 @@ class Source(Base):
     files = self._open(split).split_facts("train")
     return {
       "form": "official",
-      "table": self._about,
+      "table": self._content,
       "share": self._shares.get(split),
       "files": files,
     }

@@ -35,15 +35,15 @@ class Source(FileSource):
         "executed, so copy the shards first"
       )
     super().__init__(spec, fields=fields, data_dir=data_dir)
-    self._rest = spec
-    self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
+    self._spec = spec
+    self._wanted_parts = {part for field in fields for part in (field, field.partition(".")[0])}
 
   def classes(self, field: str) -> tuple[str, ...]:
     """Read the classes from all shards.
 
     They are whole numbers from 0 to the largest, or the other values, sorted.
     """
-    labels = Source(self._rest, fields=(field,))
+    labels = Source(self._spec, fields=(field,))
     class_values = set()
     for split in self.splits:
       for where, record in labels.records(split):
@@ -89,11 +89,11 @@ class Source(FileSource):
           f"{where}: found a second part {field!r} of the sample, expected one; "
           "write the shard again"
         )
-      if self._wanted and not {field, standard_name} & self._wanted:
+      if self._wanted_parts and not {field, standard_name} & self._wanted_parts:
         continue
       if data is None:
         skip = Skip(f"part of over {LONGEST >> 20} MiB")
-      elif not self._wanted or field in self._wanted:
+      elif not self._wanted_parts or field in self._wanted_parts:
         parts[field] = _decode_part(field, data, where)
       else:
         parts.setdefault(standard_name, _decode_part(field, data, where))

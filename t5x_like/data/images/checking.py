@@ -1,4 +1,4 @@
-"""Checks each image once, when a store is made, and converts it if necessary."""
+"""Check each image once, when a store is made, and convert it if necessary."""
 
 import io
 

@@ -134,7 +134,7 @@ class _Table:
         f"  found no split 'validation': one row in {number}, chosen by a hash of its content, is "
         "held out of train"
       )
-    self._opened = self._open(self._source)
+    self._open_source = self._open(self._source)
     pair = f" and {self._task['pair']}" if self._task.get("pair") else ""
     columns = f"text {self._task['text']}{pair}, label {self._label!r}"
     self.notes.insert(0, f"data: {self._source}: {columns}")
@@ -262,7 +262,7 @@ class _Table:
     Other rows are counted in `skipped`; the unusable ones are added to `problems`.
     """
     unusable: list[str] = []
-    for where, record in self._opened.records(split):
+    for where, record in self._open_source.records(split):
       if isinstance(record, Skip):
         skipped[f"a {record.reason}"] += 1
         continue
@@ -344,11 +344,11 @@ def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str
     folded = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
     spellings[folded if number is None else number].append(label)
   problems = []
-  for alike in spellings.values():
-    if len(alike) > 1:
-      labels_shown = " and ".join(f"{label!r} ({_rows(rows[label])})" for label in alike)
+  for variants in spellings.values():
+    if len(variants) > 1:
+      labels_shown = " and ".join(f"{label!r} ({_rows(rows[label])})" for label in variants)
       problems.append(
-        f"found one label in {len(alike)} spellings, {labels_shown}, expected one spelling"
+        f"found one label in {len(variants)} spellings, {labels_shown}, expected one spelling"
       )
   if problems:
     problems[-1] += ", or all labels as they are in --config.task.labels='[…]'"

@@ -244,14 +244,14 @@ def _check(preprocessor: _Preprocessor, batch: BatchFunction, num_examples: int)
     return {name: value.numpy() for name, value in features.items()}
 
   try:
-    both = first_examples(num_examples)
+    features = first_examples(num_examples)
     repeated = first_examples(num_examples)
     alone = first_examples(1)
   except tf.errors.OpError as error:
     if failed_preprocessor(error.message) is None:
       raise
     raise UserError(f"{preprocessor.label} failed: {failure_cause(error.message)}") from error
-  for name, value in both.items():
+  for name, value in features.items():
     if not np.array_equal(value, repeated[name]):
       raise UserError(
         f"{preprocessor.label}: returned another {name} for the same examples when it was called "

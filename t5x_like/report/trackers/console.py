@@ -1,4 +1,4 @@
-"""Shows progress on stderr: a bar on a terminal, else a line every ten seconds."""
+"""Show progress on stderr: a bar on a terminal, else a line every ten seconds."""
 
 import dataclasses
 import math

@@ -63,7 +63,7 @@ class Goodput:
     delay = max(0.0, (last_time or 0.0) - clock())
     self._clock = lambda: clock() + delay
     self._evaluation_seconds = 0.0
-    self._written = self._clock()
+    self._last_write = self._clock()
     if last_time is not None:
       started = max(started, last_time)
       if not self._record["in_order"]:
@@ -102,14 +102,14 @@ class Goodput:
     self._step = step
     self._is_first_step = False
     self._record["max_productive_step"] = step
-    if self._last - self._written > _WRITE_SECONDS:
+    if self._last - self._last_write > _WRITE_SECONDS:
       self.flush()
 
   def flush(self) -> None:
     """Write the file; a failure is a warning, and the run continues."""
-    self._written = self._clock()
-    self._record["at"] = self._written
-    total = self._written - self._record["began"]
+    self._last_write = self._clock()
+    self._record["at"] = self._last_write
+    total = self._last_write - self._record["began"]
     goodput_time = self._record["goodput_time"]
     badput = self._record["badput_time"]
     attributed = goodput_time + sum(badput.values()) - badput["other"]

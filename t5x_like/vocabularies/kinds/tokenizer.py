@@ -308,11 +308,11 @@ def _open_tokenizer(model: bytes, origin: str):
 def _check_pad(ids: dict[str, int], origin: str) -> None:
   pad = _find_id(ids, "pad")
   if pad != PAD_ID:
-    at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
+    first_piece = next((piece for piece, i in ids.items() if i == PAD_ID), None)
     padding = "no padding token" if pad is None else f"padding at id {pad}"
     raise UserError(
-      f"{origin}: found {padding} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since "
-      "0 is padding everywhere here; train one with python -m tools.train_vocabulary"
+      f"{origin}: found {padding} and {first_piece!r} at id 0, expected [PAD] or <pad> at id 0, "
+      "since 0 is padding everywhere here; train one with python -m tools.train_vocabulary"
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes supervised tasks from docstrings.
+"""Make supervised tasks from docstrings.
 
     package    text, label: the first words, without the names of packages, and their package
     halves     first, second, label: the beginning of a docstring, and its continuation or that of

@@ -183,7 +183,7 @@ def _quietly() -> Iterator[None]:
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)
   try:
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with open(os.devnull, "w") as null_device, contextlib.redirect_stdout(null_device):
       tfds.display_progress_bar(False)
       yield
   finally:

@@ -1,4 +1,4 @@
-"""Reads docstrings of installed packages from their source files by `ast`.
+"""Read docstrings of installed packages from their source files by `ast`.
 
 Nothing is imported or executed.
 
