@@ -1,7 +1,7 @@
 """Whole architectures, assembled from the layers of `nn`.
 
-A family in `models/` is one of them with a table of sizes. Read the package from the bottom up;
-each line imports only from the lines above it:
+A family in `models/` is one of them with a table of sizes. The lowest layer comes first; each line
+imports only from the lines above it:
 
   design           the choices of an architecture as data
   widths           a variant scaled to another width

@@ -188,7 +188,7 @@ class StackBuilder:
     if isinstance(specs, dict) and "name" not in specs:
       side = "decoder" if self.causal else "encoder"
       key = f"{CORE_KEY}.{side}"
-      specs = slots.fill(CORE_KEY, specs, _CoreOfSides)[side]
+      specs = slots.fill(CORE_KEY, specs, _SideCores)[side]
     if not isinstance(specs, tuple):
       specs = (specs,)
     return tuple((key, spec) for spec in specs)
@@ -393,7 +393,7 @@ def _smallest(limits: list[int | None]) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _CoreOfSides:
+class _SideCores:
   """The keys of a `core` that differs between encoder and decoder."""
 
   encoder: str | dict | tuple = "auto"

@@ -209,7 +209,7 @@ class Variant:
     width = dims.heads * dims.head_dim
     if width % heads or dims.kv_heads != dims.heads:
       raise UserError(
-        f"config.model.variant.decoder_heads: found {heads} beside {dims.heads} heads "
+        f"config.model.variant.decoder_heads: found {heads} with {dims.heads} heads "
         f"({dims.kv_heads} of keys and values) of width {dims.head_dim}, expected a divisor of "
         f"{width}, and as many heads of keys and values as of queries"
       )

@@ -194,7 +194,7 @@ class ImageEncoder(ImageModel):
       )
 
   def _vectors(self, rngs: nnx.Rngs, count: int) -> nnx.Param | None:
-    """Make learned vectors [count, D] that join the patches; None for a count of 0."""
+    """Make learned vectors [count, D], concatenated with the patches; None for a count of 0."""
     if not count:
       return None
     shape = (count, self.variant.dims.embed)

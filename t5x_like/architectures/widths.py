@@ -47,10 +47,10 @@ def resize_variant(
   Args:
     where: as in `scale_dims`.
     variants: the family's, by name.
-    size: a width; or a name in `variants`, whose widths it is; or changes to the fields of `Dims`.
-      A family without `Dims` has names alone, and gets the variant of that name.
+    size: a width; or a name in `variants`, for its widths; or changes to the fields of `Dims`. A
+      family without `Dims` accepts only names, and the result is the variant of that name.
   Raises:
-    UserError: no such variant, or a size that cannot be.
+    UserError: no such variant, or an impossible size.
   """
   named_variant = slots.find(where, size, variants) if isinstance(size, str) else None
   if stack_dims(variant) is None:

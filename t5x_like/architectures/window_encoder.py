@@ -28,9 +28,9 @@ class WindowVariant(StagedVariant):
 
   Attributes:
     window: rows and columns of a window; a stage with a smaller grid has one window of that size.
-    patch_position: one of `nn.image_positions`, added to the patches, besides the design's within
-      windows; "none" in published models. "learned_1d" is the absolute position embedding of Liu et
-      al. 2021 (arXiv:2103.14030), table 4.
+    patch_position: one of `nn.image_positions`, added to the patches; the design's own positions
+      are within windows. "none" in published models. "learned_1d" is the absolute position
+      embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
     pretrained_windows: for each stage, the window that its positions were first trained on
       (`log_cpb`), or 0.
     rounding: rounding of halved rows and columns where they limit a window; the number of tokens

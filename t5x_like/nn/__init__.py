@@ -5,11 +5,11 @@ Conventions: a layer is an `nnx.Module` used as a plain pytree (`nnx.set_graph_m
   keys, positions, masks, caches) is an argument; everything that varies between models is a
   different object chosen at construction.
 
-Read it from the bottom up; each line imports only from the lines above it:
+The lowest layer comes first; each line imports only from the lines above it:
 
   dims params mask remat                  sizes and their letters, parameters with named axes, masks
   linear norm layer                       the matrix product, norms, the interface of every sublayer
-  lora                                    low-rank adapters, put on a model from outside
+  lora                                    low-rank adapters, added to a finished model
   positions/ image_positions/ cores/      position schemes and attention cores, found by name
   attention latent_attention cosine       attention, from one vector a token, with cosines as logits
   feed_forward/ quantization/             feed-forward kinds and 8-bit products, found by name

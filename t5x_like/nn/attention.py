@@ -148,7 +148,7 @@ def attention_scope(mask: Mask):
 class SelfAttention(Attention):
   """Attention among the tokens of one stack, optionally through a cache."""
 
-  SHARED_INPUT = ("query", "key", "value")  # see `decoding.cpu.prepared`
+  SHARED_INPUT = ("query", "key", "value")  # see `decoding.cpu`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, cache).
@@ -171,7 +171,7 @@ class SelfAttention(Attention):
     return y_BTD, {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    # A step's products read this layout.
+    # The products of a decoding step read this layout.
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)
     zeros = jnp.zeros(shape, cache_dtype(start.dtype))
     zeros = constrain(zeros, "batch", "activation_kv_heads", None, None)

@@ -132,7 +132,7 @@ class GroupNorm(nnx.Module):
     self.groups = groups
     self.epsilon = epsilon
 
-  @partial(jax.checkpoint, prevent_cse=False)  # keeps the input alone, as the norms of `nn.norm`
+  @partial(jax.checkpoint, prevent_cse=False)  # keeps only the input, as the norms of `nn.norm`
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     axes = (1, 2, 4)  # all but images and groups
     x32_BYXGc = x_BYXC.astype(jnp.float32).reshape(*x_BYXC.shape[:3], self.groups, -1)

@@ -3,7 +3,7 @@
 The vector is the token's latent (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1).
 
 The cache of a token holds its latent and one rotated key that all heads share, rank + rope values
-instead of `heads * (head width + value width)`. Against it, the up-projections move to the other
+instead of `heads * (head width + value width)`. With a cache, the up-projections move to the other
 side of the products: queries are projected into the latent space, where all heads attend to the
 same vectors, and attended latents are projected to values. Neither keys nor values of the heads are
 ever made.
@@ -40,7 +40,7 @@ class Latent:
 
   Attributes:
     rank: width of the latent of keys and values.
-    query_rank: width of the latent of queries; None projects queries at once.
+    query_rank: width of the latent of queries; None projects queries directly.
     rope: channels of a head that rotate; the remaining `head_dim - rope` do not.
     value: width of a head's values.
     norm_epsilon: epsilon of the norms of latents; None for the epsilon of the stack's norms.

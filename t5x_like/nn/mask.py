@@ -1,7 +1,7 @@
 """Attention masks, kept symbolic until a core needs them.
 
 A `Mask` holds positions, segments and valid keys, so that a core can read the fields it has a fast
-path for, and the dense core can ask for the boolean array.
+path for, and the dense core can compute the boolean array.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Normalisation layers, with statistics in float32; the backward pass keeps the input alone."""
+"""Normalisation layers, with statistics in float32; the backward pass keeps only the input."""
 
 from functools import partial
 

@@ -92,7 +92,7 @@ def run_pipeline(
     state, aux = run_all_stages(blocks, stage_S, t, state)
     state = jnp.roll(_split_over_stages(state), 1, axis=0)
     state = _split_over_stages(state)
-    # This microbatch has left the last stage, for another round or for good.
+    # This microbatch has left the last stage: it enters another round, or it is finished.
     finished = t - (stages - 1)
     slot = finished % M
     earlier = jax.lax.dynamic_index_in_dim(waiting, slot, keepdims=False)

@@ -12,7 +12,7 @@ from t5x_like.nn.stack import Stack
 
 
 def copy_attributes(target: nnx.Module, source: nnx.Module) -> None:
-  """Give a module the parts and settings of another, whose parameters keep their names."""
+  """Copy the parts and settings of a module to another; parameters keep their names."""
   for name, value in vars(source).items():
     if not name.startswith("_"):  # not flax's own
       setattr(target, name, value)

@@ -22,7 +22,7 @@ from t5x_like.parallel.constrain import ways
 
 
 class Stack(nnx.Module):
-  """Embeddings in, normalised activations out.
+  """Blocks from embeddings to normalised activations.
 
   Args:
     make_block: builds one block from its own `nnx.Rngs`.

@@ -15,7 +15,7 @@ from t5x_like.nn.stack import Stack
 
 
 class TwoPartStack(nnx.Module):
-  """A stack in two parts, called like one; its cache has one for each."""
+  """A stack in two parts, called like one; its cache has an entry for each."""
 
   def __init__(self, first: Stack, second: Stack):
     self.first = first
@@ -56,7 +56,7 @@ def build_two_part_stack(parts, rngs: nnx.Rngs) -> TwoPartStack:
   Args:
     parts: an `architectures.build.StackBuilder`.
   Raises:
-    UserError: there are not more layers than that, or initial kernels depend on the number of
+    UserError: all layers would have an MLP, or initial kernels depend on the number of
       layers.
   """
   design = parts.design

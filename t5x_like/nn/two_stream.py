@@ -2,8 +2,8 @@
 
 It follows Yang et al. 2019 (https://arxiv.org/abs/1906.08237). A row has two streams (section 2.3):
 the content stream, a state of each token, and the query stream, a state of each token to predict,
-which knows the token's position but not the token. Both take their keys and values from the content
-stream. Here the query stream stands behind the content stream in one array [B, S + K, D]; as its
+which depends on the token's position but not on the token. Both read the keys and values of the
+content stream. Here the query stream follows the content stream in one array [B, S + K, D]; as its
 rows are keys of no query, norms, feed-forward layers, scans and recomputation treat both streams
 alike.
 

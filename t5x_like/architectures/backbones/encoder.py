@@ -71,7 +71,7 @@ class EncoderBackbone(nnx.Module):
     if (Y, X) != height_and_width(self.resolution):
       raise UserError(
         f"config.model.backbone.resolution: found {self.resolution}, but images of {Y} x {X} "
-        "pixels; set it and config.task.resolution alike"
+        "pixels; set it and config.task.resolution to the same"
       )
     variant = self.encoder.variant
     height, width = height_and_width(variant.resolution)

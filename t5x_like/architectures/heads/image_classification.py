@@ -59,18 +59,18 @@ class ImagePooling:
 class ImageClassifier(nnx.Module):
   """Logits [B, labels].
 
-    Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
+  Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
 
-    Args:
-      labels: the number of classes.
-      pooling: see `ImagePooling`; DINOv2 classifies "both".
-      hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's
-        pretraining.
-  norm: position of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
-        LayerNorm instead, as MAE's code fine-tunes; or "both". On frozen features of a masked
-        autoencoder the second norm replaces the batch norm without parameters of He et al. 2022,
-        appendix A.1.
-      dropout: rate before the classifier.
+  Args:
+    labels: the number of classes.
+    pooling: see `ImagePooling`; DINOv2 classifies "both".
+    hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's
+      pretraining.
+    norm: position of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
+      LayerNorm instead, as MAE's code fine-tunes; or "both". On frozen features of a masked
+      autoencoder the second norm replaces the batch norm without parameters of He et al. 2022,
+      appendix A.1.
+    dropout: rate before the classifier.
   """
 
   def __init__(

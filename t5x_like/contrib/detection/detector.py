@@ -185,7 +185,7 @@ class Detector(nnx.Module):
     if image_BYXC.shape[-1] != self.variant.channels:
       raise UserError(
         f"config.model.channels: the model is for images of {self.variant.channels} channels, "
-        f"found {image_BYXC.shape[-1]}; set it and config.task.channels alike"
+        f"found {image_BYXC.shape[-1]}; set it and config.task.channels to the same"
       )
     map_BYXC = self.backbone(image_BYXC.astype(self.dtype), subkey(key, 3))
     valid_BYX = _valid_cells(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])

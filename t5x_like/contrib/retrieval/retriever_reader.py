@@ -169,8 +169,8 @@ class RetrieverReader(nnx.Module):
         `decoder_input_tokens` int32 [B, T], the passages are read.
       key: dropout key, or None for evaluation.
     Returns:
-      {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; of what is read,
-      "logits", `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
+      {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; if passages are
+      read, "logits", `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
     """
     passage_BZL = batch["passage_tokens"]
     B, Z, L = passage_BZL.shape
@@ -182,7 +182,7 @@ class RetrieverReader(nnx.Module):
     return self.reader.outputs(self.reader_rows(batch), subkey(key, 2)) | embeddings
 
   def reader_rows(self, batch: Batch) -> Batch:
-    """Return the reader's B * Z rows: each query with a passage behind it, and decoder inputs."""
+    """Return the reader's B * Z rows: each query followed by a passage, and decoder inputs."""
     query_BQ = batch["encoder_input_tokens"]
     passage_BZL = batch["passage_tokens"]
     pad = self.variant.tokens.pad

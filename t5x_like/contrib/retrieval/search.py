@@ -23,7 +23,7 @@ from t5x_like.parallel.rules import Rules
 
 
 class DeviceSearch:
-  """A search of a task's passages, which lie on the devices.
+  """A search of a task's passages, which are on the devices.
 
   Args:
     model: an abstract `retriever_reader.RetrieverReader`.
@@ -195,7 +195,7 @@ def find_nearest(
   k: int,
   number: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Find the k passages with the greatest inner product with each query; of equals, the first.
+  """Find the k passages with the greatest inner product with each query; the first wins a tie.
 
   Args:
     index_NP, tokens_NL: the embeddings and tokens of passages, split over all axes of the mesh.

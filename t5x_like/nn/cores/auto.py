@@ -1,13 +1,13 @@
 """Choose the core for the platform, the lengths and the features of a call; only this file decides.
 
-| platform | < MIN_KERNEL_LOGITS | <= MAX_DENSE_LOGITS | above | above, if the kernel refuses |
+| platform | < MIN_KERNEL_LOGITS | <= MAX_DENSE_LOGITS | above | above, if refused |
 |---|---|---|---|---|
-| TPU | short | fused | splash | fused, as far as it goes, or chunked |
+| TPU | short | fused | splash | fused, up to its limit, or chunked |
 | GPU | dense | dense | cudnn | chunked |
 | CPU | dense | dense | chunked | chunked |
 
 Logits are counted for one head, T * S. Up to MAX_DENSE_LOGITS the dense core computes the calls
-that a kernel refuses, and always biases by the query (Shaw's, DeBERTa's).
+that a kernel refuses, and always biases that depend on the query (Shaw's, DeBERTa's).
 """
 
 import jax
@@ -54,9 +54,9 @@ class Auto(Core):
 def _kernels(logits: int, mask: Mask) -> tuple[str, ...]:
   """Return the platform's kernels for this number of logits a head, the preferred one first."""
   if logits > MAX_DENSE_LOGITS:
-    # The kernels for long sequences know causality and windows by slots, not by positions.
-    needs_slots = mask.causal or mask.window is not None
-    if needs_slots and not (mask.aligned and ways("length") == 1):
+    # The kernels for long sequences apply causality and windows by array index, not by position.
+    uses_index = mask.causal or mask.window is not None
+    if uses_index and not (mask.aligned and ways("length") == 1):
       return ()
     return {"tpu": ("splash", "fused"), "gpu": ("cudnn",)}.get(platform(), ())
   if platform() != "tpu":
@@ -65,7 +65,7 @@ def _kernels(logits: int, mask: Mask) -> tuple[str, ...]:
 
 
 def _find_core(name: str) -> type[Core]:
-  """Import a core only where it is chosen."""
+  """Return a core's class, whose module is imported only if it is chosen."""
   return slots.find("config.model.design.core", name, cores, "make")
 
 

@@ -3,8 +3,8 @@
 The kernel holds whole rows of logits. One step computes the logits [T, S] of some heads, their
 softmax and its product with the values; no logit reaches the HBM. The backward pass computes them
 again and takes the gradients of queries, keys, values and bias in the same step, so that it keeps
-only the kernel's inputs. Heads stay adjacent in [B, T, N * H], as projections write and
-read them: heads narrower than 128 need neither padding nor transposition.
+only the kernel's inputs. Heads stay adjacent in [B, T, N * H], as projections write and read them:
+heads narrower than 128 need neither padding nor transposition.
 
 Dropout is drawn within the kernel, by `dims.hash_bits` from the row, the head and the index of the
 logit, so that it depends neither on the mesh nor on the blocks. Other cores draw other masks of
@@ -35,6 +35,8 @@ _MAX_STEP_BYTES = 96 * 2**20
 # Chips with little memory in their cores, and its bytes; other chips have more.
 _SMALL_CHIPS = ("TPU v2", "TPU v3", "TPU v4")
 _SMALL_CHIP_BYTES = 2**24
+# Arrays [B, T or S, heads * width] that a kernel reads or writes.
+_TOKEN_ARRAYS = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
 
 
 class Fused(PerDevice):
@@ -116,7 +118,7 @@ def dropout_mask(dropout: Dropout, seeds, T: int, S: int, row, head, part=0) -> 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, extras: dict) -> jax.Array:
-  """Attend with heads side by side.
+  """Attend with heads adjacent in the last axis.
 
   Args:
     static: the number of heads, and the dropout.
@@ -126,7 +128,7 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, extras: dict) -> j
   """
   out = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   arrays = dict(q=q_BTX, k=k_BSX, v=v_BSX)
-  return _call(_forward, static, arrays, extras, dict(out=out), products=2)["out"]
+  return _run_kernel(_forward, static, arrays, extras, dict(out=out), products=2)["out"]
 
 
 def _attend_forward(static, q, k, v, extras):
@@ -139,7 +141,7 @@ def _attend_backward(static, inputs, d_out):
   out_shapes = dict(dq=q, dk=k, dv=v)
   if "bias" in extras:
     out_shapes["d_bias"] = extras["bias"]
-  gradients = _call(_backward, static, arrays, extras, out_shapes, products=5)
+  gradients = _run_kernel(_backward, static, arrays, extras, out_shapes, products=5)
   d_extras = {name: gradients.get(f"d_{name}") for name in extras}
   return gradients["dq"], gradients["dk"], gradients["dv"], d_extras
 
@@ -167,8 +169,8 @@ def _rows_per_step(B: int, head_logits: int, n: int) -> int:
 def _step_bytes(q: jax.Array, S: int, biased: bool) -> int:
   """Estimate the memory of a step of the backward pass.
 
-  It holds five arrays of logits, and twice each block that comes or goes, of which the next or the
-  last is on its way.
+  It holds five arrays of logits, and two buffers for each block of its inputs and results: one in
+  use, one in transfer.
   """
   B, T, N, H = q.shape
   n = _heads_per_step(N, [H])
@@ -178,11 +180,31 @@ def _step_bytes(q: jax.Array, S: int, biased: bool) -> int:
   return 5 * 4 * T * S + 2 * (blocks + T * S)
 
 
-def _call(kernel, static, arrays: dict, extras: dict, out_shapes: dict, products: int) -> dict:
-  """Run a kernel over the blocks of heads and, for each of them, of rows.
+def _block_spec(name: str, x, heads: int, n: int, rows: int) -> pl.BlockSpec:
+  """Return the block of an array in a step of `n` heads and `rows` rows; the grid is (h, b)."""
+  from jax.experimental.pallas import tpu
+
+  if name == "dropout_ids":
+    return pl.BlockSpec(memory_space=tpu.SMEM)
+  if name in _TOKEN_ARRAYS:
+    return pl.BlockSpec((rows, x.shape[1], x.shape[2] // heads * n), lambda h, b: (b, 0, h))
+  shared = x.shape[0] == 1
+  block_rows = min(rows, x.shape[0])
+  if x.ndim == 4:
+    block = (block_rows, n, *x.shape[-2:])
+    return pl.BlockSpec(block, lambda h, b: (0 if shared else b, h, 0, 0))
+  return pl.BlockSpec((block_rows, *x.shape[-2:]), lambda h, b: (0 if shared else b, 0, 0))
+
+
+def _run_kernel(
+  kernel, static, arrays: dict, extras: dict, out_shapes: dict, products: int
+) -> dict:
+  """Run a kernel over the blocks of heads and, for each of them, over the blocks of rows.
 
   Args:
+    static, extras: see `_attend`.
     arrays: [B, T or S, heads * width] each.
+    out_shapes: arrays with the shapes and dtypes of the results, by name.
     products: number of matrix products of the kernel for each logit.
   """
   from jax.experimental.pallas import tpu
@@ -195,18 +217,6 @@ def _call(kernel, static, arrays: dict, extras: dict, out_shapes: dict, products
   n = _heads_per_step(heads, widths)
   rows = _rows_per_step(B, T * S, n)
   id_count = inputs["dropout_ids"].shape[1] - 2 if "dropout_ids" in inputs else 0
-
-  def spec(name, x):
-    if name == "dropout_ids":
-      return pl.BlockSpec(memory_space=tpu.SMEM)
-    if name in arrays or name in ("dq", "dk", "dv", "out"):
-      return pl.BlockSpec((rows, x.shape[1], x.shape[2] // heads * n), lambda h, b: (b, 0, h))
-    shared = x.shape[0] == 1
-    block_rows = min(rows, x.shape[0])
-    if x.ndim == 4:
-      block = (block_rows, n, *x.shape[-2:])
-      return pl.BlockSpec(block, lambda h, b: (0 if shared else b, h, 0, 0))
-    return pl.BlockSpec((block_rows, *x.shape[-2:]), lambda h, b: (0 if shared else b, 0, 0))
 
   def run(*refs):
     refs = dict(zip([*inputs, *out_shapes], refs, strict=True))
@@ -236,8 +246,8 @@ def _call(kernel, static, arrays: dict, extras: dict, out_shapes: dict, products
   outputs = pl.pallas_call(
     run,
     grid=(heads // n, B // rows),
-    in_specs=[spec(name, x) for name, x in inputs.items()],
-    out_specs=[spec(name, x) for name, x in out_shapes.items()],
+    in_specs=[_block_spec(name, x, heads, n, rows) for name, x in inputs.items()],
+    out_specs=[_block_spec(name, x, heads, n, rows) for name, x in out_shapes.items()],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shapes.values()],
     compiler_params=tpu.CompilerParams(
       dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MAX_STEP_BYTES
@@ -250,7 +260,7 @@ def _call(kernel, static, arrays: dict, extras: dict, out_shapes: dict, products
 
 
 class _Head:
-  """A head of a row in a step: its blocks by name, read and written like a dictionary.
+  """A head of a row in a step, whose blocks are read and written by name like a dictionary's.
 
   Attributes:
     refs: the blocks, [rows, T or S, n * width]; of `bias` and `d_bias` [rows or 1, n, T, S], of

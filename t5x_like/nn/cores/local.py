@@ -5,10 +5,10 @@ as long as the window. A block of queries reads its own block of keys, the one b
 causal, the one after. The mask's window applies exactly within these, so the result equals dense
 attention with the same mask.
 
-Blocks are cut by slot; the window is measured in positions. The two agree if positions grow by one
-from slot to slot within a sequence, as they do in plain and in packed rows. A packed sequence lies
-in adjacent slots, so a key outside the three blocks is at least a window away or belongs to another
-sequence.
+Blocks are cut by array index; the window is measured in positions. The two agree if positions grow
+by one from slot to slot within a sequence, as they do in plain and in packed rows. A packed
+sequence lies in adjacent slots, so a key outside the three blocks is at least a window away or
+belongs to another sequence.
 
 Cost, with window W: T * 2W (causal) or T * 3W logits per head in FLOPs and in memory, forward and
 backward.
@@ -140,7 +140,7 @@ class _Blocks:
     k_valid = mask.k_valid
     if k_valid is None:
       k_valid = jnp.ones((1, mask.k_pos.shape[1]), bool)
-    fields = [  # each with its cut
+    fields = [  # each with the function that cuts it
       (mask.q_pos, self.queries),
       (mask.k_pos, self.keys),
       (mask.q_segments, self.queries),

@@ -4,7 +4,7 @@ It follows Liu et al. 2023 (https://arxiv.org/abs/2310.01889).
 
 Where the mesh splits the length in n, every device keeps its own queries, and the pieces of keys
 and values go around the n devices by collective permutes. Each device attends to the piece it holds
-as the chunked core does, and joins the results by their log-sums. In the backward pass, the
+as the chunked core does, and combines the results by their log-sums. In the backward pass, the
 gradients of keys and values travel with them. A layer's keys and values need 1/n of the memory that
 gathering takes, for the same bytes sent.
 

@@ -1,14 +1,14 @@
 """Attention among few tokens within a TPU core's memory, by a Pallas kernel for many sequences.
 
 Up to 64 keys fill half of a register's 128 lanes, so that two heads share each row of logits, and
-narrow heads share each row of queries. Keys and values stand on the diagonal of a matrix with a row
-for each key of each head, and with zeros in other heads' lanes. One product of full size gives the
-logits of all heads in a register, and one their results. No logit reaches the HBM, and the backward
+narrow heads share each row of queries. Keys and values form a block-diagonal matrix, with a row for
+each key of each head and zeros in other heads' lanes. One product of full size gives the logits of
+all heads in a register, and another one their results. No logit reaches the HBM, and the backward
 pass computes the logits again.
 
-As in `fused`, heads stay adjacent. Sequences, such as windows, are adjacent too, in
-[T, B, N * H], which a TPU need not pad whatever T is. XLA chooses this order itself for
-projections, norms and residuals. The kernel transposes each block in the core's memory.
+As in `fused`, heads stay adjacent. Sequences, such as windows, are adjacent too, in [T, B, N * H],
+which a TPU does not pad for any T. XLA chooses this order itself for projections, norms and
+residuals. The kernel transposes each block in the core's memory.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 """
@@ -29,14 +29,14 @@ MAX_KEYS = 64  # lanes of a head, half of a register
 MIN_TOKENS = 16
 HEAD_WIDTHS = (8, 16, 32, 64)
 # Logits of the keys that pad a head's lanes: below MASKED_LOGIT, so that rows without any allowed
-# key are even.
+# key have equal weights on real keys.
 _PADDING_LOGIT = -1e30
 _TILE = 8  # sequences
 _ROWS = 32  # sequences of a step of LANES columns
 _INTERLEAVED = 2  # sequences whose instructions overlap
 _MAX_STEP_BYTES = 64 * 2**20
-# Products of 64 x 128 x 128 for each head that take as long as the compiler's schedule of it, at
-# the share of the peak rate that plans assume.
+# Cost of a head in products of 64 x 128 x 128: the number that takes as long, at the share of the
+# peak rate that plans assume, as the compiler's schedule of the head.
 _FORWARD_COST = 4
 _BACKWARD_COST = 8
 
@@ -65,7 +65,7 @@ class Short(PerDevice):
       return f"heads of width {H}, expected one of {HEAD_WIDTHS}"
     bias_rows = max(len(mask.q_pos), getattr(softmax.bias, "shape", (1,))[0])
     if softmax.has_bias and bias_rows > 1:
-      return "a bias of each sequence's own, expected the same for all"
+      return "a bias for each sequence, expected the same for all"
     return None
 
   def attend(self, q, k, v, mask, softmax):
@@ -120,14 +120,14 @@ def _pad_rows(T: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(heads: int, q_TBX, k_TBX, v_TBX, extras: dict) -> jax.Array:
-  """Attend with heads side by side.
+  """Attend with heads adjacent in the last axis.
 
   Args:
     extras: `bias` float32 [pairs of heads, padded T, 128], see `_pair_heads`, and maybe `allowed`
       int8 [B or 1, padded T, 128], the same for both heads of a pair.
   """
   arrays = dict(q=q_TBX, k=k_TBX, v=v_TBX)
-  return _call(_forward, heads, arrays, extras, dict(out=q_TBX), _FORWARD_COST)["out"]
+  return _run_kernel(_forward, heads, arrays, extras, dict(out=q_TBX), _FORWARD_COST)["out"]
 
 
 def _attend_forward(heads, q, k, v, extras):
@@ -138,7 +138,7 @@ def _attend_backward(heads, inputs, d_out):
   q, k, v, extras = inputs
   arrays = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype))
   out_shapes = dict(dq=q, dk=k, dv=v, d_bias=extras["bias"])
-  gradients = _call(_backward, heads, arrays, extras, out_shapes, _BACKWARD_COST)
+  gradients = _run_kernel(_backward, heads, arrays, extras, out_shapes, _BACKWARD_COST)
   d_extras = {name: gradients.get(f"d_{name}") for name in extras}
   return gradients["dq"], gradients["dk"], gradients["dv"], d_extras
 
@@ -162,7 +162,20 @@ def _rows_per_step(B: int, columns: int) -> int:
   return _TILE
 
 
-def _call(kernel, heads: int, arrays: dict, extras: dict, out_shapes: dict, cost: int) -> dict:
+def _block_spec(name: str, x, n: int, rows: int, H: int) -> pl.BlockSpec:
+  """Return an array's block in a step of `n` heads and `rows` sequences; the grid is (h, b)."""
+  if "bias" in name:
+    return pl.BlockSpec((-(-n // 2), *x.shape[1:]), lambda h, b: (h, 0, 0))
+  if name == "allowed":
+    shared = x.shape[0] == 1
+    block = (min(rows, x.shape[0]), *x.shape[1:])
+    return pl.BlockSpec(block, lambda h, b: (0 if shared else b, 0, 0))
+  return pl.BlockSpec((x.shape[0], rows, n * H), lambda h, b: (0, b, h))
+
+
+def _run_kernel(
+  kernel, heads: int, arrays: dict, extras: dict, out_shapes: dict, cost: int
+) -> dict:
   """Run a kernel over blocks of heads and, for each of them, over blocks of sequences.
 
   Args:
@@ -176,15 +189,6 @@ def _call(kernel, heads: int, arrays: dict, extras: dict, out_shapes: dict, cost
   inputs = arrays | extras
   n = _heads_per_step(heads, H)
   rows = _rows_per_step(B, n * H)
-
-  def spec(name, x):
-    if "bias" in name:
-      return pl.BlockSpec((-(-n // 2), *x.shape[1:]), lambda h, b: (h, 0, 0))
-    if name == "allowed":
-      shared = x.shape[0] == 1
-      block = (min(rows, x.shape[0]), *x.shape[1:])
-      return pl.BlockSpec(block, lambda h, b: (0 if shared else b, 0, 0))
-    return pl.BlockSpec((T, rows, n * H), lambda h, b: (0, b, h))
 
   # Blocks of tokens, of which the kernel holds a transposed copy.
   outputs = {name: x for name, x in out_shapes.items() if name != "d_bias"}
@@ -216,8 +220,8 @@ def _call(kernel, heads: int, arrays: dict, extras: dict, out_shapes: dict, cost
   results = pl.pallas_call(
     run,
     grid=(heads // n, B // rows),
-    in_specs=[spec(name, x) for name, x in inputs.items()],
-    out_specs=[spec(name, x) for name, x in out_shapes.items()],
+    in_specs=[_block_spec(name, x, n, rows, H) for name, x in inputs.items()],
+    out_specs=[_block_spec(name, x, n, rows, H) for name, x in out_shapes.items()],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shapes.values()],
     scratch_shapes=[tpu.VMEM((rows, MAX_KEYS, n * H), x.dtype) for x in transposed.values()],
     compiler_params=tpu.CompilerParams(
@@ -294,7 +298,7 @@ class _Group:
     return jnp.exp(logits - self.reduce_heads(jnp.max, logits, 2 * _PADDING_LOGIT))
 
   def reduce_heads(self, reduce, x: jax.Array, neutral: float) -> jax.Array:
-    """Reduce over the keys of each head, and give the result to each of its keys."""
+    """Reduce over the keys of each head, and broadcast the result to them."""
     reduced = []
     for pair in range(self.pairs):
       logits = x[:, pair * LANES : (pair + 1) * LANES]

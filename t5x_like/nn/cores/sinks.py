@@ -1,4 +1,4 @@
-"""Attention with a sink: each head has a learned logit that takes weight and gives no value.
+"""Attention with a sink: each head has a learned logit that takes weight and has no value.
 
 Sinks are described in OpenAI 2025 (gpt-oss model card, https://arxiv.org/abs/2508.10925, section
 2.2) and Xiao et al. 2024. The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to

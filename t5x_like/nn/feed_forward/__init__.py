@@ -82,8 +82,8 @@ class Experts:
       devices.
     eval_capacity_factor: slots in evaluations; None is the same.
     balance_loss, z_loss: weights of the two losses of "softmax", which are summed over layers
-      (`transformers` weighs about `top_k` times the mean of the first); the first also of the one
-      of "sigmoid".
+      (`transformers` weighs about `top_k` times the mean of the first); `balance_loss` also weighs
+      the loss of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter]
       (Switch: 0.01).

@@ -8,7 +8,7 @@ load in the global batch, and up if it had less.
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
 "gradient" is the load above the mean, and `training/optimizer.py` moves it against the sign of
 that gradient. The load is therefore summed over microbatches, devices and stages together with the
-gradients, and a refused step moves no bias. The load is scaled by 2^-70, which keeps its sign and
+gradients, and a rejected step moves no bias. The load is scaled by 2^-70, which keeps its sign and
 makes it too small to change the global norm by which gradients are clipped.
 """
 

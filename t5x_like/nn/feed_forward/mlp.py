@@ -23,10 +23,10 @@ class Mlp(Layer):
   The gate follows Shazeer 2020, section 2.
 
   Args:
-    gated: whether it is; or the function of `wi(x)` that is gated.
+    gated: whether there is a gate; or the function of `wi(x)` that it multiplies.
   """
 
-  SHARED_INPUT = ("wi", "gate")  # see `decoding.cpu.prepared`
+  SHARED_INPUT = ("wi", "gate")  # see `decoding.cpu`
 
   def __init__(
     self,

@@ -1,4 +1,4 @@
-"""No positions: the order of patches means nothing."""
+"""No positions: the order of patches has no effect."""
 
 from t5x_like.nn.positions import Position
 

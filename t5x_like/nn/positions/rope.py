@@ -131,8 +131,8 @@ class LongScaling:
     short, long: the factors of all pairs of channels, for rows up to `original_length` and for
       longer ones.
     original_length: sequence length before the extension.
-    factor: the extension; it decides the amplitude, sqrt(1 + ln(factor) / ln(original_length)).
-    attention: the amplitude, instead.
+    factor: the extension.
+    attention: the amplitude; None is sqrt(1 + ln(factor) / ln(original_length)).
   """
 
   short: tuple[float, ...]

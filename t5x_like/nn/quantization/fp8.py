@@ -8,8 +8,8 @@ a projection multiply them. The formats are those of H100 and of OCP: `float8_e4
 `float8_e5m2`.
 
 Scales come from the values themselves, not from the largest values of earlier steps ("delayed
-scaling"). Those would be state that every checkpoint holds and that a run without them would have
-to make up; and the maximum of a row is fused into the operation that computes the row.
+scaling"). Those would be state in every checkpoint, which a run that switches to 8 bits would lack;
+and the maximum of a row is fused into the operation that computes the row.
 """
 
 from functools import partial

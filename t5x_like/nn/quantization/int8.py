@@ -3,9 +3,9 @@
 They have twice the rate of bfloat16 on TPU v5e, on TPU v5p and on NVIDIA GPUs since Ampere.
 
 The result and the gradient of the input multiply int8 factors. The gradient of the kernel is a sum
-over all tokens of a batch, which 8 even steps of a wide range would blur, and stays in the compute
-dtype (SwitchBack; Wortsman et al. 2023, https://arxiv.org/abs/2304.13013, section 2). Of the three
-products of a projection in a training step, two are int8.
+over all tokens of a batch, whose wide range the even steps of int8 would not resolve, and stays in
+the compute dtype (SwitchBack; Wortsman et al. 2023, https://arxiv.org/abs/2304.13013, section 2).
+Of the three products of a projection in a training step, two are int8.
 """
 
 from functools import partial

@@ -14,10 +14,10 @@ _MOVES = np.array([move for move in itertools.product((-1.0, 0.0, 1.0), repeat=4
 def mean_overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> dict[str, float]:
   """Compute the mean IoU of the likeliest boxes and of the best constant boxes, in percent.
 
-  An image counts once for each class that it shows: with the object of the class that a box
-  overlaps most. The box is the likeliest detection of the class (IoU 0 without one), or the class's
-  constant box in shares of the image, which a search on the same images finds. The means are over
-  the images of a class, then over the classes.
+  An image counts once for each class that it shows, with the IoU of a box and the object of the
+  class that it overlaps most. The box is the likeliest detection of the class (IoU 0 without one),
+  or the class's constant box in shares of the image, found by a search on the same images. The
+  means are over the images of a class, then over the classes.
 
   Args:
     truth, detections, classes: as in `evals.detection.average_precision`.

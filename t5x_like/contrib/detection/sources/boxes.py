@@ -109,7 +109,7 @@ def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
   if pixels and fractions:
     raise UserError(
       f"{path}: found shares of the image ({len(fractions)} boxes, such as {fractions[0][1]} of "
-      f"{fractions[0][0]}) and pixels ({len(pixels)}, such as {pixels[0][1]} of "
+      f"{fractions[0][0]}) beside pixels ({len(pixels)}, such as {pixels[0][1]} of "
       f"{pixels[0][0]}); write all edges in one unit"
     )
   return not pixels

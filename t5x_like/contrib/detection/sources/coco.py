@@ -80,7 +80,7 @@ class Source(boxes.Source):
           objects["is_crowd"].append(bool(annotation.get("iscrowd", 0)))
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-          f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and "
+          f"{where}: found {_describe_fault(error, names)}, expected file_name, height, width and id, and "
           "annotations with bbox [x, y, width, height] and a category_id of its categories"
         ) from error
       if not as_path(file).exists():
@@ -152,7 +152,7 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
   return annotations
 
 
-def _wrong(error: Exception, names: dict[int, str]) -> str:
+def _describe_fault(error: Exception, names: dict[int, str]) -> str:
   """Describe the unusable part of an image or its annotations, from the error that it caused."""
   if isinstance(error, ZeroDivisionError):
     return "a size of 0"

@@ -2,9 +2,9 @@
 
 The fields are `image` and `label`.
 
-A classifier of the objects is the backbone of a detector that has no published one. An object gives
-the square around it, half as large again as its longer side, or SIDE pixels wide: all objects at
-one scale, with what surrounds them. It is moved to lie inside the image, and no larger than that.
+A classifier of the objects is a backbone for a detector that has no published one. The image of an
+object is the square around it, 1.5 times as wide as its longer side, or SIDE pixels wide to keep
+all objects at one scale. The square is moved to be inside the image, and is no larger than that.
 SOURCE is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`; crowds, difficult objects and boxes
 without area are left out. `image` is a JPEG of quality 95.
 """

@@ -136,7 +136,7 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
 def _listed_stems(path: str, known_stems: set[str]) -> list[str]:
   """Read the names in a list.
 
-  Names may have spaces; a list of one class has 1, 0 or -1 behind them.
+  Names may have spaces; a list of one class has 1, 0 or -1 after them.
   """
   stems = []
   for line in decode(read_bytes(path), path).splitlines():

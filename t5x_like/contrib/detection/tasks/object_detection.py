@@ -87,7 +87,7 @@ class DetectionTask(Task):
       self.boxes.pixels[index_N],
       self.classes,
     )
-    return "boxes", "what is there (dashed) and what was found", sheet
+    return "boxes", "objects (dashed) and detections", sheet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class BigBird(Core):
   The random blocks depend on the seed, the length and the key/value head. They are the same in
   training and evaluation, and in all layers, which are one scanned program. (In training, Hugging
   Face seeds each layer's plan by its index. In evaluation, it replaces every random block by the
-  first, which so counts `1 + random_blocks` times in the softmax; `plan="first"` computes that.)
+  first, which then counts `1 + random_blocks` times in the softmax; `plan="first"` computes that.)
 
   Args:
     block: tokens in a block.

@@ -5,7 +5,7 @@ It computes `softmax(q (E k)^T) (F v)` (Wang et al. 2020, https://arxiv.org/abs/
 
 Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value
 head for each of the two projections, all linear in the length, in FLOPs and in memory; packed rows
-cost as many times as much as they may have sequences. Parameters: k * length for each projection.
+multiply the cost by `sequences`. Parameters: k * length for each projection.
 """
 
 from typing import Literal
@@ -123,7 +123,7 @@ class Linformer(Core):
 
 
 class ProjectedStack(Stack):
-  """A stack that lends one matrix to the cores of all its layers (section 4, "layerwise").
+  """A stack that shares one matrix with the cores of all its layers (section 4, "layerwise").
 
   Args:
     stack: the stack whose parts this one takes over.
@@ -149,7 +149,7 @@ class ProjectedStack(Stack):
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-  """Return [..., k, length]: row i sums its share of the columns, over the root of their number."""
+  """Return [..., k, length]: row i sums its share of the columns, divided by sqrt(their number)."""
   k, length = shape[-2:]
   owner = jnp.arange(length) * k // length
   one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)

@@ -18,7 +18,7 @@ class PreferenceObjective(DecoderTargets):
   def missing_features(cls, features: Collection[str]) -> list[str]:
     """Return the required features that `features` lacks."""
     missing = super().missing_features(features)
-    if "decoder_log_probabilities" in features:  # a task of prompts, whose answers are yet to draw
+    if "decoder_log_probabilities" in features:  # a task of prompts, which has no answers
       missing.append("a chosen and a rejected answer")
     return missing
 

@@ -1,4 +1,4 @@
-"""Shared by the objectives that learn from rewards of the model's own completions."""
+"""Base and sums of the objectives that learn from rewards of the model's own completions."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -20,9 +20,9 @@ class Completions(NamedTuple):
   """K completions of B prompts, of at most N tokens; float32.
 
   Attributes:
-    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference, 0
-      behind the end; without a reference, `base` is `old`.
-    weights_BKN: 1 on tokens, 0 behind the end.
+    policy_BKN, rollout_BKN, reference_BKN: log-probabilities of the model, of the rollout and of
+      the reference, 0 after the end; without a reference, `reference_BKN` is `rollout_BKN`.
+    weights_BKN: 1 on tokens, 0 after the end.
     reward_BK: the rewards.
     real_BK: 0 for the padding of a batch.
     outputs: the model's.

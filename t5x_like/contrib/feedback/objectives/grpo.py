@@ -35,7 +35,7 @@ class Objective(RewardObjective):
 
     grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1); the loss is
               the mean of each completion's tokens, and the mean of these.
-    dr_grpo   A is not divided, and each completion's sum is divided by the most tokens of any: no
+    dr_grpo   A is not divided, and each completion's sum is divided by the maximum length N: no
               weight depends on the spread of a prompt's rewards or on the length of a completion
               (section 3.1).
     dapo      A as for `grpo`; the loss is the mean over all tokens of the batch, so the tokens of
@@ -44,8 +44,8 @@ class Objective(RewardObjective):
               ratios (Zheng et al., equations 5 to 7); it moves little, and is clipped at 3e-4 and
               4e-4 in the paper.
 
-  With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from
-  them; in the first, r is 1 up to rounding.
+  With several updates, the rollout's log-probabilities are kept, and clipping bounds the move away
+  from them; in the first, r is 1 up to rounding.
 
   Attributes:
     reward: a name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments.

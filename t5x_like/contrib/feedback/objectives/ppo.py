@@ -90,13 +90,13 @@ class Objective(RewardObjective):
     return model
 
   def estimate_advantages(self, model, batch: Batch) -> Batch:
-    """Return a rollout with all that its updates share, from the model that made it.
+    """Return a rollout with its advantages and values, computed by the model that made it.
 
     Args:
       batch: see `RewardObjective.completions`.
     Returns:
       The batch with `advantages`, `returns`, `values` and, with a reference,
-      `reference_log_probabilities`, float32 [B, K, N]; 0 behind the end of a completion.
+      `reference_log_probabilities`, float32 [B, K, N]; 0 after the end of a completion.
     """
     completions = self.completions(model, batch)
     w_BKN = completions.weights_BKN

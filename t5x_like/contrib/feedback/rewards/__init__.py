@@ -9,10 +9,10 @@ called with all texts of this process at once, and is a pure function of them:
 
 Further arguments come from the recipe: {"name": "model", "workdir": "runs/reward"}.
 
-`texts` are completions, without the token that ends them. `examples` are dicts with the fields of
-the record (`config.task.fields`) that belongs to each. It returns a finite number for each. A
-function with the attribute `together = True` runs on the mesh of all processes; each of them calls
-it with the texts of all.
+`texts` are completions, without the token that ends them. `examples` has a dict for each text, with
+the fields (`config.task.fields`) of its record. The function returns a finite number for each text.
+A function with the attribute `together = True` runs on the mesh of all processes; each of them
+calls it with the texts of all.
 """
 
 import functools

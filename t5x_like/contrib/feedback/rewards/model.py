@@ -61,8 +61,8 @@ class Judge:
   """A trained reward model, called as `judge(prompts, answers) -> scores`.
 
   Args:
-    workdir: the run, on its own mesh, of whose processes each calls the judge with the same prompts
-      and answers.
+    workdir: the run, whose mesh is used; every process calls the judge with the same prompts and
+      answers.
     step: its checkpoint; None is the newest.
   Raises:
     UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
@@ -92,7 +92,7 @@ class Judge:
     Args:
       prompts: a user's message, or a list of messages, before each answer.
     Raises:
-      UserError: a message is none of its template's.
+      UserError: a message does not fit the chat template.
     """
     talks = [
       [*self._prompt_messages(prompt), Message(ASSISTANT, answer)]

@@ -115,7 +115,7 @@ class Arguments(LabelledArguments):
 
 
 class _Pairs:
-  """Makes examples, pairs of conversations, from records; for the fields see `Arguments`."""
+  """A maker of examples, pairs of conversations, from records; see `Arguments` for the fields."""
 
   def __init__(
     self,

@@ -11,7 +11,7 @@ describes the rows. The `fields` of its record go with it, as JSON, to the funct
 the reward. Epochs, mixtures and resuming are as in every other task: a prompt is a function of its
 index.
 
-Metrics see `record`, `inputs` (the prompt's text) and `ids` (the prompt's) of each example.
+Metrics receive `record`, `inputs` (the prompt's text) and `ids` (the prompt's) of each example.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ BUILT_IN = {
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form."""
+  """Return the lengths of the laptop form of a recipe."""
   return {"prompt_length": length, "new_tokens": 8}
 
 
@@ -57,8 +57,8 @@ class Arguments(LabelledArguments):
   Attributes:
     prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message
       if there is a chat template.
-    messages: instead, the field of a conversation that the assistant is to answer; a conversation
-      that ends with an answer is skipped.
+    messages: instead of `prompt`, the field of a conversation that the assistant continues; a
+      conversation that ends with an answer is skipped.
     template: the chat template of a decoder, see the task `chat`; None for prompts without one.
     fields: the fields of a record that the reward is computed from.
     fields_length: the most bytes of these as JSON.

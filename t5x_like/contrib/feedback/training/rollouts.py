@@ -1,9 +1,9 @@
 """Train on the model's own completions: answer prompts, reward the answers, update the model.
 
-All of this happens within the step: it takes a batch of prompts, and what it adds to it is a
-function of the state, the seed, the step and each row's index in the global batch, whatever the
-layout of the devices. Nothing else is kept, so a run that is stopped in the middle of a rollout
-makes the same one when it goes on.
+All of this happens within the step. The completions and rewards that it adds to a batch of prompts
+are a function of the state, the seed, the step and each row's index in the global batch, whatever
+the layout of the devices. Nothing else is kept: a run that is stopped in the middle of a rollout
+repeats the same rollout when it resumes.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class RolloutStep:
     self._step, self.cost = compile_step(config, parts, batch)
 
   def answer(self, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return a batch of prompts with their completions and the rewards of these.
+    """Return a batch of prompts with their completions and rewards.
 
     Raises:
       UserError: the reward function fails; see `rewards.reward_texts`.
@@ -138,8 +138,9 @@ def build_divide_function(model, objective, rules, seed: int) -> Callable:
 
   It takes (parameters, answered batch, step) and returns them in order.
 
-  The objective judges the whole batch first; then every pass divides its prompts into minibatches
-  by an order of its own, whose key is folded from the seed, the step and the number of the pass.
+  The objective computes the advantages of the whole batch first. Then every pass divides its
+  prompts into minibatches in another order, whose key is folded from the seed, the step and the
+  pass.
   """
   updates = objective.updates
   num_minibatches = objective.minibatches
@@ -163,7 +164,7 @@ def build_divide_function(model, objective, rules, seed: int) -> Callable:
 
 @jax.jit
 def _mean_metrics(step_metrics: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
-  """Return the means of metrics; of refused updates, the most."""
+  """Return the means of metrics, but the maximum of the numbers of refused updates."""
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *step_metrics)
   return {name: x.max() if name == "updates_refused" else x.mean() for name, x in stacked.items()}
 

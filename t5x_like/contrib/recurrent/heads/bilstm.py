@@ -22,12 +22,12 @@ from t5x_like.slots import PositiveInt, Rate
 
 
 class BiLstmHead(nnx.Module):
-  """The head `head` on a BiLSTM that reads hidden states of the encoder, real tokens alone.
+  """The head `head` on a BiLSTM that reads hidden states of the encoder, without padding.
 
   Args:
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     states: hidden states that are read: 0 is the embeddings, -1 the last layer's.
-    combine: several states stand side by side, or are added with learned weights that sum to one
+    combine: whether several states are concatenated, or added with learned weights that sum to one
       (Peters et al. 2018, equation 1, without its scale).
     layers: of the LSTM.
     hidden: its units in each direction; None for the encoder's width.

@@ -103,7 +103,7 @@ class Evaluator(BaseEvaluator):
     predicted = [self._metric.prediction(row["prediction"]) for row in predictions]
     gold = [self._metric.reference(row["references"]) for row in predictions]
     scores = self._metric.metric(gold, predicted)
-    scores["found"] = 100 * float(np.mean([_is_answer_read(row) for row in predictions]))
+    scores["found"] = 100 * float(np.mean([_is_answer_retrieved(row) for row in predictions]))
     scores["examples"] = len(predictions)
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
@@ -150,11 +150,11 @@ class Evaluator(BaseEvaluator):
     return right
 
 
-def _is_answer_read(row: dict) -> bool:
+def _is_answer_retrieved(row: dict) -> bool:
   """Return whether a right answer is in a retrieved passage."""
   return any(_within(answer, text) for answer in row["references"] for text in row["passages"])
 
 
 def _within(answer: str, text: str) -> bool:
-  """Return whether the normalised words of an answer occur in a text, one after another."""
+  """Return whether the normalised words of an answer occur in a text consecutively."""
   return f" {normalize_squad(answer)} " in f" {normalize_squad(text)} "

@@ -8,8 +8,8 @@ Each person has a home, a work and a pet. The split `passages` has a passage for
     Kq home mo. Kq work ti. Kq pet su.
 
 The splits `train` and `validation` ask for one fact each, fields `question` (`Kq work?`) and
-`answer` (`ti`). The facts of `validation`, a fifth of all, are in no question of `train`, so who
-knows its answers has read them. `facts:2000:7` is the world of seed 7.
+`answer` (`ti`). The facts of `validation`, a fifth of all, are in no question of `train`, so a
+model that knows them has read the passages. `facts:2000:7` is the world of seed 7.
 """
 
 import hashlib
