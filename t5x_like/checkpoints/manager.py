@@ -83,7 +83,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     directory: of the steps; created by the first `save`. Local (`orbax_steps`), or any address that
       fsspec knows, such as `gs://…` (`object_steps`).
     every: the interval of saving.
-    keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the
+    keep_last: how many of the newest multiples of `every` to keep, with the newest step, and the
       one before it where that is no multiple; None keeps all. While there are fewer, the newest
       other steps are kept instead.
     keep_every: steps that are multiples of this are kept permanently; None keeps none of them.

@@ -300,7 +300,7 @@ class ObjectSteps:
     self._clean(attempt)
 
   def _announce(self, event: str) -> None:
-    """Tell the other processes that an event has happened."""
+    """Signal an event to the other processes."""
     store = distributed.key_value_store()
     if store is not None:
       store.key_value_set(f"t5x_like/saved/{event}", "done")
@@ -342,8 +342,8 @@ class ObjectSteps:
   def _remove_interrupted(self, name: str) -> None:
     """Remove the objects of an unfinished attempt, or the remains that an earlier run left.
 
-    An `aside` stays until a later run, in case that the attempt's process was only paused, and
-    commits it after all.
+    An `aside` stays until a later run, in case the attempt's process was only paused, and commits
+    it after all.
     """
     directory = self._root / name
     aside = (directory / _ASIDE).read()

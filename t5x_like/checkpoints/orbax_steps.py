@@ -41,7 +41,7 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Let one device write a small array.
+  """Make one device write a small array.
 
   Orbax would slice it for all, and compile a program for each shape.
   """
@@ -113,8 +113,8 @@ class LocalSteps:
     """Return the manifest's text.
 
     Raises:
-      OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, which
-        no reader survives.
+      OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, whose
+        reading may never end.
     """
     local.check_below(self._directory / str(step))
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()

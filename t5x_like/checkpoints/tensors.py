@@ -68,7 +68,8 @@ def _compile_sums(sharding: NamedSharding | None):
   """Compile one program per tensor, shared by tensors of equal shape and sharding.
 
   A state has a hundred tensors of a dozen shapes; one program for all would take several times as
-  long to compile."""
+  long to compile.
+  """
   if sharding is None:
     return jax.jit(_sums)
   return jax.jit(_sums, out_shardings=sharding)
@@ -112,10 +113,10 @@ def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str,
 
 
 class HostCopies:
-  """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
+  """A function that copies tensors to the hosts' memory, so that they may be donated.
 
-  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it,
-  there are none.
+  It does not wait for the copies. It makes none if the memory is too small, or on a platform
+  without such memory.
   """
 
   def __init__(self):

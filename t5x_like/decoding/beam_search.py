@@ -327,7 +327,7 @@ class _Search:
     return _Candidates(scores_BC, parent_BC, token_BC, tokens_BCL), state
 
   def choose_best(self, beams: _Beams) -> tuple[jax.Array, jax.Array]:
-    """Return the tokens and scores of the finished sequences, or of running ones in their stead."""
+    """Return the tokens and scores of the finished sequences, or else of running ones."""
     unfinished_B1 = jnp.isneginf(beams.done_scores_BK[:, :1])
     unfinished_scores_BK = beams.running_scores_BK / self.penalty(float(self.max_length))
     scores_BK = jnp.where(unfinished_B1, unfinished_scores_BK, beams.done_scores_BK)

@@ -70,7 +70,7 @@ _IGNORED_PARAMETERS = {"attn_factor", "extrapolation_factor", "finetuned"}
 
 @dataclasses.dataclass(frozen=True)
 class HeadDim(Field):
-  """The width of a head, of types whose heads must divide the embedding width all the same."""
+  """The width of a head, in types whose embedding width must also be a multiple of the heads."""
 
   name: str = "head_dim"
   attribute: str = "dims.head_dim"

@@ -14,8 +14,8 @@ FILE = "preprocessor_config.json"
 _METHODS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's number
 # processors whose size, if it is one number, is the shorter side's
 _SHORTEST = ("Bit", "CLIP", "ConvNext")
-# processors that cut out the middle unless the file says otherwise
-_CUTTING = ("Bit", "CLIP", "DeiT")
+# processors that crop the centre unless the file says otherwise
+_CENTRE_CROPPING = ("Bit", "CLIP", "DeiT")
 # model type -> the processor of a file that names none, and its size
 _DEFAULT_PROCESSORS = {
   **dict.fromkeys(("vit", "vit_mae", "swin", "swinv2"), ("ViT", 224)),
@@ -38,7 +38,7 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
     values: the model's config.
     flag: the flag or key that gave the directory.
   Raises:
-    UserError: none are there, and the model is to be used as it is.
+    UserError: the directory states none, and the model is used without a task.
   """
   path = as_path(directory) / FILE
   config = values.get("pretrained_cfg")
@@ -71,10 +71,10 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
       "resolution": edges.get("longest_edge", 1333),
     } | pixels
   edge = edges.get("shortest_edge", edges.get("height", 0))
-  cuts = config.get("do_center_crop", processor.startswith(_CUTTING))
+  crops_centre = config.get("do_center_crop", processor.startswith(_CENTRE_CROPPING))
   resolution = getattr(variant, "resolution", 0)
   if values.get("model_type") in _ANY_SIDE:
-    file_resolution = _resolution(config.get("crop_size", 224)) if cuts else edge
+    file_resolution = _resolution(config.get("crop_size", 224)) if crops_centre else edge
     resolution = file_resolution or resolution
   where = "" if starts_run else f"{flag}: {path}"
   return (
@@ -83,7 +83,7 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
       "resolution": resolution,
       "method": _method(config, processor, where),
     }
-    | _fit(config, processor, edges, edge, cuts, min(height_and_width(resolution)))
+    | _fit(config, processor, edges, edge, crops_centre, min(height_and_width(resolution)))
     | pixels
   )
 
@@ -107,7 +107,7 @@ def _fit(
   processor: str,
   edges: dict[str, int],
   edge: int,
-  cuts: bool,
+  crops_centre: bool,
   shorter_side: int,
 ) -> dict[str, Any]:
   """Return the arguments `crop` and `fit` of a task.
@@ -116,8 +116,8 @@ def _fit(
     config: the processor's.
     processor: the name of its class.
     edges: the edges in its `size`.
-    edge: the size of the image from which the middle is cut out.
-    cuts: whether it cuts out the middle.
+    edge: the size of the image whose centre is cropped.
+    crops_centre: whether it crops the centre.
     shorter_side: the shorter side of the model's images.
   """
   is_convnext = processor.startswith("ConvNext")
@@ -129,7 +129,7 @@ def _fit(
     share = config.get("crop_pct", 0.875)
     if isinstance(share, int | float) and 0 < share <= 1:
       uncut_side = int(shorter_side / share)
-  elif cuts or not is_squeezed:
+  elif crops_centre or not is_squeezed:
     uncut_side = max(shorter_side, edge)
   arguments = {}
   if uncut_side > shorter_side or not is_squeezed:
@@ -145,8 +145,8 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
   This is the inverse of `image_task`.
 
   Returns:
-    None where the library has no equal preparation: bars around the image, or a middle that is not
-    square.
+    None where the library has no equal preparation: padding around the image, or a centre crop that
+    is not square.
   """
   task = layout.fill_defaults(task)
   channels = task["channels"]

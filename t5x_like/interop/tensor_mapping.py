@@ -123,7 +123,7 @@ class TensorMapping:
     """Map the tensors of a table, as far as the model has their parameters.
 
     A path names a linear layer, a norm or a table, whose tensors end in ".weight" and ".bias", or a
-    parameter. Of several paths the first counts that the model, or a layer, has.
+    parameter. Of several paths, the first that the model, or a layer, has is used.
 
     `{layer}` in a name stands for each layer of the stack in the path, whose sublayers are named
     there without the layer's number in the period. `{expert}` stands for each expert of a layer,

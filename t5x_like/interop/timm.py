@@ -38,7 +38,7 @@ _IGNORED_ARGUMENTS = Ignored(
 
 @dataclasses.dataclass(frozen=True)
 class TimmHead(Entry):
-  """The head, in `num_classes` and `global_pool`; a model without classes has features alone.
+  """The head, in `num_classes` and `global_pool`; a model without classes has only features.
 
   Attributes:
     heads: the heads with a classifier, then those without, whose task is timm's pooling. The

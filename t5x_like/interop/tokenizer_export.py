@@ -24,8 +24,8 @@ def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict
   """Return the files of a vocabulary by name.
 
   A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's
-  text, the start token before a decoder's, EOS behind an encoder-decoder's and a caption. So does a
-  SentencePiece model, as a `tokenizer.json`. Published tokenizers keep their own.
+  text, the start token before a decoder's, EOS after an encoder-decoder's text and after a caption.
+  So does a SentencePiece model, as a `tokenizer.json`. Published tokenizers keep their own.
 
   Args:
     features: by name, of the model's training.
@@ -60,7 +60,7 @@ def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict
 def _training_ids(
   vocabulary: Vocabulary, features: Mapping[str, Any]
 ) -> tuple[list[int], list[int]]:
-  """Return the ids that stand before and after a text in training."""
+  """Return the ids before and after a text in training."""
   if "text_input_tokens" in features:  # captions
     before = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
     return before, [vocabulary.eos_id]

@@ -44,7 +44,7 @@ _BIASES = ("qkv", "qv", "out", "mlp")
 
 
 def get_attribute(variant: Any, path: str) -> Any:
-  """Return an attribute of a variant; where it is None for another's value, return that value.
+  """Return an attribute of a variant, or its effective value where it is None.
 
   Raises:
     UserError: the design has no such part.
@@ -123,7 +123,7 @@ def complete_dims(sizes: dict[str, int | None]) -> Dims:
 
 
 def complete_spec(spec: str | dict) -> dict[str, Any]:
-  """Return a slot's name with all its arguments; a name that no slot has as it is."""
+  """Return a slot's name with all its arguments; an unknown name is returned unchanged."""
   arguments = {"name": spec} if isinstance(spec, str) else spec
   for package in _SLOTS:
     if arguments.get("name") in slots.names(package):
@@ -133,7 +133,7 @@ def complete_spec(spec: str | dict) -> dict[str, Any]:
 
 
 def function_of(variant: Any) -> dict[str, Any]:
-  """Return, by path, what a variant computes: variants with equal values compute the same.
+  """Return the values, by path, that determine the function of a variant.
 
   Sizes, layers and schemes are complete, and fields that matter only in training are left out.
   """
@@ -162,7 +162,7 @@ def function_of(variant: Any) -> dict[str, Any]:
 
 
 def _function_of_design(variant: Any) -> dict[str, Any]:
-  """Return the fields of a design that have several spellings, in one."""
+  """Return the fields of a design that have several spellings, in a canonical one."""
   design = variant.design
   dims = variant.dims
   layers = range(dims.layers)

@@ -55,7 +55,7 @@ class Parts:
     schedule: the learning rate by step.
     rules: the mesh and the sharding rules.
     state: the abstract state, with shardings.
-    guard: the policy for updates that are refused.
+    guard: the policy for bad updates.
     trained: names of the trained parameters; None if all are trained.
   """
 

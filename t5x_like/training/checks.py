@@ -120,7 +120,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
 
 
 def check_sizes(config: ConfigDict, parts, run_phases: Sequence[phases.Phase]) -> None:
-  """Refuse a state or a batch that no memory here holds.
+  """Refuse a state or a batch that exceeds the memory of the devices or of this machine.
 
   A state that barely fits may still run out of memory in a step.
 

@@ -78,9 +78,9 @@ def compile_lowered_step(
 
 
 def gpu_options(config: "ConfigDict", device: jax.Device) -> dict[str, bool]:
-  """Return the compiler's options for a step on GPUs that a second computation must equal.
+  """Return the compiler's options for a step that GPUs must compute reproducibly.
 
-  GPUs add up scattered values in any order otherwise. A flag that `XLA_FLAGS` names is the user's.
+  Otherwise GPUs add up scattered values in any order. A flag in `XLA_FLAGS` takes precedence.
   """
   if (
     device.platform != "gpu"

@@ -62,8 +62,8 @@ def matmul_flops_per_second(
   """Return the best rate of products of two square matrices that fill a device.
 
   Args:
-    repeats: the most products of each size that are timed. seconds: the time after which no further
-      one begins.
+    repeats: the maximum number of timed products of each size.
+    seconds: the time after which no further product begins.
   """
   best = 0.0
   for size in (2048, 4096) if jax.default_backend() == "cpu" else (4096, 8192):

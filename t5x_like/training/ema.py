@@ -28,7 +28,7 @@ class EmaState(NamedTuple):
 
   Attributes:
     inner_state: of the optimizer.
-    count: int32 scalar, the updates averaged; before the first the mean means nothing.
+    count: int32 scalar, the updates averaged; the mean is undefined before the first.
     mean: float32 arrays by name of parameter.
   """
 

@@ -22,7 +22,7 @@ Flags = list[bool]  # of values: whether each depends on a trained parameter
 def partial_step_flops(
   model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained: Collection[str]
 ) -> float:
-  """Count as `flops.step_flops` does, but for the backward pass of what is frozen.
+  """Count as `flops.step_flops` does, except the backward pass of frozen parameters.
 
   Args:
     model: with dense cores, see `flops.with_dense_cores`.
@@ -76,7 +76,8 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
     branch_flops, branch_flags = zip(*branches)
     return max(branch_flops), [any(flags) for flags in zip(*branch_flags)]
   inner = inner_jaxprs(parameters)
-  if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
+  # the inner jaxpr of a scatter or a reduction has two scalars as inputs, which is no call
+  if inner and len(inner[0].invars) == len(inputs):
     return _count_jaxpr(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"
   results = [depends and _has_gradient(variable.aval.dtype) for variable in equation.outvars]
@@ -84,7 +85,7 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
 
 
 def _has_gradient(dtype) -> bool:
-  """Return whether gradients pass values of a type; of integers, 8-bit factors alone."""
+  """Return whether gradients pass values of a type; 8-bit factors are the only such integers."""
   return jnp.issubdtype(dtype, jnp.inexact) or dtype == jnp.int8
 
 

@@ -29,7 +29,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   accepted_keys = slots.argument_names(model_class)
   model_keys = {"name": model_name(model_class), "variant": fields}
   for key in ("head", "labels", "queries"):
-    # a decoder's variant has a head too, and no use for it
+    # a decoder's variant has a head, which is not used
     if key in fields and key in accepted_keys:
       model_keys[key] = fields[key]
   if hasattr(variant, "vocab_size"):
@@ -66,7 +66,7 @@ def _parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
 def write_imported_workdir(
   workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]
 ) -> None:
-  """Write a workdir that has seen no data yet.
+  """Write the workdir of a run that has not trained on any data yet.
 
   Args:
     config: resolved, with the special ids of the vocabulary.

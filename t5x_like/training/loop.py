@@ -16,7 +16,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
   """Train a run to its end: dispatch steps, read metrics one step late, save, evaluate.
 
   A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal
-  also ends an evaluation, between two batches; the next start makes up for it.
+  also ends an evaluation, between two batches; the next start repeats it.
 
   Args:
     run: an open run; the caller closes it.

@@ -26,10 +26,10 @@ def offload_optimizer_state(
 ) -> tuple[optax.GradientTransformation, TrainState]:
   """Keep the arrays of an optimizer in the hosts' memory between steps.
 
-  Returns the optimizer, and the abstract state with these memories.
+  Numbers such as counts stay on the devices. An update moves the arrays to the devices and back.
 
-  Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
-
+  Returns:
+    The optimizer, and the abstract state with these memories.
   Raises:
     UserError: the devices cannot reach memory of their hosts.
   """

@@ -37,7 +37,7 @@ Moments = Literal["float32", "bfloat16"]
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
 _TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
 _BIAS = re.compile("bias$")  # found by name, because the biases of experts are matrices
-# Fields in which a wrapper keeps the state of the optimizer inside.
+# Fields of wrappers that hold the state of the wrapped optimizer.
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 

@@ -52,7 +52,7 @@ class TrainingRun:
 
   Args:
     assembly: the tasks, parts and evaluators of the run.
-    session: the hold on its workdir.
+    session: the session that holds the workdir.
 
   Attributes:
     config: the resolved config, with the special ids of the vocabulary.
@@ -103,7 +103,7 @@ class TrainingRun:
 
   @property
   def _position(self) -> int:
-    """The step whose batch is next; later than `step` where rollbacks have passed over batches."""
+    """The step whose batch is next; later than `step` where rollbacks have skipped batches."""
     return self.step + self._rollbacks["batches_passed"]
 
   def _enter_phase(self) -> None:

@@ -17,6 +17,7 @@ Warmup = Annotated[float, _STEPS_OR_SHARE]
 
 
 def constant(*, learning_rate: NonNegativeFloat) -> Schedule:
+  """Keep the rate constant."""
   return optax.constant_schedule(learning_rate)
 
 
@@ -53,12 +54,12 @@ def linear(
   end: NonNegativeFloat = 0.0,
   decay: Literal["after_warmup", "from_start", "from_start_times_warmup"] = "after_warmup",
 ) -> Schedule:
-  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps`.
+  """Rise linearly from zero, then fall linearly to `end * learning_rate` at `total_steps`.
 
   `after_warmup` decays from the peak at the end of the warm-up, as fairseq and XLNet do.
-  `from_start` decays from step 0, `learning_rate * (1 - step / total_steps)`, and the warm-up takes
-  its place, as in the code of BERT and ALBERT. `from_start_times_warmup` multiplies that decay by
-  the warm-up, as in the code of ELECTRA and GPT-1.
+  `from_start` decays from step 0, `learning_rate * (1 - step / total_steps)`, but follows the
+  warm-up until its end, as in the code of BERT and ALBERT. `from_start_times_warmup` multiplies
+  that decay by the warm-up, as in the code of ELECTRA and GPT-1.
 
   Raises:
     UserError: the run ends before the warm-up does.

@@ -57,9 +57,9 @@ class PastRun:
 
 
 class Session(contextlib.AbstractContextManager):
-  """Takes a workdir and compares the run in it with this one; a context manager that releases it.
+  """Lock a workdir and compare the run in it with this one; a context manager that releases it.
 
-  The history is read after the workdir is taken: until then, another run may add to it.
+  The history is read after the workdir is locked: until then, another run may add to it.
 
   Args:
     address: a directory, made if missing, or an address that fsspec knows.

@@ -63,7 +63,7 @@ def make_step(
     """Return (mean gradients, sums), added over the parts of the batch and divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
-    def part(totals, indexed):
+    def add_part(totals, indexed):
       index, part_batch = indexed
       return jax.tree.map(
         jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))
@@ -74,7 +74,7 @@ def make_step(
     zeros = jax.tree.map(
       lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key)
     )
-    (grads, sums), _ = jax.lax.scan(part, zeros, (jnp.arange(accumulation_steps), parts))
+    (grads, sums), _ = jax.lax.scan(add_part, zeros, (jnp.arange(accumulation_steps), parts))
     return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
 
   gradients = whole_batch_gradients if accumulation_steps == 1 else accumulated_gradients

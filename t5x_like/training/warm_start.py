@@ -305,7 +305,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   if teacher_pixels != data_pixels:
     raise UserError(
       f"config.task: found {data_pixels}, but the teacher in {directory} was trained with "
-      f"{teacher_pixels}; set them alike"
+      f"{teacher_pixels}; set both to the same"
     )
 
 

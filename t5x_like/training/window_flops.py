@@ -6,7 +6,7 @@ from t5x_like.nn.mask import Mask
 
 
 class WindowedDense(Dense):
-  """Computes dense products on fewer keys, for `flops.with_dense_cores`; values mean nothing.
+  """Dense products on fewer keys, for `flops.with_dense_cores`; the results are meaningless.
 
   Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one
   leaves half as many, and the count halves causal attention anyway.

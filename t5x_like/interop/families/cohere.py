@@ -1,4 +1,4 @@
-"""Command R and Aya 23: attention and MLP side by side."""
+"""Command R and Aya 23: attention and MLP in parallel."""
 
 from typing import Any
 

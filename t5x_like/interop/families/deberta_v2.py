@@ -36,7 +36,7 @@ HEADS = (
 
 
 class Mandatory(Constant):
-  """A field that a config must have with one value, as its default is of other models.
+  """A field that a config must have with one value, as the library's default is another.
 
   Args:
     name, value: see `Constant`.

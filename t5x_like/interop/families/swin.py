@@ -1,4 +1,4 @@
-"""Swin Transformers, as image classifiers or without a head, and what they share with version 2."""
+"""Swin Transformers, as image classifiers or without a head; version 2 shares their tables."""
 
 import dataclasses
 from typing import Any

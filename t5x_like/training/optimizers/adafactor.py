@@ -21,7 +21,7 @@ from t5x_like.training.optimizer import OptimizerArguments
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
 _EPSILON = 1e-30  # added to squared gradients
-# columns above which XLA on CPU takes 15 times as long as need be for sums over all rows
+# columns above which XLA on CPU takes 15 times as long as necessary for sums over all rows
 _WIDE = 16_384
 _ROWS = 8  # summed at once instead
 _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow

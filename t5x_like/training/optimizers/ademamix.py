@@ -22,7 +22,7 @@ class Arguments(MatrixDecay):
     alpha: the factor of the slow average.
     warmup_steps: the updates over which alpha and b3 grow; 0 for none.
     eps: added to the root of the average of squares.
-    mu_dtype: the dtype of the fast average; in bfloat16 the slow one would stand still.
+    mu_dtype: the dtype of the fast average; in bfloat16 the slow one would not change.
   """
 
   b1: Rate = 0.9

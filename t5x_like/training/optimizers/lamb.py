@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, algorithm 2): AdamW with updates as long as their tensors."""
+"""LAMB (You et al. 2020, algorithm 2): AdamW with updates scaled to the norm of their tensors."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""LARS (You et al. 2017): momentum on gradients as long as their matrices."""
+"""LARS (You et al. 2017): momentum on gradients scaled to the norm of their matrices."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ class Arguments(MatrixDecay):
   Attributes:
     momentum: decay of the sum of updates.
     weight_decay: the share of a matrix that is added to its gradient.
-    trust_coefficient: length of a matrix's gradient, as a share of the matrix's length, before it
-      is multiplied by the rate.
+    trust_coefficient: norm of a matrix's gradient, as a share of the matrix's norm, before it is
+      multiplied by the rate.
   """
 
   momentum: Rate = 0.9

@@ -14,7 +14,7 @@ class Arguments(MatrixDecay):
   """The arguments of Muon for the matrices of blocks, and of AdamW for other parameters.
 
   The others are tables, heads, patches and vectors. Nesterov momentum is made orthogonal by five
-  Newton-Schulz steps, every expert's by itself. Updates are then as large as AdamW's, 0.2 in root
+  Newton-Schulz steps, separately for each expert. Updates are then as large as AdamW's, 0.2 in root
   mean square, so AdamW's rates and decay apply (Liu et al. 2025,
   https://arxiv.org/abs/2502.16982, equation 4).
 

@@ -49,7 +49,7 @@ class Arguments(MatrixDecay):
     b1, b2: decays of the averages of gradients and of their squares.
     eps: added to the root of Adam's average of squares.
     ridge: share of the largest eigenvalue that is added to all before a root.
-    every: roots are computed anew at every so many steps.
+    every: number of steps from one computation of the roots to the next.
     widest: a side longer than this is left out.
   """
 

@@ -36,14 +36,14 @@ class ScaleBySoapState(NamedTuple):
 class Arguments(MatrixDecay):
   """The arguments of SOAP for matrices, and of Adam for other parameters.
 
-  The basis is renewed by a power iteration and a QR decomposition. The first gradient gives the
-  basis alone, as in the authors' code. Statistics take D^2 values for each side. Kernels of experts
-  have three axes, so they get Adam. Decays matrices only.
+  The basis is renewed by a power iteration and a QR decomposition. The first gradient only
+  initialises the basis, as in the authors' code. Statistics take D^2 values for each side. Kernels
+  of experts have three axes, so they get Adam. Decays matrices only.
 
   Attributes:
     b1, b2: decays of the averages of gradients and of their squares.
     eps: added to the root of the average of squares.
-    every: the basis is renewed after every so many steps.
+    every: number of steps from one renewal of the basis to the next.
     widest: a side longer than this is not rotated.
   """
 

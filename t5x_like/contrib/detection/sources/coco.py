@@ -79,8 +79,9 @@ class Source(boxes.Source):
           objects["area"].append(float(annotation.get("area", w * h)))
           objects["is_crowd"].append(bool(annotation.get("iscrowd", 0)))
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        fault = _describe_fault(error, names)
         raise UserError(
-          f"{where}: found {_describe_fault(error, names)}, expected file_name, height, width and id, and "
+          f"{where}: found {fault}, expected file_name, height, width and id, and "
           "annotations with bbox [x, y, width, height] and a category_id of its categories"
         ) from error
       if not as_path(file).exists():
