@@ -28,7 +28,7 @@ class Corpus:
     source: the documents' origin, `FORMAT:REST`; see `corpora/sources/__init__.py`.
     vocabulary: a vocabulary's directory, a SentencePiece model, a `tokenizer.json`, or `bytes`.
     text_field: the field that holds a document's text.
-    data_dir: the directory of prepared TensorFlow datasets, present or future.
+    data_dir: the directory of prepared TensorFlow datasets, which may still be empty.
     clean: comma-separated cleaning steps; see `tools.prepare_data`.
     validation_fraction: the share of documents left out of train if the source has no validation
       split.
@@ -146,7 +146,7 @@ class Checkpoint:
     every: None in a recipe is a tenth of the run.
     minutes: None never saves by the clock.
     keep_last: how many of the newest multiples of `every` are kept.
-    keep_every: multiples of this are kept for good; None keeps none of them.
+    keep_every: multiples of this are kept permanently; None keeps none of them.
     fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
     emergency: additional copies of the state near each host: the `EmergencyOptions` of
       `checkpoints/emergency.py`; {} for none.

@@ -188,8 +188,8 @@ def _warn_of_retries(message: str) -> None:
 def error_class(error: BaseException) -> type[Exception] | None:
   """Return the class of an error among the classes above; None for other errors.
 
-  A UserError that was raised from a fault of the operating system that passes, such as EIO or
-  ESTALE on a network disk, counts as a TransientError, whatever its message advises.
+  A UserError that was raised from a temporary fault of the operating system, such as EIO or ESTALE
+  on a network disk, counts as a TransientError, whatever its message advises.
   """
   for candidate in _EXITS:
     if isinstance(error, candidate):

@@ -23,15 +23,14 @@ these and, in a local workdir, to report.html. With a workdir at an address (gs:
 required. --steps=1000,2000 repeats the suite from each of these checkpoints and prints one table of
 the scores by step. A flag that has no meaning with, or without, --suite is refused.
 
---questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder
-questions without training, after --shots examples each, with or without a suite (see python -m
-tools.few_shot), a decoder by a chat template with --template=NAME, or --template=published for a
-model's own. --max_examples=200 evaluates on the first 200 examples of each split, and of each file
-of questions.
+--questions='lm_eval/*.jsonl.gz' answers questions without training, with or without a suite (see
+python -m tools.few_shot). The model is the first run with a decoder or an encoder-decoder. Each
+question follows --shots examples. With --template=NAME, a decoder answers by a chat template;
+--template=published is the model's own. --max_examples=200 evaluates on the first 200 examples of
+each split, and of each file of questions.
 
 The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and
---questions it then needs
---config=RECIPE with the data.
+--questions it then needs --config=RECIPE with the data.
 """
 
 import dataclasses
@@ -61,7 +60,7 @@ _output = functools.partial(check_directory, flag="--output")
 
 
 def _directories(text: str) -> str:
-  """Check directories that commas separate, as the type of a flag."""
+  """Check directories separated by commas, as the type of a flag."""
   return ",".join(check_directory(address) for address in text.split(","))
 
 
@@ -82,7 +81,7 @@ _FLAGS = (
     metavar="NAME,NAME",
     help=f"a table of benchmarks: {', '.join(slots.names(suites))}, TASKS.toml or module:SUITE",
   ),
-  flag("--tasks", metavar="TASK,TASK", help="of the suite (default: all whose data are there)"),
+  flag("--tasks", metavar="TASK,TASK", help="tasks of the suite (default: all with data)"),
   flag(
     "--seeds", type=int, metavar="N", help="runs of every task and rate (default: the task's, or 1)"
   ),
@@ -95,7 +94,7 @@ _FLAGS = (
     "--epochs",
     type=float,
     metavar="N",
-    help="of each task's training split (default: the task's or recipe's)",
+    help="passes over each task's training split (default: the task's or recipe's)",
   ),
   flag(
     "--steps",
@@ -104,18 +103,24 @@ _FLAGS = (
     help="the suite from each of these checkpoints, as one table",
   ),
   flag(
-    "--evaluations", type=int, metavar="N", help="of a run, and checkpoints, at most (default: 10)"
+    "--evaluations",
+    type=int,
+    metavar="N",
+    help="the most evaluations and checkpoints of a run (default: 10)",
   ),
   flag("--no_submission", action="store_true", help="predict no test sets"),
   flag(
-    "--output", type=_output, metavar="DIR", help="of the suite (default: <workdir>/suites/<suite>)"
+    "--output",
+    type=_output,
+    metavar="DIR",
+    help="directory of the suite's results (default: <workdir>/suites/<suite>)",
   ),
   flag(
     "--data",
     metavar="DIR",
-    help="of the tasks' official files; or, of one task, train=FILE,validation=FILE",
+    help="directory of the tasks' official files; for one task, train=FILE,validation=FILE",
   ),
-  flag("--data_dir", metavar="DIR", help="of TensorFlow datasets"),
+  flag("--data_dir", metavar="DIR", help="directory of TensorFlow datasets"),
   flag(
     "--from_scratch",
     action="store_true",
@@ -131,10 +136,15 @@ _FLAGS = (
   ),
   flag("--shots", type=int, metavar="K", help="examples before each question (default: 0)"),
   flag(
-    "--template", metavar="NAME", help="of --questions, a chat template; published is a model's own"
+    "--template",
+    metavar="NAME",
+    help="chat template for --questions; published is a model's own (default: none)",
   ),
   flag(
-    "--max_examples", type=int, metavar="N", help="of each split and file, the first (default: all)"
+    "--max_examples",
+    type=int,
+    metavar="N",
+    help="the first N examples of each split and file (default: all)",
   ),
 )
 
@@ -396,7 +406,7 @@ class _QuestionSuite:
     return results, missing
 
   def _request(self, file) -> dict:
-    """Return the facts that a saved record must share to stand for the answers to a file."""
+    """Return the settings that a saved record must share to replace the answers to a file."""
     from t5x_like.benchmarks import facts
 
     step = facts.newest_steps(self._workdir) if self._step is None else [self._step]

@@ -442,7 +442,7 @@ def coerce(where: str, value: Any, declared_type: Any) -> Any:
   if not fits(value, declared_type):
     raise UserError(
       f"{where}: found {format_value(value)} of type {type(value).__name__}, expected "
-      f"{describe_type(declared_type)}{_unsound(to_plain(value))}"
+      f"{describe_type(declared_type)}{_broken_condition(to_plain(value))}"
     )
   return value
 
@@ -456,20 +456,22 @@ def _check_inner(where: str, value: Any, depth: int = 0) -> None:
     )
   if isinstance(value, Mapping):
     for key, inner in value.items():
-      if not isinstance(key, str) or _unsound(key):
-        raise UserError(f"{where}: found the key {format_value(key)}, expected text{_unsound(key)}")
+      if not isinstance(key, str) or _broken_condition(key):
+        raise UserError(
+          f"{where}: found the key {format_value(key)}, expected text{_broken_condition(key)}"
+        )
       _check_inner(f"{where}.{format_value(key, '')}", inner, depth + 1)
   elif isinstance(value, (list, tuple)):
     for number, inner in enumerate(value):
       _check_inner(f"{where}[{number}]", inner, depth + 1)
-  elif depth and _unsound(value):
+  elif depth and _broken_condition(value):
     raise UserError(
       f"{where}: found {format_value(value)} of type {type(value).__name__}, expected "
-      f"one{_unsound(value).strip(',')}"
+      f"one{_broken_condition(value).strip(',')}"
     )
 
 
-def _unsound(value: Any) -> str:
+def _broken_condition(value: Any) -> str:
   """Return the condition that a value breaks for any key, such as `", finite"`, or no text."""
   if isinstance(value, float) and not math.isfinite(value):
     return ", finite"
@@ -495,7 +497,7 @@ def fits(value: Any, declared_type: Any) -> bool:
   """
   origin = typing.get_origin(declared_type)
   value = to_plain(value)
-  if _unsound(value):
+  if _broken_condition(value):
     return False
   if declared_type is Any:
     return True

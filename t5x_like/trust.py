@@ -111,7 +111,7 @@ _state = State()
 
 
 def begin_command(values: Any, everything: bool = False) -> None:
-  """Start a command: admit what its flags name, and forget the previous command's.
+  """Start a command: admit the names in its flags, and forget the previous command's.
 
   Args:
     values: the values of flags: strings, lists, dictionaries.
@@ -122,12 +122,12 @@ def begin_command(values: Any, everything: bool = False) -> None:
 
 
 def current_state() -> State:
-  """Return what this command admits, for `set_state` in a process that works for it."""
+  """Return the state of this command, for `set_state` in its worker processes."""
   return _state
 
 
 def set_state(state: State) -> None:
-  """Admit in a worker what its command admits."""
+  """Take over the state of a command, in its worker process."""
   global _state
   _state = state
 
@@ -161,7 +161,7 @@ def record_file(path: str, content: Any, directory: str = "", signed: bool = Fal
 
   Args:
     path: the file, for messages.
-    content: what it contains: strings, lists, dictionaries.
+    content: the strings, lists or dictionaries that it contains.
     directory: the directory that its strings may name; empty for none.
     signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or
       flag of that command.

@@ -1,8 +1,6 @@
 """Classify texts or pairs of texts, or predict a number from them.
 
 Rows are made as in training (`data/supervised/sequences.py`), from token ids in memory.
-
-Rows are made as in training (`data/supervised/sequences.py`), from token ids in memory.
 """
 
 from collections.abc import Mapping, Sequence

@@ -127,7 +127,7 @@ class Generation:
     )
 
   def add_constraints(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return transforms with the bans of `banned` before them and the tokens of `forced` behind."""
+    """Return transforms with the bans of `banned` before them and the tokens of `forced` after."""
     constrained = list(transforms)
     if self.banned:
       constrained.insert(0, BannedWords(tuple(sorted(self.banned))))
@@ -287,7 +287,7 @@ class Continuation(Generation):
     return self.vocabulary.encode(text)
 
   def prepend_start(self, ids: list[int]) -> list[int]:
-    """Put the ids before a text; if there is nothing at all, the start token."""
+    """Put the ids before a text; an empty prompt gets the start token."""
     return [*self.enclosing_ids[0], *ids] or [vocabularies.start_id(self.vocabulary)]
 
   def max_prompt_length(self, context: int | None) -> int:
@@ -302,7 +302,7 @@ class Continuation(Generation):
     prompt_positions = self.positions - self.new_tokens + 1
     if context is not None and context > prompt_positions:
       raise UserError(
-        f"--context={context}: the model has positions for {prompt_positions} beside the "
+        f"--context={context}: the model has positions for {prompt_positions} in addition to the "
         "answer's; lower one of them"
       )
     return min(length, prompt_positions)

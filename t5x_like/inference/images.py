@@ -52,7 +52,7 @@ def summarize_skipped(answers: Sequence[dict[str, Any]], unit: str = "files") ->
 
 
 def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-  """Make the predictor for a model of images: calling it on a `Runner` and files returns answers.
+  """Make the predictor of a model of images, which answers files by a `Runner`.
 
   Args:
     model: the abstract model.
@@ -60,7 +60,7 @@ def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str,
     task: the arguments of `config.task` in its training.
     flags: the flags given on the command line.
   Raises:
-    UserError: the model finds neither classes nor objects, or a flag does not apply to it.
+    UserError: the model predicts neither classes nor objects, or a flag does not apply to it.
   """
   if hasattr(model, "build_image_predictor"):
     return model.build_image_predictor(vocabulary, task, flags)

@@ -72,13 +72,13 @@ class Questions:
     path: the file.
     kind: the form of the questions, which names a method of `Asker`.
     rows: the records.
-    wheres: the file and line of each record, for messages.
+    locations: the file and line of each record, for messages.
   """
 
   path: str
   kind: str
   rows: list[Record]
-  wheres: list[str]
+  locations: list[str]
 
 
 class ScoredPrompts(NamedTuple):
@@ -139,25 +139,25 @@ def read_questions(path: str) -> Questions:
       missing or has the wrong type, or the answer is not among the choices.
   """
   source = open_source(f"jsonl:{path}")
-  wheres = []
+  locations = []
   rows = []
   for where, row in source.records(source.splits[0]):
     if not isinstance(row, Skip):
-      wheres.append(where)
+      locations.append(where)
       rows.append(row)
   if not rows:
     raise UserError(f"{path}: holds no questions: a score over zero examples is not defined")
   kind = _find_kind(rows[0])
   if kind is None:
     raise UserError(
-      f"{wheres[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
+      f"{locations[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
       "see --help"
     )
-  for where, row in zip(wheres, rows):
+  for where, row in zip(locations, rows):
     _check_row(where, row, kind)
   if kind == "texts":
     _check_words(path, rows)
-  return Questions(path, kind, rows, wheres)
+  return Questions(path, kind, rows, locations)
 
 
 def _find_kind(row: Record) -> str | None:
@@ -222,7 +222,7 @@ def right_texts(where: str, row: Record) -> list[str]:
   They are `answer`, a text, a number or a list of them, and `aliases`.
 
   Raises:
-    UserError: there is none, or something else stands among them.
+    UserError: there is none, or one is of another type.
   """
   texts = []
   for key in ("answer", "aliases"):
@@ -273,7 +273,7 @@ def build_letter_prompts(
   """Return MMLU's prompts, which score the letters of the choices (Hendrycks et al. 2021).
 
   A header names the subject, if a row has one; answered examples of the subject's split dev follow
-  it. Rows without a split belong to dev if they stand in another file than the questions. The texts
+  it. Rows without a split belong to dev if they are in another file than the questions. The texts
   equal the texts of EleutherAI's harness; the published ones have a second space before the
   subject.
 
@@ -290,7 +290,7 @@ def build_letter_prompts(
     if row.get("split", default_split) == "dev":
       examples_by_subject[row.get("subject")].append(row)
   located_rows = []
-  for where, row in zip(questions.wheres, questions.rows):
+  for where, row in zip(questions.locations, questions.rows):
     if row.get("split") != "dev":
       located_rows.append((where, row))
   if not located_rows:
@@ -304,7 +304,7 @@ def build_letter_prompts(
     if len(shots) < options.shots:
       count = "1 example" if len(shots) == 1 else f"{len(shots) or 'no'} examples"
       raise UserError(
-        f"{where}: found {count} of the split dev and the subject {subject!r} beside the question "
+        f"{where}: found {count} of the split dev and the subject {subject!r} for the question "
         f"in {examples.path}, expected {options.shots}; ask with fewer shots, or give a file of "
         "examples"
       )
@@ -461,13 +461,13 @@ class Asker:
         candidates = [example for key, example in pool if key != row_key]
       if len(candidates) < options.shots:
         raise UserError(
-          f"{questions.wheres[number]}: found {len(candidates)} other questions in "
+          f"{questions.locations[number]}: found {len(candidates)} other questions in "
           f"{examples.path}, expected {options.shots} for the examples before it; ask with "
           "fewer shots, or give a file of examples"
         )
       shots = rng.sample(candidates, options.shots)
       prefix = "".join(f"{format_example(example)}\n\n" for example in shots)
-      shot_questions.append(ShotQuestion(questions.wheres[number], row, prefix))
+      shot_questions.append(ShotQuestion(questions.locations[number], row, prefix))
     return shot_questions
 
   def _choices(self, questions: Questions) -> dict[str, float]:
@@ -565,7 +565,7 @@ class Asker:
     """
     limit = self._options.limit
     rows = questions.rows[:limit]
-    answers = [right_texts(where, row) for where, row in zip(questions.wheres[:limit], rows)]
+    answers = [right_texts(where, row) for where, row in zip(questions.locations[:limit], rows)]
     numbers = [_right_numbers(row, texts) for row, texts in zip(rows, answers)]
 
     def format_example(row: Record) -> str:

@@ -25,8 +25,8 @@ _UNFINISHED = "\ufffd"  # the end of a text whose last character lacks bytes
 class Stream:
   """Generation that yields text as it comes.
 
-  Prompts are padded to one length, so that one program reads them all and one makes every next
-  token.
+  Prompts are padded to one length, so that one program reads them all and another one generates
+  every next token.
 
   Args:
     run: a runner of the model.

@@ -1,6 +1,6 @@
 """A trained model, opened from anywhere by `load(path)`.
 
-The commands predict, chat and evaluate and the tools open models by it too.
+The commands predict, chat and evaluate and the tools use it too.
 
 model = t5x.load("runs/small")           # a run's workdir or gs:// address, imported or trained
 model = t5x.load("gpt2")                 # a Hugging Face directory, or a name of the Hub

@@ -2,7 +2,7 @@
 
 Touvron et al. 2021, https://arxiv.org/abs/2012.12877.
 
-A second token stands before the patches, with a classifier of its own; predictions are the mean of
+A second token precedes the patches and has its own classifier; predictions are the mean of
 the two. Without a teacher, DeiT is the ViT of the same size (`models/vit.py`).
 """
 

@@ -23,8 +23,8 @@ def detect_job(timeout_seconds: int) -> tuple[str | None, int | None, int | None
   `jax.distributed.initialize` detects and joins in one call, which aborts the process on failure.
 
   Returns:
-    (coordinator's address, number of processes, index of this process, its local devices); None for
-    what is not known.
+    (coordinator's address, number of processes, index of this process, its local devices), each
+    None if it is unknown.
   """
   from jax._src import clusters
 

@@ -35,7 +35,7 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     if instruction.opcode in _PRODUCTS and _has_float32_factor(instruction, shapes):
       product_flops = products.instruction_flops(program, instruction, shapes)
       totals["float32_flops"] += executions * product_flops
-    if not program.alone(computation):
+    if not program.is_standalone(computation):
       continue
     result_bytes = [type_bytes(part) for part in elements(instruction.type)]
     if instruction.opcode in _MOVES:
@@ -82,7 +82,7 @@ def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, A
   operations = []
   for instruction, executions, _, computation in program.iterate_executed():
     cycles = products.own_cycles(instruction)
-    if not cycles or not program.alone(computation):
+    if not cycles or not program.is_standalone(computation):
       continue
     traced_name = _NAMED.search(instruction.attributes)
     first_type = elements(instruction.type)[0]

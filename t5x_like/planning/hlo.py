@@ -120,7 +120,7 @@ class Program:
       for instruction in instructions:
         yield instruction, executions, shapes, computation
 
-  def alone(self, computation: str) -> bool:
+  def is_standalone(self, computation: str) -> bool:
     """Return whether a computation is neither fused nor asynchronous."""
     return computation not in self.fused and computation not in self.asynchronous
 
@@ -144,7 +144,7 @@ class Program:
     for instruction in self.computations[computation]:
       if instruction.opcode == "while":
         self._count_loop(computation, instruction, executions)
-      # these name what their start executed
+      # these name the computation that their start executed
       elif not instruction.opcode.endswith(("-update", "-done")):
         self._count_calls(computation, instruction, executions)
 

@@ -109,7 +109,7 @@ def cycles(program: Program) -> float:
 
 
 def own_cycles(instruction: Instruction) -> int | None:
-  """Return the compiler's estimate for one execution without what it calls; None if there is none.
+  """Return the compiler's estimate for one execution without its calls; None if there is none.
 
   For some copies in asynchronous computations it writes 2^63 - 1.
   """

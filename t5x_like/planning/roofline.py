@@ -13,7 +13,7 @@ from t5x_like.planning import products
 from t5x_like.planning.collectives import KINDS
 from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 
-_NEAR = re.compile(r"S\([1-9]\d*\)")  # a memory space other than the HBM
+_ON_CHIP = re.compile(r"S\([1-9]\d*\)")  # a memory space other than the HBM
 _FREE = (
   "parameter",
   "constant",
@@ -41,7 +41,7 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
   for instruction, executions, shapes, computation in program.iterate_executed():
     is_free = instruction.opcode in (*_FREE, *KINDS)
     is_asynchronous = instruction.opcode.endswith(("-start", "-done", "-update"))
-    if is_free or is_asynchronous or not program.alone(computation):
+    if is_free or is_asynchronous or not program.is_standalone(computation):
       continue
     flops = products.instruction_flops(program, instruction, shapes, fast)
     memory_bytes = bytes_moved(program, instruction, shapes)
@@ -57,10 +57,10 @@ def bytes_moved(program: Program, instruction: Instruction, shapes: dict[str, st
   if instruction.opcode == "fusion" and body is not None:
     return _bytes_moved_by_fusion(body, instruction, operands)
   if instruction.opcode in _SLICES:
-    return 2 * _far(instruction.type)
+    return 2 * _hbm_bytes(instruction.type)
   if instruction.opcode == "dynamic-update-slice":
-    return 2 * _far(operands[1])
-  return _far(instruction.type) + sum(_far(operand) for operand in operands)
+    return 2 * _hbm_bytes(operands[1])
+  return _hbm_bytes(instruction.type) + sum(_hbm_bytes(operand) for operand in operands)
 
 
 def _bytes_moved_by_fusion(
@@ -77,7 +77,7 @@ def _bytes_moved_by_fusion(
   total = 0.0
   for parameter in body:
     if parameter.opcode == "parameter":
-      total += _read(body, parameter, operands[int(parameter.arguments)])
+      total += _bytes_read(body, parameter, operands[int(parameter.arguments)])
   for result, result_type in zip(_results(inner), elements(instruction.type)):
     total += _bytes_written(_source(inner, result), result_type)
   return total
@@ -91,11 +91,11 @@ def _results(inner: dict[str, Instruction]) -> list[Instruction]:
   return [root]
 
 
-def _read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
+def _bytes_read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
   """Return the bytes that a fused computation reads of a parameter, or of its slices."""
   # passed on, not read
   users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]
-  if not users or _NEAR.search(outer):
+  if not users or _ON_CHIP.search(outer):
     return 0.0
   if all(user.opcode in _SLICES or _is_updated_operand(user, parameter.name) for user in users):
     return sum(type_bytes(user.type) for user in users if user.opcode in _SLICES)
@@ -133,15 +133,15 @@ def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
 
 def _bytes_written(source: str | None, outer: str) -> float:
   """Return the bytes that a result of type `outer` writes, of which `source` may be a part."""
-  if _NEAR.search(outer):
+  if _ON_CHIP.search(outer):
     return 0.0
   return type_bytes(outer if source is None else source)
 
 
-def _far(printed: str) -> float:
-  """Return the bytes of the arrays of a type that lie in the HBM."""
+def _hbm_bytes(printed: str) -> float:
+  """Return the bytes of the arrays of a type that are in the HBM."""
   total = 0
   for part in elements(printed):
-    if not _NEAR.search(part):
+    if not _ON_CHIP.search(part):
       total += type_bytes(part)
   return total

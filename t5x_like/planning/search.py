@@ -231,8 +231,8 @@ def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | Non
 
   They are read from the step as JAX traces it.
 
-  Two rows keep more than one, and the difference is a row's. A block that is recomputed keeps for a
-  moment what "none" keeps of it.
+  The bytes of a row are the difference between two rows and one. A block that is recomputed keeps
+  for a moment all that "none" keeps of it.
   """
   kept_bytes: dict[str | None, float] = {}
   policies = _REMAT if "remat" in config.model else (None,)

@@ -146,9 +146,9 @@ def _seconds_lines(plan: dict[str, Any]) -> list[str]:
     "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",
     "compiler": "each operation by the compiler's cycles, without kernels",
     "kernels": "attention kernels, at a measured share of the peak rate",
-    "asynchronous": "collectives beside it, links at their full rate",
+    "asynchronous": "collectives that overlap with it, links at their full rate",
     "synchronous": "collectives that it waits for",
-    "step": "a step: the longest of products, cycles with kernels and collectives beside them; "
+    "step": "a step: the longest of products, cycles with kernels and overlapping collectives; "
     "plus the last",
   }
   step_seconds = plan["seconds"]["step"]

@@ -12,7 +12,7 @@ from t5x_like.saved_model.workdir import find_run
 
 
 def open_saved_model(path: str, rules: Rules | None = None, flag: str = "--workdir") -> SavedModel:
-  """Open a trained model; its parameters stay where they are.
+  """Open a trained model without reading its parameters.
 
   Args:
     path: a run's workdir or address, a Hugging Face directory, or a name of the Hub.

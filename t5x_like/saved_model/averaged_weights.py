@@ -10,7 +10,7 @@ from optax.contrib import ScheduleFreeState
 
 NamedArrays = dict[str, jax.Array]
 # Names of tensors in a checkpoint, and prefixes (with a final slash) of one name per parameter.
-# After `schedule_free/` stand the fields of optax's `ScheduleFreeState`.
+# `schedule_free/` is followed by a field of optax's `ScheduleFreeState`.
 EMA_COUNT = "ema/count"
 EMA_MEAN = "ema/mean/"
 SCHEDULE_FREE_STEP = "schedule_free/step_count"

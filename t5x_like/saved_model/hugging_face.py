@@ -42,11 +42,11 @@ class PublishedModel(SavedModel):
   Args:
     path: the directory, or the name of the Hub.
     identity: see `SavedModel`.
-    model: abstract, its layers one by one on CPU; of images, for those that the directory's
-      processor makes.
+    model: the abstract model, on CPU with unrolled layers; a model of images is for the size that
+      the directory's processor makes.
     vocabulary: its tokenizer, or the names of its classes.
     directory: its location on this machine.
-    generation: the facts of its files.
+    generation: the settings of generation in its files.
     stored: the abstract model of the weights, if `model` is for images of another size.
     rules: the mesh to restore on; None is all devices.
 
@@ -165,7 +165,7 @@ def _task(model, values: dict[str, Any], features_by_name: Features) -> dict[str
 
 
 def _read_generation(model, values: dict[str, Any], vocabulary: Vocabulary) -> GenerationFacts:
-  """Return the facts of generation; ids beyond the model's token vectors are left out.
+  """Return the settings of generation; ids beyond the model's token vectors are left out.
 
   They are in `generation_config.json`; without that file the library reads them from the config.
 
@@ -280,7 +280,7 @@ def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> Features
 def _build_identity(
   model: nnx.Module, vocabulary: Vocabulary, features_by_name: Features, task: dict[str, Any]
 ) -> dict[str, Any]:
-  """Return a model's facts in the form of a run's `config.json`."""
+  """Return a description of a model in the form of a run's `config.json`."""
   return {
     "model": {"name": model_name(type(model)), "variant": variant_fields(model.variant)},
     "fingerprints": {"vocabulary": vocabulary.fingerprint},

@@ -20,7 +20,7 @@ from t5x_like.vocabularies import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class GenerationFacts:
-  """The facts of a model's files by which it generates texts.
+  """The settings of a model's files for the generation of texts.
 
   Attributes:
     ends: ids that end a text.
@@ -41,14 +41,14 @@ class SavedModel(abc.ABC):
 
   Attributes:
     path: the workdir or its address; the Hugging Face directory; or the name of the Hub.
-    identity: the content of a run's `config.json`, or a published model's facts in the same form.
+    identity: the content of a run's `config.json`, or a published model's in the same form.
     is_published: whether it was read from a Hugging Face directory.
     config: the resolved config; of a published model, its identity.
     model: the abstract model.
     rules: mesh and sharding rules of the parameters.
     vocabulary: the vocabulary of training; raises UserError if it is damaged or another's.
     vocabulary_directory: the directory with its files.
-    generation: the facts by which it generates texts.
+    generation: the settings of its files for the generation of texts.
   """
 
   path: str

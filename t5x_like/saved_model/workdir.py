@@ -182,7 +182,7 @@ def _read_file(workdir, name: str, path: str) -> bytes | None:
 
 
 def read_history(workdir, address=None) -> Rows:
-  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones.
+  """Return the lines of `history.jsonl` in a local workdir, without incomplete and foreign ones.
 
   Args:
     address: the workdir's address, for warnings, if it differs.
@@ -192,7 +192,7 @@ def read_history(workdir, address=None) -> Rows:
 
 
 def parse_history(content: bytes, where) -> Rows:
-  """Return the lines of a file with this content, without torn and foreign ones."""
+  """Return the lines of a file with this content, without incomplete and foreign ones."""
   return [row for row, _ in checked_json.read_rows(content, where, _check_row)]
 
 

@@ -1,0 +1,1 @@
+"""Train a model: resolve a recipe, build its parts, and run the loop in a workdir."""

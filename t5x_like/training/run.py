@@ -269,11 +269,11 @@ class TrainingRun:
     since = time.perf_counter()
     session = self.session
 
-    def beat_and_ask() -> bool:
+    def beat_and_check() -> bool:
       session.beat("evaluating")
       return stop_requested()
 
-    groups = self.assembly.evaluation(self.weights, beat_and_ask)
+    groups = self.assembly.evaluation(self.weights, beat_and_check)
     if groups is None:
       return False
     self._evaluated = (self.step, groups)

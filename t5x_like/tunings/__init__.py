@@ -26,7 +26,7 @@ class BaseTuning:
     return config
 
   def adapt(self, model: Any, key: jax.Array, values: ConfigDict) -> Any:
-    """Return a model just made, with further parameters such as adapters.
+    """Return a new model with further parameters, such as adapters.
 
     Args:
       values: the `config.model`.

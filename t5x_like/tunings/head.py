@@ -1,4 +1,4 @@
-"""The head alone."""
+"""Train only the head."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ _HEADS = ("head/", "scores/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning(BaseTuning):
-  """Train the head alone, on frozen features.
+  """Train only the head, on frozen features.
 
   Attributes:
     also: the beginnings of the names of further parameters to train.

@@ -156,7 +156,7 @@ def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, 
 
 
 def _adapt_model(model, values: ConfigDict, base: int | str | dict):
-  """Return a model just made with muP's initial values; its parameters know their multipliers."""
+  """Return a new model with muP's initial values, and the multipliers as parameter metadata."""
   base_params, design = _base_params(values, base)
   scaled_table = bool(getattr(design, "embed_scale", False))
   divided = "logits_scale" in _factors(values, base)
@@ -185,7 +185,7 @@ def _multipliers(p, base, divided: bool, scaled_table: bool) -> tuple[float, flo
 
   Args:
     divided: whether logits over the vocabulary are divided in the forward pass.
-    scaled_table: whether token vectors are multiplied by sqrt(D), which their table makes up for.
+    scaled_table: whether token vectors are multiplied by sqrt(D), which their table compensates.
   """
   row_growth = _growth(p, base, -2)
   column_growth = _growth(p, base, -1)
