@@ -3,6 +3,7 @@ and what no part here computes, or no model type can say, is refused by name."""
 
 import dataclasses
 import json
+import pathlib
 import shutil
 import stat
 
@@ -14,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 import t5x_like.models
 import tiny
-from interop.published_decoders import PUBLISHED, SCALED
 from interop.test_golden import write
 from t5x_like import slots
 from t5x_like.architectures.design import Design
@@ -25,6 +25,9 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+
+# config.json of published models without the fields that have no effect, by family and size
+PUBLISHED = json.loads(pathlib.Path(__file__).with_name("published_decoders.json").read_text())
 
 
 def built(values: dict):
@@ -56,6 +59,7 @@ def abstract(family: str, variant):
 
 SPELLED = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rotary_emb_base", "rotary_pct")
 LLAMA = PUBLISHED["llama:llama3.1-8b"]
+LLAMA3 = LLAMA["rope_scaling"]
 WITHOUT = {key: value for key, value in LLAMA.items() if not key.startswith("rope")}
 MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
@@ -67,7 +71,7 @@ MSCALES = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
   [
     (
       LLAMA,
-      WITHOUT | dict(rope_parameters={**SCALED, "rope_type": "llama3", "rope_theta": 500000.0}),
+      WITHOUT | dict(rope_parameters=LLAMA3 | {"rope_theta": 500000.0}),
     ),
     (
       WITHOUT | dict(rope_theta=2e4, rope_scaling={"type": "linear", "factor": 4}),
@@ -92,13 +96,13 @@ def test_old_and_new_spellings_are_the_same(old, new):
   assert built(old) == built(new)
 
 
-NAMED = (
+POSITIONED = (
   "llama:llama3.1-8b mixtral:8x7b qwen:qwen3-8b qwen:qwen3-30b-a3b olmo:olmo3-7b gemma3:4b "
-  "gpt_oss:20b"
+  "gpt_oss:20b deepseek:v3 neox:pythia-1b falcon:7b command_r:command-r"
 )
 
 
-@pytest.mark.parametrize("name", [*NAMED.split(), "deepseek:v3", "neox:pythia-1b", "falcon:7b"])
+@pytest.mark.parametrize("name", POSITIONED.split())
 def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
   family, size = name.split(":")
   variant = slots.module(family, t5x_like.models).VARIANTS[size]
@@ -135,7 +139,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     (
       "llama:llama3.1-8b",
       "rope_scaling",
-      {**SCALED, "rope_type": "llama3", "attention_factor": 2.0},
+      LLAMA3 | {"attention_factor": 2.0},
     ),
     ("llama:llama3.1-8b", "partial_rotary_factor", 0.5),
     ("llama:llama3.1-8b", "hidden_act", "gelu_fastest"),
