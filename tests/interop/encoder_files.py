@@ -1,4 +1,4 @@
-"""Change files of encoders, and shrink variants of them."""
+"""Change files of models, and shrink variants of encoders."""
 
 import dataclasses
 import json
@@ -9,15 +9,13 @@ from t5x_like.nn.dims import Dims
 
 
 def rewrite(directory, tensors=None, **config):
-  """Changes to the directory of a case: tensors -> tensors, and fields of config.json (None
-  removes)."""
+  """Apply a function to the tensors of a directory, and change its config; None removes a field."""
   path = directory / "model.safetensors"
   if tensors:
     save_file(tensors(load_file(path)), path)
-  values = json.loads((directory / "config.json").read_text()) | config
-  (directory / "config.json").write_text(
-    json.dumps({k: v for k, v in values.items() if v is not None})
-  )
+  file = directory / "config.json"
+  values = json.loads(file.read_text()) | config
+  file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
 
 def shrunk(variant):

@@ -131,6 +131,7 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
     ("bart", dict(encoder_attention_heads=3), "'encoder_attention_heads' is 3"),
     ("bart-heads", dict(decoder_attention_heads=3), "'decoder_attention_heads' is 3"),
     ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
+    ("gpt2", dict(n_head=3), "cannot share a width"),
     ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
     ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
     ("albert", dict(num_hidden_groups=2), "albert_layer_groups.1.albert_layers.0"),

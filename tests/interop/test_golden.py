@@ -1,5 +1,4 @@
-"""Every family against logits that `transformers` gave once (`tests/golden`, written by
-parity/write_golden.py)."""
+"""Every family has the logits of `transformers` in tests/golden, by parity/write_golden.py."""
 
 import json
 import pathlib
@@ -14,25 +13,24 @@ from t5x_like.interop import hf
 
 # Fields that transformers 4 reads in place of `rope_parameters`, and version 5 does not write.
 OLDER = (
-  "rope_theta",
+  "max_position_embeddings",
+  "num_experts",
   "rope_local_base_freq",
   "rope_scaling",
+  "rope_theta",
   "rotary_emb_base",
   "rotary_pct",
-  "num_experts",
 )
-OLDER += ("max_position_embeddings",)
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 
 
 def write(name, directory) -> dict:
-  """The Hugging Face directory of a case; returns what the golden file says."""
+  """Write the Hugging Face directory of a case; return the arrays of its golden file."""
   golden = dict(np.load(GOLDEN / f"{name}.npz", allow_pickle=False))
   directory.mkdir()
   (directory / "config.json").write_text(str(golden["config"]))
-  tensors = {
-    n: cases.tensor(n, tuple(shape)) for n, shape in json.loads(str(golden["shapes"])).items()
-  }
+  shapes = json.loads(str(golden["shapes"]))
+  tensors = {tensor: cases.tensor(tensor, tuple(shape)) for tensor, shape in shapes.items()}
   save_file(tensors, directory / "model.safetensors")
   return golden
 
@@ -44,38 +42,25 @@ def test_every_case_has_its_file():
 @pytest.mark.parametrize("name", cases.CASES)
 def test_same_logits_and_the_same_files_back(name, tmp_path):
   golden = write(name, tmp_path / "theirs")
-  case = cases.CASES[name]
-  batch = {n.removeprefix("batch/"): x for n, x in golden.items() if n.startswith("batch/")}
-  mask = cases.valid_positions(case, batch, int(golden["pad"]))
+  batch = {key.removeprefix("batch/"): x for key, x in golden.items() if key.startswith("batch/")}
+  mask = cases.valid_positions(cases.CASES[name], batch, int(golden["pad"]))
   model = hf.load(str(tmp_path / "theirs"))
   outputs = jax.jit(lambda model, batch: model(batch))(model, batch)
-  for output, values in golden.items():
-    if output.startswith("outputs/"):
-      array = np.asarray(outputs[output.removeprefix("outputs/")])
-      assert (
-        np.abs(cases.select_valid(array, mask) - cases.select_valid(values, mask)).max() <= 1e-4
-      )
+  for key, expected in golden.items():
+    if key.startswith("outputs/"):
+      output = np.asarray(outputs[key.removeprefix("outputs/")])
+      difference = cases.select_valid(output, mask) - cases.select_valid(expected, mask)
+      assert np.abs(difference).max() <= 1e-4
   hf.save(model, str(tmp_path / "back"))
-  before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
-  # which nothing reads
-  before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
-  assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
+  before = load_file(tmp_path / "theirs" / "model.safetensors")
+  after = load_file(tmp_path / "back" / "model.safetensors")
+  read = {tensor for tensor in before if not tensor.endswith("num_batches_tracked")}
+  assert after.keys() == read
+  for tensor in read:
+    assert np.array_equal(after[tensor], before[tensor]), tensor
   config = json.loads((tmp_path / "back" / "config.json").read_text())
-  original_config = json.loads(str(golden["config"])) | {"dtype": "float32"}
-  config = {
-    key: value for key, value in config.items() if key in original_config or key not in OLDER
-  }
-  assert jax.tree.map(str, config) == jax.tree.map(str, original_config)
-
-
-@pytest.mark.parametrize(
-  "name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3-yarn"]
-)
-def test_the_older_fields_alone_tell_the_same_positions(name, tmp_path):
-  write(name, tmp_path / "theirs")
-  hf.save(hf.load(str(tmp_path / "theirs")), str(tmp_path / "back"))
-  file = tmp_path / "back" / "config.json"
-  config = json.loads(file.read_text())
-  del config["rope_parameters"]
-  file.write_text(json.dumps(config))
-  assert hf.load(str(tmp_path / "back")).variant == hf.load(str(tmp_path / "theirs")).variant
+  expected = json.loads(str(golden["config"])) | {"dtype": "float32"}
+  for key in OLDER:
+    if key not in expected:
+      config.pop(key, None)
+  assert jax.tree.map(str, config) == jax.tree.map(str, expected)

@@ -1,5 +1,4 @@
-"""Sizes and types that a directory states falsely: one line through the command, before anything is
-allocated."""
+"""Directories that state false sizes, types or tensors are refused before anything is allocated."""
 
 import json
 
@@ -9,114 +8,120 @@ from safetensors.numpy import load_file, save_file
 
 import published
 from interop.test_golden import write
-from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.fuzz.harness import Sandbox
+from tests.interop.encoder_files import rewrite
+from tests.refusals import refuses
 from tools import convert_hf, prepare_data
 
 pytestmark = pytest.mark.runs
 
-CONFIGS = {
-  "a list": ("t5", lambda config: [], "found a JSON array, expected"),
-  "null": ("t5", lambda config: None, "found a JSON null, expected"),
-  "nested": (
-    "bert-mlm",
-    lambda config: config | {"hidden_size": {"a": 1}},
-    "'hidden_size' is {'a': 1}, expected",
-  ),
-  "a list for a type": (
-    "t5",
-    lambda config: config | {"model_type": ["t5"]},
-    "model_type is ['t5'], expected one of",
-  ),
-  "no heads": (
-    "gpt2",
-    lambda config: config | {"n_head": 0},
-    "'n_head' is 0, expected a whole number from 1",
-  ),
-  "a negative size": (
-    "t5",
-    lambda config: config | {"vocab_size": -1},
-    "'vocab_size' is -1, expected",
-  ),
-  "half a size": ("t5", lambda config: config | {"d_ff": 32.5}, "'d_ff' is 32.5, expected"),
-  "no number": (
-    "llama",
-    lambda config: config | {"rms_norm_eps": float("nan")},
-    "'rms_norm_eps' is nan, expected",
-  ),
-  "layers": ("llama", lambda config: config | {"num_hidden_layers": 10**9}, "no more than the"),
-  "a width": ("mixtral", lambda config: config | {"intermediate_size": 10**9}, "no more than the"),
-  "experts": ("mixtral", lambda config: config | {"num_local_experts": 10**8}, "no more than the"),
-  "uneven heads": ("gpt2", lambda config: config | {"n_head": 3}, "cannot share a width"),
-}
+QUERY = "encoder.block.1.layer.0.SelfAttention.q.weight"
+CONFIGS = [
+  ("bert-mlm", {"hidden_size": {"a": 1}}, "'hidden_size' is {'a': 1}"),
+  ("t5", {"model_type": ["t5"]}, "model_type is ['t5']"),
+  ("t5", {"model_type": "t6"}, "model_type is 't6'"),
+  ("t5", {"vocab_size": -1}, "'vocab_size' is -1"),
+  ("t5", {"d_ff": 32.5}, "'d_ff' is 32.5"),
+  ("t5", {"d_model": None}, "'d_model' is missing"),
+  ("t5", {"novelty": 3}, "'novelty' is 3"),
+  ("t5", {"is_decoder": True}, "'is_decoder' is True"),
+  ("gpt2", {"n_head": 0}, "'n_head' is 0"),
+  ("llama", {"rms_norm_eps": float("nan")}, "'rms_norm_eps' is nan"),
+  ("llama", {"num_hidden_layers": 10**9}, "no more than the"),
+  ("mixtral", {"intermediate_size": 10**9}, "no more than the"),
+  ("mixtral", {"num_local_experts": 10**8}, "no more than the"),
+]
 
 
-def convert(tmp_path, directory, message):
-  sandbox = Sandbox(tmp_path / "sandbox", seconds=20, memory=2**30)
-  flags = [f"--input={directory}", "--config=tests/recipes/nano.py"]
-  outcome = sandbox.run(message, lambda inside: convert_hf.main([*flags, f"--output={inside}/run"]))
+def check_refusal(folder, command, flags, output: str, message: str):
+  """Run a command in a sandbox, and check that it refuses its input with `message`."""
+  sandbox = Sandbox(folder / "sandbox", seconds=20, memory=2**30)
+  outcome = sandbox.run(
+    message, lambda inside: command.main([*flags, f"--output={inside}/{output}"])
+  )
   sandbox.check()
-  assert outcome.end == "refusal" and message in outcome.message, outcome
+  assert outcome.end == "refusal", outcome
+  assert message in outcome.message
 
 
-@pytest.mark.parametrize("case", CONFIGS)
-def test_a_config_of_other_types_or_sizes_is_refused(case, tmp_path):
-  name, change, message = CONFIGS[case]
-  write(name, tmp_path / "model")
-  file = tmp_path / "model" / "config.json"
-  file.write_text(json.dumps(change(json.loads(file.read_text()))))
-  if case == "uneven heads":  # refused before the recipe is compared
-    with pytest.raises(UserError, match=message):
-      hf.load(str(tmp_path / "model"))
-    return
-  convert(tmp_path, tmp_path / "model", message)
+def check_model_refusal(folder, message: str):
+  flags = [f"--input={folder}/model", "--config=tests/recipes/nano.py"]
+  check_refusal(folder, convert_hf, flags, "run", message)
+
+
+def check_vocabulary_refusal(folder, message: str):
+  (folder / "a.txt").write_text("the quick fox")
+  flags = [f"--source=lines:{folder}/a.txt", f"--vocabulary={folder}/vocabulary", "--workers=1"]
+  check_refusal(folder, prepare_data, flags, "data", message)
+
+
+@pytest.mark.parametrize(("case", "fields", "message"), CONFIGS, ids=str)
+def test_a_config_of_other_types_or_sizes_is_refused(case, fields, message, tmp_path):
+  write(case, tmp_path / "model")
+  rewrite(tmp_path / "model", **fields)
+  check_model_refusal(tmp_path, message)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[]", "array"), ("null", "null")])
+def test_a_config_that_is_no_object_is_refused(text, kind, tmp_path):
+  write("t5", tmp_path / "model")
+  (tmp_path / "model" / "config.json").write_text(text)
+  check_model_refusal(tmp_path, f"found a JSON {kind}")
 
 
 @pytest.mark.parametrize("weight_map", [[], ["a"], "a", {"a": 1}, {"a": ["b"]}, {"a": {}}, None])
 def test_an_index_that_maps_nothing_to_files_is_refused(weight_map, tmp_path):
   write("t5", tmp_path / "model")
-  (tmp_path / "model" / "model.safetensors").unlink()
-  (tmp_path / "model" / "model.safetensors.index.json").write_text(
-    json.dumps({"weight_map": weight_map})
-  )
-  convert(tmp_path, tmp_path / "model", "found no 'weight_map' from tensors to files")
+  (tmp_path / "model" / hf.WEIGHTS).unlink()
+  (tmp_path / "model" / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+  check_model_refusal(tmp_path, "found no 'weight_map' from tensors to files")
 
 
 def test_extra_ids_of_a_billion_are_refused_at_once(tmp_path):
   ByteVocabulary().save(tmp_path / "vocabulary")
   file = tmp_path / "vocabulary" / "vocabulary.json"
-  file.write_text(
-    json.dumps(json.loads(file.read_text()) | {"extra_ids": 10**9, "size": 10**9 + 259})
-  )
-  refused(tmp_path, "found extra_ids 1000000000, expected a whole number of sentinels")
+  sizes = {"extra_ids": 10**9, "size": 10**9 + 259}
+  file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
+  check_vocabulary_refusal(tmp_path, "found extra_ids 1000000000")
 
 
 def test_an_id_of_400_million_is_refused_at_once(tmp_path):
-  described = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
-  described["model"]["vocab"]["zzz"] = 400_000_000
+  tokenizer = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
+  tokenizer["model"]["vocab"]["zzz"] = 400_000_000
   (tmp_path / "vocabulary").mkdir()
-  (tmp_path / "vocabulary" / "tokenizer.json").write_text(json.dumps(described))
-  refused(tmp_path, "found id 400000000 in a file of")
+  (tmp_path / "vocabulary" / "tokenizer.json").write_text(json.dumps(tokenizer))
+  check_vocabulary_refusal(tmp_path, "found id 400000000")
 
 
-def refused(tmp_path, message):
-  (tmp_path / "a.txt").write_text("the quick fox")
-  sandbox = Sandbox(tmp_path / "sandbox", seconds=20, memory=2**30)
-  flags = [f"--source=lines:{tmp_path}/a.txt", f"--vocabulary={tmp_path}/vocabulary", "--workers=1"]
-  outcome = sandbox.run(
-    message, lambda inside: prepare_data.main([*flags, f"--output={inside}/data"])
-  )
-  sandbox.check()
-  assert outcome.end == "refusal" and message in outcome.message, outcome
-
-
-def test_integers_are_no_weights(tmp_path):
+@pytest.mark.parametrize(
+  ("name", "array", "names"),
+  [
+    (QUERY, None, (QUERY, "missing")),
+    (QUERY, np.zeros((3, 16), np.float32), (QUERY, "[3, 16]")),
+    (QUERY, np.zeros((16, 16), np.int32), (QUERY, "I32")),
+    ("extra", np.zeros(3, np.float32), ("'extra'", "unknown")),
+  ],
+)
+def test_a_tensor_of_another_shape_or_type_is_refused(name, array, names, tmp_path):
   write("t5", tmp_path / "model")
-  tensors = load_file(tmp_path / "model" / "model.safetensors")
-  name = sorted(tensors)[0]
-  tensors[name] = tensors[name].astype(np.int32)
-  save_file(tensors, tmp_path / "model" / "model.safetensors")
-  with pytest.raises(UserError, match=f"tensor {name!r} is of dtype I32"):
+  file = tmp_path / "model" / hf.WEIGHTS
+  tensors = load_file(file)
+  tensors.pop(name, None)
+  if array is not None:
+    tensors[name] = array
+  save_file(tensors, file)
+  with refuses(*names):
+    hf.load(str(tmp_path / "model"))
+
+
+def test_files_of_weights_that_cannot_be_read_are_refused(tmp_path):
+  write("t5", tmp_path / "model")
+  file = tmp_path / "model" / hf.WEIGHTS
+  file.write_bytes(b"\0" * 50)
+  with refuses(hf.WEIGHTS, "cannot be read"):
+    hf.load(str(tmp_path / "model"))
+  file.rename(tmp_path / "model" / "pytorch_model.bin")
+  with refuses(hf.WEIGHTS, "pytorch_model.bin is a pickle"):
     hf.load(str(tmp_path / "model"))

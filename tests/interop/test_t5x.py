@@ -54,26 +54,29 @@ def flags(tmp_path_factory):
   return [flag.format(store=folder / "store") for flag in FLAGS]
 
 
-def converted(directory, workdir, flags, *extra) -> dict[str, np.ndarray]:
-  argv = [
+def arguments(directory, workdir, flags, *extra) -> list[str]:
+  """Return the flags of a conversion; `extra` may replace the unit of the losses."""
+  return [
     f"--input={directory}",
     f"--output={workdir}",
     f"--config={NANO}",
     "--vocabulary=bytes",
+    "--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS",
     *flags,
     *extra,
   ]
-  argv += (
-    []
-    if any("factor" in flag for flag in extra)
-    else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
-  )
-  assert convert_t5x.main(argv) == 0
-  return open_saved_model(str(workdir)).restore()[1]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+  """Return a checkpoint of T5 1.1 with the moments of its optimizer; do not change it."""
+  form = t5x.FORMS["t5-1.1"]
+  params = t5x.tree(form)
+  return t5x.write(tmp_path_factory.mktemp("sound") / "there", params, t5x.moments(form, params))
 
 
 def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
-  """The batch that the run of the workdir takes at a step."""
+  """Return the batch that the run of the workdir takes at a step."""
   config = json.loads((workdir / "config.json").read_text())
   arguments = dict(config["task"])
   task = process.build_task("task", arguments.pop("name"), "train", arguments)
@@ -84,7 +87,7 @@ def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
 
 
 def in_hugging_face(form, params) -> dict[str, np.ndarray]:
-  """The tensors that Hugging Face's converters make of the same arrays, by T5's names there."""
+  """Return the tensors of Hugging Face's converters for the same arrays, by T5's names there."""
   tensors = {"shared.weight": params["token_embedder/embedding"]}
   if not form.tied:
     tensors["lm_head.weight"] = params["decoder/logits_dense/kernel"].T
@@ -111,11 +114,9 @@ def in_hugging_face(form, params) -> dict[str, np.ndarray]:
       for part in ("wi_0", "wi_1", "wo") if form.gated else ("wi", "wo"):
         tensors[f"{prefix}.DenseReluDense.{part}.weight"] = p[f"mlp/{part}/kernel"].T
       if form.per_layer or i == 0:
-        table = (
-          p["relpos_bias/rel_embedding"]
-          if form.per_layer
-          else params[f"{side}/relpos_bias/rel_embedding"]
-        )
+        tables = p if form.per_layer else params
+        prefix = "" if form.per_layer else f"{side}/"
+        table = tables[f"{prefix}relpos_bias/rel_embedding"]
         tensors[f"{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"] = table.T
   return tensors
 
@@ -134,8 +135,7 @@ def test_weights_loss_and_the_next_update_are_those_of_t5x(
   state = t5x.moments(form, params)
   directory = t5x.write(tmp_path / "checkpoint_1200", params, state, STEP)
   run = tmp_path / "run"
-  converted(directory, run, flags)
-
+  assert convert_t5x.main(arguments(directory, run, flags)) == 0
   assert convert_hf.main([f"--input={run}", f"--output={tmp_path / 'hf'}"]) == 0
   exported = load_file(tmp_path / "hf/model.safetensors")
   expected = in_hugging_face(form, params)
@@ -160,7 +160,7 @@ def test_weights_loss_and_the_next_update_are_those_of_t5x(
 
 
 def orbax_state(params, state, step):
-  """A train state as T5X hands it to Orbax."""
+  """Return a train state as T5X hands it to Orbax."""
   return {
     "target": t5x.nest(params),
     "state": {
@@ -198,35 +198,27 @@ def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, co
   form = t5x.FORMS["t5-1.0"]
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, None, None, save_dtype="bfloat16", remote=True)
-  arrays = converted(directory, tmp_path / "run", flags, "--config.optimizer.name=adamw")
+  run = tmp_path / "run"
+  flags = arguments(directory, run, flags, "--config.optimizer.name=adamw")
+  assert convert_t5x.main(flags) == 0
+  step, arrays, *_ = open_saved_model(str(run)).restore()
   table = params["token_embedder/embedding"].astype(jax.numpy.bfloat16)
   assert np.array_equal(arrays["embed/table"], np.float32(table))
-  assert open_saved_model(str(tmp_path / "run")).restore()[0] == 0
+  assert step == 0
 
 
-def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeypatch, one_device):
-  form = t5x.FORMS["t5-1.1"]
+def test_moments_of_summed_losses_get_the_unit_of_means(
+  sound, flags, tmp_path, monkeypatch, one_device
+):
   trees = []
-  params = t5x.tree(form)
-  directory = t5x.write(tmp_path / "there", params, t5x.moments(form, params))
   monkeypatch.setattr(
     imported_weights,
     "write_imported_workdir",
     lambda *arguments: trees.append(manifest.flatten(arguments[-1])),
   )
-  argv = [
-    f"--input={directory}",
-    f"--output={tmp_path / 'run'}",
-    f"--config={NANO}",
-    "--vocabulary=bytes",
-    *flags,
-  ]
-  for extra in (
-    ["NUM_REAL_TARGET_TOKENS"],
-    ["None", "--target_tokens=4"],
-    ["12.0", "--target_tokens=4"],
-  ):
-    assert convert_t5x.main([*argv, f"--loss_normalizing_factor={extra[0]}", *extra[1:]]) == 0
+  for unit in ([], ["--loss_normalizing_factor=None"], ["--loss_normalizing_factor=12.0"]):
+    flags_of_unit = arguments(sound, tmp_path / "run", flags, "--target_tokens=4", *unit)
+    assert convert_t5x.main(flags_of_unit) == 0
   written, summed, divided = trees
   moments = [name for name in written if name.startswith("adafactor/v")]
   assert len(moments) > 60
@@ -235,125 +227,90 @@ def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeyp
     np.testing.assert_allclose(np.asarray(divided[name]), 9 * np.asarray(written[name]), rtol=1e-6)
 
 
-def refusal(capsys, flags, directory, output, *extra) -> str:
-  capsys.readouterr()
-  argv = [
-    f"--input={directory}",
-    f"--output={output}",
-    f"--config={NANO}",
-    "--vocabulary=bytes",
-    *flags,
-    *extra,
-  ]
-  argv += (
-    []
-    if any("factor" in flag for flag in extra)
-    else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
-  )
-  assert convert_t5x.main(argv) == 2
-  (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+def check_refusal(message, capsys, directory, output, flags, *extra):
+  assert convert_t5x.main(arguments(directory, output, flags, *extra)) == 2
+  lines = capsys.readouterr().err.splitlines()
+  (line,) = [line for line in lines if line.startswith("error: ")]
+  assert message in line
   assert not output.exists()
-  return line
 
 
-def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(
-  flags, tmp_path, capsys, one_device
-):
-  form = t5x.FORMS["t5-1.1"]
-  params = t5x.tree(form)
-  state = t5x.moments(form, params)
-  sound = t5x.write(tmp_path / "sound", params, state)
-  index = serialization.msgpack_restore((sound / "checkpoint").read_bytes())
-  kernel = "target.encoder.layers_1.mlp.wo.kernel"
+def nested(tree, *path):
+  for key in path:
+    tree = tree[key]
+  return tree
 
-  def spec(tree, *path):
-    for key in path:
-      tree = tree[key]
-    return tree
 
-  def refused(name, change=lambda tree: None, files=lambda folder: None, extra=()):
-    folder = tmp_path / name
-    shutil.copytree(sound, folder)
-    tree = serialization.msgpack_restore((sound / "checkpoint").read_bytes())
-    change(tree["optimizer"])
-    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
-    files(folder)
-    return refusal(capsys, flags, folder, tmp_path / "out", *extra)
+KERNEL = ("target", "encoder", "layers_1", "mlp", "wo", "kernel")
+KERNEL_FOLDER = ".".join(KERNEL)
+TABLE = ("target", "token_embedder", "embedding")
+FACTORS = ("state", "param_states", "token_embedder", "embedding")
+INDEXES = [
+  (KERNEL[:-2], {"wo": {}}, f"array '{'/'.join(KERNEL)}' is missing"),
+  (KERNEL[:1], {"head": np.zeros(3, "f4")}, "array 'target/head' is unknown"),
+  ((*KERNEL, "kvstore"), {"path": "../sound/x"}, f"{'/'.join(KERNEL)}: found '../sound/x'"),
+  ((*KERNEL, "kvstore"), {"path": "/etc/passwd"}, "found '/etc/passwd'"),
+  (KERNEL, {"driver": "n5"}, "found the driver 'n5'"),
+  ((*KERNEL, "metadata"), {"shape": [128, 160]}, "shape [160, 128], expected [128, 160]"),
+  ((*KERNEL, "metadata"), {"shape": [-1, 160]}, "found the shape [-1, 160]"),
+  (FACTORS, {"v_row": np.ones(5, "f4")}, f"factors '{'/'.join(FACTORS)}' have shape [1, 5]"),
+  (FACTORS, {"m": np.ones((384, 128), "f4")}, f"found momentum in '{'/'.join(FACTORS)}/m'"),
+  (("state",), {"step": np.int32(-3)}, "state/step"),
+]
+FILES = [
+  ("checkpoint", b"\xdf\xff\xff\xff\xff", "found no index of T5X"),
+  ("checkpoint", b"\x81\xa1a" * 5_000, "found no index of T5X"),
+  ("checkpoint", b'model_checkpoint_path: "model"', "found a checkpoint of TensorFlow"),
+  (f"{KERNEL_FOLDER}/0.0", None, "cannot be read"),
+  (f"{KERNEL_FOLDER}/0.0", b"\x1f\x8b\x08", "cannot be read"),
+  (f"{KERNEL_FOLDER}/.zarray", b"{", "cannot be opened"),
+]
 
-  def at(tree):
-    return spec(tree, "target", "encoder", "layers_1", "mlp", "wo", "kernel")
 
-  assert index["version"] == 3
-  gone = refused(
-    "missing", lambda tree: spec(tree, "target", "encoder", "layers_1", "mlp").pop("wo")
-  )
-  assert "array 'target/encoder/layers_1/mlp/wo/kernel' is missing" in gone
-  assert "array 'target/head' is unknown" in refused(
-    "unknown", lambda t: t["target"].update(head=np.zeros(3, "f4"))
-  )
-  said = refused("outside", lambda tree: at(tree)["kvstore"].update(path="../sound/target.x"))
-  assert "target/encoder/layers_1/mlp/wo/kernel: found '../sound/target.x', expected a name" in said
-  said = refused("elsewhere", lambda tree: at(tree)["kvstore"].update(path="/etc/passwd"))
-  assert "found '/etc/passwd', expected a name" in said
-  said = refused("driver", lambda tree: at(tree).update(driver="n5"))
-  assert "found the driver 'n5', expected 'zarr'" in said
-  said = refused("stated", lambda tree: at(tree)["metadata"].update(shape=[128, 160]))
-  assert f"array '{kernel}' has shape [160, 128], expected [128, 160] as the index states" in said
-  said = refused("negative", lambda tree: at(tree)["metadata"].update(shape=[-1, 160]))
-  assert "found the shape [-1, 160], expected positive sizes" in said
-  said = refused(
-    "moments",
-    lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(
-      v_row=np.ones(5, "f4")
-    ),
-  )
-  assert "the factors 'state/param_states/token_embedder/embedding' have shape [1, 5]" in said
-  momentum = np.ones((384, 128), "f4")
-  said = refused(
-    "momentum",
-    lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(m=momentum),
-  )
-  assert "found momentum in 'state/param_states/token_embedder/embedding/m'" in said
-  said = refused("step", lambda tree: tree["state"].update(step=np.int32(-3)))
-  assert "state/step" in said and "expected a number of steps" in said
+@pytest.fixture
+def damaged(sound, tmp_path):
+  """Return a copy of the checkpoint that a test may damage."""
+  return shutil.copytree(sound, tmp_path / "damaged")
 
-  def grow(tree):
-    spec(tree, "target", "token_embedder", "embedding")["metadata"]["shape"] = [2**39, 128]
 
-  def grown(folder):
-    huge = folder / "target.token_embedder.embedding" / ".zarray"
-    metadata = json.loads(huge.read_text())
-    huge.write_text(json.dumps(metadata | {"shape": [2**39, 128]}))
+def change_index(folder, path, change):
+  tree = serialization.msgpack_restore((folder / "checkpoint").read_bytes())
+  nested(tree["optimizer"], *path).update(change)
+  (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
 
-  assert "claims shape [549755813888, 128]" in refused("absurd", grow, grown)
-  assert "cannot be read" in refused(
-    "chunk", files=lambda folder: (folder / kernel / "0.0").unlink()
-  )
-  assert "cannot be read" in refused(
-    "torn", files=lambda folder: (folder / kernel / "0.0").write_bytes(b"\x1f\x8b\x08")
-  )
-  assert "cannot be opened" in refused(
-    "zarray", files=lambda folder: (folder / kernel / ".zarray").write_text("{")
-  )
-  assert "found no index of T5X" in refused(
-    "index", files=lambda f: (f / "checkpoint").write_bytes(b"\xdf\xff\xff\xff\xff")
-  )
-  deep = b"\x81\xa1a" * 5_000
-  assert "found no index of T5X" in refused(
-    "deep", files=lambda folder: (folder / "checkpoint").write_bytes(deep)
-  )
-  said = refused(
-    "tensorflow", files=lambda f: (f / "checkpoint").write_bytes(b'model_checkpoint_path: "model"')
-  )
-  assert "found a checkpoint of TensorFlow" in said
-  assert "found neither checkpoint nor _METADATA" in refusal(
-    capsys, flags, tmp_path / "nowhere", tmp_path / "out"
-  )
-  said = refused("optimizer", extra=("--config.optimizer.name=adamw",))
-  assert "config.optimizer: found 'adam'" in said and "--fresh" in said
-  said = refused("unit", extra=("--loss_normalizing_factor=None",))
-  assert "--target_tokens=None: expected the target tokens in a batch" in said
-  said = refused("word", extra=("--loss_normalizing_factor=MEAN",))
-  assert "--loss_normalizing_factor=MEAN: expected None, a number" in said
-  said = refused("activation", extra=("--mlp_activations=relu",))
-  assert "found wi_0 and wi_1 in feed-forward layers" in said
+
+@pytest.mark.parametrize(("path", "change", "message"), INDEXES)
+def test_a_bad_index_is_refused(path, change, message, damaged, flags, tmp_path, capsys):
+  change_index(damaged, path, change)
+  check_refusal(message, capsys, damaged, tmp_path / "out", flags)
+
+
+def test_an_absurd_shape_is_refused(damaged, flags, tmp_path, capsys):
+  shape = {"shape": [2**39, 128]}
+  change_index(damaged, (*TABLE, "metadata"), shape)
+  file = damaged / ".".join(TABLE) / ".zarray"
+  file.write_text(json.dumps(json.loads(file.read_text()) | shape))
+  message = "claims shape [549755813888, 128]"
+  check_refusal(message, capsys, damaged, tmp_path / "out", flags)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), FILES)
+def test_a_bad_file_is_refused(name, content, message, damaged, flags, tmp_path, capsys):
+  (damaged / name).unlink()
+  if content is not None:
+    (damaged / name).write_bytes(content)
+  check_refusal(message, capsys, damaged, tmp_path / "out", flags)
+
+
+@pytest.mark.parametrize(
+  ("extra", "message"),
+  [
+    ("--input=nowhere", "found neither checkpoint nor _METADATA"),
+    ("--config.optimizer.name=adamw", "config.optimizer: found 'adam'"),
+    ("--loss_normalizing_factor=None", "--target_tokens=None"),
+    ("--loss_normalizing_factor=MEAN", "--loss_normalizing_factor=MEAN"),
+    ("--mlp_activations=relu", "found wi_0 and wi_1"),
+  ],
+)
+def test_a_bad_flag_is_refused(extra, message, sound, flags, tmp_path, capsys):
+  check_refusal(message, capsys, sound, tmp_path / "out", flags, extra)

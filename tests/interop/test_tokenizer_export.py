@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 import hostile_texts
 import published
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import Chat, Message
+from t5x_like.data.supervised.chat import EOS, TEMPLATES, Chat, Message
 from t5x_like.errors import UserError
 from t5x_like.interop import tokenizer_export
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
@@ -108,19 +108,31 @@ def test_a_model_of_words_has_no_form_and_is_refused():
     tokenizer_export.tokenizer_files(SentencePieceVocabulary(model), DECODER)
 
 
-def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):
-  pieces = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-  published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
-  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-  (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}')
-  vocabulary = vocabularies.load(str(tmp_path))
+def chat_vocabulary(folder, template):
+  """Return a vocabulary with the pieces of a template."""
+  pieces = ["<|endoftext|>", *(piece for piece in TEMPLATES[template].pieces if piece != EOS)]
+  published.byte_level(pieces).save(str(folder / "tokenizer.json"))
+  (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+  (folder / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}')
+  return vocabularies.load(str(folder))
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3", "gemma", "deepseek"])
+def test_a_conversation_is_written_as_in_training(template, tmp_path):
+  """`transformers` renders templates in such an environment."""
+  vocabulary = chat_vocabulary(tmp_path, template)
+  files = tokenizer_export.chat_files(vocabulary, template)
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+  jinja_template = environment.from_string(files["chat_template.jinja"].decode())
+  texts = [("user", " the quick fox? "), ("assistant", "jumps."), ("user", "over")]
+  messages = [Message(*text) for text in texts]
+  conversation = [message._asdict() for message in messages]
+  text = jinja_template.render(messages=conversation, add_generation_prompt=True)
+  assert vocabulary.encode(text) == [0, *Chat(template, vocabulary).prompt(messages)]
+
+
+def test_a_conversation_ends_at_the_end_of_a_turn(tmp_path):
+  vocabulary = chat_vocabulary(tmp_path, "chatml")
   files = tokenizer_export.chat_files(vocabulary, "chatml")
   assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 2], "temperature": 0.6}
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-  messages = [Message("system", "Be brief."), Message("user", " the quick fox?")]
-  template = environment.from_string(files["chat_template.jinja"].decode())
-  text = template.render(
-    messages=[message._asdict() for message in messages], add_generation_prompt=True
-  )
-  assert vocabulary.encode(text) == [0, *Chat("chatml", vocabulary).prompt(messages)]
-  assert list(tokenizer_export.chat_files(vocabulary, "plain")) == []
+  assert not tokenizer_export.chat_files(vocabulary, "plain")
