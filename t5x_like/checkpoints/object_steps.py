@@ -175,7 +175,7 @@ class ObjectSteps:
     self._saving = None
     if saving is not None:
       saving.join(max(0.0, self._deadline - time.monotonic()))
-      if saving.is_alive():  # it dies with the process
+      if saving.is_alive():  # a daemon thread, which ends with the process
         raise TransientError(
           f"{self._root}: checkpoint was not written within {self._timeout:g} s (the store is "
           "slow, or does not answer); run the same command again, or raise "
@@ -227,7 +227,7 @@ class ObjectSteps:
   def _read_shards(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
     """Return this process's shards of a tensor, by index, from the chunks that overlap them."""
     indices = x.sharding.addressable_devices_indices_map(x.shape).values()
-    read: dict[int, np.ndarray] = {}
+    chunk_arrays: dict[int, np.ndarray] = {}
     shards = {}
     for key, index in {_key(index): index for index in indices}.items():
       bounds = [axis.indices(size)[:2] for axis, size in zip(index, x.shape, strict=True)]
@@ -237,11 +237,11 @@ class ObjectSteps:
         overlap = _overlap(bounds, chunk)
         if overlap is None:
           continue
-        if number not in read:
-          read[number] = self._read_chunk(file, chunk)
+        if number not in chunk_arrays:
+          chunk_arrays[number] = self._read_chunk(file, chunk)
         from_chunk = _relative(overlap, chunk["start"])
         into_shard = _relative(overlap, [start for start, _ in bounds])
-        shard[into_shard] = read[number][from_chunk]
+        shard[into_shard] = chunk_arrays[number][from_chunk]
         filled += shard[into_shard].size
       if filled != shard.size:
         raise DamagedStep(
@@ -251,8 +251,8 @@ class ObjectSteps:
     return shards
 
   def _read_chunk(self, file: str, chunk: dict) -> np.ndarray:
-    part = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
-    data = (self._root / file).read(part) if chunk["bytes"] else b""
+    byte_range = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
+    data = (self._root / file).read(byte_range) if chunk["bytes"] else b""
     if data is None:
       raise DamagedStep(f"{file} is missing, which has {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
@@ -282,7 +282,7 @@ class ObjectSteps:
       (directory / f"tensors-{process:05d}.json").write_text(json.dumps(index))
       self._announce(f"{attempt}/{process}")
       if process == 0:
-        self._await(f"{attempt}/{other}" for other in range(jax.process_count()))
+        self._await(f"{attempt}/{writer}" for writer in range(jax.process_count()))
         self._commit(attempt, manifest)
         self._announce(f"{attempt}/committed")
       self._await([f"{attempt}/committed"])
@@ -297,7 +297,7 @@ class ObjectSteps:
       raise TransientError(f"{file}: another process has written it; run the same command again")
     self._check()  # again, as a run that took over in between has set this attempt aside
     self._written = manifest["step"]
-    self._clean(attempt)
+    self._remove_old_steps(attempt)
 
   def _announce(self, event: str) -> None:
     """Signal an event to the other processes."""
@@ -319,7 +319,7 @@ class ObjectSteps:
           "(one of them failed, or the store is slow)"
         ) from error
 
-  def _clean(self, attempt: str) -> None:
+  def _remove_old_steps(self, attempt: str) -> None:
     """Remove steps that are no longer kept and, once, unfinished attempts of earlier runs.
 
     The manifest of a step goes first.

@@ -295,8 +295,8 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
       field_name = f"{_owner_name(type(node).__name__)}/{field}"
       yield from _walk(getattr(node, field), name if field in _WRAPPED else field_name)
   elif isinstance(node, tuple | list):
-    for item in node:
-      yield from _walk(item, name)
+    for child in node:
+      yield from _walk(child, name)
   elif isinstance(node, dict):  # by parameter below a statistic, by group above
     for key in sorted(node):
       yield from _walk(node[key], f"{name}/{key}" if name else "")

@@ -63,17 +63,15 @@ def make_step(
     """Return (mean gradients, sums), added over the parts of the batch and divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
-    def add_part(totals, indexed):
-      index, part_batch = indexed
-      return jax.tree.map(
-        jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))
-      ), None
+    def add_part(totals, indexed_part):
+      index, part = indexed_part
+      part_sums = gradient(arrays, frozen, part, jax.random.fold_in(key, index))
+      return jax.tree.map(jnp.add, totals, part_sums), None
 
     parts = jax.tree.map(lambda x: _split_batch(x, accumulation_steps, rules), batch)
-    one = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(
-      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key)
-    )
+    first_part = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(gradient, arrays, frozen, first_part, key)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     (grads, sums), _ = jax.lax.scan(add_part, zeros, (jnp.arange(accumulation_steps), parts))
     return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
 
@@ -97,7 +95,9 @@ def make_step(
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
       new_params = frozen | optax.apply_updates(arrays, updates)
       if guard.skips:  # as `guard.skip_refused_updates` does for the optimizer's state
-        new_params = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new_params, state.params)
+        new_params = jax.tree.map(
+          lambda new, old: jnp.where(accepted, new, old), new_params, state.params
+        )
       metrics |= {
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         "gradient_norm": gradient_norm,

@@ -60,7 +60,10 @@ class Source(boxes.Source):
     content = _load(path)
     names = _categories(content, path)
     annotations = _by_image(content, path)
-    for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
+    numbered_images = list(enumerate(content["images"]))
+    if part:
+      numbered_images = numbered_images[slice(*part)]
+    for number, image in numbered_images:
       where = f"{path}, image {number}"
       try:
         if not file_names.is_inside(image["file_name"]):
@@ -98,12 +101,13 @@ class Source(boxes.Source):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
-    about = {"size": as_path(path).size(), "changed": as_path(path).modified_time()}
     return {
       "form": "coco.v1",
       "file": os.path.basename(path),
       "images": os.path.basename(folder.rstrip("/")),
-    } | about
+      "size": as_path(path).size(),
+      "changed": as_path(path).modified_time(),
+    }
 
 
 def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[str, Any]]]:
@@ -140,11 +144,9 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
   if strays:
     number, name = strays[0]
     kinds = {json_type_name(image_id) for image_id in annotations}
-    hint = (
-      f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
-      if kinds and json_type_name(name) not in kinds
-      else ""
-    )
+    hint = ""
+    if kinds and json_type_name(name) not in kinds:
+      hint = f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
     raise UserError(
       f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the "
       f"{len(annotations)} images, annotation {number} first (image_id {name!r:.40}{hint}); "

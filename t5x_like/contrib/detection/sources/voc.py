@@ -55,7 +55,10 @@ class Source(Base):
   def records(
     self, split: str, part: tuple[int, int] | None = None
   ) -> Iterator[tuple[str, Record | Skip]]:
-    for path, image in self._files[split][slice(*part) if part else slice(None)]:
+    pairs = self._files[split]
+    if part:
+      pairs = pairs[slice(*part)]
+    for path, image in pairs:
       if image is None:
         yield path, Skip(f"no image of that name in {_PICTURES[1]}")
         continue
@@ -75,7 +78,7 @@ class Source(Base):
 
 def _listed_splits(folder: str) -> dict[str, list[str]]:
   """Return the lists of the splits in a directory; none if it has no lists."""
-  main = _inside(_inside(folder.rstrip("/"), "ImageSets"), "Main")
+  main = _find_entry(_find_entry(folder.rstrip("/"), "ImageSets"), "Main")
   lists = {}
   for file, split in _SPLITS.items():
     path = f"{main}/{file}.txt"
@@ -84,7 +87,7 @@ def _listed_splits(folder: str) -> dict[str, list[str]]:
   return lists
 
 
-def _inside(folder: str, name: str) -> str:
+def _find_entry(folder: str, name: str) -> str:
   """Return the path of an entry of a folder, in the letter case that it has there."""
   if as_path(f"{folder}/{name}").exists():
     return f"{folder}/{name}"
@@ -104,7 +107,7 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
   folder = part.rstrip("/")
   if is_list:
     folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
-  annotations = _inside(folder, "Annotations")
+  annotations = _find_entry(folder, "Annotations")
   paths = globs.find_matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")
   stems = [os.path.splitext(name)[0] for name in sorted(map(os.path.basename, paths))]
   if is_list:
@@ -122,11 +125,11 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
     )
   images = {}
   for name in _PICTURES:
-    for path in globs.find_matches(f"{glob.escape(_inside(folder, name))}/*"):
+    for path in globs.find_matches(f"{glob.escape(_find_entry(folder, name))}/*"):
       images[os.path.basename(path).rpartition(".")[0]] = path
   pairs = []
   for stem in stems:
-    path = _inside(annotations, f"{stem}.xml")
+    path = _find_entry(annotations, f"{stem}.xml")
     if not as_path(path).exists():
       raise UserError(f"{part}: names {os.path.basename(path)}, but found no file {path}")
     pairs.append((path, images.get(stem)))
@@ -162,8 +165,8 @@ def _annotation(path: str) -> Record:
 
 
 @functools.lru_cache(100_000)
-def _parse_annotation(path: str, changed: int | None) -> Record:
-  """Parse the objects of an annotation; if it lacks the image's size, boxes are in `pixels`."""
+def _parse_annotation(path: str, modified_time: int | None) -> Record:
+  """Parse the objects of an annotation; if it lacks the image's size, boxes are in pixels."""
   try:
     root = ElementTree.fromstring(read_bytes(path), ElementTree.XMLParser(target=_Builder()))
     height = int(root.findtext("size/height") or 0)

@@ -196,8 +196,7 @@ def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[RolloutSte
     if values.name == "loss":
       raise UserError(
         f"config.evals.{name}: prompts have no answers whose loss could be evaluated; name the "
-        "evaluator `reward`"
-        ' instead: config.evals = {"reward": {}}'
+        'evaluator `reward` instead: config.evals = {"reward": {}}'
       )
   for label, leaf in task.leaves.items():
     differing = [
