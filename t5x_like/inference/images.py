@@ -82,7 +82,7 @@ class ImagePredictor:
     """
     skipped: dict[int, str] = {}
     sizes: dict[int, tuple[int, int]] = {}
-    nothing = np.zeros((1, 1, self.channels), np.float32)
+    blank = np.zeros((1, 1, self.channels), np.float32)
 
     def features(numbers: list[int], _) -> dict[str, np.ndarray]:
       rows = []
@@ -90,7 +90,7 @@ class ImagePredictor:
       for n, image in zip(numbers, images):
         if isinstance(image, str):
           skipped[n] = image
-          image = nothing
+          image = blank
         sizes[n] = image.shape[:2]
         rows.append(self.features(image))
       return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

@@ -100,12 +100,12 @@ class Likelihood:
     stride = min(stride or size, size)
     text = [start, *ids]
     pairs = []
-    start = 1
-    while start < len(text):
-      end = min(len(text), start + (size if start == 1 else stride))
-      context_start = max(0, end - size - 1)
-      pairs.append((text[min(context_start, start - 1) : start], text[start:end]))
-      start = end
+    first = 1  # of the tokens that the next window scores
+    while first < len(text):
+      end = min(len(text), first + (size if first == 1 else stride))
+      context_start = min(max(0, end - size - 1), first - 1)
+      pairs.append((text[context_start:first], text[first:end]))
+      first = end
     return sum(score.log_probability for score in self(pairs))
 
   def _score_rows(self, pairs) -> list[ContinuationScore]:

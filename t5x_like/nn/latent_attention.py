@@ -6,7 +6,7 @@ The cache of a token holds its latent and one rotated key that all heads share, 
 instead of `heads * (head width + value width)`. With a cache, the up-projections move to the other
 side of the products: queries are projected into the latent space, where all heads attend to the
 same vectors, and attended latents are projected to values. Neither keys nor values of the heads are
-ever made.
+ever computed.
 """
 
 import dataclasses

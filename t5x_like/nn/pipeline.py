@@ -171,11 +171,11 @@ class _Stage:
     x, aux, _ = self.run_layers(blocks, x, context, key, remat)
     is_round_R = (jnp.arange(self.rounds) == current_round) & is_busy
 
-    def place_in_round(value: jax.Array) -> jax.Array:
+    def insert_round(value: jax.Array) -> jax.Array:
       is_round = is_round_R.reshape(-1, *[1] * value.ndim)
       return jnp.where(is_round, value, jnp.zeros_like(value))
 
-    return x, jax.tree.map(place_in_round, aux)
+    return x, jax.tree.map(insert_round, aux)
 
 
 def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:
@@ -199,14 +199,14 @@ def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) 
 
 def _divide_rows(x: jax.Array, parts: int) -> jax.Array:
   """Divide [B, ...] into [parts, B / parts, ...]; every device keeps its rows."""
-  by_place = x.reshape(x.shape[0] // parts, parts, *x.shape[1:])
-  return constrain.constrain(jnp.swapaxes(by_place, 0, 1), None, "batch")
+  rows_by_part = x.reshape(x.shape[0] // parts, parts, *x.shape[1:])
+  return constrain.constrain(jnp.swapaxes(rows_by_part, 0, 1), None, "batch")
 
 
 def _join_rows(x: jax.Array) -> jax.Array:
   """Undo `_divide_rows`."""
-  by_place = jnp.swapaxes(x, 0, 1)
-  return constrain.constrain(by_place.reshape(-1, *x.shape[2:]), "batch")
+  rows_by_part = jnp.swapaxes(x, 0, 1)
+  return constrain.constrain(rows_by_part.reshape(-1, *x.shape[2:]), "batch")
 
 
 def _split_over_stages(x: jax.Array) -> jax.Array:

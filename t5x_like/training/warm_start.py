@@ -180,9 +180,8 @@ def _make_backbone_spec(saved: SavedModel, config: ConfigDict) -> dict[str, Any]
   else:
     raise UserError(
       f"{_INIT}: {saved.path} holds {saved.identity['model']['name']!r}, which cannot be a "
-      "backbone of "
-      f"{config.model.name!r}; give a run of an image encoder: vit, dinov2, swin, resnet or "
-      "convnext"
+      f"backbone of {config.model.name!r}; give a run of an image encoder: vit, dinov2, swin, "
+      "resnet or convnext"
     )
   recipe_backbone = config.model.get("backbone")
   if not recipe_backbone:
@@ -349,7 +348,7 @@ def load_sources(
 
 
 class _InitialWeights:
-  """Loads the weights of the run of `config.init` into a fresh state.
+  """A loader of the weights of the run of `config.init` into a fresh state.
 
   Args:
     config: the resolved config of this run.

@@ -46,8 +46,9 @@ _FREE_KEYS = (
   "model.pipeline",
   "model.tokens",
   "teacher.model.dtype",
+  "teacher.model.layers",
+  "model.design.quantization",
 )
-_FREE_KEYS += ("teacher.model.layers", "model.design.quantization")
 # fixed in a run with weights, but no data yet
 _IMPORTED_FIXED_KEYS = ("model.", "fingerprints.vocabulary", "optimizer.name")
 _EDITION = "data_edition"  # `data.EDITION`
@@ -64,15 +65,15 @@ def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
     task: the task that the run ends on.
     early: the tasks of earlier phases, by phase.
   """
-  prints = {
+  fingerprints = {
     "data": task.fingerprint,
     _EDITION: data.EDITION,
     "vocabulary": task.vocabulary.fingerprint,
   }
   for phase, early_task in early.items():
-    prints[f"data_{phase}"] = early_task.fingerprint
+    fingerprints[f"data_{phase}"] = early_task.fingerprint
   features = {name: list(feature.shape) for name, feature in task.features.items()}
-  return redact_config(config.to_dict()) | {"fingerprints": prints, "features": features}
+  return redact_config(config.to_dict()) | {"fingerprints": fingerprints, "features": features}
 
 
 def read_imported(workdir) -> dict[str, Any] | None:

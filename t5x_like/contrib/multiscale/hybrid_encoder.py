@@ -169,10 +169,10 @@ class HybridEncoder(ImageModel):
     x_BYXC, aux = self.third(x_BYXC, subkey(key, len(self.convolutions)))
     x_BYXC, fourth_aux = self.fourth(x_BYXC, subkey(key, len(self.convolutions) + 1))
     x_BTD = self.norm(x_BYXC.reshape(len(x_BYXC), -1, x_BYXC.shape[-1]))
-    return x_BTD, _add(aux, fourth_aux)
+    return x_BTD, _add_scalars(aux, fourth_aux)
 
 
-def _add(first: dict, second: dict) -> dict:
+def _add_scalars(first: dict, second: dict) -> dict:
   """Add auxiliary scalars of the same name."""
   return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first | second}
 
@@ -203,17 +203,18 @@ class TransformerStage(nnx.Module):
         f"config.model.variant.widths: found {dims.embed}, expected a multiple of "
         f"{variant.head_dim}"
       )
-    common = dict(causal=False, grid=self.grid, **options)
-    parts = GridStackBuilder(variant.design, dims, depths=shares[1:], **common)
-    if type(parts.inputs(rngs).position) is not Position:
+    builder_options = dict(causal=False, grid=self.grid, **options)
+    builder = GridStackBuilder(variant.design, dims, depths=shares[1:], **builder_options)
+    if type(builder.inputs(rngs).position) is not Position:
       raise UserError(
         f"config.model.design.position: found {variant.design.position!r}, expected one between "
         "pairs of cells, as 'relative_2d', or 'none'"
       )
-    block = parts.block(rngs)
-    narrow = dataclasses.replace(dims, embed=inputs)
-    entry = GridStackBuilder(variant.design, narrow, **common).block(rngs).self_attention
-    # The entry reads `inputs` channels and writes `dims.embed`
+    block = builder.block(rngs)
+    input_dims = dataclasses.replace(dims, embed=inputs)
+    input_builder = GridStackBuilder(variant.design, input_dims, **builder_options)
+    entry = input_builder.block(rngs).self_attention
+    # The entry reads `inputs` channels and writes `dims.embed`.
     entry.layer.out = block.self_attention.layer.out
     self.project = Linear(
       (inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True
@@ -221,7 +222,7 @@ class TransformerStage(nnx.Module):
     self.norm = entry.in_norm
     self.attention = entry.layer
     self.mlp = block.mlp
-    self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None
+    self.stack = builder.stack(rngs).without(final_norm=Identity()) if dims.layers else None
     self.drop_path = options["drop_path"] * shares[0]
     self.depth = shares[0]
 
@@ -238,5 +239,5 @@ class TransformerStage(nnx.Module):
     x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
     if self.stack is not None:
       x_BTD, stack_aux, _ = self.stack(x_BTD, context, key=subkey(key, 3))
-      aux = _add(aux, stack_aux)
+      aux = _add_scalars(aux, stack_aux)
     return x_BTD.reshape(B, self.grid.rows, self.grid.columns, D), aux

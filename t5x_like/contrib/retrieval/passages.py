@@ -99,8 +99,8 @@ class Passages:
     """Return the number of the passage with each digest of a text, int64 [N]; -1 for none."""
     digest_P = np.asarray(self.store.arrays["digest"])
     order_P = np.argsort(digest_P, kind="stable")
-    place_N = np.searchsorted(digest_P, digest_N, sorter=order_P)
-    passage_N = order_P[np.minimum(place_N, len(digest_P) - 1)]
+    rank_N = np.searchsorted(digest_P, digest_N, sorter=order_P)
+    passage_N = order_P[np.minimum(rank_N, len(digest_P) - 1)]
     return np.where(digest_P[passage_N] == digest_N, passage_N, -1)
 
   def texts(self, number_n: np.ndarray) -> list[str]:

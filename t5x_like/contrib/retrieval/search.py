@@ -190,7 +190,7 @@ def find_nearest(
   query_BP: jax.Array,
   index_NP: jax.Array,
   tokens_NL: jax.Array,
-  barred_B: jax.Array,
+  excluded_B: jax.Array,
   *,
   k: int,
   number: int,
@@ -199,7 +199,7 @@ def find_nearest(
 
   Args:
     index_NP, tokens_NL: the embeddings and tokens of passages, split over all axes of the mesh.
-    barred_B: int32, the number of a passage to leave out; -1 for none.
+    excluded_B: int32, the number of a passage to leave out; -1 for none.
     number: the number of passages; further rows are padding.
   Returns:
     (their numbers int32 [B, k], products float32 [B, k], and tokens int32 [B, k, L]), from the
@@ -207,12 +207,12 @@ def find_nearest(
   """
   axes = mesh.axis_names
 
-  def search_shard(query_BP, index_nP, tokens_nL, barred_B):
+  def search_shard(query_BP, index_nP, tokens_nL, excluded_B):
     n = len(index_nP)
     first = jax.lax.axis_index(axes) * n
     score_Bn = jnp.einsum("BP,nP->Bn", query_BP, index_nP, precision="highest")
     number_n = first + jnp.arange(n)
-    is_allowed_Bn = (number_n < number) & (number_n != barred_B[:, None])
+    is_allowed_Bn = (number_n < number) & (number_n != excluded_B[:, None])
     score_Bn = jnp.where(is_allowed_Bn, score_Bn, -jnp.inf)
     score_Bk, position_Bk = jax.lax.top_k(score_Bn, min(k, n))
     gather = functools.partial(jax.lax.all_gather, axis_name=axes, axis=1, tiled=True)
@@ -232,4 +232,4 @@ def find_nearest(
     out_specs=(replicated, replicated, replicated),
     check_vma=False,
   )
-  return search_mesh(query_BP, index_NP, tokens_NL, barred_B)
+  return search_mesh(query_BP, index_NP, tokens_NL, excluded_B)

@@ -61,22 +61,21 @@ class Boxes:
 
     M is the most boxes that an image has; raise UserError if that is more than `limit`.
     """
-    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[
-      self.are_learned
-    ]
+    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")
+    image_K = image_K[self.are_learned]
     first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
-    place_K = np.arange(len(image_K)) - first_N[image_K]
-    longest = int(place_K.max(initial=-1)) + 1
+    index_K = np.arange(len(image_K)) - first_N[image_K]
+    longest = int(index_K.max(initial=-1)) + 1
     if longest > limit:
-      image = image_K[place_K.argmax()]
+      image = image_K[index_K.argmax()]
       raise UserError(
         f"config.task.boxes: found {limit}, but image {image} has {longest} boxes; set "
         f"--config.task.boxes={longest}, and --config.model.queries to no less"
       )
     boxes_NM4 = np.zeros((len(self.ends), longest, 4), np.float32)
     labels_NM = np.full((len(self.ends), longest), -1)
-    boxes_NM4[image_K, place_K] = self.boxes[self.are_learned]
-    labels_NM[image_K, place_K] = self.labels[self.are_learned]
+    boxes_NM4[image_K, index_K] = self.boxes[self.are_learned]
+    labels_NM[image_K, index_K] = self.labels[self.are_learned]
     return boxes_NM4, labels_NM.astype(np.int32)
 
 

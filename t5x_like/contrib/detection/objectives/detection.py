@@ -112,10 +112,10 @@ class Objective(Base):
     l1_BL = jnp.sum(jnp.sum(jnp.abs(predicted_BLM4 - target_B1M4), axis=-1) * real_B1M, axis=2)
     giou_BL = jnp.sum((1.0 - generalised_iou(predicted_BLM4, target_B1M4)) * real_B1M, axis=2)
 
-    boxes, images = batch[_TOTALS][0]
+    num_boxes, num_images = batch[_TOTALS][0]
     # The loss is divided by the number of boxes later, but the class loss by the queries' weights.
-    total_weight = boxes + self.no_object * (images * Q - boxes)
-    share = jnp.maximum(boxes, 1.0) / jnp.maximum(total_weight, _EPSILON)
+    total_weight = num_boxes + self.no_object * (num_images * Q - num_boxes)
+    share = jnp.maximum(num_boxes, 1.0) / jnp.maximum(total_weight, _EPSILON)
     loss = jnp.sum(share * class_loss_BL + self.l1 * l1_BL + self.giou * giou_BL)
     right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * has_box_BLQ[:, -1]
     return loss, {

@@ -275,11 +275,11 @@ class _PromptRows:
     length_B = self._lengths_n1[index_B, 0]
     tokens_BL, valid_BL = self._store.read("prompt", self.used[index_B], length_B)
     M = self._prompt_length
-    place_M = np.arange(M)
+    position_M = np.arange(M)
     if self._is_decoder:
-      is_real_BM = place_M >= M - length_B[:, None]
+      is_real_BM = position_M >= M - length_B[:, None]
     else:
-      is_real_BM = place_M < length_B[:, None]
+      is_real_BM = position_M < length_B[:, None]
     prompt_BM = np.full((index_B.size, M), self._vocabulary.pad_id or 0, np.int32)
     prompt_BM[is_real_BM] = tokens_BL[valid_BL]  # both in the order of rows, then of positions
     return prompt_BM, is_real_BM.astype(np.int32)
