@@ -86,7 +86,7 @@ class Collective:
       traced = _TRACED_NAME.search(instruction.attributes)
       self.largest = ring_bytes
       self.where = traced[1] if traced else instruction.name
-      # of a permutation, a hop, not the wrap
+      # for a permutation, a hop between neighbours, not the wrap-around
       self.group = min(groups, key=lambda group: abs(group[-1] - group[0]))
 
   def row(self) -> dict[str, Any]:

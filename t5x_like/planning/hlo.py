@@ -169,7 +169,9 @@ class Program:
       if kind != "to_apply" or instruction.opcode == "call":  # a reduction's function costs nothing
         self._count(name, executions)
 
-  def _trips(self, computation: str, loop: Instruction, body: str, condition: str) -> int | None:
+  def _trips(
+    self, computation: str, while_loop: Instruction, body: str, condition: str
+  ) -> int | None:
     """Return the iterations of a counting loop; None if unknown.
 
     They are (bound - start) / increment, rounded up.
@@ -178,7 +180,7 @@ class Program:
     if comparison is None:
       return None
     index, bound, direction = comparison
-    start = self._element(computation, loop.operands[0], index)
+    start = self._element(computation, while_loop.operands[0], index)
     increment = self._increment(body, index)
     if bound is None:  # the bound came in as another element of the state
       return None

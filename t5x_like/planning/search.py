@@ -297,10 +297,10 @@ def search(
       fixed_overrides.append(override)
   if ignored_overrides:
     report_progress(f"searched in place of what is given: {' '.join(ignored_overrides)}")
-  waiting = answer["candidates"]
+  remaining = answer["candidates"]
   plans = []
-  while waiting and len(plans) < limit:
-    candidate = waiting.pop(0)
+  while remaining and len(plans) < limit:
+    candidate = remaining.pop(0)
     overrides = (*fixed_overrides, *candidate["overrides"], "accumulation_steps=1")
     candidate_request = dataclasses.replace(request, overrides=overrides)
     try:
@@ -313,10 +313,10 @@ def search(
     plans.append(plan | {"candidate": candidate["overrides"]})
     flags = " ".join(candidate["overrides"])
     report_progress(f"{len(plans)} of {limit}: {flags}: {plan['verdict']}")
-    next_candidates = _next_with_fewer_rows(candidate, waiting) if fewer_rows_may_fit else []
+    next_candidates = _next_with_fewer_rows(candidate, remaining) if fewer_rows_may_fit else []
     layout = _layout(candidate)
-    other_layouts = [entry for entry in waiting if _layout(entry) != layout]
-    waiting = next_candidates + other_layouts
+    other_layouts = [entry for entry in remaining if _layout(entry) != layout]
+    remaining = next_candidates + other_layouts
   return sorted(plans, key=rate, reverse=True)
 
 
@@ -329,11 +329,11 @@ def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _next_with_fewer_rows(
-  candidate: dict[str, Any], waiting: list[dict[str, Any]]
+  candidate: dict[str, Any], remaining: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
   """Return a list of the next candidate of the same layout with fewer rows; empty without one."""
   layout = _layout(candidate)
-  for entry in waiting:
+  for entry in remaining:
     if _layout(entry) == layout and entry["rows"] < candidate["rows"]:
       return [entry]
   return []
