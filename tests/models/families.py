@@ -75,6 +75,10 @@ class Case:
   def lacks(self, feature: str) -> bool:
     return feature in LACKING_FEATURES.get(self.core, ())
 
+  @property
+  def decodes(self) -> bool:
+    return "decoder" in self.sides and not self.lacks("decoding")
+
   def __hash__(self):
     return hash(self.name)
 
@@ -345,7 +349,6 @@ def forward(case: Case) -> dict[str, np.ndarray]:
   batches = {f.__name__: f(case) for f in (apart, short, packed) if f.__name__ not in skipped}
   batches["whole"] = whole(case, 2)
   first_rows = {name: x[:1] for name, x in batches["whole"].items()}
-  decodes = "decoder" in case.sides and not case.lacks("decoding")
 
   @jax.jit
   def run(arrays):
@@ -367,7 +370,7 @@ def forward(case: Case) -> dict[str, np.ndarray]:
     logits_by_name["reach"] = jnp.abs(jax.lax.map(lambda row: pull(row)[0], jnp.eye(length))).max(
       -1
     )
-    if decodes:
+    if case.decodes:
       logits_by_name["decode_logits"] = decode_logits(m, batches["whole"])
     return logits_by_name
 
