@@ -5,8 +5,6 @@ A tolerance of 0 is a count published to the last digit, or that of the publishe
 otherwise it is half of the last digit stated, as a fraction.
 """
 
-import math
-
 import jax
 import pytest
 from flax import nnx
@@ -14,11 +12,50 @@ from flax import nnx
 import more
 import t5x_like.models
 from t5x_like import slots
+from t5x_like.models import t5
 from t5x_like.nn import params
 from tests import topics
 
+
+def build_abstract(network, variant: str, **arguments):
+  """Return a model without weights."""
+  return jax.eval_shape(lambda: network(nnx.Rngs(params=0), variant=variant, **arguments))
+
+
 M = 10**6
 B = 10**9
+
+T5_MILLIONS = {
+  "t5-base": 222.90,
+  "t5-large": 737.67,
+  "t5-v1_1-base": 247.58,
+  "t5-v1_1-large": 783.15,
+  "mt5-small": 300.18,
+  "mt5-base": 582.40,
+  "byt5-small": 299.64,
+  "byt5-base": 581.65,
+  "t5-base-6": 123.79,  # t5-base without six layers of 7,079,424 and six of 9,439,488
+  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
+  "t5-base-shared": 137.95,
+}
+T5_BILLIONS = {
+  "t5-3b": 2.852,
+  "t5-11b": 11.307,
+  "t5-v1_1-xl": 2.850,
+  "t5-v1_1-xxl": 11.135,
+  "mt5-large": 1.230,
+  "mt5-xl": 3.743,
+  "mt5-xxl": 12.921,
+  "byt5-large": 1.228,
+  "byt5-xl": 3.738,
+  "byt5-xxl": 12.907,
+}
+T5_SIZES = [
+  ("t5", "t5-small", 60_506_624, 0),
+  ("t5", "t5-v1_1-small", 76_961_152, 0),
+  *(("t5", name, size * M, 0.005 / size) for name, size in T5_MILLIONS.items()),
+  *(("t5", name, size * B, 0.0005 / size) for name, size in T5_BILLIONS.items()),
+]
 
 SIZES = [
   ("gpt", "gpt1", 117 * M, 0.005),  # Radford et al. 2018 as cited in Radford et al. 2019, table 2
@@ -44,6 +81,7 @@ SIZES = [
   ("llama", "mistral-7b-v0.2", 7_241_732_096, 0),
   ("llama", "mistral-7b-v0.3", 7_248_023_552, 0),
   ("mixtral", "8x7b", 46_702_792_704, 0),
+  ("mixtral", "8x22b", 140.6 * B, 0.0004),
   ("palm", "8b", 8.63 * B, 0.0006),  # Chowdhery et al. 2022, table 1
   ("palm", "62b", 62.50 * B, 0.0001),
   ("palm", "540b", 540.35 * B, 0.00002),
@@ -116,6 +154,17 @@ SIZES = [
   ("command_r", "command-r", 34_980_831_232, 0),
   ("command_r", "command-r-08-2024", 32_296_476_672, 0),
   ("command_r", "command-r-plus", 103_810_674_688, 0),
+  *T5_SIZES,
+  # Fedus et al. 2022 for 1.1B (16 experts) to 14.7B, large, xxl and c; the others by the formula
+  ("switch", "switch-base-8", 619.3 * M, 0.0002),
+  ("switch", "switch-base-16", 1.07 * B, 0.009),
+  ("switch", "switch-base-32", 1.98 * B, 0.005),
+  ("switch", "switch-base-64", 3.79 * B, 0.0026),
+  ("switch", "switch-base-128", 7.4 * B, 0.0067),
+  ("switch", "switch-base-256", 14.7 * B, 0.0034),
+  ("switch", "switch-large-128", 26.3 * B, 0.0019),
+  ("switch", "switch-xxl-128", 395 * B, 0.0012),
+  ("switch", "switch-c-2048", 1571 * B, 0.0003),
   # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
   ("transformer", "transformer-base", 65 * M, 0.031),
   ("transformer", "transformer-big", 213 * M, 0.006),
@@ -168,30 +217,33 @@ SIZES = [
 ]
 
 
-def first_of_each(rows):
+def mark_all_but_the_first_of_each_family(rows):
   """`make test-more` counts the other sizes of a family."""
-  families = set()
-  return [more.later(row) if row[0] in families else (families.add(row[0]) or row) for row in rows]
+  counted_families = set()
+  marked_rows = []
+  for row in rows:
+    marked_rows.append(more.later(row) if row[0] in counted_families else row)
+    counted_families.add(row[0])
+  return marked_rows
 
 
 @pytest.mark.parametrize(
   "family, variant, expected, tolerance",
-  first_of_each(SIZES),
-  ids=[f"{s[0]}:{s[1]}" for s in SIZES],
+  mark_all_but_the_first_of_each_family(SIZES),
+  ids=[f"{family}:{variant}" for family, variant, *_ in SIZES],
 )
 def test_published_count(family, variant, expected, tolerance):
-  model_class = slots.module(family, t5x_like.models).Model
-  model = jax.eval_shape(
-    lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0)
-  )
-  count = sum(math.prod(p.shape) for p in params.named_params(model).values())
-  assert abs(count - expected) <= tolerance * expected, (
-    f"{count:,} parameters, expected {expected:,}"
-  )
+  network = slots.module(family, t5x_like.models).Model
+  count = params.count(build_abstract(network, variant))
+  assert count == pytest.approx(expected, rel=tolerance, abs=0)
 
 
 # family, variant, count, how it is stated; and arguments, where the count is that of another head
 # or network
+POOLED = {"head": "pooled"}
+NO_HEAD = {"head": "none"}
+DISCRIMINATOR = {"network": "Discriminator"}
+GENERATOR = {"network": "Generator"}
 ENCODERS = [
   ("bert", "bert-tiny", 4_433_468, "4.4M, Turc et al. 2019, table 1"),
   ("bert", "bert-mini", 11_267_900, "11.3M, Turc et al. 2019, table 1"),
@@ -202,120 +254,60 @@ ENCODERS = [
     "bert-base-uncased",
     109_482_240,
     "110M, Devlin et al. 2019, section 3; BertModel",
-    dict(head="pooled"),
+    POOLED,
   ),
   ("bert", "bert-base-uncased", 110_106_428, "BertForPreTraining"),
-  ("bert", "bert-base-cased", 108_310_272, "BertModel", dict(head="pooled")),
+  ("bert", "bert-base-cased", 108_310_272, "BertModel", POOLED),
   ("bert", "bert-base-cased", 108_932_934, "BertForPreTraining"),
-  ("bert", "bert-base-multilingual-cased", 177_853_440, "BertModel", dict(head="pooled")),
+  ("bert", "bert-base-multilingual-cased", 177_853_440, "BertModel", POOLED),
   ("bert", "bert-base-multilingual-cased", 178_566_653, "179M, its model card; BertForPreTraining"),
   (
     "bert",
     "bert-large-uncased",
     335_141_888,
     "340M, Devlin et al. 2019, section 3; BertModel",
-    dict(head="pooled"),
+    POOLED,
   ),
   ("bert", "bert-large-uncased", 336_226_108, "BertForPreTraining"),
   ("bert", "bert-large-cased", 334_661_958, "BertForPreTraining"),
-  ("roberta", "roberta-base", 124_645_632, "125M, its release; RobertaModel", dict(head="pooled")),
+  ("roberta", "roberta-base", 124_645_632, "125M, its release; RobertaModel", POOLED),
   ("roberta", "roberta-base", 124_697_433, "RobertaForMaskedLM"),
-  ("roberta", "roberta-large", 355_359_744, "355M, its release; RobertaModel", dict(head="pooled")),
+  ("roberta", "roberta-large", 355_359_744, "355M, its release; RobertaModel", POOLED),
   ("roberta", "roberta-large", 355_412_057, "RobertaForMaskedLM"),
   ("roberta", "xlm-roberta-base", 278_295_186, "XLMRobertaForMaskedLM"),
   ("roberta", "xlm-roberta-large", 560_142_482, "XLMRobertaForMaskedLM"),
-  (
-    "electra",
-    "electra-small",
-    13_549_057,
-    "14M, Clark et al. 2020, table 1",
-    dict(network="Discriminator"),
-  ),
-  (
-    "electra",
-    "electra-base",
-    109_483_009,
-    "110M, Clark et al. 2020, table 1",
-    dict(network="Discriminator"),
-  ),
-  (
-    "electra",
-    "electra-large",
-    335_142_913,
-    "335M, Clark et al. 2020, table 2",
-    dict(network="Discriminator"),
-  ),
-  (
-    "electra",
-    "electra-small",
-    4_620_026,
-    "ElectraForMaskedLM of table 6's sizes",
-    dict(network="Generator"),
-  ),
-  ("electra", "electra-base", 33_740_602, "ElectraForMaskedLM", dict(network="Generator")),
-  ("electra", "electra-large", 51_295_290, "ElectraForMaskedLM", dict(network="Generator")),
-  (
-    "electra",
-    "electra-small-released",
-    13_546_682,
-    "ElectraForMaskedLM",
-    dict(network="Generator"),
-  ),
+  ("electra", "electra-small", 13_549_057, "14M, Clark et al. 2020, table 1", DISCRIMINATOR),
+  ("electra", "electra-base", 109_483_009, "110M, Clark et al. 2020, table 1", DISCRIMINATOR),
+  ("electra", "electra-large", 335_142_913, "335M, Clark et al. 2020, table 2", DISCRIMINATOR),
+  ("electra", "electra-small", 4_620_026, "ElectraForMaskedLM of table 6's sizes", GENERATOR),
+  ("electra", "electra-base", 33_740_602, "ElectraForMaskedLM", GENERATOR),
+  ("electra", "electra-large", 51_295_290, "ElectraForMaskedLM", GENERATOR),
+  ("electra", "electra-small-released", 13_546_682, "ElectraForMaskedLM", GENERATOR),
   (
     "electra",
     "electra-small",
     13_549_057 + 4_620_026 - 3_972_864,
     "both, less the tables they share",
   ),
-  (
-    "albert",
-    "albert-base",
-    11_683_584,
-    "12M, Lan et al. 2020, table 1; AlbertModel",
-    dict(head="pooled"),
-  ),
-  (
-    "albert",
-    "albert-large",
-    17_683_968,
-    "18M, Lan et al. 2020, table 1; AlbertModel",
-    dict(head="pooled"),
-  ),
-  (
-    "albert",
-    "albert-xlarge",
-    58_724_864,
-    "60M, Lan et al. 2020, table 1; AlbertModel",
-    dict(head="pooled"),
-  ),
-  (
-    "albert",
-    "albert-xxlarge",
-    222_595_584,
-    "235M, Lan et al. 2020, table 1; AlbertModel",
-    dict(head="pooled"),
-  ),
-  (
-    "deberta",
-    "deberta-v3-xsmall",
-    70_682_112,
-    "22M and 48M of the table; DebertaV2Model",
-    dict(head="none"),
-  ),
-  ("deberta", "deberta-v3-small", 141_304_320, "44M and 98M; DebertaV2Model", dict(head="none")),
+  ("albert", "albert-base", 11_683_584, "12M, Lan et al. 2020, table 1; AlbertModel", POOLED),
+  ("albert", "albert-large", 17_683_968, "18M, Lan et al. 2020, table 1; AlbertModel", POOLED),
+  ("albert", "albert-xlarge", 58_724_864, "60M, Lan et al. 2020, table 1; AlbertModel", POOLED),
+  ("albert", "albert-xxlarge", 222_595_584, "235M, Lan et al. 2020, table 1; AlbertModel", POOLED),
+  ("deberta", "deberta-v3-xsmall", 70_682_112, "22M and 48M of the table; DebertaV2Model", NO_HEAD),
+  ("deberta", "deberta-v3-small", 141_304_320, "44M and 98M; DebertaV2Model", NO_HEAD),
   (
     "deberta",
     "deberta-v3-base",
     183_831_552,
     "86M and 98M, He et al. 2021; DebertaV2Model",
-    dict(head="none"),
+    NO_HEAD,
   ),
   (
     "deberta",
     "deberta-v3-large",
     434_012_160,
     "304M and 131M, He et al. 2021; DebertaV2Model",
-    dict(head="none"),
+    NO_HEAD,
   ),
   (
     "deberta_rtd",
@@ -323,8 +315,8 @@ ENCODERS = [
     184_422_913 + 142_024_548,
     "6 layers with an MLM head, and 12 with a head",
   ),
-  ("xlnet", "xlnet-base", 116_718_336, "117M; XLNetModel", dict(head="none")),
-  ("xlnet", "xlnet-large", 360_268_800, "360M; XLNetModel", dict(head="none")),
+  ("xlnet", "xlnet-base", 116_718_336, "117M; XLNetModel", NO_HEAD),
+  ("xlnet", "xlnet-large", 360_268_800, "360M; XLNetModel", NO_HEAD),
   ("xlm", "xlm-ende", 142_422_203, "XLMWithLMHeadModel"),
   (
     "xlm",
@@ -347,10 +339,7 @@ ENCODERS = [
   ),
   *((*names, *size) for names, size in topics.cases("ENCODER_SIZES").items()),
 ]
-IDS = [
-  ":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())])
-  for row in ENCODERS
-]
+IDS = [":".join([*row[:2], *(str(value) for value in dict(*row[4:]).values())]) for row in ENCODERS]
 
 
 @pytest.mark.parametrize(
@@ -360,9 +349,25 @@ def test_published_count_of_an_encoder(row):
   family, variant, expected, _, *options = row
   arguments = dict(*options)
   network = getattr(slots.module(family, t5x_like.models), arguments.pop("network", "Model"))
-  model = jax.eval_shape(
-    lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
-  )
-  assert params.count(model) == expected, (
-    f"{params.count(model):,} parameters, expected {expected:,}"
-  )
+  assert params.count(build_abstract(network, variant, **arguments)) == expected
+
+
+UMT5_SIZES = ("small", "base", "xl", "xxl")
+
+
+@pytest.mark.parametrize("size", UMT5_SIZES)
+def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
+  dims = t5.VARIANTS[f"mt5-{size}"].dims
+  tokens = 2 * (256_384 - 250_112) * dims.embed
+  tables = 2 * (dims.layers - 1) * 32 * dims.heads
+  mt5_count = params.count(build_abstract(t5.Model, f"mt5-{size}"))
+  umt5_count = params.count(build_abstract(t5.Model, f"umt5-{size}"))
+  assert umt5_count == mt5_count + tokens + tables
+
+
+def test_every_variant_of_t5_is_counted_or_ours():
+  our_variants = {"t5-tiny", "t5-mini", "t5-v1_1-micro", "t5-v1_1-tiny", "t5-v1_1-mini"}
+  variants_of_tests = {"nano", "odd"}
+  published_variants = {variant for _, variant, *_ in T5_SIZES}
+  published_variants |= {f"umt5-{size}" for size in UMT5_SIZES}
+  assert set(t5.VARIANTS) - variants_of_tests == our_variants | published_variants
