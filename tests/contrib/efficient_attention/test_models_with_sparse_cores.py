@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.encoder import Encoder
-from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from tests.contrib.efficient_attention.cases import CORES
@@ -33,15 +31,3 @@ def test_layerwise_projections_are_one_matrix_in_all_layers():
     UserError, match="core: found 'layerwise' projections of .6, 30. and .4, 30., expected one size"
   ):
     build_model(Encoder, tuple(sizes))
-
-
-def test_models_refuse_what_their_sparse_core_refuses():
-  for core in ("linformer", "bigbird"):
-    with pytest.raises(UserError, match=f"core '{core}' cannot do causal attention"):
-      jax.eval_shape(build_model(Decoder, CORES[core]), batch("decoder"))
-  with pytest.raises(UserError, match="core 'linformer' cannot do causal attention"):
-    jax.eval_shape(
-      build_model(EncoderDecoder, CORES["linformer"]), batch("encoder") | batch("decoder")
-    )
-  with pytest.raises(UserError, match="core 'bigbird' cannot do a position bias on the logits"):
-    jax.eval_shape(build_model(Encoder, CORES["bigbird"], "alibi"), batch("encoder"))
