@@ -1,15 +1,11 @@
 """Detection matches and costs boxes as numpy and scipy do, and ignores padding."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
-from t5x_like.contrib.detection.models import detr
 from t5x_like.contrib.detection.objectives import detection
-from t5x_like.errors import UserError
 
 generator = np.random.default_rng(0)
 
@@ -152,25 +148,7 @@ def test_padding_and_images_without_weight_change_no_loss():
   assert all(float(its_sums[name]) == pytest.approx(float(x), rel=1e-6) for name, x in sums.items())
 
 
-def test_parts_of_a_batch_add_up_to_it():
-  outputs, batch = case(B=4)
-  prepared = detection.Objective().prepare(batch, None)
-  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, prepared)) for n in (0, 2)]
-  part_losses = [losses(*part)[0] for part in parts]
-  assert float(sum(part_losses)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
-
-
 def test_values_that_are_not_finite_end_in_a_loss_that_is_not():
   outputs, batch = case()
   outputs["logits"][0, 0] = np.nan
   assert np.isnan(losses(outputs, batch)[0])
-
-
-def test_more_boxes_than_queries_are_refused():
-  model = jax.eval_shape(
-    lambda key: detr.Model(nnx.Rngs(params=key), variant="detr-tiny", queries=20), jax.random.key(0)
-  )
-  with pytest.raises(
-    UserError, match="config.model.queries: found 20, but images have up to 30 boxes"
-  ):
-    detection.Objective.check(model, {"boxes": jax.ShapeDtypeStruct((30, 4), jnp.float32)})
