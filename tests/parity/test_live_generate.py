@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import transformers
-from transformers.generation import logits_process, stopping_criteria
+from transformers.generation import logits_process
 
-import published
 from parity import cases, reference
-from t5x_like import vocabularies
 from t5x_like.decoding.beam_search import PowerPenalty, TransformersRule, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import BannedWords, NoRepeatNgrams, RepetitionPenalty
@@ -27,8 +24,6 @@ from t5x_like.decoding.sampling import (
   TopP,
   Typical,
 )
-from t5x_like.decoding.stops import StopStrings
-from t5x_like.inference.stops import token_bytes
 from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity
@@ -236,41 +231,3 @@ def test_a_transform_changes_logits_as_the_librarys_processor_does(transform, pr
   )
   expected = processor(torch.tensor(tokens, dtype=torch.long), torch.tensor(scores)).numpy()
   np.testing.assert_allclose(transform(jnp.asarray(scores), step), expected, rtol=1e-6)
-
-
-def test_strings_end_rows_where_the_criterion_of_transformers_does(tmp_path):
-  """There is no prompt: the library looks for strings in it too, and we do not."""
-  tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=published.byte_level(["<|endoftext|>"]), eos_token="<|endoftext|>"
-  )
-  tokenizer.save_pretrained(tmp_path)
-  texts = token_bytes(vocabularies.load(str(tmp_path)))
-  strings = ["he", " t", "\n\n", "é", "the quick"]
-  generator = np.random.default_rng(3)
-  pieces_of_the_strings = [
-    i for i, text in enumerate(texts) if text and text in "the quick\n\n é h".encode()
-  ]
-  rows = 200
-  length = 9
-  sentence = tokenizer("the quick fox: so é", add_special_tokens=False)["input_ids"][:length]
-  tokens = generator.choice(pieces_of_the_strings, (rows, length)).astype(np.int32)
-  tokens[0, : len(sentence)] = sentence
-
-  def first_stops(stops_at):
-    """Return the first position at which each row stops, `length` for a row that never stops."""
-    stopped = [stops_at(n) for n in range(length)]
-    return np.argmax(np.vstack([*stopped, np.ones((1, rows), bool)]), axis=0)
-
-  for stop_strings in (strings[:1], strings[2:4], strings):
-    criterion = stopping_criteria.StopStringCriteria(tokenizer, stop_strings)
-    stop = jax.jit(StopStrings([text.encode() for text in stop_strings], texts))
-
-    def criterion_stops_at(n, criterion=criterion):
-      return criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy()
-
-    def stops_at(n, stop=stop):
-      return np.asarray(stop(tokens, jnp.int32(n)))
-
-    expected = first_stops(criterion_stops_at)
-    np.testing.assert_array_equal(first_stops(stops_at), expected)
-    assert (expected < length).any()

@@ -10,10 +10,8 @@ from transformers import AddedToken, AutoTokenizer
 import hostile_texts
 import published
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import EOS, TEMPLATES, Chat, Message
 from t5x_like.interop import tokenizer_export
 from t5x_like.vocabularies.kinds._tokenizer_files import NAMES
-from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 
 pytestmark = pytest.mark.parity
 CLASSES = {
@@ -161,28 +159,6 @@ def test_pieces_added_later_are_read(tmp_path, kind):
   check_ids(path)
 
 
-@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "bytelevel_bpe"])
-def test_our_vocabularies_open_in_the_library(tmp_path, kind):
-  """The files that `convert_hf` writes beside a model."""
-  lines = [line.encode() for line in published.LINES]
-  if kind == "unigram":
-    from tools import train_vocabulary
-
-    vocabulary = SentencePieceVocabulary(train_vocabulary.train(lines, size=85))
-  else:
-    from tools import train_tokenizer
-
-    vocabulary = train_tokenizer.train(lines, size=300, kind=kind, with_mask=True)
-  files = tokenizer_export.tokenizer_files(vocabulary, {"decoder_target_tokens": [8]})
-  for name, data in files.items():
-    (tmp_path / name).write_bytes(data)
-  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
-  for text in published.LINES[:40]:
-    assert hf_tokenizer(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
-    assert hf_tokenizer(text).input_ids == [1, *vocabulary.encode(text)]
-  assert (hf_tokenizer.pad_token_id, hf_tokenizer.eos_token_id) == (0, 1)
-
-
 @pytest.mark.parametrize("model_type", ["gpt2", "t5", "bert"])
 @pytest.mark.parametrize("kind", hostile_texts.KINDS)
 def test_the_library_encodes_texts_of_twenty_scripts_as_our_vocabularies_do(
@@ -200,29 +176,6 @@ def test_the_library_encodes_texts_of_twenty_scripts_as_our_vocabularies_do(
   scripts = hostile_texts.texts(10_000)
   expected = [ids.tolist() for ids in vocabulary.encode_batch(scripts)]
   assert hf_tokenizer(scripts, add_special_tokens=False).input_ids == expected
-
-
-@pytest.mark.parametrize("template", ["chatml", "llama3", "gemma", "deepseek"])
-def test_conversations_are_written_as_in_training(tmp_path, template):
-  pieces = ["<|endoftext|>", *(piece for piece in TEMPLATES[template].pieces if piece != EOS)]
-  published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
-  (tmp_path / "tokenizer_config.json").write_text(
-    '{"eos_token": "<|endoftext|>", "chat_template": "another"}'
-  )
-  vocabulary = vocabularies.load(str(tmp_path))
-  for name, data in tokenizer_export.chat_files(vocabulary, template).items():
-    (tmp_path / name).write_bytes(data)
-  messages = [
-    Message("user", "the quick fox? "),
-    Message("assistant", "jumps."),
-    Message("user", "over"),
-  ]
-  hf_tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
-  conversation = [message._asdict() for message in messages]
-  prompt = hf_tokenizer.apply_chat_template(
-    conversation, add_generation_prompt=True, return_dict=False
-  )
-  assert prompt == [0, *Chat(template, vocabulary).prompt(messages)]
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", None])
