@@ -19,22 +19,57 @@ S = 128
 T = 32
 
 
-def batch():
-  lengths = {"encoder_input_tokens": S, "decoder_input_tokens": T, "decoder_target_tokens": T}
-  features = {
-    name: jax.ShapeDtypeStruct((B, length), jnp.int32) for name, length in lengths.items()
-  }
-  return features | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
+def features(**lengths):
+  """Return features of int32, by name and length, with weights of the decoder's targets."""
+  batch = {name: jax.ShapeDtypeStruct((B, n), jnp.int32) for name, n in lengths.items()}
+  target_length = lengths["decoder_target_tokens"]
+  return batch | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, target_length), jnp.float32)}
+
+
+T5_BATCH = features(encoder_input_tokens=S, decoder_input_tokens=T, decoder_target_tokens=T)
+GPT_BATCH = features(decoder_input_tokens=S, decoder_target_tokens=S)
+# Sizes of gpt2-tiny with 384 tokens, and the multiplications of its parts for a batch
+L = 4
+D = 256
+PROJECTIONS = B * S * (L * 12 * D * D + 384 * D)
+ATTENTION = B * L * S * S * D
+RANK = 4
+ADAPTERS = B * S * L * 2 * D * RANK
+
+
+def make_t5(**arguments):
+  return jax.eval_shape(lambda key: t5.Model(nnx.Rngs(params=key), **arguments), jax.random.key(0))
+
+
+def make_gpt(adapted: bool = False, **arguments):
+  """Return an abstract gpt2-tiny, on request with adapters of its queries."""
+
+  def make(key):
+    model = gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **arguments)
+    return lora.add_adapters(model, ("query",), RANK, 1.0, key) if adapted else model
+
+  return jax.eval_shape(make, jax.random.key(0))
+
+
+def adapter_names(model) -> set[str]:
+  return {name for name in params.arrays(model) if "lora" in name}
+
+
+def gpt_forward_flops(model, **features) -> int:
+  tokens = jnp.zeros((B, S), jnp.int32)
+  batch = {"decoder_input_tokens": tokens} | dict.fromkeys(features, tokens)
+  return jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+
+
+def gpt_step_flops(model, trained=None) -> int:
+  return flops.step_flops(model, decoder.Objective(), GPT_BATCH, trained)
 
 
 @pytest.mark.parametrize(
   "form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}]
 )
 def test_flops_of_t5_small_equal_the_sum_by_hand(form):
-  model = jax.eval_shape(
-    lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form),
-    jax.random.key(0),
-  )
+  model = make_t5(variant="t5-v1_1-small", vocab_size=32128, **form)
   L = 8
   D = 512
   F = 1024
@@ -44,147 +79,72 @@ def test_flops_of_t5_small_equal_the_sum_by_hand(form):
   attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
   position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
   expected = 6 * (encoder + decoder + attention + position_bias)
-  assert flops.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
+  assert flops.step_flops(model, Objective(), T5_BATCH) == expected == 200_591_671_296
 
 
 def test_exact_cores_count_as_the_dense_one():
-  def count(core, **design):
-    def make(key):
-      return t5.Model(nnx.Rngs(params=key), variant="t5-tiny", design={"core": core} | design)
-
-    model = jax.eval_shape(make, jax.random.key(0))
+  def count(core):
+    model = make_t5(variant="t5-tiny", design={"core": core, "position": "none"})
     before = jax.tree.structure(model)
-    counted = flops.step_flops(model, Objective(), batch())
+    counted = flops.step_flops(model, Objective(), T5_BATCH)
     assert jax.tree.structure(model) == before, "the model keeps its core"
     return counted
 
-  dense = count("dense", position="none")
-  assert (
-    dense
-    == count("auto", position="none")
-    == count("chunked", position="none")
-    == count("ring", position="none")
-  )
-  assert dense > count({"name": "local", "window": 16}, position="none")
+  dense = count("dense")
+  assert dense == count("auto") == count("chunked") == count("ring")
+  assert dense > count({"name": "local", "window": 16})
 
 
-@pytest.mark.parametrize("core", ["dense", "chunked", "local"])
+@pytest.mark.parametrize(
+  "core, causal_keys, prefix_keys",
+  [
+    ({"core": "dense"}, S, S),
+    ({"core": "chunked"}, S, S),
+    ({"core": "local", "windows": [16]}, 32, 48),  # whole windows of 16 for each query
+  ],
+)
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
-def test_causal_attention_counts_half(core, form):
-  design = {"core": core} | ({"windows": [16]} if core == "local" else {})
-
-  def make(key):
-    return gpt.Model(
-      nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design, **form
-    )
-
-  model = jax.eval_shape(make, jax.random.key(0))
-  batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
-  L = 4
-  D = 256
-  keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
-  projections = B * S * (L * 12 * D * D + 384 * D)
-  flops = [jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
-  flops.append(
-    jaxpr_flops.forward_flops(
-      lambda m, b: m(b)["logits"],
-      model,
-      batch | {"decoder_causal_attention": batch["decoder_input_tokens"]},
-    )
-  )
-  assert flops[0] == 2 * (projections + B * L * S * keys * D)
-  assert flops[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), (
-    "a prefix hides less: in full"
-  )
+def test_causal_attention_counts_half(core, causal_keys, prefix_keys, form):
+  model = make_gpt(design=core, **form)
+  assert gpt_forward_flops(model) == 2 * (PROJECTIONS + B * L * S * causal_keys * D)
+  # a prefix hides less, so that the whole product counts
+  with_prefix = gpt_forward_flops(model, decoder_causal_attention=True)
+  assert with_prefix == 2 * (PROJECTIONS + B * L * S * prefix_keys * 2 * D)
 
 
-def test_windows_count_the_keys_that_they_leave():
+@pytest.mark.parametrize("windows, short_layers", [([16], L), ([16, None], L // 2)])
+def test_windows_count_the_keys_that_they_leave(windows, short_layers):
   """Queries see 30 keys on average, half of that by causality: the mean of 1, 2, …, 16, 16, …."""
-  counts = []
-  for windows in ([16], [16, None], [None]):
 
-    def make(key, w=windows):
-      return gpt.Model(
-        nnx.Rngs(params=key),
-        variant="gpt2-tiny",
-        vocab_size=384,
-        design={"windows": w, "position": "alibi"},
-      )
+  def count(windows):
+    model = make_gpt(design={"windows": windows, "position": "alibi"})
+    return gpt_forward_flops(flops.with_dense_cores(model))
 
-    model = flops.with_dense_cores(jax.eval_shape(make, jax.random.key(0)))
-    batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
-    counts.append(
-      jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
-    )
-  L = 4
-  D = 256
-  assert [counts[2] - count for count in counts] == [
-    2 * B * S * layers * (S - 30) * D for layers in (L, L // 2, 0)
-  ]
+  assert count([None]) - count(windows) == 2 * B * S * short_layers * (S - 30) * D
 
 
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
 def test_frozen_parameters_save_flops_of_the_backward_pass(form):
   """Trained are adapters of queries, then the last norm alone."""
-  rank = 4
-  L = 4
-  D = 256
-
-  def make(key):
-    return gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **form)
-
-  model = jax.eval_shape(make, jax.random.key(0))
-  tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
-  inputs = {
-    "decoder_input_tokens": tokens,
-    "decoder_target_tokens": tokens,
-    "decoder_loss_weights": tokens,
-  }
-  inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
-  projections = B * S * (L * 12 * D * D + 384 * D)
-  attention = B * L * S * S * D
-  adapters = B * S * L * 2 * D * rank
-
-  def count(model, trained):
-    return flops.step_flops(model, decoder.Objective(), inputs, trained)
-
-  assert count(model, None) == 6 * (projections + attention)
-  assert count(model, set(params.arrays(model))) == 6 * (projections + attention)
-  adapted = jax.eval_shape(
-    lambda key: lora.add_adapters(make(key), ("query",), rank, 1.0, key), jax.random.key(0)
-  )
-  trained = {name for name in params.arrays(adapted) if "lora" in name}
+  model = make_gpt(**form)
+  assert gpt_step_flops(model) == 6 * (PROJECTIONS + ATTENTION)
+  assert gpt_step_flops(model, set(params.arrays(model))) == 6 * (PROJECTIONS + ATTENTION)
+  adapted = make_gpt(adapted=True, **form)
   # The first layer reads what nothing trained changes, and so do its keys and values; a scan's
   # layers are all alike.
-  first = 0 if form["layers"] == "scan" else B * S * (3 * D * D + D * rank + S * D)
-  assert count(adapted, trained) == 4 * projections + 6 * (attention + adapters) - 2 * first
-  assert (
-    count(model, {"decoder/final_norm/scale"})
-    == 2 * (projections + attention) + 2 * B * S * 384 * D
-  )
+  first = 0 if form["layers"] == "scan" else B * S * (3 * D * D + D * RANK + S * D)
+  expected = 4 * PROJECTIONS + 6 * (ATTENTION + ADAPTERS) - 2 * first
+  assert gpt_step_flops(adapted, adapter_names(adapted)) == expected
+  expected = 2 * (PROJECTIONS + ATTENTION) + 2 * B * S * 384 * D
+  assert gpt_step_flops(model, {"decoder/final_norm/scale"}) == expected
 
 
 @pytest.mark.parametrize("quantization", beyond(1, ["int8", "fp8"]))
 def test_8_bit_products_count_as_others_do_where_adapters_are_trained(quantization):
   """Frozen kernels cost two passes; attention and adapters three."""
-  design = {"quantization": quantization}
-  tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
-
-  def make(key):
-    return gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design)
-
-  adapted = jax.eval_shape(
-    lambda key: lora.add_adapters(make(key), ("query",), 4, 1.0, key), jax.random.key(0)
-  )
-  inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
-  inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
-  trained = {name for name in params.arrays(adapted) if "lora" in name}
-  L = 4
-  D = 256
-  products = 4 * B * S * (L * 12 * D * D + 384 * D) + 6 * (
-    B * L * S * S * D + B * S * L * 2 * D * 4
-  )
-  assert flops.step_flops(adapted, decoder.Objective(), inputs, trained) == products
+  adapted = make_gpt(adapted=True, design={"quantization": quantization})
+  expected = 4 * PROJECTIONS + 6 * (ATTENTION + ADAPTERS)
+  assert gpt_step_flops(adapted, adapter_names(adapted)) == expected
 
 
 def test_counts_through_control_flow():

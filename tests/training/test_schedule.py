@@ -5,15 +5,27 @@ import math
 import numpy as np
 import pytest
 
+from refusals import refuses
 from t5x_like import slots
-from t5x_like.errors import UserError
 from t5x_like.training.schedule import SCHEDULES
 
 STEPS = [0, 1, 5, 9, 10, 11, 37, 60, 99, 100, 101, 5000]
+WARM = dict(learning_rate=0.4, warmup_steps=10, total_steps=100)
+COLD = WARM | {"warmup_steps": 0}
 
 
-def linear_warmup(step, peak, warmup, decay):
-  return peak * step / warmup if step < warmup else decay(step)
+def warm(step, warmup=10):
+  """Return the share of a rate that a linear warm-up has reached."""
+  return min(1, step / warmup)
+
+
+def passed(step, first, steps):
+  """Return the share of a decay that has passed."""
+  return min(1, max(0, (step - first) / steps))
+
+
+def cosine(share):
+  return 0.5 + 0.5 * math.cos(math.pi * share)
 
 
 CASES = [
@@ -25,48 +37,40 @@ CASES = [
     dict(learning_rate=(512 * 10) ** -0.5, warmup_steps=10),
     lambda s: 512**-0.5 * min(s**-0.5, s * 10**-1.5) if s else 0.0,
   ),
-  (
-    "linear",
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.25),
-    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 + (0.1 - 0.4) * min(1, (s - 10) / 90)),
-  ),
-  (
-    "linear",
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100),
-    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
-  ),
+  ("linear", WARM | {"end": 0.25}, lambda s: 0.4 * warm(s) * (1 - 0.75 * passed(s, 10, 90))),
+  ("linear", WARM, lambda s: 0.4 * warm(s) * (1 - passed(s, 10, 90))),
+  ("linear", COLD, lambda s: 0.4 * (1 - passed(s, 0, 100))),
+  # a warm-up of a share of the run
+  ("linear", WARM | {"warmup_steps": 0.1}, lambda s: 0.4 * warm(s) * (1 - passed(s, 10, 90))),
   (
     "linear",  # BERT's
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay="from_start"),
-    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, 1 - s / 100)),
+    WARM | {"decay": "from_start"},
+    lambda s: 0.4 * (warm(s) if s < 10 else 1 - passed(s, 0, 100)),
   ),
+  ("linear", COLD | {"decay": "from_start"}, lambda s: 0.4 * (1 - passed(s, 0, 100))),
   (
     "linear",  # ELECTRA's and GPT-1's
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay="from_start_times_warmup"),
-    lambda s: 0.4 * min(1, s / 10) * max(0, 1 - s / 100),
+    WARM | {"decay": "from_start_times_warmup"},
+    lambda s: 0.4 * warm(s) * (1 - passed(s, 0, 100)),
   ),
+  ("linear", COLD | {"decay": "from_start_times_warmup"}, lambda s: 0.4 * (1 - passed(s, 0, 100))),
   (
-    "linear",  # a warm-up of a share of the run
-    dict(learning_rate=0.4, warmup_steps=0.1, total_steps=100),
-    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
+    "warmup_stable_decay",
+    WARM | {"decay": 0.4, "end": 0.1},
+    lambda s: 0.4 * warm(s) * (1 - 0.9 * passed(s, 60, 40)),
   ),
   (
     "warmup_stable_decay",
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay=0.4, end=0.1),
-    lambda s: 0.4 * min(1, s / 10) * (1 - 0.9 * min(1, max(0, (s - 60) / 40))),
+    COLD | {"decay": 90, "shape": "sqrt"},
+    lambda s: 0.4 * (1 - math.sqrt(passed(s, 10, 90))),
   ),
   (
     "warmup_stable_decay",
-    dict(learning_rate=0.4, warmup_steps=0, total_steps=100, decay=90, shape="sqrt"),
-    lambda s: 0.4 * (1 - math.sqrt(min(1, max(0, (s - 10) / 90)))),
+    WARM | {"total_steps": 80, "decay": 20, "end": 0.1, "shape": "cosine"},
+    lambda s: 0.4 * warm(s) * (0.1 + 0.9 * cosine(passed(s, 60, 20))),
   ),
-  (
-    "warmup_stable_decay",
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=80, decay=20, end=0.1, shape="cosine"),
-    lambda s: (
-      0.4 * min(1, s / 10) * (0.55 + 0.45 * math.cos(math.pi * min(1, max(0, (s - 60) / 20))))
-    ),
-  ),
+  # a decay of less than half a step is one step
+  ("warmup_stable_decay", COLD | {"total_steps": 2}, lambda s: 0.4 if s < 2 else 0.0),
   ("drops", dict(learning_rate=0.4), lambda s: 0.4),
   (
     "drops",
@@ -75,11 +79,10 @@ CASES = [
   ),
   (
     "cosine",
-    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.1),
-    lambda s: linear_warmup(
-      s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))
-    ),
+    WARM | {"end": 0.1},
+    lambda s: 0.4 * warm(s) * (0.1 + 0.9 * cosine(passed(s, 10, 90))),
   ),
+  ("cosine", COLD, lambda s: 0.4 * cosine(passed(s, 0, 100))),
 ]
 
 
@@ -95,49 +98,27 @@ def test_all_schedules_are_tested():
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
-def test_without_warm_up_the_first_step_has_the_full_rate(name):
-  schedule = SCHEDULES[name](learning_rate=0.4, warmup_steps=0, total_steps=100)
-  np.testing.assert_allclose(float(schedule(0)), 0.4, rtol=1e-6)
-  np.testing.assert_allclose(float(schedule(100)), 0.0, atol=1e-7)
-
-
-def test_a_warm_up_is_steps_or_a_share_of_the_run():
-  for name in ("linear", "cosine", "warmup_stable_decay"):
-    rates = [
-      SCHEDULES[name](learning_rate=1.0, warmup_steps=steps, total_steps=40)(3)
-      for steps in (4, 4.0, 0.1)
-    ]
-    np.testing.assert_allclose(rates, 0.75, rtol=1e-6)
-  for decay in ("from_start", "from_start_times_warmup"):
-    rate = SCHEDULES["linear"](learning_rate=0.4, warmup_steps=0, total_steps=100, decay=decay)
-    np.testing.assert_allclose([float(rate(0)), float(rate(50))], [0.4, 0.2], rtol=1e-6)
-  for steps in (1.5, -0.1):
-    with pytest.raises(
-      UserError,
-      match="warmup_steps: found .*, expected a whole number of steps, or a share of the run",
-    ):
-      config = {"name": "linear", "learning_rate": 1.0, "warmup_steps": steps, "total_steps": 10}
-      slots.make("config.schedule", config, SCHEDULES)
-
-
-def test_a_decay_of_less_than_half_a_step_is_one_step():
-  rate = SCHEDULES["warmup_stable_decay"](learning_rate=0.4, warmup_steps=0, total_steps=2)
-  np.testing.assert_allclose([rate(0), rate(1), rate(2)], [0.4, 0.4, 0.0], rtol=1e-6)
+def test_a_warm_up_is_steps_or_a_share_of_the_run(name):
+  arguments = dict(learning_rate=1.0, total_steps=40)
+  for steps in (4, 4.0, 0.1):
+    rate = SCHEDULES[name](warmup_steps=steps, **arguments)
+    np.testing.assert_allclose(rate(3), 0.75, rtol=1e-6)
 
 
 def test_rsqrt_at_a_late_step():
   np.testing.assert_allclose(float(SCHEDULES["rsqrt"]()(np.int32(10**9))), 1e-9**0.5, rtol=1e-5)
 
 
-def test_a_warm_up_as_long_as_the_run_is_refused():
-  with pytest.raises(
-    UserError, match="warmup_steps: found 100 in a run of 100 steps, expected fewer"
-  ):
-    SCHEDULES["cosine"](learning_rate=0.4, warmup_steps=100, total_steps=100)
-
-
-def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused():
-  with pytest.raises(
-    UserError, match="warmup_steps: found 81 in a run of 100 steps, expected at most 80"
-  ):
-    SCHEDULES["warmup_stable_decay"](learning_rate=0.4, warmup_steps=81, total_steps=100)
+@pytest.mark.parametrize(
+  "name, warmup_steps, expected",
+  [
+    ("linear", 1.5, "a whole number of steps, or a share of the run"),
+    ("linear", -0.1, "a whole number of steps, or a share of the run"),
+    ("cosine", 100, "fewer"),
+    ("warmup_stable_decay", 81, "at most 80"),  # 20 steps decay
+  ],
+)
+def test_a_warm_up_that_does_not_fit_is_refused(name, warmup_steps, expected):
+  config = {"name": name} | WARM | {"warmup_steps": warmup_steps}
+  with refuses("warmup_steps", f"found {warmup_steps}", expected):
+    slots.make("config.schedule", config, SCHEDULES)
