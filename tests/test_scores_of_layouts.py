@@ -72,7 +72,8 @@ def evaluate_in_process(command: list[str], workdir, **environment) -> tuple[lis
   """Run `evaluate` as a process.
 
   Returns:
-    [scores, predictions] with None for each fraction in the predictions, and these fractions.
+    [scores, predictions, names of pictures] with None for each fraction in the predictions, and
+    these fractions.
   """
   shutil.rmtree(workdir / "evaluations", ignore_errors=True)
   exit_code, output = run(command, **environment)
@@ -88,7 +89,8 @@ def evaluate_in_process(command: list[str], workdir, **environment) -> tuple[lis
   for line in predictions.read_text().splitlines():
     rows.append(json.loads(line, parse_float=collect_fraction))
   assert rows
-  return [json.loads(scores.read_text()), rows], fractions
+  pictures = {path.name for path in (workdir / "evaluations").glob("pictures/*")}
+  return [json.loads(scores.read_text()), rows, pictures], fractions
 
 
 @pytest.mark.parametrize("evaluator", beyond(0, list(FLAGS_BY_EVALUATOR)))

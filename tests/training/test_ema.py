@@ -57,63 +57,57 @@ def test_a_warm_up_forgets_the_first_weights_as_timms_does():
 
 
 def run(workdir, cache, *flags) -> int:
-  defaults = [
-    "--config.optimizer.ema=0.5",
+  shared = [
+    f"--config={NANO}",
+    f"--workdir={workdir}",
     f"--config.task.cache={cache}",
+    "--config.optimizer.ema=0.5",
     "--config.schedule.total_steps=3",
-  ]
-  steps = [
+    "--config.schedule.warmup_steps=0",
     "--config.total_steps=3",
     "--config.eval_every=3",
     '--config.checkpoint={"every": 1, "keep_last": 3}',
-  ]
-  evals = {"loss": {}, "image_classification": {}}
-  evals = [
-    f"--config.evals={json.dumps(evals)}",
+    '--config.evals={"loss": {}, "image_classification": {}}',
     "--config.mesh.fsdp=2",
-    "--config.schedule.warmup_steps=0",
   ]
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *defaults, *steps, *evals, *flags])
+  return train.main([*shared, *flags])
 
 
-@pytest.mark.usefixtures("compiled")
-def test_a_run_saves_evaluates_resumes_and_exports_its_average(tmp_path, capsys):
-  uninterrupted = tmp_path / "whole"
-  parts = tmp_path / "parts"
-  cache = tmp_path / "cache"
-  assert run(uninterrupted, cache) == 0
-  assert run(parts, cache, "--config.total_steps=2") == 0
-  assert run(parts, cache) == 0
-  assert_same_bits(
-    parts, uninterrupted, 3
-  )  # on two ways of sharding, with the mean among the tensors
-  saved = {step: load_tensors(uninterrupted, step) for step in (1, 2, 3)}
-  named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
-  assert sorted(f"params/{name}" for name in named) == sorted(
-    n for n in saved[3] if n.startswith("params/")
-  )
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory, compiled):
+  """Return a folder with the run `whole`, and the cache of its data."""
+  folder = tmp_path_factory.mktemp("averaged")
+  assert run(folder / "whole", folder / "cache") == 0
+  return folder
+
+
+def test_a_run_saves_the_average_of_every_parameter_and_resumes_it(averaged):
+  assert run(averaged / "parts", averaged / "cache", "--config.total_steps=2") == 0
+  assert run(averaged / "parts", averaged / "cache") == 0
+  assert_same_bits(averaged / "parts", averaged / "whole", 3)
+  saved = {step: load_tensors(averaged / "whole", step) for step in (1, 2, 3)}
+  named = [name.removeprefix("params/") for name in saved[3] if name.startswith("params/")]
   for step in (2, 3):
     for name in named:
       mean = 0.5 * saved[step - 1][f"ema/mean/{name}"] + 0.5 * saved[step][f"params/{name}"]
       np.testing.assert_allclose(saved[step][f"ema/mean/{name}"], mean, rtol=1e-5, atol=1e-7)
-  # Evaluations in the run and after it, and the model that others load, have the mean; a flag takes
-  # the weights.
-  (during,) = [
-    row for row in read_metrics(uninterrupted) if "eval/digits_image_classification/loss" in row
-  ]
+
+
+def test_evaluations_and_exports_use_the_average_unless_a_flag_takes_the_weights(averaged):
+  workdir = averaged / "whole"
+  key = "eval/digits_image_classification/loss"
+  (loss_of_run,) = [row[key] for row in read_metrics(workdir) if key in row]
   losses = []
   for use in ("True", "False"):
-    flags = [f"--workdir={uninterrupted}", "--evals=loss", f"--config.optimizer.use_ema={use}"]
+    flags = [f"--workdir={workdir}", "--evals=loss", f"--config.optimizer.use_ema={use}"]
     assert evaluate.main(flags) == 0
-    (path,) = (uninterrupted / "evaluations").glob("3_digits*.json")
+    (path,) = (workdir / "evaluations").glob("3_digits*.json")
     losses.append(json.loads(path.read_text())["metrics"]["loss"])
-  assert (
-    losses[0]
-    == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6)
-    != losses[1]
-  )
-  arrays = jax.device_get(load(str(uninterrupted), batch_size=8).run.arrays)
-  assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
+  assert losses[0] == pytest.approx(loss_of_run, rel=1e-6)
+  assert losses[1] != losses[0]
+  saved = load_tensors(workdir, 3)
+  for name, array in load(str(workdir), batch_size=8).run.arrays.items():
+    assert np.array_equal(array, saved[f"ema/mean/{name}"]), name
 
 
 def test_starting_or_dropping_the_average_keeps_the_optimizers_state():
@@ -121,38 +115,34 @@ def test_starting_or_dropping_the_average_keeps_the_optimizers_state():
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = build_optimizer("adamw", lambda step: 0.5)
   averaged_adam = ema.with_ema(adam, 0.9)
-  _, moved = adam.update(
-    {"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0)
-  )
+  grads = {"a": jnp.array([3.0, -1.0])}
+  _, moved = adam.update(grads, adam.init(arrays), arrays, step=jnp.int32(0))
+  plain = TrainState(jnp.int32(1), arrays, moved)
+  averaged = TrainState(jnp.int32(1), arrays, averaged_adam.init(arrays))
+  assert restored_names(plain, averaged) == tensors_of(plain).keys()
+  assert restored_names(averaged, plain) == tensors_of(plain).keys()
+  assert restored_names(averaged, averaged) == tensors_of(averaged).keys()
+  restored = to_named(from_tree(to_tree(plain), abstract(averaged), averaged_adam).opt_state)
+  assert int(restored["ema/count"]) == 0
+  assert np.array_equal(restored["ema/mean/a"], arrays["a"])
+  assert np.abs(restored["adam/mu/a"]).max() > 0
+  for name, tensor in to_named(moved).items():
+    assert np.array_equal(restored[name], tensor), name
 
-  def state(optimizer, opt_state):
-    train_state = TrainState(jnp.int32(1), arrays, opt_state)
-    replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), train_state
-    )
-    saved = {
-      n: {"shape": list(x.shape), "dtype": str(x.dtype)}
-      for n, x in flatten(to_tree(train_state)).items()
-    }
-    return train_state, abstract, saved
 
-  plain, plain_abstract, plain_saved = state(adam, moved)
-  averaged, averaged_abstract, averaged_saved = state(averaged_adam, averaged_adam.init(arrays))
-  tensors = restoring._tensors_to_restore(plain_saved, averaged_abstract, False)
-  assert flatten(tensors).keys() == plain_saved.keys()
-  restored = from_tree(to_tree(plain), averaged_abstract, averaged_adam)
-  named = to_named(restored.opt_state)
-  before = to_named(moved)
-  assert int(named["ema/count"]) == 0
-  assert np.array_equal(named["ema/mean/a"], arrays["a"])
-  assert all(np.array_equal(named[name], x) for name, x in before.items())
-  assert np.abs(before["adam/mu/a"]).max() > 0
-  assert (
-    flatten(restoring._tensors_to_restore(averaged_saved, plain_abstract, False)).keys()
-    == plain_saved.keys()
-  )
-  assert (
-    flatten(restoring._tensors_to_restore(averaged_saved, averaged_abstract, False)).keys()
-    == averaged_saved.keys()
-  )
+def tensors_of(state) -> dict:
+  """Return shape and type of the tensors of a state, as a checkpoint describes them."""
+  described = {}
+  for name, tensor in flatten(to_tree(state)).items():
+    described[name] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+  return described
+
+
+def abstract(state):
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
+
+
+def restored_names(saved, wanted):
+  """Return the tensors of a saved state that are read for another state."""
+  return flatten(restoring._tensors_to_restore(tensors_of(saved), abstract(wanted), False)).keys()

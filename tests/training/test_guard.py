@@ -1,8 +1,6 @@
 """A run stops at updates that are not finite, skips them or goes back, and resumes bit for bit."""
 
-import contextlib
 import dataclasses
-import json
 import os
 import signal
 import types
@@ -11,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import json_lines
 from t5x_like import train
 from t5x_like.errors import NumericError
 from t5x_like.report.writer import read_metrics
@@ -104,19 +103,13 @@ def test_a_run_goes_back_to_a_checkpoint_and_on_with_later_batches(tmp_path, cap
   assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL + 1))
   assert all(x is not None for _, x in losses(tmp_path))
   assert (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
-  rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-  assert [(r["from"], r["step"], r["batches_passed"]) for r in rows if "rollback" in r] == [
-    (5, 2, 3)
-  ]
+  (row,) = [row for row in json_lines.read(tmp_path / "history.jsonl") if "rollback" in row]
+  assert (row["from"], row["step"], row["batches_passed"]) == (5, 2, 3)
 
 
 def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
-  assert (
-    train_on_poisoned_data(
-      tmp_path, '--config.guard={"name": "rollback", "steps": 7}', "--config.checkpoint.keep_last=4"
-    )[0]
-    == 2
-  )
+  guard = '--config.guard={"name": "rollback", "steps": 7}'
+  assert train_on_poisoned_data(tmp_path, guard, "--config.checkpoint.keep_last=4")[0] == 2
   assert "config.guard.steps: found 7, expected at most 6" in capsys.readouterr().err
 
 
@@ -138,62 +131,54 @@ def test_a_requested_return_to_a_step_happens_once(tmp_path, capsys):
   assert train_on_poisoned_data(tmp_path, *clean)[0] == 0
   before = fingerprints(tmp_path, 4)
   assert train_on_poisoned_data(tmp_path, *clean, "--from_step=3")[0] == 2
-  assert ("no checkpoint of step 3; steps here: [2, 4]") in read(capsys)
+  assert "no checkpoint of step 3; steps here: [2, 4]" in capsys.readouterr().err
   assert train_on_poisoned_data(tmp_path, *clean, "--from_step=2")[0] == 0
-  assert "from step 2 of 4" in read(capsys)
+  assert "from step 2 of 4" in capsys.readouterr().out
   assert fingerprints(tmp_path, 4) == before
   assert (tmp_path / "checkpoints" / "4.set_aside").is_dir()
   assert train_on_poisoned_data(tmp_path, *clean, "--from_step=2")[0] == 0
-  assert "is finished at step 4" in read(capsys)
-  rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
+  assert "is finished at step 4" in capsys.readouterr().out
+  rows = [row for row in json_lines.read(tmp_path / "history.jsonl") if "changes" in row]
   assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]
 
 
-def read(capsys) -> str:
-  printed = capsys.readouterr()
-  return printed.out + printed.err
+def judge_all(guard, losses, norms=None):
+  """Yield (verdict, record of losses) of a guard after each update."""
+  judge = jax.jit(guard.judge)
+  state = new_loss_record()
+  if norms is None:
+    norms = np.ones(len(losses))
+  for loss, norm in zip(losses, norms, strict=True):
+    accepted, state = judge(state, np.float32(loss), np.float32(norm))
+    yield bool(accepted), state
 
 
 @pytest.mark.parametrize(
   "guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"]
 )
 def test_verdicts_equal_those_of_plain_python(guard):
-  generator = np.random.default_rng(0)
-  values = generator.uniform(1, 1.4, 60)
+  values = np.random.default_rng(0).uniform(1, 1.4, 60)
   values[[3, 20, 21, 40]] = 2.5
   values[[30, 45]] = [np.nan, np.inf]
   norms = np.ones(60)
   norms[50] = np.inf
-  judge = jax.jit(guard.judge)
-  state = new_loss_record()
   mean = 0.0
   accepted_before = 0
   refused = 0
-  for loss, norm in zip(values.astype(np.float32), norms.astype(np.float32)):
-    accepted, state = judge(state, loss, norm)
+  verdicts = judge_all(guard, values, norms)
+  for (accepted, state), loss, norm in zip(verdicts, values, norms, strict=True):
     expected = bool(np.isfinite(loss) and np.isfinite(norm))
-    with contextlib.suppress(ZeroDivisionError):
-      if guard.spike and accepted_before >= guard.window and loss > guard.spike * mean:
-        expected = False
+    if guard.spike and accepted_before >= guard.window and loss > guard.spike * mean:
+      expected = False
     if expected:
       accepted_before = accepted_before + 1
       refused = 0
       mean += (float(loss) - mean) / min(accepted_before, guard.window)
     else:
       refused += 1
-    assert bool(accepted) is expected
+    assert accepted is expected
     assert int(state["refused"]) == refused
     assert float(state["mean_loss"]) == pytest.approx(mean, rel=1e-5)
-
-
-def verdicts(guard, losses) -> list[bool]:
-  judge = jax.jit(guard.judge)
-  state = new_loss_record()
-  accepted = []
-  for loss in losses:
-    verdict, state = judge(state, np.float32(loss), np.float32(1))
-    accepted.append(bool(verdict))
-  return accepted
 
 
 @pytest.mark.parametrize(
@@ -202,18 +187,18 @@ def verdicts(guard, losses) -> list[bool]:
 )
 def test_spikes_are_recognised_whatever_the_sign_of_the_losses(mean, jitter, spike):
   losses = mean + jitter * np.sin(np.arange(60))
-  losses[40] = spike if spike else 0.0
-  accepted = verdicts(GUARDS["skip"](spike=2.0, window=10), losses)
-  assert [step for step, verdict in enumerate(accepted) if not verdict] == ([40] if spike else [])
+  losses[40] = spike
+  verdicts = judge_all(GUARDS["skip"](spike=2.0, window=10), losses)
+  refused = [step for step, (accepted, _) in enumerate(verdicts) if not accepted]
+  assert refused == ([40] if spike else [])
 
 
 def test_a_guard_that_refuses_every_second_update_ends_the_run():
   guard = GUARDS["skip"](max_consecutive=10)
   refusals = RefusedSteps(guard, [])
-  reasons = {step: refusals.add(step) for step in range(2, 400, 2)}
-  first = next(step for step, reason in reasons.items() if reason)
-  assert first == 52
-  assert reasons[first] == "26 of the last 52 updates were left out"
+  reasons = {step: refusals.add(step) for step in range(2, 54, 2)}
+  assert [step for step, reason in reasons.items() if reason] == [52]
+  assert reasons[52] == "26 of the last 52 updates were left out"
   resumed = RefusedSteps(guard, range(2, 50, 2))
   assert resumed.add(50) is None
   assert resumed.add(52) == reasons[52]

@@ -1,4 +1,4 @@
-"""Runs that train adapters move only these, resume, start other runs and are exported merged."""
+"""Runs that train adapters move only these, start other runs and are exported merged."""
 
 import json
 
@@ -12,7 +12,7 @@ from t5x_like import train
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
 from t5x_like.saved_model import open_saved_model
-from tests.runs import assert_same_bits, load_tensors
+from tests.runs import load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 FLAGS = (
@@ -55,14 +55,6 @@ def test_only_adapters_move_and_only_they_have_a_state(runs):
   report = json.loads((runs / "lora" / "init.json").read_text())
   assert {f"params/{name}" for name in report["initialised"]} == adapters
   assert not report["ignored"]
-
-
-@pytest.mark.more
-def test_a_run_in_two_parts_is_the_same_run(runs, tmp_path):
-  command = [*FLAGS, *LORA, f"--workdir={tmp_path}", f"--config.init.workdir={runs}/base"]
-  assert train.main([*command, "--config.total_steps=2"]) == 0
-  assert train.main(command) == 0
-  assert_same_bits(tmp_path, runs / "lora", 4)
 
 
 @pytest.mark.more

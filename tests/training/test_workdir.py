@@ -1,13 +1,13 @@
 """Commands lose nothing of a workdir that others write to, or that lost or tore files."""
 
 import contextlib
-import json
 import pathlib
 import shutil
 
 import fsspec
 import pytest
 
+import json_lines
 import more
 from t5x_like import evaluate, train
 from t5x_like.checkpoints.manager import Checkpoints
@@ -19,23 +19,30 @@ from tests.runs import NANO, fingerprints, losses, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 FLAGS = (
+  f"--config={NANO}",
   "--config.eval_every=4",
   "--config.checkpoint.every=2",
   "--config.evals.loss.max_examples=8",
 )
+ALL_STEPS = [1, 2, 3, 4, 5, 6]
 
 
 def train_run(workdir, total: int = 4, *flags) -> int:
-  return train.main(
-    [f"--config={NANO}", f"--workdir={workdir}", *FLAGS, f"--config.total_steps={total}", *flags]
-  )
+  return train.main([*FLAGS, f"--workdir={workdir}", f"--config.total_steps={total}", *flags])
+
+
+def last_error(capsys) -> str:
+  return capsys.readouterr().err.splitlines()[-1]
+
+
+def logged_steps(workdir) -> list[int]:
+  return [step for step, _ in losses(workdir)]
 
 
 @pytest.fixture
-def trained_copy(trained, tmp_path):
+def copied_run(trained, tmp_path):
   """Return a copy of a run of four steps."""
-  shutil.copytree(trained, tmp_path / "run")
-  return tmp_path / "run"
+  return shutil.copytree(trained, tmp_path / "run")
 
 
 def download_small_files(address, tmp_path) -> pathlib.Path:
@@ -55,74 +62,86 @@ def test_steps_that_another_run_saves_before_it_hands_over_are_kept(
   address, tmp_path, monkeypatch, capsys
 ):
   address = address.format(tmp_path)
-  hold = workdirs.lock_workdir
-  other_steps = [4]
+  lock = workdirs.lock_workdir
+  totals_of_another_run = [4]
 
-  def after_another(workdir):
-    if other_steps:  # the other run goes on, and ends just before this one gets the workdir
-      assert train_run(address, other_steps.pop()) == 0
-    return hold(workdir)
+  def lock_after_another_run(workdir):
+    if totals_of_another_run:  # it goes on, and ends just before this one gets the workdir
+      assert train_run(address, totals_of_another_run.pop()) == 0
+    return lock(workdir)
 
   assert train_run(address, 2) == 0
-  monkeypatch.setattr(workdirs, "lock_workdir", after_another)
+  monkeypatch.setattr(workdirs, "lock_workdir", lock_after_another_run)
   assert train_run(address, 6) == 0
-  assert not other_steps
+  assert not totals_of_another_run
   folder = download_small_files(address, tmp_path)
-  assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
-  assert [row["changes"] for row in read_history(folder) if "changes" in row] == [
-    [],
-    ["total_steps: 2 -> 4"],
-    ["total_steps: 4 -> 6"],
-  ]
+  assert logged_steps(folder) == ALL_STEPS
+  changes = [row["changes"] for row in read_history(folder) if "changes" in row]
+  assert changes == [[], ["total_steps: 2 -> 4"], ["total_steps: 4 -> 6"]]
   assert "from step 4 of 6" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("how", more.beyond(1, ["removed", "empty", "a dangling link", "a file"]))
-def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(how, trained_copy, capsys):
-  checkpoints = trained_copy / "checkpoints"
-  before = (trained_copy / "metrics.jsonl").read_bytes()
-  checkpoints.rename(trained_copy / "elsewhere")
-  if how == "empty":
-    checkpoints.mkdir()
-  elif how == "a dangling link":
-    checkpoints.symlink_to("/mnt/not/mounted")
-  elif how == "a file":
-    checkpoints.write_text("")
+def replace_by_nothing(path: pathlib.Path) -> None:
+  """Leave nothing at a path."""
+
+
+def replace_by_a_dangling_link(path: pathlib.Path) -> None:
+  path.symlink_to("/mnt/not/mounted")
+
+
+LOSSES = {  # what stands where the checkpoints were -> part of the error
+  replace_by_nothing: "holds no checkpoint, but history.jsonl says that step",
+  pathlib.Path.mkdir: "holds no checkpoint, but history.jsonl says that step",
+  pathlib.Path.touch: "found a file",
+  lambda path: path.symlink_to(
+    "/mnt/not/mounted"
+  ): "a link to /mnt/not/mounted, which is not there",
+}
+
+
+@pytest.mark.parametrize("replace, message", more.beyond(1, LOSSES.items()))
+def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(
+  replace, message, copied_run, capsys
+):
+  checkpoints = copied_run / "checkpoints"
+  before = (copied_run / "metrics.jsonl").read_bytes()
+  checkpoints.rename(copied_run / "elsewhere")
+  replace(checkpoints)
   for _ in range(2):
-    assert train_run(trained_copy, 6) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    expected = {
-      "a dangling link": "a link to /mnt/not/mounted, which is not there",
-      "a file": "found a file",
-    }
-    assert expected.get(how, "holds no checkpoint, but history.jsonl says that step") in error
-    assert how in expected or "--from_step=0" in error
-    assert (trained_copy / "metrics.jsonl").read_bytes() == before
-  checkpoints.rmdir() if how == "empty" else checkpoints.unlink(missing_ok=True)
-  (trained_copy / "elsewhere").rename(checkpoints)
-  assert train_run(trained_copy, 6) == 0
-  assert [step for step, _ in losses(trained_copy)] == [1, 2, 3, 4, 5, 6]
+    assert train_run(copied_run, 6) == 2
+    error = last_error(capsys)
+    assert message in error
+    assert ("--from_step=0" in error) == ("holds no checkpoint" in message)
+    assert (copied_run / "metrics.jsonl").read_bytes() == before
+  if checkpoints.is_dir():
+    checkpoints.rmdir()
+  checkpoints.unlink(missing_ok=True)
+  (copied_run / "elsewhere").rename(checkpoints)
+  assert train_run(copied_run, 6) == 0
+  assert logged_steps(copied_run) == ALL_STEPS
 
 
 def test_beginning_anew_sets_the_old_metrics_aside_and_ends_with_the_same_bits(
-  trained_copy, trained, capsys
+  copied_run, trained, capsys
 ):
-  before = (trained_copy / "metrics.jsonl").read_bytes()
-  shutil.rmtree(trained_copy / "checkpoints")
-  assert train_run(trained_copy, 2, "--from_step=0") == 0
-  (aside,) = trained_copy.glob("metrics.*.jsonl")
+  before = (copied_run / "metrics.jsonl").read_bytes()
+  shutil.rmtree(copied_run / "checkpoints")
+  assert train_run(copied_run, 2, "--from_step=0") == 0
+  (aside,) = copied_run.glob("metrics.*.jsonl")
   assert aside.read_bytes() == before
-  assert [step for step, _ in losses(trained_copy)] == [1, 2]
-  assert train_run(trained_copy, 4, "--from_step=0") == 0, "it acts once"
+  assert logged_steps(copied_run) == [1, 2]
+  assert train_run(copied_run, 4, "--from_step=0") == 0, "it acts once"
   assert "from step 2 of 4" in capsys.readouterr().out
-  assert len(list(trained_copy.glob("metrics.*.jsonl"))) == 1
-  assert losses(trained_copy) == losses(trained)
-  assert fingerprints(trained_copy, 4) == fingerprints(trained, 4)
-  assert train_run(trained_copy, 6, "--from_step=2") == 0
-  assert sorted(path.name for path in (trained_copy / "checkpoints").glob("*.set_aside")) == [
-    "4.set_aside"
-  ]
-  assert len(list(trained_copy.glob("metrics.*.jsonl"))) == 2
+  assert list(copied_run.glob("metrics.*.jsonl")) == [aside]
+  assert losses(copied_run) == losses(trained)
+  assert fingerprints(copied_run, 4) == fingerprints(trained, 4)
+  assert train_run(copied_run, 6, "--from_step=2") == 0
+  assert steps_aside(copied_run) == ["4.set_aside"]
+  assert len(list(copied_run.glob("metrics.*.jsonl"))) == 2
+
+
+def steps_aside(workdir) -> list[str]:
+  return [path.name for path in (workdir / "checkpoints").glob("*.set_aside*")]
 
 
 @pytest.mark.more
@@ -133,37 +152,36 @@ def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
   files.rm(f"{root}/checkpoints", recursive=True)
   before = files.cat_file(f"{root}/metrics.jsonl")
   assert train_run(address, 4) == 2
-  error = capsys.readouterr().err.splitlines()[-1]
-  assert (
-    f"{address}/checkpoints: holds no checkpoint, but history.jsonl says that step 2 was saved"
-  ) in error
+  error = last_error(capsys)
+  assert f"{address}/checkpoints: holds no checkpoint" in error
+  assert "step 2 was saved" in error
   assert files.cat_file(f"{root}/metrics.jsonl") == before
   assert train_run(address, 2, "--from_step=0") == 0
   assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
 
 
-def test_metrics_prove_a_save_where_history_is_gone(trained_copy, capsys):
-  shutil.rmtree(trained_copy / "checkpoints")
-  (trained_copy / "history.jsonl").unlink()
-  with open(trained_copy / "metrics.jsonl", "a") as file:
+def test_metrics_prove_a_save_where_history_is_gone(copied_run, capsys):
+  shutil.rmtree(copied_run / "checkpoints")
+  (copied_run / "history.jsonl").unlink()
+  with open(copied_run / "metrics.jsonl", "a") as file:
     file.write('{"step": 5, "train/loss": 1.0}\n')
-  assert train_run(trained_copy) == 2
-  assert "metrics.jsonl reaches step 5, and a step was saved every 2" in capsys.readouterr().err
+  assert train_run(copied_run) == 2
+  assert "metrics.jsonl reaches step 5, and a step was saved every 2" in last_error(capsys)
 
 
 @pytest.mark.more
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
   tmp_path, trained, monkeypatch, capsys
 ):
-  def kill(self, *_, **__):
+  def interrupt(self, *_, **__):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(Checkpoints, "save", kill)
+  monkeypatch.setattr(Checkpoints, "save", interrupt)
   for _ in range(2):
     with contextlib.suppress(KeyboardInterrupt):
       train_run(tmp_path)
   monkeypatch.undo()
-  assert [step for step, _ in losses(tmp_path)] == [1, 2]
+  assert logged_steps(tmp_path) == [1, 2]
   assert workdirs.find_saved_step(read_history(tmp_path)) is None
   assert train_run(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3
@@ -175,13 +193,13 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
   noted = []
   advance = TrainingRun.advance
 
-  def looking(self):
+  def note_saved_step(self):
     if self.step == 4:
       self.session.wait_for_save()
       noted.append(workdirs.find_saved_step(read_history(self.session.workdir)))
     return advance(self)
 
-  monkeypatch.setattr(TrainingRun, "advance", looking)
+  monkeypatch.setattr(TrainingRun, "advance", note_saved_step)
   assert train_run(tmp_path, 6) == 0
   assert noted[0] in (2, 4)
   assert len([row for row in read_history(tmp_path) if "saved" in row]) == 1
@@ -210,61 +228,57 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
 
 
 @pytest.mark.more
-def test_going_back_happens_once_despite_a_torn_line_of_history(trained_copy, caplog):
-  with open(trained_copy / "history.jsonl", "ab") as file:
+def test_going_back_happens_once_despite_a_torn_line_of_history(copied_run, caplog):
+  with open(copied_run / "history.jsonl", "ab") as file:
     file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
   for _ in range(2):
-    assert train_run(trained_copy, 4, "--from_step=2") == 0
+    assert train_run(copied_run, 4, "--from_step=2") == 0
   assert caplog.text.count("torn or foreign line is skipped") == 1
-  assert [path.name for path in (trained_copy / "checkpoints").glob("*.set_aside*")] == [
-    "4.set_aside"
-  ]
-  assert steps(trained_copy) == [2, 4]
+  assert steps_aside(copied_run) == ["4.set_aside"]
+  assert steps(copied_run) == [2, 4]
 
 
 @pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
-def test_a_damaged_config_is_taken_from_history(content, trained_copy, caplog, capsys):
-  path = trained_copy / "config.json"
-  before = (trained_copy / "config.json").read_bytes()
-  path.unlink() if content is None else path.write_bytes(content)
-  assert evaluate.main([f"--workdir={trained_copy}", "--config.evals.loss.max_examples=8"]) == 0
+def test_a_damaged_config_is_taken_from_history(content, copied_run, caplog, capsys):
+  path = copied_run / "config.json"
+  before = path.read_bytes()
+  path.unlink()
+  if content is not None:
+    path.write_bytes(content)
+  assert evaluate.main([f"--workdir={copied_run}", "--config.evals.loss.max_examples=8"]) == 0
   assert f"{path}: " in caplog.text
   assert "its copy in history.jsonl is used" in caplog.text
-  assert train_run(trained_copy, 4, "--config.seed=1") == 2
-  assert "seed: 0 there, 1 here" in capsys.readouterr().err
-  assert train_run(trained_copy, 4, "--config.evals.loss.max_examples=None") == 0
+  assert train_run(copied_run, 4, "--config.seed=1") == 2
+  assert "seed: 0 there, 1 here" in last_error(capsys)
+  assert train_run(copied_run, 4, "--config.evals.loss.max_examples=None") == 0
   assert path.read_bytes() == before
 
 
-def test_a_damaged_config_without_a_copy_says_how_to_mend_it(trained_copy, capsys):
-  (trained_copy / "config.json").write_bytes(b"")
-  rows = [json.loads(line) for line in (trained_copy / "history.jsonl").read_text().splitlines()]
+def test_a_damaged_config_without_a_copy_says_how_to_mend_it(copied_run, capsys):
+  (copied_run / "config.json").write_bytes(b"")
+  rows = json_lines.read(copied_run / "history.jsonl")
   rows[0]["config"]["seed"] = 5  # its digest is another now
-  (trained_copy / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  for code in (
-    train_run(trained_copy),
-    evaluate.main([f"--workdir={trained_copy}"]),
-  ):
-    assert code == 2
-  for error in capsys.readouterr().err.splitlines()[-2:]:
-    assert (
-      "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
-    )
-  (trained_copy / "config.json").unlink()
-  assert train_run(trained_copy) == 0
+  json_lines.write(copied_run / "history.jsonl", rows)
+  message = "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file"
+  assert train_run(copied_run) == 2
+  assert message in last_error(capsys)
+  assert evaluate.main([f"--workdir={copied_run}"]) == 2
+  assert message in last_error(capsys)
+  (copied_run / "config.json").unlink()
+  assert train_run(copied_run) == 0
 
 
-@pytest.mark.parametrize("remaining", more.beyond(1, [2, None]))
-def test_lost_metrics_are_reported_and_leave_a_gap(remaining, trained_copy, capsys):
-  path = trained_copy / "metrics.jsonl"
+@pytest.mark.parametrize("kept_lines, first", more.beyond(1, [(2, 3), (0, 1)]))
+def test_lost_metrics_are_reported_and_leave_a_gap(kept_lines, first, copied_run, capsys):
+  path = copied_run / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
-  path.unlink() if remaining is None else path.write_bytes(b"".join(lines[:remaining]))
-  first = 1 if remaining is None else 3
-  assert train_run(trained_copy, 6) == 0
+  path.unlink()
+  if kept_lines:
+    path.write_bytes(b"".join(lines[:kept_lines]))
+  assert train_run(copied_run, 6) == 0
   assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
-  assert [row["missing_from"] for row in read_metrics(trained_copy) if "missing_from" in row] == [
-    first
-  ]
-  assert f"Steps {first} to 4 have no metrics" in (trained_copy / "report.html").read_text()
-  assert train_run(trained_copy, 6) == 0
+  (row,) = [row for row in read_metrics(copied_run) if "missing_from" in row]
+  assert row["missing_from"] == first
+  assert f"Steps {first} to 4 have no metrics" in (copied_run / "report.html").read_text()
+  assert train_run(copied_run, 6) == 0
   assert "have no metrics" not in capsys.readouterr().out
