@@ -105,7 +105,8 @@ class Launcher:
   def run(self, restarts: int) -> int:
     """Run until all processes succeed, an error is not restarted, or the restarts are used up.
 
-    Returns the exit code of the job.
+    Returns:
+      The exit code of the job.
     """
     previous_handlers = {}
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -138,7 +139,7 @@ class Launcher:
         _log("not restarting: an error to mend first")
         return code
       if self._signals or failures > restarts:
-        reason = "asked to stop" if self._signals else f"{restarts} restarts allowed"
+        reason = "stopped by a signal" if self._signals else f"{restarts} restarts allowed"
         _log(f"not restarting: {reason} ({failures} failures, 0 preemptions)")
         return code
       if process_code == -signal.SIGKILL:
@@ -269,7 +270,7 @@ def _environment(
     host: number of the process's host.
     key: secret of the job.
   """
-  env = {k: v for k, v in base.items() if k not in _FOREIGN_VARIABLES}
+  env = {name: value for name, value in base.items() if name not in _FOREIGN_VARIABLES}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
   return env | {
     "JAX_PLATFORMS": "cpu",

@@ -227,7 +227,7 @@ class Slices:
         seconds = wait
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
       elif state in _SUSPENDED_STATES:
-        log(f"the slice is {state.lower()}: taken away; asking again")
+        log(f"the slice is {state.lower()}: the cloud took it away; requesting it again")
         self.delete()
         seconds = 0.0
       elif state != printed_state:
@@ -238,7 +238,7 @@ class Slices:
       self.deadline = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
 
   def _count_failure(self, failures: int, answer: dict, wait: float) -> None:
-    """Print the reason of a failed request, or raise if it shall not be repeated."""
+    """Print the reason of a failed request, or raise if the request must not be repeated."""
     reason = f"{answer['state'].lower()}: {answer['reason']}"
     is_permanent = answer.get("code") in _PERMANENT_CODES
     if is_permanent or failures >= self.args.requests:
@@ -247,7 +247,7 @@ class Slices:
         f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
         "--accelerator_type, --runtime_version, --zone and --requests"
       )
-    log(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
+    log(f"request {failures} of {self.args.requests}: {reason}; requesting again in {wait:g} s")
 
   def _create(self) -> bool:
     """Request the slices; return whether the cloud accepted the request.
@@ -262,7 +262,7 @@ class Slices:
       f"--accelerator-type={self.args.accelerator_type}",
       f"--runtime-version={self.args.runtime_version}",
     )
-    # The limit prevents that a request without a launcher is granted after days.
+    # The limit keeps a request that no launcher watches any more from being granted days later.
     until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
     spot = ("--spot",) if self.args.spot else ()
     # A call that is interrupted or hangs may have reached the cloud.
@@ -271,7 +271,7 @@ class Slices:
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
       self.exists = done.returncode == EXIT_NO_ANSWER
       if _no_capacity(done.stderr):
-        log(f"no capacity: {last_line(done.stderr)}; asking again")
+        log(f"no capacity: {last_line(done.stderr)}; requesting again")
         return False
       raise _failure("create", done.stderr)
     return True
@@ -283,7 +283,7 @@ class Slices:
       raise _failure("delete", done.stderr)
     self.exists = False
 
-  def give_back(self, code: int) -> int:
+  def delete_unless_kept(self, code: int) -> int:
     """Delete the slice at the end of its job, except with `--keep`.
 
     Args:
@@ -512,7 +512,7 @@ def train(slices: Slices, job: Job) -> int:
       f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours "
       "(--keep, --max_hours)"
     )
-  latest = math.inf
+  give_up_time = math.inf
   while not slices.shell.dry_run:
     slices.shell.sleep(_POLL_SECONDS)
     state = slices.state()
@@ -523,20 +523,20 @@ def train(slices: Slices, job: Job) -> int:
     codes = _codes(slices, hosts, control)
     if all(code is not None for code in codes):
       return commands.choose_exit_code(codes)
-    if any(codes):  # The other hosts wait for one that has ended.
+    if any(codes):  # a host failed, and the others would wait for it forever
       slices.ssh(hosts, f"{control} end")
-    if slices.is_over() and not slices.args.keep and math.isinf(latest):
+    if slices.is_over() and not slices.args.keep and math.isinf(give_up_time):
       log(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
       slices.ssh(hosts, f"{control} stop")
-      latest = time.monotonic() + _GRACE_SECONDS
-    if time.monotonic() > latest:
+      give_up_time = time.monotonic() + _GRACE_SECONDS
+    if time.monotonic() > give_up_time:
       log(f"the run has not ended within {_GRACE_SECONDS:g} s")
       return EXIT_PREEMPTED
   return 0
 
 
 def _codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[int | None]:
-  """Return the exit code of the job on every host, None where it runs."""
+  """Return the job's exit code on each host; None where the job still runs."""
   states = slices.ssh(hosts, f"{control} state")
   return [_parse_exit_code(state) for state in states.values()]
 
@@ -546,10 +546,14 @@ def _parse_exit_code(state: str) -> int | None:
 
   A process that vanished is a transient fault of its host.
   """
-  name, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
+  if not state:
+    return EXIT_TRANSIENT
+  name, _, code = state.splitlines()[-1].partition(" ")
   if name == "running":
     return None
-  return int(code) if name == "exit" and code.isdecimal() else EXIT_TRANSIENT
+  if name == "exit" and code.isdecimal():
+    return int(code)
+  return EXIT_TRANSIENT
 
 
 def start(slices: Slices, job: Job, restarts: int) -> int:
@@ -561,12 +565,12 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
     code = _train_to_the_end(slices, job, restarts)
   except Deleted:
     log(
-      f"{job.name} was stopped: another command has deleted the slice; the same command asks "
-      "for a new one"
+      f"{job.name} was stopped: another command has deleted the slice; run the same command to "
+      "request a new one"
     )
     return EXIT_PREEMPTED
   except KeyboardInterrupt:
-    log(f"no longer watching {job.name}, which the same command does again")
+    log(f"no longer watching {job.name}; run the same command to watch it again")
     if slices.exists:
       log(slices.billing_note())
     if slices.exists and not slices.args.keep:
@@ -581,7 +585,7 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
     raise
   if not slices.args.keep and not slices.shell.dry_run:
     _save_logs(slices, job)
-  return slices.give_back(code)
+  return slices.delete_unless_kept(code)
 
 
 def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
@@ -612,7 +616,7 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
       continue
     if code == EXIT_PREEMPTED:
       log(
-        f"{job.name} was stopped; the same command goes on from the last step that it saved "
+        f"{job.name} was stopped; run the same command to continue from the last saved step "
         f"{counts}"
       )
       return code
@@ -660,7 +664,7 @@ def stop(slices: Slices, job: Job) -> int:
       log(f"the run has not ended within {_GRACE_SECONDS:g} s; {slices.billing_note()}")
       return EXIT_TRANSIENT
     slices.shell.sleep(_POLL_SECONDS)
-  return slices.give_back(0)
+  return slices.delete_unless_kept(0)
 
 
 def _act_without_slice(slices: Slices, job: Job, state: str | None) -> int:
@@ -670,7 +674,7 @@ def _act_without_slice(slices: Slices, job: Job, state: str | None) -> int:
   if slices.args.action == "logs" and folder.is_dir():
     print(f"logs of earlier slices are in {folder}")
   if slices.args.action == "stop" and state is not None:  # The request may still be granted.
-    return slices.give_back(0)
+    return slices.delete_unless_kept(0)
   return 0
 
 

@@ -14,6 +14,7 @@ teacher's mesh. An interrupted command starts from the beginning.
 """
 
 import sys
+from collections.abc import Iterator
 
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, handle_errors
@@ -136,7 +137,7 @@ class Teacher:
 
 
 def write(
-  path: str, split: str, teacher: Teacher, task, config, count: int, training: bool
+  path: str, split: str, teacher: Teacher, task, config, count: int, is_training: bool
 ) -> float:
   """Write the store of a split; return the mean remainder of its weighted tokens.
 
@@ -149,11 +150,10 @@ def write(
     task: task that makes the examples.
     config: config of the run that will read the store.
     count: number of examples.
-    training: read the examples in the order of training, otherwise in that of evaluation.
+    is_training: read the examples in the order of training, otherwise in that of evaluation.
   """
   import numpy as np
 
-  from t5x_like.data import loader
   from t5x_like.data.tasks import taught as tasks
   from t5x_like.files.paths import as_path
   from t5x_like.store import manifest, writer
@@ -163,33 +163,29 @@ def write(
   features = task.features | teacher_features
   arrays = [manifest.Array(name, feature.dtype) for name, feature in features.items()]
   values_per_row = sum(int(np.prod(feature.shape)) for feature in features.values())
-  if training:
-    batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
-  else:
-    batches = loader.eval_batches(task, batch_size=config.batch_size)
   incomplete = as_path(f"{path}.incomplete")
   incomplete.rmtree(missing_ok=True)
   shards = []
   pending: list[dict[str, np.ndarray]] = []
-  missing_rows = count
+  pending_rows = 0
+  written_rows = 0
   remainder = 0.0
   total_weight = 0.0
-  for batch in batches:
-    batch = {name: np.asarray(batch[name])[:missing_rows] for name in task.features}
+  for batch in _batches(task, config, count, is_training):
     batch |= dict(zip(teacher_features, teacher(batch), strict=True))
     weights = batch["decoder_loss_weights"]
     stored_probability = np.exp(batch["teacher_log_probabilities"]).sum(-1)
     remainder += float((weights * np.maximum(1 - stored_probability, 0)).sum())
     total_weight += float(weights.sum())
-    missing_rows -= len(weights)
     pending.append(batch)
-    pending_rows = sum(len(rows["teacher_tokens"]) for rows in pending)
-    if missing_rows == 0 or values_per_row * pending_rows >= writer.SHARD_VALUES:
+    pending_rows += len(weights)
+    is_last = written_rows + pending_rows == count
+    if is_last or values_per_row * pending_rows >= writer.SHARD_VALUES:
       values = _join_batches(pending)
       shards.append(writer.write_shard(incomplete, f"{len(shards):08d}", arrays, values))
+      written_rows += pending_rows
       pending = []
-    if missing_rows == 0:
-      break
+      pending_rows = 0
   layouts = {name: [list(feature.shape), feature.dtype] for name, feature in features.items()}
   metadata = writer.build_metadata(
     shards,
@@ -207,6 +203,25 @@ def write(
   )
   writer.publish(incomplete, path, metadata, task.vocabulary)
   return remainder / max(total_weight, 1.0)
+
+
+def _batches(task, config, count: int, is_training: bool) -> Iterator[dict]:
+  """Return the batches of the first `count` examples; the last one is cut to that number."""
+  import numpy as np
+
+  from t5x_like.data import loader
+
+  if is_training:
+    batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
+  else:
+    batches = loader.eval_batches(task, batch_size=config.batch_size)
+  remaining = count
+  for batch in batches:
+    rows = {name: np.asarray(batch[name])[:remaining] for name in task.features}
+    yield rows
+    remaining -= len(rows["decoder_loss_weights"])
+    if remaining == 0:
+      break
 
 
 def _join_batches(batches: list[dict]) -> dict[str, tuple]:

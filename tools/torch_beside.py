@@ -76,7 +76,7 @@ def fine_tune(config, directory: str, steps: int) -> dict:
   arguments = config.task.to_dict()
   name = arguments.pop("name")
   task = task_lib.build(name, split=config.train_split, **arguments)
-  held_out = task_lib.build(name, split=config.eval_split, **arguments)
+  eval_task = task_lib.build(name, split=config.eval_split, **arguments)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   torch.manual_seed(config.seed)
   model = transformers.BertForSequenceClassification.from_pretrained(
@@ -104,9 +104,8 @@ def fine_tune(config, directory: str, steps: int) -> dict:
     if (step + 1) % 20 == 0:
       print(f"step {step + 1}/{steps}", file=sys.stderr, flush=True)
     if (step + 1) % config.eval_every == 0 or step + 1 == steps:
-      scores.append(
-        {"step": step + 1, "loss": float(np.mean(losses))} | _scores(model, held_out, config)
-      )
+      training_facts = {"step": step + 1, "loss": float(np.mean(losses))}
+      scores.append(training_facts | _evaluate(model, eval_task, config))
       losses.clear()
   versions = {name: metadata.version(name) for name in ("torch", "transformers")}
   return {
@@ -155,7 +154,7 @@ def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
   }
 
 
-def _scores(model, task, config) -> dict[str, float]:
+def _evaluate(model, task, config) -> dict[str, float]:
   """Return the scores of all examples with a label, by the metrics of the run's evaluator."""
   import torch
 
@@ -163,11 +162,12 @@ def _scores(model, task, config) -> dict[str, float]:
   from t5x_like.metrics.classification import Classification, Correlation
   from t5x_like.training import buckets
 
-  scores = next(
-    (evaluator.scores for evaluator in config.evals.values() if evaluator.name == "classification"),
-    ("accuracy",),
-  )
-  metric = Classification(len(task.classes), tuple(scores)) if task.classes else Correlation()
+  score_names = ("accuracy",)
+  for evaluator in config.evals.values():
+    if evaluator.name == "classification":
+      score_names = tuple(evaluator.scores)
+      break
+  metric = Classification(len(task.classes), score_names) if task.classes else Correlation()
   gold = []
   predicted = []
   model.eval()
@@ -176,9 +176,10 @@ def _scores(model, task, config) -> dict[str, float]:
       features = {name: batch[name] for name in task.features}
       cut = buckets.cut_batch(features, task.features, task.buckets, task.vocabulary.pad_id)
       logits_BC = model(**inputs(cut, task.vocabulary.pad_id)).logits.numpy()
-      real_B = batch["example_weights"] > 0
-      gold += batch["label"][real_B].tolist()
-      predicted += (logits_BC.argmax(-1) if task.classes else logits_BC[:, 0])[real_B].tolist()
+      prediction_B = logits_BC.argmax(-1) if task.classes else logits_BC[:, 0]
+      is_real_B = batch["example_weights"] > 0
+      gold += batch["label"][is_real_B].tolist()
+      predicted += prediction_B[is_real_B].tolist()
   model.train()
   return metric(gold, predicted)
 

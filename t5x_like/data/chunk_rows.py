@@ -81,7 +81,7 @@ class ChunkRows(Chunks):
     num_packed_B = last_row_BK.max(axis=1) + 1
     # The chunks that each fill a row, up to the end of each document.
     full_ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)
-    # Rows of packed chunks come first in a block; negative numbers are theirs.
+    # Rows of packed chunks come first in a block; for these, `full_B` is negative.
     full_B = within_B - num_packed_B
     is_full_B = full_B >= 0
     full_document_B = np.count_nonzero(full_ends_BK <= full_B[:, None], axis=1)
@@ -153,6 +153,6 @@ def best_fit(need_NK: np.ndarray, room: int, max_items: int) -> np.ndarray:
     row_NK[list_N, item_N] = best_N
     used_N = np.maximum(used_N, np.where(is_item_N, best_N + 1, 0))
     items_left_NR[list_N, best_N] -= is_item_N
-    has_positions_N = items_left_NR[list_N, best_N] > 0
-    free_NR[list_N, best_N] = np.where(has_positions_N, free_NR[list_N, best_N] - need_N, -1)
+    has_items_left_N = items_left_NR[list_N, best_N] > 0
+    free_NR[list_N, best_N] = np.where(has_items_left_N, free_NR[list_N, best_N] - need_N, -1)
   return row_NK

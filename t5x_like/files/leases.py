@@ -58,7 +58,7 @@ class Lease:
 
   def __enter__(self) -> "Lease":
     for attempt in range(_ATTEMPTS):
-      if self._file.create(self._data()) or self._take_over():
+      if self._file.create(self._encode()) or self._take_over():
         break
       time.sleep(0.1 * attempt)
     else:
@@ -107,22 +107,24 @@ class Lease:
       raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
 
   def _take_over(self) -> bool:
-    """Replace the existing lease if its holder is dead; raise `DirectoryInUse` if it is alive.
+    """Replace the existing lease if its holder is dead.
 
     Returns:
       Whether the lease is this process's now; if not, it is gone, or another process was faster.
+
+    Raises:
+      DirectoryInUse: the holder is alive.
     """
     lease = self._file.read_version()
     deadline = time.monotonic() + self._seconds
     while lease is not None and not _is_dead(lease.content) and time.monotonic() < deadline:
       time.sleep(self._seconds / _BEATS_PER_LEASE)
-      now = self._file.read_version()
-      if now is not None and now != lease:
-        raise DirectoryInUse(
-          f"{self._directory}: another process {self._doing.format(_describe_holder(now.content))}"
-        )
-      lease = now
-    if lease is None or not self._file.replace_version(self._data(), lease.version):
+      new_lease = self._file.read_version()
+      if new_lease is not None and new_lease != lease:
+        holder = _describe_holder(new_lease.content)
+        raise DirectoryInUse(f"{self._directory}: another process {self._doing.format(holder)}")
+      lease = new_lease
+    if lease is None or not self._file.replace_version(self._encode(), lease.version):
       return False
     # Where a store cannot compare and write at once, another process may have replaced the same
     # lease: the last counts.
@@ -140,11 +142,11 @@ class Lease:
         if lease is None or not self._is_mine(lease.content):
           return  # `check` will say so
         self._beats += 1
-        self._file.renew(self._data(), lease.version)
+        self._file.renew(self._encode(), lease.version)
       except (OSError, UserError, TransientError):
         continue  # the store is down or locked, perhaps for others too; `check` will say so
 
-  def _data(self) -> bytes:
+  def _encode(self) -> bytes:
     return json.dumps(self.content | {"beats": self._beats}).encode()
 
   def _is_mine(self, data: bytes | None) -> bool:
@@ -166,7 +168,7 @@ def _describe_holder(data: bytes) -> str:
 
 
 def _is_dead(data: bytes) -> bool:
-  """Return whether the holder is known to be dead: this process would see it, and does not."""
+  """Return whether this process would see the holder if it were alive, and does not."""
   content = _parse(data)
   scope = _process_scope()
   process = content.get("process")
@@ -180,11 +182,11 @@ def _is_dead(data: bytes) -> bool:
     return True
   except OSError:
     pass  # a process of another user
-  started = content.get("started")
-  now = _start_time(process)
-  if started is None or now is None:
+  holder_start = content.get("started")
+  process_start = _start_time(process)
+  if holder_start is None or process_start is None:
     return False
-  return now != started  # its number was reused by another process
+  return process_start != holder_start  # another process has reused the holder's number
 
 
 def _process_scope() -> list[str] | None:

@@ -16,8 +16,8 @@ from t5x_like.errors import TransientError, UserError
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
-# By type of file system, the mount options with which its locks are of one host; "" where they
-# always are.
+# By type of file system, the mount options with which its locks exclude only processes of the same
+# host; "" stands for any options.
 _LOCAL_LOCKS = {
   "nfs": {"nolock", "local_lock=flock", "local_lock=all"},
   "nfs4": {"nolock", "local_lock=flock", "local_lock=all"},
@@ -32,7 +32,7 @@ _descriptors: set[int] = set()  # the descriptors of all locks of this process
 
 
 class DirectoryInUse(UserError):
-  """An error: another process holds the lease."""
+  """An error: another process has locked or leased the directory."""
 
 
 class LocksUnsupported(OSError):
@@ -54,7 +54,7 @@ class Lock(contextlib.AbstractContextManager):
       modification time; None for none.
 
   Raises:
-    BlockingIOError: another process has it.
+    BlockingIOError: another process has the lock.
     LocksUnsupported: the file system has no locks.
     OSError: the file cannot be made.
   """
@@ -132,19 +132,21 @@ def locks_reach_other_hosts(path: str) -> bool:
   """
   try:
     lines = _MOUNTS.read_text().splitlines()
-    where = os.path.realpath(path)
+    real_path = os.path.realpath(path)
   except OSError:
     return True
-  mounts = []
+  mounts = []  # (length of the mount point, words about the file system)
   for line in lines:
-    before, _, after = line.partition(" - ")
-    point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4])
-    if where == point or where.startswith(point.rstrip("/") + "/"):
-      mounts.append((len(point), after.split()))
+    mount_part, _, file_system_part = line.partition(" - ")
+    mount_point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), mount_part.split()[4])
+    if real_path == mount_point or real_path.startswith(mount_point.rstrip("/") + "/"):
+      mounts.append((len(mount_point), file_system_part.split()))
   if not mounts:
     return True
   _, (kind, *_, options) = max(mounts, key=lambda mount: mount[0])
-  return kind not in _LOCAL_LOCKS or not _LOCAL_LOCKS[kind].intersection(options.split(",") + [""])
+  if kind not in _LOCAL_LOCKS:
+    return True
+  return _LOCAL_LOCKS[kind].isdisjoint([*options.split(","), ""])
 
 
 def _open_locked(path: str, flags: int, kind: int) -> int:
@@ -172,5 +174,5 @@ def _close_all() -> None:
     _close(file)
 
 
-# closing a copy leaves the parent's lock
+# A forked process closes its copies of the descriptors, which leaves the parent's locks.
 os.register_at_fork(after_in_child=_close_all)

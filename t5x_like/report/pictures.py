@@ -80,7 +80,7 @@ def draw_pictures(
   for name, group in groups.items():
     rows = [row for row in group.predictions if {"target", "prediction"} <= row.keys()]
     if rows and 1 < len(eval_task.classes) <= _MAX_CLASSES:
-      title = f"{name}: the classes of rows, taken for those of columns, in percent"
+      title = f"{name}: true classes (rows) and predicted classes (columns), in percent"
       pictures[f"confusion_{name}"] = (title, confusion(rows, eval_task.classes))
     if hasattr(eval_task, "draw_predictions"):
       pixels_NYXC = _denormalize(batch["image"], config)

@@ -79,7 +79,8 @@ class TokenStore(Store):
     Returns:
       The tokens, int32 [B, length].
 
-    Raises: see `read_ranges`.
+    Raises:
+      As `read_ranges`.
     """
     starts_B = np.asarray(starts_B, np.int64)
     tokens_N = self.read_ranges(TOKENS, starts_B, np.full(starts_B.size, length))

@@ -10,7 +10,7 @@ Examples:
 Losses are fitted by E + A / N^a, with N parameters outside token tables and outputs; with several
 --steps, by E + A / N^a + B / D^b, with D target tokens. The rate of the larger size is the recipe's
 or, with --rates, extrapolated from the best rates of the small sizes. --check trains the larger
-size and says how far off the predictions were.
+size and prints the error of the predictions.
 
 Every run is an ordinary workdir in --workdir/runs; the same command continues where it was stopped,
 and trains nothing twice. Results are in --workdir/ladder.json and ladder.html.
@@ -85,8 +85,7 @@ class Prediction:
     return None if self.measured is None else self.loss / self.measured - 1.0
 
 
-@handle_errors
-def main(argv: list[str] | None = None) -> None:
+def _make_parser() -> command_line.Parser:
   parser = command_line.Parser(__doc__, prog="python -m tools.ladder")
   parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe of all sizes")
   parser.add_argument(
@@ -120,7 +119,12 @@ def main(argv: list[str] | None = None) -> None:
   )
   check_help = "train the larger size at the predicted rate, or at all --rates too"
   parser.add_argument("--check", choices=("once", "rates"), help=check_help)
-  args, overrides = parser.parse(argv)
+  return parser
+
+
+@handle_errors
+def main(argv: list[str] | None = None) -> None:
+  args, overrides = _make_parser().parse(argv)
   config = recipes.load(args.config, overrides)
   small_sizes = sizes.parse_list(args.sizes, "--sizes", str, 3)
   steps = sizes.parse_list(args.steps, "--steps", int, 1) if args.steps else [config.total_steps]
@@ -132,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError("--check=rates: needs several --rates")
   ladder = Ladder(config, args.workdir, args.metric, args.seeds)
   for size in (*small_sizes, args.predict):
-    ladder.config_at(size)  # refuses an impossible size before any training
+    ladder.config_at(size)  # raises for an impossible size before any training
   trials = []
   for size in small_sizes:
     for count in steps:
@@ -219,19 +223,27 @@ class Ladder:
       raise UserError(
         f"config.evals: {workdir} has no evaluation of step {steps}, whose loss is fitted; add one"
       )
-    metric = self.metric
-    if not metric:
-      losses = [name for name in rows[-1] if name.startswith("eval/") and name.endswith("/loss")]
-      metric = losses[0] if losses else None
-    if metric not in rows[-1]:
-      raise UserError(
-        f"--metric: {workdir} has no {metric or 'loss'} in its last evaluation; it has "
-        f"{', '.join(rows[-1])}"
-      )
     tokens = [row["train/target_tokens"] for row in rows if "train/target_tokens" in row]
-    value = rows[-1][metric]
+    value = rows[-1][self._choose_metric(workdir, rows[-1])]
     loss = math.inf if value is None else float(value)
     return loss, steps * sum(tokens) / max(len(tokens), 1), count
+
+  def _choose_metric(self, workdir: str, metrics: dict) -> str:
+    """Return the name of the fitted metric: --metric, or else the first loss of an evaluation.
+
+    Raises:
+      UserError: the metrics of the last evaluation lack it.
+    """
+    name = self.metric
+    if not name:
+      losses = [key for key in metrics if key.startswith("eval/") and key.endswith("/loss")]
+      name = losses[0] if losses else None
+    if name not in metrics:
+      raise UserError(
+        f"--metric: {workdir} has no {name or 'loss'} in its last evaluation; it has "
+        f"{', '.join(metrics)}"
+      )
+    return name
 
   def _read_finished(self, workdir: str, steps: int) -> list[dict]:
     """Return the metrics of a run, the evaluation at its end last; none if it is unfinished."""

@@ -228,6 +228,25 @@ class Masking:
       (chosen tokens, bool [B, L]; the position before the span of each chosen token, int32 [B, L];
       the position after it, int32 [B, L]); positions are 0 for other tokens.
     """
+    start_BS, stop_BS = self._draw_spans(starts_BL, maskable_BL, budget_B, key_B)
+    is_used_BS = stop_BS > 0
+
+    def spread(value_BS: tf.Tensor) -> tf.Tensor:
+      """Return the value of the span around each position, 0 outside all spans."""
+      begin_BL = scatter(start_BS, value_BS, self.length)
+      end_BL = scatter(stop_BS, value_BS, self.length)
+      return tf.cumsum(begin_BL - end_BL, axis=1)
+
+    chosen_BL = spread(tf.cast(is_used_BS, tf.int32)) > 0
+    return chosen_BL, spread(tf.where(is_used_BS, start_BS - 1, 0)), spread(stop_BS)
+
+  def _draw_spans(self, starts_BL, maskable_BL, budget_B, key_B):
+    """Draw spans that begin at random words, and keep the free ones, until the budget is spent.
+
+    Returns:
+      The first positions of the spans and the positions after them, both int32 [B, S]; both are 0
+      for unused entries.
+    """
     L = self.length
     max_spans = self.max_chosen
     tries = 4 * max_spans + 32
@@ -285,15 +304,7 @@ class Masking:
       has_budget, step, (tf.constant(0), budget_B, zero_B, unused_BS, unused_BS - L - 3)
     )
     is_used_BS = tf.range(max_spans) < num_spans_B[:, None]
-    start_BS = tf.where(is_used_BS, start_BS, 0)
-    stop_BS = tf.where(is_used_BS, stop_BS, 0)
-
-    def spread(value_BS: tf.Tensor) -> tf.Tensor:
-      """Return the value of the span around each position, 0 outside all spans."""
-      return tf.cumsum(scatter(start_BS, value_BS, L) - scatter(stop_BS, value_BS, L), axis=1)
-
-    chosen_BL = spread(tf.cast(is_used_BS, tf.int32)) > 0
-    return chosen_BL, spread(tf.where(is_used_BS, start_BS - 1, 0)), spread(stop_BS)
+    return tf.where(is_used_BS, start_BS, 0), tf.where(is_used_BS, stop_BS, 0)
 
 
 def predicted_positions(weights_BL: tf.Tensor, max_chosen: int) -> tf.Tensor:
