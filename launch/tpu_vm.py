@@ -692,7 +692,7 @@ def _failure(action: str, text: str) -> Exception:
   lower_text = text.lower()
   if "quota" in lower_text:
     return UserError(
-      f"gcloud {action}: {message}; ask for more quota, or give another --zone or "
+      f"gcloud {action}: {message}; request more quota, or give another --zone or "
       "--accelerator_type"
     )
   login_phrases = (

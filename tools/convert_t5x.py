@@ -32,8 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     metavar="DIR",
     help="checkpoint, or a directory of several, of which the newest is read",
   )
-  kind = functools.partial(check_directory, flag="--output")
-  parser.add_argument("--output", required=True, type=kind, metavar="WORKDIR", help="new workdir")
+  output_type = functools.partial(check_directory, flag="--output")
+  parser.add_argument(
+    "--output", required=True, type=output_type, metavar="WORKDIR", help="new workdir"
+  )
   parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe of the new workdir")
   parser.add_argument(
     "--vocabulary",
@@ -57,7 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     "--target_tokens",
     type=int,
     metavar="W",
-    help="target tokens in a batch of T5X, padding aside; needed if the factor is None or a number",
+    help="target tokens in a batch of T5X, without padding; needed if the factor is None or a "
+    "number",
   )
   parser.add_argument(
     "--fresh", action="store_true", help="convert only the weights: step 0 and a new optimizer"
@@ -134,7 +137,7 @@ def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict
   if foreign := [name for name in optimizer_state if not name.startswith("adafactor/")]:
     raise UserError(
       f"config.optimizer: found {foreign[0].partition('/')[0]!r}, but {checkpoint.where} holds "
-      "the state of Adafactor; give --fresh to start the optimizer anew"
+      "the state of Adafactor; give --fresh for a new optimizer state"
     )
   named = {}
   for name, x in guard.new_loss_record().items():
@@ -158,8 +161,8 @@ def _gradient_scale(args, where: str) -> float:
   if factor_text is None:
     raise UserError(
       f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it "
-      "fixes; give the one of T5X's gin files (None in most) with --target_tokens, or --fresh to "
-      "start the optimizer anew"
+      "fixes; give the one of T5X's gin files (None in most) with --target_tokens, or --fresh for "
+      "a new optimizer state"
     )
   if factor_text == "NUM_REAL_TARGET_TOKENS":
     return 1.0

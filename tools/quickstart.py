@@ -151,15 +151,13 @@ def _print_results(
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]
   sample = pathlib.Path(workdir) / "try_me.txt"
-  completions = "\n".join(
-    f"      {sentence}\n      -> {completion}"
-    for sentence, completion in zip(_SENTENCES, sentences)
-  )
-  completions = re.sub(r"<extra_id_\d+>", "____", completions)
+  lines = []
+  for sentence, completion in zip(_SENTENCES, sentences):
+    lines += [f"      {sentence}", f"      -> {completion}"]
+  completions = re.sub(r"<extra_id_\d+>", "____", "\n".join(lines))
   python = pathlib.Path(sys.executable)
-  python = (
-    python.relative_to(pathlib.Path.cwd()) if python.is_relative_to(pathlib.Path.cwd()) else python
-  )
+  if python.is_relative_to(pathlib.Path.cwd()):
+    python = python.relative_to(pathlib.Path.cwd())
   train_flags = [flag for flag in train if not flag.startswith("--config.total_steps")]
   print(f"""
 === done in {seconds:.0f} s

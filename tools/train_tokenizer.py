@@ -52,9 +52,9 @@ def train(
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
   trained_size = tokenizer.get_vocab_size()
   if trained_size != size:
-    remedy = "ask for a larger vocabulary"
+    remedy = "choose a larger --size"
     if trained_size < size:
-      remedy = "ask for a smaller vocabulary or give more text"
+      remedy = "choose a smaller --size or a larger text"
     raise UserError(
       f"--size: found {size} ids, sentinels not counted, expected {trained_size} for this text; "
       f"{remedy}"

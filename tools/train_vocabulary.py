@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   split = split_into_runs if options.kind == LOSSLESS else split_into_lines
   lines, total = sample(split(documents.usable(options.split)), options.max_bytes)
   used = sum(map(len, lines))
-  skipped = "".join(
-    f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items())
-  )
+  skipped = ""
+  for reason, count in sorted(documents.skipped[options.split].items()):
+    skipped += f", {count:,} skipped ({reason})"
   print(
     f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of "
     f"{documents.source.name}/{options.split}{skipped} ...",
@@ -172,11 +172,25 @@ def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
     while start < len(data):
       end = start + LONGEST_LINE
       if end < len(data):
-        end = data.rfind(b"\n", start, end) + 1 or max(data.rfind(b" ", start + 1, end), 0) or end
-        while data[end] & 0xC0 == 0x80:  # inside a character
-          end -= 1
+        end = _cut_position(data, start, end)
       yield data[start:end]
       start = end
+
+
+def _cut_position(data: bytes, start: int, end: int) -> int:
+  """Return where to cut a range: after its last line end, else at its last space, else at `end`.
+
+  The cut is never inside a character.
+  """
+  line_end = data.rfind(b"\n", start, end)
+  if line_end >= 0:
+    return line_end + 1
+  space = data.rfind(b" ", start + 1, end)
+  if space >= 0:
+    return space
+  while data[end] & 0xC0 == 0x80:  # inside a character
+    end -= 1
+  return end
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
@@ -259,7 +273,7 @@ def _training_error(message: str, size: int) -> str:
   if largest:
     return (
       f"--size: found {size} pieces, sentinels not counted, expected at most {largest[1]} for this "
-      "text; ask for a smaller vocabulary or give more text"
+      "text; choose a smaller --size or a larger text"
     )
   smallest = re.search(r"(\d+) vs (\d+)", message)
   if smallest:
@@ -271,7 +285,7 @@ def _training_error(message: str, size: int) -> str:
 
 
 def _exists(output: AnyPath, record: dict) -> bool:
-  """Return whether the output holds this vocabulary; raise UserError if it holds another."""
+  """Return whether the output contains this vocabulary; raise UserError if it contains another."""
   if not (output / MANIFEST).exists():
     if tokenizer_files := [name for name in TOKENIZER_FILES if (output / name).exists()]:
       raise UserError(
@@ -285,13 +299,10 @@ def _exists(output: AnyPath, record: dict) -> bool:
   except (OSError, ValueError):
     saved = None
   if isinstance(saved, dict):
-    saved = {
-      "with_mask": False,
-      "lowercase": False,
-      **saved,
-      "kind": saved.get("kind", saved.get("model_type")),
-    }
-    saved.pop("model_type", None)
+    # Older records lack two options, and call the kind `model_type`.
+    saved = {"with_mask": False, "lowercase": False} | saved
+    model_type = saved.pop("model_type", None)
+    saved.setdefault("kind", model_type)
   if saved == record:
     return True
   keys = [key for key in record if not isinstance(saved, dict) or saved.get(key) != record[key]]
@@ -344,7 +355,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)"
   )
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
-  # flags may open what they name while they are parsed
+  # Some flags open the file or data set that they name while they are parsed.
   trust.begin_command(sys.argv[1:] if arguments is None else arguments)
   args = parser.parse_args(arguments)
   trust.admit([*vars(args).values()])

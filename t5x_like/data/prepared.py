@@ -156,7 +156,7 @@ def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
   for key, expected in (("source", records.content), ("facts", records.store_facts)):
     actual = getattr(store.manifest, key)
     if json.dumps(actual, sort_keys=True) != json.dumps(expected, sort_keys=True):
-      raise UserError(f"{path / manifests.FILE}: {key}: not as the task asks for it; {remedy}")
+      raise UserError(f"{path / manifests.FILE}: {key}: not as the task needs it; {remedy}")
   return store
 
 

@@ -7,7 +7,7 @@ ones:
   streams        stdout and stderr that end no program when they cannot be written
   file_names     checks of names that are read from files
   checked_json   JSON from outside, parsed and checked
-  local          a path: whole files, written aside, flushed and renamed
+  local          a path: whole files, written under a temporary name, flushed and renamed
   clients        TensorStore for gs://, s3:// and http(s)://, fsspec for every other scheme
   remote         an address: ranges in parallel, retries, listings, conditional writes
   paths          a path or an address by its spelling; directories to write to

@@ -163,18 +163,18 @@ def replace_atomically(path: pathlib.Path):
 
   The file replaces `path` once it is complete and flushed to disk.
   """
-  aside = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
+  temporary = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
   try:
-    with open(aside, "xb") as file:
+    with open(temporary, "xb") as file:
       yield file
       file.flush()
       os.fsync(file.fileno())
     if path.exists():
-      os.chmod(aside, stat.S_IMODE(path.stat().st_mode))
-    os.replace(aside, path)
+      os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+    os.replace(temporary, path)
     sync(path.parent)
   finally:
-    aside.unlink(missing_ok=True)
+    temporary.unlink(missing_ok=True)
 
 
 def append_line(path: pathlib.Path, line: bytes) -> None:

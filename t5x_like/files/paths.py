@@ -18,7 +18,7 @@ _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def is_remote(path) -> bool:
-  """Return whether a path is an address, `file://` aside."""
+  """Return whether a path is an address other than `file://`."""
   scheme, separator, _ = str(path).partition("://")
   return bool(separator) and scheme.lower() not in _DISK_SCHEMES
 

@@ -84,11 +84,11 @@ def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
       times.append(row["train/seconds_per_step"])
   if times:
     seconds = steps * statistics.median(times[-_RECENT_LINES:])
-    return f"about {duration(seconds)} at the pace of earlier steps, evaluations aside"
+    return f"about {duration(seconds)} at the pace of earlier steps, without evaluations"
   if not cost.peak:
     return "told with the steps"
   seconds = steps * cost.flops / cost.peak / _ASSUMED_MFU
-  return f"about {duration(max(1, seconds))} at {_ASSUMED_MFU:.0%} of the peak, evaluations aside"
+  return f"about {duration(max(1, seconds))} at {_ASSUMED_MFU:.0%} of the peak, without evaluations"
 
 
 def _mesh_axes_text(entry: str | tuple[str, ...] | None) -> str:

@@ -1,4 +1,4 @@
-"""Measure the cost of the training loop around its steps, and the delay by a save."""
+"""Measure the time that the training loop adds to its steps, and the delay caused by a save."""
 
 import argparse
 import dataclasses
@@ -40,8 +40,8 @@ class _Times:
   save_calls: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
-def _time_steps(run, steps: int, every: int) -> _Times:
-  """Time the steps of a run that saves once in `every` steps, after a warm-up with a save."""
+def _time_steps(run, steps: int, steps_per_save: int) -> _Times:
+  """Time the steps of a run that saves once in so many steps, after a warm-up with a save."""
   for _ in range(5):
     run.advance()
   run.drain()
@@ -55,7 +55,7 @@ def _time_steps(run, steps: int, every: int) -> _Times:
     thread_start = time.thread_time()
     run.advance()
     times.host.append(time.thread_time() - thread_start)
-    if index % every == every // 2:
+    if index % steps_per_save == steps_per_save // 2:
       run.drain()
       save_start = time.perf_counter()
       run.save()
@@ -98,21 +98,21 @@ def main(args: argparse.Namespace) -> None:
   # A step that runs in this thread would count as the loop's time.
   jax.config.update("jax_cpu_enable_async_dispatch", True)
   config = resolve(recipe)
-  every = args.steps // args.saves
+  steps_per_save = args.steps // args.saves
   print(
     f"Method: the loop of {args.config} (layers={config.model.layers}, "
     f"dtype={config.model.dtype}), which writes its metrics at every step. After five steps, "
     f"{args.steps} are timed. host_seconds_per_step is the processor time of the loop's thread in "
     "a step (median): taking a batch, dispatching, reading and writing metrics; waiting for the "
-    "device is none. overhead_of_half_a_second is its share of a step of 0.5 s. "
+    "device does not count. overhead_of_half_a_second is its share of a step of 0.5 s. "
     "save_stall_seconds is how much longer the loop takes for a step whose state it saves and the "
-    f"one after it than for two others (medians; every {every} steps), with the wait for the step "
-    "itself, which a save needs, included. On a CPU the writing threads also take cores from the "
-    "step.",
+    f"one after it than for two others (medians; a save every {steps_per_save} steps). It includes "
+    "the wait for the step itself, which a save needs. On a CPU the writing threads also take "
+    "cores from the step.",
     flush=True,
   )
   with tempfile.TemporaryDirectory() as workdir, open_training_run(config, workdir) as run:
-    times = _time_steps(run, args.steps, every)
+    times = _time_steps(run, args.steps, steps_per_save)
   step, stall = _step_and_stall(times)
   host_seconds = statistics.median(times.host)
   blocked = statistics.median(times.save_calls.values())

@@ -84,34 +84,51 @@ class Mark:
 
 MARKS = {
   "decoder of 1.3 B, 2,048": Mark(
-    *("gpt", "gpt3-xl", "decoder", "adamw", _decoder(16, 2048), ("gpt2-micro", _decoder(2, 64))),
+    family="gpt",
+    variant="gpt3-xl",
+    objective="decoder",
+    optimizer="adamw",
+    batch=_decoder(16, 2048),
+    small=("gpt2-micro", _decoder(2, 64)),
     vocab_size=50_304,  # 50,257, rounded up to a multiple of 128
     published="llm.c 1.56 B and nanochat d18 on an H100: 46 to 49 % MFU",
   ),
   "GPT-2 124M, 1,024": Mark(
-    *("gpt", "gpt2", "decoder", "adamw", _decoder(32, 1024), ("gpt2-micro", _decoder(2, 64))),
+    family="gpt",
+    variant="gpt2",
+    objective="decoder",
+    optimizer="adamw",
+    batch=_decoder(32, 1024),
+    small=("gpt2-micro", _decoder(2, 64)),
     vocab_size=50_304,
   ),
   "T5-1.1-large, 512/114": Mark(
-    *("t5", "t5-v1_1-large", "encoder_decoder", "adafactor", _encoder_decoder(64, 512, 114)),
-    ("t5-v1_1-micro", _encoder_decoder(2, 64, 16)),
+    family="t5",
+    variant="t5-v1_1-large",
+    objective="encoder_decoder",
+    optimizer="adafactor",
+    batch=_encoder_decoder(64, 512, 114),
+    small=("t5-v1_1-micro", _encoder_decoder(2, 64, 16)),
     vocab_size=32_128,
     published="NVIDIA's T5X, 512/128: 158.7 examples/s on an H100 (fp8), 75.8 on an A100",
   ),
   "BERT-large, 512": Mark(
-    *(
-      "bert",
-      "bert-large-uncased",
-      "mlm",
-      "adamw",
-      _encoder(64, 512),
-      ("bert-tiny", _encoder(2, 64)),
-    ),
+    family="bert",
+    variant="bert-large-uncased",
+    objective="mlm",
+    optimizer="adamw",
+    batch=_encoder(64, 512),
+    small=("bert-tiny", _encoder(2, 64)),
     model={"head": "pretraining"},
     vocab_size=30_720,
   ),
   "ViT-H/14, 224": Mark(
-    *("vit", "vit-h14", "classification", "adamw", _images(64, 224), ("vit-tiny", _images(2, 32))),
+    family="vit",
+    variant="vit-h14",
+    objective="classification",
+    optimizer="adamw",
+    batch=_images(64, 224),
+    small=("vit-tiny", _images(2, 32)),
     model={"head": {"name": "image_classification", "labels": 1000}},
   ),
 }
@@ -211,7 +228,7 @@ def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict |
         command, stdout=subprocess.PIPE, stderr=err, text=True, env=env, timeout=seconds
       )
     except subprocess.TimeoutExpired:
-      print(f"stopped: --minutes are over after {seconds:.0f} s of it")
+      print(f"stopped after {seconds:.0f} s: --minutes are over")
       return None
     print(done.stdout, end="")
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Measure how fast a token store opens and gives random windows.
+"""Measure how fast a token store opens and how fast random windows are read from it.
 
 By default the store is simulated. The tokens of every shard are a sparse file, which has the size
 of a real one but no blocks on disk, and every shard links to one real file of document ends. The
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
   try:
     resource.setrlimit(resource.RLIMIT_NOFILE, (args.open_files, limits[1]))
     begin = time.perf_counter()
-    # A process of its own, because its memory must not count.
+    # In another process, so that the memory it needs is not measured.
     process = multiprocessing.get_context("spawn").Process(target=_make, args=(directory, args))
     process.start()
     process.join()
@@ -146,16 +146,14 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
   try:
     for directory in (values, item_ends):
       (path / directory).mkdir(parents=True)
-    linked = None
+    written_file = None
     for shard in range(shards):
       with open(path / values / f"{shard:08d}", "wb") as stream:
         stream.truncate(size)
       file = path / item_ends / f"{shard:08d}"
-      try:
-        os.link(linked or "", file)
-      except OSError:  # the first file, or a file system's limit of links to a file
+      if written_file is None or not _link(written_file, file):
         file.write_bytes(ends_D.tobytes())
-        linked = file
+        written_file = file
     digests = {values: "0" * 64, item_ends: "0" * 64}  # as many bytes as real ones, and not checked
     contents = build_metadata(
       [Shard(f"{shard:08d}", ends, {array.name: per_shard}, digests) for shard in range(shards)],
@@ -173,25 +171,35 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
     raise UserError(f"{path}: cannot be written ({error}): choose another --directory") from error
 
 
+def _link(source: pathlib.Path, path: pathlib.Path) -> bool:
+  """Make a hard link; return whether the file system's limit of links to a file allows it."""
+  try:
+    os.link(source, path)
+  except OSError:
+    return False
+  return True
+
+
 def _measure(
   args: argparse.Namespace, store: str, small: str, creation_seconds: float | None
 ) -> None:
+  """Measure the store, and the data pipeline on it and on the small store; print the figures."""
   path = f"{store}/{args.split}"
-  before = _megabytes("VmHWM")
+  megabytes_before = _megabytes("VmHWM")
   begin = time.perf_counter()
   tokens = TokenStore.open(path, verify="size")
-  opened = time.perf_counter() - begin
+  open_seconds = time.perf_counter() - begin
   shards = tokens.manifest.num_shards
   creation = f", made of sparse files in {creation_seconds:.1f} s" if creation_seconds else ""
   print(
     f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and "
     f"{tokens.num_documents:,} documents{creation}; {tokens.verification}."
   )
-  windows = _windows_rates(args, tokens)
-  lookups = _lookup_rate(args, tokens)
+  window_rates = _windows_rates(args, tokens)
+  lookup_rate = _lookup_rate(args, tokens)
   large_task = _span_corruption(store, args.split)
   small_task = _span_corruption(small, _SPLIT)
-  first = _pipeline_rate(args, large_task)
+  first_rate = _pipeline_rate(args, large_task)
   large_rates = []
   small_rates = []
   for _ in range(args.repeats):  # alternating, so that other load on the machine affects both
@@ -207,19 +215,19 @@ def _measure(
     "tokens": tokens.num_tokens,
     "shards": shards,
     "documents": tokens.num_documents,
-    "open_seconds": round(opened, 3),
+    "open_seconds": round(open_seconds, 3),
     "manifest_bytes": manifest_bytes,
-    "window_tokens_per_second_first": round(windows[0]),
-    "window_tokens_per_second_again": round(statistics.median(windows[1:])),
-    "document_lookups_per_second": round(lookups),
-    "raw_tokens_per_second_first": round(first),
+    "window_tokens_per_second_first": round(window_rates[0]),
+    "window_tokens_per_second_again": round(statistics.median(window_rates[1:])),
+    "document_lookups_per_second": round(lookup_rate),
+    "raw_tokens_per_second_first": round(first_rate),
     "raw_tokens_per_second_again": round(store_rate),
     "raw_tokens_per_second_small_store": round(small_rate),
     "of_small_store": round(store_rate / small_rate, 3),
     "open_files_limit": args.open_files,
     "open_files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None,
     "peak_megabytes": _megabytes("VmHWM"),
-    "peak_megabytes_before_opening": before,
+    "peak_megabytes_before_opening": megabytes_before,
     "load_average": round(os.getloadavg()[0], 2),
   }
   print(json.dumps(figures), flush=True)
@@ -238,8 +246,8 @@ def _print_method(args: argparse.Namespace) -> None:
     f"positions, {args.batch_size} in a batch, {args.steps} batches, read by {os.cpu_count()} "
     "threads: for the first time, then the same ones again, from the page cache. Documents of "
     f"random tokens, {args.batch_size} in a batch. Span corruption {_INPUTS_LENGTH}/114 as in "
-    "training, also for the first time and again, the latter in turns with a store of one shard of "
-    f"{_SMALL_STORE_TOKENS:,} tokens; medians of {args.repeats} repeats. Load average "
+    "training, also for the first time and again, the latter alternating with a store of one shard "
+    f"of {_SMALL_STORE_TOKENS:,} tokens; medians of {args.repeats} repeats. Load average "
     f"{os.getloadavg()[0]:.2f} on {os.cpu_count()} cores."
   )
 
@@ -267,7 +275,7 @@ def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
     _, starts_B, ends_B = tokens.documents_at(positions_B)
     if not ((starts_B <= positions_B) & (positions_B < ends_B)).all():
       raise UserError(
-        f"{tokens.path}: found documents that do not hold the token they were found by"
+        f"{tokens.path}: found documents that do not contain the token by which they were found"
       )
   return positions.size / (time.perf_counter() - begin)
 

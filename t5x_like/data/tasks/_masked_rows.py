@@ -85,16 +85,16 @@ class MaskedRowArguments(TextArguments):
       extra_names.append("positions")
     if self.masking == "spans":
       extra_names += ["span_starts", "span_ends"]
-    described = encoder(length, *extra_names)
-    described["encoder_loss_weights"] = Feature((length,), "float32")
-    described["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
+    features = encoder(length, *extra_names)
+    features["encoder_loss_weights"] = Feature((length,), "float32")
+    features["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
     if self._has_pairs:
-      described["next_sentence_label"] = Feature((), "int32")
+      features["next_sentence_label"] = Feature((), "int32")
     if self._is_packed and self._has_pairs:
       pairs_K = Feature((_packed_rows.max_pairs(length),), "int32")
-      described["next_sentence_label"] = pairs_K
-      described["encoder_cls_positions"] = pairs_K
-    return described
+      features["next_sentence_label"] = pairs_K
+      features["encoder_cls_positions"] = pairs_K
+    return features
 
   def build_rows(
     self,
@@ -114,9 +114,9 @@ class MaskedRowArguments(TextArguments):
     self._check(tokens, static_copies, swapped)
     rule = sentences.Sentences(vocabulary, self.sentence_rule)
     reader = self._reader(tokens, rule, swapped)
-    described = self.row_features(vocabulary)
+    features = self.row_features(vocabulary)
     if self.as_decoder:
-      as_decoder.describe(self.as_decoder, described)  # refuses it
+      as_decoder.describe(self.as_decoder, features)  # raises UserError
     has_offsets = (
       self.dynamic_offsets and self.input_format == "full_sentences" and static_copies is None
     )
@@ -134,7 +134,7 @@ class MaskedRowArguments(TextArguments):
         if name in _FEATURE_NAMES:
           values[_FEATURE_NAMES[name]] = value
       values["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
-      return {name: values[name] for name in described}
+      return {name: values[name] for name in features}
 
     facts = {
       "store": tokens.fingerprint,
@@ -148,7 +148,7 @@ class MaskedRowArguments(TextArguments):
       fingerprint=self.fingerprint(version, **facts),
       num_examples=reader.num_examples,
       numbering=digest(task="mlm_rows", **facts, **self._numbered_rows()),
-      features=described,
+      features=features,
       batch=batch,
     )
 

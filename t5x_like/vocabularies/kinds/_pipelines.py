@@ -14,10 +14,9 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 
 WORD = "\u2581"  # SentencePiece's mark of a space
-MAX_PIECE_BYTES = (
-  8000  # bytes; the sentencepiece library opens no model with a piece of this length
-)
-# types of a SentencePiece model's pieces
+# The sentencepiece library opens no model with a piece of this length or more.
+MAX_PIECE_BYTES = 8000
+# Types of a SentencePiece model's pieces.
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
@@ -76,38 +75,33 @@ def _model_proto() -> type:
   """
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-  # types in the protobuf format
-  number = 2
-  integer = 5
-  flag = 8
-  text = 9
-  part = 11
-  data = 12
-  optional = 1
-  repeated = 3
+  proto = descriptor_pb2.FieldDescriptorProto
+  optional = proto.LABEL_OPTIONAL
+  repeated = proto.LABEL_REPEATED
+  # By message: the name, number, label and type of each field, and the name of a message type.
   messages = {
     "Piece": [
-      ("piece", 1, optional, text),
-      ("score", 2, optional, number),
-      ("type", 3, optional, integer),
+      ("piece", 1, optional, proto.TYPE_STRING),
+      ("score", 2, optional, proto.TYPE_FLOAT),
+      ("type", 3, optional, proto.TYPE_INT32),
     ],
     "Normalizer": [
-      ("name", 1, optional, text),
-      ("precompiled_charsmap", 2, optional, data),
-      ("add_dummy_prefix", 3, optional, flag),
-      ("remove_extra_whitespaces", 4, optional, flag),
-      ("escape_whitespaces", 5, optional, flag),
+      ("name", 1, optional, proto.TYPE_STRING),
+      ("precompiled_charsmap", 2, optional, proto.TYPE_BYTES),
+      ("add_dummy_prefix", 3, optional, proto.TYPE_BOOL),
+      ("remove_extra_whitespaces", 4, optional, proto.TYPE_BOOL),
+      ("escape_whitespaces", 5, optional, proto.TYPE_BOOL),
     ],
     "Trainer": [
-      ("model_type", 3, optional, integer),
-      ("treat_whitespace_as_suffix", 24, optional, flag),
-      ("byte_fallback", 35, optional, flag),
+      ("model_type", 3, optional, proto.TYPE_INT32),
+      ("treat_whitespace_as_suffix", 24, optional, proto.TYPE_BOOL),
+      ("byte_fallback", 35, optional, proto.TYPE_BOOL),
     ],
     "Model": [
-      ("pieces", 1, repeated, part, ".spm.Piece"),
-      ("trainer_spec", 2, optional, part, ".spm.Trainer"),
-      ("normalizer_spec", 3, optional, part, ".spm.Normalizer"),
-      ("denormalizer_spec", 5, optional, part, ".spm.Normalizer"),
+      ("pieces", 1, repeated, proto.TYPE_MESSAGE, ".spm.Piece"),
+      ("trainer_spec", 2, optional, proto.TYPE_MESSAGE, ".spm.Trainer"),
+      ("normalizer_spec", 3, optional, proto.TYPE_MESSAGE, ".spm.Normalizer"),
+      ("denormalizer_spec", 5, optional, proto.TYPE_MESSAGE, ".spm.Normalizer"),
     ],
   }
   file = descriptor_pb2.FileDescriptorProto(
@@ -135,7 +129,7 @@ def model_proto(data: bytes, where: str):
 
   Raises:
     UserError: the bytes are no model, or a piece is longer than the sentencepiece library takes.
-      The tokenizers library would take it, and then needs time with the square of its length.
+      The tokenizers library would accept it, and then need time quadratic in its length.
   """
   try:
     proto = _model_proto().FromString(data)
@@ -154,7 +148,7 @@ def check_lengths(pieces: Iterable[str], where: str) -> None:
   if longest >= MAX_PIECE_BYTES:
     raise UserError(
       f"{where}: found a piece of {longest} bytes, expected pieces of fewer than "
-      f"{MAX_PIECE_BYTES}, as the sentencepiece library has them; the model is damaged, copy it "
+      f"{MAX_PIECE_BYTES}, the limit of the sentencepiece library; the model is damaged, copy it "
       "again"
     )
 
@@ -178,8 +172,8 @@ def derive_merges(vocab: dict[str, int]) -> list[list[str]]:
   lengths = set(map(len, vocab))
   merges = []
   for piece, i in vocab.items():
-    # Only cuts at lengths that pieces have: every cut copies the piece, so all would take the
-    # square of its length.
+    # Cut only at lengths that pieces have: each cut copies the piece, so trying all of them would
+    # take time quadratic in its length.
     pairs = []
     for length in lengths:
       first = piece[:length]

@@ -185,7 +185,7 @@ def _encode_letters(post_processor: dict[str, Any], texts: int) -> "tokenizers.E
   for number in range(texts):
     if encoding.sequence_ids.count(number) != 1:
       raise UserError(
-        f"{TOKENIZER}: found a post_processor that puts text {number + 1} "
+        f"{TOKENIZER}: found a post_processor that contains text {number + 1} "
         f"{encoding.sequence_ids.count(number)} times, expected each text once; copy the file "
         "again"
       )
