@@ -160,7 +160,7 @@ def _open_documents(corpus: Corpus, root: str, request: str) -> Documents:
     stores = _list_stores(root, request)
     if stores:
       raise UserError(
-        f"{error}; what was made of it before is still there: --config.task.store={stores[-1]}"
+        f"{error}; a store made from it earlier still exists: --config.task.store={stores[-1]}"
       ) from error
     raise
 
@@ -184,7 +184,7 @@ class _WaitingNotice:
 
   def __init__(self, source: str, lock: AnyPath):
     now = time.monotonic()
-    self._began = now
+    self._start_time = now
     self._last_notice: float | None = None
     self._last_pulse = now
     self._source = source
@@ -206,8 +206,8 @@ class _WaitingNotice:
     if self._last_notice is None or now - self._last_notice > _NOTICE_SECONDS:
       self._last_notice = now
       print(
-        f"data: {self._source}: another process is preparing it; waiting ({now - self._began:.0f} "
-        "s so far)",
+        f"data: {self._source}: another process is preparing it; waiting "
+        f"({now - self._start_time:.0f} s so far)",
         flush=True,
       )
 

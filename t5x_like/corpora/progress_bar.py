@@ -35,7 +35,7 @@ class _Parts:
     size = sum(self._sizes[number] for number in self._finished_amounts)
     if amount:
       for number, part_amount in in_progress.items():
-        # at the bytes per amount of the parts before
+        # at the bytes per amount of the finished parts
         size += min(self._sizes[number], part_amount * size // amount)
     return size, amount + sum(in_progress.values())
 
@@ -44,7 +44,7 @@ class _Parts:
     in_progress = {}
     with contextlib.suppress(OSError, UserError, TransientError):
       for path in self._directory.iterdir():
-        # a file is being written
+        # a file that is being written cannot be parsed
         with contextlib.suppress(OSError, UserError, TransientError, ValueError):
           number = int(path.name)
           if number in self._finished_amounts:
@@ -93,8 +93,8 @@ class _Display:
     self._title = title
     self._unit = unit
     self._first_size, self._first_amount = self._parts.read_progress()
-    self._began = time.monotonic()
-    self._last_line = self._began
+    self._start_time = time.monotonic()
+    self._last_line = self._start_time
     self._bar = tqdm(
       total=self._parts.total,
       initial=self._first_size,
@@ -109,7 +109,7 @@ class _Display:
   def update(self) -> None:
     size, amount = self._parts.read_progress()
     now = time.monotonic()
-    seconds = max(now - self._began, 1e-9)
+    seconds = max(now - self._start_time, 1e-9)
     speed = tqdm.format_sizeof((amount - self._first_amount) / seconds)
     amounts = f"{tqdm.format_sizeof(amount)} {self._unit}, {speed}/s"
     if not self._bar.disable:

@@ -19,6 +19,6 @@ def test_bad_flags_are_refused_in_one_line(flag, capsys):
 
 @pytest.mark.more
 def test_our_step_trains_the_sizes_of_minilm(compiled, one_device):
-  run = fine_tune._ours(argparse.Namespace(dropout=0.1), 2, 8)
+  run = fine_tune._prepare_t5x_like(argparse.Namespace(dropout=0.1), 2, 8)
   run()
   run()

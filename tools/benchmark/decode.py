@@ -51,18 +51,19 @@ def main(args: argparse.Namespace) -> None:
   with tempfile.TemporaryDirectory() as folder:
     for dtype in dtypes:
       config = recipes.load(args.config, [f"model.dtype={dtype}", "model.dropout=0.0", *args.set])
-      runs[f"t5x_like {dtype}"], tokens = _ours(
+      runs[f"t5x_like {dtype}"], tokens = _prepare_t5x_like(
         config, args, folder if with_torch and dtype == dtypes[0] else None
       )
       if with_torch:
-        runs[f"pytorch {dtype}"] = _theirs(folder, tokens, args, dtype, threads)
+        runs[f"pytorch {dtype}"] = _prepare_pytorch(folder, tokens, args, dtype, threads)
     print(
       f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts "
-      f"of {args.inputs} random tokens, {args.new} new ones each, taken greedily with a cache and "
-      "without an end. Seconds from the call, with the tokens on the host, until the new tokens "
-      f"are there; loading, casting and compiling come before. The {args.repeats} repeats of all "
+      f"of {args.inputs} random tokens, {args.new} new ones each, decoded greedily with a cache "
+      "and without an end token. Seconds are from the call, with the tokens on the host, until the "
+      "new tokens are on the host; loading, casting and compiling come before. The "
+      f"{args.repeats} repeats of all "
       "systems and dtypes alternate, and medians are compared. PyTorch is transformers' generate "
-      f"on the same weights, its attention left to its choice, {threads} threads both.",
+      f"on the same weights, with its default attention; both use {threads} threads.",
       flush=True,
     )
     # The first call compiles and allocates.
@@ -118,7 +119,7 @@ def _compare_with_pytorch(
   for name, ratio in ratios.items():
     print(
       f"{name}: {ratio:.2f} times as fast ({cpu_ratios[name]:.2f} in processor seconds, which "
-      "others disturb less)"
+      "other programs disturb less)"
     )
   same_tokens = {}
   for dtype in dtypes:
@@ -147,7 +148,7 @@ def _ratios(times: dict[str, float]) -> dict[str, float]:
   return ratios
 
 
-def _ours(
+def _prepare_t5x_like(
   config, args: argparse.Namespace, folder: str | None
 ) -> tuple[Callable[[], np.ndarray], np.ndarray]:
   """Return a function that decodes a batch with t5x_like, and the batch's tokens.
@@ -192,7 +193,7 @@ def _ours(
   return lambda: np.asarray(run(runner.arrays, {f"{side}_input_tokens": tokens})), tokens
 
 
-def _theirs(
+def _prepare_pytorch(
   folder: str, tokens: np.ndarray, args: argparse.Namespace, dtype: str, threads: int
 ) -> Callable[[], np.ndarray]:
   """Return a function that decodes the tokens with transformers and the weights in a folder."""

@@ -97,9 +97,9 @@ def _compare(
   args: argparse.Namespace, batch: int, length: int, threads: int, peers: bool
 ) -> dict[str, float]:
   """Return the median times of both systems and the ratio of t5x_like's to PyTorch's."""
-  runs = {"t5x_like": _ours(args, batch, length)}
+  runs = {"t5x_like": _prepare_t5x_like(args, batch, length)}
   if peers:
-    runs["pytorch"] = _theirs(args, batch, length, threads)
+    runs["pytorch"] = _prepare_pytorch(args, batch, length, threads)
   times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
   for number in range(args.steps + _UNTIMED_STEPS):
     for name, run in runs.items():
@@ -130,7 +130,7 @@ def _compare(
   return result
 
 
-def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], None]:
+def _prepare_t5x_like(args: argparse.Namespace, batch: int, length: int) -> Callable[[], None]:
   """Return a function that runs a training step of t5x_like."""
   import jax
 
@@ -155,7 +155,9 @@ def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], Non
   return run
 
 
-def _theirs(args: argparse.Namespace, batch: int, length: int, threads: int) -> Callable[[], None]:
+def _prepare_pytorch(
+  args: argparse.Namespace, batch: int, length: int, threads: int
+) -> Callable[[], None]:
   """Return a function that runs a training step of PyTorch and transformers."""
   import torch
   import transformers

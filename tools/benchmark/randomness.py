@@ -30,7 +30,7 @@ Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 def sizes() -> list[int]:
   """Return sizes from 2 to 2^62: powers of two with both neighbours, and sizes of real corpora."""
-  powers = [
+  exponents = [
     *range(1, 11),
     12,
     13,
@@ -52,8 +52,10 @@ def sizes() -> list[int]:
     61,
     62,
   ]
-  powers_and_neighbours = {2**power + step for power in powers for step in (-1, 0, 1)}
-  candidates = powers_and_neighbours | {
+  candidates = set()
+  for exponent in exponents:
+    candidates |= {2**exponent - 1, 2**exponent, 2**exponent + 1}
+  candidates |= {
     1_000,
     50_000,
     10**6,
@@ -93,10 +95,13 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
     grown_EN = orders(permute, size + 1, seed, epochs)[:, : first_EN.shape[1]]
     scores_by_test["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
   key_S = keys_of_seeds(seed, _SEEDS)
-  ends = [0, min(1, size - 1), size - 1]
-  first_S, second_S, last_S = (
-    permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends
-  )
+
+  def positions_over_seeds(index: int) -> np.ndarray:
+    return permute(tf.fill([_SEEDS], np.int64(index)), key_S, size).numpy()
+
+  first_S = positions_over_seeds(0)
+  second_S = positions_over_seeds(min(1, size - 1))
+  last_S = positions_over_seeds(size - 1)
   scores_by_test["first position over seeds"] = uniform_score(first_S, size)
   scores_by_test["last position over seeds"] = uniform_score(last_S, size)
   if size >= 3:
@@ -131,9 +136,8 @@ def lag_scores(positions_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
   square, _, _ = _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
-  product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[
-    1 : min(LAGS, (count - 1) // 2) + 1
-  ]
+  product_of_lag = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)
+  product = product_of_lag[1 : min(LAGS, (count - 1) // 2) + 1]
   correlation = product / (epochs * count * square)
   mean, variance = _serial_moments(size, count)
   return (product - epochs * mean) / math.sqrt(epochs * variance), correlation
@@ -150,16 +154,17 @@ def runs_score(positions_EN: np.ndarray) -> float:
 def region_score(positions_EN: np.ndarray, size: int) -> tuple[float, float]:
   """Score how evenly batches cover equal regions of the corpus.
 
-  Returns the normal score, and chi-square divided by its degrees of freedom.
+  Returns:
+    The normal score, and chi-square divided by its degrees of freedom.
   """
   half = positions_EN[:, : max(1, min(positions_EN.shape[1], size // 2))]
   batch = min(_BATCH, size // 4)
   regions = min(_REGIONS, batch // 8)
   batches = half.shape[1] // batch
   region, share = _bins(half[:, : batches * batch], size, regions)
-  at = np.arange(len(half) * batches)[:, None] * regions
-  counts = np.bincount((region.reshape(-1, batch) + at).ravel(), minlength=at.size * regions)
-  counts = counts.reshape(-1, batches, regions)
+  first_cell = np.arange(len(half) * batches)[:, None] * regions  # a batch has a cell per region
+  cell = (region.reshape(-1, batch) + first_cell).ravel()
+  counts = np.bincount(cell, minlength=first_cell.size * regions).reshape(-1, batches, regions)
   expected = batch * share
   chi_square = ((counts - expected) ** 2 / expected).sum()
   unread = (size - batches * batch) * share  # of each region, after the last batch
@@ -168,7 +173,7 @@ def region_score(positions_EN: np.ndarray, size: int) -> tuple[float, float]:
 
 
 def position_score(positions_EN: np.ndarray) -> float:
-  """Score how often each index came to each position, over whole epochs."""
+  """Score how often each index was moved to each position, over whole epochs."""
   epochs, size = positions_EN.shape
   counts = np.zeros((size, size))
   np.add.at(counts, (np.arange(size)[None], positions_EN), 1)
@@ -203,10 +208,9 @@ def uniform_score(position_S: np.ndarray, size: int) -> float:
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
   """Score pairs of different positions over 8 x 8 regions, or over all pairs if they are fewer."""
-  (first_regions, share), (second_regions, _) = (
-    _bins(position_S, size, min(_REGIONS // 2, size)) for position_S in (one_S, other_S)
-  )
-  regions = len(share)
+  regions = min(_REGIONS // 2, size)
+  first_regions, share = _bins(one_S, size, regions)
+  second_regions, _ = _bins(other_S, size, regions)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
   counts = np.bincount(first_regions * regions + second_regions, minlength=regions**2).reshape(
     regions, regions
@@ -218,7 +222,7 @@ def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
 
 
 def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> float:
-  """Score how often each of the size! orders came, for a tiny size."""
+  """Score how often each of the size! orders occurred, for a tiny size."""
   counts = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
   cells = math.factorial(size)
   expected = epochs / cells
@@ -261,12 +265,14 @@ def _serial_moments(size: int, count: int) -> tuple[float, float]:
 def _bins(positions: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.ndarray]:
   """Return the region of each position, and each region's share of all positions."""
 
-  def region(positions: np.ndarray) -> np.ndarray:
-    return np.minimum((positions * (regions / size)).astype(np.int64), regions - 1)
+  def region_of(x: np.ndarray) -> np.ndarray:
+    return np.minimum((x * (regions / size)).astype(np.int64), regions - 1)
 
-  if size > 2**20:
-    return region(positions), np.full(regions, 1 / regions)
-  return region(positions), np.bincount(region(np.arange(size)), minlength=regions) / size
+  if size > 2**20:  # the shares differ too little to matter
+    share = np.full(regions, 1 / regions)
+  else:
+    share = np.bincount(region_of(np.arange(size)), minlength=regions) / size
+  return region_of(positions), share
 
 
 def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:

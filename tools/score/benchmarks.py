@@ -198,7 +198,7 @@ def _question_set(
 
 
 def _read_questions(paths: Sequence[str], split: str | None) -> list[Row]:
-  """Return the rows of questions, with labels from a file of their own, as PIQA and SIQA have."""
+  """Return the rows of questions, with labels from a second file if there is one (PIQA, SIQA)."""
   question_path, *label_paths = sorted(paths, key=lambda path: ".lst" in path)
   questions = []
   for where, row in rows(question_path, ("question", *"ABCD", "answer"), _GOLD_FIELDS):
@@ -210,9 +210,10 @@ def _read_questions(paths: Sequence[str], split: str | None) -> list[Row]:
         f"{label_paths[0]}: found {len(labels)} labels, expected {len(questions)}, one for each "
         f"row of {question_path}"
       )
-    questions = [
-      (where, row | {"gold": label.strip()}) for (where, row), (_, label) in zip(questions, labels)
-    ]
+    labelled = []
+    for (where, row), (_, label) in zip(questions, labels):
+      labelled.append((where, row | {"gold": label.strip()}))
+    questions = labelled
   return [(where, row) for where, row in questions if split in (None, row.get("split"))]
 
 
@@ -274,7 +275,7 @@ def _multirc() -> Benchmark:
 
 
 def _gold_texts(row: Any) -> list[str]:
-  """Return the right texts of a row, from the first of _TEXT_FIELDS that it has and from `aliases`.
+  """Return a row's correct texts, from the first of _TEXT_FIELDS that it has and from `aliases`.
 
   A row may also be a text, or a tuple of rows, one of each file.
   """
@@ -299,7 +300,7 @@ def _gold_texts(row: Any) -> list[str]:
 
 
 def _alias_texts(values: dict[str, Any]) -> list[Any]:
-  """Return the texts of an answer with aliases: those of the first field that has some."""
+  """Return the texts of an answer with aliases, from the first non-empty field of aliases."""
   aliases = next((values[field] for field in _ALIAS_FIELDS if values.get(field)), [])
   if isinstance(aliases, str):
     aliases = [aliases]
@@ -316,7 +317,7 @@ def _plain_text(value: Any) -> Any:
 
 
 def _read_parallel(paths: Sequence[str]) -> list[Row]:
-  """Read the lines or records of one or several files, side by side."""
+  """Read the lines or records of one file, or tuples of those with the same number in several."""
   files = [rows(path) for path in paths]
   for path, file in zip(paths, files):
     if len(file) != len(files[0]):
@@ -372,7 +373,7 @@ def texts(
   )
 
 
-_squad = _suite_reader(squad.FILES)
+_read_squad = _suite_reader(squad.FILES)
 
 
 def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) -> Benchmark:
@@ -398,7 +399,7 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
   def gold(row: dict) -> list[str]:
     return _gold_texts(row) if row["answers"] else []
 
-  return Benchmark(SquadV2(na_threshold), gold, parse, _squad, partial=True)
+  return Benchmark(SquadV2(na_threshold), gold, parse, _read_squad, partial=True)
 
 
 def _language(path: str) -> str | None:
@@ -417,13 +418,13 @@ def _mlqa(
   language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa"
 ) -> Benchmark:
   def read(paths: Sequence[str]) -> list[Row]:
-    spoken = language or _language(only_path(paths))
-    if spoken not in LANGUAGES:
+    answer_language = language or _language(only_path(paths))
+    if answer_language not in LANGUAGES:
       raise UserError(
         f"{paths[0]}: found no language in the name, expected --language, one of "
         f"{', '.join(LANGUAGES)}"
       )
-    return [(where, row | {"language": spoken}) for where, row in _squad(paths)]
+    return [(where, row | {"language": answer_language}) for where, row in _read_squad(paths)]
 
   def normalize(text: str, language: str) -> str:
     return normalize_mlqa(text, language) if normalization == "mlqa" else normalize_squad(text)
@@ -521,7 +522,8 @@ def _read_conll(path: str, column: str) -> list[Row]:
   return sentences
 
 
-def _half(path: str) -> str:
+def _mnli_part(path: str) -> str:
+  """Return the part of MNLI's validation set that a file name states."""
   name = pathlib.Path(path).name.lower()
   return "mismatched" if "mismatched" in name or "-mm" in name else "matched"
 
@@ -554,7 +556,7 @@ def _suite(suite: str, tasks: dict[str, Task]) -> dict[str, Callable[..., Benchm
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
   **_suite("glue", glue.SUITE.tasks),
   **_suite("superglue", superglue.SUITE.tasks),
-  "glue/mnli": _labels(glue.SUITE.tasks["mnli"], "validation_matched", part=_half),
+  "glue/mnli": _labels(glue.SUITE.tasks["mnli"], "validation_matched", part=_mnli_part),
   "glue/ax": _diagnostic(
     glue.SUITE.tasks["mnli"], "entailment", "neutral", "contradiction", label="Label"
   ),
@@ -568,7 +570,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
   "csqa": _question_set(5),
   "winogrande": _question_set(2, "1"),
   "boolq": _question_set(labels=Choices("False", "True")),
-  "squad": lambda: texts("answers", _squad, partial=True),
+  "squad": lambda: texts("answers", _read_squad, partial=True),
   "squad_v2": _squad_v2,
   "xquad": _xquad,
   "mlqa": _mlqa,

@@ -31,8 +31,10 @@ def mark_shared(
 ) -> np.ndarray:
   """Mark entries whose key has another entry: integers [N] each -> bool [N]."""
   order_N, repeats_N = sort_by_key(part, key, position)
-  marked_N = np.empty_like(repeats_N)
-  marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
+  is_shared_N = repeats_N.copy()
+  is_shared_N[:-1] |= repeats_N[1:]  # the next entry has the same key
+  marked_N = np.empty_like(is_shared_N)
+  marked_N[order_N] = is_shared_N
   return marked_N
 
 

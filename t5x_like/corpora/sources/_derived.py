@@ -1,6 +1,6 @@
 """The base of sources that derive their records from those of another source.
 
-Parts and sizes are those of the other source, and so are the facts, besides `_own`.
+Parts, sizes and modification times are those of the other source; the facts add `_derivation`.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from t5x_like.corpora.sources import Record, Skip, Source, check_split
 class Derived(Source):
   """A source whose records come from another source.
 
-  It sets `_inner`, the other source, and `_own`, the facts about the derivation.
+  It sets `_inner`, the other source, and `_derivation`, the facts about the derivation.
   """
 
   _inner: Source
-  _own: dict[str, Any]
+  _derivation: dict[str, Any]
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -43,10 +43,12 @@ class Derived(Source):
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
     inner = self._inner.part_facts(split, field, part)
-    return inner and [self._own, field, inner]
+    if not inner:
+      return inner
+    return [self._derivation, field, inner]
 
   def facts(self, field: str) -> dict[str, Any]:
-    return self._own | {"of": self._inner.facts(field)}
+    return self._derivation | {"of": self._inner.facts(field)}
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    return self._own | {"of": self._inner.split_facts(split)}
+    return self._derivation | {"of": self._inner.split_facts(split)}

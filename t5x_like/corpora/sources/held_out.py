@@ -36,7 +36,7 @@ class Source(Derived):
         f"source held_out:{spec}: {inner} has a split {_VALIDATION!r}, so leave "
         f"held_out:{number}@ out"
       )
-    self._own = {"form": "held_out.v1", "number": self._number}
+    self._derivation = {"form": "held_out.v1", "number": self._number}
     self.name = self._inner.name
     self.splits = (_TRAIN, _VALIDATION, *(s for s in self._inner.splits if s != _TRAIN))
 

@@ -49,7 +49,7 @@ class Source(Derived):
       )
     self._find, finder = _named_spans.load_finder("source salient", name) if name else (None, "")
     self._inner = open_source(inner, data_dir=data_dir)
-    self._own = {"form": "salient", "version": VERSION, "finder": finder}
+    self._derivation = {"form": "salient", "version": VERSION, "finder": finder}
     self.name = self._inner.name
     self.splits = self._inner.splits
 

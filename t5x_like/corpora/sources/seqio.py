@@ -62,12 +62,12 @@ class Source(Base):
     self._steps, omitted = _before_tokens(steps)
     self._features = getattr(task, "output_features", {})
     self._inner = open_source(inner, data_dir=data_dir) if inner else None
-    self._own = None if inner else getattr(task, "source", None)
-    if self._inner is None and not hasattr(self._own, "get_dataset"):
+    self._task_source = None if inner else getattr(task, "source", None)
+    if self._inner is None and not hasattr(self._task_source, "get_dataset"):
       raise UserError(
         f"{self._where}: found no records, expected a source after @, such as @jsonl:pairs/*.jsonl"
       )
-    self.splits = tuple((self._inner or self._own).splits)
+    self.splits = tuple((self._inner or self._task_source).splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
     # the reasons of the inner source's records that preprocessors cannot take
     self._skip_reasons: list[str] = []
@@ -121,7 +121,7 @@ class Source(Base):
         if self._inner:
           dataset = _dataset(where, lambda: self._inner.records(split), self._skip_reasons)
         else:
-          dataset = self._own.get_dataset(split=split, shuffle=False)
+          dataset = self._task_source.get_dataset(split=split, shuffle=False)
         if num_records is not None:
           dataset = dataset.take(num_records)
         for step in self._bound_steps:

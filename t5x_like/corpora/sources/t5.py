@@ -44,7 +44,7 @@ class Source(Derived):
       )
     self._fields, self._make_texts = forms[self._form]
     self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
-    self._own = {"form": "t5", "text": self._form, "version": VERSION}
+    self._derivation = {"form": "t5", "text": self._form, "version": VERSION}
     self.name = self._inner.name
     self.splits = self._inner.splits
 

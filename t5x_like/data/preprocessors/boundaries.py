@@ -22,11 +22,11 @@ from t5x_like.vocabularies import Vocabulary
 SPECIAL = 8  # a special id
 INSIDE = 9  # the rest of a letter that began in an id before
 OPEN = 10  # a letter that continues in the next id
-# Ends of ids, for the next word:
+# Ends of ids, which decide whether the next id begins a word:
 SPACED = 0  # a letter that needs a space after it
 UNSPACED = 1  # a letter that does not
 AFTER_WORD = 2  # a space after a word
-# Ends of ids, for the next sentence:
+# Ends of ids, which decide whether the next id begins a sentence:
 NO_END = 0
 END = 1
 STRONG_END = 2
@@ -55,7 +55,7 @@ class Boundaries:
     self._tail = np.zeros(size, np.int64)  # the last bytes, right-aligned
     for i, data in enumerate(vocabulary.bytes_of(range(size))):
       if data:
-        self._describe(i, data)
+        self._fill_tables(i, data)
     if ends is not None:
       self._ends = np.where(ends, END, NO_END).astype(np.int32)
     self._ends[list(vocabulary.special_ids)] = NO_END
@@ -63,7 +63,8 @@ class Boundaries:
     self._ends[vocabulary.eos_id] = STRONG_END
     self._splits_letters = bool(((self._first == OPEN) | (self._last == COMPLETING)).any())
 
-  def _describe(self, i: int, data: bytes) -> None:
+  def _fill_tables(self, i: int, data: bytes) -> None:
+    """Fill in the tables for id `i`, which stands for the bytes `data`."""
     self._count[i] = min(len(data), _MAX_BYTES)
     self._head[i] = int.from_bytes(data[:_MAX_BYTES].ljust(_MAX_BYTES, b"\0"), "big")
     self._tail[i] = int.from_bytes(data[-_MAX_BYTES:], "big")
@@ -99,8 +100,8 @@ class Boundaries:
     ends_BL = _resolve_kept(self._resolve_completing(ends_BL, tokens_BL, _END_OF_KIND))
     before_BL = _shift(ends_BL, 1, NO_END)
     follows = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
-    goes_on_BL = _is_one_of(first_BL, follows)
-    begins_BL = (before_BL == STRONG_END) & ~goes_on_BL
+    continues_BL = _is_one_of(first_BL, follows)
+    begins_BL = (before_BL == STRONG_END) & ~continues_BL
     begins_BL |= (before_BL == END) & self._word_starts(tokens_BL, first_BL)
     return begins_BL & (first_BL != SPECIAL)
 
@@ -167,7 +168,7 @@ class Boundaries:
 
 
 def _end_for_word(text: str) -> int:
-  """Return how a text ends for the next word."""
+  """Return the end of a text that decides whether a word begins after it."""
   if text[-1].isspace():
     return SPACED if text.isspace() else AFTER_WORD
   for character in reversed(text):
@@ -178,7 +179,7 @@ def _end_for_word(text: str) -> int:
 
 
 def _end_for_sentence(text: str) -> int:
-  """Return how a text ends for the next sentence."""
+  """Return the end of a text that decides whether a sentence begins after it."""
   for character in reversed(text.rstrip() or text):
     value = _END_OF_KIND[segmentation.kind(character)]
     if value != KEEP:
@@ -186,13 +187,13 @@ def _end_for_sentence(text: str) -> int:
   return KEEP
 
 
-def _values(default: int, values: dict[Kind, int]) -> list[int]:
+def _value_of_each_kind(default: int, values: dict[Kind, int]) -> list[int]:
   """Return the value of each kind of character."""
   return [values.get(kind, default) for kind in Kind]
 
 
-_LAST_OF_KIND = _values(SPACED, {Kind.UNSPACED: UNSPACED, Kind.EXTENDING: KEEP})
-_END_OF_KIND = _values(
+_LAST_OF_KIND = _value_of_each_kind(SPACED, {Kind.UNSPACED: UNSPACED, Kind.EXTENDING: KEEP})
+_END_OF_KIND = _value_of_each_kind(
   NO_END,
   {
     Kind.TERMINATOR: END,

@@ -35,7 +35,7 @@ class DocSentences:
     self.num_examples = self._rows.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
-    arrays = _call(self._read, [tf.int32] * 3, example_index_B)
+    arrays = _call_on_host(self._read, [tf.int32] * 3, example_index_B)
     shape = [example_index_B.shape[0], self._length]
     tokens_BL, segments_BL, positions_BL = [tf.ensure_shape(array, shape) for array in arrays]
     return {
@@ -51,7 +51,7 @@ class DocSentences:
     chunk_nT = self._rows.tokens.read_padded(TOKENS, start_n, size_n, size_n.max(initial=1))
     text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=self._ids.cls)
     text_nL[np.arange(row_n.size), size_n + 1] = self._ids.sep
-    tokens, segments_BL, positions = _place(
+    tokens, segments_BL, positions = _place_in_rows(
       text_nL, size_n + 2, row_n, (index_B.size, self._length)
     )
     return np.where(segments_BL > 0, tokens, np.int32(self._ids.pad)), segments_BL, positions
@@ -104,7 +104,7 @@ class Pairs:
   def __call__(self, example_index_B, key_B, offset_B):
     row_n, number_n, pairs, used_n, label_n = self._draw_pairs(example_index_B, key_B)
     sizes = tf.stack([tf.shape(example_index_B)[0], tf.shape(pairs["tokens"])[1]])
-    arrays = _call(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
+    arrays = _call_on_host(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
     batch = example_index_B.shape[0]
     source_BL, segments_BL, positions_BL = [
       tf.ensure_shape(array, [batch, self._length]) for array in arrays[:3]
@@ -129,12 +129,14 @@ class Pairs:
       (row, number in the row, `segments.segment_pair`, its tokens, label) of each pair.
     """
     words_B2 = random.bits(random.row_keys(5, key_B), 2)
-    row_n, number_n, *chunk = _call(self._cut_chunks, [tf.int64] * 5, example_index_B, words_B2)
+    row_n, number_n, *chunk = _call_on_host(
+      self._cut_chunks, [tf.int64] * 5, example_index_B, words_B2
+    )
     row_n.set_shape([None])
     key_n = random.row_keys(6, tf.gather(key_B, row_n), number_n)
     # Words for four documents and a token.
     words_n5 = tf.cast(random.bits(random.row_keys(5, key_n), 5), tf.uint64)
-    texts = _call(self._read_texts, [tf.int32] * 6, *chunk, words_n5)
+    texts = _call_on_host(self._read_texts, [tf.int32] * 6, *chunk, words_n5)
     chunk_nT, size_n, other_nU, *other_numbers = texts
     chunk_nT.set_shape([None, None])
     other_nU.set_shape([None, None])
@@ -161,12 +163,12 @@ class Pairs:
     cut_position_n = 2 + (draw_n2[:, 1] * (size_n - 3)).astype(np.int64)
     first_size_n = np.where(is_cut_n, cut_position_n, size_n)
     chunk_m = np.repeat(np.arange(row_n.size), 1 + is_cut_n)
-    is_second_m = np.append(False, chunk_m[1:] == chunk_m[:-1])[: chunk_m.size]
+    is_second_m = np.diff(chunk_m, prepend=-1) == 0
     start_m = start_n[chunk_m] + np.where(is_second_m, first_size_n[chunk_m], 0)
     second_size_n = size_n - first_size_n
     size_m = np.where(is_second_m, second_size_n[chunk_m], first_size_n[chunk_m])
     row_m = row_n[chunk_m]
-    return row_m, _numbers(row_m), document_n[chunk_m], start_m, size_m
+    return row_m, _numbers_in_rows(row_m), document_n[chunk_m], start_m, size_m
 
   def _read_texts(self, document_n, start_n, size_n, words_n5) -> tuple[np.ndarray, ...]:
     """Return (chunk, its tokens, *`OtherDocuments.read`) of each pair, int32."""
@@ -185,33 +187,37 @@ class Pairs:
     """
     num_rows, width = sizes.tolist()
     index_nW = np.arange(row_n.size * width, dtype=np.int32).reshape(-1, width)
-    source_BL, segments_BL, positions_BL = _place(index_nW, used_n, row_n, (num_rows, self._length))
+    source_BL, segments_BL, positions_BL = _place_in_rows(
+      index_nW, used_n, row_n, (num_rows, self._length)
+    )
     firsts_BK = np.zeros((num_rows, self._max_pairs), np.int32)
-    firsts_BK[row_n, number_n] = _offsets(used_n, row_n)
+    firsts_BK[row_n, number_n] = _offsets_in_rows(used_n, row_n)
     labels_BK = np.zeros((num_rows, self._max_pairs), np.int32)
     labels_BK[row_n, number_n] = label_n
     return source_BL, segments_BL, positions_BL, firsts_BK, labels_BK
 
 
-def _place(values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]):
+def _place_in_rows(
+  values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]
+):
   """Place the first `size` values of each sequence in its row, one after another."""
   valid_nW = np.arange(values_nW.shape[1]) < size_n[:, None]
   return packing.scatter(
-    values_nW, valid_nW, row_n, _numbers(row_n), _offsets(size_n, row_n), shape
+    values_nW, valid_nW, row_n, _numbers_in_rows(row_n), _offsets_in_rows(size_n, row_n), shape
   )
 
 
-def _numbers(row_n: np.ndarray) -> np.ndarray:
+def _numbers_in_rows(row_n: np.ndarray) -> np.ndarray:
   """Return the number of each sequence within its row; rows are ascending."""
   return np.arange(row_n.size) - np.searchsorted(row_n, row_n)
 
 
-def _offsets(size_n: np.ndarray, row_n: np.ndarray) -> np.ndarray:
+def _offsets_in_rows(size_n: np.ndarray, row_n: np.ndarray) -> np.ndarray:
   """Return the first position of each sequence in its row."""
   before_n = np.cumsum(size_n, dtype=np.int64) - size_n
   return before_n - before_n[np.searchsorted(row_n, row_n)]
 
 
-def _call(function: Callable, types: list, *arguments: tf.Tensor) -> list[tf.Tensor]:
-  """Run `function` on the host."""
+def _call_on_host(function: Callable, types: list, *arguments: tf.Tensor) -> list[tf.Tensor]:
+  """Run a NumPy function on the host; `types` are those of its results."""
   return tf.numpy_function(function, arguments, types, stateful=False)

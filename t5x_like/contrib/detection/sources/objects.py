@@ -46,7 +46,7 @@ class Source(Derived):
       )
     self._side = int(side) if side else None
     self._inner = open_source(inner, fields=_FIELDS, data_dir=data_dir)
-    self._own = {"form": "objects.v2", "side": self._side}
+    self._derivation = {"form": "objects.v2", "side": self._side}
     self.name = f"{self._inner.name}_objects"
     self.splits = self._inner.splits
 

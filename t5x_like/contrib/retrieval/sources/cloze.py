@@ -27,7 +27,7 @@ class Source(Derived):
         "source cloze: expected cloze:SOURCE, such as cloze:jsonl:wikipedia/*.jsonl.gz"
       )
     self._inner = open_source(spec, data_dir=data_dir)
-    self._own = {"form": "cloze", "version": VERSION}
+    self._derivation = {"form": "cloze", "version": VERSION}
     self.name = self._inner.name
     self.splits = self._inner.splits
 

@@ -25,18 +25,18 @@ PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflo
 HALVES = ("apart", "together")
 MAX_RECORDS = 8_000  # records per split
 VALIDATION_SHARE = 0.05  # share of the modules seen in pretraining that form the split validation
-# words: 64 tokens hold most inputs
+# In words, such that most inputs fit in 64 tokens.
 _TEXT = 30
 _HALF = 15
 _SUMMARY = 30
 _DESCRIPTION = 8
-_NUM_NEIGHBOURS = 1  # parameters before and after the one in question
+_NUM_NEIGHBOURS = 1  # parameters in the context before and after the one of the question
 
 _PACKAGE_NAMES = re.compile(
   r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I
 )
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# of the section Args in Google's style
+# A parameter in a section Args in Google's style, and in a section Parameters in NumPy's.
 _ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")
 _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
 
@@ -56,7 +56,10 @@ def package(documents: Sequence[Document]) -> list[Record]:
     if document["package"] in classes:
       text = _PACKAGE_NAMES.sub("package", _words(document["text"], _TEXT))
       classes[document["package"]].append({"text": text, "label": document["package"]})
-  return [record for records in zip(*filter(None, classes.values())) for record in records]
+  balanced = []
+  for record_of_each_class in zip(*filter(None, classes.values())):
+    balanced.extend(record_of_each_class)
+  return balanced
 
 
 def halves(documents: Sequence[Document]) -> list[Record]:
@@ -79,9 +82,9 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `name`: functions and methods with names of their own.
+  """Return records of the task `name`, one per function or method.
 
-  Names by Python (`__init__`) and names in the summary are left out.
+  Names that Python prescribes (`__init__`) and names that occur in the summary are left out.
   """
   records = []
   for document in documents:
@@ -144,10 +147,11 @@ def parameters(text: str) -> list[tuple[str, str]]:
       return list(_entries(textwrap.dedent("\n".join(section)).splitlines(), _ENTRY))
     if line == "Parameters" and _is_rule(lines[number + 1 : number + 2]):
       section = lines[number + 2 :]
-      end = next(
-        (n - 1 for n in range(1, len(section)) if _is_rule(section[n : n + 1])), len(section)
-      )
-      return list(_entries(section[:end], _NUMPY_ENTRY))
+      for next_number in range(1, len(section)):
+        if _is_rule(section[next_number : next_number + 1]):  # the rule under the next heading
+          section = section[: next_number - 1]
+          break
+      return list(_entries(section, _NUMPY_ENTRY))
   return []
 
 
