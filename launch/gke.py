@@ -243,8 +243,8 @@ def start(job: Job, args, shell: Shell) -> int:
   else:
     size = f"{args.slices} x {args.topology}"
   log(
-    f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the "
-    "latest (--max_hours)"
+    f"{job.name}: requested {size}; it ends at most {args.max_hours:g} hours after a start "
+    "(--max_hours)"
   )
   log(
     "nodes of a pool without autoscaling are billed after its end too, until the pool is "

@@ -54,7 +54,8 @@ def check_devices() -> str:
       raise TransientError(
         f"{device} of {socket.gethostname()} computes wrong products; replace the host"
       )
-  return f"{jax.local_device_count()} devices compute right ({jax.local_devices()[0].device_kind})"
+  kind = jax.local_devices()[0].device_kind
+  return f"{jax.local_device_count()} devices compute right ({kind})"
 
 
 def check_links(devices: int | None) -> str:

@@ -110,8 +110,8 @@ def start(job: Job, args, shell: Shell) -> int:
   if done.returncode:
     raise _failure("jobs launch", done.stderr)
   log(
-    f"{job.name} is given to SkyPilot, which deletes its machines when it ends; the jobs "
-    "controller stays: sky status"
+    f"{job.name} is submitted to SkyPilot, which deletes its machines when it ends; the jobs "
+    "controller remains: sky status"
   )
   return 0
 
@@ -158,8 +158,8 @@ def main(argv: list[str] | None = None) -> int:
   for name in args.secret:
     if name not in os.environ:
       raise UserError(
-        f"--secret={name}: not set here; set it in this environment, its value is not given on "
-        "the command line"
+        f"--secret={name}: not set here; set the variable in this environment, as its value must "
+        "not be on the command line"
       )
   if args.action == "start":
     commands.check_train_command(args, folders=())

@@ -76,7 +76,7 @@ def script(job: Job, args, log_path: str) -> str:
     f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}",
     "code=$?",
     f'[ -s {code_file} ] && code="$(head -n 1 {code_file})"',
-    f'[ -e {stop_file} ] && exit "$code"  # asked to stop',
+    f'[ -e {stop_file} ] && exit "$code"  # stopped by `stop`',
     f'case "$code" in 0|{fatal_codes}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart '
@@ -224,7 +224,7 @@ def stop(job: Job, shell: Shell) -> None:
     done = shell.run(command)
     if done.returncode:
       raise _failure("scancel", done.stderr)
-  log(f"{job.name}: {'asked to save and end' if jobs else 'not queued'}")
+  log(f"{job.name}: {'signalled to save and end' if jobs else 'not queued'}")
 
 
 @handle_errors

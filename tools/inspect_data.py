@@ -77,16 +77,21 @@ class Cell:
 
   @property
   def off(self) -> bool:
+    """Whether the position is shown in grey."""
     return self.padding or self.weight == 0
 
   @property
   def style(self) -> str:
-    names = [
-      ("off", self.off),
-      ("special", self.special),
-      (f"s{(self.segment or 0) % len(_COLOURS)}", not self.off),
-    ]
-    return " ".join(name for name, holds in names if holds)
+    """The classes of the cell in HTML."""
+    names = ["off" if self.off else f"s{self.colour_number}"]
+    if self.special:
+      names.append("special")
+    return " ".join(names)
+
+  @property
+  def colour_number(self) -> int:
+    """The number of the segment's colour."""
+    return (self.segment or 0) % len(_COLOURS)
 
   @property
   def title(self) -> str:
@@ -178,17 +183,19 @@ def visible(piece: str) -> str:
 
 
 def to_terminal(console: Console, examples: list[list[DisplayedFeature]], ids: bool) -> None:
+  """Print examples in colours, with the ids of tokens if wanted."""
   for number, example in enumerate(examples):
     console.print(Text(f"\nExample {number}", style="bold underline"))
     for feature in example:
       console.print(Text.assemble((feature.name, "bold"), f" {feature.shape}"))
       line = Text(feature.values)
       for cell in feature.cells:
-        style = "bright_black" if cell.off else f"{_COLOURS[(cell.segment or 0) % len(_COLOURS)]}"
-        line.append(
-          f"{cell.piece}{f':{cell.id}' if ids else ''}", f"bold {style}" if cell.special else style
-        )
-        line.append("|" if cell.piece != _NOTHING else "", "bright_black")
+        style = "bright_black" if cell.off else _COLOURS[cell.colour_number]
+        if cell.special:
+          style = f"bold {style}"
+        line.append(f"{cell.piece}:{cell.id}" if ids else cell.piece, style)
+        if cell.piece != _NOTHING:
+          line.append("|", "bright_black")
       if feature.padding:
         line.append(f" + {feature.padding} padding", "bright_black")
       console.print(line)

@@ -89,22 +89,22 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
 
 
 def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
-  """Warn if files of the source were written to after the store was made."""
-  if not is_remote(path):
-    store_time = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
-    count = sum(
-      changed is not None and changed > store_time for changed in source.modification_times(split)
+  """Warn if files of the source were modified after the store was made."""
+  if is_remote(path):
+    return
+  store_time = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
+  times = [time for time in source.modification_times(split) if time is not None]
+  count = sum(time > store_time for time in times)
+  if count:
+    print(
+      f"{path}: warning: {count} of the source's files were written to since, at the same size: "
+      f"if their text has changed, remove {path} to prepare it again",
+      flush=True,
     )
-    if count:
-      print(
-        f"{path}: warning: {count} of the source's files were written to since, at the same size: "
-        f"if their text has changed, remove {path} to prepare it again",
-        flush=True,
-      )
 
 
 def _check_reached(output: str) -> None:
-  """Check that the bucket of the output can be reached."""
+  """Raise UserError if the bucket of the output cannot be reached."""
   try:
     as_path(output).exists()
   except UserError as error:
@@ -175,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     "--clean",
     default="",
     metavar="STEPS",
-    help=f"steps of {', '.join(cleaning.names())}, with commas: page filters, exact and near "
-    "duplicates, "
-    "repeated three-sentence spans (t5x_like/corpora/cleaning; default: none)",
+    help=f"steps of {', '.join(cleaning.names())}, separated by commas: page filters, exact and "
+    "near duplicates, repeated three-sentence spans (t5x_like/corpora/cleaning; default: none)",
   )
   parser.add_argument(
     "--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)"
@@ -230,9 +229,12 @@ def _parser() -> argparse.ArgumentParser:
     default=PART_BYTES,
     help="bytes of source files in a part, which one worker makes (default: %(default)s)",
   )
-  verify = "full reads the finished store again and compares its checksums with the written data"
   parser.add_argument(
-    "--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)"
+    "--verify",
+    choices=("size", "full"),
+    default="size",
+    help="full reads the finished store again and compares its checksums with the written data "
+    "(default: %(default)s)",
   )
   return parser
 
@@ -254,25 +256,26 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   Raises:
     UserError: a flag belongs to a step that `--clean` does not name.
   """
-  bad_words = _read_bad_words(args.bad_words)
   c4 = {
-    name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")
+    "min_words": args.min_words,
+    "min_sentences": args.min_sentences,
+    "language_id": args.language_id,
+    "language": args.language,
+    "bad_words": _read_bad_words(args.bad_words),
   }
-  arguments = {
-    "c4": c4 | {"bad_words": bad_words},
-    "decontaminate": {"against": tuple(args.against)},
-  }
+  arguments = {"c4": c4, "decontaminate": {"against": tuple(args.against)}}
   if args.against and "decontaminate" not in args.clean.split(","):
     raise UserError(
       f"--against={args.against[0]}: expected --clean with decontaminate, found "
       f"--clean={args.clean}"
     )
-  for name in (*c4, "bad_words"):
-    if getattr(args, name) != _parser().get_default(name) and "c4" not in args.clean.split(","):
+  defaults = _parser().get_default
+  for name in c4:
+    if getattr(args, name) != defaults(name) and "c4" not in args.clean.split(","):
       raise UserError(
         f"--{name}={getattr(args, name)}: expected --clean with c4, found --clean={args.clean}"
       )
-  if args.language != _parser().get_default("language") and not args.language_id:
+  if args.language != defaults("language") and not args.language_id:
     raise UserError(
       f"--language={args.language}: expected --language_id with the function that returns a page's "
       "language"
@@ -280,11 +283,13 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   return cleaning.parse_steps(f"--clean={args.clean}", args.clean, arguments)
 
 
-def _cleaning(names: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
+def _cleaning_record(names: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
   """Return the record of the steps for a manifest."""
   record: dict[str, Any] = {"steps": [step for step in names.split(",") if step]}
   for step in steps:
-    record |= dataclasses.asdict(step) | ({step.name: step.edition} if step.edition else {})
+    record |= dataclasses.asdict(step)
+    if step.edition:
+      record[step.name] = step.edition
   return json.loads(json.dumps(record))
 
 
@@ -318,7 +323,7 @@ def _list_jobs(
       "part_bytes": args.part_bytes,
     }
     if steps:
-      record["cleaning"] = _cleaning(args.clean, steps)
+      record["cleaning"] = _cleaning_record(args.clean, steps)
     tokens = TokenStoreKind.of(
       documents,
       part,
