@@ -17,7 +17,7 @@ question, choices, answer (A-Z): MMLU's; the letter, after a header with the sub
 context, continuation: the next words; accuracy (all greedy), perplexity.
 context, answer (, aliases): an answer, generated to the end of the line; exact match, or match of
   the last number where the row has chain_of_thought and a number, or the answer is a number.
-  Several right answers are a list, or TriviaQA's object.
+  Several correct answers are a list, or TriviaQA's object.
 text: bits per byte, perplexity per token and per word, with windows `--stride` apart.
 
 Examples before a question are drawn by --seed from --examples or, without one, from the other rows

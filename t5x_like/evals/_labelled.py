@@ -192,7 +192,7 @@ def question_scores(
   Args:
     records: the records of the answers.
     fields: the fields that together identify a question.
-    gold: the right label of each answer.
+    gold: the correct label of each answer.
     predictions: the predicted labels; None counts as wrong.
   """
   from t5x_like.corpora.sources import field_value

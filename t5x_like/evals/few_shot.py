@@ -42,7 +42,7 @@ class Evaluator(BaseEvaluator):
   max_examples: PositiveInt | None = None
 
   def __post_init__(self):
-    _ = self._drawn_examples  # refuses classes with too few images
+    _ = self._drawn_examples  # raises UserError for too few images
 
   @functools.cached_property
   def _features(self):

@@ -35,7 +35,8 @@ class Evaluator(BaseEvaluator):
 
   Attributes:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
-    references: the record field with the right texts, such as `answers`; None is the task's target.
+    references: the record field with the correct texts, such as `answers`; None is the task's
+      target.
     questions: fields that together identify an example's question; adds MultiRC's `f1a` and
       `exact_match` of the labels that the first metric reads.
     beams: the number of beams; 1 takes the likeliest token at every step.
@@ -74,7 +75,7 @@ class Evaluator(BaseEvaluator):
       )
     for i, metric in enumerate(self._text_metrics):
       metric.metric.check_references([references[i] for references in self._gold.values()])
-    _ = self._decoding_options  # refuses unknown penalties
+    _ = self._decoding_options  # raises UserError for unknown penalties
 
   @functools.cached_property
   def _text_metrics(self):
@@ -233,7 +234,7 @@ class Evaluator(BaseEvaluator):
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
 
   def _reference_texts(self, example: dict[str, Any]) -> list[str]:
-    """Return the right texts of an example."""
+    """Return the correct texts of an example."""
     from t5x_like.corpora.sources import field_value
 
     if not self.references:

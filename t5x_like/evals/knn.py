@@ -37,7 +37,7 @@ class Evaluator(BaseEvaluator):
   max_examples: PositiveInt | None = None
 
   def __post_init__(self):
-    _ = self._features  # refuses splits with the same images
+    _ = self._features  # raises UserError for splits with the same images
 
   @functools.cached_property
   def _features(self):

@@ -54,7 +54,7 @@ class Evaluator(BaseEvaluator):
         f"evaluator zero_shot: found templates {list(self.templates)}, expected texts "
         f"with one {{}} in each"
       )
-    _ = self._tokens_CT  # refuses a file of names that does not fit
+    _ = self._tokens_CT  # raises UserError for unsuitable names
 
   @functools.cached_property
   def _class_names(self):

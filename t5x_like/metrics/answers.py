@@ -128,7 +128,7 @@ def token_f1(gold: str, predicted: str) -> float:
 def token_f1_or_empty(gold: str, predicted: str) -> float:
   """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0.
 
-  There an empty answer can be right.
+  There an empty answer can be correct.
   """
   if not gold or not predicted:
     return float(gold == predicted)
@@ -136,7 +136,7 @@ def token_f1_or_empty(gold: str, predicted: str) -> float:
 
 
 def best_score(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
-  """Return the maximum score over several right answers."""
+  """Return the maximum score over several correct answers."""
   return max(float(score(gold, predicted)) for gold in golds)
 
 

@@ -42,8 +42,8 @@ class TextMetric:
 
   Attributes:
     metric: the metric that scores the converted texts.
-    reference: converts an example's right texts, at least one, to the metric's reference, which is
-      None if there is no label. Raises ValueError for texts that it cannot convert.
+    reference: converts an example's correct texts, at least one, to the metric's reference, which
+      is None if there is no label. Raises ValueError for texts that it cannot convert.
     prediction: converts a generated text to the metric's prediction; None counts as wrong.
   """
 
@@ -87,7 +87,7 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
-  """Score exact match and F1 against the right answer that agrees best.
+  """Score exact match and F1 against the correct answer that agrees best.
 
   Use it for closed-book question answering, and for SQuAD as text.
   """
@@ -98,7 +98,7 @@ def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMet
 def referent() -> TextMetric:
   """Score WSC: a text is right if it names the candidate referent exactly when the label is True.
 
-  An empty text is wrong, as in T5. The right texts of an example are two: the candidate, and the
+  An empty text is wrong, as in T5. The correct texts of an example are two: the candidate, and the
   label (False, True, or -1 if it is unknown).
   """
 
@@ -224,7 +224,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 
 
 def reference_texts(value: Any) -> list[str]:
-  """Return the right texts in a record's field.
+  """Return the correct texts in a record's field.
 
   The field is a text, a number, a list of them, or SQuAD's or TriviaQA's answers, of which
   TriviaQA's value and all its aliases are right. Null gives no texts.
@@ -249,7 +249,7 @@ def reference_texts(value: Any) -> list[str]:
 
 
 def _answer_texts(answer: dict[str, Any]) -> list[str]:
-  """Return the right texts in SQuAD's or TriviaQA's answers."""
+  """Return the correct texts in SQuAD's or TriviaQA's answers."""
   if "text" in answer:
     return reference_texts(answer["text"])
   texts = []

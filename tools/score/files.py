@@ -17,7 +17,7 @@ IDS = (
   "id idx pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name "
   "question index"
 ).split()
-# Keys that hold a prediction in some files, and the input or the right answer in others.
+# Keys that hold a prediction in some files, and the input or the correct answer in others.
 VALUES = (
   "label answer output outputs output_text text tags response responses completion completions "
   "resps filtered_resps candidate decoded guess hyp"

@@ -14,7 +14,7 @@ label, which have -1 in the source. Training splits, whose names begin with `tra
 with an empty text or option; other splits have them.
 
 `Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or
-None), `right` (the positions of all right ones) and `answers` (all right texts).
+None), `right` (the positions of all correct ones) and `answers` (all correct texts).
 """
 
 import dataclasses
