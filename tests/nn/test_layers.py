@@ -61,7 +61,7 @@ def test_dropout_without_a_key_or_rate_is_the_identity():
 @pytest.mark.parametrize("width", [512, 511])
 def test_dropout_has_its_rate_and_its_shared_axis(shared, width):
   dropout = Dropout(0.1, (-2,) if shared else ())
-  y = np.asarray(dropout(jnp.ones((64, 7, width)), jax.random.key(3)))
+  y = np.asarray(jax.jit(dropout)(jnp.ones((64, 7, width)), jax.random.key(3)))
   np.testing.assert_allclose(np.unique(y), [0.0, 1 / 0.9], rtol=1e-4)
   assert (y == y[:, :1]).all() == shared
   keep = y > 0
@@ -75,7 +75,7 @@ def test_dropout_has_its_rate_and_its_shared_axis(shared, width):
 @pytest.mark.parametrize("width", [512, 511])
 def test_neighbours_drop_out_independently(width):
   """Neighbours share random bits; they agree as often as chance has it, along both axes."""
-  keep = np.asarray(Dropout(0.1)(jnp.ones((64, 7, width)), jax.random.key(3))) > 0
+  keep = np.asarray(jax.jit(Dropout(0.1))(jnp.ones((64, 7, width)), jax.random.key(3))) > 0
   for first, second in ((keep[..., :-1], keep[..., 1:]), (keep[:, :-1], keep[:, 1:])):
     share = (first == second).mean()
     assert abs(share - 0.82) < 5 * np.sqrt(0.82 * 0.18 / first.size)
@@ -83,15 +83,20 @@ def test_neighbours_drop_out_independently(width):
 
 def test_dropout_gradient_is_its_own_mask():
   x = jnp.asarray(normal(4, 5, 6))
-  key = jax.random.key(1)
-  y = Dropout(0.5)(x, key)
-  g = jax.grad(lambda x: Dropout(0.5)(x, key).sum())(x)
-  np.testing.assert_allclose(y, g * x, rtol=1e-6)
+
+  @jax.jit
+  def output_and_gradient(x):
+    y, back = jax.vjp(lambda x: Dropout(0.5)(x, jax.random.key(1)), x)
+    return y, back(jnp.ones_like(y))[0]
+
+  y, gradient = output_and_gradient(x)
+  np.testing.assert_allclose(y, gradient * x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_dropout_keeps_the_dtype(dtype):
-  assert Dropout(0.5)(jnp.ones((2, 3, 4), dtype), jax.random.key(0)).dtype == dtype
+  x = jax.ShapeDtypeStruct((2, 3, 4), dtype)
+  assert jax.eval_shape(Dropout(0.5), x, jax.random.key(0)).dtype == dtype
 
 
 def test_subkeys_differ():
@@ -112,15 +117,7 @@ def test_a_mask_combines_causality_segments_and_windows():
   is_past = k[0] <= q[0, :, None]
   is_same_segment = k_seg[0] == q_seg[0, :, None]
   np.testing.assert_array_equal(mask, (is_past & is_same_segment & valid[0])[None, None])
-
-
-def test_a_mask_without_rules_is_none():
   assert Mask(positions(3), positions(3)).dense() is None
-
-
-def test_a_causal_mask_is_triangular():
-  mask = Mask(positions(3), positions(3), causal=True).dense()
-  np.testing.assert_array_equal(mask[0, 0], np.tri(3, dtype=bool))
 
 
 # Dense core
@@ -144,30 +141,32 @@ def test_the_dense_core_equals_its_formula(kv_heads, biased):
   q = normal(2, 5, 6, 8)
   k = normal(2, 7, kv_heads, 8, seed=1)
   v = normal(2, 7, kv_heads, 8, seed=2)
-  bias = normal(1, 6, 5, 7, seed=3) if biased else np.zeros((1, 6, 5, 7), np.float32)
+  bias = normal(1, 6, 5, 7, seed=3) if biased else None
   valid_BS = np.arange(7)[None] < np.array([[7], [4]])
   causal_TS = np.arange(7) <= np.arange(5)[:, None] + 2
   mask = Mask(positions(5) + 2, positions(7), k_valid=jnp.asarray(valid_BS), causal=True)
-  jax_bias = jnp.asarray(bias) if biased else None
-  out = dense(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), mask, jax_bias, scale=0.5)
+  out = jax.jit(lambda *qkv: dense(*qkv, mask, bias, scale=0.5))(q, k, v)
   allowed = valid_BS[:, None, None] & causal_TS
-  expected = attention_reference(q, k, v, allowed, bias, scale=0.5)
+  expected = attention_reference(q, k, v, allowed, 0.0 if bias is None else bias, scale=0.5)
   np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_dense_core_is_finite_without_any_visible_key():
-  q = jnp.asarray(normal(1, 3, 2, 4, seed=0))
-  k = jnp.asarray(normal(1, 3, 2, 4, seed=1))
-  v = jnp.asarray(normal(1, 3, 2, 4, seed=2))
+  q, k, v = [normal(1, 3, 2, 4, seed=seed) for seed in range(3)]
   mask = Mask(positions(3), positions(3), k_valid=jnp.zeros((1, 3), bool))
-  out, gradient = jax.value_and_grad(lambda q: dense(q, k, v, mask, None, scale=1.0).sum())(q)
+
+  def total(q):
+    return dense(q, k, v, mask, None, scale=1.0).sum()
+
+  out, gradient = jax.jit(jax.value_and_grad(total))(q)
   assert np.isfinite(out)
   assert (np.asarray(gradient) == 0).all()
 
 
 def test_dense_core_softmax_is_float32_in_bfloat16():
   qkv = [jnp.asarray(normal(1, 4, 1, 16, seed=seed), jnp.bfloat16) for seed in range(3)]
-  out = dense(*qkv, Mask(positions(4), positions(4)), None, scale=1.0)
+  mask = Mask(positions(4), positions(4))
+  out = jax.jit(lambda *qkv: dense(*qkv, mask, None, scale=1.0))(*qkv)
   expected = attention_reference(*qkv)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=2e-2)
@@ -196,12 +195,6 @@ def test_residual_places_norms_where_its_equation_says():
   np.testing.assert_allclose(y, 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6)
 
 
-def test_a_residual_without_norms_adds_its_layer():
-  x = jnp.asarray(normal(1, 2, 3))
-  y, _, _ = Residual(Double())(x, None, None, None)
-  np.testing.assert_allclose(y, 3 * x)
-
-
 def test_block_applies_sublayers_in_order_and_adds_their_losses():
   block = Block(first=Residual(Double()), second=Residual(Double(), alpha=0.0))
   y, aux, cache = block(jnp.ones((1, 1, 1)), None, {"first": {"k": 1}, "second": None}, None)
@@ -217,7 +210,8 @@ def test_an_mlp_equals_its_formula(gated):
   x = normal(2, 3, 4)
   h = x @ w["wi/kernel"]
   h = np.maximum(x @ w["gate/kernel"], 0) * h if gated else np.maximum(h, 0)
-  np.testing.assert_allclose(mlp(x, None, None, None)[0], h @ w["wo/kernel"], rtol=1e-5, atol=1e-6)
+  y = jax.jit(lambda x: mlp(x, None, None, None)[0])(x)
+  np.testing.assert_allclose(y, h @ w["wo/kernel"], rtol=1e-5, atol=1e-6)
 
 
 def test_embed_reads_rows():
@@ -295,13 +289,9 @@ def test_dropout_draws_no_array_of_pairs(shape):
   shapes = {v.aval.shape for equation in jaxpr.eqns for v in equation.outvars}
   seeds = {(), (1,), (2,)}
   assert {len(drawn) for drawn in shapes - seeds} == {len(shape)}
-  keep = draw(jax.random.key(0))
+  [keep] = jaxpr.out_avals
   assert keep.shape == shape
   assert keep.dtype == bool
-  if keep.size > 10_000:
-    assert abs(float(keep.mean()) - 0.75) < 0.01
-    halves = keep[:100], keep[100:]
-    assert abs(float((halves[0] == halves[1]).mean()) - (0.75**2 + 0.25**2)) < 0.02
 
 
 @pytest.mark.parametrize(

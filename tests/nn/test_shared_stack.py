@@ -28,11 +28,8 @@ VARIANT = dataclasses.replace(
 def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   shared = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, **form))()
   separate = jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=VARIANT, **form))
-  batch = {
-    "encoder_input_tokens": np.random.default_rng(0)
-    .integers(4, tiny.VOCAB, (2, 7))
-    .astype(np.int32)
-  }
+  tokens = np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 7)).astype(np.int32)
+  batch = {"encoder_input_tokens": tokens}
   shared_arrays = params.arrays(shared)
   repeated_arrays = {
     n: jnp.repeat(x, LAYERS, axis=0) if "blocks" in n else x for n, x in shared_arrays.items()
@@ -48,12 +45,11 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in actual[1].items():
-    expected_gradient = (
-      expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
-    )
-    np.testing.assert_allclose(
-      gradient, expected_gradient, rtol=1e-4, atol=1e-5 * largest, err_msg=name
-    )
+    expected_gradient = expected[1][name]
+    if "blocks" in name:
+      expected_gradient = expected_gradient.sum(0, keepdims=True)
+    atol = 1e-5 * largest
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=atol, err_msg=name)
 
 
 def test_groups_are_not_split_over_stages():
@@ -69,10 +65,8 @@ def test_groups_are_not_split_over_stages():
   [(12, 1, (12,)), (5, 2, (3, 2)), (12, 5, (3, 2, 3, 2, 2)), (2, 3, (1, 1, 0))],
 )
 def test_groups_run_as_often_as_in_the_released_code(layers, groups, times):
-  variant = dataclasses.replace(
-    VARIANT, dims=dataclasses.replace(VARIANT.dims, layers=layers), groups=groups
-  )
-  assert variant.times == times
+  dims = dataclasses.replace(VARIANT.dims, layers=layers)
+  assert dataclasses.replace(VARIANT, dims=dims, groups=groups).times == times
 
 
 def test_every_layer_drops_out_by_itself():

@@ -208,8 +208,16 @@ def test_gradients_are_those_of_the_values(dispatch):
 # Losses
 
 
-@pytest.mark.parametrize("where", ["k_valid", "q_segments", "valid", "nowhere"])
-@pytest.mark.parametrize("kind", ["switch", "mixtral"])
+@pytest.mark.parametrize(
+  "kind, where",
+  [
+    ("switch", "k_valid"),
+    ("mixtral", "k_valid"),
+    ("mixtral", "q_segments"),
+    ("mixtral", "valid"),
+    ("switch", "nowhere"),
+  ],
+)
 def test_losses_are_means_over_valid_tokens(kind, where):
   moe = layer(**KINDS[kind], balance_loss=0.3, z_loss=0.2)
   valid = jnp.asarray(valid_tokens())
@@ -287,12 +295,6 @@ def test_the_noisy_gate_starts_with_zero_kernels_and_even_loads():
   assert float(values["moe_importance_loss"]) < 0.1 * 0.02
   assert float(values["moe_load_loss"]) < 0.1 * 0.02
   assert all(np.abs(gradients[f"router/{name}"]).max() > 0 for name in ("kernel", "noise"))
-
-
-def test_even_loads_cost_one():
-  every_expert = layer(top_k=E, balance_loss=1.0)
-  _, aux = run(every_expert, tokens(), context())
-  np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("router", ["softmax", "noisy_top_k"])
@@ -396,11 +398,14 @@ def test_decoding_never_drops():
 # On a mesh
 
 
-def compile_on_mesh(moe, x, rows="data", **changes):
-  """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of
-  the rows)."""
-  rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
+@functools.cache
+def compile_on_mesh(dispatch, rows="data", **changes):
+  """Compile a layer's loss and gradients for a mesh of experts, rows and tensors, two of each.
 
+  Returns: (the compiled function of arrays and tokens, shardings of the arrays, of the tokens).
+  """
+  moe = layer(dispatch=dispatch, capacity_factor=1.0)
+  rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
   gradient = jax.value_and_grad(functools.partial(loss, moe), argnums=(0, 1), has_aux=True)
 
   def on_mesh(arrays, x):
@@ -412,7 +417,7 @@ def compile_on_mesh(moe, x, rows="data", **changes):
   assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", embed, "tensor")
   out = (None, (None, None)), (shardings, None)
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
-  return step.lower(params.arrays(moe), x).compile(), shardings, rules.batch()
+  return step.lower(params.arrays(moe), tokens()).compile(), shardings, rules.batch()
 
 
 def loss(moe, arrays, x):
@@ -427,7 +432,7 @@ def loss(moe, arrays, x):
 def test_a_mesh_changes_no_loss_and_no_gradient(dispatch, over):
   moe = layer(dispatch=dispatch, capacity_factor=1.0)
   x = tokens()
-  step, shardings, rows = compile_on_mesh(moe, x, over)
+  step, shardings, rows = compile_on_mesh(dispatch, over)
   arrays = jax.device_put(params.arrays(moe), shardings)
   (_, (y, aux)), (by_name, by_x) = step(arrays, jax.device_put(x, rows))
   alone = jax.jit(jax.value_and_grad(functools.partial(loss, moe), argnums=(0, 1), has_aux=True))
@@ -439,8 +444,7 @@ def test_a_mesh_changes_no_loss_and_no_gradient(dispatch, over):
 
 
 def program_on_mesh(rows="data", **changes):
-  moe = layer(dispatch="capacity", capacity_factor=1.0)
-  return compile_on_mesh(moe, tokens(), rows, **changes)[0].as_text()
+  return compile_on_mesh("capacity", rows, **changes)[0].as_text()
 
 
 def shapes_of_gathers(program) -> set[tuple[int, ...]]:

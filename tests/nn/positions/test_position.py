@@ -3,7 +3,6 @@
 import fractions
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,11 +23,16 @@ def heads(n):
   return Dims(8 * n, n, n, 8, 32, 1)
 
 
+compute_buckets = jax.jit(
+  relative_buckets, static_argnames=("bidirectional", "buckets", "max_distance")
+)
+
+
 def bucket_of_past(distances, *, bidirectional, buckets=32, max_distance=128):
   """Return the bucket of a key at each distance before the query."""
-  relative = jnp.asarray(-np.asarray(distances, np.int32))
+  relative = -np.asarray(distances, np.int32)
   options = dict(bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
-  return np.asarray(relative_buckets(relative, **options))
+  return np.asarray(compute_buckets(relative, **options))
 
 
 def exact_bucket(d, buckets, max_distance):
@@ -86,7 +90,7 @@ def test_bias_reads_the_table_at_explicit_positions():
   position = RelativeBias(rngs(), heads(3))
   q = np.array([[5, 0, 90], [7, 7, 7]], np.int32)
   k = np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
-  bias = np.asarray(position.bias(q, k))
+  bias = np.asarray(jax.jit(position.bias)(q, k))
   table = np.asarray(position.table[...])
   assert bias.shape == (2, 3, 3, 4)
   assert bias.dtype == np.float32
@@ -103,7 +107,7 @@ def test_bias_trains_the_table():
   def total(arrays):
     return params.with_arrays(position, arrays).bias(positions, positions).sum()
 
-  gradient = np.asarray(jax.grad(total)(params.arrays(position))["table"])
+  gradient = np.asarray(jax.jit(jax.grad(total))(params.arrays(position))["table"])
   distances = np.maximum(positions.T - positions, 0).ravel()
   counts = np.bincount(bucket_of_past(distances, bidirectional=False), minlength=32)
   np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))

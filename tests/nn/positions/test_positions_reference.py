@@ -93,7 +93,7 @@ def test_rope_follows_its_paper(interleaved, fraction, scaling):
       expected[b, t, :, channel] = x1 * math.cos(angle) - x2 * math.sin(angle)
       expected[b, t, :, partner] = x1 * math.sin(angle) + x2 * math.cos(angle)
   rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **arguments)
-  np.testing.assert_allclose(rope.rotate(jnp.asarray(x), POS), expected, atol=2e-4)
+  np.testing.assert_allclose(jax.jit(rope.rotate)(x, POS), expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -163,8 +163,7 @@ def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
 def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
   """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij
   (v_j + aV_ij)."""
-  B = 2
-  T = 5
+  B, T = POS.shape
   N = 4
   H = 6
   clip = 3
@@ -175,7 +174,8 @@ def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
   k = normal(B, T, kv_heads, H, seed=1)
   v = normal(B, T, kv_heads, H, seed=2)
   mask = Mask(jnp.asarray(POS), jnp.asarray(POS), causal=True)
-  actual = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
+  attend = jax.jit(lambda *qkv: Dense()(*qkv, mask, None, scheme, scale=H**-0.5))
+  actual = attend(q, k, v)
   for b, t, n in np.ndindex(B, T, N):
     visible = [s for s in range(T) if POS[b, s] <= POS[b, t]]
     rows = np.clip(POS[b, visible] - POS[b, t], -clip, clip) + clip
@@ -212,7 +212,7 @@ def test_deepnorm_scales_all_kernels_but_those_of_query_and_key(side, depths):
   dims = Dims(64, 4, 4, 16, 128, 6)
   alpha, beta = deepnorm_weights(*depths)[side]
   builder = StackBuilder(DEEPNORM, dims, causal=side == "decoder", deepnorm=(alpha, beta))
-  blocks = builder.stack(rngs()).blocks
+  blocks = jax.jit(lambda: builder.stack(rngs()).blocks)()
   assert blocks.self_attention.alpha == blocks.mlp.alpha == alpha
   attention = blocks.self_attention.layer
   mlp = blocks.mlp.layer
