@@ -16,6 +16,7 @@ instead of printing are wrapped: `lambda workdir: handle_errors(function)(…)`.
 import collections
 import contextlib
 import faulthandler
+import functools
 import gc
 import io
 import os
@@ -28,9 +29,10 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+from t5x_like.errors import handle_errors
 from tests.runs import run
 
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
@@ -103,11 +105,15 @@ class Sandbox:
     gc.collect()  # else copies of addresses that earlier tests left are removed during a case
 
   def run(
-    self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None
+    self,
+    case: str | list[str],
+    call: Callable[[pathlib.Path], int | None],
+    seconds: float | None = None,
   ) -> Outcome:
     """Run `call(directory of the case)`, which returns an exit code; note and return how it ended.
 
     Args:
+      case: a description, or its parts, to which the call may append.
       seconds: the most that this case may take, such as one that prepares data for all that follow.
     """
     seconds = seconds or self._seconds
@@ -150,7 +156,8 @@ class Sandbox:
       end = "outside"
       message = f"{', '.join(dict.fromkeys(outside))}; {message}"
     shutil.rmtree(case_folder.parent, ignore_errors=True)
-    self.outcomes.append(Outcome(case, end, message))
+    description = case if isinstance(case, str) else " ".join(case)
+    self.outcomes.append(Outcome(description, end, message))
     return self.outcomes[-1]
 
   def figures(self) -> str:
@@ -168,6 +175,32 @@ class Sandbox:
         failures.append(f"{outcome.end}: {outcome.case}: {outcome.message}")
     assert not failures, "\n".join([self.figures(), *failures])
     assert len(self.outcomes) >= min_cases, self.figures()
+
+
+def run_cases(
+  make_case: Callable[[random.Random, pathlib.Path], tuple[str, Callable[[pathlib.Path], Any]]],
+  folder: pathlib.Path,
+  seeds: Iterable[int],
+) -> None:
+  """Run the cases of some seeds; fail with all that ended as none may, or that ran anything.
+
+  Args:
+    make_case: makes the files of a case in a directory, and returns (a description, the function to
+      call with the only directory where it may write).
+    folder: an empty directory.
+  """
+  seeds = list(seeds)
+  sandbox = Sandbox(folder / "sandbox", memory=2**30)
+  executed = []
+  for seed in seeds:
+    files = folder / "files" / str(seed)
+    files.mkdir(parents=True)
+    change, call = make_case(generator(seed, 0), files)
+    with _watch_programs() as programs:
+      sandbox.run(f"seed {seed}: {change}", handle_errors(call))
+    executed += [f"{change}: {program}" for program in programs]
+  sandbox.check(min_cases=len(seeds))
+  assert not executed, "\n".join(executed)
 
 
 def call_in_process(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
@@ -239,6 +272,28 @@ def _limit_memory(memory: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+_FORBIDDEN = (
+  "os.system",
+  "os.exec",
+  "os.posix_spawn",
+  "subprocess.Popen",
+  "pickle.find_class",
+  "os.fork",
+)
+_program_watches: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def _watch_programs() -> Iterator[list[str]]:
+  """Collect the programs that are started and the classes that are unpickled."""
+  _add_hook()
+  _program_watches.append([])
+  try:
+    yield _program_watches[-1]
+  finally:
+    _program_watches.pop()
+
+
 _watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
@@ -252,9 +307,7 @@ def _watch_paths(
   """
   temporary = tempfile.tempdir
   outside = []
-  if _audit not in _hooked:
-    sys.addaudithook(_audit)
-    _hooked.append(_audit)
+  _add_hook()
   tempfile.tempdir = str(shared)
   _watching.append(((case_folder, shared, *allowed_folders), outside))
   try:
@@ -264,10 +317,14 @@ def _watch_paths(
     tempfile.tempdir = temporary
 
 
-_hooked: list[Callable] = []
+@functools.cache
+def _add_hook() -> None:
+  sys.addaudithook(_audit)  # stays for good
 
 
 def _audit(event: str, arguments: tuple) -> None:
+  if _program_watches and event in _FORBIDDEN:
+    _program_watches[-1].append(f"{event} {str(arguments)[:100]}")
   if not _watching:
     return
   if event == "open":

@@ -1,5 +1,9 @@
-"""Structured damage: to a JSON value, to bytes, and to the files of a directory."""
+"""Structured damage: to a JSON value, to bytes, and to the files of a directory.
 
+A function takes the generator of a case and returns what it changed, for the message of a failure.
+"""
+
+import copy
 import hashlib
 import json
 import os
@@ -9,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# Values that stand where others are expected.
 HOSTILE = (
   None,
   True,
@@ -16,111 +21,206 @@ HOSTILE = (
   0,
   -1,
   1,
+  3,
+  2**31 - 1,
   2**31,
   2**63,
+  10**9,
+  400_000_000,
   10**18,
+  10**30,
   10**400,
-  -(10**9),
+  -(10**12),
   0.5,
+  -2.5,
   1e308,
   float("nan"),
   float("inf"),
   "",
   " ",
+  "x",
+  "12",
   "..",
-  "../../../elsewhere",
-  "/etc/passwd",
   "a/b",
-  "a\0b",
+  "\0",
+  "\ud800",
+  "a\nb",
+  "../../escape",
+  "/etc/passwd",
+  "$HOME",
   "$x${y}$",
-  "ünï\u2028",
-  "\ud83d",
+  "🦊é\u202e\u2028",
   "9" * 5000,
   "x" * 10_000,
   "subprocess:getoutput",
   [],
   {},
   [[]],
+  [None],
   [1, "a", None],
+  [0, -1],
+  ["x", "y"],
   {"": {}},
   {"a": {"a": {"a": 1}}},
+  [{"x": [1, {"y": None}]}],
 )
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-def nested(depth: int = 400) -> Any:
+def json_text(tree: Any) -> bytes:
+  return json.dumps(tree).encode()
+
+
+def mutate_json(tree: Any, rng: random.Random, times: int = 1) -> tuple[Any, str]:
+  """Return a copy of a parsed file with other values, types, keys or sizes, and a description."""
+  tree = copy.deepcopy(tree)
+  changes = []
+  for _ in range(times):
+    tree, change = _mutate_once(tree, rng)
+    changes.append(change)
+  return tree, "; ".join(changes)
+
+
+def _mutate_once(tree: Any, rng: random.Random) -> tuple[Any, str]:
+  paths = list(_paths(tree))
+  # Deep leaves are many, and the top of a file decides more: half of all mutations are there.
+  shallow = [path for path in paths if len(path) <= 1]
+  path = rng.choice(shallow if rng.random() < 0.5 else paths)
+  place = ".".join(map(str, path)) or "the root"
+  kinds = (
+    "replace",
+    "replace",
+    "replace",
+    "remove",
+    "add",
+    "grow",
+    "scale",
+    "nest",
+    "swap",
+    "rename",
+  )
+  kind = rng.choice(kinds)
+  node = _node(tree, path)
+  value = _nested() if rng.random() < 0.02 else copy.deepcopy(rng.choice(HOSTILE))
+  if kind == "add" and isinstance(node, dict):
+    key = rng.choice(["extra", "", "__class__", "format", "name", *map(str, list(node)[:3])])
+    node[key] = value
+    return tree, f"{key!r}: {_short(value)} added to {place}"
+  if kind == "add" and isinstance(node, list):
+    node.insert(rng.randint(0, len(node)), value)
+    return tree, f"{_short(value)} added to {place}"
+  if kind == "grow" and isinstance(node, list) and node:
+    node.extend(copy.deepcopy(node[: rng.randint(1, 20)]))
+    return tree, f"{place} grown to {len(node)}"
+  if not path:
+    return value, f"the root = {_short(value)}"
+  parent = _node(tree, path[:-1])
+  key = path[-1]
+  if kind == "remove":
+    del parent[key]
+    return tree, f"{place} removed"
+  if kind == "rename" and isinstance(parent, dict):
+    new_key = rng.choice(("..", "../x", "", "a/b", "0", f"{key}x"))
+    parent[new_key] = parent.pop(key)
+    return tree, f"{place} renamed to {new_key!r}"
+  if kind == "swap":
+    value = copy.deepcopy(_node(tree, rng.choice(paths[1:])))
+  elif kind == "scale" and isinstance(node, int | float) and not isinstance(node, bool):
+    value = rng.choice([node * 2, node + 1, node - 1, -node, node * 10**9, str(node), 10**15])
+  elif kind == "nest":
+    value = rng.choice([[node], {"a": node}, [node, node]])
+  parent[key] = value
+  return tree, f"{kind}: {place} = {_short(value)}"
+
+
+def _paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
+  """Yield the path of every node of a parsed file, the root's, (), first."""
+  yield path
+  if isinstance(tree, dict):
+    items = list(tree.items())
+  elif isinstance(tree, list):
+    items = list(enumerate(tree))
+  else:
+    items = []
+  for key, value in items[:300]:
+    yield from _paths(value, (*path, key))
+
+
+def _node(tree: Any, path: tuple) -> Any:
+  for key in path:
+    tree = tree[key]
+  return tree
+
+
+def _nested(depth: int = 400) -> list:
   """Return lists in lists."""
-  nested_list: Any = []
+  nested_list = []
   for _ in range(depth):
     nested_list = [nested_list]
   return nested_list
 
 
-def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
-  """Return the value with one or two places damaged, and a description."""
-  value = json.loads(json.dumps(value))
-  changes = []
-  for _ in range(choice.choice((1, 1, 1, 2))):
-    places = list(_places(value))
-    kind = choice.choice(
-      ("replace", "replace", "replace", "delete", "add", "rename", "number", "top")
-    )
-    if kind == "top" or not places:
-      value = nested() if choice.random() < 0.2 else choice.choice(HOSTILE)
-      changes.append(f"the whole is {value!r:.40}")
-      continue
-    holder, key = choice.choice(places)
-    changes.append(f"{kind} {key!r:.40}")
-    if kind == "delete":
-      del holder[key]
-    elif kind == "add" and isinstance(holder, dict):
-      holder[choice.choice(("extra", "", "__class__", "format"))] = choice.choice(HOSTILE)
-    elif kind == "rename" and isinstance(holder, dict):
-      holder[choice.choice(("..", "../x", "", "a/b", "0", key + "x"))] = holder.pop(key)
-    elif kind == "number" and isinstance(holder[key], int):
-      holder[key] = choice.choice(
-        (holder[key] + 1, holder[key] - 1, -holder[key], holder[key] * 1000, 10**15)
-      )
-    else:
-      hostile_value = nested() if choice.random() < 0.05 else choice.choice(HOSTILE)
-      holder[key] = hostile_value
-      changes[-1] += f" by {hostile_value!r:.40}"
-  return value, "; ".join(changes)
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) < 60 else f"{text[:50]}… ({len(text)})"
 
 
-def _places(value: Any) -> Iterable[tuple[Any, Any]]:
-  for key in (
-    value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-  ):
-    yield value, key
-    yield from _places(value[key])
-
-
-def bytes_mutation(choice: random.Random, data: bytes) -> tuple[bytes, str]:
-  """Return the data cut, flipped, lengthened or replaced, and a description."""
-  kind = choice.choice(
-    ("cut", "empty", "flip", "flip", "append", "zeros", "noise", "double", "remove")
+def mutate_bytes(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+  """Return the data cut, flipped, doubled, overwritten or with other bytes inside; describe it."""
+  size = len(data)
+  start = rng.randint(0, max(size - 1, 0))
+  length = rng.choice((1, 2, 8, 64, 1000))
+  end = start + length
+  kinds = (
+    "cut",
+    "cut",
+    "flip",
+    "flip",
+    "flip",
+    "double",
+    "insert",
+    "drop",
+    "huge",
+    "empty",
+    "shift",
+    "zeros",
+    "noise",
   )
-  place = choice.randrange(len(data) + 1)
+  kind = rng.choice(kinds)
   if kind == "cut":
-    return data[:place], f"cut at {place}"
+    return data[:start], f"cut at byte {start} of {size}"
   if kind == "flip" and data:
-    place = min(place, len(data) - 1)
-    return data[:place] + bytes([data[place] ^ (1 << choice.randrange(8))]) + data[
-      place + 1 :
-    ], f"flip at {place}"
-  if kind == "remove":
-    return data[:place] + data[place + 8 :], f"8 bytes removed at {place}"
-  contents = {
-    "append": data + choice.randbytes(9),
-    "zeros": bytes(len(data)),
-    "noise": choice.randbytes(len(data)),
-    "double": data + data,
-  }
+    positions = [rng.randint(0, size - 1) for _ in range(rng.choice((1, 1, 4, 30)))]
+    flipped = bytearray(data)
+    for position in positions:
+      flipped[position] ^= 1 << rng.randint(0, 7)
+    return bytes(flipped), f"bits flipped at {positions[:4]}"
+  if kind == "double":
+    doubled = data[:start] + data[start:end] * 2 + data[end:]
+    return doubled, f"{length} bytes doubled at {start}"
+  if kind == "insert":
+    texts = (
+      b"\0" * length,
+      b"\xff" * length,
+      rng.randbytes(length),
+      b"\xed\xa0\x80",
+      b"\xef\xbb\xbf",
+    )
+    text = rng.choice(texts)
+    return data[:start] + text + data[start:], f"{text[:8]!r}… inserted at {start}"
+  if kind == "drop":
+    return data[:start] + data[end:], f"{length} bytes dropped at {start}"
+  if kind == "huge" and size >= 4:
+    start = rng.randint(0, min(size - 4, 200))
+    return data[:start] + b"\xff\xff\xff\x7f" + data[start + 4 :], f"a huge number at {start}"
+  if kind == "shift":
+    return data[start:] + data[:start], f"rotated by {start}"
+  contents = {"zeros": bytes(size), "noise": rng.randbytes(size)}
   return contents.get(kind, b""), kind
 
 
-def folder_mutation(
-  choice: random.Random,
+def mutate_folder(
+  rng: random.Random,
   folder: pathlib.Path,
   files: list[str],
   sign: Callable[[pathlib.Path], None] | None = None,
@@ -130,34 +230,34 @@ def folder_mutation(
 
   Args:
     sign: makes the checksums of a changed JSON file right again, so that what is behind them is
-      reached; for half.
+      reached; for most.
   """
-  file = folder / (name := choice.choice(files))
+  name = rng.choice(files)
+  file = folder / name
   try:
     value = json.loads(file.read_bytes())
   except ValueError:
     value = None
-  draw = choice.random()
+  draw = rng.random()
   if value is not None and draw < 0.75:
-    value, changes = json_mutation(choice, value)
+    value, changes = mutate_json(value, rng, rng.choice((1, 1, 1, 2)))
     file.write_text(json.dumps(value))
-    if sign and isinstance(value, dict) and choice.random() < 0.7:
+    if sign and isinstance(value, dict) and rng.random() < 0.7:
       sign(file)
       changes += ", signed"
     return f"{name}: {changes}"
   if draw < 0.88:
-    data, changes = bytes_mutation(choice, file.read_bytes())
-    file.write_bytes(data)
+    content, changes = mutate_bytes(file.read_bytes(), rng)
+    file.write_bytes(content)
     return f"{name}: {changes}"
-  kind = choice.choice(
-    ("missing", "directory", "pipe", "loop", "zero", "swapped", "unreadable name")
-  )
-  target = folder / choice.choice(files)
+  kinds = ("missing", "directory", "pipe", "loop", "zero", "swapped", "unreadable name")
+  kind = rng.choice(kinds)
   if kind == "swapped":
-    first = file.read_bytes()
-    second = target.read_bytes()
-    file.write_bytes(second), target.write_bytes(first)
-    return f"{name}: swapped with {target.relative_to(folder)}"
+    other_name = rng.choice(files)
+    content = file.read_bytes()
+    file.write_bytes((folder / other_name).read_bytes())
+    (folder / other_name).write_bytes(content)
+    return f"{name}: swapped with {other_name}"
   file.unlink()
   if kind == "directory":
     (file / "x").mkdir(parents=True)
@@ -174,20 +274,16 @@ def folder_mutation(
 
 def files_of(folder: pathlib.Path) -> list[str]:
   """Return the files below a folder, sorted, relative to it."""
-  return sorted(
-    str(path.relative_to(folder))
-    for path in folder.rglob("*")
-    if path.is_file() and not path.is_symlink()
-  )
+  files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+  return sorted(str(path.relative_to(folder)) for path in files)
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
   """Return the SHA-256 of every regular file below a folder."""
-  return {
-    name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files_of(folder)
-  }
+  contents = {name: (folder / name).read_bytes() for name in files_of(folder)}
+  return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def copied(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+def copy_folder(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
   """Copy a folder, and return the copy."""
   return pathlib.Path(shutil.copytree(source, target))

@@ -20,7 +20,7 @@ from t5x_like.data.tasks import (
   text_to_text,
 )
 from tests import topics
-from tests.fuzz import bending
+from tests.fuzz import harness, mutations
 from tools import prepare_data
 
 WORDS = "the quick brown fox jumps over a lazy dog".split()
@@ -40,38 +40,38 @@ RECORDS = [
   }
   for line in LINES
 ]
-SQUAD = {
-  "data": [
-    {
-      "title": "A",
-      "paragraphs": [
-        {
-          "context": line,
-          "qas": [
-            {
-              "id": f"q{n}",
-              "question": "Which?",
-              "answers": [{"text": "the", "answer_start": line.index("the")}],
-            }
-          ],
-        }
-        for n, line in enumerate(LINES[:9])
-        if "the" in line
-      ],
-    }
-  ]
-}
-CONLL = (
-  "\n\n".join("\n".join(f"{word} X {len(word)}" for word in line.split()) for line in LINES) + "\n"
-)
-CONLLU = "".join(
-  f"# text = {line}\n"
-  + "".join(
-    f"{n}\t{word}\t{word}\tX\t_\t_\t0\troot\t_\t_\n" for n, word in enumerate(line.split(), 1)
-  )
-  + "\n"
-  for line in LINES
-)
+QUESTIONS = [
+  {
+    "context": line,
+    "qas": [
+      {
+        "id": f"q{n}",
+        "question": "Which?",
+        "answers": [{"text": "the", "answer_start": line.index("the")}],
+      }
+    ],
+  }
+  for n, line in enumerate(LINES[:9])
+  if "the" in line
+]
+SQUAD = {"data": [{"title": "A", "paragraphs": QUESTIONS}]}
+
+
+def conll(line: str) -> str:
+  """Return a sentence with the length of each word as its tag."""
+  return "\n".join(f"{word} X {len(word)}" for word in line.split())
+
+
+def conllu(line: str) -> str:
+  """Return a sentence in CoNLL-U."""
+  rows = [f"# text = {line}\n"]
+  for n, word in enumerate(line.split(), 1):
+    rows.append(f"{n}\t{word}\t{word}\tX\t_\t_\t0\troot\t_\t_\n")
+  return "".join(rows)
+
+
+CONLL = "\n\n".join(map(conll, LINES)) + "\n"
+CONLLU = "\n".join(map(conllu, LINES)) + "\n"
 TABLE = [["text", "label"], *([line, "long"] for line in LINES)]
 TASKS = {
   "text_to_text": lambda **o: text_to_text.Arguments(inputs="{text}", targets="{label}", **o),
@@ -136,7 +136,7 @@ HOSTILE = {
   "lone surrogates": b'{"text": "\\ud800 a"}',
   "encoded surrogates": b"\xed\xa0\x80 a",
   "a long line": b"x" * (5 << 20),
-  "deep": bending.DEEP,
+  "deep": mutations.DEEP,
   "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
   "a huge number": b'{"text": ' + b"9" * 6000 + b"}",
   "not a number": b'{"text": NaN, "label": Infinity}',
@@ -148,89 +148,109 @@ HOSTILE = {
 }
 
 
-def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
-  """A file of a format, its records changed or not."""
+CELLS = ("", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text")
+ODD_LINES = (
+  "",
+  "# ",
+  "-DOCSTART-",
+  "\t",
+  "1-2\tx",
+  "a b",
+  "9" * 5000 + "\tx" * 9,
+  "1\t" * 9,
+  "-1" + "\tx" * 9,
+)
+
+
+def undamaged_content(kind: str) -> bytes:
+  """Return a small corpus of a format; formats of plain lines share one."""
+  contents = {
+    "json": mutations.json_text(RECORDS),
+    "jsonl": b"\n".join(map(mutations.json_text, RECORDS)),
+    "parquet": parquet(RECORDS),
+    "squad": mutations.json_text(SQUAD),
+    "conll": CONLL.encode(),
+    "conllu": CONLLU.encode(),
+    "csv": "\n".join(map(",".join, TABLE)).encode(),
+    "tsv": "\n".join(map("\t".join, TABLE)).encode(),
+  }
+  lines = "\n".join(LINES).encode()
+  return contents.get(kind, lines)
+
+
+def draw_content(kind: str, rng: random.Random) -> tuple[bytes, str]:
+  """Return a corpus of a format, its records changed or not, and a description."""
+  if rng.random() < 0.25:
+    return undamaged_content(kind), "as it is"
+  if kind == "squad":
+    tree, change = mutations.mutate_json(SQUAD, rng, rng.choice((1, 1, 3)))
+    return mutations.json_text(tree), change
   if kind in ("json", "jsonl", "parquet"):
-    tree = RECORDS
-    change = "as it is"
-    if rng.random() < 0.8:
-      tree, change = bending.mutated(tree, rng, rng.choice((1, 1, 4)))
-    if kind == "json":
-      return bending.json_text(tree), change
+    tree, change = mutations.mutate_json(RECORDS, rng, rng.choice((1, 1, 4)))
     rows = tree if isinstance(tree, list) else [tree]
+    if kind == "json":
+      return mutations.json_text(tree), change
     if kind == "jsonl":
-      return b"\n".join(map(bending.json_text, rows)), change
+      return b"\n".join(map(mutations.json_text, rows)), change
     try:
       return parquet(rows), change
     except Exception:  # such records are no table
-      return parquet(RECORDS), "as it is"
-  if kind == "squad":
-    tree, change = bending.mutated(SQUAD, rng, rng.choice((1, 1, 3)))
-    return bending.json_text(tree), change
+      return undamaged_content(kind), "as it is"
+  rows = undamaged_content(kind).decode().split("\n")
+  number = rng.randint(0, len(rows) - 1)
   if kind in ("csv", "tsv"):
-    between = "," if kind == "csv" else "\t"
-    rows = [list(row) for row in TABLE]
-    change = "as it is"
-    if rng.random() < 0.7:
-      row = rng.choice(rows)
-      cell = rng.choice(["", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text"])
-      row.insert(rng.randint(0, 2), cell)
-      change = f"a cell {cell!r}"
-    return "\n".join(map(between.join, rows)).encode(), change
-  text = {"conll": CONLL, "conllu": CONLLU}.get(kind, "\n".join(LINES) + "\n")
-  rows = text.split("\n")
-  change = "as it is"
-  if rng.random() < 0.7:
-    row = rng.choice(
-      [
-        "",
-        "# ",
-        "-DOCSTART-",
-        "\t",
-        "1-2\tx",
-        "a b",
-        "9" * 5000 + "\tx" * 9,
-        "1\t" * 9,
-        "-1" + "\tx" * 9,
-      ]
-    )
-    rows[rng.randint(0, len(rows) - 1)] = row
-    change = f"a line {row[:20]!r}"
+    separator = "," if kind == "csv" else "\t"
+    cell = rng.choice(CELLS)
+    cells = rows[number].split(separator)
+    cells.insert(rng.randint(0, 2), cell)
+    rows[number] = separator.join(cells)
+    change = f"a cell {cell!r}"
+  else:
+    rows[number] = rng.choice(ODD_LINES)
+    change = f"a line {rows[number][:20]!r}"
   return "\n".join(rows).encode(), change
 
 
-def case(rng: random.Random, root):
+def write_corpus(folder, kind: str, content: bytes, suffix: str = "") -> str:
+  """Write a corpus of a format, for `parallel` with a file of labels; return its source."""
+  folder.mkdir()
+  if kind == "parallel":
+    (folder / f"train.text{suffix}").write_bytes(content)
+    labels = b"long\n" * len(LINES)
+    (folder / f"train.label{suffix}").write_bytes(PACKED[suffix[1:]](labels) if suffix else labels)
+    return f"parallel:{folder}/{{split}}.{{field}}{suffix}"
+  (folder / f"corpus.{kind}{suffix}").write_bytes(content)
+  return f"{kind}:{folder}/corpus.{kind}{suffix}"
+
+
+def make_case(rng: random.Random, root):
+  """Write a corpus that may be damaged; return a description and the call to check."""
   kind = rng.choice(FORMATS)
-  content, change = content_of(kind, rng)
+  content, change = draw_content(kind, rng)
   if rng.random() < 0.15:
     change = rng.choice(sorted(HOSTILE))
     content = HOSTILE[change]
   elif rng.random() < 0.25:
-    content, second_change = bending.bent(content, rng)
+    content, second_change = mutations.mutate_bytes(content, rng)
     change += f"; {second_change}"
-  name = "train.text" if kind == "parallel" else f"corpus.{kind}"
+  suffix = ""
   if kind != "parquet" and rng.random() < 0.35:
-    packed = rng.choice(sorted(PACKED))
+    packing = rng.choice(sorted(PACKED))
+    suffix = f".{packing}"
     if rng.random() < 0.1:
-      content = PACKED[packed](b"a" * (4 << 20)) * 75
+      content = PACKED[packing](b"a" * (4 << 20)) * 75
       change = "300 MiB of one letter"
     else:
-      content = PACKED[packed](content)
-    name = f"{name}.{packed}"
+      content = PACKED[packing](content)
     if rng.random() < 0.6:
-      content, second_change = bending.bent(content, rng)
+      content, second_change = mutations.mutate_bytes(content, rng)
       change += f"; packed, {second_change}"
-  (root / "in").mkdir()
-  (root / "in" / name).write_bytes(content)
-  source = f"{kind}:{root}/in/{name}"
-  if kind == "parallel":
-    (root / "in" / name.replace("text", "label")).write_bytes("\n".join(LINES).encode())
-    source = f"parallel:{root}/in/{{split}}.{name.replace('train.text', '{field}')}"
-  return f"{kind}, {name}, {change}", reader(rng.choice(READERS[kind]), kind, source)
+  source = write_corpus(root / "in", kind, content, suffix)
+  return f"{kind}{suffix}, {change}", reader(rng.choice(READERS[kind]), kind, source)
 
 
 def reader(task: str | None, kind: str, source: str):
-  """What reads a source: a task, or without one the preparation of its texts."""
+  """Return the function that reads a source: by a task, or by preparing its texts."""
 
   def call(out):
     fields = ("text", "label") if kind == "parallel" else ()
@@ -246,43 +266,19 @@ def reader(task: str | None, kind: str, source: str):
   return call
 
 
-def undamaged_content(kind: str) -> bytes:
-  """Returns a small corpus of a format; formats of plain lines share one."""
-  contents = {
-    "json": bending.json_text(RECORDS),
-    "jsonl": b"\n".join(map(bending.json_text, RECORDS)),
-    "parquet": parquet(RECORDS),
-    "squad": bending.json_text(SQUAD),
-    "conll": CONLL.encode(),
-    "conllu": CONLLU.encode(),
-    "csv": "\n".join(map(",".join, TABLE)).encode(),
-    "tsv": "\n".join(map("\t".join, TABLE)).encode(),
-  }
-  lines = "\n".join(LINES).encode()
-  return contents.get(kind, lines)
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 def test_undamaged_files_are_read(kind, tmp_path):
   """Without this, a mistake in how the cases call would look like refusals of mutated files."""
-  folder = tmp_path / "in"
-  folder.mkdir()
-  if kind == "parallel":
-    (folder / "train.text").write_bytes(undamaged_content(kind))
-    (folder / "train.label").write_text("long\n" * len(LINES))
-    source = f"parallel:{folder}/{{split}}.{{field}}"
-  else:
-    (folder / f"corpus.{kind}").write_bytes(undamaged_content(kind))
-    source = f"{kind}:{folder}/corpus.{kind}"
+  source = write_corpus(tmp_path / "in", kind, undamaged_content(kind))
   for number, task in enumerate(READERS[kind]):
     assert reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
 
 
-def test_a_few_mutated_corpora(tmp_path):
-  bending.run(case, tmp_path, range(15))
+def test_a_few_mutated_corpora_are_read_or_refused(tmp_path):
+  harness.run_cases(make_case, tmp_path, range(15))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1300, 60))
 def test_many_mutated_corpora_are_read_or_refused(first, tmp_path):
-  bending.run(case, tmp_path, range(first, first + 60))
+  harness.run_cases(make_case, tmp_path, range(first, first + 60))

@@ -1,5 +1,6 @@
 """The harness tells every way in which a case may not end from the two in which it may."""
 
+import os
 import pathlib
 import shutil
 import sys
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from t5x_like.errors import DamageError, UserError, handle_errors
-from tests.fuzz.harness import Sandbox, generator
+from tests.fuzz.harness import Sandbox, generator, run_cases
 
 pytestmark = pytest.mark.runs
 
@@ -90,3 +91,11 @@ def test_a_file_far_away_is_seen(tmp_path):
 
 def test_the_generator_of_a_case_stands_alone():
   assert generator(1, 7).random() == generator(1, 7).random() != generator(1, 8).random()
+
+
+def test_a_case_that_starts_a_program_fails(tmp_path):
+  def make_case(rng, folder):
+    return "a program", lambda case_folder: os.system("true")
+
+  with pytest.raises(AssertionError, match="a program: os.system"):
+    run_cases(make_case, tmp_path, range(2))

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from t5x_like.data.images import store
-from tests.fuzz import bending
+from tests.fuzz import harness, mutations
 
 pytestmark = pytest.mark.runs
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 4), np.uint8)
 
 
-def encoded(kind: str, mode: str = "RGB", **options) -> bytes:
+def encode(kind: str, mode: str = "RGB", **options) -> bytes:
   file = io.BytesIO()
   Image.fromarray(PIXELS, "RGBA").convert(mode).save(file, kind, **options)
   return file.getvalue()
@@ -30,7 +30,7 @@ def sixteen_bits() -> bytes:
   return file.getvalue()
 
 
-def animated(kind: str) -> bytes:
+def encode_animation(kind: str) -> bytes:
   file = io.BytesIO()
   frames = [Image.fromarray(np.roll(PIXELS[..., :3], n, 0)) for n in range(4)]
   frames[0].save(file, kind, save_all=True, append_images=frames[1:])
@@ -53,19 +53,19 @@ def png(width: int, height: int, data: bytes, colour: int = 2, depth: int = 8) -
 
 
 PICTURES = {
-  "PNG": lambda: encoded("PNG"),
-  "JPEG": lambda: encoded("JPEG"),
-  "GIF": lambda: encoded("GIF", "P"),
-  "WebP": lambda: encoded("WebP"),
-  "BMP": lambda: encoded("BMP"),
-  "TIFF": lambda: encoded("TIFF"),
-  "a CMYK JPEG": lambda: encoded("JPEG", "CMYK"),
-  "a palette": lambda: encoded("PNG", "P"),
-  "transparency": lambda: encoded("PNG", "RGBA"),
+  "PNG": lambda: encode("PNG"),
+  "JPEG": lambda: encode("JPEG"),
+  "GIF": lambda: encode("GIF", "P"),
+  "WebP": lambda: encode("WebP"),
+  "BMP": lambda: encode("BMP"),
+  "TIFF": lambda: encode("TIFF"),
+  "a CMYK JPEG": lambda: encode("JPEG", "CMYK"),
+  "a palette": lambda: encode("PNG", "P"),
+  "transparency": lambda: encode("PNG", "RGBA"),
   "16 bits": sixteen_bits,
-  "an animated GIF": lambda: animated("GIF"),
-  "an animated PNG": lambda: animated("PNG"),
-  "an animated WebP": lambda: animated("WebP"),
+  "an encode_animation GIF": lambda: encode_animation("GIF"),
+  "an encode_animation PNG": lambda: encode_animation("PNG"),
+  "an encode_animation WebP": lambda: encode_animation("WebP"),
   "a PNG of 100 megapixels": lambda: png(10_000, 10_000, zlib.compress(b"\0" * (30_001 * 10_000))),
   "a PNG that says 60,000 x 60,000": lambda: png(60_000, 60_000, zlib.compress(b"\0" * 100)),
   "a PNG that says 8000 x 8000": lambda: png(8000, 8000, zlib.compress(b"\0" * 100)),
@@ -84,7 +84,7 @@ def picture(rng: random.Random) -> tuple[bytes, str]:
   kind = rng.choice(sorted(PICTURES))
   data = PICTURES[kind]()
   if rng.random() < 0.5:
-    data, change = bending.bent(data, rng)
+    data, change = mutations.mutate_bytes(data, rng)
     kind += f", {change}"
   if data.startswith(b"BM") and rng.random() < 0.5:
     data = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:]
@@ -101,47 +101,48 @@ def idx(array: np.ndarray, shape: tuple | None = None, kind: int = 8) -> bytes:
   )
 
 
+IDX_SHAPES = [
+  (2**32 - 1,) * 3,
+  (0, 8, 8),
+  (3, 0, 64),
+  (2**31, 2**31, 2**31),
+  (65_536,) * 4,
+  (3, 2**30, 2**30),
+  (192,),
+]
+
+
 def write_idx(rng: random.Random, folder) -> str:
-  images = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
-  labels = np.arange(3, dtype=np.uint8)
-  which = rng.choice((0, 1))
+  """Write three images and their labels, one of the files damaged; return a description."""
+  arrays = {
+    "a-images-idx3-ubyte": np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8),
+    "a-labels-idx1-ubyte": np.arange(3, dtype=np.uint8),
+  }
+  for name, array in arrays.items():
+    (folder / name).write_bytes(idx(array))
+  name = rng.choice(list(arrays))
+  content = idx(arrays[name])
   change = "as it is"
-  files = [idx(images), idx(labels)]
   if rng.random() < 0.5:
-    shapes = [
-      (2**32 - 1,) * 3,
-      (0, 8, 8),
-      (3, 0, 64),
-      (2**31, 2**31, 2**31),
-      (65_536,) * 4,
-      (3, 2**30, 2**30),
-      (192,),
-    ]
-    shape = rng.choice(shapes)
-    files[which], change = (
-      idx((images, labels)[which], shape, rng.choice((8, 8, 9, 13))),
-      (f"shape {shape}"),
-    )
+    shape = rng.choice(IDX_SHAPES)
+    content = idx(arrays[name], shape, rng.choice((8, 8, 9, 13)))
+    change = f"shape {shape}"
   elif rng.random() < 0.8:
-    files[which], change = bending.bent(files[which], rng)
+    content, change = mutations.mutate_bytes(content, rng)
   if rng.random() < 0.2:
-    files[which] = gzip.compress(files[which])
-    files[which], second_change = bending.bent(files[which], rng)
+    content, second_change = mutations.mutate_bytes(gzip.compress(content), rng)
     change += f", packed, {second_change}"
   elif rng.random() < 0.1:
-    files[which], change = (
-      gzip.compress(files[which]) + gzip.compress(b"\0" * 2**26) * 32,
-      ("2 GiB of zeros, packed"),
-    )
-  for name, data in zip(("a-images-idx3-ubyte", "a-labels-idx1-ubyte"), files):
-    (folder / name).write_bytes(data)
-  return f"{('images', 'labels')[which]} {change}"
+    content = gzip.compress(content) + gzip.compress(b"\0" * 2**26) * 32
+    change = "2 GiB of zeros, packed"
+  (folder / name).write_bytes(content)
+  return f"{name} {change}"
 
 
 def write_folders(rng: random.Random, folder) -> str:
   for name in ("cat", "dog"):
     (folder / name).mkdir()
-    (folder / name / "1.png").write_bytes(encoded("PNG"))
+    (folder / name / "1.png").write_bytes(encode("PNG"))
   data, change = picture(rng)
   name = rng.choice(("x.png", "x", "$(id).png", "a\nb.png", "🦊.jpg", "x.svg"))
   (folder / "cat" / name).write_bytes(data)
@@ -195,11 +196,11 @@ def test_undamaged_layouts_are_read(layout, tmp_path):
   call(tmp_path / "out")
 
 
-def test_a_few_mutated_images(tmp_path):
-  bending.run(case, tmp_path, range(15))
+def test_a_few_mutated_images_are_read_or_refused(tmp_path):
+  harness.run_cases(case, tmp_path, range(15))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1300, 60))
 def test_many_mutated_images_are_read_or_refused(first, tmp_path):
-  bending.run(case, tmp_path, range(first, first + 60))
+  harness.run_cases(case, tmp_path, range(first, first + 60))

@@ -12,7 +12,7 @@ from interop.test_golden import GOLDEN
 from parity import cases
 from t5x_like.interop import hf
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS
-from tests.fuzz import bending
+from tests.fuzz import harness, mutations
 
 pytestmark = pytest.mark.runs
 
@@ -28,78 +28,67 @@ def files_of(name: str) -> tuple[dict, bytes]:
   )
 
 
-def split(weights: bytes) -> tuple[dict, bytes]:
+def split_weights(weights: bytes) -> tuple[dict, bytes]:
   """The header of a safetensors file, and its values."""
   (length,) = struct.unpack("<Q", weights[:8])
   return json.loads(weights[8 : 8 + length]), weights[8 + length :]
 
 
-def joined(header, values: bytes, length: int | None = None) -> bytes:
-  text = bending.json_text(header)
+def join_weights(header, values: bytes, length: int | None = None) -> bytes:
+  text = mutations.json_text(header)
   return struct.pack("<Q", len(text) if length is None else length) + text + values
 
 
-def case(rng: random.Random, root):
+KINDS = (*["config"] * 4, "config text", "header", "header", "weights", "index", "index")
+
+
+def make_case(rng: random.Random, root):
+  """Write a model directory with one damaged file; return a description and the call to check."""
   name = rng.choice(NAMES)
   config, weights = files_of(name)
+  header, values = split_weights(weights)
   directory = root / "model"
   directory.mkdir()
-  kind = rng.choice(
-    (
-      "config",
-      "config",
-      "config",
-      "config",
-      "config text",
-      "header",
-      "header",
-      "weights",
-      "index",
-      "index",
-    )
-  )
-  text = json.dumps(config).encode()
-  change = ""
+  kind = rng.choice(KINDS)
+  config_text = mutations.json_text(config)
+  is_deep = rng.random() < 0.2
   if kind == "config":
-    tree, change = bending.mutated(config, rng, rng.choice((1, 1, 1, 2, 3)))
-    text = bending.json_text(tree)
+    config, change = mutations.mutate_json(config, rng, rng.choice((1, 1, 1, 2, 3)))
+    config_text = mutations.json_text(config)
+  elif kind == "config text" and is_deep:
+    config_text = mutations.DEEP
+    change = "deep"
   elif kind == "config text":
-    text, change = (bending.DEEP, "deep") if rng.random() < 0.2 else bending.bent(text, rng)
+    config_text, change = mutations.mutate_bytes(config_text, rng)
   elif kind == "header":
-    header, values = split(weights)
-    header, change = bending.mutated(header, rng)
+    header, change = mutations.mutate_json(header, rng)
     length = rng.choice((None, None, None, 2**62, 0, 2**32))
-    weights = joined(header, values, length)
-    change += f", length {length}" if length is not None else ""
+    weights = join_weights(header, values, length)
+    change += f", length {length}"
   elif kind == "weights":
-    weights, change = bending.bent(weights, rng)
-  elif kind == "index":
-    header, _ = split(weights)
-    index = {
-      "metadata": {"total_size": 1},
-      "weight_map": {n: "part.safetensors" for n in header if n != "__metadata__"},
-    }
-    if rng.random() < 0.2:
-      (directory / INDEX).write_bytes(bending.DEEP)
-      change = "deep"
-    else:
-      index, change = bending.mutated(index, rng)
-      (directory / INDEX).write_bytes(bending.json_text(index))
-  (directory / "config.json").write_bytes(text)
+    weights, change = mutations.mutate_bytes(weights, rng)
+  elif is_deep:
+    (directory / INDEX).write_bytes(mutations.DEEP)
+    change = "deep"
+  else:
+    files = {name: "part.safetensors" for name in header if name != "__metadata__"}
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
+    index, change = mutations.mutate_json(index, rng)
+    (directory / INDEX).write_bytes(mutations.json_text(index))
+  (directory / "config.json").write_bytes(config_text)
   (directory / ("part.safetensors" if kind == "index" else WEIGHTS)).write_bytes(weights)
 
   def call(out):
-    model = hf.load(str(directory))
-    hf.save(model, str(out / "again"))
+    hf.save(hf.load(str(directory)), str(out / "again"))
 
   return f"{name}, {kind}: {change}", call
 
 
-def test_a_few_mutated_directories(tmp_path):
-  bending.run(case, tmp_path, range(12))
+def test_a_few_mutated_directories_are_read_or_refused(tmp_path):
+  harness.run_cases(make_case, tmp_path, range(12))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(1000, 1240, 40))
-def test_mutated_directories(first, tmp_path):
-  bending.run(case, tmp_path, range(first, first + 40))
+def test_many_mutated_directories_are_read_or_refused(first, tmp_path):
+  harness.run_cases(make_case, tmp_path, range(first, first + 40))
