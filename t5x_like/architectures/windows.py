@@ -102,9 +102,9 @@ def _attend_within_windows(
     return o_BTNH.reshape(B, T, -1)
 
   def divide(x):
-    """Divide into windows, with heads side by side, as projections write them.
+    """Divide into windows, with heads adjacent in the last axis, as projections write them.
 
-    On TPU, narrow heads would pad whatever moves them.
+    On TPU, an axis of narrow heads would be padded by every operation that moves it.
     """
     return x.reshape(len(x), count, cells, -1)
 

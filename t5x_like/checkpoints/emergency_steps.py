@@ -402,18 +402,18 @@ def receive_from_replicas(
   """
   sharding = x.sharding
   bits = _BITS[x.dtype.itemsize]
-  split = {
-    axis for part in sharding.spec for axis in ((part,) if isinstance(part, str) else part or ())
-  }
-  replica_axes = tuple(axis for axis in sharding.mesh.axis_names if axis not in split)
+  split_axes = set()
+  for part in sharding.spec:
+    split_axes.update((part,) if isinstance(part, str) else part or ())
+  replica_axes = tuple(axis for axis in sharding.mesh.axis_names if axis not in split_axes)
   copies = math.prod(sharding.mesh.shape[axis] for axis in replica_axes)
   zeros = np.zeros((1, *sharding.shard_shape(x.shape)), bits)
-  blocks = [
-    jax.device_put(
-      zeros if own_shards is None else own_shards[_start(index)].view(bits)[None], device
-    )
-    for device, index in sharding.addressable_devices_indices_map(x.shape).items()
-  ]
+  blocks = []
+  for device, index in sharding.addressable_devices_indices_map(x.shape).items():
+    block = zeros
+    if own_shards is not None:
+      block = own_shards[_start(index)].view(bits)[None]
+    blocks.append(jax.device_put(block, device))
   spread = NamedSharding(sharding.mesh, PartitionSpec(replica_axes, *sharding.spec))
   stacked = jax.make_array_from_single_device_arrays((copies, *x.shape), spread, blocks)
   # one at a time, see `tensors.fingerprints_and_nonfinite`
@@ -424,11 +424,9 @@ def receive_from_replicas(
 def _select_greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
   def greatest(bits):
     greatest_bits = bits.astype(jnp.uint32).max(0).astype(bits.dtype)
-    return (
-      greatest_bits.astype(dtype)
-      if dtype == jnp.bool_
-      else jax.lax.bitcast_convert_type(greatest_bits, dtype)
-    )
+    if dtype == jnp.bool_:
+      return greatest_bits.astype(dtype)
+    return jax.lax.bitcast_convert_type(greatest_bits, dtype)
 
   return jax.jit(greatest, out_shardings=sharding)
 

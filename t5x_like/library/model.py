@@ -262,13 +262,11 @@ class Model:
       records = self.predict(texts, origin="fill")
       for record in records:
         if "filled" not in record:
-          blank = (
-            "a decoder fills nothing; use `generate`"
-            if self._decoder
-            else ("write <extra_id_0> in it")
-          )
+          remedy = "write <extra_id_0> in it"
+          if self._decoder:
+            remedy = "a decoder fills nothing; use `generate`"
           raise UserError(
-            f"fill: {record['input'][:40]!r} has no blank that the model fills; {blank}"
+            f"fill: {record['input'][:40]!r} has no blank that the model fills; {remedy}"
           )
       return [record["filled"] for record in records]
 

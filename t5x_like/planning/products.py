@@ -1,7 +1,7 @@
 """The FLOPs of a compiled program: its matrix products and convolutions, loops multiplied.
 
 Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels
-are counted apart, because the compiler's cycles for them are missing or nonsense: Pallas kernels
+are counted apart, because the compiler's cycles for them are missing or wrong: Pallas kernels
 (custom calls) with the FLOPs that they declare or that their scope states (`nn/cores/splash.py`),
 ragged products (mixtures of experts) with one product a row.
 """

@@ -109,18 +109,23 @@ def compile_step(
   distributed.check_agreement({"compiled step with options": str(options)}, timeout_seconds=3600)
   cost = step_flops(parts.model, parts.objective, batch, parts.trained)
   devices = jax.device_count()
-  peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(device)
+  if config.peak_flops:
+    peak = config.peak_flops
+    source = "the config"
+  else:
+    peak, source = peak_flops(device)
   cores = ", ".join(
     f"{log_name}: {name}".replace("_", " ") for log_name, name in describe_cores(used).items()
   )
-  against = (
-    f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"
-  )
+  utilization = "no MFU"
+  if peak:
+    noun = "device" if devices == 1 else "devices"
+    utilization = f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} {noun}"
+  cached = " (from the cache)" if compile_cache.hit_count() > hits else ""
+  option_text = "".join(f"; {name}={value}" for name, value in options.items())
   process.log(
-    f"step compiled in {time.perf_counter() - start:.1f} "
-    f"s{' (from the cache)' * (compile_cache.hit_count() > hits)}: {cost / 1e9:,.1f} model GFLOPs "
-    f"(causal attention halved); {cores}; {against if peak else 'no MFU'} ({source})"
-    + "".join(f"; {name}={value}" for name, value in options.items())
+    f"step compiled in {time.perf_counter() - start:.1f} s{cached}: {cost / 1e9:,.1f} model GFLOPs "
+    f"(causal attention halved); {cores}; {utilization} ({source}){option_text}"
   )
   if parts.rules.dropped:
     process.log(

@@ -108,13 +108,13 @@ def check_selection(config: ConfigDict, metrics: Collection[str] | None) -> None
 
 
 def _check_name(metric: str, metrics: Collection[str]) -> None:
-  if metric not in metrics:
-    expectation = (
-      f"expected one of {', '.join(sorted(metrics))}"
-      if metrics
-      else ("but config.evals has no evaluator")
-    )
-    raise UserError(
-      f"config.selection.metric: found {slots.format_value(metric)}, "
-      f"{expectation}{did_you_mean(metric, metrics)}"
-    )
+  """Raise UserError for a metric that is not among those of the evaluators."""
+  if metric in metrics:
+    return
+  expectation = "but config.evals has no evaluator"
+  if metrics:
+    expectation = f"expected one of {', '.join(sorted(metrics))}"
+  raise UserError(
+    f"config.selection.metric: found {slots.format_value(metric)}, "
+    f"{expectation}{did_you_mean(metric, metrics)}"
+  )

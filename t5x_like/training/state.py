@@ -58,8 +58,8 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
     params=arrays,
     opt_state=jax.tree.map(split, opt_state, opt_axes),
     watch={
-      n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated)
-      for n, x in guard.new_loss_record().items()
+      name: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated)
+      for name, x in guard.new_loss_record().items()
     },
   )
 

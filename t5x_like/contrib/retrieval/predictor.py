@@ -52,7 +52,7 @@ class PassagePredictor:
     self._shapes = {name: task.features[name].shape for name in model.REQUIRED_FEATURES}
     self._k = self._shapes["passage_tokens"][0] - 1
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
-    self._answered = functools.partial(answer_from_passages, new_tokens=new)
+    self._answer = functools.partial(answer_from_passages, new_tokens=new)
     self._functions: tuple | None = None
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
@@ -61,7 +61,8 @@ class PassagePredictor:
     Raises:
       UserError: a question is empty, or longer than in training.
     """
-    (longest,), rows = self._shapes["encoder_input_tokens"], []
+    (longest,) = self._shapes["encoder_input_tokens"]
+    rows = []
     for number, text in enumerate(texts):
       ids = [*map(int, self.vocabulary.encode(text)), self.vocabulary.eos_id]
       if not 1 < len(ids) <= longest:
@@ -77,9 +78,10 @@ class PassagePredictor:
 
     The passages are sorted, the nearest first.
     """
-    fill, answer = self._functions or self._prepare(run)
-    self._functions = fill, answer
-    (Q,), passages = self._shapes["encoder_input_tokens"], self._task.passages
+    add_passages, answer = self._functions or self._prepare(run)
+    self._functions = add_passages, answer
+    (Q,) = self._shapes["encoder_input_tokens"]
+    passages = self._task.passages
 
     def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
       shapes = {name: (len(numbers), *shape) for name, shape in self._shapes.items()}
@@ -91,15 +93,15 @@ class PassagePredictor:
       return batch | {"own_passage": np.full(len(numbers), -1, np.int32)}
 
     def answer_batch(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
-      batch = fill(batch)
-      return *answer({name: batch[name] for name in self._shapes}), *(
-        [batch["passages"]] if self._k else []
-      )
+      batch = add_passages(batch)
+      answers_and_log_p = answer({name: batch[name] for name in self._shapes})
+      numbers = (batch["passages"],) if self._k else ()
+      return (*answers_and_log_p, *numbers)
 
+    lengths = [Q] * len(ids)
+    outputs = run_in_batches(answer_batch, run.rules, run.batch_size, lengths, features)
     answers = []
-    for text, (tokens_ZN, log_p_Z, *numbers) in zip(
-      texts, run_in_batches(answer_batch, run.rules, run.batch_size, [Q] * len(ids), features)
-    ):
+    for text, (tokens_ZN, log_p_Z, *numbers) in zip(texts, outputs):
       prediction, probability = most_probable_answer(self.vocabulary, tokens_ZN, log_p_Z)
       passage_texts = passages.texts(numbers[0]) if numbers else []
       answers.append(
@@ -121,12 +123,13 @@ class PassagePredictor:
     @jax.jit
     def answer(arrays, batch):
       with run.rules.activate():
-        return self._answered(params.with_arrays(run.model, arrays), batch)
+        return self._answer(params.with_arrays(run.model, arrays), batch)
 
-    fill = lambda batch: batch  # noqa: E731
+    add_passages = lambda batch: batch  # noqa: E731
     if self._k:
       passages = self._task.passages
       embed_batch = run.batch_size * (1 + self._k)
       search = open_search(self._search, run.model, run.rules, passages, embed_batch)
-      fill = functools.partial(search.add_nearest, run.arrays, build_index(search, run.arrays))
-    return fill, functools.partial(answer, run.arrays)
+      index = build_index(search, run.arrays)
+      add_passages = functools.partial(search.add_nearest, run.arrays, index)
+    return add_passages, functools.partial(answer, run.arrays)

@@ -21,13 +21,14 @@ from t5x_like.files import file_names
 from t5x_like.files.paths import as_path
 
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
-_NAMES = {  # the columns, by the names that they have in the tables of tools
+# The spellings of each column in the tables of annotation tools.
+_NAMES = {
   "image": ("image", "filename", "file_name", "file", "path", "imageid", "image_id", "image_name"),
   "label": ("class", "label", "name", "category", "labelname", "class_name"),
-  **{
-    edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}", edge[0] + str(1 + ("max" in edge)))
-    for edge in _EDGES
-  },
+  "ymin": ("ymin", "y_min", "bbox_ymin", "y1"),
+  "xmin": ("xmin", "x_min", "bbox_xmin", "x1"),
+  "ymax": ("ymax", "y_max", "bbox_ymax", "y2"),
+  "xmax": ("xmax", "x_max", "bbox_xmax", "x2"),
 }
 
 # names may lack them, as in Open Images

@@ -141,11 +141,10 @@ def completion_log_probabilities(logits, rows: Batch, shape: tuple[int, int, int
     shape: (B, K, N).
   """
   N = shape[-1]
-  last = (
-    dataclasses.replace(logits, x=logits.x[:, -N:])
-    if isinstance(logits, VocabularyLogits)
-    else logits[:, -N:]
-  )
+  if isinstance(logits, VocabularyLogits):
+    last = dataclasses.replace(logits, x=logits.x[:, -N:])
+  else:
+    last = logits[:, -N:]
   log_z_RN, target_RN, *_ = statistics(last, rows["decoder_target_tokens"][:, -N:])
   return (target_RN - log_z_RN).reshape(shape)
 

@@ -94,11 +94,11 @@ class Judge:
     Raises:
       UserError: a message does not fit the chat template.
     """
-    talks = [
+    conversations = [
       [*self._prompt_messages(prompt), Message(ASSISTANT, answer)]
       for prompt, answer in zip(prompts, answers)
     ]
-    rows = [self._chat(talk)[0][:-1].tolist() for talk in talks]
+    rows = [self._chat(conversation)[0][:-1].tolist() for conversation in conversations]
     max_ids = self._longest - 1
     if not self._has_warned and max(map(len, rows)) > max_ids:
       self._has_warned = True
