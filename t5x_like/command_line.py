@@ -163,7 +163,7 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   wait minutes for the others, which wait for this one in a collective; after a hard exit they fail
   too, and the launcher can act.
   """
-  for stream in (sys.stdout, sys.stderr):  # a locale such as Latin-1 has no dashes and few letters
+  for stream in (sys.stdout, sys.stderr):  # Latin-1 and the like lack dashes and most letters
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors="backslashreplace")
   # imports and traces leave millions of objects, but little garbage

@@ -360,8 +360,7 @@ class _QuestionSuite:
 
     if args.from_scratch:
       raise UserError(
-        "--questions: a model from scratch has learned nothing to be asked; leave out "
-        "--from_scratch"
+        "--questions: a model from scratch has learned nothing; leave out --from_scratch"
       )
     generators = [workdir for workdir in workdirs if suite.form_kind(workdir) != "encoder"]
     if not generators:
@@ -406,7 +405,7 @@ class _QuestionSuite:
     return results, missing
 
   def _request(self, file) -> dict:
-    """Return the settings that a saved record must share to replace the answers to a file."""
+    """Return the settings that a saved record must have for its answers to be reused."""
     from t5x_like.benchmarks import facts
 
     step = facts.newest_steps(self._workdir) if self._step is None else [self._step]
@@ -432,7 +431,7 @@ class _QuestionSuite:
     if not isinstance(record, dict):
       raise UserError(
         f"{path}: found a JSON {checked_json.json_type_name(record)}, expected an object with the "
-        "saved answers; delete it, and the questions are asked again"
+        "saved answers; delete it to answer the questions again"
       )
     return record
 

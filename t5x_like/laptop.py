@@ -229,7 +229,7 @@ def _use_built_in_examples(
     config.model.scores = 2
   head = config.model.get("head") or {}
   if not isinstance(head, str):
-    head = head.get("head", head)  # a head may stand on another
+    head = head.get("head", head)  # a head may wrap another
   if not has_images:
     for key in ("labels", "choices"):
       if key in head:

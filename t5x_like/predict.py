@@ -4,7 +4,7 @@ python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.j
 
 Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON
 object for each line, in the same order: `input`, the prediction, and its `score`, the
-log-probability. A blank line is given to no model; its object has an `error` instead, so that
+log-probability. A blank line is not given to the model; its object has an `error` instead, so that
 outputs line up with inputs. The prediction depends on the architecture:
 
 encoder-decoder: the target text; sentinels in the input are filled in too.

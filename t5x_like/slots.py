@@ -103,7 +103,7 @@ def check_name(where: str, name: Any) -> None:
 
 
 def names(registry: Registry) -> list[str]:
-  """Return the sorted names in a registry, without modules that begin with an underscore."""
+  """Return the sorted names in a registry, without modules whose names begin with an underscore."""
   if isinstance(registry, Mapping):
     return sorted(registry)
   return sorted(_module_paths(registry))

@@ -266,12 +266,12 @@ def check_address(url: str) -> None:
     return
   first, _, chain = url.partition("::")
   if "://" in first:
-    start = f"{first.partition('://')[0]}://"
+    prefix = f"{first.partition('://')[0]}://"
   else:  # as in `simplecache::gs://bucket/file`
-    start = f"{first}::"
+    prefix = f"{first}::"
     chain = "/".join(chain.split("/")[:3])
   if not any(
-    start in text and chain in text
+    prefix in text and chain in text
     for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
   ):
     raise _address_refusal("", url)
@@ -304,7 +304,7 @@ def load_secret() -> bytes:
     draft.touch(mode=0o600)
     draft.write_bytes(secrets.token_bytes(_SECRET_BYTES))
     with contextlib.suppress(FileExistsError):
-      os.link(draft, path)  # of several that begin at once, the first counts
+      os.link(draft, path)  # if several processes make one at once, the first is kept
     draft.unlink()
   return path.read_bytes()
 

@@ -109,8 +109,8 @@ class StackBuilder:
         f"config.model.design: the layer pattern repeats every {period} layers, found {layers} "
         f"layers, expected a multiple of {period}"
       )
-    turns = range(len(self.cores))
-    abstract_cores = jax.eval_shape(lambda: [self._core(turn) for turn in turns])
+    indices = range(len(self.cores))
+    abstract_cores = jax.eval_shape(lambda: [self._core(index) for index in indices])
     stack = Stack(
       self.block,
       layers // period,
@@ -141,9 +141,9 @@ class StackBuilder:
     If it has several layers, the names of their sublayers end in the layer's number.
     """
     sublayers = {}
-    for turn in range(self.period):
-      suffix = f"_{turn}" if self.period > 1 else ""
-      for name, sublayer in self._layer(turn, rngs).items():
+    for layer_index in range(self.period):
+      suffix = f"_{layer_index}" if self.period > 1 else ""
+      for name, sublayer in self._layer(layer_index, rngs).items():
         sublayers[name + suffix] = sublayer
     block = Block(self.period, **sublayers)
     quantize = slots.make(
@@ -231,31 +231,33 @@ class StackBuilder:
     """Factor for the kernels of values and of the MLP's input, which DeepNorm scales too."""
     return self.residual_gain if self.design.norm_position == "deepnorm" else 1.0
 
-  def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+  def _layer(self, layer_index: int, rngs: nnx.Rngs) -> dict[str, Layer]:
     """Build the sublayers of one layer of a period, each in its residual connection, by name."""
     design = self.design
-    is_sparse = design.experts and (turn + 1) % design.experts_every == 0
-    sublayers = {"self_attention": self._attention(SelfAttention, rngs, turn)}
+    is_sparse = design.experts and (layer_index + 1) % design.experts_every == 0
+    sublayers = {"self_attention": self._attention(SelfAttention, rngs, layer_index)}
     if self.cross:
       sublayers["cross_attention"] = self._attention(CrossAttention, rngs)
     sublayers["moe" if is_sparse else "mlp"] = self._mlp(rngs, is_sparse)
     if design.parallel == "no":
       residuals = {}
       for name, sublayer in sublayers.items():
-        residuals[name] = self._residual(sublayer, rngs, turn, name)
+        residuals[name] = self._residual(sublayer, rngs, layer_index, name)
       return residuals
     if design.parallel == "one_norm":
-      return {"parallel": self._residual(Parallel(**sublayers), rngs, turn, "parallel")}
+      return {"parallel": self._residual(Parallel(**sublayers), rngs, layer_index, "parallel")}
     branches = {}
     for name, sublayer in sublayers.items():
       branches[name] = Normed(sublayer, norm=design.make_norm(self.dims.embed, rngs))
     parallel = Residual(
-      Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn
+      Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, layer_index=layer_index
     )
     return {"parallel": parallel}
 
-  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    """Build the self-attention of a turn, or cross-attention without one.
+  def _attention(
+    self, kind: type[Attention], rngs: nnx.Rngs, layer_index: int | None = None
+  ) -> Attention:
+    """Build the self-attention of a layer, or cross-attention if `layer_index` is None.
 
     Cross-attention has no positions, window or special core.
     """
@@ -275,15 +277,15 @@ class StackBuilder:
     if has_cosines:
       q_norm = ScaledUnitNorm(N, rngs)
       k_norm = UnitNorm()
-    if turn is None:
+    if layer_index is None:
       position = None
       core = Dense() if design.core == "dense" else Auto()
       window = None
     else:
-      scheme = self.schemes[turn % len(self.schemes)]
+      scheme = self.schemes[layer_index % len(self.schemes)]
       position = self._position_at("layer", scheme, rngs)
-      core = self._core(turn, rngs)
-      window = design.windows[turn % len(design.windows)]
+      core = self._core(layer_index, rngs)
+      window = design.windows[layer_index % len(design.windows)]
       if design.latent is not None:
         kind = make_latent_attention(design)
     return kind(
@@ -338,8 +340,10 @@ class StackBuilder:
       dropout=self.mlp_dropout,
     )
 
-  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0, name: str = "mlp") -> Residual:
-    """Build the residual connection of the sublayer `name` of a turn."""
+  def _residual(
+    self, layer: Layer, rngs: nnx.Rngs, layer_index: int = 0, name: str = "mlp"
+  ) -> Residual:
+    """Build the residual connection of the sublayer `name` of a layer in the period."""
     design = self.design
     gain = 0.0 if design.norm_position == "res_post" else 1.0
     norms = {}
@@ -356,7 +360,7 @@ class StackBuilder:
       alpha=alpha,
       dropout=self.dropout_after(name),
       drop_path=self.drop_path,
-      turn=turn,
+      layer_index=layer_index,
     )
 
   def scheme_arguments(self) -> dict[str, Any]:
@@ -380,8 +384,8 @@ class StackBuilder:
       return None
     return self._position(spec, rngs, width)
 
-  def _core(self, turn: int, rngs: nnx.Rngs | None = None) -> Core:
-    key, spec = self.cores[turn % len(self.cores)]
+  def _core(self, layer_index: int, rngs: nnx.Rngs | None = None) -> Core:
+    key, spec = self.cores[layer_index % len(self.cores)]
     rngs = rngs or nnx.Rngs(0)
     return slots.make(key, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
 

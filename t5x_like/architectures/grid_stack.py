@@ -62,8 +62,8 @@ class EveryLayerBuilder(GridStackBuilder):
     """Build the scheme whose vectors all layers add, as `Context.position_vectors`; or None."""
     return self._position_at("every_layer_shared", self.schemes[0], rngs)
 
-  def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
-    sublayers = super()._layer(turn, rngs)
+  def _layer(self, layer_index: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+    sublayers = super()._layer(layer_index, rngs)
     scheme = self.schemes[0]
     layer_position = self._position_at("every_layer", scheme, rngs)
     if not self._position_owner(scheme).startswith("every_layer"):

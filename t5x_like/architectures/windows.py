@@ -191,7 +191,9 @@ class WindowStackBuilder(GridStackBuilder):
   def period(self) -> int:
     return 2 if self.dims.layers % 2 == 0 else self.dims.layers
 
-  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    shift = self.shift if turn % 2 else 0
+  def _attention(
+    self, kind: type[Attention], rngs: nnx.Rngs, layer_index: int | None = None
+  ) -> Attention:
+    shift = self.shift if layer_index % 2 else 0
     attention = partial(WindowAttention, grid=self.cells, side=self.grid.rows, shift=shift)
-    return super()._attention(attention, rngs, turn)
+    return super()._attention(attention, rngs, layer_index)

@@ -44,10 +44,10 @@ StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Retention:
-  """Choose the steps to keep: the newest, the last multiples of the interval, and milestones.
+  """The policy of removing steps: keep the newest, the last regular ones and the milestones.
 
-  Multiples of `keep_every` are milestones. The newest step is kept; so is the step before it if the
-  newest is no multiple of the interval.
+  Multiples of the interval `every` are regular, and multiples of `keep_every` milestones. The
+  newest step is kept; so is the step before it if the newest is no multiple of the interval.
 
   A step between multiples, saved on request or by the clock, displaces no multiple: how a run was
   interrupted must not decide which steps it can go back to. But while there are fewer than
@@ -130,10 +130,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   ) -> None:
     """Start saving a step; return once the tensors may be donated.
 
-    `wait` returns once it is committed.
-
-    All processes must call it with the same step. A step already saved with the same values is left
-    as it is.
+    `wait` returns once it is committed. All processes must call it with the same step. A step
+    already saved with the same values is left as it is.
 
     Args:
       step: the number of optimizer steps taken.
@@ -151,12 +149,13 @@ class Checkpoints(contextlib.AbstractContextManager):
       TransientError: this or the previous save failed, and may not when tried again.
     """
     tensors = flatten(state)
-    prints, odd = fingerprints_and_nonfinite(tensors)
-    if finite and odd:
+    fingerprint_by_name, nonfinite_names = fingerprints_and_nonfinite(tensors)
+    if finite and nonfinite_names:
       raise NumericError(
-        f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}"
+        f"step {step}: {nonfinite_names[0]} is not finite, and was not saved; steps saved: "
+        f"{self.steps()}"
       )
-    manifest = checkpoint_manifest.build_manifest(step, tensors, prints, metadata)
+    manifest = checkpoint_manifest.build_manifest(step, tensors, fingerprint_by_name, metadata)
     if not self._has_saved:
       self._has_saved = True
       _before_threads_end(self.close)
@@ -166,7 +165,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       self._damaged = []
       self._move_aside(damaged, "damaged")
       if step in self._store.agreed_steps():
-        self._check_same(step, prints)
+        self._check_same(step, fingerprint_by_name)
         before()
         return
       self._saving = step
@@ -251,7 +250,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     )
 
   def set_aside(self, after: int, suffix: str) -> list[int]:
-    """Rename the steps after one to `<step>.<word>`, newest first; all processes must call it."""
+    """Rename the steps later than `after` to `<step>.<suffix>`, newest first.
+
+    All processes must call it.
+    """
     self.wait()
     later = [step for step in self._store.agreed_steps()[::-1] if step > after]
     self._move_aside(later, suffix)
@@ -326,7 +328,7 @@ class Checkpoints(contextlib.AbstractContextManager):
   def _manifest(self, step: int) -> dict[str, Any]:
     return checkpoint_manifest.read_manifest(lambda: self._store.manifest(step), step)
 
-  def _check_same(self, step: int, prints: dict[str, str]) -> None:
+  def _check_same(self, step: int, fingerprint_by_name: dict[str, str]) -> None:
     """Check that a saved step has these fingerprints; raise UserError if it has others."""
     saved = None
     while saved is None:
@@ -337,9 +339,9 @@ class Checkpoints(contextlib.AbstractContextManager):
           raise UserError(
             f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away"
           ) from None
-    saved_prints = {name: entry.get("fingerprint") for name, entry in saved.items()}
-    for name in sorted({*saved_prints, *prints}):
-      if saved_prints.get(name) != prints.get(name):
+    saved_by_name = {name: entry.get("fingerprint") for name, entry in saved.items()}
+    for name in sorted({*saved_by_name, *fingerprint_by_name}):
+      if saved_by_name.get(name) != fingerprint_by_name.get(name):
         raise UserError(
           f"{self._store.where(step)}: step exists with other values, for example of tensor "
           f"{name}; move it away or use a new workdir"
@@ -384,14 +386,14 @@ class Checkpoints(contextlib.AbstractContextManager):
 
 def _check_fingerprints(tensors: dict[str, jax.Array], saved: dict[str, dict]) -> None:
   """Compare restored tensors with the fingerprints in the manifest; raise DamagedStep."""
-  prints = fingerprints(tensors)
-  wrong = [name for name in tensors if prints[name] != saved[name]["fingerprint"]]
-  if not wrong:
+  fingerprint_by_name = fingerprints(tensors)
+  damaged = [name for name in tensors if fingerprint_by_name[name] != saved[name]["fingerprint"]]
+  if not damaged:
     return
-  name = wrong[0]
-  more_tensors = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+  name = damaged[0]
+  more_tensors = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
   raise DamagedStep(
-    f"tensor {name}{more_tensors} has fingerprint {prints[name]}, saved was "
+    f"tensor {name}{more_tensors} has fingerprint {fingerprint_by_name[name]}, saved was "
     f"{saved[name]['fingerprint']}"
   )
 
@@ -412,11 +414,11 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 
 
 class SaveSchedule:
-  """Choose the steps to save.
+  """The schedule of the steps to save.
 
-  Process 0 has the clock, and the others wait for its answer. To wait rarely, they read the clock
-  only when half of the remaining time, or a twentieth of `minutes`, should have passed, judged by
-  the speed of the steps since the last save.
+  Process 0 reads the clock, and the others wait for its answer. So that they seldom wait, the clock
+  is read only when half of the remaining time, or a twentieth of `minutes`, should have passed,
+  judged by the speed of the steps since the last save.
 
   Args:
     options: `config.checkpoint`; `every` counts steps, and `minutes` may be None.

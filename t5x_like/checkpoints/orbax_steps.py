@@ -56,9 +56,9 @@ def _write_small_arrays_whole() -> None:
 class LocalSteps:
   """The steps in one directory.
 
-  Orbax's own work in a save takes longer than many a step, so it happens in a thread, on copies.
-  Its processes then meet through the coordination service: a collective on the devices could meet
-  the step's.
+  Orbax's own work in a save takes longer than many steps, so it happens in a thread, on copies. The
+  processes then synchronise through the coordination service: a collective on the devices could
+  run at the same time as one of the step, and block it.
 
   Args:
     directory: created by the first `write`.
@@ -209,7 +209,7 @@ class LocalSteps:
     """Return the orbax manager, made on first use, as only saving may change the directory."""
     if self._manager is None:
       count = jax.process_count()
-      if count > 1:  # orbax leaves this to us
+      if count > 1:  # orbax does not create it for several processes
         distributed.broadcast_from_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
       options = ocp.CheckpointManagerOptions(
         create=count == 1,
@@ -270,7 +270,7 @@ def quiet_orbax() -> None:
   """Drop orbax's log lines and its event loop's output after a failed save; act once a process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
-  # Coroutines of a save that failed may be collected before the failure is noticed.
+  # Coroutines of a save that failed may be garbage-collected before the failure is noticed.
   logging.getLogger("asyncio").addFilter(lambda record: orbax not in record.getMessage())
   show = sys.unraisablehook
 

@@ -77,16 +77,15 @@ def _compile_sums(sharding: NamedSharding | None):
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
   """Return the fingerprint of every tensor; see `fingerprints_and_nonfinite`."""
-  prints, _ = fingerprints_and_nonfinite(tensors)
-  return prints
+  fingerprint_by_name, _ = fingerprints_and_nonfinite(tensors)
+  return fingerprint_by_name
 
 
 def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
   """Return the fingerprint of every tensor, and the names of those with NaN or infinity.
 
-  A fingerprint has 16 hexadecimal digits.
-
-  All processes must call it with the same tensors, in the same order.
+  A fingerprint has 16 hexadecimal digits. All processes must call it with the same tensors, in the
+  same order.
 
   Args:
     tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or
@@ -100,16 +99,16 @@ def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str,
     mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
     sums[name] = _compile_sums(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
     if mesh is not None and mesh.size > 1 and jax.default_backend() == "cpu":
-      # One at a time: on CPU, collectives of programs that run side by side can wait for each other
+      # One at a time: on CPU, collectives of programs that run concurrently can wait for each other
       # forever.
       jax.block_until_ready(sums[name])
-  prints = {}
+  fingerprint_by_name = {}
   nonfinite_names = []
   for name, (first, second, nonfinite) in jax.device_get(sums).items():
-    prints[name] = f"{int(first):08x}{int(second):08x}"
+    fingerprint_by_name[name] = f"{int(first):08x}{int(second):08x}"
     if nonfinite:
       nonfinite_names.append(name)
-  return prints, nonfinite_names
+  return fingerprint_by_name, nonfinite_names
 
 
 class HostCopies:

@@ -89,7 +89,8 @@ class HeadDim(Field):
 class SpecialTokens(Entry):
   """The ids of padding, start and end, with a family's defaults.
 
-  A negative padding id means that there is none. Of several end ids, only the first is used.
+  A negative padding id means that there is none. If there are several end ids, only the first is
+  used.
   """
 
   pad: int | None = None
@@ -197,7 +198,7 @@ def write_layer_types(variant: Variant) -> dict[str, list[str]]:
 class RoutedExperts(Entry):
   """The number of experts, and of those that each token uses; with defaults.
 
-  A single normalised gate would be constant, so that a token uses two or more.
+  A token uses two or more, since a single normalised gate would be constant.
 
   Attributes:
     older_name: another name of the first field, which is written too.

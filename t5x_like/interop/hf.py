@@ -204,7 +204,7 @@ def save(
     is_unchanged = _has_original_variant(model, model_type, mapping, old_config)
     config = config | old_config if is_unchanged else old_config | config
     config["dtype"] = dtype
-  if "torch_dtype" in config:  # of readers before version 5
+  if "torch_dtype" in config:  # read by transformers before version 5
     config["torch_dtype"] = dtype
   if labels and len(labels) == _count_labels(model, config):
     config["id2label"] = {str(i): name for i, name in enumerate(labels)}
@@ -299,7 +299,7 @@ def _write_tensors(
     if number == len(shards):
       contents |= {name: jnp.asarray(array, dtype) for name, array in unread.items()}
     (directory / file).touch()
-    # as the umask says; save_file makes a file for its owner alone
+    # keep the permissions of the umask: save_file makes a file that only its owner can read
     mode = (directory / file).stat().st_mode
     save_file(contents, directory / file, metadata={"format": "pt"})
     (directory / file).chmod(mode)

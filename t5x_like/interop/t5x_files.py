@@ -3,8 +3,8 @@
 A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an
 array, or TensorStore's spec of one that is stored next to the index as Zarr. Checkpoints that T5X
 saves through Orbax hold placeholders instead of specs, or have `_METADATA` instead of the index,
-and may keep all arrays in one OCDBT database. Of a spec, only the array's name and shape are used;
-its store is always the directory itself.
+and may keep all arrays in one OCDBT database. Only the array's name and shape are taken from a
+spec; its store is always the directory itself.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ METADATA = "_METADATA"
 OCDBT = "manifest.ocdbt"
 _STATE = "state"  # the directory of the train state in a checkpoint saved through Orbax
 _PLACEHOLDER = "PLACEHOLDER://"
-# bytes of an array per stored byte, at most: gzip's limit; and a loose one
-_DENSEST = {"zarr": 1_100, "ocdbt": 2**16}
+# The most bytes of an array per stored byte: gzip's limit for Zarr, a generous one for OCDBT.
+_MAX_EXPANSION = {"zarr": 1_100, "ocdbt": 2**16}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
 # raised by msgpack and by flax for damaged content
 _MSGPACK_ERRORS = (
@@ -186,11 +186,11 @@ class Checkpoint:
       return
     if self._is_ocdbt:
       stored_bytes = self._stored_bytes
-      densest = _DENSEST["ocdbt"]
+      max_expansion = _MAX_EXPANSION["ocdbt"]
     else:
       stored_bytes = _total_bytes(f"{self.where}/{leaf.name}")
-      densest = _DENSEST["zarr"]
-    if size > stored_bytes * densest:
+      max_expansion = _MAX_EXPANSION["zarr"]
+    if size > stored_bytes * max_expansion:
       raise UserError(
         f"{self.where}: array {leaf.name!r} claims shape {list(shape)}, {size:,} bytes, found "
         f"{stored_bytes:,} bytes of files; copy the checkpoint again"

@@ -30,9 +30,9 @@ class AlbertVariant(Variant):
   """A `Variant` whose layers share their parameters.
 
   Attributes:
-    groups: number of groups of blocks; each runs for an equal part of the `dims.layers` turns of
-      the stack.
-    inner: number of blocks of a group, which are applied one after another in each turn.
+    groups: number of groups of blocks; the `dims.layers` runs of the stack are divided equally
+      among them.
+    inner: number of blocks in a group, applied one after another in each run of the group.
   """
 
   groups: PositiveInt = 1
@@ -40,11 +40,12 @@ class AlbertVariant(Variant):
 
   @property
   def times(self) -> tuple[int, ...]:
-    """Return the number of turns of each group."""
+    """Return how often each group runs."""
     layers = self.dims.layers
-    # the released code's rounding
-    turns = Counter(int(turn / (layers / self.groups)) for turn in range(layers))
-    return tuple(turns[group] for group in range(self.groups))
+    # rounded as in the released code
+    group_of_layer = [int(layer / (layers / self.groups)) for layer in range(layers)]
+    counts = Counter(group_of_layer)
+    return tuple(counts[group] for group in range(self.groups))
 
 
 def _albert(embed, mlp, heads, layers) -> AlbertVariant:

@@ -70,8 +70,8 @@ class TwoStreamBuilder(StackBuilder):
   def inputs(self, rngs: nnx.Rngs, *, types: int = 0, **options):
     return super().inputs(rngs, **options)
 
-  def _attention(self, kind: type, rngs: nnx.Rngs, turn: int | None = None):
-    return super()._attention(TwoStreamAttention, rngs, turn)
+  def _attention(self, kind: type, rngs: nnx.Rngs, layer_index: int | None = None):
+    return super()._attention(TwoStreamAttention, rngs, layer_index)
 
 
 class Model(Encoder):

@@ -16,7 +16,7 @@ class Residual(Layer):
   Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm
   is post-norm with an `alpha` above 1. `drop_path` is the probability of skipping the layer for an
   example; the remaining examples are rescaled. If the context has depths, training multiplies the
-  rate by `context.depth[turn]`.
+  rate by `context.depth[layer_index]`, where the index is the layer's in its block.
   """
 
   def __init__(
@@ -29,7 +29,7 @@ class Residual(Layer):
     alpha=1.0,
     dropout=NO_DROPOUT,
     drop_path=0.0,
-    turn=0,
+    layer_index=0,
   ):
     self.layer = layer
     self.in_norm = in_norm or Identity()
@@ -38,7 +38,7 @@ class Residual(Layer):
     self.alpha = alpha
     self.dropout = dropout
     self.drop_path = drop_path
-    self.turn = turn
+    self.layer_index = layer_index
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
@@ -50,7 +50,7 @@ class Residual(Layer):
     """Zero the examples of `y` whose path is dropped, and rescale the others."""
     rate = self.drop_path
     if key is not None and rate and context.depth is not None:
-      rate = rate * context.depth[self.turn]
+      rate = rate * context.depth[self.layer_index]
     return Dropout(rate, (-2, -1))(y_BTD, subkey(key, 2))
 
   def start_cache(self, start: CacheStart):
@@ -60,12 +60,12 @@ class Residual(Layer):
 class Block(Layer):
   """Named sublayers, applied in order.
 
-  They form one layer of the model, or several (`turns`) with as many sublayers each.
+  They form one layer of the model, or several (`num_layers`) with as many sublayers each.
   """
 
-  def __init__(self, turns: int = 1, /, **sublayers: Layer):
+  def __init__(self, num_layers: int = 1, /, **sublayers: Layer):
     self.names = tuple(sublayers)
-    self.turns = turns
+    self.num_layers = num_layers
     for name, sublayer in sublayers.items():
       setattr(self, name, sublayer)
 
@@ -79,7 +79,7 @@ class Block(Layer):
   ):
     aux = {}
     caches = {}
-    size = len(self.names) // self.turns
+    size = len(self.names) // self.num_layers
     for first in range(0, len(self.names), size):
       layer = partial(self._layer, range(first, first + size), context, cache, key)
       x_BTD, layer_aux, layer_caches = wrap(layer)(x_BTD)

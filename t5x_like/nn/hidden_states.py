@@ -29,15 +29,15 @@ def read_states(
   Args:
     states: numbers of states, counted from the end if negative.
   Raises:
-    UserError: no such state; or layers come in turns or are split over stages, and not the last
-      state alone is read.
+    UserError: no such state; or the layers repeat a pattern or are split over stages, and a state
+      other than the last is read.
   """
   if states == LAST_STATE:
     return stack(x_BTD, context, key=key)[:2]
   if any(name[-1].isdigit() for name in stack.blocks.names):
     raise UserError(
-      f"config.model.head.states: found {list(states)}, but the layers of this design come in "
-      "turns, of which only the last state is kept; set it to [-1]"
+      f"config.model.head.states: found {list(states)}, but the layers of this design repeat a "
+      "pattern, of which only the last state is kept; set it to [-1]"
     )
   recording = copy.copy(stack)
   recording.blocks = _Recording(stack.blocks)

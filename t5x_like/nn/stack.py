@@ -168,7 +168,7 @@ class Stack(nnx.Module):
       name: getattr(self.blocks, name) for name in self.blocks.names if name not in names
     }
     stack = copy.copy(self)
-    stack.blocks = Block(self.blocks.turns, **sublayers)
+    stack.blocks = Block(self.blocks.num_layers, **sublayers)
     for name, value in changes.items():
       setattr(stack, name, value)
     return stack

@@ -121,10 +121,10 @@ class PositionedBuilder(StackBuilder):
   def stack(self, rngs) -> Stack:
     return super().stack(rngs).without(dropout=NO_DROPOUT)
 
-  def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
+  def _attention(self, kind: type[Attention], rngs, layer_index: int | None = None) -> Attention:
     is_self = kind is attention.SelfAttention
     positioned = PositionedSelfAttention if is_self else PositionedCrossAttention
-    return super()._attention(positioned, rngs, turn)
+    return super()._attention(positioned, rngs, layer_index)
 
 
 def sine_positions(valid_BYX: jax.Array, width: int) -> jax.Array:

@@ -178,7 +178,9 @@ class PoolingBuilder(GridStackBuilder):
   kv_stride: int = 1
   width: int | None = None
 
-  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
+  def _attention(
+    self, kind: type[Attention], rngs: nnx.Rngs, layer_index: int | None = None
+  ) -> Attention:
     attention = partial(
       self.ATTENTION,
       width=self.width,
@@ -187,7 +189,7 @@ class PoolingBuilder(GridStackBuilder):
       kv_stride=self.kv_stride,
       design=self.design,
     )
-    return super()._attention(attention, rngs, turn)
+    return super()._attention(attention, rngs, layer_index)
 
   def build_entry(self, rngs: nnx.Rngs) -> Block:
     """Build the first block of a stage, whose attention pools queries and widens tokens."""

@@ -152,8 +152,8 @@ def build_divide_function(model, objective, rules, seed: int) -> Callable:
         return (batch,) * updates
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDER_STREAM), step)
       minibatches = []
-      for turn in range(updates):
-        order = jax.random.permutation(jax.random.fold_in(key, turn), len(batch["rewards"]))
+      for update in range(updates):
+        order = jax.random.permutation(jax.random.fold_in(key, update), len(batch["rewards"]))
         minibatches += [
           {name: x[rows] for name, x in batch.items()} for rows in jnp.split(order, num_minibatches)
         ]
