@@ -61,7 +61,7 @@ def model_class() -> type:
       super().__init__()
       self._model = library.load(workdir, batch_size=batch_size)
       self._prompts = prompts.Prompts(self._model, longest, start)
-      self.backend = "seq2seq" if self._prompts.both else "causal"
+      self.backend = "seq2seq" if self._prompts.is_encoder_decoder else "causal"
 
     @property
     def eot_token_id(self) -> int:

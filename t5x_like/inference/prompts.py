@@ -30,7 +30,7 @@ class Prompts:
       the beginning of the answer. None is no template.
 
   Attributes:
-    both: whether the model is an encoder-decoder.
+    is_encoder_decoder: whether the model is an encoder-decoder.
     likelihood: scores pairs of ids.
     start_id: the start token.
   """
@@ -42,21 +42,21 @@ class Prompts:
     start: bool = True,
     template: str | dict[str, Any] | None = None,
   ):
-    self.both = "encoder_input_tokens" in opened.features
+    self.is_encoder_decoder = "encoder_input_tokens" in opened.features
     self.likelihood = Likelihood(opened.run, opened.features, longest)
     self.start_id = start_id(opened.vocabulary)
     self._opened = opened
     self._vocabulary = opened.vocabulary
     self._predictors: dict[tuple, generation.Generation] = {}
     self._before, self._after = opened.vocabulary.enclosing_ids() or ([], [])
-    if self.both and opened.vocabulary.enclosing_ids() is None:
+    if self.is_encoder_decoder and opened.vocabulary.enclosing_ids() is None:
       self._before = opening_ids(opened.vocabulary)
       self._after = [opened.vocabulary.eos_id]
-    elif start and not self.both:
+    elif start and not self.is_encoder_decoder:
       self._before = [self.start_id]
       self._after = []
     self._chat = None if template is None else build_chat(template, opened.vocabulary)
-    if self._chat is not None and self.both:
+    if self._chat is not None and self.is_encoder_decoder:
       raise UserError(
         "--template: the model is an encoder-decoder, which has no chat template; leave it out"
       )
@@ -80,7 +80,7 @@ class Prompts:
 
     For an encoder-decoder, the continuation is a target: it has no leading space and ends with EOS.
     """
-    if self.both:
+    if self.is_encoder_decoder:
       ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
       return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
     if self._chat is not None:
@@ -114,9 +114,9 @@ class Prompts:
     Raises:
       UserError: the model does not read so many tokens.
     """
-    extend_by_context = extend_by_context and self.both
+    extend_by_context = extend_by_context and self.is_encoder_decoder
     max_context = self.likelihood.longest
-    if not self.both:
+    if not self.is_encoder_decoder:
       max_context -= new_tokens
     if max_context < 1:
       raise UserError(
@@ -149,7 +149,7 @@ class Prompts:
     def limit(prompt: Sequence[int]) -> int:
       return new_tokens + len(prompt) - 1 if extend_by_context else new_tokens
 
-    class NewTokens(generation.TextToText if self.both else generation.Continuation):
+    class NewTokens(generation.TextToText if self.is_encoder_decoder else generation.Continuation):
       def decode_answer(self, prompt: Sequence[int], ids: Ids) -> str:
         return vocabulary.decode([i for i in ids[: limit(prompt)] if i not in skipped])
 

@@ -609,7 +609,7 @@ class Asker:
 
   def _texts(self, questions: Questions) -> dict[str, float]:
     """Score every token of each text once; see `Likelihood.rolling_log_probability`."""
-    if self._prompts.both:
+    if self._prompts.is_encoder_decoder:
       raise UserError(
         f"{questions.path}: the model is an encoder-decoder, which gives running "
         "text no probability"

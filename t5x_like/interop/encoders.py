@@ -35,9 +35,7 @@ IGNORED_SUFFIXES = (
   "embeddings.position_ids",
   "embeddings.token_type_ids",
 )  # buffers of older versions
-
-
-_TRAINING_ARGUMENTS = ("choices", "dropout")  # of heads, which matter only in training
+_TRAINING_ARGUMENTS = ("choices", "dropout")  # arguments of heads that matter only in training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +219,7 @@ EXACT_GELU = Choice("hidden_act", "design.activation", {"gelu": "gelu"}, default
 FILES = dict(
   ignored_suffixes=IGNORED_SUFFIXES,
   body_prefix=None,
-  # which the heads of encoders do not read
+  # encoders' heads do not read these
   free=("design.tied", "design.logits_softcap", "design.logits_bias"),
 )
 
@@ -277,8 +275,6 @@ TENSORS = {
   "embeddings_project": "inputs/project",
   **prefix_table("encoder.layer.{layer}.", "encoder/blocks/", LAYER),
 }
-
-
 POOLER = ("pooler.dense.weight", "pooler.dense.bias", "pooler.weight", "pooler.bias")
 
 

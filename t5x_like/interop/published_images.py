@@ -23,7 +23,7 @@ _DEFAULT_PROCESSORS = {
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", 224)),
   "deit": ("DeiT", 256),
 }
-# model types that the library gives images of the file's size
+# model types whose images the library prepares at the file's size
 _ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")
 
 
@@ -92,7 +92,7 @@ def _edges(
   config: Mapping[str, Any], processor: str, size: Any, is_detector: bool
 ) -> dict[str, int]:
   """Return the edges in the `size` of a processor, by name."""
-  if isinstance(size, int):  # of older files
+  if isinstance(size, int):  # in older files
     if is_detector or processor.startswith(_SHORTEST):
       size = {"shortest_edge": size, "longest_edge": config.get("max_size")}
     else:
@@ -223,7 +223,7 @@ def _normalisation(
     mean = 0.0
     std = 1.0
   factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
-  largest = 1.0  # what 255 becomes
+  largest = 1.0  # the value of a pixel of 255 after rescaling
   if isinstance(factor, int | float) and factor > 0:
     largest = round(255 * factor, 9)
   means = tuple(value / largest for value in _channel_values(mean, channels))

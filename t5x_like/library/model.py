@@ -98,7 +98,7 @@ class Model:
     self._source = source
     self._step = step
     self._batch_size = batch_size
-    self._pooled: dict[str, Embedding] = {}
+    self._embeddings: dict[str, Embedding] = {}
     self._predictors: dict[tuple, Generation | MaskFilling | TextClassification] = {}
     task = source.config.task
     self.vocabulary = source.vocabulary
@@ -191,16 +191,16 @@ class Model:
     """Return the inputs of a file for `predict`, None for a blank line.
 
     Args:
-      path: of `python -m t5x_like.predict --input`.
+      path: as in `python -m t5x_like.predict --input`.
       field: the key or column of the text.
     Raises:
       UserError: the file is missing, empty or not UTF-8, or lacks the key or column.
     """
     if "image" in self.features:
       return images.list_images(path)
-    return (
-      self.classifier().read(path, field) if self._classifies else texts.read_texts(path, field)
-    )
+    if self._classifies:
+      return self.classifier().read(path, field)
+    return texts.read_texts(path, field)
 
   def classifier(self, **options: Unpack[PredictOptions]) -> TextClassification:
     """Return the predictor of a text classifier.
@@ -247,9 +247,8 @@ class Model:
   def fill(self, texts):
     """Return each text with its blanks filled.
 
-    The blanks are `[MASK]` for an encoder, `<extra_id_0>` … for an encoder-decoder.
-
-    `predict` also gives the candidates for each mask.
+    The blanks are `[MASK]` for an encoder, `<extra_id_0>` … for an encoder-decoder. `predict` also
+    gives the candidates for each mask.
 
     Raises:
       UserError: as `predict`, or there is nothing to fill, or the model is a decoder.
@@ -263,7 +262,7 @@ class Model:
       for record in records:
         if "filled" not in record:
           remedy = "write <extra_id_0> in it"
-          if self._decoder:
+          if self._is_decoder:
             remedy = "a decoder fills nothing; use `generate`"
           raise UserError(
             f"fill: {record['input'][:40]!r} has no blank that the model fills; {remedy}"
@@ -288,7 +287,7 @@ class Model:
       UserError: the model is an encoder, or a continuation is longer than it reads.
     """
     if continuations is None:
-      if self._prompts.both:
+      if self._prompts.is_encoder_decoder:
         raise UserError(
           "score: an encoder-decoder scores targets; give the continuations of the texts too"
         )
@@ -304,18 +303,19 @@ class Model:
       return self.score([texts], [continuations])[0]
     if len(texts) != len(continuations):
       raise UserError(
-        f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many"
+        f"score: found {len(texts)} texts and {len(continuations)} continuations, expected "
+        "equal numbers"
       )
-    pairs = [self._prompts.encode_pair(*both) for both in zip(texts, continuations)]
+    pairs = []
+    for text, continuation in zip(texts, continuations, strict=True):
+      pairs.append(self._prompts.encode_pair(text, continuation))
     return [score.log_probability for score in self._prompts.likelihood(pairs)]
 
   def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
     """Return an encoder's embeddings, float32 [D] for a string, [len(texts), D] for a list.
 
-    Embeddings have length one.
-
-    `vocabulary.encode(text)` gives token ids instead. A text that is longer than the model reads is
-    cut.
+    Embeddings have length one. A text that is longer than the model reads is truncated.
+    `vocabulary.encode(text)` gives token ids instead.
 
     Args:
       pooling: `mean` of the last hidden states, or `cls`, that of the first token.
@@ -353,10 +353,10 @@ class Model:
     with tempfile.TemporaryDirectory() as temporary:
       local = pathlib.Path(temporary if is_remote(directory) else directory)
       image_task = self._source.config.task.to_dict() if "image" in self.features else None
-      labels = self.labels or getattr(self.vocabulary, "names", ())  # a vocabulary's: of images
+      labels = self.labels or getattr(self.vocabulary, "names", ())  # of images: in the vocabulary
       hf.save(model, str(local), dtype=dtype, labels=labels, images=image_task)
       files = tokenizer_export.tokenizer_files(self.vocabulary, self.features)
-      if self.template and self._decoder:
+      if self.template and self._is_decoder:
         files |= tokenizer_export.chat_files(self.vocabulary, self.template)
       settings = generation_settings.export_settings(
         self._source.config.get("evals") or {},
@@ -382,10 +382,12 @@ class Model:
       return None
     if name is not None or self.template is not None:
       return name or self.template
-    answers = self.is_published and self._decoder and "decoder_target_tokens" in self.features
-    if answers and published_template.find_template_text(self.vocabulary) is not None:
-      return published_template.PUBLISHED
-    return None
+    generates = self._is_decoder and "decoder_target_tokens" in self.features
+    if not self.is_published or not generates:
+      return None
+    if published_template.find_template_text(self.vocabulary) is None:
+      return None
+    return published_template.PUBLISHED
 
   def talk(
     self,
@@ -429,7 +431,7 @@ class Model:
     return Talk(self.run, predict, stream)
 
   @property
-  def _decoder(self) -> bool:
+  def _is_decoder(self) -> bool:
     return "encoder_input_tokens" not in self.features
 
   @property
@@ -440,13 +442,13 @@ class Model:
   def _embedding(self, pooling: str) -> Embedding:
     if pooling not in get_args(Pooling):
       raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
-    if pooling not in self._pooled:
-      self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
+    if pooling not in self._embeddings:
+      self._embeddings[pooling] = Embedding(self.model, self.vocabulary, pooling)
       if self.is_published:
         note = sentence_pooling.pooling_mismatch(self._source.vocabulary_directory, pooling)
         if note:
           process.log(note)
-    return self._pooled[pooling]
+    return self._embeddings[pooling]
 
   def _predictor(self, template: str | dict | None, **options: Unpack[PredictOptions]):
     flags = check_options(options)
@@ -454,7 +456,7 @@ class Model:
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merge_options(self.settings, flags)
     key = (repr(template), *sorted(flags.items()))
-    if key not in self._predictors:  # a kept predictor compiles its programs once
+    if key not in self._predictors:  # a predictor is reused, with its compiled programs
       self._predictors[key] = self._make_predictor(flags, template)
     return self._predictors[key]
 
@@ -471,7 +473,7 @@ class Model:
       if self.is_published:  # not trained here, but with its tokenizer
         predict.enclosing_ids = self.vocabulary.enclosing_ids() or predict.enclosing_ids
       if self.is_published and template == published_template.PUBLISHED:
-        predict.enclosing_ids = [], []  # the template writes all
+        predict.enclosing_ids = [], []  # the template writes them all
     return predict
 
   def __repr__(self) -> str:

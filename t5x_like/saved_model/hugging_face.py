@@ -108,8 +108,8 @@ def find_published_model(path: str, rules: Rules | None, flag: str) -> Published
     rules: see `PublishedModel`.
     flag: the flag or key that gave the path, for messages.
   Raises:
-    UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of
-      a model of images, see `published_images`; or as `hf.load`.
+    UserError: the Hub does not provide the model; there is no tokenizer, or it is another model's;
+      for a model of images, as `published_images`; or as `hf.load`.
   """
   directory = local_directory(path, flag)
   if not (as_path(directory) / "config.json").is_file():

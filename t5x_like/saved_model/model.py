@@ -37,7 +37,7 @@ class GenerationFacts:
 
 
 class SavedModel(abc.ABC):
-  """A trained model, of a run or published.
+  """A trained model, either of a run or published.
 
   Attributes:
     path: the workdir or its address; the Hugging Face directory; or the name of the Hub.
