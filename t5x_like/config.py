@@ -329,7 +329,7 @@ def restore(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDi
     config = ConfigDict(added | {key: saved[key] for key in default_config if key in saved})
   except (AttributeError, ValueError) as error:  # a key `__class__`, or with a dot
     raise UserError(
-      f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup"
+      f"{origin}: found a key that no config has ({one_line(error)}); restore it from a backup"
     ) from None
   return apply_overrides(config, overrides, origin)
 
@@ -351,7 +351,7 @@ def check_keys(config: Any, origin) -> None:
 def _check_tree(value: Any, origin, name: str, ancestors: tuple[int, ...]) -> None:
   """Raise UserError if a value holds itself."""
   if id(value) in ancestors:
-    raise UserError(f"{origin}: {name} contains itself, expected values without circles")
+    raise UserError(f"{origin}: {name} contains itself, expected values without cycles")
   if isinstance(value, ConfigDict | dict):
     for key in value:
       _check_tree(value[key], origin, f"{name}.{key}", (*ancestors, id(value)))
@@ -418,7 +418,7 @@ def _override(config: ConfigDict, text: str) -> None:
       other_arguments = {name: node[name] for name in node if name != last}
       _keep_keys(node, change_task(other_arguments, {last: value}))
     if key == "epochs":
-      config.total_steps = None  # the last of the two counts
+      config.total_steps = None  # of the two counts, the last one set applies
 
 
 def _keep_keys(node: ConfigDict, keys: Container[str]) -> None:
@@ -431,8 +431,8 @@ def _keep_keys(node: ConfigDict, keys: Container[str]) -> None:
 def find_node(config: ConfigDict, key: str, flag: str) -> tuple[ConfigDict, str]:
   """Return the dict and last part of a dotted key.
 
-  `model.design.windows` is (`config.model.design`, "windows").
-  Create missing dicts inside a slot; unknown arguments are refused later, when the slot is filled.
+  `model.design.windows` is (`config.model.design`, "windows"). Missing dicts inside a slot are
+  created; unknown arguments are refused later, when the slot is filled.
 
   Raises:
     UserError: there is no such key; the message begins with `flag`.

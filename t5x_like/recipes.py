@@ -84,12 +84,12 @@ def argument_choices(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[s
   An example is `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny")}`.
   """
   choices = {}
-  kinds = typing.get_type_hints(get_config)
+  hints = typing.get_type_hints(get_config)
   for name in inspect.signature(get_config).parameters:
-    if kinds.get(name) is bool:
+    if hints.get(name) is bool:
       choices[name] = name, True
-    elif typing.get_origin(kinds.get(name)) is typing.Literal:
-      choices.update({str(value): (name, value) for value in typing.get_args(kinds[name])})
+    elif typing.get_origin(hints.get(name)) is typing.Literal:
+      choices.update({str(value): (name, value) for value in typing.get_args(hints[name])})
   return choices | {form: ("laptop", form) for form in FORMS}
 
 

@@ -58,7 +58,7 @@ def pad_rows(
 def merge_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
   """Raise padded lengths with less than a batch of rows to the next length in use.
 
-  So fewer programs compile.
+  Fewer programs are compiled then.
   """
   merged = {}
   waiting = []

@@ -120,7 +120,7 @@ class ConvEncoder(ImageModel):
     )
     if getattr(self.head, "batch_features", ()):
       raise UserError(
-        f"config.model.head: found {variant.head!r}, which puts patches back; "
+        f"config.model.head: found {variant.head!r}, which reconstructs patches; "
         "convolutions have none"
       )
 

@@ -214,8 +214,8 @@ class StagedEncoder(ImageEncoder):
       self.final_norm = Identity()
     if getattr(self.head, "batch_features", ()):
       raise UserError(
-        f"config.model.head: found {variant.head!r}, which puts patches back; "
-        "models in stages lose them"
+        f"config.model.head: found {variant.head!r}, which reconstructs patches; "
+        "models in stages merge them"
       )
 
   def encode(

@@ -45,13 +45,16 @@ def with_average(
   Raises:
     UserError: it has two averages, or `schedule_free` and momentum.
   """
-  if not (b1 := values.get("schedule_free")):
-    return with_ema(optimizer, values.ema, values.ema_warmup) if values.get("ema") else optimizer
+  b1 = values.get("schedule_free")
+  if not b1 and values.get("ema"):
+    return with_ema(optimizer, values.ema, values.ema_warmup)
+  if not b1:
+    return optimizer
   for key in ("ema", "b1", "momentum"):
     if values.get(key):
       raise UserError(
-        f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes "
-        f"its place; set --config.optimizer.{key}=0"
+        f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which "
+        f"replaces it; set --config.optimizer.{key}=0"
       )
   return with_schedule_free(optimizer, schedule, b1)
 
@@ -61,10 +64,9 @@ def with_ema(
 ) -> optax.GradientTransformationExtraArgs:
   """Return an optimizer that also keeps an exponential mean of the new weights.
 
-  `mean = decay * mean + (1 - decay) * new weights`, from the first update on.
-
-  The decay is `max_decay`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's
-  `ModelEmaV3`), so the first weights leave no trace, and the mean is over the last n^(2/3) updates.
+  `mean = decay * mean + (1 - decay) * new weights`, from the first update on. The decay is
+  `max_decay`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's `ModelEmaV3`), so
+  the first weights leave no trace, and the mean is over the last n^(2/3) updates.
   """
 
   def init(params: NamedArrays) -> EmaState:
@@ -74,7 +76,7 @@ def with_ema(
 
   def update(grads: NamedArrays, state: EmaState, params: NamedArrays, **extra):
     updates, inner = optimizer.update(grads, state.inner_state, params, **extra)
-    # weights may be loaded
+    # the weights may have been loaded after `init`
     before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)
     new = optax.apply_updates(params, updates)
     decay = jnp.minimum(max_decay, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else max_decay
@@ -89,21 +91,20 @@ def with_schedule_free(
 ) -> optax.GradientTransformationExtraArgs:
   """Return the optimizer made schedule-free by optax (Defazio et al. 2024, equations 2 to 4).
 
-  The paper is arXiv:2405.15682.
-
-  Gradients are taken at the weights y = (1 - b1) z + b1 x, and the step moves z, which the state
-  keeps. The evaluated x is the mean of all z, weighted by the squares of the greatest rates so far.
+  The paper is arXiv:2405.15682. Gradients are taken at the weights y = (1 - b1) z + b1 x, and the
+  step moves z, which the state keeps. The evaluated x is the mean of all z, weighted by the squares
+  of the greatest rates so far.
   """
 
-  def at(rate) -> optax.GradientTransformationExtraArgs:
+  def at_rate(rate) -> optax.GradientTransformationExtraArgs:
     return optax.contrib.schedule_free(optimizer, rate, b1)
 
   def update(grads: NamedArrays, state: ScheduleFreeState, params: NamedArrays, *, step, **extra):
-    # weights may be loaded
+    # the weights may have been loaded after `init`
     z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)
-    return at(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
+    return at_rate(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
 
-  return optax.GradientTransformationExtraArgs(at(0.0).init, update)
+  return optax.GradientTransformationExtraArgs(at_rate(0.0).init, update)
 
 
 def evaluation_weights(state, averaged: bool = True) -> NamedArrays:

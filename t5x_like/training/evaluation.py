@@ -34,7 +34,7 @@ from t5x_like.runtime import process
 
 
 class _StopEvaluation(Exception):
-  """Leaves an evaluator between two batches; raised and caught in this file only."""
+  """A request to leave an evaluator between two batches; raised and caught only in this file."""
 
 
 @dataclasses.dataclass
@@ -124,7 +124,7 @@ class Evaluation:
       self._rules,
       on_split,
       vocabulary,
-      self._beat,
+      self._raise_if_stopped,
       split,
     )
     return self._contexts[key]
@@ -144,7 +144,7 @@ class Evaluation:
     split = values.pop("split") or self._config.eval_split
     context = self._context(f"evals.{name}.task", task_values, split)
     task = context.task
-    # for zero-shot
+    # in zero-shot classification the vocabulary of the task has the names of classes
     are_labels = "image" in task.features and task.classes and not self.task.classes
     if task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not are_labels:
       raise UserError(
@@ -208,7 +208,7 @@ class Evaluation:
       group.seconds += time.perf_counter() - since
     return groups
 
-  def _beat(self) -> None:
+  def _raise_if_stopped(self) -> None:
     if self._stop_requested():
       raise _StopEvaluation
 

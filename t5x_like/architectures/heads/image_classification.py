@@ -57,9 +57,9 @@ class ImagePooling:
 
 
 class ImageClassifier(nnx.Module):
-  """Logits [B, labels].
+  """A head that returns {"logits": float32 [B, labels]}.
 
-  Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
+  Its kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
 
   Args:
     labels: the number of classes.

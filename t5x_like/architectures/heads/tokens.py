@@ -12,7 +12,7 @@ from t5x_like.slots import PositiveInt
 
 
 class TokenClassifier(nnx.Module):
-  """Logits [B, T, labels]."""
+  """A head that returns {"logits": float32 [B, T, labels]}."""
 
   def __init__(
     self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: PositiveInt = 2
