@@ -51,8 +51,8 @@ RECIPES = {
   "text": "configs/finetune/text_to_text.py",
 }
 EVALUATIONS = 10
-_WARM_UP = 10  # one part of so many
-_EPOCHS = 3.0  # of a task that has no other number and that no recipe knows
+_STEPS_PER_WARM_UP_STEP = 10
+_DEFAULT_EPOCHS = 3.0  # for a task that neither states its epochs nor has a recipe of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +60,26 @@ class Options:
   """The runs to make.
 
   Attributes:
-    workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form
-      for it.
-    step: the checkpoint to fine-tune from; None is the newest.
-    from_scratch: whether only their architectures and vocabularies are taken.
+    workdirs: the workdirs of the pretrained runs; a task is learned by the first run whose
+      architecture has a form for it.
+    step: the checkpoint to fine-tune from; None for the newest.
+    from_scratch: whether only the runs' architectures and vocabularies are used, not their weights.
     output: the directory of the table.
-    tasks: which of the suites'; None is all that have data.
-    seeds, rates: how many seeds, and which learning rates; None and no rates are the task's, or
-      else one seed and the recipe's rate.
-    epochs: passes over the training split; None is the task's number, or else the recipe's steps.
-    evaluations: evaluations and checkpoints of a run, at most; the best of them counts.
+    tasks: the names of the tasks to run; None for all tasks of the suites that have data.
+    seeds: the number of seeds; None for the task's number, or else one.
+    rates: the learning rates; empty for the task's rates, or else the recipe's rate.
+    epochs: passes over the training split; None for the task's number, or else the recipe's steps.
+    evaluations: the maximum number of evaluations and checkpoints of a run; the best one counts.
     submission: whether test splits are predicted.
-    recipe: instead of `RECIPES`, with or without an argument.
+    recipe: the recipe to use instead of `RECIPES`, with or without an argument.
     overrides: `KEY=VALUE` for every run.
     data: the directory of official files, or the files of each split of one task.
-    data_dir: where TensorFlow datasets are.
+    data_dir: the directory of TensorFlow datasets.
     compare: the directory of another table of the suites, to compare this one with.
-    max_examples: the most of each split that evaluations use; then there is no submission.
-    prepared: the directory of prepared examples without `T5X_LIKE_CACHE`; None is in the first
-      workdir.
+    max_examples: the maximum number of examples of each split in evaluations; if set, there is no
+      submission.
+    prepared: the directory of prepared examples if `T5X_LIKE_CACHE` is not set; None for one in the
+      first workdir.
   """
 
   workdirs: Sequence[str]
@@ -100,7 +101,7 @@ class Options:
   prepared: str | None = None
 
 
-# results by task, and why other tasks have none
+# The results by task, and the reasons of the tasks without results.
 SuiteResults = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
@@ -223,7 +224,7 @@ def _check_first_runs(name: str, suite: Suite, kinds: dict[str, str], options: O
     try:
       fine_tuning.check_first_run()
     except data.Unavailable:
-      continue  # reported, and left out or refused, when it is this task's turn
+      continue  # `_run_suite` reports it
     except UserError as error:
       raise UserError(f"{name}/{task}: {error}") from error
 
@@ -343,7 +344,7 @@ class _FineTuning:
     folder = self.folder(rate, seed)
     process.log(f"=== {self.name}: {folder.name}")
     request = self.request()
-    # a stopped run continues only with the same flags
+    # A stopped run continues only with the same flags.
     saved_request = distributed.broadcast_from_first(
       lambda: _read_file(folder / REQUEST_FILE, request)
     )
@@ -396,14 +397,15 @@ class _FineTuning:
     data.check_available(config)
     epochs = options.epochs or self.benchmark.epochs
     if not epochs and not self.benchmark.named:
-      epochs = _EPOCHS
+      epochs = _DEFAULT_EPOCHS
     sets_steps = any(change.startswith("total_steps=") for change in changes)
     if epochs and not sets_steps:
       num_examples = _build_task(config, config.train_split).num_examples
       config.total_steps = max(1, math.ceil(epochs * num_examples / config.batch_size))
     changed_keys = {change.split("=")[0].split(".")[-1] for change in changes}
     every = math.ceil(config.total_steps / options.evaluations)
-    warm_up = min(max(1, config.total_steps // _WARM_UP), config.total_steps - 1)
+    warm_up = max(1, config.total_steps // _STEPS_PER_WARM_UP_STEP)
+    warm_up = min(warm_up, config.total_steps - 1)
     defaults = (
       (config, "eval_every", every),
       (config.checkpoint, "every", every),

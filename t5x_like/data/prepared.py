@@ -163,15 +163,15 @@ def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
 @contextlib.contextmanager
 def _lock(path: pathlib.Path) -> Iterator[None]:
   """Wait for the lock of a store, or for the lease where there are no locks, and hold it."""
+  directory = as_path(path.parent)
   name = f".{path.name}.lock"
   lock = None
   try:
     while lock is None:
-      with contextlib.suppress(DirectoryInUse):
-        lock = exclusive.hold_directory(
-          as_path(path.parent), name, exclusive.WRITING, f"{name}.lease"
-        )
-      time.sleep(0 if lock else _RETRY_SECONDS)
+      try:
+        lock = exclusive.hold_directory(directory, name, exclusive.WRITING, f"{name}.lease")
+      except DirectoryInUse:
+        time.sleep(_RETRY_SECONDS)
   except OSError as error:
     raise UserError(
       f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another "

@@ -135,15 +135,15 @@ def _permute_by_sorting(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: b
 
   Words are compared as signed numbers.
   """
-  key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
+  key_U, order_number_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
   # Among equal words the lower position comes first.
   order_UN = tf.math.top_k(words_UN, k=size).indices
   if back:
     order_UN = tf.argsort(order_UN)
-  positions_B2 = tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)
-  return tf.cast(tf.gather_nd(order_UN, positions_B2), tf.int64)
+  location_B2 = tf.stack([tf.cast(order_number_B, tf.int64), index_B], axis=1)
+  return tf.cast(tf.gather_nd(order_UN, location_B2), tf.int64)
 
 
 def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:

@@ -85,7 +85,7 @@ class Store:
     files = ranges.open_shard_files(path, REMEDY)
     text = files.read(manifests.FILE)
     if text is None:
-      raise UserError(_missing(path))
+      raise UserError(_missing_store_message(path))
     manifest = manifests.parse(text, files.name(manifests.FILE))
     table = _table(files, SHARDS_TABLE)
     shards = store_shards.read_shards(manifest, table, files.name(SHARDS_TABLE))
@@ -355,7 +355,7 @@ def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarra
       pool.shutdown(cancel_futures=True)
 
 
-def _missing(path: str) -> str:
+def _missing_store_message(path: str) -> str:
   """Return the message for a path without a manifest: its content, and how to make a store."""
   directory = pathlib.Path(path)
   is_local = "://" not in path
@@ -368,7 +368,7 @@ def _missing(path: str) -> str:
     elif splits:
       content = f"no such split; there are {', '.join(splits)}"
     if directory.with_name(f".{directory.name}.incomplete").exists():
-      content += "; an unfinished one is there, the same prepare_data command finishes it"
+      content += "; an unfinished store exists, and the same prepare_data command finishes it"
   output = directory.parent if is_local else "DIR"
   return (
     f"{path}: no token store ({content}): make one with python -m tools.prepare_data --source=... "

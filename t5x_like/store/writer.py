@@ -25,7 +25,7 @@ from t5x_like.vocabularies import Vocabulary
 
 SHARD_VALUES = 2**26
 
-# by array: the values of all items, and their number in each
+# By array: the values of all items, one after the other, and the number of values of each item.
 Items = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -54,7 +54,7 @@ def write_shard(root: AnyPath, name: str, arrays: Sequence[Array], items: Items)
     contents = {values_directory: values, ends_directory: ends.astype("<i8")}
     for directory, numbers in contents.items():
       content = numbers.tobytes()
-      with _refusals(root / directory / name):
+      with _convert_write_errors(root / directory / name):
         (root / directory / name).write_bytes(content)
       sha256[directory] = hashlib.sha256(content).hexdigest()
   return Shard(name, ends.size, num_values, sha256)
@@ -72,9 +72,13 @@ def build_metadata(
 ) -> dict[str, bytes]:
   """Return the tables and the manifest of a store of these shards.
 
-  The result is contents by file, the manifest last.
+  Args:
+    shards: the shards, in order.
+    name, split, facts, skipped, source: fields of `Manifest`.
+    arrays: the arrays; they need no counts.
 
-  Args: see `Manifest`; the arrays need no counts.
+  Returns:
+    The contents of the files by name, the manifest last.
   """
   tables = store_shards.build_tables(shards, arrays)
   counted_arrays = []
@@ -108,7 +112,7 @@ def publish(
 
   The vocabulary, tables and manifest are written; a local store is flushed and renamed.
   """
-  with _refusals(work):
+  with _convert_write_errors(work):
     if vocabulary:
       vocabulary.save(work / manifests.VOCABULARY)
     for file, content in contents.items():
@@ -126,8 +130,8 @@ def publish(
 
 
 @contextlib.contextmanager
-def _refusals(path: AnyPath):
-  """Report a full disk, a read-only directory and the like as a one-line UserError."""
+def _convert_write_errors(path: AnyPath):
+  """Convert errors of writing, such as a full disk, to a one-line UserError."""
   try:
     yield
   except OSError as error:

@@ -127,13 +127,14 @@ def insert_separators(
   R = tf.shape(window_BR)[1]
   position_R = tf.range(R)
   split_BR = first_BR & (position_R > start_B[:, None]) & (position_R < end_B[:, None])
-  split_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
+  split_N2 = tf.cast(tf.where(split_BR), tf.int32)  # (row, position), in order
   row_N = split_N2[:, 0]
   splits_B = tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
-  nth_N = tf.range(tf.shape(row_N)[0]) - tf.gather(tf.cumsum(splits_B, exclusive=True), row_N)
-  position_N = tf.minimum(split_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
-  here_N2 = tf.stack([row_N, position_N], axis=1)
-  separator_BL = tf.scatter_nd(here_N2, tf.ones_like(row_N), [batch, length + 1])[:, :length]
+  first_split_B = tf.cumsum(splits_B, exclusive=True)
+  number_N = tf.range(tf.shape(row_N)[0]) - tf.gather(first_split_B, row_N)  # within the row
+  position_N = tf.minimum(split_N2[:, 1] - tf.gather(start_B, row_N) + number_N, length)
+  separator_N2 = tf.stack([row_N, position_N], axis=1)
+  separator_BL = tf.scatter_nd(separator_N2, tf.ones_like(row_N), [batch, length + 1])[:, :length]
   source_BL = tf.range(length) + start_B[:, None] - tf.cumsum(separator_BL, axis=1)
   text_BL = tf.where(separator_BL > 0, sep_id, _gather(window_BR, source_BL))
   return text_BL, tf.minimum(end_B - start_B + splits_B, length)

@@ -121,17 +121,23 @@ class Renderer:
     with self._lock:
       if self._process is None or self._owner != os.getpid():
         self._start()
-      answer = self._ask(request)
+      answer = self._request(request)
     return answer["text"], answer["answers"]
 
   def _start(self) -> None:
+    """Start the process and send it the template."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     command = [sys.executable, "-P", str(_PROGRAM)]
     self._process = subprocess.Popen(command, text=True, encoding="utf-8", **pipes)
     self._owner = os.getpid()
-    self._ask(self._setup)
+    self._request(self._setup)
 
-  def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+  def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+    """Send a request to the process and return its answer.
+
+    Raises:
+      UserError: the template is wrong for the request, or exceeds a limit.
+    """
     process = self._process
     timer = threading.Timer(MAX_SECONDS, process.kill)
     timer.daemon = True
@@ -160,6 +166,7 @@ class Renderer:
     return answer
 
   def _end(self) -> None:
+    """End the process."""
     self._process.kill()
     self._process.wait()
     self._process.stdin.close()
