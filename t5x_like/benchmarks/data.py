@@ -9,7 +9,7 @@ from t5x_like.parallel import distributed
 
 
 class Unavailable(Exception):
-  """The data of a task are not there."""
+  """Reports that the data of a task cannot be found."""
 
 
 def source_keys(

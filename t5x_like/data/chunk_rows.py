@@ -2,7 +2,7 @@
 
 `document_chunks.py` cuts the chunks. Each block of consecutive documents is packed independently.
 The last chunks of its documents are placed longest first, each in the row where it leaves the least
-room (best-fit decreasing). Every earlier chunk fills a row of its own. Example i is a row, and
+room (best-fit decreasing). Every earlier chunk fills a separate row. Example i is a row, and
 every chunk is in exactly one row. The store determines the contents of a row through two tables:
 the number of rows before each block, and one byte per document (two in larger blocks) for its row
 within the block. Both are computed when the rows are first opened, at about a million documents per

@@ -97,7 +97,7 @@ def eval_batches(
     task: the task to evaluate on.
     batch_size: rows of the global batch.
     rows: this host's rows of the global batch, ascending; None for all.
-    max_examples: use only the first so many examples; None for all.
+    max_examples: the number of examples to use, from the first; None for all.
     only: the indices of the examples to use, int64 in any order; None for all.
 
   Returns:

@@ -16,7 +16,7 @@ from t5x_like.slots import PositiveInt
 class Evaluator(BaseEvaluator):
   """An evaluator of an encoder's sentence embeddings, with or without a head.
 
-  Each text is a row of its own: CLS, its tokens, SEP. Pairs without a number are left out.
+  Each text is a separate row: CLS, its tokens, SEP. Pairs without a number are left out.
 
   Attributes:
     pooling: the mean of the last hidden states, or the first token's state.

@@ -12,7 +12,7 @@ from t5x_like.report.numbers import duration, short
 
 _GAP = re.compile(r"<extra_id_\d+>|\[MASK\]|<mask>")
 _SENTINEL = re.compile(r"(<extra_id_\d+>)")
-_MAX_WORDS = 500  # of a text on the page; marking words takes time with their square
+_MAX_WORDS = 500  # words of a text on the page; marking them takes quadratic time
 _MAX_CHARACTERS = 10_000
 _COUNT = re.compile(r"([\d,]+) parameters")
 BLANK = "____"

@@ -30,7 +30,7 @@ Items = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_shard(root: AnyPath, name: str, arrays: Sequence[Array], items: Items) -> Shard:
-  """Write the files of a shard, each at once, and describe it.
+  """Write the files of a shard, each in one operation, and describe the shard.
 
   Args:
     root: the directory of the store, local or at an address.

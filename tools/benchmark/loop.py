@@ -41,7 +41,7 @@ class _Times:
 
 
 def _time_steps(run, steps: int, steps_per_save: int) -> _Times:
-  """Time the steps of a run that saves once in so many steps, after a warm-up with a save."""
+  """Time the steps of a run after a warm-up with a save; save every `steps_per_save` steps."""
   for _ in range(5):
     run.advance()
   run.drain()

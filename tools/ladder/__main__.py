@@ -273,7 +273,7 @@ def fit_trials(trials: Sequence[Trial]) -> tuple[fitting.Law, list[fitting.Point
 def predict_size(
   ladder: Ladder, size: str, steps: int, law, points, trials: Sequence[Trial]
 ) -> Prediction:
-  """Predict the loss and the rate of a larger size after so many steps."""
+  """Predict the loss and the rate of a larger size after a number of steps."""
   from t5x_like.training.resolve import resolve
 
   N = sizes.parameters(resolve(ladder.config_at(size)))

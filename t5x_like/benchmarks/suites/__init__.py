@@ -306,7 +306,7 @@ def multiple_choice(
   test: Mapping[str, str] | None = None,
   **task: Any,
 ) -> Benchmark:
-  """Make a multiple-choice benchmark. Encoders score each option in a row of its own.
+  """Make a multiple-choice benchmark; encoders score each option in a separate row.
 
   Args:
     text: the template of the text.

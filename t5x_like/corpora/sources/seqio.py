@@ -148,7 +148,7 @@ class Source(Base):
     if length is not None and length.default is inspect.Parameter.empty:
       raise UserError(
         f"{self._where}: {_label(step)} needs sequence_length, which is known only in training; "
-        "leave it out, a task here has a length of its own"
+        "leave it out, as tasks here have their own length"
       )
     return step
 

@@ -3,9 +3,10 @@
 The fields are `article` and `highlights`.
 
 The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and
-`dailymail/stories` of the archives lie beside them or one folder above; the name of a story is the
-SHA-1 hash of its address. A line without a mark at its end gets a full stop, and highlights are
-lines, as in TensorFlow datasets from 3.2.0. A story without an article or highlights is skipped.
+`dailymail/stories` of the archives are in the same folder as the lists or one folder above. The
+name of a story is the SHA-1 hash of its address. A line without a mark at its end gets a full stop,
+and highlights are lines, as in TensorFlow datasets from 3.2.0. A story without an article or
+highlights is skipped.
 """
 
 import hashlib

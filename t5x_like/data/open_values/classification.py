@@ -189,7 +189,7 @@ class _Table:
     return sources.open_source(source, fields=self._fields, data_dir=self._data_dir)
 
   def _hold_out(self) -> int:
-    """Take a validation split out of train; return N, one of so many rows.
+    """Take one row in N out of train as the validation split; return N.
 
     Raises:
       UserError: there are too few rows.

@@ -1,7 +1,7 @@
 """Packed rows of masked language modelling: several chunks of documents, each a separate sequence.
 
 Every sequence has its own [CLS], [SEP], segment number and positions from 0, and attends only to
-itself. So the model computes the same for it as in a row of its own. Krell et al. 2021
+itself. So the model computes the same for it as in a separate row. Krell et al. 2021
 (arXiv:2107.02027) pack BERT's pairs this way.
 """
 

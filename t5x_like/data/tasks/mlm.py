@@ -27,7 +27,7 @@ its size is known only once it is drawn.
 
 A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/document_chunks.py`
 finds pairs and single documents. Every epoch draws new masks. With `static_copies` there are only
-so many masks per example, as the original BERT copied its corpus (ten copies, so with 40 epochs
+that many masks per example, as the original BERT copied its corpus (ten copies, so with 40 epochs
 each mask is seen four times; RoBERTa, section 4.1).
 """
 

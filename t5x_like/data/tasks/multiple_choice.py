@@ -1,4 +1,4 @@
-"""Multiple choice: each option is a row of its own after its question, and gets one score.
+"""Multiple choice: each option is a separate row after its question, and gets one score.
 
 Devlin et al. 2019, section 4.4.
 

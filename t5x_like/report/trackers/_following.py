@@ -35,7 +35,7 @@ class Connection(Protocol):
 
 
 class Following:
-  """An open tracker that sends the lines of `metrics.jsonl` from a thread of its own.
+  """An open tracker that sends the lines of `metrics.jsonl` from a separate thread.
 
   Args:
     name: the tracker's name, for messages.
