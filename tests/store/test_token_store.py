@@ -102,7 +102,7 @@ def open_descriptors():
 def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
   monkeypatch.setattr(local_ranges, "max_open_files", lambda: 50)
   monkeypatch.setattr(
-    local_ranges._pool, "_most", 0
+    local_ranges._pool, "_exceeded_limit", 0
   )  # an earlier test may have exceeded a larger limit
   documents = random_documents(120, 20)
   store = write(tmp_path / "corpus_of_many", documents, shard_tokens=1)
