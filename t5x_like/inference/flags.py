@@ -1,6 +1,6 @@
 """The flags of generation, shared by all commands that generate.
 
-`library.model.Options` has the same names.
+`library.model.PredictOptions` has the same names.
 """
 
 from collections.abc import Iterable

@@ -79,9 +79,8 @@ class Generation:
   ) -> list[dict[str, Any]]:
     """Return an answer for each text: `input`, `prediction` and `score`.
 
-    If the text has sentinels, the answer also has `filled`.
-
-    With several predictions per text, `predictions`, `scores` and `filled` are lists.
+    If the text has sentinels, the answer also has `filled`. With several predictions per text,
+    `predictions`, `scores` and `filled` are lists.
 
     Raises:
       UserError: memory cannot hold so many new tokens.
@@ -337,16 +336,14 @@ class Continuation(Generation):
 class Answer(Continuation):
   """Generation with a decoder trained on conversations: answer the text as a user's message.
 
-  The answer ends with the turn.
-
-  Instead of a text, an input may be a list of messages, each with `role` and `content`.
+  The answer ends with the assistant's message. Instead of a text, an input may be a list of
+  messages, each with `role` and `content`.
 
   Args:
-    template: see `published_template.chat_of`.
+    template: see `published_template.build_chat`.
 
   Attributes:
-    template_description: the template's name for people.
-    For the others, see `Generation`.
+    template_description: the template's name, for messages.
   """
 
   def __init__(

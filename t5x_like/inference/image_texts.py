@@ -21,7 +21,7 @@ class TextChoice(ImageClassification):
   has a bias.
 
   Args:
-    model, vocabulary, task, flags: see `images.predictor`.
+    model, vocabulary, task, flags: see `images.build_predictor`.
     texts: the texts to choose from, such as 'a photo of a cat'.
   Raises:
     UserError: there are fewer than two texts, or a flag does not apply to images.

@@ -61,9 +61,9 @@ class Prompts:
         "--template: the model is an encoder-decoder, which has no chat template; leave it out"
       )
     if template == PUBLISHED and opened.is_published:
-      self._before = []  # the template writes all
+      self._before = []  # the template writes them all
     first = opened.forced[0]
-    self._answer = opening_ids(opened.vocabulary) if first is None else [first]
+    self._answer_start = opening_ids(opened.vocabulary) if first is None else [first]
 
   def encode(self, text: str, special: bool = True) -> Ids:
     """Return the ids of a context or, without `special`, of a continuation."""
@@ -82,7 +82,7 @@ class Prompts:
     """
     if self.is_encoder_decoder:
       ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
-      return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
+      return self.encode(context), [*self._answer_start, *ids, self._vocabulary.eos_id]
     if self._chat is not None:
       return self.encode(context), self.encode(continuation.lstrip(), special=False)
     context_ids = self.encode(context, special=False)

@@ -17,9 +17,8 @@ Conversation = list[dict[str, str]]
 def read_texts(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
   """Return the texts of a file, None for a blank line.
 
-  Texts are lines or, in JSON lines, the values of a key.
-
-  A value may also be a conversation, a list of messages with `role` and `content`.
+  Texts are lines or, in JSON lines, the values of a key. A value may also be a conversation, a list
+  of messages with `role` and `content`.
 
   Args:
     path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an
