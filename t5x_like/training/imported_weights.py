@@ -75,8 +75,8 @@ def write_imported_workdir(
   Raises:
     UserError: it cannot be written.
   """
-  prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
-  identity = config.to_dict() | {"fingerprints": prints, "features": {}}
+  fingerprints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
+  identity = config.to_dict() | {"fingerprints": fingerprints, "features": {}}
   model = {
     key: value for key, value in identity["model"].items() if key in warm_start.IMPORTED_KEYS
   }

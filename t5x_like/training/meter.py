@@ -100,7 +100,7 @@ class StepMeter:
       "padding_fraction": padding,
       "goodput": self._goodput.add(max(0.0, seconds - self._waited)),
     }
-    if cost.flops / seconds <= cost.peak:  # else the peak, measured on a busy machine, is none
+    if cost.flops / seconds <= cost.peak:  # a peak measured on a busy machine may be too low
       figures["mfu"] = cost.flops / seconds / cost.peak
     slowest = self._stragglers.finish_step(self._own_seconds)
     self._last = now

@@ -46,11 +46,11 @@ def offload_optimizer_state(
     )
     return updates, jax.device_put(opt_state, shardings)
 
-  hosted = jax.tree.map(
+  abstract_opt_state = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
     state.opt_state,
     shardings,
   )
   return optax.GradientTransformationExtraArgs(optimizer.init, update), dataclasses.replace(
-    state, opt_state=hosted
+    state, opt_state=abstract_opt_state
   )

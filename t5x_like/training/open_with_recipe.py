@@ -90,10 +90,10 @@ def _check_model(saved: SavedModel) -> None:
 def check_vocabulary(saved: SavedModel, vocabulary: Vocabulary) -> None:
   """Check that data have the vocabulary of training; raise UserError naming classes or keys."""
   _check_classes(saved, vocabulary)
-  trained_prints = {"vocabulary": saved.vocabulary_fingerprint}
-  data_prints = {"vocabulary": vocabulary.fingerprint}
+  trained_fingerprints = {"vocabulary": saved.vocabulary_fingerprint}
+  data_fingerprints = {"vocabulary": vocabulary.fingerprint}
   workdirs.check_identity(
-    {"fingerprints": trained_prints}, {"fingerprints": data_prints}, saved.path
+    {"fingerprints": trained_fingerprints}, {"fingerprints": data_fingerprints}, saved.path
   )
 
 
