@@ -213,7 +213,7 @@ def _rotate(
   """Rotate P = R / 2 pairs of channels, each by its angle, in float32.
 
   Each channel is added to the other of its pair without splitting channels in two arrays, for which
-  a TPU would write and read twice the memory, and the gradient is a turn back.
+  a TPU would write and read twice the memory, and the gradient is the reverse rotation.
   """
   half = x_BTNR.shape[-1] // 2
   if interleaved:
