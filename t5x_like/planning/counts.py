@@ -1,6 +1,6 @@
 """Count the work of a compiled program that a change of the code can increase.
 
-`docs/plans.json` holds those of published models, and `tools/plans.py` refuses to let them grow.
+`docs/plans.json` has the counts of published models, and `tools/plans.py` refuses their growth.
 """
 
 import re
