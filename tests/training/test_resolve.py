@@ -1,23 +1,17 @@
 """Resolving a recipe fills in defaults and sizes without opening data."""
 
 import json
-import pathlib
 
 import pytest
 
 import stores
+from refusals import refuses
 from t5x_like import config as config_lib
 from t5x_like import recipes, slots
 from t5x_like.data import task as tasks
-from t5x_like.errors import UserError
 from t5x_like.store import tokens
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import load_task_vocabulary, padded_vocab_size, resolve
-
-REPO = pathlib.Path(__file__).resolve().parents[2]
-RECIPES = sorted(
-  str(path.relative_to(REPO)) for path in REPO.glob("configs/*/*.py") if path.stem != "__init__"
-)
 
 
 def resolve_recipe(*overrides):
@@ -66,13 +60,6 @@ def forbid_data(monkeypatch):
   monkeypatch.setattr(tokens.TokenStore, "open", refuse_to_open)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_no_recipe_opens_data(recipe, forbid_data, monkeypatch):
-  monkeypatch.chdir(REPO)
-  model = resolve(recipes.load(f"{recipe}:debug")).model
-  assert isinstance(model.get("vocab_size", 0), int)
-
-
 @pytest.mark.parametrize(
   "task",
   [
@@ -101,9 +88,7 @@ def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch,
 def test_a_task_without_a_vocabulary_needs_a_size(forbid_data):
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = {"name": "image_classification", "source": "digits"}
-  with pytest.raises(
-    UserError, match="vocab_size: found 'auto', but config.task names neither .* give the size$"
-  ):
+  with refuses("vocab_size: found 'auto', but config.task names neither", "give the size"):
     resolve(config)
 
 
@@ -120,22 +105,11 @@ def test_a_config_saved_before_a_key_existed_gets_its_default(capsys):
   assert capsys.readouterr().out.startswith(
     'w/config.json: written before there were {"recompute_every": 0, "sel'
   )
-  with pytest.raises(UserError, match="key 'task' is missing; the file is damaged"):
+  with refuses("w/config.json", "key 'task' is missing; the file is damaged"):
     config_lib.restore({"model": {}}, [], "w/config.json")
-
-
-@pytest.mark.parametrize(
-  "override",
-  ['mesh={"__class__": 1}', "mesh.__class__.x=1", "__class__=3", 'evals={"a": {"__class__": 2}}'],
-)
-def test_attribute_names_of_python_are_refused_as_keys(override):
-  with pytest.raises(UserError, match="^--config.*__class__"):
-    recipes.load("tests/recipes/nano.py", [override])
 
 
 def test_a_saved_config_with_an_attribute_name_of_python_is_refused():
   saved = recipes.load("tests/recipes/nano.py").to_dict()
-  with pytest.raises(
-    UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"
-  ):
+  with refuses("w/config.json: ", "__class__ cannot be overridden", "restore it from a backup"):
     config_lib.restore(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")
