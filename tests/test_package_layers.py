@@ -5,8 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 # The base, which every package may import.
@@ -123,6 +121,16 @@ def location(path, line):
   return f"{path.relative_to(REPO)}:{line}"
 
 
+def importing(sources, is_violation):
+  """Return a message for each import for which `is_violation(file, imported module)` is true."""
+  messages = []
+  for path, tree in sources.items():
+    for line, module in imports(path, tree):
+      if is_violation(path, module):
+        messages.append(f"{location(path, line)} imports {module}")
+  return messages
+
+
 def test_every_package_has_a_layer():
   packages = {
     path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE_SOURCES
@@ -144,64 +152,50 @@ def may_import(importer, module):
 
 
 def test_imports_go_only_to_lower_layers():
-  violations = []
-  for path, tree in PACKAGE_SOURCES.items():
+  def is_violation(path, module):
     importer = importer_of(path)
-    if importer == "__init__":
-      continue
-    for line, module in imports(path, tree):
-      if subpackage(module) in (None, "contrib", "__version__"):
-        continue
-      if not may_import(importer, module.removeprefix(f"{PACKAGE}.")):
-        violations.append(f"{location(path, line)} imports {module}")
-  assert not violations, "\n".join(violations)
+    if importer == "__init__" or subpackage(module) in (None, "contrib", "__version__"):
+      return False
+    return not may_import(importer, module.removeprefix(f"{PACKAGE}."))
+
+  assert not importing(PACKAGE_SOURCES, is_violation)
 
 
 def test_a_topic_is_imported_by_itself_alone():
-  violations = []
-  for path, tree in SOURCES.items():
-    dotted_path = ".".join(path.relative_to(REPO).with_suffix("").parts)
-    for line, module in imports(path, tree):
-      imported = topic_of(module)
-      if imported and imported != topic_of(dotted_path):
-        violations.append(f"{location(path, line)} imports {module}")
-  assert not violations, "\n".join(violations)
+  def is_violation(path, module):
+    importer = ".".join(path.relative_to(REPO).with_suffix("").parts)
+    return topic_of(module) not in (None, topic_of(importer))
+
+  assert not importing(SOURCES, is_violation)
 
 
 def test_plug_ins_import_no_siblings():
   """A task, objective or evaluator is one file; shared code is in a private module or above."""
-  violations = []
-  for path, tree in PACKAGE_SOURCES.items():
-    folder = path.relative_to(REPO / PACKAGE).parent.as_posix()
-    if path.parent.name in ("tasks", "objectives", "evals") and not path.stem.startswith("_"):
-      siblings = {p.stem for p in path.parent.glob("[!_]*.py")} - {path.stem}
-      prefix = f"{PACKAGE}.{folder.replace('/', '.')}."
-      for line, module in imports(path, tree):
-        if module.startswith(prefix) and module.removeprefix(prefix).split(".")[0] in siblings:
-          violations.append(f"{location(path, line)} imports {module}")
-  assert not violations, "\n".join(violations)
+
+  def is_violation(path, module):
+    if path.parent.name not in ("tasks", "objectives", "evals") or path.stem.startswith("_"):
+      return False
+    siblings = {sibling.stem for sibling in path.parent.glob("[!_]*.py")} - {path.stem}
+    package = ".".join(path.parent.relative_to(REPO).parts)
+    inner = module.removeprefix(f"{package}.")
+    return inner != module and inner.split(".")[0] in siblings
+
+  assert not importing(PACKAGE_SOURCES, is_violation)
 
 
 def test_the_package_imports_no_tools_launchers_tests_or_recipes():
-  violations = [
-    f"{location(path, line)} imports {module}"
-    for path, tree in PACKAGE_SOURCES.items()
-    for line, module in imports(path, tree)
-    if module.split(".")[0] in ("tools", "launch", "tests", "configs")
-  ]
-  assert not violations, "\n".join(violations)
+  outside = ("tools", "launch", "tests", "configs")
+  assert not importing(PACKAGE_SOURCES, lambda path, module: module.split(".")[0] in outside)
 
 
 def test_tensorflow_is_imported_by_one_module_under_data_and_corpora_and_in_tools():
-  violations = [
-    f"{location(path, line)} imports {module}"
-    for path, tree in SOURCES.items()
-    for line, module in imports(path, tree)
-    if module.split(".")[0].startswith(("tensorflow", "keras"))
-    if not path.is_relative_to(REPO / "tools")
-    if not (path in PACKAGE_SOURCES and layer_of(path) in ("quiet_tensorflow", "data", "corpora"))
-  ]
-  assert not violations, "\n".join(violations)
+  def is_violation(path, module):
+    if not module.startswith(("tensorflow", "keras")) or path.is_relative_to(REPO / "tools"):
+      return False
+    layers = ("quiet_tensorflow", "data", "corpora")
+    return path not in PACKAGE_SOURCES or layer_of(path) not in layers
+
+  assert not importing(SOURCES, is_violation)
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
@@ -216,37 +210,36 @@ FIXED_LIST_IMPORTERS = {
 IMPORTERS = FIXED_LIST_IMPORTERS | {"t5x_like/trust.py"}
 
 
+def unsafe_calls(path, tree):
+  """Return a message for each call in a file that may execute what it reads."""
+  messages = []
+  for node in ast.walk(tree):
+    if not isinstance(node, ast.Call):
+      continue
+    function = ast.unparse(node.func)
+    if function in UNSAFE_CALLS:
+      messages.append(f"{location(path, node.lineno)} calls {function}")
+    for keyword in node.keywords:
+      is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+      if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_false:
+        messages.append(f"{location(path, node.lineno)} sets {keyword.arg}")
+    if function.endswith("import_module") and path.relative_to(REPO).as_posix() not in IMPORTERS:
+      messages.append(f"{location(path, node.lineno)} imports a module by name")
+  return messages
+
+
 def test_no_input_can_execute_code():
-  violations = []
+  assert not importing(SOURCES, lambda path, module: module.split(".")[0] in UNSAFE_MODULES)
   for path, tree in SOURCES.items():
-    for line, module in imports(path, tree):
-      if module.split(".")[0] in UNSAFE_MODULES:
-        violations.append(f"{location(path, line)} imports {module}")
-    for node in ast.walk(tree):
-      if not isinstance(node, ast.Call):
-        continue
-      if ast.unparse(node.func) in UNSAFE_CALLS:
-        violations.append(f"{location(path, node.lineno)} calls {ast.unparse(node.func)}")
-      for keyword in node.keywords:
-        is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-        if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_false:
-          violations.append(f"{location(path, node.lineno)} sets {keyword.arg}")
-      by_name = ast.unparse(node.func).endswith("import_module")
-      if by_name and path.relative_to(REPO).as_posix() not in IMPORTERS:
-        violations.append(f"{location(path, node.lineno)} imports a module by name")
-  assert not violations, "\n".join(violations)
+    assert not unsafe_calls(path, tree)
 
 
 def test_no_catch_all_modules_and_no_unfinished_code():
   names = {path.name for path in SOURCES}
   assert not names & {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
-  unfinished = [
-    location(path, node.lineno)
-    for path, tree in SOURCES.items()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.Name) and node.id == "NotImplementedError"
-  ]
-  assert not unfinished, unfinished
+  for path, tree in SOURCES.items():
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "NotImplementedError" not in named, path
 
 
 BLOCKED = """
@@ -265,28 +258,24 @@ print("imported", len({modules!r}))
 """
 
 
-@pytest.mark.parametrize(
-  "blocked",
-  [
-    (
-      "tensorflow",
-      "tensorflow_datasets",
-      "ml_collections",
-      "sentencepiece",
-      "tensorboardX",
-      "matplotlib",
-    )
-  ],
-)
-def test_models_and_the_step_import_without_the_data_system(blocked):
+DATA_SYSTEM = {
+  "tensorflow",
+  "tensorflow_datasets",
+  "ml_collections",
+  "sentencepiece",
+  "tensorboardX",
+  "matplotlib",
+}
+
+
+def test_models_and_the_step_import_without_the_data_system():
   packages = ("nn", "architectures", "decoding", "parallel", "models", "objectives")
-  modules = [
-    ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
-    for path in PACKAGE_SOURCES
-    if layer_of(path) in packages
-  ]
-  modules += [f"{PACKAGE}.training.{name}" for name in ("step", "state", "optimizer", "schedule")]
-  program = BLOCKED.format(blocked=set(blocked), modules=modules)
+  modules = [f"{PACKAGE}.training.{name}" for name in ("step", "state", "optimizer", "schedule")]
+  for path in PACKAGE_SOURCES:
+    if layer_of(path) in packages:
+      module = ".".join(path.relative_to(REPO).with_suffix("").parts)
+      modules.append(module.removesuffix(".__init__"))
+  program = BLOCKED.format(blocked=DATA_SYSTEM, modules=modules)
   process = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
   )
@@ -296,9 +285,6 @@ def test_models_and_the_step_import_without_the_data_system(blocked):
 
 def test_no_two_tests_share_a_file_name():
   """Test files outside packages share one name space; pytest drops the second file of a name."""
-  names = [
-    path.name
-    for path in (REPO / "tests").rglob("test_*.py")
-    if not (path.parent / "__init__.py").exists()
-  ]
+  files = (REPO / "tests").rglob("test_*.py")
+  names = [path.name for path in files if not (path.parent / "__init__.py").exists()]
   assert not {name for name in names if names.count(name) > 1}

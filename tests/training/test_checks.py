@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from refusals import refuses
 from t5x_like import recipes
 from t5x_like.data import task as tasks
-from t5x_like.errors import UserError
 from t5x_like.training import checks
 from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
@@ -47,50 +47,50 @@ CAUSAL = '{"name": "causal_lm", "store": "builtin", "length": 32}'
 MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
 
 
+MLM_TASK = f"task={MLM}"
+CAUSAL_TASK = f"task={CAUSAL}"
+
+
 @pytest.mark.parametrize(
-  ("overrides", "message"),
+  ("overrides", "parts"),
   [
     (
       ["objective.name=mlm"],
-      r"mlm needs the feature 'encoder_target_tokens', which task span_corruption does not make"
-      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or "
-      r"encoder_decoder",
+      (
+        "mlm needs the feature 'encoder_target_tokens', which task span_corruption does not make",
+        "choose another task or the objective decoder or encoder_decoder",
+      ),
     ),
     (
-      [f"model={DECODER}", f"task={CAUSAL}", "objective.name=mlm"],
-      r"mlm needs .* task causal_lm .* objective decoder or",
+      [f"model={DECODER}", CAUSAL_TASK, "objective.name=mlm"],
+      ("mlm needs", "task causal_lm", "objective decoder or"),
     ),
     (
-      [f"model={DECODER}", f"task={MLM}", "objective.name=mlm"],
-      r"config.model: gpt needs the feature"
-      r" 'decoder_input_tokens', which task mlm does not make",
+      [f"model={DECODER}", MLM_TASK, "objective.name=mlm"],
+      ("config.model: gpt needs the feature 'decoder_input_tokens'", "task mlm does not make"),
     ),
     (
       [f"model={ENCODER}"],
-      r"encoder_decoder needs a model with outputs for decoder_input_tokens, but bert's"
-      r" are for encoder_input_tokens; choose another task$",
+      ("outputs for decoder_input_tokens, but bert's are for encoder_input_tokens",),
     ),
     (
-      [f"model={DECODER}", f"task={CAUSAL}", "objective.name=dpo"],
-      r"dpo needs examples of several rows, but task causal_lm makes one row for each; choose .* "
-      r"objective decoder",
+      [f"model={DECODER}", CAUSAL_TASK, "objective.name=dpo"],
+      ("dpo needs examples of several rows", "task causal_lm makes one row", "objective decoder"),
     ),
     (
-      [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],
-      r"electra needs the output 'generator_logits' with 3"
-      r" axes, found none with model bert; choose another --config.model.head",
+      [f"model={ENCODER}", MLM_TASK, "objective.name=electra"],
+      ("'generator_logits' with 3 axes, found none with model bert", "--config.model.head"),
     ),
     (
-      [f"model={ENCODER}", f"task={MLM}", "objective.name=span_boundary"],
-      r"'encoder_span_starts'.*; set"
-      r" --config.task.masking=spans$",
+      [f"model={ENCODER}", MLM_TASK, "objective.name=span_boundary"],
+      ("'encoder_span_starts'", "set --config.task.masking=spans"),
     ),
   ],
 )
-def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, message):
+def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, parts):
   config = resolve_recipe(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
-  with pytest.raises(UserError, match=message):
+  with refuses(*parts):
     checks.check_task(config, build_parts(config), task)
 
 
@@ -100,7 +100,7 @@ def test_a_head_of_another_kind_is_refused():
   labels = {"label": tasks.Feature((), "int32"), "example_weights": tasks.Feature((), "float32")}
   tokens = {"encoder_input_tokens": task.features["encoder_input_tokens"]}
   task = dataclasses.replace(task, features=tokens | labels)
-  with pytest.raises(UserError, match="'logits' with 2 axes, found 3 axes with model bert"):
+  with refuses("'logits' with 2 axes, found 3 axes with model bert"):
     checks.check_task(config, build_parts(config), task)
   classifier = ENCODER.replace("}", ', "head": {"name": "classification", "labels": 2}}')
   config = resolve_recipe(f"model={classifier}", f"task={MLM}", "objective.name=classification")

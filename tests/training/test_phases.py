@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from refusals import refuses
 from t5x_like import recipes, train
 from t5x_like.data import loader, task
-from t5x_like.errors import UserError
 from t5x_like.training import phases
 from t5x_like.training.build import build_phases
 from t5x_like.training.resolve import resolve
@@ -14,7 +14,6 @@ from tests.runs import fingerprints, losses
 
 FLAGS = (
   "--config=tests/recipes/nano_encoder.py",
-  '--config.phases={"short": {"until": 2, "task": {"length": 32}, "batch_size": 16}}',
   '--config.schedule={"name": "constant", "learning_rate": 0.001}',
   "--config.evals={}",
   "--config.checkpoint.every=1",
@@ -24,40 +23,39 @@ FLAGS = (
 )
 
 
-def train_run(workdir, steps):
-  assert train.main([*FLAGS, f"--workdir={workdir}", f"--config.total_steps={steps}"]) == 0
+def train_run(workdir, steps: int, *, until: int = 2, length: int = 32, rows: int = 16) -> int:
+  """Run a short phase up to a step, and then the main one."""
+  short = {"until": until, "task": {"length": length}, "batch_size": rows}
+  flags = (f"--config.phases={json.dumps({'short': short})}", f"--config.total_steps={steps}")
+  return train.main([*FLAGS, *flags, f"--workdir={workdir}"])
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.more
 def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
-  train_run(tmp_path / "whole", 4)
+  whole = tmp_path / "whole"
+  parts = tmp_path / "parts"
+  assert train_run(whole, 4) == 0
   printed = capsys.readouterr().out
   assert "phase short from step 0" in printed
   assert "phase main from step 2" in printed
   for steps in (1, 2, 4):
-    train_run(tmp_path / "parts", steps)
+    assert train_run(parts, steps) == 0
   printed = capsys.readouterr().out
   assert "phase short from step 1" in printed
   assert printed.count("phase main from step 2") == 1
-  assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-  assert len(losses(tmp_path / "whole")) == 4
-  assert fingerprints(tmp_path / "parts", 4) == fingerprints(tmp_path / "whole", 4)
-  saved = json.loads((tmp_path / "whole" / "config.json").read_text())
+  assert losses(parts) == losses(whole)
+  assert len(losses(whole)) == 4
+  assert fingerprints(parts, 4) == fingerprints(whole, 4)
+  saved = json.loads((whole / "config.json").read_text())
   assert saved["features"]["encoder_input_tokens"] == [64]
-  assert "data_short" in saved["fingerprints"]
-  other_phases = FLAGS[1].replace("32", "48")
-  flags = [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
-  assert train.main(flags) == 2
+  assert train_run(whole, 5, length=48) == 2
   assert "fingerprints.data_short" in capsys.readouterr().err
-  for until, size in ((3, 16), (2, 8)):
-    changed = {"short": {"until": until, "task": {"length": 32}, "batch_size": size}}
-    other_phases = f"--config.phases={json.dumps(changed)}"
-    flags = [*FLAGS, other_phases, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]
-    assert train.main(flags) == 2
-    errors = capsys.readouterr().err
-    assert f"found phase short up to step {until} at batch size {size}" in errors, errors
-    assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in errors
+  for until, rows in ((3, 16), (2, 8)):
+    assert train_run(whole, 5, until=until, rows=rows) == 2
+    error = capsys.readouterr().err
+    assert f"found phase short up to step {until} at batch size {rows}" in error
+    assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in error
 
 
 def test_phases_draw_one_sequence_of_examples():
@@ -81,39 +79,38 @@ def test_phases_draw_one_sequence_of_examples():
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  ("phases", "parts"),
   [
-    ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
-    ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
-    ('{"a": {"untl": 3, "task": {}}}', "untl.*did you mean 'until'"),
-    ('{"a": {"until": 3, "task": {"name": "bart"}}}', "phases.a.task.name"),
-    ('{"a": {"until": 3, "batch_size": 0}}', "phases.a.batch_size: found 0"),
-    ('{"a": {"until": 3, "batch_size": "8"}}', "phases.a.batch_size: found '8'"),
+    ('{"a": {"until": 0}}', ("phases.a.until: found 0",)),
+    ('{"a": {"until": 3}, "b": {"until": 3}}', ("phases.b.until",)),
+    ('{"a": {"untl": 3}}', ("untl", "did you mean 'until'")),
+    ('{"a": {"until": 3, "task": {"name": "bart"}}}', ("phases.a.task.name",)),
+    ('{"a": {"until": 3, "batch_size": 0}}', ("phases.a.batch_size: found 0",)),
   ],
 )
-def test_bad_phases_are_refused(changes, message):
-  with pytest.raises(UserError, match=message):
-    resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))
+def test_bad_phases_are_refused(phases, parts):
+  with refuses(*parts):
+    resolve(recipes.load("configs/bert/base.py:debug", [f"phases={phases}"]))
 
 
 @pytest.mark.parametrize(
-  ("overrides", "message"),
+  ("overrides", "parts"),
   [
     (
       ['phases={"a": {"until": 1, "task": {"lenth": 16}}}'],
-      "config.phases.a.task.lenth: .*did you mean 'length'",
+      ("config.phases.a.task.lenth: ", "did you mean 'length'"),
     ),
     (
       ['phases={"a": {"until": 1, "task": {"length": 32}}}', "task.lenth=16"],
-      "config.task.lenth: .*did you mean 'length'",
+      ("config.task.lenth: ", "did you mean 'length'"),
     ),
     (
       ['phases={"a": {"until": 1, "task": {"length": 2}}}'],
-      "config.phases.a.task.length: found 2, expected at least",
+      ("config.phases.a.task.length: found 2", "expected at least"),
     ),
   ],
 )
-def test_an_argument_is_named_where_it_stands(overrides, message):
+def test_an_argument_is_named_where_it_stands(overrides, parts):
   config = recipes.load("configs/bert/base.py:debug", overrides)
-  with pytest.raises(UserError, match=message):
+  with refuses(*parts):
     build_phases(config, task.build_at)
