@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
+from arrays import normal, rngs
 from t5x_like import slots
 from t5x_like.nn import cores
 from t5x_like.nn.cores.dense import Dense
@@ -25,14 +25,6 @@ def make(spec, dims=DIMS, causal=False):
 
 def heads(n):
   return dataclasses.replace(DIMS, heads=n)
-
-
-def normal(*shape, seed=0, scale=1.0):
-  return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
-
-
-def rngs(seed=0):
-  return nnx.Rngs(params=jax.random.key(seed))
 
 
 def qkv(B=2, T=37, S=None, N=4, K=2, H=8, seed=0):
@@ -56,26 +48,22 @@ def packed(T=37):
 
 
 def mask(kind: str, T=37) -> Mask:
-  """Return one of `KINDS` for two rows of T tokens; a suffix `_w5` adds a window of 5."""
+  """Return a mask of two rows of T tokens: full, padded, causal, prefix, packed or packed_causal.
+
+  A suffix `_w5` adds a window of 5.
+  """
   kind, _, window = kind.partition("_w")
-  window = int(window) if window else None
   pos = positions(T)
-  valid = jnp.asarray(np.arange(T)[None] < np.array([[T], [T - 9]]))
-  prefix = jnp.asarray(np.arange(T)[None] < np.array([[7], [12]]))
-  segments, packed_pos = packed(T)
-  return {
-    "full": lambda: Mask(pos, pos, window=window),
-    "padded": lambda: Mask(pos, pos, k_valid=valid, window=window),
-    "causal": lambda: Mask(pos, pos, k_valid=valid, causal=True, window=window),
-    "prefix": lambda: Mask(pos, pos, k_valid=valid, k_prefix=prefix, causal=True, window=window),
-    "packed": lambda: Mask(packed_pos, packed_pos, segments, segments, segments > 0, window=window),
-    "packed_causal": lambda: Mask(
-      packed_pos, packed_pos, segments, segments, segments > 0, causal=True, window=window
-    ),
-  }[kind]()
-
-
-KINDS = ("full", "padded", "causal", "prefix", "packed", "packed_causal")
+  options = {"window": int(window) if window else None, "causal": "causal" in kind}
+  if kind.startswith("packed"):
+    segments, packed_pos = packed(T)
+    return Mask(packed_pos, packed_pos, segments, segments, segments > 0, **options)
+  if kind == "prefix":
+    options["causal"] = True
+    options["k_prefix"] = jnp.asarray(np.arange(T)[None] < np.array([[7], [12]]))
+  if kind != "full":
+    options["k_valid"] = jnp.asarray(np.arange(T)[None] < np.array([[T], [T - 9]]))
+  return Mask(pos, pos, **options)
 
 
 def bias(kind: str, T=37, N=4):

@@ -1,4 +1,4 @@
-"""Models with each core decode and scan as they compute, and refuse what their core refuses."""
+"""Models with each core decode and scan as they compute."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import more
+from arrays import assert_trees_close
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.encoder import Encoder
-from t5x_like.errors import UserError
 from t5x_like.nn import params
 from tests import topics
 from tests.nn.cores.core_models import T, batch, build_model
@@ -34,40 +34,37 @@ def test_scan_has_the_outputs_and_gradients_of_a_loop(kind, name, position):
   features = batch("encoder" if kind is Encoder else "decoder")
   valid = next(iter(features.values()))[..., None] != 0
 
+  def logits(m):
+    return jnp.where(valid, m(features)["logits"], 0)
+
+  def loss(m):
+    return jnp.sum(logits(m) ** 2)
+
   def run(core, **options):
-    encoder = build_model(kind, core, position, **options)
+    m = build_model(kind, core, position, **options)
     if name in CORES_WITHOUT_PARAMETERS:
-      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(encoder), {
-        "none": jnp.ones(())
-      }
-    loss = jax.jit(
-      jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2))
-    )
-    value, gradients = loss(encoder)
-    return value, params.arrays(gradients)
+      return {"logits": jax.jit(logits)(m)}
+    value, gradients = jax.jit(jax.value_and_grad(loss))(m)
+    return {"loss": value} | params.arrays(gradients)
 
   scan = run(SPECS[name], remat="full")
-  loop = run(SPECS[name], layers="loop")
-  exact = run("dense") if name == "chunked" else scan
-  scale = max(float(jnp.abs(g).max()) for g in scan[1].values())
-  for a, b, c in zip(
-    jax.tree.leaves(scan), jax.tree.leaves(loop), jax.tree.leaves(exact), strict=True
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * scale)
-    np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-5 * scale)
+  references = [run(SPECS[name], layers="loop")]
+  if name == "chunked":
+    references.append(run("dense"))
+  scale = max(float(jnp.abs(x).max()) for x in scan.values() if x.ndim)
+  for reference in references:
+    assert_trees_close(scan, reference, rtol=1e-3, atol=1e-5 * scale)
 
 
 DECODING = [
   ("turns", "rope"),
-  ("chunked", "rope"),
   ("local", "relative_bias"),
   *((name, "rope") for name in topics.cases("CORES_OF_DECODERS")),
   ("chunked", "relative_bias"),
-  ("local", "rope"),
 ]
 
 
-@pytest.mark.parametrize("name, position", more.beyond(4, DECODING))
+@pytest.mark.parametrize("name, position", more.beyond(3, DECODING))
 def test_decoding_equals_the_forward_pass(name, position):
   encoder = build_model(Decoder, SPECS[name], position)
   features = batch("decoder")
@@ -75,18 +72,12 @@ def test_decoding_equals_the_forward_pass(name, position):
   expected = jax.jit(lambda b: encoder(b)["logits"])(features)
   state = encoder.start_decoding(features, T + 2)
   decode = jax.jit(lambda tokens, state: encoder.decode(tokens, state, tokens != 0))
-  # padded anywhere
-  prompt = (
-    jnp.zeros((2, 22), jnp.int32).at[0, 2:].set(tokens[0, :20]).at[1, :20].set(tokens[1, :20])
-  )
+  prompt = np.zeros((2, 22), np.int32)
+  prompt[0, 2:] = tokens[0, :20]  # padding may be on either side
+  prompt[1, :20] = tokens[1, :20]
   first, state = decode(prompt, state)
   steps = [jnp.stack([first[0, 2:], first[1, :20]])]
   for t in range(20, 25):
     logits, state = decode(tokens[:, t : t + 1], state)
     steps.append(logits)
   np.testing.assert_allclose(jnp.concatenate(steps, axis=1), expected[:, :25], rtol=1e-4, atol=1e-5)
-
-
-def test_a_model_refuses_what_its_core_refuses():
-  with pytest.raises(UserError, match="core 'local' cannot do attention without a window"):
-    jax.eval_shape(build_model(Decoder, "local"), batch("decoder"))

@@ -1,42 +1,90 @@
 """Cores refuse masks, positions, lengths and options that they cannot honour."""
 
 import ast
+import dataclasses
 import pathlib
 
 import core_cases as cases
+import jax
+import jax.numpy as jnp
 import pytest
 
 import t5x_like
 from t5x_like import slots
+from t5x_like.architectures.decoder import Decoder
 from t5x_like.errors import UserError
 from t5x_like.nn import cores
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.positions.alibi import Alibi
 from t5x_like.nn.positions.shaw import ShawPosition
+from t5x_like.parallel.constrain import use_platform
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from tests.nn.cores.core_models import batch, build_model
 
-M = {kind: cases.mask(kind) for kind in ("full", "causal", "prefix", "packed", "full_w5")}
+M = {kind: cases.mask(kind) for kind in ("full", "causal", "prefix", "packed", "padded", "full_w5")}
+ALIGNED = dataclasses.replace(M["causal"], k_valid=None, aligned=True)
+BOTH_SIDES = dataclasses.replace(ALIGNED, causal=False, window=4)
+ALIBI = Alibi(cases.DIMS)
+SHAW = ShawPosition(cases.rngs(), cases.DIMS)
+DROPOUT = {"dropout": Dropout(0.5), "key": jax.random.key(0)}
 
 
-def test_exact_cores_refuse_masks_and_options():
-  shaw = ShawPosition(cases.rngs(), cases.DIMS)
-  for name in ("chunked", "local"):
-    with pytest.raises(
-      UserError, match=f"core '{name}' cannot do positions that depend on the query"
-    ):
-      cases.make(name)(*cases.qkv(), M["full_w5"], None, shaw, scale=0.4)
-  with pytest.raises(
-    UserError, match="core 'local' cannot do attention without a window.*design.windows"
-  ):
-    cases.make("local")(*cases.qkv(), M["full"], scale=0.4)
+@pytest.mark.parametrize(
+  "spec, mask, options, message",
+  [
+    ("chunked", "full_w5", {"position": SHAW}, "positions that depend on the query"),
+    ("local", "full_w5", {"position": SHAW}, "positions that depend on the query"),
+    ("local", "full", {}, "attention without a window.*design.windows"),
+    ("splash", "causal", {}, "causality or windows over explicit positions"),
+    ("splash", "full", DROPOUT, "dropout of attention probabilities"),
+    ("ring", "causal", DROPOUT, "dropout of attention probabilities"),
+    ("cudnn", "packed", {}, "packed sequences"),
+    ("cudnn", "padded", {}, "keys that are padding"),
+  ],
+)
+def test_masks_and_options_that_a_core_lacks_are_refused(spec, mask, options, message):
+  with pytest.raises(UserError, match=f"core '{spec}' cannot do {message}"):
+    cases.make(spec)(*cases.qkv(), M[mask], **options, scale=0.4)
+
+
+@pytest.mark.parametrize(
+  "platform, mask, dtype, message",
+  [
+    ("cpu", ALIGNED, "float32", "a CPU, it needs an NVIDIA GPU"),
+    ("gpu", ALIGNED, "float32", "heads of width 8 in float32"),
+    ("gpu", BOTH_SIDES, "bfloat16", "a window on both sides"),
+  ],
+)
+def test_cudnn_refuses_platforms_dtypes_and_windows(platform, mask, dtype, message):
+  qkv = [x.astype(dtype) for x in cases.qkv()]
+  with use_platform(platform):
+    with pytest.raises(UserError, match=f"core 'cudnn' cannot do {message}"):
+      cases.make("cudnn")(*qkv, mask, scale=0.4)
 
 
 def test_another_length_of_keys_is_refused():
   core = cases.make({"name": "local", "window": 3})
+  mask = Mask(positions(37), positions(20))
   with pytest.raises(
     UserError, match="core 'local' cannot do attention from 37 queries to 20 keys"
   ):
-    core(*cases.qkv(S=20), Mask(positions(37), positions(20)), scale=0.4)
+    core(*cases.qkv(S=20), mask, scale=0.4)
+
+
+def test_devices_that_share_queries_are_refused():
+  """Each device would have all keys but only some of the queries."""
+  q = jnp.ones((2, 32, 2, 16))
+  mask = Mask(positions(32), positions(32))
+  with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
+    with pytest.raises(UserError, match="core 'short' cannot do queries that 2 devices share"):
+      jax.eval_shape(lambda q: cases.make("short")(q, q, q, mask, scale=0.4), q)
+
+
+def test_a_model_refuses_what_its_core_refuses():
+  with pytest.raises(UserError, match="core 'local' cannot do attention without a window"):
+    jax.eval_shape(build_model(Decoder, "local"), batch("decoder"))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +116,10 @@ def test_every_refusal_that_a_core_declares_is_checked_by_the_base(name):
     "causal": (M["causal"], {}),
     "window": (M["full_w5"], {}),
     "segments": (M["packed"], {}),
-    "padding": (cases.mask("padded"), {}),
+    "padding": (M["padded"], {}),
     "prefix": (M["prefix"], {}),
-    "bias": (M["full"], {"bias": Alibi(cases.DIMS)}),
-    "query_bias": (M["full"], {"position": ShawPosition(cases.rngs(), cases.DIMS)}),
+    "bias": (M["full"], {"bias": ALIBI}),
+    "query_bias": (M["full"], {"position": SHAW}),
     "softcap": (M["full"], {"softcap": 2.0}),
     "dropout": (M["full"], {"dropout": Dropout(0.5)}),
     "lengths": (M["full"], {}),
@@ -85,12 +133,11 @@ def test_every_refusal_that_a_core_declares_is_checked_by_the_base(name):
 
 def test_the_signature_of_attention_is_in_one_place():
   package = pathlib.Path(t5x_like.__file__).parent
-  files = [*package.glob("nn/cores/*.py"), *package.glob("contrib/*/cores/*.py")]
-  functions = [
-    (f.stem, n)
-    for f in files
-    for n in ast.walk(ast.parse(f.read_text()))
-    if isinstance(n, ast.FunctionDef)
-  ]
-  arguments = [(stem, {a.arg for a in (*n.args.args, *n.args.kwonlyargs)}) for stem, n in functions]
-  assert [stem for stem, names in arguments if names & {"scale", "softcap"}] == ["__init__"]
+  modules_with_softmax_options = set()
+  for path in [*package.glob("nn/cores/*.py"), *package.glob("contrib/*/cores/*.py")]:
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.arguments):
+        names = {argument.arg for argument in (*node.args, *node.kwonlyargs)}
+        if names & {"scale", "softcap"}:
+          modules_with_softmax_options.add(path.stem)
+  assert modules_with_softmax_options == {"__init__"}

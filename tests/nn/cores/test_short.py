@@ -3,11 +3,9 @@
 import core_cases as cases
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from more import beyond
-from t5x_like.errors import UserError
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.short import Short
 from t5x_like.nn.mask import Mask, positions
@@ -34,15 +32,6 @@ def test_output_and_gradients_equal_the_dense_cores(kind, bias, T, N, K, H):
   cases.assert_equals_dense(Short(), cases.mask(kind, T), args, rows=jnp.ones((2, T), bool))
 
 
-def test_devices_that_share_queries_are_refused():
-  """Each device would have all keys but only some of the queries."""
-  q = jnp.ones((2, 32, 2, 16))
-  mask = Mask(positions(32), positions(32))
-  with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
-    with pytest.raises(UserError, match="core 'short' cannot do queries that 2 devices share"):
-      jax.eval_shape(lambda q: Short()(q, q, q, mask, scale=0.4), q)
-
-
 @pytest.mark.more
 def test_bfloat16_blocks_equal_the_dense_core_also_on_a_mesh():
   """Sequences share the bias; its gradient sums over all of them."""
@@ -51,9 +40,8 @@ def test_bfloat16_blocks_equal_the_dense_core_also_on_a_mesh():
   bias = jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))
   rows = jnp.ones((80, 49), bool)
   with Rules.make(make_mesh(dict(data=2), jax.devices()[:2])).activate():
-    actual = cases.with_gradients(Short(), mask, rows)(q, k, v, bias, None)
+    sharded = cases.with_gradients(Short(), mask, rows)(q, k, v, bias, None)
   expected = cases.with_gradients(Dense(), mask, rows)(q, k, v, bias, None)
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    a = a.astype(jnp.float32)
-    e = e.astype(jnp.float32)
-    np.testing.assert_allclose(a, e, atol=0.02 * float(jnp.abs(e).max()))
+  for a, e in zip(jax.tree.leaves(sharded), jax.tree.leaves(expected), strict=True):
+    difference = jnp.abs(a.astype(jnp.float32) - e.astype(jnp.float32))
+    assert float(difference.max()) < 0.02 * float(jnp.abs(e).max())
