@@ -31,7 +31,6 @@ class Server:
     broken: the share of answers whose connection breaks half-way.
     delay, upload_delay: seconds before an answer, and further seconds before that of an upload.
     hangs: how many of the next requests are never answered.
-    page: names in a page of a listing.
   """
 
   def __init__(self, root: pathlib.Path):
@@ -41,7 +40,6 @@ class Server:
     self.broken = 0.0
     self.delay = 0.0
     self.hangs = 0
-    self.page = 1_000
     self.readonly = False
     self.uploads = []
     self.fault: Callable[[str, str], str | None] = lambda operation, name: None
@@ -93,6 +91,22 @@ BUCKET = "/storage/v1/b/bucket"
 OBJECTS = f"{BUCKET}/o"
 
 
+def group_names(names: list[str], query: dict[str, str]) -> tuple[list[str], list[str]]:
+  """Return the names that a listing shows, and the common prefixes of the names that it groups."""
+  prefix = query.get("prefix", "")
+  delimiter = query.get("delimiter")
+  single = []
+  prefixes = set()
+  for name in names:
+    if not name.startswith(prefix):
+      continue
+    if delimiter and delimiter in name[len(prefix) :]:
+      prefixes.add(name[: name.index(delimiter, len(prefix)) + 1])
+    else:
+      single.append(name)
+  return single, sorted(prefixes)
+
+
 class _Http(http.server.ThreadingHTTPServer):
   daemon_threads = True
   request_queue_size = 1_024  # connections that come at once; the 5 of the default are too few
@@ -129,6 +143,16 @@ def _handler(server: Server):
       else:
         self.wfile.write(data)
 
+    def deny(self, name: str) -> None:
+      """Answer with an error of `object_answers.ANSWERS`."""
+      answer = object_answers.ANSWERS[name]
+      body = object_answers.body(answer, self.s3)
+      self.answer(answer.status, body, Content_Type="application/json")
+
+    def describe(self, file: pathlib.Path) -> None:
+      """Answer with Google's description of an object."""
+      self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
+
     def do_GET(self):
       with contextlib.suppress(OSError):  # the client is gone
         self.get()
@@ -160,22 +184,20 @@ def _handler(server: Server):
         return self.s3_listing(query) if self.s3 else self.listing(query)
       file = server.root / name
       if not file.is_file():
-        return self.answer(404, object_answers.body(object_answers.ANSWERS["no object"], self.s3))
+        return self.deny("no object")
       if path.startswith(OBJECTS) and "alt" not in query:
-        return self.answer(
-          200, json.dumps(self.about(file)).encode(), Content_Type="application/json"
-        )
+        return self.describe(file)
       data = file.read_bytes()[: self.most]
       headers = {"ETag": self.etag(name), "x_goog_generation": str(self.version(name))}
       if self.s3 and self.headers.get("If-Match", self.etag(name)) != self.etag(name):
-        return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], True))
+        return self.deny("exists")
       if not byte_range:
         return self.answer(200, data, **headers)
       first, _, last = byte_range.removeprefix("bytes=").partition("-")
       first = int(first)
       last = min(int(last or len(data)), len(data) - 1)
       if first > last:
-        return self.answer(416, object_answers.body(object_answers.ANSWERS["range"], self.s3))
+        return self.deny("range")
       return self.answer(
         206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **headers
       )
@@ -277,12 +299,10 @@ def _handler(server: Server):
           temporary.write_bytes(data)
           temporary.replace(file)
       if conflict:
-        return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
+        return self.deny("exists")
       if self.s3:
         return self.answer(200, ETag=self.etag(name))
-      return self.answer(
-        200, json.dumps(self.about(file)).encode(), Content_Type="application/json"
-      )
+      return self.describe(file)
 
     def do_DELETE(self):
       with contextlib.suppress(OSError):
@@ -295,7 +315,7 @@ def _handler(server: Server):
           status = 204 if file.is_file() or self.s3 else 404
           query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
           if query.get("ifGenerationMatch", str(self.version(name))) != str(self.version(name)):
-            return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
+            return self.deny("exists")
           # there are no directories in a bucket, though clients ask to delete them
           with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
@@ -313,9 +333,7 @@ def _handler(server: Server):
       if answer_name:
         answer = object_answers.ANSWERS[answer_name]
         if answer.status != 200:
-          self.answer(
-            answer.status, object_answers.body(answer, self.s3), Content_Type="application/json"
-          )
+          self.deny(answer_name)
           return True
         self.most = answer.bytes
       for status, share in (
@@ -347,55 +365,33 @@ def _handler(server: Server):
         self.answer(200, b"<?xml version='1.0'?><DeleteResult></DeleteResult>")
 
     def s3_listing(self, query: dict[str, str]) -> None:
-      prefix = query.get("prefix", "")
-      names = [
-        name
-        for name in server.names()
-        if name.startswith(prefix) and name > query.get("start-after", "")
-      ]
-      prefixes = set()
-      if query.get("delimiter"):
-        prefixes = {
-          name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]
-        }
-        names = [name for name in names if "/" not in name[len(prefix) :]]
+      after = query.get("start-after", "")
+      names, prefixes = group_names([name for name in server.names() if name > after], query)
       elements = [
         f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
       ]
       for name in names:
         size = (server.root / name).stat().st_size
         elements.append(f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>")
-      for common_prefix in sorted(prefixes):
-        elements.append(f"<CommonPrefixes><Prefix>{common_prefix}</Prefix></CommonPrefixes>")
+      for prefix in prefixes:
+        elements.append(f"<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>")
       content = "".join(elements)
       xml = f"<?xml version='1.0'?><ListBucketResult>{content}</ListBucketResult>"
       self.answer(200, xml.encode())
 
     def listing(self, query: dict[str, str]) -> None:
       names = server.names() if server.stale is None else server.stale
-      names = [name for name in names if name.startswith(query.get("prefix", ""))]
       names = [name for name in names if query.get("startOffset", "") <= name]
       names = [name for name in names if not query.get("endOffset") or name < query["endOffset"]]
-      prefixes = set()
-      if delimiter := query.get("delimiter"):
-        prefix_length = len(query.get("prefix", ""))
-        prefixes = {
-          name[: name.index(delimiter, prefix_length) + 1]
-          for name in names
-          if delimiter in name[prefix_length:]
-        }
-        names = [name for name in names if delimiter not in name[prefix_length:]]
-      begin = int(query.get("pageToken", 0))
+      names, prefixes = group_names(names, query)
       items = []
-      for name in names[begin : begin + server.page]:
+      for name in names:
         file = server.root / name
         size = file.stat().st_size if file.is_file() else 0  # a stale listing has other names
         items.append({"name": name, "bucket": "bucket", "size": str(size)})
       page = {"items": items}
-      if prefixes and not begin:
-        page["prefixes"] = sorted(prefixes)
-      if begin + server.page < len(names):
-        page["nextPageToken"] = str(begin + server.page)
+      if prefixes:
+        page["prefixes"] = prefixes
       self.answer(200, json.dumps(page).encode(), Content_Type="application/json")
 
   return Handler

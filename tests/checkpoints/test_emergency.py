@@ -1,6 +1,5 @@
 """Emergency copies restore the run's last steps bit for bit, or leave it to the checkpoint."""
 
-import json
 import os
 import types
 
@@ -11,11 +10,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import json_lines
+from refusals import refuses
 from t5x_like.checkpoints import emergency_steps
 from t5x_like.checkpoints.emergency import EmergencyCheckpoints, check_options
 from t5x_like.checkpoints.emergency_steps import receive_from_replicas
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.errors import NumericError, UserError
+from t5x_like.errors import NumericError
 from t5x_like.parallel.mesh import make_mesh
 
 
@@ -52,25 +53,39 @@ def abstract(shardings):
   )
 
 
-def is_same(tree, restored):
-  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(restored), strict=True)
-  return all(np.array_equal(array, restored_array) for array, restored_array in pairs)
-
-
 def open_run(where, name="run"):
   return EmergencyCheckpoints(
     where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100
   )
 
 
+def restored_step(where, shardings, name="run", content: int | None = None) -> int | None:
+  """Return the step that a run restores, and check that it has the content of that step."""
+  with open_run(where, name) as run:
+    restored = run.restore(abstract(shardings))
+  if restored is None:
+    return None
+  assert_is_state(restored[1], restored[0] if content is None else content, shardings)
+  return restored[0]
+
+
+def assert_is_state(restored, step, shardings):
+  leaves = zip(jax.tree.leaves(restored), jax.tree.leaves(state(step, shardings)), strict=True)
+  for array, expected in leaves:
+    np.testing.assert_array_equal(array, expected)
+
+
+def copy_steps(run, steps, shardings):
+  for step in steps:
+    run.save_copy(step, state(step, shardings), {"of": step}, lambda: None)
+
+
 @pytest.fixture
 def killed_run(tmp_path, shardings):
   """Return a run that copied steps 1 to 3, saved none, and ended."""
-  run = open_run(tmp_path)
-  assert run.restore(abstract(shardings)) is None
-  for step in (1, 2, 3):
-    run.save_copy(step, state(step, shardings), {"of": step}, lambda: None)
-  run.close()
+  with open_run(tmp_path) as run:
+    assert run.restore(abstract(shardings)) is None
+    copy_steps(run, (1, 2, 3), shardings)
   return tmp_path
 
 
@@ -83,23 +98,20 @@ def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed_run, shardings
   with open_run(killed_run) as run:
     step, restored, metadata = run.restore(abstract(shardings))
     assert (step, metadata) == (3, {"of": 3})
-    assert is_same(restored, state(3, shardings))
+    assert_is_state(restored, 3, shardings)
     metadata.clear()  # the caller's own
     run.wait()
     assert run.steps() == [3]
     assert Checkpoints.restore(run, {}, 3)[2] == {"of": 3}
-    run.save_copy(4, state(4, shardings), {}, lambda: None)
+    copy_steps(run, [4], shardings)
   assert copies(killed_run) == ["3-0", "4-0"]
 
 
 @pytest.mark.parametrize("lines, expected", [([0], 3), ([0, 2], 2), ([0, 5, 1], None), (["3"], 3)])
 def test_the_history_tells_of_starts_without_copies(lines, expected, killed_run, shardings):
   """It has a line for the start that made the copies, and for later ones."""
-  rows = "".join(json.dumps({"step": step}) + "\n" for step in lines)
-  (killed_run / "run" / "history.jsonl").write_text(rows)
-  with open_run(killed_run) as run:
-    restored = run.restore(abstract(shardings))
-  assert (restored and restored[0]) == expected
+  json_lines.write(killed_run / "run" / "history.jsonl", [{"step": step} for step in lines])
+  assert restored_step(killed_run, shardings) == expected
 
 
 @pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
@@ -108,17 +120,13 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
 ):
   with open_run(killed_run) as run:
     run.restore(abstract(shardings))  # saves step 3 too
-    run.save_copy(4, state(4, shardings), {}, lambda: None)
-    run.save_copy(5, state(5, shardings), {}, lambda: None)
+    copy_steps(run, (4, 5), shardings)
   for name in damaged:
-    for data in (killed_run / "near").glob(f"*/{name}/pieces.bin"):
-      content = bytearray(data.read_bytes())
-      content[7] ^= 1
-      data.write_bytes(content)
-  with open_run(killed_run) as run:
-    step, restored, _ = run.restore(abstract(shardings))
-    assert step == expected
-    assert is_same(restored, state(expected, shardings))
+    (pieces,) = (killed_run / "near").glob(f"*/{name}/pieces.bin")
+    content = bytearray(pieces.read_bytes())
+    content[7] ^= 1
+    pieces.write_bytes(content)
+  assert restored_step(killed_run, shardings) == expected
   assert "differs from its checksum" in caplog.text
 
 
@@ -132,17 +140,14 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
   with open_run(tmp_path) as run:
     run.restore(abstract(shardings))
     run.save(2, state(2, shardings), {})
-    for step in (4, 5):
-      run.save_copy(step, state(step, shardings), {}, lambda: None)
+    copy_steps(run, (4, 5), shardings)
     run.save(6, state(6, shardings), {})
   for step in damaged:
     (tmp_path / "run" / "checkpoints" / str(step) / "manifest" / "metadata").write_text("{}")
-  for data in (tmp_path / "near").glob("*/*/pieces.bin") if copies_damaged else ():
-    data.write_bytes(bytes(data.stat().st_size))
-  with open_run(tmp_path) as run:
-    step, restored, _ = run.restore(abstract(shardings))
-    assert step == expected
-    assert is_same(restored, state(expected, shardings))
+  if copies_damaged:
+    for pieces in (tmp_path / "near").glob("*/*/pieces.bin"):
+      pieces.write_bytes(bytes(pieces.stat().st_size))
+  assert restored_step(tmp_path, shardings) == expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -156,7 +161,7 @@ def test_a_directory_of_another_user_is_refused(whose, tmp_path):
   else:
     near.mkdir()
     os.chown(near, 65534, 65534)
-  with pytest.raises(UserError, match=f"near: found a {whose} of another user"):
+  with refuses(f"near: found a {whose} of another user"):
     open_run(tmp_path)
 
 
@@ -164,72 +169,62 @@ def test_a_directory_that_every_user_may_change_is_refused(tmp_path):
   near = tmp_path / "near"
   near.mkdir()
   near.chmod(0o777)
-  with pytest.raises(UserError, match="chmod o-w"):
+  with refuses("chmod o-w"):
     open_run(tmp_path)
   near.chmod(0o1777)
   open_run(tmp_path).close()
 
 
 def test_copies_of_another_run_or_of_abandoned_steps_do_not_count(killed_run, shardings):
-  with open_run(killed_run, "other") as run:
-    assert run.restore(abstract(shardings)) is None
+  assert restored_step(killed_run, shardings, "other") is None
   with open_run(killed_run) as run:
     run.set_aside(0, "set_aside")
   with open_run(killed_run) as run:
     assert run.restore(abstract(shardings)) is None
     run.save_copy(1, state(7, shardings), {}, lambda: None)
-  with open_run(killed_run) as run:
-    assert is_same(run.restore(abstract(shardings))[1], state(7, shardings))
+  assert restored_step(killed_run, shardings, content=7) == 1
 
 
-def test_a_newer_checkpoint_comes_first_and_failing_copies_are_reported(
-  killed_run, shardings, caplog, monkeypatch
-):
+def test_a_newer_checkpoint_comes_before_the_copies(killed_run, shardings):
   with open_run(killed_run) as run:
     run.restore(abstract(shardings))
     run.save(9, state(9, shardings), {})
-    monkeypatch.setattr(
-      emergency_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False
-    )
-    run.save_copy(9, state(9, shardings), {}, lambda: None)
-    with pytest.raises(NumericError, match="params/w"):
-      run.save_copy(
-        10,
-        jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)),
-        {},
-        None,
-      )
-  assert "no emergency copy: full" in caplog.text
-  with open_run(killed_run) as run:
-    assert run.restore(abstract(shardings))[0] == 9
+  assert restored_step(killed_run, shardings) == 9
 
 
-def test_a_full_disk_leaves_the_last_whole_copy(killed_run, shardings, monkeypatch):
+def test_a_state_that_is_not_finite_is_not_copied(killed_run, shardings):
+  bad_state = state(4, shardings)
+  bad_state["params"]["w"] /= 0
   with open_run(killed_run) as run:
     run.restore(abstract(shardings))
-    monkeypatch.setattr(
-      emergency_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
-    )
-    for step in (4, 5):
-      run.save_copy(step, state(step, shardings), {}, lambda: None)
+    with refuses("params/w", error=NumericError):
+      run.save_copy(4, bad_state, {}, None)
+
+
+def test_a_full_disk_leaves_the_last_whole_copy(killed_run, shardings, caplog, monkeypatch):
+  def fail(*_):
+    raise OSError(28, "full")
+
+  with open_run(killed_run) as run:
+    run.restore(abstract(shardings))
+    monkeypatch.setattr(emergency_steps.np, "ascontiguousarray", fail)
+    copy_steps(run, (4, 5), shardings)
+  assert "no emergency copy: full" in caplog.text
   assert copies(killed_run) == ["3-0"]
 
 
 def test_bits_survive_the_mesh(shardings):
   """NaN with its payload, minus zero, 16 bits and Booleans keep their bits."""
-  saved_state = state(1, shardings)
-  saved_state["params"]["w"] = jax.device_put(
-    np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32).__xor__(5).view(np.float32),
-    shardings["params"]["w"],
-  )
-  for x in jax.tree.leaves(saved_state):
-    stored_slices = {
-      emergency_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards
-    }
-    target = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    assert (
-      np.asarray(receive_from_replicas(target, stored_slices)).tobytes() == np.asarray(x).tobytes()
-    )
+  tree = state(1, shardings)
+  bits = np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32) ^ 5
+  tree["params"]["w"] = jax.device_put(bits.view(np.float32), shardings["params"]["w"])
+  for array in jax.tree.leaves(tree):
+    slices = {}
+    for shard in array.addressable_shards:
+      slices[emergency_steps._start(shard.index)] = np.asarray(shard.data)
+    target = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+    received = np.asarray(receive_from_replicas(target, slices))
+    assert received.tobytes() == np.asarray(array).tobytes()
     assert not np.any(receive_from_replicas(target, None))
 
 
@@ -282,7 +277,7 @@ def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held
   ],
 )
 def test_bad_options_are_refused_by_name(values, message):
-  with pytest.raises(UserError, match=message):
+  with refuses(message):
     check_options(values)
 
 
@@ -291,7 +286,7 @@ def test_bad_options_are_refused_by_name(values, message):
   [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")],
 )
 def test_a_bad_directory_is_refused_before_the_first_step(directory, message, tmp_path):
-  with pytest.raises(UserError, match=message):
+  with refuses(message):
     EmergencyCheckpoints(tmp_path / "checkpoints", {"directory": directory, "every": 1})
 
 
@@ -299,5 +294,4 @@ def test_copies_behind_a_link_do_not_count(killed_run, shardings):
   (start,) = (killed_run / "near").iterdir()
   start.rename(killed_run / "elsewhere")
   start.symlink_to(killed_run / "elsewhere")
-  with open_run(killed_run) as run:
-    assert run.restore(abstract(shardings)) is None
+  assert restored_step(killed_run, shardings) is None
