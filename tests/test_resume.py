@@ -1,13 +1,12 @@
 """However a run is stopped and started again, it ends with the bits of a run that never stopped.
 
-Every run is a process, with dropout and a checkpoint every seven steps. They compile quickly; the
-heavy variants (`make test-heavy`) compile in full at every start and are killed many times.
+Every run is a process, with dropout and a checkpoint every seven steps. `test_resume_objectives.py`
+kills runs of every objective, and `drills/test_kills.py` kills them many times.
 """
 
 import os
 import shutil
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -150,46 +149,3 @@ def test_the_batches_of_two_processes_are_those_of_one():
   for _, batch, first, second in zip(range(3), batches, first_half, second_half):
     for name, x in batch.items():
       np.testing.assert_array_equal(x, np.concatenate([first[name], second[name]]))
-
-
-VARIANTS = {
-  "float32": (),
-  "bfloat16, AdamW, accumulation, clipping, evaluations": (
-    "--config.model.dtype=bfloat16",
-    '--config.optimizer={"name": "adamw"}',
-    "--config.accumulation_steps=2",
-    "--config.clip_norm=1.0",
-    '--config.evals={"loss": {"max_examples": 16}}',
-    "--config.eval_every=9",
-    '--config.schedule={"name": "linear", "learning_rate": 0.001, "warmup_steps": 10}',
-  ),
-}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(flags, tmp_path):
-  """There is no cache: every start compiles anew."""
-  code, output = run(train(tmp_path / "uninterrupted", *flags))
-  assert code == 0, output
-  workdir = tmp_path / "killed"
-  kills = 0
-  code = None
-  generator = seeded_random("killed at random moments")
-  while code != 0:
-    assert kills <= 30, "it does not get further"
-    count_before = count_metrics(workdir)
-    with Process(train(workdir, *flags)) as process:
-      process.until(lambda: kills > 10 or count_metrics(workdir) not in (0, count_before))
-      if kills <= 10:
-        time.sleep(generator.uniform(0, 0.25))
-        process.send(
-          generator.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-        )
-      code, output = process.end()
-    # 130 and SIGTERM end a run that was starting
-    assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output
-    kills += 1
-  print(f"{kills - 1} kills")
-  assert losses(workdir) == losses(tmp_path / "uninterrupted")
-  assert_same_bits(workdir, tmp_path / "uninterrupted", STEPS)

@@ -59,10 +59,18 @@ RECIPES = {
   "configs/siglip/base.py": (),
 } | topics.cases("RESUMED_RECIPES")
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
+ADAMW = (
+  "--config.model.dtype=bfloat16",
+  '--config.optimizer={"name": "adamw"}',
+  "--config.accumulation_steps=2",
+  "--config.clip_norm=1.0",
+  '--config.schedule={"name": "linear", "learning_rate": 0.001, "warmup_steps": 4}',
+)
 
 
 def cases():
   yield from RECIPES.items()
+  yield "configs/t5/base.py", ADAMW
   for style in STYLES:
     yield (
       "configs/t5/base.py",
