@@ -18,30 +18,25 @@ SYSTEM = ["The dog bit the man.", "It wasn't surprising.", "The man had just bit
 REFERENCES = [list(sentences) for sentences in zip(*STREAMS)]
 
 
-def test_bleu_and_chrf_equal_sacrebleus_documented_scores():
-  assert Bleu()(REFERENCES, SYSTEM)["bleu"] == pytest.approx(48.530827009929865)
-  assert Chrf()(REFERENCES, SYSTEM)["chrf"] == pytest.approx(59.73, abs=0.005)
-
-
-@pytest.mark.parametrize("options", [{}, {"tokenize": "char"}, {"lowercase": True}])
-def test_bleu_equals_sacrebleu(options):
-  metric = Bleu(**options)
+@pytest.mark.parametrize(
+  "metric, reference, name, signature",
+  [
+    (Bleu(), BLEU(), "bleu", "|tok:13a"),
+    (Bleu(tokenize="char"), BLEU(tokenize="char"), "bleu", "|tok:char"),
+    (Bleu(lowercase=True), BLEU(lowercase=True), "bleu", "|case:lc"),
+    (Chrf(word_order=2), CHRF(word_order=2), "chrf", "|nw:2"),
+  ],
+)
+def test_scores_of_translations_equal_sacrebleus(metric, reference, name, signature):
   rows = metric.rows(REFERENCES, SYSTEM)
-  score = BLEU(**options).corpus_score(SYSTEM, STREAMS)
-  assert metric.scores(rows)["bleu"] == pytest.approx(score.score)
+  expected = reference.corpus_score(SYSTEM, STREAMS)
+  assert metric.scores(rows)[name] == pytest.approx(expected.score)
   details = metric.details(rows, REFERENCES, SYSTEM)
-  assert details["signature"].startswith("nrefs:2|case:")
-  assert "|tok:" in details["signature"]
-  assert details["brevity_penalty"] == score.bp
-  assert details["reference_length"] == score.ref_len
-
-
-def test_chrf_plus_plus_equals_sacrebleu():
-  metric = Chrf(word_order=2)
-  expected = CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score
-  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(expected)
-  details = metric.details(metric.rows(REFERENCES, SYSTEM), REFERENCES, SYSTEM)
-  assert "nw:2" in details["signature"]
+  assert details["signature"].startswith("nrefs:2|")
+  assert signature in details["signature"]
+  if name == "bleu":
+    assert details["brevity_penalty"] == expected.bp
+    assert details["reference_length"] == expected.ref_len
 
 
 def test_sentences_may_have_different_numbers_of_references():
@@ -49,13 +44,6 @@ def test_sentences_may_have_different_numbers_of_references():
   padded = [REFERENCES[0], [REFERENCES[1][0]] * 2, REFERENCES[2]]
   for metric in (Bleu, Chrf):
     assert metric()(uneven, SYSTEM) == metric()(padded, SYSTEM)
-
-
-def test_rouge_equals_rouge_scores_documented_example():
-  reference = "The quick brown fox jumps over the lazy dog"
-  scores = Rouge()([[reference]], ["The quick brown dog jumps on the log."])
-  assert scores["rouge1"] == pytest.approx(70.588, abs=1e-3)
-  assert scores["rougeL"] == pytest.approx(58.823, abs=1e-3)
 
 
 def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
@@ -84,13 +72,6 @@ def test_rouge_of_one_reference_takes_that_of_the_highest_rouge_1():
   assert scores.keys() == expected.keys()
   assert scores["rouge1"] == best_scores["rouge1"] == 100
   assert scores["rouge2"] < best_scores["rouge2"]
-
-
-def test_rouge_stems_words_unless_told_not_to():
-  stemmed = Rouge()([["the dogs jumped"]], ["the dog jumps"])
-  assert stemmed["rouge1"] == pytest.approx(100.0)
-  unstemmed = Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])
-  assert unstemmed["rouge1"] == pytest.approx(100 / 3)
 
 
 def test_sentences_are_split_at_full_stops():
