@@ -1,4 +1,4 @@
-"""The fixture `score` runs `tools.score` on files that a test describes."""
+"""The fixtures `score` and `refusal` run `tools.score` on files that a test describes."""
 
 import pytest
 
@@ -22,5 +22,29 @@ def score(tmp_path, capsys):
     assert code == 0, scores
     assert scores.pop("benchmark") == benchmark
     return scores
+
+  return score_files
+
+
+@pytest.fixture
+def refusal(tmp_path, capsys):
+  """Return a function that scores files and returns the refusal.
+
+  Files are (name, content); no file is written where the content is None.
+  """
+
+  def score_files(benchmark, references, predictions, *flags):
+    for name, content in (references, predictions):
+      if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+      elif content is not None:
+        write(tmp_path / name, content)
+    paths = (
+      f"--references={tmp_path / references[0]}",
+      f"--predictions={tmp_path / predictions[0]}",
+    )
+    code, output = run(capsys, benchmark, *paths, *flags)
+    assert code == 2
+    return output
 
   return score_files

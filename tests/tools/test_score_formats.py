@@ -61,78 +61,35 @@ def test_choices_are_scored_in_every_form_of_predictions(score, name):
   assert scores["examples"] == len(rows)
 
 
-def test_a_score_for_each_choice_is_a_prediction(score):
-  rows, *_ = CHOICES["arc"]
-  predictions = jsonl(
-    {"id": name, "prediction": scores}
-    for name, scores in (("A1", [-3.0, -1, -2, -9]), ("A2", [0, 0, 0, -1]))
-  )
-  assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", predictions))["accuracy"] == 50
-
-
-def test_labels_may_have_their_own_file(score):
-  questions = jsonl(
-    [{"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}] * 2
-  )
-  references = [("dev.jsonl", questions), ("dev-labels.lst", ["3", "1"])]
-  assert score("siqa", references, ("p.txt", ["3", "2"]))["accuracy"] == 50
-  assert score("siqa", ("dev-labels.lst", ["3", "1"]), ("p.txt", ["C", "1"]))["accuracy"] == 100
-  assert score("piqa", ("valid-labels.lst", ["0", "1"]), ("p.lst", ["0", "0"]))["accuracy"] == 50
-
-
-def test_mmlu_is_scored_by_subject_and_read_from_csv(score):
-  csv = ['"Which, of these?",a,b,c,d,D', "Second,a,b,c,d,A"]
-  assert score("mmlu", ("law_test.csv", csv), ("p.txt", ["D", "B"]))["accuracy"] == 50
+def test_mmlu_is_scored_by_subject(score):
   rows = [
-    {"split": s, "subject": x, "question": "?", "choices": list("abcd"), "answer": "A"}
-    for s, x in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
+    {"split": split, "subject": subject, "question": "?", "choices": list("abcd"), "answer": "A"}
+    for split, subject in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
   ]
   scores = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
   assert scores["accuracy"] == pytest.approx(200 / 3)
-  assert scores["groups"]["law"] == {
-    "accuracy": 50.0,
-    "examples": 2,
-  }
+  assert scores["groups"]["law"] == {"accuracy": 50.0, "examples": 2}
   assert scores["mean_of_groups"]["accuracy"] == 75
 
 
-def test_race_is_scored_by_level(tmp_path, capsys, score):
+def test_race_is_scored_by_level(tmp_path, capsys):
   for level, answers in (("high", ["A", "C"]), ("middle", ["B"])):
     text = {
       "id": f"{level}7.txt",
       "article": "…",
       "questions": ["?"] * len(answers),
+      "options": [["a", "b", "c", "d"]] * len(answers),
       "answers": answers,
     }
-    text["options"] = [["a", "b", "c", "d"]] * len(answers)
     write(tmp_path / "dev" / level / "7.txt", text)
-  predictions = write(
-    tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"}
-  )
-  code, scores = run(
-    capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={predictions}"
-  )
+  answers = {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"}
+  predictions = write(tmp_path / "p.json", answers)
+  flags = (f"--references={tmp_path / 'dev'}", f"--predictions={predictions}")
+  code, scores = run(capsys, "race", *flags)
   assert code == 0
   assert scores["accuracy"] == pytest.approx(200 / 3)
   assert scores["groups"]["high"]["accuracy"] == 50
   assert scores["groups"]["middle"]["accuracy"] == 100
-  rows = jsonl({"example_id": "high7.txt", "answer": answer} for answer in "AC")
-  assert score("race", ("dev.jsonl", rows), ("p.txt", ["A", "C"]))["accuracy"] == 100
-
-
-def test_files_of_swag_and_codah_are_read(score):
-  header = (
-    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
-  )
-  csv = [header, '0,v,1,"a, b",s,t,gold,w,x,y,z,1', "1,v,1,a,s,t,gold,w,x,y,z,3"]
-  assert score("swag", ("val.csv", csv), ("p.txt", ["1", "0"]))["accuracy"] == 50
-  tsv = ["i\tPrompt\ta\tb\tc\td\t2", "o\tPrompt\ta\tb\tc\td\t0"]
-  assert (
-    score("codah", ("full_data.tsv", tsv), ("p.csv", ["index,prediction", "1,0", "0,2"]))[
-      "accuracy"
-    ]
-    == 100
-  )
 
 
 CONLL = [
@@ -158,154 +115,231 @@ CONLLU = [
 
 
 def test_entities_are_scored_in_every_form_of_predictions(score):
+  references = ("dev.conll", CONLL)
   predicted = [line.replace("I-PER", "O") for line in CONLL]
-  scores = score("ner", ("dev.conll", CONLL), ("p.conll", predicted))
+  tags = [["B-PER", "O", "O"], ["B-LOC"]]
+  scores = score("ner", references, ("p.conll", predicted))
   assert scores["f1"] == 50
   assert scores["entities"] == 2
   assert scores["types"]["LOC"]["f1"] == 100
-  tags = [["B-PER", "O", "O"], ["B-LOC"]]
-  assert (
-    score(
-      "ner",
-      ("dev.conll", CONLL),
-      ("p.jsonl", jsonl({"id": i, "tags": t} for i, t in enumerate(tags))),
-    )
-    == scores
-  )
-  assert (
-    score(
-      "ner", ("dev.conll", CONLL), ("p.txt", [" ".join(sentence_tags) for sentence_tags in tags])
-    )
-    == scores
-  )
-  assert score("ner", ("dev.conll", CONLL), ("p.json", tags)) == scores
-  assert score("ner", ("dev.conllu", CONLLU), ("p.txt", ["O B-X", "O"]))["f1"] == 100
+  rows = jsonl({"id": i, "tags": sentence_tags} for i, sentence_tags in enumerate(tags))
+  lines = [" ".join(sentence_tags) for sentence_tags in tags]
+  for predictions in (("p.jsonl", rows), ("p.txt", lines), ("p.json", tags)):
+    assert score("ner", references, predictions) == scores
 
 
 def test_parts_of_speech_are_scored(score):
   predicted = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
   scores = score("pos", ("dev.conllu", CONLLU), ("p.conllu", predicted))
   assert scores == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
-  assert (
-    score("pos", ("dev.conllu", CONLLU), ("p.conllu", predicted), "--column=xpos")["accuracy"]
-    == 100
-  )
-  assert score("pos", ("dev.conll", CONLL), ("p.conll", CONLL), "--column=1")["tokens"] == 4
+
+
+# From sacrebleu's README.
+STREAMS = [
+  ["The dog bit the man.", "It was not unexpected.", "The man bit him first."],
+  ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
+]
+SYSTEM = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
 
 
 def test_translations_have_sacrebleus_scores(score):
-  streams = [
-    ["The dog bit the man.", "It was not unexpected.", "The man bit him first."],
-    ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
-  ]  # sacrebleu's README
-  system = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
-  references = [("ref0.en", streams[0]), ("ref1.en.gz", streams[1])]
-  scores = score("bleu", references, ("system.txt", system))
+  references = [("ref0.en", STREAMS[0]), ("ref1.en.gz", STREAMS[1])]
+  scores = score("bleu", references, ("system.txt", SYSTEM))
   assert scores["bleu"] == pytest.approx(48.530827009929865)
   assert scores["signature"].startswith("nrefs:2|")
-  rows = jsonl({"id": f"s{i}", "references": list(pair)} for i, pair in enumerate(zip(*streams)))
-  predictions = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
+  rows = jsonl({"id": f"s{i}", "references": list(pair)} for i, pair in enumerate(zip(*STREAMS)))
+  predictions = {f"s{i}": text for i, text in reversed(list(enumerate(SYSTEM)))}
   assert score("bleu", ("refs.jsonl", rows), ("p.json", predictions)) == scores
-  assert score("chrf", references, ("system.txt", system))["chrf"] == pytest.approx(
-    59.73, abs=0.005
-  )
-  char = score("bleu", references, ("system.txt", system), "--tokenize=char", "--lowercase=true")
-  assert "tok:char" in char["signature"]
-  assert "case:lc" in char["signature"]
+  chrf = score("chrf", references, ("system.txt", SYSTEM))["chrf"]
+  assert chrf == pytest.approx(59.73, abs=0.005)
+  flags = ("--tokenize=char", "--lowercase=true")
+  signature = score("bleu", references, ("system.txt", SYSTEM), *flags)["signature"]
+  assert "tok:char" in signature
+  assert "case:lc" in signature
 
 
-def test_odd_lines_stay_texts(score):
-  lines = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
-  scores = score("chrf", ("ref.txt", lines), ("system.txt", lines))
-  assert scores["chrf"] == pytest.approx(100)
-  assert scores["examples"] == 5
-  assert scores["empty"] == 1
+LONG = "x" * 200_000
+ARC = ("q.jsonl", jsonl(CHOICES["arc"][0]))
+SIQA_ROW = {"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}
+SWAG = [
+  ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label",
+  '0,v,1,"a, b",s,t,gold,w,x,y,z,1',
+  "1,v,1,a,s,t,gold,w,x,y,z,3",
+]
+CODAH = ["i\tPrompt\ta\tb\tc\td\t2", "o\tPrompt\ta\tb\tc\td\t0"]
+ODD_LINES = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
+LONG_QUESTIONS = (
+  "nq.jsonl",
+  jsonl([{"question": "a, b?", "answer": [LONG]}, {"question": "c?", "answer": ["y"]}]),
+)
+NQ = [
+  {"question": "who?", "answer": ["Ann Lee", "Lee"]},
+  {"question": "where?", "answer": ["the U.S."]},
+]
+ALIASES = {"NormalizedAliases": ["u s"], "HumanAnswers": ["America!"]}
+TRIVIA = {"Data": [{"QuestionId": "tc_1", "Question": "?", "Answer": ALIASES}]}
+TRIVIA_ROWS = jsonl([{"context": "Question: ?", "answer": "Onion", "aliases": ["Allium cepa"]}])
+TARGETS = '(list (description "Ann \\"A\\" Lee") (description Rome))'
+WEB = [{"url": "u", "utterance": "who?", "targetValue": TARGETS}]
+WEB_ROWS = [{"qId": "w1", "qText": "who?", "answers": ["Ann"]}]
+LAST_WORDS = jsonl([{"context": "a", "continuation": "signs"}, {"text": "and then Ann said hello"}])
+RESULTS = jsonl(
+  [{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}]
+)
+ROUGE = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
+# By name: benchmark and flags, references, predictions, some of the scores.
+FORMATS = {
+  "a score for each choice": (
+    "arc",
+    ARC,
+    (
+      "p.jsonl",
+      jsonl(
+        [{"id": "A1", "prediction": [-3.0, -1, -2, -9]}, {"id": "A2", "prediction": [0, 0, 0, -1]}]
+      ),
+    ),
+    {"accuracy": 50},
+  ),
+  "labels in a file of their own": (
+    "siqa",
+    [("dev.jsonl", jsonl([SIQA_ROW] * 2)), ("dev-labels.lst", ["3", "1"])],
+    ("p.txt", ["3", "2"]),
+    {"accuracy": 50},
+  ),
+  "labels alone": ("siqa", ("l.lst", ["3", "1"]), ("p.txt", ["C", "1"]), {"accuracy": 100}),
+  "labels of piqa": ("piqa", ("l.lst", ["0", "1"]), ("p.lst", ["0", "0"]), {"accuracy": 50}),
+  "mmlu as CSV": (
+    "mmlu",
+    ("law_test.csv", ['"Which, of these?",a,b,c,d,D', "Second,a,b,c,d,A"]),
+    ("p.txt", ["D", "B"]),
+    {"accuracy": 50},
+  ),
+  "race as rows": (
+    "race",
+    ("dev.jsonl", jsonl({"example_id": "high7.txt", "answer": answer} for answer in "AC")),
+    ("p.txt", ["A", "C"]),
+    {"accuracy": 100},
+  ),
+  "swag": ("swag", ("val.csv", SWAG), ("p.txt", ["1", "0"]), {"accuracy": 50}),
+  "codah": (
+    "codah",
+    ("full_data.tsv", CODAH),
+    ("p.csv", ["index,prediction", "1,0", "0,2"]),
+    {"accuracy": 100},
+  ),
+  "entities of CoNLL-U": ("ner", ("d.conllu", CONLLU), ("p.txt", ["O B-X", "O"]), {"f1": 100}),
+  "a named column": (
+    "pos --column=xpos",
+    ("dev.conllu", CONLLU),
+    ("p.conllu", [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]),
+    {"accuracy": 100},
+  ),
+  "a numbered column": (
+    "pos --column=1",
+    ("dev.conll", CONLL),
+    ("p.conll", CONLL),
+    {"tokens": 4},
+  ),
+  "odd lines are texts": (
+    "chrf",
+    ("ref.txt", ODD_LINES),
+    ("system.txt", ODD_LINES),
+    {"chrf": 100, "examples": 5, "empty": 1},
+  ),
+  "a table of a long text, with a comma in the first and without a header": (
+    "nq",
+    LONG_QUESTIONS,
+    ("p.csv", [f'"a, b?",{LONG}', "c?,y"]),
+    {"exact_match": 100},
+  ),
+  "a table with an empty last column": (
+    "nq",
+    LONG_QUESTIONS,
+    ("p.tsv", ["\ufeffquestion\tanswer\t\r", "c?\ty\t\r", f"a, b?\t{LONG}\t\r"]),
+    {"exact_match": 100},
+  ),
+  "summaries": (
+    "rouge",
+    ("test.jsonl", ROUGE),
+    ("p.txt", ["a dog"]),
+    {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1},
+  ),
+  "stems": ("rouge", ("r.txt", ["dogs"]), ("p.txt", ["dog"]), {"rouge1": 100}),
+  "no stems": (
+    "rouge --use_stemmer=false",
+    ("r.txt", ["dogs"]),
+    ("p.txt", ["dog"]),
+    {"rouge1": 0},
+  ),
+  "answers by question": (
+    "nq",
+    ("dev.jsonl", jsonl(NQ)),
+    (
+      "p.jsonl",
+      jsonl(
+        [{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}]
+      ),
+    ),
+    {"exact_match": 50},
+  ),
+  "an alias": (
+    "triviaqa",
+    ("qa.json", TRIVIA),
+    ("p.json", {"tc_1": "the U.S."}),
+    {"exact_match": 100},
+  ),
+  "a human answer": (
+    "triviaqa",
+    ("qa.json", TRIVIA),
+    ("p.json", {"tc_1": "america"}),
+    {"exact_match": 100},
+  ),
+  "an alias of a row": (
+    "triviaqa",
+    ("sub.jsonl", TRIVIA_ROWS),
+    ("p.txt", ["the allium-cepa"]),
+    {"exact_match": 100},
+  ),
+  "a quoted answer": (
+    "webquestions",
+    ("test.json", WEB),
+    ("p.txt", ['Ann "A" Lee']),
+    {"exact_match": 100},
+  ),
+  "a second answer": (
+    "webquestions",
+    ("test.json", WEB),
+    ("p.txt", ["rome"]),
+    {"exact_match": 100},
+  ),
+  "webquestions by id": (
+    "webquestions",
+    ("test.json", WEB_ROWS),
+    ("p.json", {"w1": "ann."}),
+    {"exact_match": 100},
+  ),
+  "last words": (
+    "lambada",
+    ("test.jsonl", LAST_WORDS),
+    ("p.txt", ["signs", "goodbye"]),
+    {"accuracy": 50},
+  ),
+  "results of sums": (
+    "gsm8k",
+    ("test.jsonl", RESULTS),
+    ("p.jsonl", jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])),
+    {"exact_match": 50, "examples": 2, "invalid": 1},
+  ),
+}
 
 
-def test_tables_of_long_and_quoted_texts_are_read(score):
-  """They lack a header, have a comma in the first text, or an empty last column."""
-  rows = jsonl(
-    [{"question": "a, b?", "answer": ["x" * 200_000]}, {"question": "c?", "answer": ["y"]}]
-  )
-  assert (
-    score("nq", ("nq.jsonl", rows), ("p.csv", ['"a, b?",' + "x" * 200_000, "c?,y"]))["exact_match"]
-    == 100
-  )
-  table = ["\ufeffquestion\tanswer\t\r", "c?\ty\t\r", f"a, b?\t{'x' * 200_000}\t\r"]
-  assert score("nq", ("nq.jsonl", rows), ("p.tsv", table))["exact_match"] == 100
-
-
-def test_summaries_are_scored_by_rouge(score):
-  rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
-  scores = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
-  assert scores == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
-  stemmed = score(
-    "rouge", ("r.txt", ["dogs"]), ("p.jsonl", jsonl([{"id": "0", "prediction": "dog"}]))
-  )
-  assert stemmed["rouge1"] == 100
-  assert (
-    score("rouge", ("r.txt", ["dogs"]), ("p.txt", ["dog"]), "--use_stemmer=false")["rouge1"] == 0
-  )
-
-
-def test_open_questions_accept_any_of_their_answers(score):
-  nq = jsonl(
-    [
-      {"question": "who?", "answer": ["Ann Lee", "Lee"]},
-      {"question": "where?", "answer": ["the U.S."]},
-    ]
-  )
-  predictions = jsonl(
-    [{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}]
-  )
-  assert score("nq", ("dev.jsonl", nq), ("p.jsonl", predictions))["exact_match"] == 50
-  trivia = {
-    "Data": [
-      {
-        "QuestionId": "tc_1",
-        "Question": "?",
-        "Answer": {"NormalizedAliases": ["u s"], "HumanAnswers": ["America!"]},
-      }
-    ]
-  }
-  assert (
-    score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "the U.S."}))["exact_match"] == 100
-  )
-  assert (
-    score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "america"}))["exact_match"] == 100
-  )
-  rows = jsonl([{"context": "Question: ?", "answer": "Onion", "aliases": ["Allium cepa"]}])
-  assert (
-    score("triviaqa", ("sub.jsonl", rows), ("p.txt", ["the allium-cepa"]))["exact_match"] == 100
-  )
-  official = [
-    {
-      "url": "u",
-      "utterance": "who?",
-      "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))',
-    }
-  ]
-  for text in ('Ann "A" Lee', "rome"):
-    assert score("webquestions", ("test.json", official), ("p.txt", [text]))["exact_match"] == 100
-  questions = [{"qId": "w1", "qText": "who?", "answers": ["Ann"]}]
-  assert (
-    score("webquestions", ("test.json", questions), ("p.json", {"w1": "ann."}))["exact_match"]
-    == 100
-  )
-
-
-def test_last_words_and_results_of_sums_are_scored(score):
-  rows = jsonl([{"context": "a", "continuation": "signs"}, {"text": "and then Ann said hello"}])
-  assert score("lambada", ("test.jsonl", rows), ("p.txt", ["signs", "goodbye"]))["accuracy"] == 50
-  rows = jsonl(
-    [{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}]
-  )
-  predictions = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
-  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", predictions)) == {
-    "exact_match": 50.0,
-    "examples": 2,
-    "invalid": 1,
-  }
+@pytest.mark.parametrize(
+  "command, references, predictions, expected", FORMATS.values(), ids=FORMATS
+)
+def test_official_formats_are_scored(score, command, references, predictions, expected):
+  benchmark, *flags = command.split()
+  scores = score(benchmark, references, predictions, *flags)
+  assert {name: scores[name] for name in expected} == pytest.approx(expected)
 
 
 SUMS = [
@@ -325,14 +359,9 @@ def test_the_gold_beside_a_prediction_is_not_scored(score, key):
 
 
 @pytest.mark.parametrize("keys", [*zip(KEYS, KEYS[1:]), ("prediction", "generated_text")])
-def test_two_possible_keys_of_the_prediction_are_refused(tmp_path, capsys, keys):
+def test_two_possible_keys_of_the_prediction_are_refused(refusal, keys):
   rows = [{"id": row["id"], **dict.fromkeys(keys, row["answer"])} for row in SUMS]
-  flags = (
-    f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
-    f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
-  )
-  code, output = run(capsys, "gsm8k", *flags)
-  assert code == 2
+  output = refusal("gsm8k", ("r.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))
   assert f"{keys[0]!r} and {keys[1]!r}" in output
 
 
@@ -358,31 +387,18 @@ def test_numeric_ids_are_matched_in_any_order(score, field):
     )
 
 
-def test_an_index_that_could_be_an_id_or_a_number_is_refused(tmp_path, capsys):
+def test_an_index_that_could_be_an_id_or_a_number_is_refused(refusal):
   rows = [{"index": number, "prediction": "1"} for number in range(4)]
-  flags = (
-    f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
-    f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
-  )
-  code, output = run(capsys, "gsm8k", *flags)
-  assert code == 2
+  output = refusal("gsm8k", ("r.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))
   assert "its 'index' could be an example's 'id' or its number" in output
 
 
-def test_texts_that_begin_with_brackets_are_no_json(score, tmp_path, capsys):
+def test_texts_that_begin_with_brackets_are_no_json(score, refusal):
   lines = ["[Musik] Hallo zusammen.", '{"so"} sagt man', "[1] Hier ist [ein] Satz."]
   for first in range(3):
     texts = lines[first:] + lines[:first]
     assert score("bleu", ("test.de", texts), ("hyp.de", texts))["bleu"] == pytest.approx(100)
     assert score("chrf", ("test", texts[:1]), ("hyp.out", texts[:1]))["chrf"] == pytest.approx(100)
-  damaged = [
-    *jsonl([{"id": 0, "prediction": "a"}, {"id": 1, "prediction": "b"}]),
-    '{"id": 2, "predic',
-  ]
-  flags = (
-    f"--references={write(tmp_path / 'r', lines)}",
-    f"--predictions={write(tmp_path / 'p', damaged)}",
-  )
-  code, output = run(capsys, "bleu", *flags)
-  assert code == 2
-  assert "p:3: broken JSON" in output
+  rows = jsonl([{"id": 0, "prediction": "a"}, {"id": 1, "prediction": "b"}])
+  damaged = [*rows, '{"id": 2, "predic']
+  assert "p:3: broken JSON" in refusal("bleu", ("r", lines), ("p", damaged))

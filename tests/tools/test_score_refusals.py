@@ -14,49 +14,25 @@ DEV = [
 ]
 
 
-@pytest.fixture
-def refusal(tmp_path, capsys):
-  """Return a function that scores files and returns the refusal.
-
-  Files are (name, content); no file is written where the content is None.
-  """
-
-  def score_files(benchmark, references, predictions, *flags):
-    for name, content in (references, predictions):
-      if isinstance(content, bytes):
-        (tmp_path / name).write_bytes(content)
-      elif content is not None:
-        write(tmp_path / name, content)
-    paths = (
-      f"--references={tmp_path / references[0]}",
-      f"--predictions={tmp_path / predictions[0]}",
-    )
-    code, output = run(capsys, benchmark, *paths, *flags)
-    assert code == 2
-    return output
-
-  return score_files
-
-
-def test_unknown_names_and_bad_flags_are_refused(refusal, tmp_path):
-  files = (("dev.tsv", DEV), ("p.tsv", submission("110")))
-  assert "did you mean 'glue/wnli'?" in refusal("glue/wnl", *files)
-  assert "did you mean 'squad'?" in refusal("sqaud", *files)
-  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refusal(
-    "glue/wnli", *files, "--bootstrp=10"
-  )
-  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refusal(
-    "bleu", *files, "--tokenise=13a"
-  )
-  assert "expected one of" in refusal("bleu", *files, "--tokenize=13b")
-  assert "expected 'refuse' or 'wrong'" in refusal("glue/wnli", *files, "--invalid=no")
-  assert "--bootstrap=0: expected at least 1" in refusal("glue/wnli", *files, "--bootstrap=0")
-  assert "invalid int value" in refusal("glue/wnli", *files, "--bootstrap=many")
-  assert "unknown argument" in refusal("glue/wnli", *files, "stray")
-  assert "found 2 files, expected one" in refusal(
-    "glue/wnli", *files, f"--references={tmp_path / 'dev.tsv'}"
-  )
-  assert "expected a directory" in refusal("glue", *files)
+@pytest.mark.parametrize(
+  "command, words",
+  [
+    ("glue/wnl", "did you mean 'glue/wnli'?"),
+    ("sqaud", "did you mean 'squad'?"),
+    ("glue", "expected a directory"),
+    ("glue/wnli --bootstrp=10", "--bootstrp: unknown flag (did you mean 'bootstrap'?)"),
+    ("glue/wnli --invalid=no", "expected 'refuse' or 'wrong'"),
+    ("glue/wnli --bootstrap=0", "--bootstrap=0: expected at least 1"),
+    ("glue/wnli --bootstrap=many", "invalid int value"),
+    ("glue/wnli stray", "unknown argument"),
+    ("glue/wnli --references={}/dev.tsv", "found 2 files, expected one"),
+    ("bleu --tokenise=13a", "bleu.tokenise: unknown key (did you mean 'tokenize'?)"),
+    ("bleu --tokenize=13b", "expected one of"),
+  ],
+)
+def test_unknown_names_and_bad_flags_are_refused(refusal, tmp_path, command, words):
+  benchmark, *flags = command.format(tmp_path).split()
+  assert words in refusal(benchmark, ("dev.tsv", DEV), ("p.tsv", submission("110")), *flags)
 
 
 def test_missing_flags_are_refused(capsys):
@@ -188,47 +164,52 @@ def test_bad_references_are_refused(refusal, benchmark, references, expected):
   assert expected in refusal(benchmark, references, ("p.json", {"0": "1", "1": "1", "2": "0"}))
 
 
-def test_bad_answers_and_probabilities_of_squad_are_refused(refusal, tmp_path):
-  dev = ("dev.json", squad({"1": ["a"]}))
-  assert "id 1: found None, expected a text" in refusal("squad", dev, ("p.json", {"1": None}))
-  probabilities = write(tmp_path / "na.json", {"2": 0.5})
-  flag = f"--na_probabilities={probabilities}"
-  assert "no probability for the question 1" in refusal(
-    "squad_v2", dev, ("p.json", {"1": "a"}), flag
-  )
-  write(probabilities, {"1": "high"})
-  assert "found 'high', expected a probability" in refusal(
-    "squad_v2", dev, ("p.json", {"1": "a"}), flag
-  )
+STSB = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
+ENTITIES = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
+WINOGRANDE = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
 
 
-def test_constant_and_infinite_predictions_of_stsb_are_refused(refusal):
-  stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
-  assert "pearson and spearman are not defined" in refusal("glue/stsb", stsb, ("p.txt", ["3", "3"]))
-  assert "expected a number" in refusal("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
+@pytest.mark.parametrize(
+  "benchmark, references, predictions, expected",
+  [
+    ("glue/stsb", STSB, ("p.txt", ["3", "3"]), "pearson and spearman are not defined"),
+    ("glue/stsb", STSB, ("p.txt", ["3", "inf"]), "expected a number"),
+    ("ner", ENTITIES, ("p.conll", ["Ann\tB-PER", ""]), "found 1 tags, expected 2"),
+    (
+      "ner",
+      ENTITIES,
+      ("p.conll", ["Bob\tO", "ran\tO", ""]),
+      "found the token 'Bob', expected 'Ann'",
+    ),
+    ("ner", ENTITIES, ("p.txt", ["PER O"]), "found the tag 'PER'"),
+    ("bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"]), "1 predictions without ids for 2 examples"),
+    ("winogrande", WINOGRANDE, ("p.json", [1]), "expected one of 1, 2, as a text, or a letter"),
+    ("winogrande", WINOGRANDE, ("p.json", [[0.5]]), "found 1 scores, expected 2"),
+    (
+      "squad",
+      ("dev.json", squad({"1": ["a"]})),
+      ("p.json", {"1": None}),
+      "id 1: found None, expected a text",
+    ),
+  ],
+)
+def test_predictions_of_another_kind_are_refused(
+  refusal, benchmark, references, predictions, expected
+):
+  assert expected in refusal(benchmark, references, predictions)
 
 
-def test_tags_of_other_tokens_are_refused(refusal):
-  conll = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
-  assert "found 1 tags, expected 2" in refusal("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
-  assert "found the token 'Bob', expected 'Ann'" in refusal(
-    "ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""])
-  )
-  assert "found the tag 'PER'" in refusal("ner", conll, ("p.txt", ["PER O"]))
-
-
-def test_translations_of_another_number_are_refused(refusal):
-  assert "1 predictions without ids for 2 examples" in refusal(
-    "bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"])
-  )
-
-
-def test_bad_choices_of_winogrande_are_refused(refusal):
-  one_based = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
-  assert "expected one of 1, 2, as a text, or a letter" in refusal(
-    "winogrande", one_based, ("p.json", [1])
-  )
-  assert "found 1 scores, expected 2" in refusal("winogrande", one_based, ("p.json", [[0.5]]))
+@pytest.mark.parametrize(
+  "probabilities, expected",
+  [
+    ({"2": 0.5}, "no probability for the question 1"),
+    ({"1": "high"}, "found 'high', expected a probability"),
+  ],
+)
+def test_bad_probabilities_of_no_answer_are_refused(refusal, tmp_path, probabilities, expected):
+  flag = f"--na_probabilities={write(tmp_path / 'na.json', probabilities)}"
+  references = ("dev.json", squad({"1": ["a"]}))
+  assert expected in refusal("squad_v2", references, ("p.json", {"1": "a"}), flag)
 
 
 def test_parallel_references_of_different_lengths_are_refused(tmp_path, capsys):
