@@ -11,6 +11,9 @@ import time
 import urllib.parse
 from collections.abc import Callable
 
+import pytest
+
+from t5x_like.files import remote
 from tests import object_answers
 
 
@@ -71,6 +74,23 @@ class Server:
       self.stopped.set()
       self.http.shutdown()
       self.http.server_close()
+
+
+@contextlib.contextmanager
+def serve(root: pathlib.Path, **variables: str):
+  """Run a server of a new directory, which this process and its children use as their stores.
+
+  Args:
+    variables: further variables of the environment.
+  """
+  server = Server(root)
+  root.mkdir(exist_ok=True)
+  with pytest.MonkeyPatch.context() as patch, server.running():
+    for name, value in (environment(server) | variables).items():
+      patch.setenv(name, value)
+    remote.reset()  # forgets the server of another test
+    yield server
+  remote.reset()
 
 
 def environment(server: Server) -> dict[str, str]:

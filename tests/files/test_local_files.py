@@ -20,25 +20,30 @@ from tools import convert_hf
 pytestmark = pytest.mark.runs
 
 
-def pipe(path: pathlib.Path) -> None:
+def make_pipe(path: pathlib.Path) -> None:
   os.mkfifo(path)
 
 
-def device(path: pathlib.Path) -> None:
+def make_device(path: pathlib.Path) -> None:
   path.symlink_to("/dev/zero")
 
 
-def bound(path: pathlib.Path) -> None:
+def make_socket(path: pathlib.Path) -> None:
   # a socket's path must be short
   with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
     server.bind(path.name)
 
 
-def loop(path: pathlib.Path) -> None:
+def make_loop(path: pathlib.Path) -> None:
   path.symlink_to(path.name)
 
 
-KINDS = {"a pipe": pipe, "a device": device, "a socket": bound, "a link to itself": loop}
+KINDS = {
+  "a pipe": make_pipe,
+  "a device": make_device,
+  "a socket": make_socket,
+  "a link to itself": make_loop,
+}
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -100,8 +105,8 @@ def test_commands_do_not_wait_for_a_pipe_or_device_in_a_workdir(
 ):
   output = io.StringIO()
 
-  def use(inside: pathlib.Path) -> int:
-    folder = pathlib.Path(shutil.copytree(trained, inside / "run"))
+  def use(case_folder: pathlib.Path) -> int:
+    folder = pathlib.Path(shutil.copytree(trained, case_folder / "run"))
     (folder / file).unlink()
     KINDS[kind](folder / file)
     with contextlib.redirect_stdout(output):
@@ -117,8 +122,8 @@ def test_commands_do_not_wait_for_a_pipe_or_device_in_a_workdir(
 
 
 def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):
-  def use(inside: pathlib.Path) -> None:
-    os.mkfifo(inside / "lock")
-    workdirs.lock_workdir(str(inside)).close()  # a lease does instead
+  def use(case_folder: pathlib.Path) -> None:
+    os.mkfifo(case_folder / "lock")
+    workdirs.lock_workdir(str(case_folder)).close()  # a lease does instead
 
   assert Sandbox(tmp_path).run("lock", use).end == "success"

@@ -24,7 +24,7 @@ def lease_on(directory, seconds: float) -> leases.Lease:
   return leases.Lease(as_path(directory), "lease", "is training in it ({})", seconds)
 
 
-def forged(directory, **content) -> leases.Lease:
+def foreign_lease(directory, **content) -> leases.Lease:
   """A lease with another holder's content, as a process elsewhere would write it; not yet
   entered."""
   lease = lease_on(directory, SECONDS)
@@ -53,19 +53,16 @@ ELSEWHERE = [
   "content", ELSEWHERE[:5], ids=["boot", "process namespace", "host", "time namespace", "none"]
 )
 def test_a_living_holder_that_cannot_be_seen_keeps_its_lease(content, tmp_path):
-  with forged(tmp_path, **content) as held:
-    with (
-      pytest.raises(DirectoryInUse, match=r"another process is training in it \(process"),
-      lease_on(tmp_path, 2),
-    ):
-      pass
-    held.check()
+  with foreign_lease(tmp_path, **content) as lease:
+    with pytest.raises(DirectoryInUse, match=r"another process is training in it \(process"):
+      lease_on(tmp_path, 2).__enter__()
+    lease.check()
 
 
 @pytest.mark.parametrize("content", ELSEWHERE, ids=range(len(ELSEWHERE)))
-def test_a_lease_of_who_may_live_is_watched_before_it_is_taken(content, tmp_path):
-  dead = forged(tmp_path, **content)
-  (tmp_path / "lease").write_bytes(dead._encode())
+def test_a_lease_whose_holder_may_live_is_watched_before_it_is_taken(content, tmp_path):
+  dead = foreign_lease(tmp_path, **content)
+  (tmp_path / "lease").write_bytes(dead._data())
   began = time.monotonic()
   with lease_on(tmp_path, SECONDS):
     assert time.monotonic() - began >= SECONDS
@@ -73,7 +70,7 @@ def test_a_lease_of_who_may_live_is_watched_before_it_is_taken(content, tmp_path
 
 def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path, monkeypatch):
   monkeypatch.setattr(leases, "_process_scope", lambda: None)
-  (tmp_path / "lease").write_bytes(forged(tmp_path, process=GONE)._encode())
+  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, process=GONE)._data())
   began = time.monotonic()
   with lease_on(tmp_path, SECONDS):
     assert time.monotonic() - began >= SECONDS
@@ -83,7 +80,7 @@ def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path,
   "content", [{"process": GONE}, {"process": os.getpid(), "started": 1}], ids=["gone", "reused"]
 )
 def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
-  (tmp_path / "lease").write_bytes(forged(tmp_path, **content)._encode())
+  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, **content)._data())
   began = time.monotonic()
   with lease_on(tmp_path, 30):
     assert time.monotonic() - began < 4
@@ -92,11 +89,11 @@ def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
 def test_a_lease_that_can_be_neither_made_nor_read_is_given_up(tmp_path, monkeypatch):
   (tmp_path / "lease").symlink_to(tmp_path / "nowhere")
   monkeypatch.setattr("time.sleep", lambda seconds: None)
-  with pytest.raises(TransientError, match="lease: is there whenever"), lease_on(tmp_path, 30):
-    pass
+  with pytest.raises(TransientError, match="lease: is there whenever"):
+    lease_on(tmp_path, 30).__enter__()
 
 
-def taken(path):
+def try_lock(path):
   """The lock, or None if another process holds it."""
   try:
     return locks.Lock(path)
@@ -120,7 +117,7 @@ def test_a_lock_belongs_to_one_process_alone(tmp_path):
       holder.wait()
       os.kill(child, 0)
       deadline = time.monotonic() + 30  # the child may not have run yet
-      while (lock := taken(tmp_path / "lock")) is None and time.monotonic() < deadline:
+      while (lock := try_lock(tmp_path / "lock")) is None and time.monotonic() < deadline:
         time.sleep(0.05)
       lock.close()
     finally:
@@ -133,6 +130,13 @@ def test_shared_locks_exclude_only_others(tmp_path):
       locks.Lock(tmp_path / "a")
   locks.Lock(tmp_path / "a").close()
   locks.Lock(tmp_path).close()  # a directory
+
+
+def hold(directory):
+  """Return the lock of a directory, or the lease that stands in for it, to be closed."""
+  return contextlib.closing(
+    exclusive.hold_directory(as_path(directory), "lock", "is writing ({}); wait", "lease")
+  )
 
 
 MOUNTS = """\
@@ -159,17 +163,12 @@ def test_a_lease_stands_in_where_locks_are_of_one_host(
 ):
   directory = tmp_path / "a disk" / "run"
   directory.mkdir(parents=True)
-  (tmp_path / "mounts").write_text(
-    MOUNTS.format(str(directory.parent).replace(" ", "\\040"), kind, options)
-  )
+  mount = str(directory.parent).replace(" ", "\\040")
+  (tmp_path / "mounts").write_text(MOUNTS.format(mount, kind, options))
   monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
-  with contextlib.closing(
-    exclusive.hold_directory(as_path(directory), "lock", "is writing ({}); wait", "lease")
-  ) as lock:
+  with hold(directory) as lock:
     assert isinstance(lock, locks.Lock) == shared
-  with contextlib.closing(
-    exclusive.hold_directory(as_path(tmp_path), "lock", "is writing ({}); wait", "lease")
-  ) as lock:
+  with hold(tmp_path) as lock:
     assert isinstance(lock, locks.Lock)
 
 
@@ -177,17 +176,12 @@ def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
   def flock(file, how):
     raise OSError(errno.ENOLCK, "No locks available")
 
-  doing = "is writing ({}); wait"
-  with contextlib.closing(
-    exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
-  ) as lock:
+  with hold(tmp_path) as lock:
     assert isinstance(lock, locks.Lock)
     with pytest.raises(DirectoryInUse, match="another process is writing; wait"):
-      exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
+      hold(tmp_path)
   monkeypatch.setattr(fcntl, "flock", flock)
-  with contextlib.closing(
-    exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
-  ) as lock:
+  with hold(tmp_path) as lock:
     assert isinstance(lock, leases.Lease)
     assert (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

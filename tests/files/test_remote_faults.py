@@ -23,16 +23,20 @@ EXPIRED = "the credentials have expired"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-  server = object_server.Server(tmp_path_factory.mktemp("bucket"))
-  with pytest.MonkeyPatch.context() as monkeypatch, server.running():
-    remote.reset()  # of another test's server
-    quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in clients._DRIVERS}
+  folder = tmp_path_factory.mktemp("bucket")
+  quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in clients._DRIVERS}
+  with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(clients, "_tensorstore_context", lambda: quick)
     monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
-    retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
-    for name, value in (object_server.environment(server) | retry).items():
-      monkeypatch.setenv(name, value)
-    yield server
+    with object_server.serve(folder, T5X_LIKE_RETRY_SECONDS="1") as server:
+      yield server
+
+
+@pytest.fixture(autouse=True)
+def no_fault(server):
+  """End the faults of a test with it."""
+  yield
+  server.fault = lambda operation, name: None
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +46,11 @@ def trained(server, compiled):
   return server.root / "trained"
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=["gs", more.later("s3")])
 def workdir(request, server, trained, tmp_path):
   """Return (address, directory) of a copy of the run."""
   shutil.copytree(trained, server.root / tmp_path.name)
   yield f"{request.param}://bucket/{tmp_path.name}", server.root / tmp_path.name
-  server.fault = lambda operation, name: None
   shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
 
 
@@ -60,7 +63,7 @@ def read_error(capfd, kind: str, quiet: bool = True) -> str:
   return lines[0]
 
 
-def cut(pattern, keep):
+def cut_file(pattern, keep):
   def damage(directory, server):
     (file,) = directory.glob(f"checkpoints/4-*/{pattern}")
     file.write_bytes(file.read_bytes()[:keep])
@@ -68,7 +71,7 @@ def cut(pattern, keep):
   return damage
 
 
-def unsatisfied(directory, server):
+def refuse_ranges(directory, server):
   newest_step = f"{directory.name}/checkpoints/4-"
   server.fault = lambda at, name: (
     "range" if name.startswith(newest_step) and name.endswith(".bin") else None
@@ -77,22 +80,19 @@ def unsatisfied(directory, server):
 
 # tests.checkpoints.test_checkpoint_objects.py has more of them.
 DAMAGES = {
-  "manifest empty": cut("manifest.json", 0),
-  "tensors cut": cut("tensors-00000.bin", -9),
-  "tensors answer 416": unsatisfied,
+  "manifest empty": cut_file("manifest.json", 0),
+  "tensors cut": cut_file("tensors-00000.bin", -9),
+  "tensors answer 416": refuse_ranges,
 }
 
 
-@pytest.mark.parametrize("workdir", ["gs", more.later("s3")], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_training_skips_a_damaged_newest_step(damage, workdir, server, caplog, capfd):
   address, directory = workdir
   damage(directory, server)
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=3"]) == 0
-  messages = [
-    record.message for record in caplog.records if "is damaged and is skipped" in record.message
-  ]
-  (message,) = messages
+  messages = [record.message for record in caplog.records]
+  (message,) = [message for message in messages if "is damaged and is skipped" in message]
   assert message.startswith("checkpoint step 4 is")
   assert f"{address}/checkpoints" in message
   assert "from step 2 of 3" in capfd.readouterr().out
@@ -129,27 +129,21 @@ LOST = {
   "may do nothing": ("forbidden", None, DENIED),
   "token expired": ("expired", None, EXPIRED),
 }
-MORE = [
-  pytest.param(*case, id=name, marks=[pytest.mark.more] * (i > 1))
-  for i, (name, case) in enumerate(LOST.items())
-]
 
 
-@pytest.mark.parametrize("answer, operations, words", MORE)
+@pytest.mark.parametrize("answer, operations, words", more.beyond(2, LOST.values()))
 def test_a_bucket_lost_in_mid_run_is_one_line(answer, operations, words, workdir, server, capfd):
   address, directory = workdir
   name = directory.name
   reached = []
 
   def fault(operation, at):
-    if (
-      at.startswith(f"{name}/checkpoints/6-")
-      and at.endswith("manifest.json")
-      and operation == "create"
-    ):
+    is_manifest = at.startswith(f"{name}/checkpoints/6-") and at.endswith("manifest.json")
+    if is_manifest and operation == "create":
       reached.append(at)  # this one is still written
-      return None
-    return answer if reached and (operations is None or operation in operations) else None
+    elif reached and (operations is None or operation in operations):
+      return answer
+    return None
 
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 2
@@ -174,7 +168,7 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
   )
 
 
-def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
+def test_the_check_of_a_lease_names_a_bucket_that_is_gone(workdir, server, monkeypatch):
   """The bucket is named, although it was found a moment ago."""
   monkeypatch.setattr(remote, "_RECHECK_SECONDS", 60)
   directory = remote.RemotePath(workdir[0])
@@ -235,15 +229,8 @@ def test_a_fault_of_a_token_store_is_one_line(scheme, answer, store, server, tmp
   address = ADDRESSES[scheme].format(server.url)
   everywhere = answer_name == "no bucket"
   server.fault = lambda operation, name: answer_name if everywhere or "/tokens/" in name else None
-  try:
-    flags = (
-      f"--workdir={tmp_path}/run",
-      f"--config.task.store={address}",
-      "--config.total_steps=2",
-    )
-    assert train.main([*RUN, *flags]) == code
-  finally:
-    server.fault = lambda operation, name: None
+  flags = (f"--workdir={tmp_path}/run", f"--config.task.store={address}")
+  assert train.main([*RUN, *flags, "--config.total_steps=2"]) == code
   line = read_error(capfd, kind)
   assert address[:10] in line
   assert words in line
@@ -253,27 +240,19 @@ def test_a_fault_of_a_token_store_is_one_line(scheme, answer, store, server, tmp
 def test_a_fault_of_a_token_store_in_mid_run_is_one_line(answer, store, server, tmp_path, capfd):
   """The reads are made by tf.data's threads."""
   _, code, kind, words = ANSWERS[answer]
-  flags = (
-    f"--workdir={tmp_path}/run",
-    "--config.task.store=gs://bucket/store",
-    "--config.task.verify=size",
-  )
-  flags += ("--config.task.documents_end=nothing",)
+  task = ("store=gs://bucket/store", "verify=size", "documents_end=nothing")
+  flags = [f"--workdir={tmp_path}/run", *(f"--config.task.{argument}" for argument in task)]
   server.fault = lambda operation, name: answer if "/tokens/" in name else None
-  try:
-    assert train.main([*RUN, *flags, "--config.total_steps=2"]) == code
-  finally:
-    server.fault = lambda operation, name: None
-  assert words in read_error(
-    capfd, kind, quiet=False
-  )  # programs silence TensorFlow before they import it
+  assert train.main([*RUN, *flags, "--config.total_steps=2"]) == code
+  # programs silence TensorFlow before they import it
+  assert words in read_error(capfd, kind, quiet=False)
 
 
 @pytest.mark.parametrize("fails_later", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize(
   "answer, words", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")]
 )
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", more.later("s3")])
 def test_a_fault_while_preparing_into_a_bucket_is_one_line(
   scheme, answer, words, fails_later, server, tmp_path, capfd
 ):
@@ -288,11 +267,7 @@ def test_a_fault_while_preparing_into_a_bucket_is_one_line(
     return answer if changes and (writes or not fails_later) else None
 
   server.fault = fault
-  try:
-    assert prepare_data.main([*flags, f"--output={scheme}://bucket/{tmp_path.name}"]) == 2
-  finally:
-    server.fault = lambda operation, name: None
-    shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
+  assert prepare_data.main([*flags, f"--output={scheme}://bucket/{tmp_path.name}"]) == 2
   line = read_error(capfd, "error")
   assert words in line
   assert line.startswith(("error: --output=", f"error: {scheme}://bucket"))

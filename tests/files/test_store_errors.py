@@ -55,18 +55,16 @@ def expected_outcome(answer: str, operation: str, client: str):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-  server = object_server.Server(tmp_path_factory.mktemp("bucket"))
-  with pytest.MonkeyPatch.context() as monkeypatch, server.running():
+  with pytest.MonkeyPatch.context() as monkeypatch:
     context = {f"{driver}_request_retries": QUICK_RETRIES for driver in clients._DRIVERS}
     monkeypatch.setattr(clients, "_tensorstore_context", lambda: context)
     monkeypatch.setattr(remote, "_RECHECK_SECONDS", 0)
     # gcsfs waits between attempts by asyncio.sleep.
     quick_asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
     monkeypatch.setattr("gcsfs.retry.asyncio", quick_asyncio)
-    monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.01")
-    for name, value in object_server.environment(server).items():
-      monkeypatch.setenv(name, value)
-    yield server
+    folder = tmp_path_factory.mktemp("bucket")
+    with object_server.serve(folder, T5X_LIKE_RETRY_SECONDS="0.01") as server:
+      yield server
 
 
 def operations(url):
