@@ -195,43 +195,64 @@ time.sleep(1 if last.exists() else 120)
 """
 
 
+class RealJob:
+  """A job of the launcher in a real cluster, and its log."""
+
+  def __init__(self, folder, environment: dict[str, str], flags: list[str]):
+    self._environment = environment
+    self._flags = flags
+    self._log = folder / "slurm.log"
+
+  def ask(self, *words: str) -> str:
+    """Return the output of a command."""
+    process = subprocess.run(
+      words, env=self._environment, cwd=REPO, capture_output=True, text=True, timeout=600
+    )
+    assert process.returncode == 0, process
+    return process.stdout
+
+  def launch(self, action: str) -> str:
+    return self.ask(sys.executable, "launch/slurm.py", action, *self._flags)
+
+  def send_term(self) -> None:
+    """Send TERM to the tasks, as SLURM does before a time limit."""
+    self.ask("scancel", "--signal=TERM", self.ask("squeue", "--noheader", "--format=%i").strip())
+
+  def wait_for_end(self) -> None:
+    self.wait(lambda: "not queued" in self.launch("status"))
+
+  def wait(self, condition, seconds: float = 400) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+      assert time.monotonic() < deadline, self.log()[-3000:]
+      time.sleep(0.2)
+
+  def log(self) -> str:
+    return self._log.read_text() if self._log.exists() else ""
+
+
 @real
 def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
   """Two tasks are stopped for good, then given TERM as before a time limit."""
   workdir = tmp_path / "a run"
-  log = workdir / "slurm.log"
   flags = ["--tasks_per_node=2", "--", sys.executable, "-S", "-c", WAITS, f"--workdir={workdir}"]
-  with slurm_cluster.cluster(_workdir_of_run(tmp_path / "cluster")) as slurms:
-
-    def ask(*words):
-      return subprocess.run(
-        words, env=slurms, cwd=REPO, capture_output=True, text=True, timeout=600
-      ).stdout
-
-    def launcher(action):
-      return ask(sys.executable, "launch/slurm.py", action, *flags)
-
-    def until(condition, seconds=400):
-      deadline = time.monotonic() + seconds
-      while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
-
-    def log_count(word):
-      return log.read_text().count(word) if log.exists() else 0
-
-    launcher("start")
-    until(lambda: log_count("up") == 2)
-    launcher("stop")
-    until(lambda: "not queued" in launcher("status"))
-    assert (log_count("saved"), log_count("into the queue")) == (2, 0)
-    launcher("start")
-    until(lambda: log_count("up") == 4)
+  (tmp_path / "cluster").mkdir()
+  with slurm_cluster.cluster(tmp_path / "cluster") as variables:
+    job = RealJob(workdir, variables, flags)
+    job.launch("start")
+    job.wait(lambda: job.log().count("up") == 2)
+    job.launch("stop")
+    job.wait_for_end()
+    assert job.log().count("saved") == 2
+    assert "into the queue" not in job.log()
+    job.launch("start")
+    job.wait(lambda: job.log().count("up") == 4)
     (workdir / "last").touch()
-    ask("scancel", "--signal=TERM", ask("squeue", "--noheader", "--format=%i").strip())
-    until(lambda: log_count("up") == 6)
-    until(lambda: "not queued" in launcher("status"))
-    assert (log_count("saved"), log_count("back into the queue (restart 1)")) == (4, 1)
+    job.send_term()
+    job.wait(lambda: job.log().count("up") == 6)
+    job.wait_for_end()
+    assert job.log().count("saved") == 4
+    assert job.log().count("back into the queue (restart 1)") == 1
 
 
 @real
@@ -241,59 +262,33 @@ def test_a_job_that_is_cancelled_and_resubmitted_resumes(tmp_path):
   flags = ("--config.total_steps=60", "--config.checkpoint.every=20", "--config.mesh.fsdp=4")
   workdir = tmp_path / "run"
   cache = tmp_path / "compiled"
-  command = [
-    "launch/slurm.py",
-    "start",
-    "--tasks_per_node=2",
-    "--restarts=3",
-    "--",
-    *train(workdir, *flags, recipe=NANO),
-  ]
-  with slurm_cluster.cluster(_workdir_of_run(tmp_path / "cluster")) as slurms:
-    own = slurms | {
-      name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
-    }
+  launch_flags = ["--tasks_per_node=2", "--restarts=3", "--", *train(workdir, *flags, recipe=NANO)]
 
-    def ask(*words):
-      process = subprocess.run(
-        words, env=own, cwd=REPO, capture_output=True, text=True, timeout=600
-      )
-      assert process.returncode == 0, process
-      return process.stdout
+  def last_step() -> int:
+    if not (workdir / "metrics.jsonl").exists():
+      return 0
+    return max((step for step, _ in losses(workdir)), default=0)
 
-    def launcher(action):
-      return ask(sys.executable, command[0], action, *command[2:])
-
-    def until(condition, seconds=400):
-      deadline = time.monotonic() + seconds
-      while not condition():
-        assert time.monotonic() < deadline, (workdir / "slurm.log").read_text()[-3000:]
-        time.sleep(0.2)
-
-    def last_step():
-      if not (workdir / "metrics.jsonl").exists():
-        return 0
-      return max((step for step, _ in losses(workdir)), default=0)
-
-    def log_count(words):
-      return (workdir / "slurm.log").exists() and words in (workdir / "slurm.log").read_text()
-
-    launcher("start")
-    launcher("start")  # does nothing
-    assert len(ask("squeue", "--noheader").splitlines()) == 1
-    until(lambda: last_step() > 3)
-    launcher("stop")
-    until(lambda: "not queued" in launcher("status"))
+  (tmp_path / "cluster").mkdir()
+  with slurm_cluster.cluster(tmp_path / "cluster") as variables:
+    for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
+      variables[name] = environment(4, cache)[name]
+    job = RealJob(workdir, variables, launch_flags)
+    job.launch("start")
+    job.launch("start")  # does nothing
+    assert len(job.ask("squeue", "--noheader").splitlines()) == 1
+    job.wait(lambda: last_step() > 3)
+    job.launch("stop")
+    job.wait_for_end()
     stopped = last_step()
     assert 3 < stopped < 60
-    assert "exit code 75: back" not in (workdir / "slurm.log").read_text()
-    launcher("start")
-    until(lambda: log_count(f"from step {stopped} of 60"))
-    until(lambda: last_step() > stopped + 3)
-    number = ask("squeue", "--noheader", "--format=%i").strip()
-    ask("scancel", "--signal=TERM", number)  # as before the time is up
-    until(lambda: log_count("exit code 75: back into the queue (restart 1)"))
-    until(lambda: "not queued" in launcher("status"))
+    assert "exit code 75: back" not in job.log()
+    job.launch("start")
+    job.wait(lambda: f"from step {stopped} of 60" in job.log())
+    job.wait(lambda: last_step() > stopped + 3)
+    job.send_term()
+    job.wait(lambda: "exit code 75: back into the queue (restart 1)" in job.log())
+    job.wait_for_end()
   assert last_step() == 60
   code, output = run(train(tmp_path / "whole", *flags), devices=8, cache=cache)
   assert code == 0, output
@@ -301,8 +296,3 @@ def test_a_job_that_is_cancelled_and_resubmitted_resumes(tmp_path):
   uninterrupted_losses = losses(tmp_path / "whole")
   assert [step for step, _ in resumed_losses] == list(range(1, 61))
   assert max(abs(a - b) for (_, a), (_, b) in zip(resumed_losses, uninterrupted_losses)) < 1e-5
-
-
-def _workdir_of_run(folder):
-  folder.mkdir()
-  return folder
