@@ -21,44 +21,15 @@ HOSTILE = [
   "a & b &lt; <!-- c --> ]]>",
   "{{ 997 * 991 }}{% if x %}",
 ]
-ATTRIBUTES = {
-  "class",
-  "src",
-  "alt",
-  "colspan",
-  "lang",
-  "charset",
-  "name",
-  "content",
-  "id",
-  "style",
-  "transform",
-  "d",
-  "role",
-}
-ATTRIBUTES |= {
-  "aria-label",
-  "viewbox",
-  "xmlns",
-  "xmlns:xlink",
-  "version",
-  "xlink:href",
-  "clip-path",
-  "x",
-  "y",
-  "width",
-}
-ATTRIBUTES |= {"height", "title", "clippathunits", "rel", "type"}
-ELEMENTS = set(
-  (
-    "html head meta title style body main header h1 h2 h3 small p section div figure figcaption"
-  ).split()
+ATTRIBUTES = set(
+  "class src alt colspan lang charset name content id style transform d role aria-label viewbox "
+  "xmlns xmlns:xlink version xlink:href clip-path x y width height title clippathunits rel "
+  "type".split()
 )
-ELEMENTS |= set(
-  (
-    "table thead tbody tr th td code article span dl dt dd img svg defs g path text use clippath "
-    "rect b"
-  ).split()
+ELEMENTS = set(
+  "html head meta title style body main header h1 h2 h3 small p section div figure figcaption "
+  "table thead tbody tr th td code article span dl dt dd img svg defs g path text use clippath "
+  "rect b".split()
 )
 
 
@@ -118,7 +89,6 @@ def test_the_report_of_a_run_escapes_texts(tmp_path, value):
   page = Page(write_report(run).read_text())
   assert value in page.texts
   assert name in page.texts
-  assert "script" not in page.elements
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -126,7 +96,6 @@ def test_the_results_of_a_suite_escape_texts(tmp_path, value):
   rows = [
     {"input": "a " * n, "target": value if n % 2 else "b", "prediction": "b"} for n in range(1, 25)
   ]
-  task = value
   runs = []
   label = value.replace("/", "_")
   for seed in range(2):
@@ -155,7 +124,7 @@ def test_the_results_of_a_suite_escape_texts(tmp_path, value):
     "workdir": value,
     "from_scratch": False,
     "seeds": 2,
-    "tasks": {task: result},
+    "tasks": {value: result},
   }
   results |= {
     "missing": {value + "2": value},
@@ -167,8 +136,6 @@ def test_the_results_of_a_suite_escape_texts(tmp_path, value):
   page = Page((tmp_path / "out" / "results.html").read_text())
   assert value in page.texts
   assert f"{value}: targets and predictions" in page.labels
-  assert page.labels
-  assert "script" not in page.elements
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -181,4 +148,3 @@ def test_charts_and_pages_of_data_escape_texts(value):
   )
   page = Page(inspect_data.to_html([[feature]], value, value))
   assert value in page.texts
-  assert "script" not in page.elements
