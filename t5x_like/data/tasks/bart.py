@@ -49,9 +49,9 @@ class Arguments(TextArguments):
   sentence_rule: str = sentences.DEFAULT_RULE
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = layouts.encoder_decoder(self.length, self.length)
-    described["encoder_segment_ids"] = Feature((self.length,), "int32")
-    return described
+    features = layouts.encoder_decoder(self.length, self.length)
+    features["encoder_segment_ids"] = Feature((self.length,), "int32")
+    return features
 
   def build(self) -> Task:
     """Open the store and return the task.

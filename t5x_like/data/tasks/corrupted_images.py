@@ -53,11 +53,11 @@ class Arguments(examples.LabelledImageArguments):
 
   def features(self, vocabulary: Vocabulary) -> Features:
     T = math.prod(side // self.patch for side in height_and_width(self.resolution))
-    described = layout.describe(self.resolution, self.channels)
-    described["patch_sources"] = Feature((T,), "int32")
-    described["patch_weights"] = Feature((T,), "float32")
-    described["patch_colours"] = Feature((T,), "int32")
-    return described
+    features = layout.describe(self.resolution, self.channels)
+    features["patch_sources"] = Feature((T,), "int32")
+    features["patch_weights"] = Feature((T,), "float32")
+    features["patch_colours"] = Feature((T,), "int32")
+    return features
 
   def build(self) -> Task:
     """Prepare the images and return the task.

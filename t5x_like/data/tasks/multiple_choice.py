@@ -87,11 +87,11 @@ class Arguments(LabelledArguments):
   too_long: TooLong = rows_only(default="truncate")
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = labelled_rows(self.length, self.architecture, self.choices)
-    described["option_labels"] = Feature((self.choices,), "int32")
-    described["label"] = Feature((), "int32")
-    described["example_weights"] = Feature((), "float32")
-    return described
+    features = labelled_rows(self.length, self.architecture, self.choices)
+    features["option_labels"] = Feature((self.choices,), "int32")
+    features["label"] = Feature((), "int32")
+    features["example_weights"] = Feature((), "float32")
+    return features
 
   def build(self) -> Task:
     """Prepare the examples and return the task.

@@ -45,26 +45,26 @@ class Arguments(MaskedRowArguments):
   rate: float = 1 / 6
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = {}
+    features = {}
     for name, feature in self.row_features(vocabulary).items():
       if name not in _UNUSED_FEATURES:
-        described[name] = feature
-    described["encoder_order"] = Feature((self.length,), "int32")
-    return described
+        features[name] = feature
+    features["encoder_order"] = Feature((self.length,), "int32")
+    return features
 
   def build(self) -> Task:
     """Open the store and return the task; errors as for `mlm`."""
     chosen_rows = self.build_rows("permutation_lm.v1", mask_share=0.0, random_share=0.0)
-    described = self.features(chosen_rows.vocabulary)
+    features = self.features(chosen_rows.vocabulary)
 
     def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
       rows = chosen_rows.batch(example_index_B, epoch_B, seed)
       key_B = random.row_keys(9, random.row_keys(seed, epoch_B, example_index_B))
       is_chosen_BL = rows["encoder_loss_weights"] > 0
       rows["encoder_order"] = draw_order(is_chosen_BL, random.bits(key_B, self.length))
-      return {name: rows[name] for name in described}
+      return {name: rows[name] for name in features}
 
-    return dataclasses.replace(chosen_rows, features=described, batch=batch)
+    return dataclasses.replace(chosen_rows, features=features, batch=batch)
 
 
 def draw_order(is_chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:

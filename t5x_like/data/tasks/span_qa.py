@@ -68,11 +68,11 @@ class Arguments(LabelledArguments):
   question_length: Length = rows_only(default=64)
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = encoder(self.length)
-    described["span_start"] = Feature((), "int32")
-    described["span_end"] = Feature((), "int32")
-    described["example_weights"] = Feature((), "float32")
-    return described
+    features = encoder(self.length)
+    features["span_start"] = Feature((), "int32")
+    features["span_end"] = Feature((), "int32")
+    features["example_weights"] = Feature((), "float32")
+    return features
 
   def build(self) -> Task:
     """Prepare the examples and return the task.

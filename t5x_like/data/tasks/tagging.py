@@ -57,9 +57,9 @@ class Arguments(LabelledArguments):
   too_long: TooLong = rows_only(default="truncate")
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    described = encoder(self.length, "target_tokens")
-    described["encoder_loss_weights"] = Feature((self.length,), "float32")
-    return described
+    features = encoder(self.length, "target_tokens")
+    features["encoder_loss_weights"] = Feature((self.length,), "float32")
+    return features
 
   def build(self) -> Task:
     """Prepare the examples and return the task.

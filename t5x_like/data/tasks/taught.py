@@ -75,7 +75,7 @@ class Arguments(TaskArguments):
     if not isinstance(self.store, str):
       return self._build_built_in()
     examples = _open(self.store, self.split, self.verify)
-    described = _store_features(examples)
+    features = _store_features(examples)
     print(
       f"data: {examples.path}: {examples.num_items:,} examples with "
       f"{_describe_teacher(examples)}; {examples.verification}",
@@ -84,7 +84,7 @@ class Arguments(TaskArguments):
 
     def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
       arrays = {}
-      for name, feature in described.items():
+      for name, feature in features.items():
         size = math.prod(feature.shape)
         flat = examples.read_ranges(name, index_B * size, np.full(index_B.size, size))
         arrays[name] = flat.reshape(index_B.size, *feature.shape)
@@ -95,8 +95,8 @@ class Arguments(TaskArguments):
       vocabulary=examples.vocabulary,
       fingerprint=self.fingerprint("taught.v1", store=examples.fingerprint),
       num_examples=examples.num_items,
-      features=described,
-      batch=batch_from_reader(read, described),
+      features=features,
+      batch=batch_from_reader(read, features),
     )
 
   def _build_built_in(self) -> Task:

@@ -137,10 +137,10 @@ class Arguments(SentenceArguments):
 
   def features(self, vocabulary: Vocabulary) -> Features:
     length = self.length
-    described = encoder(length, "target_tokens", "positions")
-    described["encoder_loss_weights"] = Feature((length,), "float32")
-    described["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
-    return described
+    features = encoder(length, "target_tokens", "positions")
+    features["encoder_loss_weights"] = Feature((length,), "float32")
+    features["encoder_masked_positions"] = Feature((max(1, round(self.rate * length)),), "int32")
+    return features
 
   def build(self) -> Task:
     """Prepare the examples and return the task.
