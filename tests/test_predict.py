@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from t5x_like.data import task as tasks
 from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength
-from t5x_like.inference import generation, masks, predictors, strategies
+from t5x_like.inference import capacity, generation, masks, predictors, strategies
 from t5x_like.nn import params
 from t5x_like.saved_model import open_saved_model
 from t5x_like.training.build import build_parts
@@ -118,17 +117,25 @@ def log_probability(model, prompt: dict, ids) -> float:
   return sum(float(log_p[first + i - 1, token]) for i, token in enumerate(ids))
 
 
+def greedy_ids(model, vocabulary, prompt: dict) -> np.ndarray:
+  return call_compiled(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
+
+
 def test_greedy_answers_do_not_depend_on_the_batch(decoder, ask):
   model, vocabulary = load(decoder)
-  answers = ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3")
-  assert [answer["input"] for answer in answers] == PROMPTS
-  for text, answer in zip(PROMPTS, answers):
+  flags = (f"--max_new_tokens={NEW}", "--batch_size=3")
+  answers = ask(decoder, PROMPTS, *flags)
+  for text, answer in zip(PROMPTS, answers, strict=True):
     prompt = prompt_of(vocabulary, text)
-    ids = call_compiled(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
+    ids = greedy_ids(model, vocabulary, prompt)
+    assert answer["input"] == text
     assert answer["prediction"] == decode_to_end(vocabulary, ids)
     assert answer["score"] == pytest.approx(log_probability(model, prompt, ids), abs=1e-3)
   assert len({answer["prediction"] for answer in answers}) == len(PROMPTS)
-  assert ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3", "--top_k=1") == answers
+  assert ask(decoder, PROMPTS, *flags, "--top_k=1") == answers
+
+
+def test_one_beam_is_a_greedy_search():
   assert strategies.choose_strategy(beams=1) == strategies.choose_strategy() == strategies.Greedy()
 
 
@@ -183,32 +190,29 @@ SAMPLING = (
 )
 
 
+def assert_same_samples(actual: dict, expected: dict) -> None:
+  assert actual["predictions"] == expected["predictions"]
+  np.testing.assert_allclose(actual["scores"], expected["scores"], atol=1e-3)
+
+
 @pytest.mark.more
 def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
   answers = ask(decoder, PROMPTS, *SAMPLING)
-  samples = [text for answer in answers for text in answer["predictions"]]
-  assert len(set(samples)) > len(PROMPTS)
-  assert all(len(answer["scores"]) == 3 for answer in answers)
-  other_lines = [
-    "a longer line than before, so that batches are others",
-    PROMPTS[1],
-    "y",
-    PROMPTS[3],
-  ]
-  for lines, flag, same_rows in (
-    (PROMPTS, "--batch_size=5", (0, 1, 2, 3)),
-    (other_lines, "--batch_size=8", (1, 3)),
-  ):
-    other_answers = ask(decoder, lines, *SAMPLING, flag)
-    for n in same_rows:
-      assert other_answers[n]["predictions"] == answers[n]["predictions"]
-      np.testing.assert_allclose(other_answers[n]["scores"], answers[n]["scores"], atol=1e-3)
-  single_samples = ask(decoder, PROMPTS, "--seed=7", *SAMPLING[1:])
-  assert [answer["prediction"] for answer in single_samples] == [
-    answer["predictions"][0] for answer in answers
-  ]
+  samples = {text for answer in answers for text in answer["predictions"]}
+  assert len(samples) > len(PROMPTS)
+  assert {len(answer["scores"]) for answer in answers} == {3}
+  for actual, expected in zip(ask(decoder, PROMPTS, *SAMPLING, "--batch_size=5"), answers):
+    assert_same_samples(actual, expected)
+  longer = "a longer line than before, so that batches are others"
+  other_lines = [longer, PROMPTS[1], "y", PROMPTS[3]]
+  others = ask(decoder, other_lines, *SAMPLING, "--batch_size=8")
+  assert_same_samples(others[1], answers[1])
+  assert_same_samples(others[3], answers[3])
+  single = ask(decoder, PROMPTS, "--seed=7", *SAMPLING[1:])
   other_seed = ask(decoder, PROMPTS, *SAMPLING, "--seed=8")
-  assert all(a["predictions"] != b["predictions"] for a, b in zip(other_seed, answers))
+  for answer, first_sample, other_answer in zip(answers, single, other_seed, strict=True):
+    assert first_sample["prediction"] == answer["predictions"][0]
+    assert other_answer["predictions"] != answer["predictions"]
 
 
 WITHOUT_TENSORFLOW = """
@@ -237,8 +241,7 @@ def test_one_device_draws_what_eight_do_and_needs_no_tensorflow(decoder, ask, tm
   )
   assert process.returncode == 0, process.stderr[-1500:]
   for row, answer in zip(read_rows(output), answers, strict=True):
-    assert row["predictions"] == answer["predictions"]
-    np.testing.assert_allclose(row["scores"], answer["scores"], atol=1e-3)
+    assert_same_samples(row, answer)
 
 
 def test_attention_is_bidirectional_in_the_prompt_of_a_prefix_lm(decoder, ask, tmp_path):
@@ -251,7 +254,7 @@ def test_attention_is_bidirectional_in_the_prompt_of_a_prefix_lm(decoder, ask, t
   for text, answer in zip(PROMPTS[1:], answers):
     prompt = prompt_of(vocabulary, text)
     prompt["decoder_causal_attention"] = jnp.ones_like(prompt["decoder_input_tokens"])
-    ids = call_compiled(greedy, model, prompt, max_length=NEW, eos=(vocabulary.eos_id,))[0]
+    ids = greedy_ids(model, vocabulary, prompt)
     assert answer["prediction"] == decode_to_end(vocabulary, ids)
   assert answers != ask(decoder, PROMPTS[1:3], f"--max_new_tokens={NEW}")
 
@@ -262,14 +265,8 @@ class FixedAnswer(strategies.Greedy):
   def __call__(self, model, batch, numbers_B2, *, max_length, eos, stop):
     B = len(numbers_B2)
     vocabulary = ByteVocabulary()
-    ids = [
-      *vocabulary.encode("ab"),
-      0,
-      vocabulary.size - 1,
-      vocabulary.size + 5,
-      vocabulary.eos_id,
-      100,
-    ]
+    hidden = [0, vocabulary.size - 1, vocabulary.size + 5]
+    ids = [*vocabulary.encode("ab"), *hidden, vocabulary.eos_id, 100]
     return jnp.tile(jnp.array(ids), (B, 1, 1)), jnp.zeros((B, 1))
 
 
@@ -289,28 +286,25 @@ def test_answers_end_at_eos_and_hide_special_ids(decoder):
 
 def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
   model, vocabulary = load(encoder)
-  lines = ["The [MASK] of", "a<mask>c and <extra_id_0><mask>, in a text that is a little longer"]
-  answers = ask(encoder, lines, "--top_k=4")
   cls_id = vocabularies.special_id(vocabulary, "cls")
   sep_id = vocabularies.special_id(vocabulary, "sep")
   mask_id = vocabularies.special_id(vocabulary, "mask")
-  for line, answer, count in zip(lines, answers, (1, 3)):
+  lines = ["The [MASK] of", "a<mask>c and <extra_id_0><mask>, in a text that is a little longer"]
+  answers = ask(encoder, lines, "--top_k=4")
+  for line, answer, mask_count in zip(lines, answers, (1, 3), strict=True):
     ids = masks.encode_masks(vocabulary, line, mask_id, ("[MASK]", "<mask>"))
     ids = np.array([cls_id, *ids, sep_id])
-    mask_positions = np.flatnonzero(ids == mask_id)
-    p = np.asarray(jax.nn.softmax(logits(model, {"encoder_input_tokens": ids[None]})))[0]
-    assert len(answer["predictions"]) == len(mask_positions) == count
-    for position, candidates in zip(mask_positions, answer["predictions"]):
-      candidate_ids = [
-        i
-        for i in np.argsort(-p[position])
-        if i < vocabulary.size and i not in vocabulary.special_ids
+    positions = np.flatnonzero(ids == mask_id)
+    p_TV = np.asarray(jax.nn.softmax(logits(model, {"encoder_input_tokens": ids[None]})))[0]
+    assert len(answer["predictions"]) == len(positions) == mask_count
+    for p_V, position, candidates in zip(p_TV[positions], positions, answer["predictions"]):
+      ordinary = [
+        i for i in np.argsort(-p_V) if i < vocabulary.size and i not in vocabulary.special_ids
       ]
-      assert [c["piece"] for c in candidates] == vocabulary.pieces_of(candidate_ids[:4])
-      np.testing.assert_allclose(
-        [c["probability"] for c in candidates], p[position, candidate_ids[:4]], rtol=1e-3
-      )
-      ids[position] = candidate_ids[0]
+      assert [c["piece"] for c in candidates] == vocabulary.pieces_of(ordinary[:4])
+      probabilities = [c["probability"] for c in candidates]
+      np.testing.assert_allclose(probabilities, p_V[ordinary[:4]], rtol=1e-3)
+      ids[position] = ordinary[0]
     assert answer["input"] == line
     assert answer["filled"] == vocabulary.decode(ids[1:-1].tolist())
 
@@ -325,73 +319,145 @@ def test_a_mask_stands_between_the_ids_of_the_texts_around_it():
 
 
 @pytest.fixture
-def predict_error(capsys, tmp_path):
+def refusal(capsys, tmp_path):
   """Call the command with the content of a file, which it refuses; return the error's line."""
 
-  def call(workdir, content: str, *flags: str, name: str = "lines.txt") -> str:
+  def call(workdir, content: str | bytes, *flags: str, name: str = "lines.txt") -> str:
     source = tmp_path / name
-    source.write_text(content)
+    source.write_bytes(content.encode() if isinstance(content, str) else content)
     capsys.readouterr()
     files = [f"--input={source}", f"--output={tmp_path / 'out'}"]
     assert predict.main([f"--workdir={workdir}", *files, *flags]) == 2
     assert not (tmp_path / "out").exists()
-    (error,) = capsys.readouterr().err.splitlines()
-    return error
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
 
   return call
 
 
 @pytest.mark.parametrize(
-  "content, flags, words",
+  "run, content, flags, parts",
   [
-    ("a [MASK]\n", ["--beams=2"], "--beams=2: the model is an encoder"),
-    ("a [MASK]\nno hole\n", [], "text 2 ('no hole') has nothing to fill; write <extra_id_0>"),
-    ("[MASK]" * 80, [], "82 tokens"),
-    ("[MASK]", ["--top_k=0"], "--top_k=0"),
+    # texts
+    ("trained", "\n \n", (), ("lines.txt", "no text")),
+    ("trained", b"good\n\xff\xfe", (), ("lines.txt", "not UTF-8 at byte 5")),
+    ("trained", "short\n" + "long " * 40, (), ("text 2", "201 tokens", "at most 32")),
+    ("encoder", "a [MASK]\nno hole\n", (), ("text 2 ('no hole')", "<extra_id_0>")),
+    ("encoder", "[MASK]" * 80, (), ("82 tokens",)),
+    (
+      "decoder",  # longer than the model's positions
+      "short\n" + 60 * "x",
+      ("--max_new_tokens=5",),
+      ("text 2", "60 tokens", "--max_new_tokens=5: the model has positions for 64"),
+    ),
+    # options
+    ("trained", "a", ("--batch_size=0",), ("--batch_size=0", "at least 1")),
+    ("trained", "a", ("--output=/proc/no/out",), ("/proc/no/out",)),
+    ("encoder", "a [MASK]\n", ("--beams=2",), ("--beams=2: the model is an encoder",)),
+    ("encoder", "[MASK]", ("--top_k=0",), ("--top_k=0",)),
+    ("decoder", "a", ("--min_new_tokens=33",), ("32 tokens are generated; raise",)),
+    ("trained", "a", ("--temperature=1e-30",), ("--temperature=",)),
+    ("trained", "a", ("--temperature=inf",), ("--temperature=",)),
+    ("trained", "a", ("--top_k=0",), ("--top_k=",)),
+    ("trained", "a", ("--top_p=nan",), ("--top_p=",)),
+    ("trained", "a", ("--min_p=0",), ("--min_p=",)),
+    ("trained", "a", ("--beams=2", "--length_penalty=1e30"), ("expected -10 to 10",)),
+    ("trained", "a", ("--beams=2", "--length_penalty=-1e30"), ("expected -10 to 10",)),
+    ("trained", "a", ("--beams=2", "--length_penalty=nan"), ("expected -10 to 10",)),
+    # memory
+    (
+      "trained",
+      "a <extra_id_0>",
+      ("--max_new_tokens=1000000000",),
+      ("--max_new_tokens=1000000000: found room for", "with 1 rows, --batch_size=32, --beams=1"),
+    ),
+    ("trained", "a", ("--samples=1000000000",), ("found room for 0 with 1,000,000,000 rows",)),
+    ("trained", "a", ("--beams=1000000000",), ("--beams=1000000000 and",)),
   ],
 )
-def test_an_encoder_refuses_prompts_that_it_cannot_fill(
-  content, flags, words, encoder, predict_error
+def test_texts_and_options_that_a_model_cannot_use_are_refused(
+  run, content, flags, parts, refusal, request
 ):
-  assert words in predict_error(encoder, content, *flags)
+  line = refusal(request.getfixturevalue(run), content, *flags)
+  for part in parts:
+    assert part in line
 
 
-def test_a_head_that_fills_no_masks_is_refused(encoder, predict_error, tmp_path):
+@pytest.mark.parametrize(
+  "second_line, parts",
+  [
+    ('{"text": ', ("not JSON",)),
+    ("[1]", ("found a JSON list",)),
+    ('{"txt": "a"}', ("found no key 'text' (did you mean 'txt'?)", "--text_field")),
+    ('{"text": 5}', ("found 5 under the key 'text', expected a string",)),
+  ],
+)
+def test_a_line_that_is_no_object_with_text_is_refused(second_line, parts, decoder, refusal):
+  line = refusal(decoder, f'{{"text": "a"}}\n{second_line}\n', name="lines.jsonl")
+  for part in ("line 2: ", *parts):
+    assert part in line
+
+
+def test_a_missing_input_is_refused(trained, tmp_path, capsys):
+  flags = [f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out"]
+  assert predict.main([f"--workdir={trained}", *flags]) == 2
+  assert f"{tmp_path}/lines.txt: cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path, refusal):
+  line = refusal(tmp_path / "none", "a", f"--output={tmp_path}/missing/out")
+  assert f"no directory {tmp_path}/missing; make it first" in line
+
+
+def test_a_head_that_fills_no_masks_is_refused(encoder, refusal, tmp_path):
   def classify(config):
     config["model"]["head"] = "classification"
 
   classifier = copy_with_config(encoder, tmp_path / "classifier", classify)
-  error = predict_error(classifier, "[MASK]\n")
-  assert "head (SequenceClassifier) says nothing about masked" in error
+  assert "head (SequenceClassifier) says nothing about masked" in refusal(classifier, "[MASK]\n")
 
 
-def test_a_prompt_longer_than_the_models_positions_is_refused(decoder, predict_error):
-  error = predict_error(decoder, "short\n" + 60 * "x", "--max_new_tokens=5")
-  assert "text 2" in error
-  assert "60 tokens" in error
-  assert "--max_new_tokens=5: the model has positions for 64" in error
+def test_generated_tokens_must_fit_into_free_memory(trained, refusal, monkeypatch):
+  slot = 2 * 8 * 2 * 2 * 32 * 2  # copies, rows, layers, keys and values, widths, bytes
+  monkeypatch.setattr(capacity, "free_memory", lambda: 200 * slot)
+  assert "found room for 67 with 1 rows" in refusal(trained, "a", "--max_new_tokens=300")
 
 
-def test_more_required_than_generated_tokens_are_refused(decoder, predict_error):
-  error = predict_error(decoder, "short", "--min_new_tokens=33")
-  assert "32 tokens are generated; raise" in error
+# Files
 
 
-# Texts
+def test_neither_the_input_nor_a_file_of_the_workdir_is_overwritten(trained, refusal, tmp_path):
+  source = tmp_path / "lines.txt"
+  (tmp_path / "link").symlink_to(source)
+  for output in (source, tmp_path / "link"):
+    assert "would overwrite the input" in refusal(trained, "mine\n", f"--output={output}")
+    assert source.read_text() == "mine\n"
+  config = (trained / "config.json").read_bytes()
+  line = refusal(trained, "mine\n", f"--output={trained}/config.json")
+  assert "belongs to the workdir" in line
+  assert (trained / "config.json").read_bytes() == config
 
 
-@pytest.mark.parametrize(
-  "line, words",
-  [
-    ('{"text": ', "line 2: not JSON"),
-    ("[1]", "line 2: found a JSON list"),
-    ('{"txt": "a"}', r"line 2: found no key 'text' \(did you mean 'txt'\?\), .*--text_field"),
-    ('{"text": 5}', "line 2: found 5 under the key 'text', expected a string"),
-  ],
-)
-def test_a_line_that_is_no_object_with_text_is_refused(line, words, decoder, predict_error):
-  error = predict_error(decoder, f'{{"text": "a"}}\n{line}\n', name="lines.jsonl")
-  assert re.search(words, error)
+def test_a_link_to_a_device_stays(trained, tmp_path):
+  source = tmp_path / "lines.txt"
+  source.write_text("mine\n")
+  null = tmp_path / "null"
+  null.symlink_to("/dev/null")
+  flags = [f"--input={source}", f"--output={null}", "--max_new_tokens=2"]
+  assert predict.main([f"--workdir={trained}", *flags]) == 0
+  assert null.is_symlink()
+  assert null.is_char_device()
+
+
+def test_lone_surrogates_are_escaped_and_counted(trained, tmp_path, capsys):
+  source = tmp_path / "lines.jsonl"
+  output = tmp_path / "out.jsonl"
+  source.write_text('{"text": "a\\ud83d"}\n{"text": "b"}\n')
+  flags = [f"--input={source}", f"--output={output}", "--max_new_tokens=2"]
+  assert predict.main([f"--workdir={trained}", *flags]) == 0
+  assert [row["input"] for row in read_rows(output)] == ["a\ud83d", "b"]
+  assert "\\ud83d" in output.read_text()
+  assert capsys.readouterr().err.count("1 line with lone surrogates") == 1
 
 
 def test_predict_reads_standard_input_and_writes_standard_output(decoder, ask, monkeypatch, capsys):
