@@ -63,7 +63,7 @@ BUILT_IN_FUNCTIONS = frozenset(
   )
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# alone, or as a source
+# a function, alone or as a source
 _ADMISSIBLE = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)
 # Sources that make their records themselves, alone or behind sources that change records.
 _GENERATED = re.compile(

@@ -118,9 +118,9 @@ class EmergencySteps:
       DamagedStep: no process has an intact copy of some shard; the same in all processes.
     """
     needs = ShardNeeds(template)
-    served_process, own_shards = self._read_own(step, template, needs)
-    served_P = _gather_from_all(np.array([served_process], np.int32)).ravel()
-    assignment, is_read_P = needs.assign(served_P)
+    complete_process, own_shards = self._read_own(step, template, needs)
+    complete_P = _gather_from_all(np.array([complete_process], np.int32)).ravel()
+    assignment, is_read_P = needs.assign(complete_P)
     for name, x in template.items():
       if not _is_covered(x.sharding, x.shape, is_read_P.tobytes()):
         raise DamagedStep(
@@ -204,7 +204,7 @@ class EmergencySteps:
       (aside / _MANIFEST).write_text(manifest)
       aside.rename(folder)
       self._last_step = step
-    except OSError as error:  # the run goes on: this is no checkpoint that it has promised
+    except OSError as error:  # the run continues: an emergency copy is optional
       shutil.rmtree(aside, ignore_errors=True)
       _log.warning(
         "%s: no emergency copy: %s; free space there", folder, error.strerror or one_line(error)
@@ -229,8 +229,8 @@ class EmergencySteps:
             locations[name, tuple(start)] = (folder / _DATA_FILE, *location)
       if not locations:
         return -1, None
-      served_process = needs.first_served(locations)
-      for name, start in needs.shards_of(served_process):
+      complete_process = needs.first_complete(locations)
+      for name, start in needs.shards_of(complete_process):
         shape = template[name].sharding.shard_shape(template[name].shape)
         dtype = template[name].dtype
         file, offset, size, checksum = locations[name, start]
@@ -245,7 +245,7 @@ class EmergencySteps:
         "%s: the copy of this host is not used: %s", self.where(step), one_line(error)[:200]
       )
       return -1, None
-    return served_process, shards
+    return complete_process, shards
 
   def _manifests(self, step: int) -> dict[pathlib.Path, bytes]:
     """Return the manifests of the intact copies of a step on this host, by directory."""
@@ -303,47 +303,47 @@ class ShardNeeds:
     self._tensors = {name: _shard_starts(x.sharding, x.shape) for name, x in template.items()}
     distinct = list({id(starts): starts for starts in self._tensors.values()}.values())
     groups: dict[tuple, int] = {}
-    # The first process with the same needs, for each.
-    self._first_alike = []
+    # For each process, the first one with the same needs.
+    self._representatives = []
     for number in range(jax.process_count()):
       needs = tuple(starts[number] for starts in distinct)
-      self._first_alike.append(groups.setdefault(needs, number))
+      self._representatives.append(groups.setdefault(needs, number))
 
   def shards_of(self, number: int) -> list[tuple[str, Start]]:
     """Return the shards that a process needs: names of tensors, and starts."""
     return [(name, start) for name, starts in self._tensors.items() for start in starts[number]]
 
-  def first_served(self, available: Mapping[tuple[str, Start], Any]) -> int:
+  def first_complete(self, available: Mapping[tuple[str, Start], Any]) -> int:
     """Return the first process whose shards are all available, this one before others.
 
     Raises:
       KeyError: there is none.
     """
-    own_needs = self._first_alike[jax.process_index()]
-    for number in dict.fromkeys((own_needs, *self._first_alike)):
+    own_needs = self._representatives[jax.process_index()]
+    for number in dict.fromkeys((own_needs, *self._representatives)):
       if all(shard in available for shard in self.shards_of(number)):
         return number
     raise KeyError("it has the shards of no process; the mesh has changed")
 
-  def assign(self, served_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+  def assign(self, complete_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """Assign to every process the process whose shards it reads.
 
     Args:
-      served_P: `first_served` of each process; -1 for none.
+      complete_P: `first_complete` of each process; -1 for none.
     Returns:
       (a permutation of the processes, whether some process reads each one's shards).
     """
-    processes = range(len(served_P))
-    targets = {p: p for p in processes if served_P[p] == self._first_alike[p]}
+    processes = range(len(complete_P))
+    targets = {p: p for p in processes if complete_P[p] == self._representatives[p]}
     free = [p for p in processes if p not in targets]
-    for p, served in enumerate(served_P):
+    for p, complete_process in enumerate(complete_P):
       if p in targets:
         continue
-      fitting = [target for target in free if self._first_alike[target] == served]
+      fitting = [target for target in free if self._representatives[target] == complete_process]
       if fitting:
         targets[p] = fitting[0]
         free.remove(fitting[0])
-    is_read_P = np.isin(np.arange(len(served_P)), list(targets.values()))
+    is_read_P = np.isin(np.arange(len(complete_P)), list(targets.values()))
     unassigned = [p for p in processes if p not in targets]
     for p in unassigned:  # itself where possible
       if p in free:

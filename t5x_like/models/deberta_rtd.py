@@ -59,7 +59,7 @@ class Model(deberta.Model):
 
   VARIANTS = VARIANTS
   # the family of the discriminator without its generator; fine-tuning builds this one
-  ALONE: ClassVar[str] = "deberta"
+  FINE_TUNING_FAMILY: ClassVar[str] = "deberta"
 
   def __init__(
     self,

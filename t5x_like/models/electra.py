@@ -83,7 +83,7 @@ class Model(Encoder):
   """
 
   VARIANTS = VARIANTS
-  ALONE: ClassVar[str] = "t5x_like.models.electra:Discriminator"  # which fine-tuning takes
+  FINE_TUNING_FAMILY: ClassVar[str] = "t5x_like.models.electra:Discriminator"
 
   def __init__(
     self,

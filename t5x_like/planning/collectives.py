@@ -57,7 +57,7 @@ class Collective:
     asynchronous: whether it overlaps with other work.
     ring: whether the program sends it around one ring through all devices of a group, not along
       each dimension.
-    where: the traced operation behind the largest collective.
+    where: the traced name of the largest collective.
     largest: ring bytes of the largest collective, over its executions.
     group: a group of devices that runs the largest collective.
   """

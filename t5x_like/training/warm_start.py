@@ -138,9 +138,10 @@ def _merge_models(saved: dict[str, Any], recipe: dict[str, Any]) -> dict[str, An
   recipe_keys = {key: value for key, value in recipe.items() if key in _RECIPE_KEYS}
   model = {key: value for key, value in saved.items() if key not in _RECIPE_KEYS}
   model_class = slots.find("config.model.name", model["name"], t5x_like.models, "Model")
-  if hasattr(model_class, "ALONE") and recipe_keys.get("head") not in (None, "discriminator"):
+  has_other_head = recipe_keys.get("head") not in (None, "discriminator")
+  if hasattr(model_class, "FINE_TUNING_FAMILY") and has_other_head:
     model = {key: value for key, value in model.items() if not key.startswith("generator_")}
-    model["name"] = model_class.ALONE
+    model["name"] = model_class.FINE_TUNING_FAMILY
   elif recipe_keys.get("head") and hasattr(slots.module(model["name"], t5x_like.models), "Reader"):
     model["name"] = f"t5x_like.models.{model['name']}:Reader"
   model["design"] = dict(model.get("design") or {}) | (recipe.get("design") or {})

@@ -223,7 +223,7 @@ def _scale_rates(
     scales[name] = getattr(p, "rate", 1.0) / growth
 
   def update(grads: Named, state, arrays: Named, **extra):
-    # Decay alone depends on the weights: scaled with the update, it comes out as it was.
+    # Only weight decay reads the weights: the division here and the update's scale cancel for it.
     if not relative:
       arrays = {name: x / scales[name] for name, x in arrays.items()}
     updates, state = optimizer.update(grads, state, arrays, **extra)

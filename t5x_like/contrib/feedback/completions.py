@@ -1,7 +1,7 @@
 """Rollouts: completions sampled from the model in training, in the rows that it trains on next.
 
 The task `prompts` makes rows whose completion is still empty. A prompt is padded on its left, so
-the completion takes the last N positions of every row, behind the prompt's own M inputs; an
+the completion takes the last N positions of every row, after the prompt's own M inputs; an
 encoder-decoder's prompt is in the encoder, and M is 1, the start token. Worked example, prompt 7 8
 of M = 4, completion 5 1 (EOS) of N = 3:
 

@@ -112,7 +112,7 @@ class FirstPoolingBuilder(PoolingBuilder):
 
 
 class TokenAndPatches(OverlappingPatches):
-  """Overlapping patches behind the class token."""
+  """Overlapping patches, preceded by the class token."""
 
   def __init__(self, variant: FirstPoolingVariant, rngs: nnx.Rngs):
     super().__init__(variant, rngs)

@@ -149,7 +149,7 @@ class MemoryCompressed(Core):
 
 
 class _MaskWithNullKey(Mask):
-  """A mask for keys behind a null key, which every query sees."""
+  """A mask for keys that follow a null key, which every query sees."""
 
   def dense(self) -> jax.Array:
     return jnp.pad(super().dense(), ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)

@@ -6,7 +6,7 @@ The objectives are `objectives/grpo.py`, `ppo.py` and `rloo.py`.
                  "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl", "vocabulary":
                  "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
 
-A row holds a prompt `completions` times, with empty positions behind it; `completions.py`
+A row holds a prompt `completions` times, with empty positions after it; `completions.py`
 describes the rows. The `fields` of its record go with it, as JSON, to the function that computes
 the reward. Epochs, mixtures and resuming are as in every other task: a prompt is a function of its
 index.

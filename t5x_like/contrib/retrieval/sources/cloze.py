@@ -14,7 +14,7 @@ from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
 VERSION = 1  # raise it when the records change
-_KEPT = 10  # one sentence in so many stays in its passage
+_KEPT = 10  # one sentence in 10 stays in its passage
 
 
 class Source(Derived):
