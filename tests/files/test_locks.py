@@ -62,7 +62,7 @@ def test_a_living_holder_that_cannot_be_seen_keeps_its_lease(content, tmp_path):
 @pytest.mark.parametrize("content", ELSEWHERE, ids=range(len(ELSEWHERE)))
 def test_a_lease_whose_holder_may_live_is_watched_before_it_is_taken(content, tmp_path):
   dead = foreign_lease(tmp_path, **content)
-  (tmp_path / "lease").write_bytes(dead._data())
+  (tmp_path / "lease").write_bytes(dead._encode())
   began = time.monotonic()
   with lease_on(tmp_path, SECONDS):
     assert time.monotonic() - began >= SECONDS
@@ -70,7 +70,7 @@ def test_a_lease_whose_holder_may_live_is_watched_before_it_is_taken(content, tm
 
 def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path, monkeypatch):
   monkeypatch.setattr(leases, "_process_scope", lambda: None)
-  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, process=GONE)._data())
+  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, process=GONE)._encode())
   began = time.monotonic()
   with lease_on(tmp_path, SECONDS):
     assert time.monotonic() - began >= SECONDS
@@ -80,7 +80,7 @@ def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path,
   "content", [{"process": GONE}, {"process": os.getpid(), "started": 1}], ids=["gone", "reused"]
 )
 def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
-  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, **content)._data())
+  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, **content)._encode())
   began = time.monotonic()
   with lease_on(tmp_path, 30):
     assert time.monotonic() - began < 4
