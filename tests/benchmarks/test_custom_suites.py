@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the recipe
-from t5x_like import evaluate, train, trust
+from t5x_like import evaluate, trust
 from t5x_like.benchmarks import custom_suites, suite, suites
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
-from tests.runs import REPO, hide_other_devices
+from tests.benchmarks.small_suites import write_cola
+from tests.runs import REPO
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 PAGE = (REPO / "docs" / "how-to" / "run-a-benchmark-suite.md").read_text()
@@ -22,32 +22,14 @@ TOML = TOML.replace("[3e-5, 5e-5]", "[3e-5]")
 TOML = TOML.replace("epochs = 4", 'epochs = 2\npublished = {"another model" = 71.5}')
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory, compiled):
-  workdir = tmp_path_factory.mktemp("pretrained")
-  flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
-  flags.append('model.design.position={"name": "learned", "length": 64}')
-  recipe = "--config=tests/recipes/nano_encoder.py"
-  config_flags = [f"--config.{flag}" for flag in flags]
-  with hide_other_devices():
-    assert train.main([recipe, f"--workdir={workdir}", *config_flags]) == 0
-  return workdir
-
-
 def suite_flags(pretrained, folder, suite: str, *flags: str) -> list[str]:
   """Write 16 pairs in SICK's columns and 16 sentences in CoLA's; return the flags of a suite."""
   lines = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score"]
   lines += [f"{n}\ta man\ta man {'x' * (n % 3)}\t{1 + n % 5}.5" for n in range(16)]
   for name in ("SICK_train.txt", "SICK_trial.txt"):
     (folder / name).write_text("\n".join(lines) + "\n")
-  (folder / "CoLA").mkdir(exist_ok=True)
-  for name in ("train", "dev"):
-    lines = []
-    for n in range(16):
-      ending = " that is to be cut for the row" if n % 2 else ""
-      lines.append(f"gj04\t{n % 2}\t\tsentence number {n}{ending}")
-    (folder / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-  (folder / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\n")
+  endings = ("", " that is to be cut for the row")
+  write_cola(folder, [f"sentence number {n}{endings[n % 2]}" for n in range(16)], ["good"])
   return [
     f"--workdir={pretrained}",
     f"--suite={suite}",

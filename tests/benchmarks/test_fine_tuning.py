@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import json
+import pathlib
 import shutil
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,7 @@ import numpy as np
 import pytest
 
 import json_lines
-import tests.recipes.nano_decoder
-import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the recipe
+import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the recipe
 from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
 from t5x_like.errors import UserError
@@ -23,29 +24,16 @@ from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.tunings import head
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
+from tests.benchmarks.small_suites import (
+  ENCODER,
+  SHORT_RUN,
+  SHORT_TUNING,
+  train_encoder,
+  write_cola,
+)
 from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
-ENCODER = "tests/recipes/nano_encoder.py"
-SHORT_RUN = (
-  "--config.total_steps=2",
-  "--config.eval_every=2",
-  "--config.checkpoint.every=2",
-  "--config.evals={}",
-)
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory, compiled):
-  """Return the workdir of a BERT with 64 positions and the checkpoints of its two steps."""
-  workdir = tmp_path_factory.mktemp("pretrained")
-  flags = [
-    '--config.model.design.position={"name": "learned", "length": 64}',
-    "--config.checkpoint.every=1",
-  ]
-  with hide_other_devices():
-    assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT_RUN, *flags]) == 0
-  return workdir
 
 
 def fine_tuning_command(pretrained, folder, *flags: str) -> list[str]:
@@ -205,15 +193,10 @@ def test_training_stops_when_patience_ends(pretrained, tmp_path, capsys):
 def write_glue(folder) -> str:
   """Write 24 examples of CoLA and SST-2 without a split to train on; return the flag --data."""
   raw = folder / "raw"
-  for task in ("CoLA", "SST-2"):
-    (raw / task).mkdir(parents=True)
-  rows = []
-  for n in range(24):
-    word = "good" if n % 2 else "bad"
-    rows.append(f"x\t{n % 2}\t\t{word} sentence {n}\n")
-  for split in ("train", "dev"):
-    (raw / "CoLA" / f"{split}.tsv").write_text("".join(rows))
-  (raw / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
+  words = ("bad", "good")
+  sentences = [f"{words[n % 2]} sentence {n}" for n in range(24)]
+  write_cola(raw, sentences, ["good sentence", "bad one"])
+  (raw / "SST-2").mkdir()
   (raw / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t1\n")
   return f"--data={raw}"
 
@@ -221,9 +204,8 @@ def write_glue(folder) -> str:
 def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_path, capsys):
   data = write_glue(tmp_path)
   suites_output = tmp_path / "out"
-  flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
   command = [f"--workdir={pretrained}", "--suite=glue,tags", data, f"--output={suites_output}"]
-  command += flags
+  command += SHORT_TUNING
   assert evaluate.main(command) == 0, capsys.readouterr().err
   suites_table = (suites_output / "results.md").read_text()
   assert suites_table in capsys.readouterr().out
@@ -265,37 +247,51 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   assert json.loads((glue_output / "results.json").read_text()) == results
 
 
-def test_a_suite_starts_from_the_step_and_describes_the_median_run(tmp_path, capsys):
-  """Of two seeds, the run with the lower score is the median; its metrics and facts are shown."""
-  data = write_glue(tmp_path)
-  workdir = tmp_path / "bert"
-  output = tmp_path / "out"
-  length = '--config.model.design.position={"name": "learned", "length": 64}'
-  steps = ("--config.total_steps=4", "--config.checkpoint.every=2", "--config.evals={}")
-  assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *steps, length]) == 0
-  flags = (
+class FinishedSuite(NamedTuple):
+  """A suite of one task with two seeds, which began from step 2 of a run with the steps 2 and 4.
+
+  Attributes:
+    command: the flags of the suite, without its step and its output.
+    output: the directory of its results.
+    folders: the workdir of each seed.
+  """
+
+  command: list[str]
+  output: pathlib.Path
+  folders: list[pathlib.Path]
+
+
+@pytest.fixture(scope="module")
+def finished_suite(tmp_path_factory, compiled) -> FinishedSuite:
+  folder = tmp_path_factory.mktemp("finished")
+  train_encoder(folder / "bert", "--config.total_steps=4")
+  command = [
+    f"--workdir={folder / 'bert'}",
+    "--suite=glue",
+    "--tasks=cola",
+    write_glue(folder),
+    "--config.task.buckets=1",
     "--config.total_steps=4",
     "--config.eval_every=2",
     "--config.batch_size=8",
     "--config.task.length=64",
-  )
-  suite = [
-    f"--workdir={workdir}",
-    "--suite=glue",
-    "--tasks=cola",
-    data,
-    f"--output={output}",
-    "--config.task.buckets=1",
+    "--seeds=2",
+    "--rates=2e-3",
   ]
-  command = [*suite, *flags, "--seeds=2", "--rates=2e-3"]
-  assert evaluate.main([*command, "--step=2"]) == 0, capsys.readouterr().err
-  folders = [output / "cola" / f"0.002-{seed}" for seed in range(2)]
-  for folder in folders:
-    assert json.loads((folder / "init.json").read_text())["step"] == 2
+  output = folder / "out"
+  with hide_other_devices():
+    assert evaluate.main([*command, f"--output={output}", "--step=2"]) == 0
+  return FinishedSuite(command, output, [output / "cola" / f"0.002-{seed}" for seed in range(2)])
 
-  results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+
+def test_a_suite_starts_from_the_step_and_describes_the_median_run(finished_suite):
+  """Of two seeds, the run with the lower score is the median; its metrics and facts are shown."""
+  results = []
+  for folder in finished_suite.folders:
+    assert json.loads((folder / "init.json").read_text())["step"] == 2
+    results.append(json.loads((folder / "result.json").read_text()))
   median = min(results, key=lambda result: result["score"])
-  task = json.loads((output / "results.json").read_text())["tasks"]["cola"]
+  task = json.loads((finished_suite.output / "results.json").read_text())["tasks"]["cola"]
   scores = [result["score"] for result in results]
   assert scores[0] != scores[1], "the two seeds score the same, so that nothing is shown"
   assert task["score"] == median["score"]
@@ -317,21 +313,34 @@ def test_a_suite_starts_from_the_step_and_describes_the_median_run(tmp_path, cap
   majority_scores = {"dev/matthews_correlation": 0.0, "dev/accuracy": 100 * majority_share}
   majority = np.mean([majority_scores[name] for name in task["counted"]])
   assert task["facts"]["majority"] == pytest.approx(majority)
-  for file in ("results.md", "results.html"):
-    text = (output / file).read_text()
-    assert "up to 2, by the first of its details" in text, file
-    assert "the lower of the two in the middle" in text, file
-    assert f"{task['facts']['last']:.2f}" in text, file
-    assert "4 of 8" in text, file
-    assert f"jax {jax.__version__}" in text, file
 
-  (folders[0] / "result.json").unlink()  # as if killed: neither run goes on from another step
+
+@pytest.mark.parametrize("file", ["results.md", "results.html"])
+def test_a_table_states_the_facts_of_the_median_run(file, finished_suite):
+  task = json.loads((finished_suite.output / "results.json").read_text())["tasks"]["cola"]
+  text = (finished_suite.output / file).read_text()
+  for words in (
+    "up to 2, by the first of its details",
+    "the lower of the two in the middle",
+    f"{task['facts']['last']:.2f}",
+    "4 of 8",
+    f"jax {jax.__version__}",
+  ):
+    assert words in text
+
+
+def test_a_suite_does_not_go_on_from_another_step(finished_suite, tmp_path, capsys):
+  output = shutil.copytree(finished_suite.output, tmp_path / "out")
+  (output / "cola" / "0.002-0" / "result.json").unlink()  # as if killed
   for step_flags in (["--step=4"], []):  # 4 is also the newest
     capsys.readouterr()
-    assert evaluate.main([*command, *step_flags]) == 2
+    assert evaluate.main([*finished_suite.command, f"--output={output}", *step_flags]) == 2
     assert "was made with step=[2], found step=[4]" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_suite_from_a_step_without_checkpoint_is_refused(finished_suite, tmp_path, capsys):
   capsys.readouterr()
-  assert evaluate.main([*suite[:-1], f"--output={tmp_path}/none", *flags, "--step=3"]) != 0
+  assert evaluate.main([*finished_suite.command, f"--output={tmp_path}/none", "--step=3"]) != 0
   (error,) = capsys.readouterr().err.splitlines()
   assert "3" in error
   assert "checkpoint" in error
@@ -340,14 +349,13 @@ def test_a_suite_starts_from_the_step_and_describes_the_median_run(tmp_path, cap
 @pytest.mark.more
 def test_a_suite_of_several_checkpoints_is_a_table_by_step(pretrained, tmp_path, capsys):
   output = tmp_path / "out"
-  flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
   suite = [
     f"--workdir={pretrained}",
     "--suite=glue",
     "--tasks=cola",
     write_glue(tmp_path),
     f"--output={output}",
-    *flags,
+    *SHORT_TUNING,
   ]
   assert evaluate.main([*suite, "--steps=2,1,2", "--max_examples=8"]) == 0, capsys.readouterr().err
   scores = []
@@ -409,7 +417,6 @@ def test_a_decoder_is_fine_tuned_on_a_suite_and_answers_questions_without(
   output = tmp_path / "out"
   recipe = "--config=tests/recipes/nano_decoder.py"
   assert train.main([recipe, f"--workdir={workdir}", *SHORT_RUN]) == 0
-  flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
   command = [
     f"--workdir={workdir},{pretrained}",
     "--suite=glue",
@@ -417,7 +424,7 @@ def test_a_decoder_is_fine_tuned_on_a_suite_and_answers_questions_without(
     "--max_examples=6",
     data,
     f"--output={output}",
-    *flags,
+    *SHORT_TUNING,
   ]
   assert evaluate.main(command) == 0, capsys.readouterr().err
   results = json.loads((output / "results.json").read_text())

@@ -11,15 +11,10 @@ import tests.recipes.nano_encoder  # noqa: F401 -- registers the variants of the
 from fine_tuning import fine_tuning
 from t5x_like import train
 from tests import topics
+from tests.benchmarks.small_suites import SHORT_RUN
 from tests.runs import hide_other_devices, load_tensors
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
-SHORT = (
-  "--config.total_steps=2",
-  "--config.eval_every=2",
-  "--config.checkpoint.every=2",
-  "--config.evals={}",
-)
 TOKENS = {"name": "tokens", "labels": 2}
 HEADS = {"tokens": TOKENS} | topics.cases("HEADS_ABOVE")
 
@@ -32,7 +27,7 @@ def pretrained(request, tmp_path_factory, compiled):
   recipe = f"--config=tests/recipes/nano_{stack}.py"
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   with hide_other_devices():
-    assert train.main([recipe, f"--workdir={workdir}", *SHORT, length]) == 0
+    assert train.main([recipe, f"--workdir={workdir}", *SHORT_RUN, length]) == 0
   return stack, workdir
 
 
@@ -51,7 +46,7 @@ def test_a_head_changes_no_parameter_that_it_reads_and_layers_not_loaded_are_new
     f"--config.model.head={json.dumps(head)}",
     "--config=tests/recipes/nano_encoder.py",
   ]
-  status = train.main([f"--workdir={tmp_path}/run", *SHORT, *data_flags, *flags])
+  status = train.main([f"--workdir={tmp_path}/run", *SHORT_RUN, *data_flags, *flags])
   output = capsys.readouterr()
   assert status == 0, output.err
   assert "layers: the first 1 alone" in output.out

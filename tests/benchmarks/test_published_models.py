@@ -10,6 +10,7 @@ import json_lines
 import published_models
 from more import later
 from t5x_like import evaluate
+from tests.benchmarks.small_suites import write_cola
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 HEADLESS = {"bert": {"head": "pooled"}}  # a BertModel, as sentence encoders are published
@@ -23,10 +24,8 @@ def test_a_suite_starts_from_a_hugging_face_directory(kind, tmp_path, capsys, mo
   its name on the Hub, in whose cache nothing may be written.
   """
   directory = published_models.write(tmp_path / kind, kind, **HEADLESS.get(kind, {}))
-  (tmp_path / "CoLA").mkdir()
-  rows = "".join(f"x\t{n % 2}\t\t{'the quick' if n % 2 else 'a lazy'} fox {n}\n" for n in range(16))
-  for split in ("train", "dev"):
-    (tmp_path / "CoLA" / f"{split}.tsv").write_text(rows)
+  words = ("a lazy", "the quick")
+  write_cola(tmp_path, [f"{words[n % 2]} fox {n}" for n in range(16)])
   output = tmp_path / "out"
   files = sorted(directory.rglob("*"))
   is_hub_name = kind == "gpt2"

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the recipe
 from t5x_like import evaluate, train
+from tests.benchmarks.small_suites import train_encoder
 from tests.runs import hide_other_devices
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("compiled", "one_device")]
@@ -68,10 +68,7 @@ def test_one_command_trains_berts_feature_based_tagger_on_conll(tmp_path, capsys
   sentence = "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\nGerman JJ I-NP I-MISC\n\n"
   for name in ("eng.train", "eng.testa", "eng.testb"):
     write(tmp_path / "data" / name, "-DOCSTART- -X- O O\n\n" + 8 * sentence)
-  position = '--config.model.design.position={"name": "learned", "length": 128}'
-  with hide_other_devices():
-    flags = [f"--workdir={tmp_path}/run", *SHORT, "--config.evals={}", position]
-    assert train.main(["--config=tests/recipes/nano_encoder.py", *flags]) == 0
+  train_encoder(tmp_path / "run", "--config.batch_size=4", length=128)
   command = [
     f"--workdir={tmp_path}/run",
     "--suite=tags",

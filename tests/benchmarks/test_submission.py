@@ -5,13 +5,11 @@ import json
 import pytest
 
 import json_lines
-import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the recipe
-from t5x_like import evaluate, train
+from t5x_like import evaluate
 from t5x_like.benchmarks import submission
 from t5x_like.benchmarks.suites import glue, superglue
 from t5x_like.corpora.sources import open_source
 from t5x_like.training import workdir as workdirs
-from tests.runs import hide_other_devices
 
 LABELS = ["entailment", "not_entailment"]
 
@@ -96,7 +94,9 @@ def test_diagnostic_sets_are_read_from_their_official_files(
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
-def test_rte_and_record_write_their_files_and_rte_predicts_the_diagnostics(tmp_path, capsys):
+def test_rte_and_record_write_their_files_and_rte_predicts_the_diagnostics(
+  pretrained, tmp_path, capsys
+):
   """ReCoRD's label is the entity's text."""
   pairs = []
   for n in range(12):
@@ -122,14 +122,8 @@ def test_rte_and_record_write_their_files_and_rte_predicts_the_diagnostics(tmp_p
   }
   for name, rows in files.items():
     json_lines.write(tmp_path / "data" / f"{name}.jsonl", rows)
-  flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
-  flags.append('model.design.position={"name": "learned", "length": 64}')
-  recipe = "--config=tests/recipes/nano_encoder.py"
-  config_flags = [f"--config.{flag}" for flag in flags]
-  with hide_other_devices():
-    assert train.main([recipe, f"--workdir={tmp_path}/bert", *config_flags]) == 0
   suite = [
-    f"--workdir={tmp_path}/bert",
+    f"--workdir={pretrained}",
     "--suite=superglue",
     f"--data={tmp_path}/data",
     f"--output={tmp_path}/out",

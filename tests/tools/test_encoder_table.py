@@ -7,10 +7,8 @@ import time
 
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant "nano"
-from t5x_like import train
 from t5x_like.benchmarks import custom_suites
-from tests.runs import hide_other_devices
+from tests.benchmarks.small_suites import train_encoder, write_cola
 from tools import encoder_table
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -20,15 +18,8 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device"
 def root(tmp_path_factory, compiled):
   """Return a directory with CoLA's files in `data` and a small encoder in `out/model`."""
   root = tmp_path_factory.mktemp("root")
-  overrides = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
-  arguments = ["--config=tests/recipes/nano_encoder.py", f"--workdir={root}/out/model"]
-  arguments += [f"--config.{override}" for override in overrides]
-  with hide_other_devices():
-    assert train.main(arguments) == 0
-  (root / "data" / "CoLA").mkdir(parents=True)
-  for name in ("train", "dev"):
-    lines = [f"gj04\t{n % 2}\t\tsentence number {n}" for n in range(40)]
-    (root / "data" / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+  train_encoder(root / "out" / "model")
+  write_cola(root / "data", [f"sentence number {n}" for n in range(40)])
   return root
 
 
