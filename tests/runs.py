@@ -121,6 +121,13 @@ def run(command: list[str], **where) -> tuple[int, str]:
     return process.end()
 
 
+def run_to_end(command: list[str], **where) -> str:
+  """Run a command that must succeed, and return its output."""
+  code, output = run(command, **where)
+  assert code == 0, output
+  return output
+
+
 def count_metrics(workdir) -> int:
   """Return the number of complete lines of metrics: one per finished step in most runs."""
   try:

@@ -9,7 +9,7 @@ import pytest
 from refusals import refuses
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import DamageError, TransientError, UserError
-from t5x_like.files import clients, remote
+from t5x_like.files import clients
 from t5x_like.files.leases import Lease
 from t5x_like.files.paths import as_path
 from tests import object_server
@@ -28,16 +28,9 @@ pytest.importorskip("gcsfs")
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-  server = object_server.Server(tmp_path / "bucket")
-  server.root.mkdir()
-  with server.running():
-    remote.reset()  # of another test's server
+  with object_server.serve(tmp_path / "bucket", T5X_LIKE_RETRY_SECONDS="20") as server:
     quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "80ms"}
     monkeypatch.setattr(clients, "_tensorstore_context", lambda: {"gcs_request_retries": quick})
-    for name, value in (
-      object_server.environment(server) | {"T5X_LIKE_RETRY_SECONDS": "20"}
-    ).items():
-      monkeypatch.setenv(name, value)
     yield server
 
 

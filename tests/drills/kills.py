@@ -156,7 +156,7 @@ class Drill:
       assert time.monotonic() < deadline, f"left behind: {orphans}"
       time.sleep(0.05)
 
-  def told(self, name: str) -> str:
+  def summary(self, name: str) -> str:
     """The table of a drill."""
     rows = [f"{name}: {len(self.table)} kills, {self.starts} starts, {self.total} steps: same bits"]
     for phase, count in collections.Counter(phase for _, phase in self.table).most_common():

@@ -52,7 +52,7 @@ def steps(few: int) -> int:
   return int(os.environ.get("T5X_LIKE_STEPS") or few)
 
 
-def killed_at(
+def kill_at(
   command: list[str], event: str, name: str, *, half: bool = False, also: str = ""
 ) -> list[str]:
   """Return a command (`python -m MODULE …`) that is killed at an event of Python's audit about a

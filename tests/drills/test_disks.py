@@ -10,8 +10,17 @@ import subprocess
 import pytest
 from PIL import Image
 
-from tests.drills.moments import killed_at, seeded_random
-from tests.runs import Process, assert_same_bits, count_metrics, losses, run, steps, train
+from tests.drills.moments import kill_at, seeded_random
+from tests.runs import (
+  Process,
+  assert_same_bits,
+  count_metrics,
+  losses,
+  run,
+  run_to_end,
+  steps,
+  train,
+)
 
 pytestmark = pytest.mark.drill
 SHORT = ("--config.total_steps=6", "--config.checkpoint.every=3", "--config.eval_every=3")
@@ -58,7 +67,7 @@ def assert_files_complete(workdir) -> list[str]:
 
 
 def kill_at_file(command, event: str, name: str, where, *, half: bool) -> None:
-  code, output = run(killed_at(command, event, name, half=half), **where)
+  code, output = run(kill_at(command, event, name, half=half), **where)
   assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {output}"
 
 
@@ -68,16 +77,14 @@ def test_a_run_killed_while_any_small_file_is_written_goes_on(where, tmp_path):
   def command(w):
     return train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
 
-  code, output = run(command(tmp_path / "whole"), **where)
-  assert code == 0, output
+  run_to_end(command(tmp_path / "whole"), **where)
   for name in HALF:
     kill_at_file(command(workdir), "open", name, where, half=True)
     assert_files_complete(workdir)
     if name in RENAMED:  # the next start comes to it again
       kill_at_file(command(workdir), "os.rename", name, where, half=False)
       assert_files_complete(workdir)
-  code, output = run(command(workdir), **where)
-  assert code == 0, output
+  run_to_end(command(workdir), **where)
   assert (
     {"report.html", "config.json"}
     < {*assert_files_complete(workdir)}
@@ -97,13 +104,12 @@ def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(where, 
   assert_files_complete(workdir)
   kill_at_file(command, "os.rename", "pictures/", where, half=False)
   assert_files_complete(workdir)
-  code, output = run(command, **where)
-  assert code == 0, output
+  run_to_end(command, **where)
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
   for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
     event = "open" if half else "os.rename"
     also = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
-    code, output = run(killed_at(evaluate, event, name, half=half, also=also), **where)
+    code, output = run(kill_at(evaluate, event, name, half=half, also=also), **where)
     if name == "no such name":
       expected_code = 0
     elif half:
@@ -140,8 +146,7 @@ def read_only(folder):
 
 
 def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(where, tmp_path):
-  code, output = run(train(tmp_path / "whole", *LONG), **where)
-  assert code == 0, output
+  run_to_end(train(tmp_path / "whole", *LONG), **where)
   workdir = tmp_path / "run"
   command = train(workdir, *LONG)
   with Process(command, **where) as process:
@@ -167,8 +172,7 @@ def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(where, tmp_path):
       print(output.splitlines()[-1])
   assert saved
   assert set(saved) <= set(steps(workdir))
-  code, output = run(command, **where)
-  assert code == 0, output
+  output = run_to_end(command, **where)
   assert "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 60)
@@ -194,21 +198,18 @@ def test_a_damaged_cache_of_programs_changes_no_loss(tmp_path):
   for name, damage in damages.items():
     for entry in cache.glob("*-cache"):
       entry.write_bytes(damage(entry.read_bytes()))
-    code, output = run(train(tmp_path / name, *SHORT), cache=cache)
-    assert code == 0, output
+    output = run_to_end(train(tmp_path / name, *SHORT), cache=cache)
     assert "Traceback" not in output, output
     assert name == "none" or "that were damaged are removed" in output, output
     losses_by_cache[name] = losses(tmp_path / name)
   for entry in cache.iterdir():
     entry.unlink()
   with read_only(cache):
-    code, output = run(train(tmp_path / "unwritable", *SHORT), cache=cache)
-  assert code == 0, output
+    output = run_to_end(train(tmp_path / "unwritable", *SHORT), cache=cache)
   assert "Traceback" not in output, output
   for run_losses in [*losses_by_cache.values(), losses(tmp_path / "unwritable")]:
     assert run_losses == losses_by_cache["none"]
   (tmp_path / "file").write_text("not a directory")
-  code, output = run(train(tmp_path / "file's", *SHORT), cache=tmp_path / "file")
-  assert code == 0, output
+  output = run_to_end(train(tmp_path / "file's", *SHORT), cache=tmp_path / "file")
   assert "Traceback" not in output, output
   assert losses(tmp_path / "file's") == losses_by_cache["none"]

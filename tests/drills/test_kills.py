@@ -11,7 +11,7 @@ import pytest
 from tests import object_server
 from tests.drills.kills import FLAGS, Drill, assert_same_record, saving_objects
 from tests.drills.moments import kills, seeded_random
-from tests.runs import assert_same_bits, run, train
+from tests.runs import assert_same_bits, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS_PER_KILL = 12
@@ -36,8 +36,7 @@ def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_pa
   def command(workdir):
     return [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]
 
-  code, output = run(command(tmp_path / "whole"), **where)
-  assert code == 0, output
+  run_to_end(command(tmp_path / "whole"), **where)
   name = f"{processes} on a disk"
   with capsys.disabled():
     drill = Drill(
@@ -52,37 +51,35 @@ def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_pa
   assert_same_record(tmp_path / "killed", tmp_path / "whole", total)
   assert_same_bits(tmp_path / "killed", tmp_path / "whole", total)
   with capsys.disabled():
-    print(drill.told(name))
+    print(drill.summary(name))
 
 
-def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
-  where, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def server(tmp_path):
   pytest.importorskip("gcsfs")
+  with object_server.serve(tmp_path / "bucket") as server:
+    yield server
+
+
+def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(where, server, capsys):
   count = kills(3, share=4)
   total = steps(count)
-  server = object_server.Server(tmp_path / "bucket")
-  server.root.mkdir()
-  for name, value in object_server.environment(server).items():
-    monkeypatch.setenv(name, value)
 
   def command(name):
     return train(f"gs://bucket/{name}", *FLAGS, f"--config.total_steps={total}")
 
-  with server.running():
-    code, output = run(command("whole"), **where)
-    assert code == 0, output
-    server.unavailable = 0.15
-    server.throttled = 0.10
-    server.failing = 0.05
-    server.broken = 0.05
-    workdir = server.root / "killed"
-    name = "on an object store"
-    with capsys.disabled():
-      drill = Drill(
-        command("killed"), workdir, total, seeded_random(name), where, saving=saving_objects
-      )
-      drill.run(count)
+  run_to_end(command("whole"), **where)
+  server.unavailable = 0.15
+  server.throttled = 0.10
+  server.failing = 0.05
+  server.broken = 0.05
+  workdir = server.root / "killed"
+  name = "on an object store"
+  with capsys.disabled():
+    drill = Drill(
+      command("killed"), workdir, total, seeded_random(name), where, saving=saving_objects
+    )
+    drill.run(count)
   assert_same_record(workdir, server.root / "whole", total)
 
   def tensors(name):
@@ -92,4 +89,4 @@ def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
   assert tensors("killed") == tensors("whole")
   assert tensors("killed")
   with capsys.disabled():
-    print(f"{drill.told(name)}\n  {len(server.requests)} requests were answered or failed")
+    print(f"{drill.summary(name)}\n  {len(server.requests)} requests were answered or failed")

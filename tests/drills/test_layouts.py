@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.drills.moments import kills, seeded_random
-from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS_PER_LAYOUT = 8
@@ -58,8 +58,7 @@ def test_kills_between_changes_of_layout_change_no_bit(tmp_path):
   uninterrupted = tmp_path / "uninterrupted"
   for change in range(num_layouts):
     argv, environment = command(uninterrupted, change)
-    exit_code, output = run(argv, **environment)
-    assert exit_code == 0, output
+    run_to_end(argv, **environment)
   killed = tmp_path / "killed"
   for change in range(num_layouts):
     argv, environment = command(killed, change)
@@ -71,11 +70,9 @@ def test_kills_between_changes_of_layout_change_no_bit(tmp_path):
       exit_code, output = process.end()
     assert exit_code in (0, -signal.SIGKILL), output
     # resume, and train to the end of the layout
-    exit_code, output = run(argv, **environment)
-    assert exit_code == 0, output
+    run_to_end(argv, **environment)
   assert losses(killed) == losses(uninterrupted)
   assert_same_bits(killed, uninterrupted, STEPS_PER_LAYOUT * num_layouts)
   one_layout = tmp_path / "one_layout"
-  exit_code, output = run(train(one_layout, *flags(num_layouts - 1)))
-  assert exit_code == 0, output
+  run_to_end(train(one_layout, *flags(num_layouts - 1)))
   assert dict(losses(killed)) == pytest.approx(dict(losses(one_layout)), rel=1e-4)

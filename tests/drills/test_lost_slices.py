@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS = 14
@@ -52,8 +52,7 @@ def quick(tmp_path_factory):
 def uninterrupted(tmp_path_factory, quick):
   """Return the directory of a run without kills."""
   where = tmp_path_factory.mktemp("whole")
-  code, output = run(command(where), **quick)
-  assert code == 0, output
+  run_to_end(command(where), **quick)
   return where / "run"
 
 

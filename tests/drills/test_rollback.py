@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from t5x_like.report.writer import read_metrics
-from tests.drills.moments import killed_at
-from tests.runs import assert_same_bits, losses, run, train
+from tests.drills.moments import kill_at
+from tests.runs import assert_same_bits, losses, run, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS = 24
@@ -36,14 +36,13 @@ phases.iterate_batches = iterate_poisoned_batches
 
 def train_on_poisoned_batch(workdir, killed_at_file: str = "no such name") -> list[str]:
   """Return the command of a run that is killed when it renames a file of the given name."""
-  return killed_at(train(workdir, *FLAGS), "os.rename", killed_at_file, also=POISON_BATCH)
+  return kill_at(train(workdir, *FLAGS), "os.rename", killed_at_file, also=POISON_BATCH)
 
 
 def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path):
   options = {"cache": tmp_path / "compiled"}
   for name in ("uninterrupted", "repeated"):
-    code, output = run(train_on_poisoned_batch(tmp_path / name), **options)
-    assert code == 0, output
+    output = run_to_end(train_on_poisoned_batch(tmp_path / name), **options)
     assert "back to step 9, and on with the batches of step 16" in output, output
 
   files = ("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")
@@ -52,8 +51,7 @@ def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path)
     assert code in (-signal.SIGKILL, 0), output
     # By its third start the run may have finished the rollback, which renames the file.
     assert code or number == 2, f"not killed at {file}: {output}"
-  code, output = run(train_on_poisoned_batch(tmp_path / "killed"), **options)
-  assert code == 0, output
+  run_to_end(train_on_poisoned_batch(tmp_path / "killed"), **options)
 
   expected_losses = losses(tmp_path / "uninterrupted")
   assert [step for step, _ in expected_losses] == list(range(1, STEPS + 1))

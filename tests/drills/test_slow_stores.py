@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests import object_server
-from tests.runs import Process, losses, run, train
+from tests.runs import Process, losses, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS = 80
@@ -17,13 +17,9 @@ FLAGS = (
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path):
   pytest.importorskip("gcsfs")
-  server = object_server.Server(tmp_path / "bucket")
-  server.root.mkdir()
-  for name, value in object_server.environment(server).items():
-    monkeypatch.setenv(name, value)
-  with server.running():
+  with object_server.serve(tmp_path / "bucket") as server:
     yield server
 
 
@@ -46,11 +42,9 @@ def times_of_steps(folder) -> dict[int, float]:
 
 
 def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
-  code, output = run(train(tmp_path / "whole", *FLAGS), **where)
-  assert code == 0, output
+  run_to_end(train(tmp_path / "whole", *FLAGS), **where)
   server.delay = 0.4
-  code, output = run(train("gs://bucket/run", *FLAGS), **where)
-  assert code == 0, output
+  output = run_to_end(train("gs://bucket/run", *FLAGS), **where)
   assert "nothing has ended" not in output, output
   assert losses(server.root / "run") == losses(tmp_path / "whole")
   (manifest,) = (server.root / "run").glob("checkpoints/40-*/manifest.json")
@@ -76,5 +70,4 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
   assert "Traceback" not in output, output
   print(f"ended {time.monotonic() - began:.1f} s after the store became slow")
   server.upload_delay = 0.0
-  code, output = run(command, **where)
-  assert code == 0, output
+  run_to_end(command, **where)

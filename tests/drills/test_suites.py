@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from t5x_like.report.writer import read_metrics
-from tests.drills.moments import killed_at
-from tests.runs import fingerprints, losses, run, train
+from tests.benchmarks.small_suites import write_cola
+from tests.drills.moments import kill_at
+from tests.runs import fingerprints, losses, run, run_to_end, train
 
 pytestmark = pytest.mark.drill
 NANO = "import tests.recipes.nano_encoder"  # the variant of the runs
@@ -25,91 +26,75 @@ PHASES = {
 }
 
 
+FLAGS = (
+  "--suite=glue",
+  "--tasks=cola",
+  "--config.total_steps=4",
+  "--config.eval_every=2",
+  "--config.checkpoint.every=2",
+  "--config.batch_size=8",
+  "--config.task.length=64",
+)
+# Files that differ from run to run, or are compared by `losses`, `evaluations` and `fingerprints`.
+OTHER_FILES = ("metrics.jsonl", "history.jsonl", "environment.json")
+
+
 def test_a_suite_killed_in_every_phase_ends_with_the_same_files(tmp_path):
   where = {"cache": tmp_path / "compiled"}
   data = tmp_path / "data"
   pretrained = tmp_path / "bert"
-  (data / "CoLA").mkdir(parents=True)
-  rows = "".join(
-    f"x\t{n % 2}\t\t{'a good' if n % 2 else 'bad'} sentence of {'many ' * (n % 5)}words\n"
-    for n in range(24)
-  )
-  for split in ("train", "dev"):
-    (data / "CoLA" / f"{split}.tsv").write_text(rows)
-  (data / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
+  begins = ("bad", "a good")
+  sentences = [f"{begins[n % 2]} sentence of {'many ' * (n % 5)}words" for n in range(24)]
+  write_cola(data, sentences, ["good sentence", "bad one"])
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   short = ("--config.total_steps=2", "--config.checkpoint.every=2", "--config.evals={}", length)
-  code, output = run(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), **where)
-  assert code == 0, output
+  run_to_end(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), **where)
 
   def command(name: str) -> list[str]:
-    flags = (
-      "total_steps=4",
-      "eval_every=2",
-      "checkpoint.every=2",
-      "batch_size=8",
-      "task.length=64",
-    )
-    base_command = [
-      sys.executable,
-      "-m",
-      "t5x_like.evaluate",
-      f"--workdir={pretrained}",
-      "--suite=glue",
-      "--tasks=cola",
-    ]
-    return [
-      *base_command,
-      f"--data={data}",
-      f"--output={tmp_path / name}",
-      *(f"--config.{flag}" for flag in flags),
-    ]
+    flags = [f"--workdir={pretrained}", f"--data={data}", f"--output={tmp_path / name}"]
+    return [sys.executable, "-m", "t5x_like.evaluate", *flags, *FLAGS]
 
-  code, output = run(killed_at(command("whole"), "never", "", also=NANO), **where)
-  assert code == 0, output
+  run_to_end(kill_at(command("whole"), "never", "", also=NANO), **where)
   for phase, (event, name) in PHASES.items():
-    code, output = run(killed_at(command("parts"), event, name, also=NANO), **where)
+    code, output = run(kill_at(command("parts"), event, name, also=NANO), **where)
     assert code == -9, f"{phase}: {output[-2000:]}"
     assert "Traceback" not in output, f"{phase}: {output[-2000:]}"
-  code, output = run(killed_at(command("parts"), "never", "", also=NANO), **where)
-  assert code == 0, output
-  uninterrupted = contents(tmp_path / "whole")
-  parts = contents(tmp_path / "parts")
-  assert uninterrupted.keys() == parts.keys()
-  assert {"submission/CoLA.tsv", "results.md"} <= uninterrupted.keys()
-  for name, scores in uninterrupted.items():
-    assert parts[name] == scores, name
-  folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
-  assert losses(folders[0]) == losses(folders[1])
-  assert len(losses(folders[0])) == 4
-  assert fingerprints(folders[0], 4) == fingerprints(folders[1], 4)
-  evaluated = [
-    [without_times(row) for row in read_metrics(folder) if "train/loss" not in row]
-    for folder in folders
-  ]
-  assert evaluated[0] == evaluated[1]
-  assert len(evaluated[0]) == 2
+  run_to_end(kill_at(command("parts"), "never", "", also=NANO), **where)
+  expected = read_output(tmp_path / "whole")
+  actual = read_output(tmp_path / "parts")
+  assert {"submission/CoLA.tsv", "results.md"} <= expected.keys()
+  assert actual.keys() == expected.keys()
+  for name, text in expected.items():
+    assert actual[name] == text, name
+  uninterrupted = tmp_path / "whole" / "cola" / "recipe-0"
+  killed = tmp_path / "parts" / "cola" / "recipe-0"
+  assert len(losses(killed)) == 4
+  assert losses(killed) == losses(uninterrupted)
+  assert fingerprints(killed, 4) == fingerprints(uninterrupted, 4)
+  assert len(evaluations(killed)) == 2
+  assert evaluations(killed) == evaluations(uninterrupted)
 
 
-def contents(output: pathlib.Path) -> dict[str, object]:
+def read_output(output: pathlib.Path) -> dict[str, str]:
   """Return the files of a suite's output by name, without its path and times."""
-  files = {}
+  texts = {}
   for file in sorted(output.rglob("*")):
-    name = str(file.relative_to(output))
-    if (
-      file.suffix in (".json", ".jsonl", ".tsv", ".md")
-      and "checkpoints" not in name
-      and "best" not in name
-    ):
-      if file.name not in ("metrics.jsonl", "history.jsonl", "environment.json"):
-        text = file.read_text().replace(str(output), "")
-        if file.name in ("results.json", "results.md"):
-          text = "\n".join(
-            line for line in text.splitlines() if "seconds" not in line and "| cola |" not in line
-          )
-        files[name] = text
-  return files
+    parts = file.relative_to(output).parts
+    if file.suffix not in (".json", ".jsonl", ".tsv", ".md") or file.name in OTHER_FILES:
+      continue
+    if "checkpoints" in parts or "best" in parts:
+      continue
+    lines = file.read_text().replace(str(output), "").splitlines()
+    if file.name in ("results.json", "results.md"):
+      lines = [line for line in lines if "seconds" not in line and "| cola |" not in line]
+    texts["/".join(parts)] = "\n".join(lines)
+  return texts
 
 
-def without_times(row: dict) -> dict:
-  return {name: value for name, value in row.items() if not name.endswith("seconds")}
+def evaluations(workdir: pathlib.Path) -> list[dict]:
+  """Return the metrics of each evaluation, without its duration."""
+  rows = []
+  for row in read_metrics(workdir):
+    if "train/loss" not in row:
+      rows.append({name: value for name, value in row.items() if not name.endswith("seconds")})
+  return rows

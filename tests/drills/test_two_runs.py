@@ -9,21 +9,23 @@ import tests.recipes.nano_decoder  # noqa: F401 -- evaluation here knows the var
 from t5x_like import evaluate, predict
 from t5x_like.report.writer import read_metrics
 from tests import object_server
-from tests.runs import Process, assert_same_bits, count_metrics, losses, run, train
+from tests.runs import Process, assert_same_bits, count_metrics, losses, run_to_end, train
 
 pytestmark = pytest.mark.drill
 STEPS = 60
 FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=5", "--config.eval_every=1000")
 
 
+@pytest.fixture
+def server(tmp_path):
+  with object_server.serve(tmp_path / "bucket") as server:
+    yield server
+
+
 @pytest.mark.parametrize("where", ["disk", "bucket"])
-def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, monkeypatch):
+def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, server, tmp_path):
   """The first run is halted while the second starts, and wakes amid the second's work."""
   cache = {"cache": tmp_path / "compiled"}
-  server = object_server.Server(tmp_path / "bucket")
-  server.root.mkdir()
-  for name, value in object_server.environment(server).items():
-    monkeypatch.setenv(name, value)
   if where == "disk":
     folder = tmp_path / "run"
     lock = "lock"
@@ -36,66 +38,55 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
   def has_committed_step() -> bool:
     return any("tmp" not in path.parent.name for path in folder.glob("checkpoints/*/manifest*"))
 
-  with server.running():
-    code, output = run(train(tmp_path / "whole", *FLAGS), **cache)
-    assert code == 0, output
-    with Process(command, **cache) as first:
-      assert first.until(lambda: count_metrics(folder) >= 10 and has_committed_step()), first.end()
-      first.send(signal.SIGSTOP)
-      (folder / lock).unlink()
-      with Process(command, **cache) as second:
-        assert second.until(lambda: "resuming" in second.output_so_far()), second.end()
-        first.send(signal.SIGCONT)
-        code, output = first.end()
-        assert code == 69, output
-        assert output.count("another process has taken") == 1, output
-        assert "Traceback" not in output, output
-        code, output = second.end()
-        assert code == 0, output
+  run_to_end(train(tmp_path / "whole", *FLAGS), **cache)
+  with Process(command, **cache) as first:
+    assert first.until(lambda: count_metrics(folder) >= 10 and has_committed_step()), first.end()
+    first.send(signal.SIGSTOP)
+    (folder / lock).unlink()
+    with Process(command, **cache) as second:
+      assert second.until(lambda: "resuming" in second.output_so_far()), second.end()
+      first.send(signal.SIGCONT)
+      code, output = first.end()
+      assert code == 69, output
+      assert output.count("another process has taken") == 1, output
+      assert "Traceback" not in output, output
+      code, output = second.end()
+      assert code == 0, output
   assert losses(folder) == losses(tmp_path / "whole")
   if where == "disk":
     assert_same_bits(folder, tmp_path / "whole", STEPS)
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_run_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
-  scheme, tmp_path, monkeypatch
-):
+def test_a_run_halted_in_its_first_save_leaves_the_next_runs_steps_alone(scheme, server, tmp_path):
   """A second run takes the lease; the first wakes while the second writes its first step."""
   cache = {"cache": tmp_path / "compiled"}
-  server = object_server.Server(tmp_path / "bucket")
-  server.root.mkdir()
-  for name, value in object_server.environment(server).items():
-    monkeypatch.setenv(name, value)
   folder = server.root / "run"
   command = train(f"{scheme}://bucket/run", *FLAGS)
 
   def attempts() -> list[str]:
     return sorted(path.parent.name for path in folder.glob("checkpoints/5-*/tensors-00000.json"))
 
-  with server.running():
-    code, output = run(train(tmp_path / "whole", *FLAGS), **cache)
-    assert code == 0, output
-    with Process(command, **cache) as first:
-      assert first.until(lambda: attempts()), first.end()
-      first.send(signal.SIGSTOP)
-      halted = attempts()
-      has_committed_step = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
-      with Process(command, **cache) as second:
-        assert second.until(
-          lambda: has_committed_step or len(attempts()) > 1 or count_metrics(folder) > 10
-        ), second.end()
-        first.send(signal.SIGCONT)
-        code, output = first.end()
-        assert code == 69, output
-        assert output.count("another process has taken") == 1, output
-        assert "Traceback" not in output, output
-        code, output = second.end()
-        assert code == 0, output
-        assert "damaged" not in output, output
-    code, output = run(command, **cache)
-    assert code == 0, output
-    assert "damaged" not in output, output
+  run_to_end(train(tmp_path / "whole", *FLAGS), **cache)
+  with Process(command, **cache) as first:
+    assert first.until(lambda: attempts()), first.end()
+    first.send(signal.SIGSTOP)
+    halted = attempts()
+    has_committed_step = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
+    with Process(command, **cache) as second:
+      assert second.until(
+        lambda: has_committed_step or len(attempts()) > 1 or count_metrics(folder) > 10
+      ), second.end()
+      first.send(signal.SIGCONT)
+      code, output = first.end()
+      assert code == 69, output
+      assert output.count("another process has taken") == 1, output
+      assert "Traceback" not in output, output
+      code, output = second.end()
+      assert code == 0, output
+      assert "damaged" not in output, output
+  output = run_to_end(command, **cache)
+  assert "damaged" not in output, output
   assert losses(folder) == losses(tmp_path / "whole")
   for step in folder.glob("checkpoints/*/manifest.json"):
     assert (step.parent / "aside").exists() or (step.parent / "tensors-00000.bin").exists(), step
