@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -77,31 +78,35 @@ def run(tmp_path):
   return run
 
 
+FLAGS = {
+  "accelerator": "a",
+  "accelerators": "H100:8",
+  "account": "",
+  "chips_per_host": 4,
+  "directory": "",
+  "gpus_per_node": 0,
+  "grace_seconds": 5,
+  "host_directory": "",
+  "image": "i",
+  "max_hours": 1.0,
+  "nodes": 1,
+  "partition": "",
+  "restarts": 0,
+  "runtime_version": "",
+  "sbatch": [],
+  "secret": "",
+  "service_account": "",
+  "slices": 1,
+  "spot": False,
+  "tasks_per_node": None,
+  "time": "",
+  "topology": "4x4",
+}
+
+
 def flags(**changes):
   """Return the flags of all routes."""
-  options = dict(
-    nodes=1,
-    tasks_per_node=None,
-    gpus_per_node=0,
-    partition="",
-    account="",
-    time="",
-    grace_seconds=5,
-  )
-  options |= dict(
-    restarts=0,
-    directory="",
-    sbatch=[],
-    topology="4x4",
-    chips_per_host=4,
-    image="i",
-    accelerator="a",
-  )
-  options |= dict(
-    secret="", spot=False, service_account="", host_directory="", slices=1, max_hours=1.0
-  )
-  options |= dict(accelerators="H100:8", runtime_version="")
-  return types.SimpleNamespace(**options | changes)
+  return types.SimpleNamespace(**FLAGS | changes)
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -129,19 +134,12 @@ def test_every_route_passes_values_unchanged(value, run, tmp_path):
 
 def expand_kubernetes(text: str) -> str:
   """Expand a text as Kubernetes does: `$(NAME)` is a variable, `$$` a dollar."""
-  out = ""
-  remaining = text
-  while "$" in remaining:
-    before, _, remaining = remaining.partition("$")
-    out += before
-    if remaining[:1] == "$":
-      out = f"{out}$"
-      remaining = remaining[1:]
-    elif remaining[:1] == "(":
-      raise AssertionError(f"a variable: {remaining[:20]}")
-    else:
-      out += "$"
-  return out + remaining
+
+  def expand(match: re.Match) -> str:
+    assert match[0] != "$(", f"a variable: {text[match.start() :][:20]}"
+    return "$"
+
+  return re.sub(r"\$\$|\$\(|\$", expand, text)
 
 
 def test_a_reference_of_kubernetes_stays_text():
@@ -204,13 +202,13 @@ def test_values_of_several_lines_are_refused(route, value, capsys, monkeypatch, 
   monkeypatch.chdir(tmp_path)
   remote = "/runs" if route == "slurm" else "gs://bucket"
 
-  def assert_refused(arguments, *tell):
+  def assert_refused(arguments, key=""):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
-    assert len(err.splitlines()) == 1
-    assert "one line without control characters" in err
+    (line,) = err.splitlines()
+    assert "one line without control characters" in line
+    assert key in line
     assert not out
-    assert all(part in err for part in tell)
 
   train = ["--", *COMMAND, f"--workdir={remote}/a"]
   for key in keys:
@@ -255,9 +253,7 @@ def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch)
 @pytest.mark.parametrize(
   "value", ["abc's3cr3t", "tok en's3cr3t me", 'x"s3cr3t"y', "a\\'s3cr3t' b", "s3cr3t"]
 )
-@pytest.mark.parametrize(
-  "name", ["WANDB_API_KEY", "PGPASS", "AUTH", "GITHUB_PAT", "SSH_KEY", "HFTOKEN", "DB_PASSWORD2"]
-)
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "SSH_KEY", "DB_PASSWORD2"])
 def test_secrets_with_quotes_are_not_printed(name, value, capsys, monkeypatch):
   monkeypatch.setenv(name, value)
   arguments = [

@@ -1,10 +1,12 @@
 """Cloud TPU VMs are created, used, retried and deleted through a fake gcloud."""
 
 import fcntl
+import io
 import json
 import pathlib
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 
@@ -22,6 +24,18 @@ FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
 SAVES = (
   "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
 )
+
+
+# The faults of the fake cloud: none.
+PLAN = {
+  "unreachable": {},
+  "hangs": {},
+  "reason": None,
+  "created": None,
+  "create_errors": [],
+  "describe_errors": [],
+  "delete_errors": [],
+}
 
 
 @pytest.fixture
@@ -42,15 +56,7 @@ def cloud(tmp_path, monkeypatch):
   monkeypatch.setattr(tpu_vm, "_LOGS", tmp_path / "logs")
 
   def prepare(states=(("ACTIVE",),), hosts=2, **changes):
-    plan = {
-      "states": states,
-      "hosts": hosts,
-      "unreachable": {},
-      "hangs": {},
-      "reason": None,
-      "created": None,
-    }
-    plan |= {"create_errors": [], "describe_errors": [], "delete_errors": []} | changes
+    plan = PLAN | {"states": states, "hosts": hosts} | changes
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "state.json").write_text(json.dumps({"queued": {}}))
 
@@ -66,9 +72,6 @@ def cloud(tmp_path, monkeypatch):
 
 
 def empty_tar():
-  import io
-  import tarfile
-
   archive = io.BytesIO()
   tarfile.open(fileobj=archive, mode="w:gz").close()
   return archive.getvalue()
@@ -113,7 +116,7 @@ def test_a_job_runs_on_all_hosts_and_resumes_when_started_again(cloud, capsys):
   assert "trained" in capsys.readouterr().out
   # without a launcher that watches
   assert start(action="stop", keep=False) == 0
-  assert not queued_request(cloud)
+  assert not read_requests(cloud)
   assert len(calls("queued-resources", "delete")) == 1
   assert start(action="delete") == 0
   assert start(action="status") == 0
@@ -168,11 +171,11 @@ def test_errors_of_the_cloud_have_classes(error, code, message, cloud, capsys):
 def test_only_unreachable_hosts_are_tried_again(cloud, capsys):
   calls = cloud(hosts=3, unreachable={"1": 2})
   assert start() == 0
-  first = [
-    next(w for w in arguments if w.startswith("--worker=")) for arguments in calls("tpu-vm", "ssh")
-  ][:5]
-  assert sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
-  assert first[3:] == ["--worker=1"] * 2
+  workers = []
+  for arguments in calls("tpu-vm", "ssh"):
+    workers += [argument for argument in arguments if argument.startswith("--worker=")]
+  assert sorted(workers[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
+  assert workers[3:5] == ["--worker=1"] * 2
   assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
 
 
@@ -186,8 +189,9 @@ def test_a_slice_preempted_during_setup_is_requested_again(cloud, capsys):
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], unreachable={"1": 4})
   assert start("--restarts=0") == 0
   assert len(calls("queued-resources", "create")) == 2
-  assert "worker 1 of t5-base" in (err := capsys.readouterr().err)
-  assert ("(0 failures, 1 preemptions before)") in err
+  err = capsys.readouterr().err
+  assert "worker 1 of t5-base" in err
+  assert "(0 failures, 1 preemptions before)" in err
 
 
 def test_a_failing_query_of_the_state_is_repeated(cloud):
@@ -209,7 +213,7 @@ def test_a_slice_is_deleted_when_its_job_ends(code, cloud, capsys):
   calls = cloud()
   assert start(keep=False, program=f"import sys; print('worked'); sys.exit({code})") == code
   assert len(calls("queued-resources", "delete")) == 1
-  assert not queued_request(cloud)
+  assert not read_requests(cloud)
   assert "is deleted and no longer billed" in capsys.readouterr().err
   logs = [path.read_text() for path in (cloud.folder.parent / "logs").glob("*/*.log")]
   assert len(logs) == 2
@@ -220,8 +224,9 @@ def test_a_slice_that_cannot_be_deleted_is_an_error(cloud, capsys, monkeypatch):
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
   cloud(delete_errors=["INTERNAL: 503 try again"] * 9)
   assert start(keep=False) == 69
-  assert "cannot be deleted" in (err := capsys.readouterr().err)
-  assert ("is billed until it is deleted") in err
+  err = capsys.readouterr().err
+  assert "cannot be deleted" in err
+  assert "is billed until it is deleted" in err
 
 
 def test_a_slice_that_another_command_deletes_is_not_requested_again(cloud, capsys):
@@ -246,7 +251,7 @@ def test_a_run_saves_and_its_slice_is_deleted_at_the_end_of_its_lifetime(cloud, 
   assert start(keep=False, program=program) == 75
   assert "168 hours are over (--max_hours)" in capsys.readouterr().err
   assert len(calls("queued-resources", "create")) == 1
-  assert not queued_request(cloud)
+  assert not read_requests(cloud)
 
 
 @pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
@@ -259,7 +264,7 @@ def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, 
   # the host may be faster
   assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
   deadline = time.monotonic() + 30
-  while queued_request(cloud) and time.monotonic() < deadline:
+  while read_requests(cloud) and time.monotonic() < deadline:
     time.sleep(0.1)
   (deleted,) = calls("queued-resources", "delete")
   assert {"--force", "--async"} <= set(deleted)
@@ -283,7 +288,7 @@ def test_a_request_that_cannot_succeed_is_not_repeated(cloud, capsys):
   assert start() == 2
   assert len(calls("queued-resources", "create")) == 1
   assert "no such type" in capsys.readouterr().err
-  assert not queued_request(cloud)
+  assert not read_requests(cloud)
 
 
 def test_a_hanging_host_is_retried_and_then_given_up(cloud, capsys, monkeypatch):
@@ -298,7 +303,7 @@ def test_a_hanging_host_is_retried_and_then_given_up(cloud, capsys, monkeypatch)
   assert "no answer within 1 s" in capsys.readouterr().err
 
 
-def queued_request(cloud):
+def read_requests(cloud):
   with (cloud.folder / "lock").open("w") as lock:  # of the calls of gcloud
     fcntl.flock(lock, fcntl.LOCK_EX)
     return json.loads((cloud.folder / "state.json").read_text())["queued"]
@@ -345,18 +350,8 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out
   assert all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
-  flags = [
-    "start",
-    "--dry_run",
-    *FLAGS,
-    "--env=HF_TOKEN",
-    "--",
-    "python",
-    "x.py",
-    WORKDIR,
-    *arguments,
-  ]
-  assert tpu_vm.main(flags) == 0
+  train = ("--", "python", "x.py", WORKDIR, *arguments)
+  assert tpu_vm.main(["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", *train]) == 0
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out
   assert "hush" not in out
@@ -440,52 +435,30 @@ def test_several_slices_are_requested_as_one_resource(cloud, capsys):
   }
 
 
+SCRIPT = ("--", "python", "x.py", WORKDIR)
+RECIPE = (*TRAIN, WORKDIR, "--config=configs/t5/base.py")
+
+
 @pytest.mark.parametrize(
-  "argv, message",
+  "flags, message",
   [
-    (["start", *FLAGS], "--workdir"),
-    (["start", *FLAGS, "--", "python", "x.py", "--workdir=/tmp/run"], "gs://"),
-    (
-      ["start", *FLAGS, "--accelerator_type=v5e", "--", "python", "x.py", WORKDIR],
-      "--accelerator_type=v5e",
-    ),
-    (["start", *FLAGS, "--slices=0", "--", "python", "x.py", WORKDIR], "--slices=0"),
-    (["start", *FLAGS, "--name=Bad_Name", "--", "python", "x.py", WORKDIR], "--name=Bad_Name"),
-    (
-      ["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR],
-      "NO_SUCH_VARIABLE",
-    ),
-    (["start", *FLAGS, "--requests=0", "--", "python", "x.py", WORKDIR], "--requests=0"),
-    (["start", *FLAGS, "--max_hours=soon", "--", "python", "x.py", WORKDIR], "--max_hours"),
-    (["start", *FLAGS, "--max_hours=nan", "--", "python", "x.py", WORKDIR], "--max_hours"),
-    (
-      ["start", *FLAGS, *TRAIN, "--config=configs/llama/8bb.py", WORKDIR],
-      "did you mean 'configs/llama/8b.py'",
-    ),
-    (
-      ["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.total_stepz=3"],
-      "total_steps",
-    ),
-    (
-      [
-        "start",
-        *FLAGS,
-        *TRAIN,
-        "--config=configs/t5/base.py",
-        WORKDIR,
-        "--config.optimizer.name=adamx",
-      ],
-      "adamw",
-    ),
-    (["start", *FLAGS, *TRAIN, "--config=/tmp/recipe.py", WORKDIR], "put the recipe into configs/"),
-    (
-      ["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--steps=3"],
-      "--steps=3: unknown argument",
-    ),
+    ((), "--workdir"),
+    (("--", "python", "x.py", "--workdir=/tmp/run"), "gs://"),
+    (("--accelerator_type=v5e", *SCRIPT), "--accelerator_type=v5e"),
+    (("--slices=0", *SCRIPT), "--slices=0"),
+    (("--name=Bad_Name", *SCRIPT), "--name=Bad_Name"),
+    (("--env=NO_SUCH_VARIABLE", *SCRIPT), "NO_SUCH_VARIABLE"),
+    (("--requests=0", *SCRIPT), "--requests=0"),
+    (("--max_hours=soon", *SCRIPT), "--max_hours"),
+    (("--max_hours=nan", *SCRIPT), "--max_hours"),
+    ((*TRAIN, WORKDIR, "--config=configs/llama/8bb.py"), "did you mean 'configs/llama/8b.py'"),
+    ((*TRAIN, WORKDIR, "--config=/tmp/recipe.py"), "put the recipe into configs/"),
+    ((*RECIPE, "--config.total_stepz=3"), "total_steps"),
+    ((*RECIPE, "--config.optimizer.name=adamx"), "adamw"),
+    ((*RECIPE, "--steps=3"), "--steps=3: unknown argument"),
   ],
 )
-def test_bad_flags_are_refused_in_one_line(argv, message, capsys):
-  assert tpu_vm.main(argv) == 2
-  err = capsys.readouterr().err
-  assert message in err
-  assert len(err.splitlines()) == 1
+def test_bad_flags_are_refused_in_one_line(flags, message, capsys):
+  assert tpu_vm.main(["start", *FLAGS, *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
