@@ -153,18 +153,20 @@ def test_more_neighbours_than_images_let_all_images_vote():
   assert set(predictions) == {2}
 
 
-def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
-  config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=9"]))
-  parts = build_parts(config, jax.devices()[:1])
+def check_head(folder, labels: int) -> None:
+  """Check a head of so many classes against the data, which has ten."""
+  config = resolve(recipes.load(RECIPE, [f"task.cache={folder}", f"model.head.labels={labels}"]))
   task = tasks.build(split="train", **config.task.to_dict())
+  checks.check_task(config, build_parts(config, jax.devices()[:1]), task)
+
+
+def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
   words = "config.model.head.labels: found 9, but task image_classification has 10 classes"
   with pytest.raises(UserError, match=words):
-    checks.check_task(config, parts, task)
+    check_head(tmp_path, labels=9)
 
 
 def test_a_head_with_more_classes_than_the_data_is_reported(tmp_path, capsys):
-  config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=12"]))
-  task = tasks.build(split="train", **config.task.to_dict())
-  checks.check_task(config, build_parts(config, jax.devices()[:1]), task)
+  check_head(tmp_path, labels=12)
   words = "config.model.head.labels: found 12, but task image_classification has 10 classes"
   assert words in capsys.readouterr().out

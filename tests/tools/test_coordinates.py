@@ -6,10 +6,13 @@ import pytest
 
 from tools import coordinates
 
+VARIANT = {
+  "dims": {"embed": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp": 16, "layers": 1},
+  "design": {"activation": "relu", "init_stddev": 0.1, "tied": False},
+  "vocab_size": 384,
+}
 SMALL = {
-  "model.variant": '{"dims": {"embed": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp": 16, '
-  '"layers": 1}, '
-  '"design": {"activation": "relu", "init_stddev": 0.1, "tied": false}, "vocab_size": 384}',
+  "model.variant": json.dumps(VARIANT),
   "model.vocab_size": 384,
   "task.store": "builtin",
   "task.length": 32,

@@ -1,6 +1,7 @@
 """`tools.ladder` fits laws of losses and rates to small runs, and predicts a larger one."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -45,44 +46,42 @@ def test_the_best_rate_is_interpolated_and_falls_by_a_power_law():
 def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
   config = recipes.load("configs/llama/8b.py:debug")  # 256 wide, 4 heads
   resized = resolve(sizes.at_size(config, "128x2", "--sizes"), "cpu")
-  dims = resized.model.variant.dims
-  assert (dims.embed, dims.heads, dims.kv_heads, dims.head_dim, dims.mlp, dims.layers) == (
-    128,
-    2,
-    1,
-    64,
-    352,
-    2,
-  )
-  assert (
-    sizes.parameters(resized) == 2 * (3 * 128 * 352 + 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128) + 128
-  )
+  expected = {"embed": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "mlp": 352, "layers": 2}
+  mlp = 3 * 128 * 352
+  attention = 2 * 128 * 128 + 2 * 128 * 64
+  norms = 2 * 128
+  for name, size in expected.items():
+    assert getattr(resized.model.variant.dims, name) == size, name
+  assert sizes.parameters(resized) == expected["layers"] * (mlp + attention + norms) + 128
   with pytest.raises(UserError, match="--sizes: found the width 100, expected a multiple of 64"):
     sizes.at_size(config, "100", "--sizes")
   with pytest.raises(UserError, match="--sizes=64,64: expected 3 or more different sizes"):
     sizes.parse_list("64,64", "--sizes", str, 3)
 
 
-def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
+@pytest.fixture
+def unresolved(monkeypatch):
+  """Let any config be resolved, as a model of 1,000 parameters."""
   monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
+
+
+@pytest.mark.usefixtures("unresolved")
+def test_a_size_that_diverged_at_every_rate_is_left_out(capsys):
   trials = [ladder.Trial("80", 80, 10, 0.0, 0.1, np.inf)]
   trials += [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
-  prediction = ladder.predict_size(
-    type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials
-  )
+  fake_ladder = types.SimpleNamespace(config_at=str)
+  fits = ladder.fit_trials(trials)
+  prediction = ladder.predict_size(fake_ladder, "1000", 10, *fits, trials)
   assert (prediction.rate, prediction.D) == (0.1, 1.0)
   assert prediction.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
-    ladder.predict_size(
-      type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials[:1]
-    )
+    ladder.predict_size(fake_ladder, "1000", 10, *fits, trials[:1])
 
 
+@pytest.mark.usefixtures("unresolved")
 def test_a_run_without_evaluation_is_refused(monkeypatch, tmp_path):
-  monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
-  monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
   monkeypatch.setattr("t5x_like.train.train_config", lambda *_: None)
   config = recipes.load("configs/llama/8b.py:debug")
   with pytest.raises(UserError, match="has no evaluation of step 2, whose loss is fitted"):
@@ -124,15 +123,16 @@ def test_a_ladder_predicts_measures_and_trains_nothing_twice(tmp_path, capsys, m
     "task.length": 16,
     "model.vocab_size": "auto",
     "model.layers": "scan",
-  }
-  changes |= {
     "optimizer.name": "adamw",
     "tuning.name": "mup",
     "tuning.base": 32,
     "schedule.warmup_steps": 1,
+    "evals": '{"loss": {"max_examples": 16}}',
+    "peak_flops": 1,
+    "trackers": "{}",
   }
-  changes |= {"evals": '{"loss": {"max_examples": 16}}', "peak_flops": 1, "trackers": "{}"}
-  flags += [f"--config.{key}={value}" for key, value in changes.items()] + [f"--workdir={tmp_path}"]
+  flags += [f"--config.{key}={value}" for key, value in changes.items()]
+  flags.append(f"--workdir={tmp_path}")
   assert ladder.main(flags) == 0
   first = json.loads((tmp_path / "ladder.json").read_text())
   assert [trial["size"] for trial in first["trials"]] == ["32x1", "64x1", "96x1", "128x1"]
