@@ -3,184 +3,86 @@
 import json
 import pathlib
 import pickle
-import shutil
 import subprocess
 import sys
 
 import pytest
 
+from refusals import refuses
 from t5x_like import config as config_lib
-from t5x_like import evaluate, predict, recipes, train, trust
+from t5x_like import predict, recipes, train, trust
 from t5x_like.corpora.cleaning import c4
 from t5x_like.corpora.sources import open_source
-from t5x_like.errors import UserError
 from tests.recipes import nano
-from tools import convert_hf, few_shot, inspect_data
+from tools import inspect_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("one_device")]
 REPO = pathlib.Path(__file__).resolve().parents[1]
 NANO = f"--config={nano.__file__}"
 ATTACK = "subprocess:getoutput"
-OWN = """
+
+
+def refusal(capsys, exit_code: int) -> str:
+  """Return the only line of a command that was refused."""
+  (line,) = capsys.readouterr().err.splitlines()
+  assert exit_code == 2, line
+  return line
+
+
+def test_imported_weights_name_no_function(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "new").mkdir()
+  content = {"model": {"name": ATTACK, "cmd": "touch PWNED"}, "vocabulary": "0"}
+  (tmp_path / "new" / "imported.json").write_text(json.dumps(content))
+  assert ATTACK in refusal(capsys, train.main([NANO, f"--workdir={tmp_path}/new"]))
+  assert not (tmp_path / "PWNED").exists()
+
+
+OWN_OBJECTIVE = """
 from t5x_like.objectives.encoder_decoder import Objective
 
 class Mine(Objective):
   pass
 """
+OWN_RECIPE = """
+from tests.recipes import nano
 
-
-def foreign(trained, path, **changes):
-  """A copy of the run with other values at dotted keys of its config."""
-  copy = path / "foreign"
-  shutil.copytree(trained, copy)
-  config = json.loads((copy / "config.json").read_text())
-  for key, value in changes.items():
-    *parents, last = key.split("__")
-    node = config
-    for part in parents:
-      node = node[part]
-    node[last] = value
-  (copy / "config.json").write_text(json.dumps(config))
-  return copy
-
-
-def check_refusal(capsys, exit_code, name=ATTACK):
-  """Checks that a command ended with one line that names the function and says what to do."""
-  lines = capsys.readouterr().err.strip().splitlines()
-  assert exit_code == 2, lines
-  assert len(lines) == 1, lines
-  assert name in lines[0], lines
-  return lines[0]
-
-
-def commands(workdir, path):
-  """Each command that opens a run, by name."""
-  (path / "in.txt").write_text("a line\n")
-  question = json.dumps({"context": "a", "answer": "b"})
-  (path / "questions.jsonl").write_text(question + "\n")
-  return {
-    "predict": lambda *flags: predict.main(
-      [
-        f"--workdir={workdir}",
-        f"--input={path}/in.txt",
-        f"--output={path}/out",
-        "--max_new_tokens=2",
-        *flags,
-      ]
-    ),
-    "evaluate": lambda *flags: evaluate.main([f"--workdir={workdir}", *flags]),
-    "export": lambda *flags: convert_hf.main([f"--input={workdir}", f"--output={path}/hf", *flags]),
-    "few_shot": lambda *flags: few_shot.main(
-      [f"--workdir={workdir}", f"--input={path}/questions.jsonl", *flags]
-    ),
-    "init": lambda *flags: train.main(
-      [
-        NANO,
-        f"--workdir={path}/new",
-        f'--config.init={{"workdir": "{workdir}"}}',
-        "--config.total_steps=1",
-        *flags,
-      ]
-    ),
-  }
-
-
-@pytest.fixture
-def pwned(tmp_path, monkeypatch):
-  """A file that no command may make, and what makes it."""
-  monkeypatch.chdir(tmp_path)
-  yield {"name": ATTACK, "cmd": f"touch {tmp_path}/PWNED"}
-  assert not (tmp_path / "PWNED").exists()
-
-
-@pytest.mark.parametrize("slot", ["objective", "model", "evals__loss"])
-@pytest.mark.parametrize("command", ["predict", "evaluate", "export", "few_shot"])
-def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, command):
-  workdir = foreign(trained, tmp_path, **{slot: pwned})
-  exit_code = commands(workdir, tmp_path)[command]()
-  if slot == "evals__loss" and command in ("export", "few_shot", "predict"):
-    assert exit_code == 0  # they make no evaluator, and look none up
-    return
-  line = check_refusal(capsys, exit_code)
-  assert f"{workdir}/config.json: config." in line
-  assert "--trust" in line
-  assert "recipe or a flag" in line
-
-
-def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned):
-  workdir = foreign(trained, tmp_path, model=pwned)
-  assert f"{workdir}/config.json: config.model.name" in check_refusal(
-    capsys, commands(workdir, tmp_path)["init"]()
-  )
-  task = '--config.task={"name": "image_classification", "source": "digits", "resolution": 8}'
-  model = '--config.model={"name": "deit", "variant": "deit-tiny"}'
-  workdir.rename(tmp_path / "teacher")
-  teacher = [
-    "--config.objective.name=distillation",
-    f'--config.teacher={{"workdir": "{tmp_path}/teacher"}}',
-  ]
-  exit_code = train.main([NANO, f"--workdir={tmp_path}/student", *teacher, task, model])
-  assert "config.teacher.model.name" in check_refusal(capsys, exit_code)
-
-
-@pytest.mark.parametrize(
-  "change",
-  [
-    {"task__preprocessors": [ATTACK]},
-    {"task__preprocessors": "subprocess:getoutput"},
-    {"task": {"name": ATTACK, "cmd": "touch PWNED"}},
-    {"task": {"name": "mixture", "parts": {"a": {"name": ATTACK, "cmd": "touch PWNED"}}}},
-    {"task": {"name": "mlm", "store": "builtin", "sentence_rule": ATTACK}},
-    {
-      "task": {
-        "name": "text_to_text",
-        "source": f"salient:{ATTACK}@builtin",
-        "inputs": "{text}",
-        "targets": "{text}",
-      }
-    },
-    {"task__source": ATTACK, "task__store": None, "task__vocabulary": "bytes"},
-    {"evals__loss__task": {"name": ATTACK, "cmd": "touch PWNED"}},
-    {"evals__loss__task": {"preprocessors": [ATTACK]}},
-  ],
-)
-def test_a_foreign_task_runs_nothing(trained, tmp_path, capsys, pwned, change):
-  workdir = foreign(trained, tmp_path, **change)
-  check_refusal(capsys, commands(workdir, tmp_path)["evaluate"]())
-
-
-def test_imported_weights_name_nothing_either(trained, tmp_path, capsys, pwned):
-  (tmp_path / "new").mkdir()
-  content = {"model": {"name": ATTACK, "cmd": "touch PWNED"}, "vocabulary": "0"}
-  (tmp_path / "new" / "imported.json").write_text(json.dumps(content))
-  check_refusal(capsys, train.main([NANO, f"--workdir={tmp_path}/new"]))
+def get_config():
+  config = nano.get_config()
+  config.objective = {"name": "own_objective:Mine"}
+  config.total_steps = 1
+  return config
+"""
 
 
 def test_functions_that_the_command_names_are_used_and_need_no_trust(
   compiled, tmp_path, capsys, monkeypatch
 ):
-  """An objective of a user's own: in training, in resuming, and named again or trusted
-  elsewhere."""
-  (tmp_path / "own_objective.py").write_text(OWN)
-  (tmp_path / "own_recipe.py").write_text(
-    "from tests.recipes import nano\n\ndef get_config():\n  config = nano.get_config()\n"
-    "  config.objective = {'name': 'own_objective:Mine'}\n  config.total_steps = 1\n  return "
-    "config\n"
-  )
+  """An objective of a user's own: in training, in resuming, and named again or trusted later."""
+  (tmp_path / "own_objective.py").write_text(OWN_OBJECTIVE)
+  (tmp_path / "own_recipe.py").write_text(OWN_RECIPE)
+  (tmp_path / "in.txt").write_text("a line\n")
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [str(REPO), *sys.path])
   resume = ["--config=own_recipe.py", f"--workdir={tmp_path}/run"]
   assert train.main(resume) == 0, capsys.readouterr().err
   assert train.main([*resume, "--config.total_steps=2"]) == 0, capsys.readouterr().err
-  capsys.readouterr()
-  run = commands(tmp_path / "run", tmp_path)["predict"]
-  check_refusal(capsys, run(), "own_objective:Mine")
-  assert run("--trust") == 0, capsys.readouterr().err
-  assert run("--config.objective.name=own_objective:Mine") == 0, capsys.readouterr().err
-  assert run("--config=own_recipe.py") == 0, capsys.readouterr().err
-  capsys.readouterr()
-  check_refusal(capsys, run(), "own_objective:Mine")
-  check_refusal(capsys, run("--config.objective.name=own_objective:Other"), "own_objective:Other")
+
+  def run_predict(*flags):
+    files = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out", "--max_new_tokens=2"]
+    capsys.readouterr()
+    return predict.main([f"--workdir={tmp_path}/run", *files, *flags])
+
+  assert "own_objective:Mine" in refusal(capsys, run_predict())
+  for flag in (
+    "--trust",
+    "--config.objective.name=own_objective:Mine",
+    "--config=own_recipe.py",
+  ):
+    assert run_predict(flag) == 0, capsys.readouterr().err
+  assert "own_objective:Mine" in refusal(capsys, run_predict())
+  other = "own_objective:Other"
+  assert other in refusal(capsys, run_predict(f"--config.objective.name={other}"))
 
 
 def test_only_full_names_from_the_command_line_are_admitted():
@@ -189,15 +91,10 @@ def test_only_full_names_from_the_command_line_are_admitted():
   )
   assert trust.current_state().names == {"a.b:c", "d:e", "f:g"}
   for name in ("a.b:d", "b:c", "h:i", "os:system", "a.b:c\n", ":c", "a.b:"):
-    with pytest.raises(UserError) as error:
+    with refuses("config.task.name"):
       trust.import_function("config.task.name", name)
-    assert len(str(error.value).splitlines()) == 1
   trust.begin_command(())
-  with pytest.raises(
-    UserError,
-    match=r"config.x: found 'a.b:c', which "
-    r".*--config.x=a.b:c.*--trust.*admit\('a.b:c'\)",
-  ):
+  with refuses("config.x: found 'a.b:c'", "--config.x=a.b:c", "--trust", "admit('a.b:c')"):
     trust.import_function("config.x", "a.b:c")
 
 
@@ -228,31 +125,30 @@ def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatc
   (tmp_path / "lang.py").write_text("def german(text):\n  return 'de'\n")
   monkeypatch.chdir(tmp_path)
   trust.begin_command(())
-  with pytest.raises(
-    UserError, match="language id: found 'lang:german', which this command does not name"
-  ):
+  with refuses("language id: found 'lang:german', which this command does not name"):
     c4.Step(language_id="lang:german")
   trust.begin_command("lang:german")
   data = pickle.dumps(c4.Step(language_id="lang:german"))
-  process = subprocess.run(
-    [sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)}
-  )
+  command = [sys.executable, "-c", WORKER]
+  env = {"PYTHONPATH": str(REPO)}
+  process = subprocess.run(command, input=data, capture_output=True, env=env)
   assert process.stdout.decode().strip() == "not in en {'lang:german'}", process.stderr.decode()
 
 
-def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
-  """`tensorflow_datasets` imports the class that features.json names; a foreign directory may bring
-  the module too."""
+TEXT_FEATURE = "tensorflow_datasets.core.features.text_feature.Text"
+
+
+def prepare_dataset(folder: pathlib.Path) -> pathlib.Path:
+  """Prepare a data set of texts, rename it `foreign`, and return its directory."""
   from t5x_like.quiet_tensorflow import tfds
 
-  class Made(tfds.core.GeneratorBasedBuilder):
+  class Builder(tfds.core.GeneratorBasedBuilder):
     name = "made_here"
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-      return tfds.core.DatasetInfo(
-        builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
-      )
+      features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+      return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, _):
       return {"train": [("a", {"text": "one"})]}
@@ -260,32 +156,35 @@ def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monk
     def _generate_examples(self, _):
       yield from ()
 
-  builder = Made(data_dir=tmp_path / "data")
-  builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-  builder.data_path.parent.rename(tmp_path / "data" / "foreign")
-  features = tmp_path / "data" / "foreign" / "1.0.0" / "features.json"
-  for file in features.parent.iterdir():
-    text = file.read_text(errors="ignore")
-    if "made_here" in text:
-      file.rename(file.with_name(file.name.replace("made_here", "foreign")))
-      file.with_name(file.name.replace("made_here", "foreign")).write_text(
-        text.replace("made_here", "foreign")
-      )
-  source = dict(data_dir=str(tmp_path / "data"))
+  builder = Builder(data_dir=folder)
+  without_gcs = tfds.download.DownloadConfig(try_download_gcs=False)
+  builder.download_and_prepare(download_config=without_gcs)
+  builder.data_path.parent.rename(folder / "foreign")
+  directory = folder / "foreign" / "1.0.0"
+  for file in list(directory.iterdir()):
+    content = file.read_text(errors="ignore")
+    if "made_here" in content:
+      file.unlink()
+      renamed = directory / file.name.replace("made_here", "foreign")
+      renamed.write_text(content.replace("made_here", "foreign"))
+  return directory
+
+
+def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
+  """TFDS imports the class that features.json names; a foreign directory may bring the module."""
+  features = prepare_dataset(tmp_path / "data") / "features.json"
+  data_dir = str(tmp_path / "data")
   trust.begin_command(())
-  assert open_source("tfds:foreign", **source).splits == ("train",)
-  text = features.read_text()
-  assert "tensorflow_datasets.core.features.text_feature.Text" in text
-  features.write_text(
-    text.replace("tensorflow_datasets.core.features.text_feature.Text", "brought_along.Text")
-  )
+  assert open_source("tfds:foreign", data_dir=data_dir).splits == ("train",)
+  assert TEXT_FEATURE in features.read_text()
+  features.write_text(features.read_text().replace(TEXT_FEATURE, "brought_along.Text"))
   (tmp_path / "brought_along.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\n")
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-  with pytest.raises(UserError, match="'brought_along.Text', which is not one of TFDS"):
-    open_source("tfds:foreign", **source)
-  with pytest.raises(UserError, match="community dataset"):
-    open_source("tfds:huggingface:foreign", **source)
+  with refuses("'brought_along.Text', which is not one of TFDS"):
+    open_source("tfds:foreign", data_dir=data_dir)
+  with refuses("community dataset"):
+    open_source("tfds:huggingface:foreign", data_dir=data_dir)
   assert not (tmp_path / "PWNED").exists()
 
 
