@@ -13,23 +13,32 @@ import pytest
 
 import json_lines
 from object_server import Server, environment
+from preparations import files_of, prepare, stopped_before_publishing
+from refusals import refuses
 from t5x_like.corpora import building
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
-from t5x_like.errors import UserError
 from t5x_like.files import exclusive, leases, remote
 from t5x_like.files.leases import Lease
 from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
 pytestmark = pytest.mark.runs
 
 pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s runs
 
 
+FLAGS = [
+  "--split=train",
+  "--part_bytes=1",
+  "--shard_tokens=8000",
+  "--clean=c4,exact,near,spans",
+  "--min_sentences=1",
+]
+
+
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory):
+def source(tmp_path_factory):
   folder = tmp_path_factory.mktemp("pages")
   for part in range(2):
     rows = []
@@ -38,21 +47,14 @@ def flags(tmp_path_factory):
       rows.append({"text": " ".join(sentences)})
     rows += rows[::10]  # duplicates
     json_lines.write(folder / f"{part}.jsonl", rows)
-  return [
-    f"--source=jsonl:{folder}/*.jsonl",
-    "--vocabulary=bytes",
-    "--split=train",
-    "--part_bytes=1",
-    "--shard_tokens=8000",
-    "--clean=c4,exact,near,spans",
-    "--min_sentences=1",
-  ]
+  return f"jsonl:{folder}/*.jsonl"
 
 
 @pytest.fixture(scope="module")
-def local(flags, tmp_path_factory):
+def local(source, tmp_path_factory):
+  """Return the directory of the store on this machine."""
   output = tmp_path_factory.mktemp("local")
-  assert prepare_data.main([*flags, f"--output={output}", "--workers=1"]) == 0
+  assert prepare(source, output, *FLAGS) == 0
   return output
 
 
@@ -65,23 +67,21 @@ def server(tmp_path, monkeypatch):
     yield server
 
 
-def read_files(root):
-  files = [file for file in root.rglob("*") if file.is_file()]
-  return {str(file.relative_to(root)): file.read_bytes() for file in files}
-
-
 def is_shard(path: str) -> bool:
   return "/train/tokens/" in path or "/train/tokens.ends/" in path
 
 
-def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(flags, local, server):
+BUCKET = "gs://bucket/stores"
+
+
+def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(source, local, server):
   server.unavailable = 0.1
   server.delay = 0.001
-  assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
-  assert read_files(server.root / "stores") == read_files(local)
+  assert prepare(source, BUCKET, *FLAGS) == 0
+  assert files_of(server.root / "stores") == files_of(local)
   assert not [path for path, _ in server.requests if is_shard(path)]
   # a store that exists is left alone
-  assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
+  assert prepare(source, BUCKET, *FLAGS) == 0
 
   def read_batches(store):
     built = task.build("span_corruption", "train", store=store, inputs_length=64, verify="size")
@@ -111,34 +111,26 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
   assert source.matches_listing()
   (server.root / "pages" / "07.txt").write_text("page seven")
   assert not source.matches_listing()
-  with pytest.raises(UserError, match="30.txt: found no file of that name"):
+  with refuses("30.txt: found no file of that name"):
     open_source("lines:gs://bucket/pages/{00..30}.txt")
   server.fault = lambda operation, name: "forbidden" if operation == "list" else None
   named_source = open_source("lines:gs://bucket/pages/{00..29}.txt")
   assert len(named_source.facts("text")["splits"]["train"]) == 30
-  with pytest.raises(UserError, match="cannot be listed"):
+  with refuses("cannot be listed"):
     open_source("lines:gs://bucket/pages/*.txt")
 
 
-def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(flags, local, server):
+def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(source, local, server):
   server.unavailable = 0.05
-  command = [
-    sys.executable,
-    "-m",
-    "tools.prepare_data",
-    *flags,
-    "--output=gs://bucket/stores",
-    "--workers=2",
-  ]
+  command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}", *FLAGS]
+  command += ["--vocabulary=bytes", f"--output={BUCKET}", "--workers=2"]
   run = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
-  while run.poll() is None:
-    if len([name for name in server.uploads if "/train/tokens/" in name]) >= 6:
-      break
+  while run.poll() is None and sum("/train/tokens/" in name for name in server.uploads) < 6:
     time.sleep(0.002)
   run.kill()
   assert run.wait() == -9
   time.sleep(0.5)  # until its workers have ended
-  records = [as_path(f"gs://bucket/stores/.train.progress/parts/{part:06d}") for part in range(2)]
+  records = [as_path(f"{BUCKET}/.train.progress/parts/{part:06d}") for part in range(2)]
   recorded_shards = []
   for record in records:
     if record.exists():
@@ -147,40 +139,33 @@ def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(flags, l
   server.uploads.clear()
   server.requests.clear()
   assert len(recorded_shards) > 3
-  assert prepare_data.main([*command[3:-1], "--workers=1"]) == 0
-  assert read_files(server.root / "stores") == read_files(local)
+  assert prepare(source, BUCKET, *FLAGS) == 0
+  assert files_of(server.root / "stores") == files_of(local)
   assert not {f"stores/train/tokens/{name}" for name in recorded_shards} & set(server.uploads)
   assert not [path for path, _ in server.requests if "/train/tokens/" in path]
 
 
-def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
-  def interrupt(*_):
-    raise KeyboardInterrupt
-
-  with monkeypatch.context() as patched:
-    patched.setattr(building, "publish", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-      prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"])
+def test_a_lost_shard_is_made_again(source, local, server):
+  with stopped_before_publishing():
+    assert prepare(source, BUCKET, *FLAGS) == 2
   sorted((server.root / "stores" / "train" / "tokens").iterdir())[2].unlink()
-  assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
-  assert read_files(server.root / "stores") == read_files(local)
+  assert prepare(source, BUCKET, *FLAGS) == 0
+  assert files_of(server.root / "stores") == files_of(local)
 
 
-def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
+def test_one_command_prepares_at_a_time(source, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
-  command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
   with Lease(as_path("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
-    assert prepare_data.main(command) == 2
+    assert prepare(source, BUCKET, *FLAGS) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
   assert "gs://bucket/stores: another process is writing this store (process" in error
   assert not (server.root / "stores" / "train").exists()
 
 
 def test_a_preparation_that_has_lost_its_lease_does_not_publish(
-  flags, local, server, monkeypatch, capsys
+  source, local, server, monkeypatch, capsys
 ):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
-  command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
   load_record = building.load_record
 
   def lose_lease_and_load(*arguments):
@@ -189,15 +174,15 @@ def test_a_preparation_that_has_lost_its_lease_does_not_publish(
 
   with monkeypatch.context() as patched:
     patched.setattr(building, "load_record", lose_lease_and_load)
-    assert prepare_data.main(command) == 69
+    assert prepare(source, BUCKET, *FLAGS) == 69
   assert "another process has taken it over" in capsys.readouterr().err
   assert not as_path("gs://bucket/stores/train/manifest.json").exists()
   # The other holder gives no sign of life: its lease is taken over in turn.
-  assert prepare_data.main(command) == 0
-  assert read_files(server.root / "stores") == read_files(local)
+  assert prepare(source, BUCKET, *FLAGS) == 0
+  assert files_of(server.root / "stores") == files_of(local)
 
 
-def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch):
+def test_two_runs_that_need_the_same_store_share_one(source, server, monkeypatch):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
   written_shards = []
@@ -210,12 +195,10 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
     write(*arguments)
 
   monkeypatch.setattr(building, "_write_shard", write_slowly)
-  source = flags[0].removeprefix("--source=")
 
   def build():
-    tasks.append(
-      task.build("span_corruption", "train", source=source, vocabulary="bytes", inputs_length=64)
-    )
+    arguments = {"source": source, "vocabulary": "bytes", "inputs_length": 64}
+    tasks.append(task.build("span_corruption", "train", **arguments))
 
   runs = [threading.Thread(target=build) for _ in range(2)]
   for run in runs:
@@ -228,8 +211,8 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
   assert not [name for name in server.names() if "lease" in name or "progress" in name]
 
 
-def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(flags, local):
-  assert prepare_data.main([*flags, "--output=memory://there/stores", "--workers=1"]) == 0
+def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(source, local):
+  assert prepare(source, "memory://there/stores", *FLAGS) == 0
   store = TokenStore.open("memory://there/stores/train", verify="full")
   expected = TokenStore.open(local / "train")
   assert store.fingerprint == expected.fingerprint
@@ -237,22 +220,14 @@ def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(flags, local):
   starts = np.arange(0, store.num_tokens - 100, 777)
   np.testing.assert_array_equal(store.windows(starts, 100), expected.windows(starts, 100))
   assert set(as_path("memory://there/stores").sizes()) == {
-    f"train/{name}" for name in read_files(local / "train")
+    f"train/{name}" for name in files_of(local / "train")
   }
 
 
-@pytest.mark.parametrize(
-  "output, words",
-  [
-    ("gs://bucket/stores", "cannot be written"),
-    ("{server}/stores", "cannot be written"),
-    ("nosuch://place", "cannot be"),
-  ],
-)
-def test_an_output_that_cannot_be_written_is_one_line(output, words, flags, server, capsys):
+@pytest.mark.parametrize("output", [BUCKET, "{server}/stores"])
+def test_an_output_that_cannot_be_written_is_one_line(output, source, server, capsys):
   server.readonly = True
-  output = output.format(server=server.url)
-  assert prepare_data.main([*flags, f"--output={output}", "--workers=1"]) == 2
+  assert prepare(source, output.format(server=server.url), *FLAGS) == 2
   error = capsys.readouterr().err
-  assert words in error
+  assert "cannot be written" in error
   assert error.count("\n") == 1

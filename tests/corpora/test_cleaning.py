@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from refusals import refuses
 from t5x_like import segmentation, trust
 from t5x_like.corpora.cleaning import c4, near, spans
-from t5x_like.errors import UserError
 
 GOOD = (
   "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the "
@@ -62,11 +62,14 @@ def test_filters_of_a_page(text, expected_text, counts):
   assert reason not in removed
 
 
-def test_a_hook_that_is_not_there_is_refused():
-  for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
-    trust.begin_command(name)
-    with pytest.raises(UserError, match="language id"):
-      c4.load_language_id(name)
+@pytest.mark.parametrize(
+  "name",
+  ["nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"],
+)
+def test_a_hook_that_is_not_there_is_refused(name):
+  trust.begin_command(name)
+  with refuses("language id"):
+    c4.load_language_id(name)
 
 
 def test_sentences_add_up_to_the_text():
@@ -89,13 +92,12 @@ def test_near_duplicates_without_spaces_are_alike(script):
   letters = [chr(code) for code in LETTERS[script]]
   page = "".join(draw.choices(letters, k=500))
   another = "".join(draw.choices(letters, k=500))
-  signatures = [
-    near.minhash(text)
-    for text in (page, page[:250] + "字" + page[251:], page[:99] + page[100:], another)
-  ]
-  similarities = [(signatures[0] == signature).mean() for signature in signatures]
-  assert min(similarities[:3]) >= near.MIN_SIMILARITY
-  assert similarities[3] < 0.5
+  changed = page[:250] + "字" + page[251:]
+  shortened = page[:99] + page[100:]
+  signature = near.minhash(page)
+  assert (near.minhash(changed) == signature).mean() >= near.MIN_SIMILARITY
+  assert (near.minhash(shortened) == signature).mean() >= near.MIN_SIMILARITY
+  assert (near.minhash(another) == signature).mean() < 0.5
 
 
 @pytest.mark.parametrize("end", ["。", "！", "؟ ", "। ", "። "])

@@ -4,7 +4,6 @@ Dask comes from the extra `services` (`make test-services`).
 """
 
 import contextlib
-import json
 import random
 import socket
 import subprocess
@@ -13,7 +12,8 @@ import time
 
 import pytest
 
-from tools import prepare_data
+import json_lines
+from preparations import files_of, prepare
 
 pytestmark = pytest.mark.services
 
@@ -26,24 +26,13 @@ def cluster(workers: int):
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
   address = f"tcp://127.0.0.1:{port}"
-  quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  command = [
-    sys.executable,
-    "-m",
-    "distributed.cli.dask_scheduler",
-    "--host=127.0.0.1",
-    f"--port={port}",
-  ]
-  processes = [subprocess.Popen([*command, "--no-dashboard"], **quiet)]
-  command = [
-    sys.executable,
-    "-m",
-    "distributed.cli.dask_worker",
-    address,
-    "--nthreads=1",
-    "--no-nanny",
-  ]
-  processes += [subprocess.Popen([*command, "--no-dashboard"], **quiet) for _ in range(workers)]
+  scheduler = ["dask_scheduler", "--host=127.0.0.1", f"--port={port}"]
+  worker = ["dask_worker", address, "--nthreads=1", "--no-nanny"]
+  processes = []
+  for name, *flags in [scheduler] + [worker] * workers:
+    command = [sys.executable, "-m", f"distributed.cli.{name}", *flags, "--no-dashboard"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes.append(subprocess.Popen(command, **quiet))
   try:
     yield address, processes[1:]
   finally:
@@ -57,22 +46,14 @@ def write_pages(folder, parts: int = 10, pages: int = 300):
   generator = random.Random(0)
   texts = []
   for _ in range(parts * pages):
-    text = [" ".join(f"w{generator.randrange(5_000)}" for _ in range(8)) + "." for _ in range(20)]
+    page = [" ".join(f"w{generator.randrange(5_000)}" for _ in range(8)) + "." for _ in range(20)]
     if texts and generator.random() < 0.3:
-      text = (
-        generator.choice(texts)[: generator.choice((8, 19, 20))]
-        + text[: generator.choice((0, 1, 9))]
-      )
-    texts.append(text)
+      copied = generator.choice(texts)[: generator.choice((8, 19, 20))]
+      page = copied + page[: generator.choice((0, 1, 9))]
+    texts.append(page)
   for part in range(parts):
-    lines = (json.dumps({"text": " ".join(text)}) for text in texts[part::parts])
-    (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def files_of(root):
-  return {
-    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
-  }
+    rows = [{"text": " ".join(page)} for page in texts[part::parts]]
+    json_lines.write(folder / f"{part}.jsonl", rows)
 
 
 def wait_for(condition, run):
@@ -83,21 +64,16 @@ def wait_for(condition, run):
 
 def test_workers_killed_on_the_way_change_nothing(tmp_path):
   write_pages(tmp_path)
-  flags = [
-    f"--source=jsonl:{tmp_path}/*.jsonl",
-    "--vocabulary=bytes",
-    "--split=train",
-    "--min_words=1",
-  ]
-  flags += ["--part_bytes=1", "--shard_tokens=50000", "--clean=c4,exact,near,spans"]
-  assert prepare_data.main([*flags, f"--output={tmp_path}/here", "--workers=1"]) == 0
+  source = f"jsonl:{tmp_path}/*.jsonl"
+  flags = ["--split=train", "--min_words=1", "--part_bytes=1", "--shard_tokens=50000"]
+  flags.append("--clean=c4,exact,near,spans")
+  assert prepare(source, tmp_path / "here", *flags) == 0
   progress = tmp_path / "cluster" / ".train.progress"
   with cluster(4) as (address, workers):
-    command = [*flags, f"--output={tmp_path}/cluster", "--engine=beam", "--runner=DaskRunner"]
-    command += [f"--dask_client_address={address}"]
-    run = subprocess.Popen(
-      [sys.executable, "-m", "tools.prepare_data", *command], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}", *flags]
+    command += ["--vocabulary=bytes", f"--output={tmp_path}/cluster", "--engine=beam"]
+    command += ["--runner=DaskRunner", f"--dask_client_address={address}"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     moments = (
       lambda: len(list(progress.glob("signatures/0*"))) >= 5,  # signing
       lambda: list(progress.glob("near/0*")),  # comparing

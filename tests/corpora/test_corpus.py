@@ -1,6 +1,5 @@
 """A task on a source prepares its store once, in one process, and anew when files change."""
 
-import functools
 import os
 import pathlib
 import re
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 
 import json_lines
+from preparations import prepare
+from refusals import refuses
 from t5x_like import config, data, recipes
 from t5x_like.config import Corpus
-from t5x_like.corpora import building, corpus, tokens
+from t5x_like.corpora import corpus
 from t5x_like.data import task
 from t5x_like.errors import UserError
-from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 
@@ -54,9 +53,8 @@ def read_modification_times(root):
 
 
 def test_a_task_on_a_source_is_the_one_on_the_prepared_store(folder, capsys):
-  flags = ["--source=jsonl:*.jsonl", "--vocabulary=bytes"]
-  assert prepare_data.main([*flags, "--output=made"]) == 0
-  assert prepare_data.main([*flags, "--output=made_eos", "--append_eos"]) == 0
+  assert prepare("jsonl:*.jsonl", "made") == 0
+  assert prepare("jsonl:*.jsonl", "made_eos", "--append_eos") == 0
   capsys.readouterr()
   for split in ("train", "validation"):
     expected = task.build("span_corruption", split, store="made", inputs_length=64)
@@ -66,16 +64,10 @@ def test_a_task_on_a_source_is_the_one_on_the_prepared_store(folder, capsys):
   assert capsys.readouterr().out.count("preparing split") == 4
   assert len(store_folders(folder)) == 2
   modification_times = read_modification_times(folder)
+  shared = {"name": "span_corruption", "inputs_length": 64, "vocabulary": "bytes"}
+  shared["source"] = "jsonl:*.jsonl"
   mixture = task.build(
-    "mixture",
-    "train",
-    shared={
-      "source": "jsonl:*.jsonl",
-      "vocabulary": "bytes",
-      "inputs_length": 64,
-      "name": "span_corruption",
-    },
-    parts={"a": {}, "b": {"store": "builtin"}},
+    "mixture", "train", shared=shared, parts={"a": {}, "b": {"store": "builtin"}}
   )
   assert mixture.parts["a"].fingerprint == build().fingerprint != mixture.parts["b"].fingerprint
   assert "preparing" not in capsys.readouterr().out
@@ -89,11 +81,10 @@ def test_changed_files_are_prepared_anew_and_the_older_store_remains(folder, cap
   (folder / "0.jsonl").write_text(text.replace("a", "b"))  # at the same size
   os.utime(folder / "0.jsonl", ns=(1, 1))
   second = build()
-  output = capsys.readouterr().out
   message = (
     "its files have changed since .*cache/.* was made .* preparing them anew; delete .*cache/"
   )
-  assert re.search(message, output)
+  assert re.search(message, capsys.readouterr().out)
   assert second.fingerprint != first.fingerprint
   assert len(store_folders(folder)) == 2
   assert first_home in store_folders(folder)
@@ -109,35 +100,15 @@ def test_changed_files_are_prepared_anew_and_the_older_store_remains(folder, cap
   assert stored.num_examples == first.num_examples
 
 
-def test_an_interrupted_preparation_goes_on(folder, monkeypatch):
-  monkeypatch.setattr(
-    tokens.TokenStoreKind, "of", functools.partial(tokens.TokenStoreKind.of, shard_values=10_000)
-  )
-  expected = build(cache=str(folder / "uninterrupted")).fingerprint
-  write = building._write_shard
-  written_shards = []
-
-  def write_four_shards(*arguments):
-    if len(written_shards) == 4:
-      raise KeyboardInterrupt
-    written_shards.append(write(*arguments))
-
-  with monkeypatch.context() as patched:
-    patched.setattr(building, "_write_shard", write_four_shards)
-    with pytest.raises(KeyboardInterrupt):
-      build()
-  assert not list((folder / "cache").glob("*/train"))
-  resumed_shards = []
-  monkeypatch.setattr(
-    building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
-  )
-  assert build().fingerprint == expected
-  (home,) = store_folders(folder)
-  assert len(resumed_shards) == TokenStore.open(home / "train").manifest.num_shards - 4 > 2
-  assert [child.name for child in home.iterdir()] == ["train"]
-
-
 def test_a_second_process_waits_for_the_first_even_if_it_dies(folder, monkeypatch):
+  requests = []
+  wait_for_turn = corpus._wait_for_turn
+
+  def note_and_wait(root, request, *more):
+    requests.append(request)
+    return wait_for_turn(root, request, *more)
+
+  monkeypatch.setattr(corpus, "_wait_for_turn", note_and_wait)
   vocabulary_print = build(cache=str(folder / "other")).vocabulary.fingerprint
   code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
@@ -145,34 +116,23 @@ from t5x_like.corpora import corpus
 with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
   print("held", flush=True); time.sleep(60)
 """
-  requests = []
-  wait_for_turn = corpus._wait_for_turn
-  monkeypatch.setattr(
-    corpus,
-    "_wait_for_turn",
-    lambda root, request, *more: requests.append(request) or wait_for_turn(root, request, *more),
-  )
-  build(cache=str(folder / "third"))
-  holder = subprocess.Popen(
-    [sys.executable, "-c", code, requests[0]], stdout=subprocess.PIPE, text=True
-  )
+  command = [sys.executable, "-c", code, requests[0]]
+  holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   assert holder.stdout.readline() == "held\n"
   is_waiting = threading.Event()
   tasks = []
-  monkeypatch.setattr(
-    "builtins.print",
-    lambda text, **_: is_waiting.set() if "another process is preparing it" in text else 0,
-  )
+
+  def note_waiting(text, **_):
+    if "another process is preparing it" in text:
+      is_waiting.set()
+
+  monkeypatch.setattr("builtins.print", note_waiting)
   waiting = threading.Thread(target=lambda: tasks.append(build()))
   waiting.start()
   assert is_waiting.wait(60)
   assert not tasks
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", -1.0)
-  with pytest.raises(
-    UserError,
-    match=r"\.lock: held by another process, which has shown no sign "
-    r"of life",
-  ):
+  with refuses(".lock: held by another process, which has shown no sign of life"):
     build()
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", 600.0)
   holder.kill()
@@ -182,25 +142,25 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
 
 
 @pytest.mark.parametrize(
-  "arguments, message",
+  "arguments, names",
   [
-    ({"store": "builtin"}, "config.task: found both a store and a source"),
-    ({"sorce": "x"}, "config.task.sorce: unknown key"),
-    ({"clean": "c5"}, "config.task.clean: found 'c5', expected some of c4"),
-    ({"vocabulary": "nowhere"}, "vocabulary nowhere: found nothing there"),
-    ({"source": "jsonl:none/*"}, "none"),
-    ({"validation_fraction": 1.0}, "validation_fraction: found 1.0"),
-    ({"cache": "0.jsonl/x"}, "0.jsonl/x: cannot be written .* T5X_LIKE_CACHE"),
-    ({"split": "test"}, "found no split 'test', expected one of train, validation"),
+    ({"store": "builtin"}, ("config.task: found both a store and a source",)),
+    ({"sorce": "x"}, ("config.task.sorce: unknown key",)),
+    ({"clean": "c5"}, ("config.task.clean: found 'c5'", "some of c4")),
+    ({"vocabulary": "nowhere"}, ("vocabulary nowhere: found nothing there",)),
+    ({"source": "jsonl:none/*"}, ("none",)),
+    ({"validation_fraction": 1.0}, ("validation_fraction: found 1.0",)),
+    ({"cache": "0.jsonl/x"}, ("0.jsonl/x: cannot be written", "T5X_LIKE_CACHE")),
+    ({"split": "test"}, ("found no split 'test'", "one of train, validation")),
   ],
 )
-def test_impossible_arguments_are_refused(folder, arguments, message):
-  with pytest.raises(UserError, match=message):
+def test_impossible_arguments_are_refused(folder, arguments, names):
+  with refuses(*names):
     build(**arguments)
 
 
 def test_a_source_without_vocabulary_is_refused(folder):
-  with pytest.raises(UserError, match="config.task.vocabulary: missing"):
+  with refuses("config.task.vocabulary: missing"):
     task.build("span_corruption", "train", source="jsonl:*.jsonl")
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusals import refuses
+from t5x_like.corpora.sources import open_source
 from t5x_like.corpora.sources._docstrings import extract
-from t5x_like.errors import UserError
 
 PACKAGES = ("json", "email", "logging", "asyncio", "argparse")
 PROSE = (
@@ -73,8 +74,6 @@ def test_no_validation_document_is_seen_in_training(built):
 
 
 def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
-  from t5x_like.corpora.sources import open_source
-
   source = open_source(
     "tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0]
   )
@@ -156,7 +155,7 @@ def test_source_is_read_and_never_run(package, tmp_path):
 def test_packages_that_are_not_installed_are_passed_over():
   assert extract.source_files(["no_such_package", "json"]) == extract.source_files(["json"])
   assert [module for _, module, _ in extract.source_files(["argparse"])] == ["argparse"]
-  with pytest.raises(UserError, match="found no Python source files of no_such_package"):
+  with refuses("found no Python source files of no_such_package"):
     extract.source_files(["no_such_package", "sys"])
 
 
@@ -173,28 +172,23 @@ def test_prose_is_long_and_mostly_letters(text):
 
 
 def test_the_extractor_needs_no_tensorflow():
-  program = (
-    "import sys, t5x_like.corpora.sources._docstrings.extract; assert not {'tensorflow', 'numpy'} "
-    "& set(sys.modules)"
-  )
+  extractor = "t5x_like.corpora.sources._docstrings.extract"
+  program = f"import sys, {extractor}; assert not {{'tensorflow', 'numpy'}} & set(sys.modules)"
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_source_builds_once(tmp_path, capsys, monkeypatch):
-  from t5x_like.corpora.sources import open_source
   from t5x_like.corpora.sources._docstrings import builder
 
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("json", "email"))
   for builds in (True, False):
     open_source("docstrings", data_dir=str(tmp_path))
     assert ("files" in capsys.readouterr().err) == builds
-  with pytest.raises(UserError, match=r"found 'tny' after the colon.*did you mean 'tiny'"):
+  with refuses("found 'tny' after the colon", "did you mean 'tiny'"):
     open_source("docstrings:tny", data_dir=str(tmp_path))
 
 
 def test_the_tiny_corpus_is_split_by_name(tmp_path):
-  from t5x_like.corpora.sources import open_source
-
   source = open_source("docstrings:tiny", data_dir=str(tmp_path))
   packages = {
     split: {record["package"] for _, record in source.records(split)} for split in source.splits
@@ -204,10 +198,6 @@ def test_the_tiny_corpus_is_split_by_name(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
-  from t5x_like.corpora.sources import open_source
-
   (tmp_path / "file").write_text("")
-  with pytest.raises(UserError) as caught:
+  with refuses(str(tmp_path)):
     open_source("docstrings", data_dir=f"{tmp_path}/file/deeper")
-  assert "\n" not in str(caught.value)
-  assert str(tmp_path) in str(caught.value)

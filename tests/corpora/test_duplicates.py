@@ -1,16 +1,16 @@
 """Duplicates that a preparation removes, with any engine, are those of a loop over the corpus."""
 
-import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
+import json_lines
+from preparations import files_of, prepare, texts_of
 from t5x_like.corpora.cleaning import _repeats, exact, near, spans
 from t5x_like.corpora.engines import processes
 from t5x_like.segmentation import sentences
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
 
 def words(seed: int, count: int = 300) -> list[str]:
@@ -129,25 +129,17 @@ def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monke
 def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch):
   texts = corpus()
   for part in range(4):
-    lines = (json.dumps({"text": text}) for text in texts[part * 75 : part * 75 + 75])
-    (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-  flags = [
-    f"--source=jsonl:{tmp_path}/*.jsonl",
-    "--vocabulary=bytes",
-    "--split=train",
-    "--part_bytes=1",
-    f"--clean={steps}",
-  ]
-  flags += ["--workers=1", "--shard_tokens=20000", *["--min_words=1"] * ("c4" in steps)]
+    rows = [{"text": text} for text in texts[part * 75 : part * 75 + 75]]
+    json_lines.write(tmp_path / f"{part}.jsonl", rows)
+  source = f"jsonl:{tmp_path}/*.jsonl"
+  flags = ["--split=train", "--part_bytes=1", "--shard_tokens=20000", f"--clean={steps}"]
+  flags += ["--min_words=1"] * ("c4" in steps)
   monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # for many ranges of keys
-  assert prepare_data.main([*flags, f"--output={tmp_path}/here"]) == 0
+  assert prepare(source, tmp_path / "here", *flags) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
   min_sentences = 3 if "c4" in steps else 1
   expected_texts, skipped, removed = remove_duplicates(texts, steps.split(","), min_sentences)
-  stream = store.windows([0], store.num_tokens)[0]
-  documents = np.split(stream, store.document_ends()[:-1])
-  assert [store.vocabulary.decode(ids) for ids in documents] == expected_texts
-  assert store.num_tokens == sum(len(text) for text in expected_texts)
+  assert texts_of(store) == expected_texts
   counts = store.manifest.source["counts"]
   assert store.manifest.skipped == skipped
   assert counts["removed_within_documents"] == removed
@@ -156,12 +148,9 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   if steps.count(",") < 3:
     return
   pytest.importorskip("apache_beam")
-  beam_flags = [f"--output={tmp_path}/beam", "--engine=beam", "--runner=FnApiRunner"]
-  assert prepare_data.main([*flags, *beam_flags]) == 0
-  for file in (tmp_path / "here").rglob("*"):
-    if file.is_file():
-      beam_file = tmp_path / "beam" / file.relative_to(tmp_path / "here")
-      assert file.read_bytes() == beam_file.read_bytes(), file
+  beam = ["--engine=beam", "--runner=FnApiRunner"]
+  assert prepare(source, tmp_path / "beam", *flags, *beam) == 0
+  assert files_of(tmp_path / "beam") == files_of(tmp_path / "here")
 
 
 def test_minhash_estimates_the_similarity_of_shingles():

@@ -2,32 +2,23 @@
 
 import pytest
 
+from preparations import prepare, texts_of
 from t5x_like.corpora import building
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
+from tools import train_vocabulary
 
 BOOK = "".join(f"Line {i} of the book, and it goes on. So it does.\n" for i in range(400))
 LINE = "One sentence stands here. " * 200 + "And the last one."
 
 
-def prepare(folder, *flags, name="*.txt"):
-  return prepare_data.main(
-    [
-      f"--source=text:{folder}/{name}",
-      "--vocabulary=bytes",
-      f"--output={folder}/out",
-      "--workers=1",
-      *flags,
-    ]
-  )
+def prepare_texts(folder, *flags, workers=1):
+  """Prepare the text files of a folder into stores below it."""
+  return prepare(f"text:{folder}/*.txt", folder / "out", *flags, workers=workers)
 
 
-def texts(folder, split):
-  store = TokenStore.open(folder / "out" / split)
-  stream = store.windows([0], store.num_tokens)[0]
-  ends = store.document_ends().tolist()
-  return [store.vocabulary.decode(stream[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+def read_split(folder, split) -> list[str]:
+  return texts_of(TokenStore.open(folder / "out" / split))
 
 
 @pytest.mark.parametrize(
@@ -45,16 +36,17 @@ def test_one_document_is_cut_near_the_fraction_where_something_ends(
   text, end, last, tmp_path, capsys
 ):
   (tmp_path / "a.txt").write_text(text)
-  assert prepare(tmp_path, "--validation_fraction=0.02") == 0
+  assert prepare_texts(tmp_path, "--validation_fraction=0.02") == 0
   output = capsys.readouterr().out
-  (train,), (validation,) = texts(tmp_path, "train"), texts(tmp_path, "validation")
+  (train,) = read_split(tmp_path, "train")
+  (validation,) = read_split(tmp_path, "validation")
   assert train + validation == text
   assert train.endswith(last)
   assert len(text) < 9 or 0.01 <= len(validation) / len(text) <= 0.03
   assert (
     f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in output
   )
-  assert prepare(tmp_path, "--validation_fraction=0.02") == 0
+  assert prepare_texts(tmp_path, "--validation_fraction=0.02") == 0
   assert capsys.readouterr().out.count("exists already") == 2
 
 
@@ -66,10 +58,10 @@ def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp
     folder.mkdir()
     for number, name in enumerate(order):
       (folder / f"{number}.txt").write_text(names[name])
-    assert prepare(folder, "--validation_fraction=0.01") == 0
+    assert prepare_texts(folder, "--validation_fraction=0.01") == 0
   splits = ("train", "validation")
-  first = {split: texts(tmp_path / "a", split) for split in splits}
-  second = {split: texts(tmp_path / "d", split) for split in splits}
+  first = {split: read_split(tmp_path / "a", split) for split in splits}
+  second = {split: read_split(tmp_path / "d", split) for split in splits}
   for split in splits:
     assert sorted(first[split]) == sorted(second[split])
   validation_size = sum(map(len, first["validation"]))
@@ -80,59 +72,49 @@ def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp
 
 def test_cleaning_and_workers_see_the_same_cut(tmp_path):
   (tmp_path / "a.txt").write_text(BOOK)
-  assert prepare(tmp_path, "--clean=exact,near", "--workers=2") == 0
-  assert "".join(texts(tmp_path, "train") + texts(tmp_path, "validation")) == BOOK
+  assert prepare_texts(tmp_path, "--clean=exact,near", workers=2) == 0
+  assert "".join(read_split(tmp_path, "train") + read_split(tmp_path, "validation")) == BOOK
 
 
 def test_one_character_cannot_be_shared(tmp_path, capsys):
   (tmp_path / "a.txt").write_text("x")
-  assert prepare(tmp_path) == 2
+  assert prepare_texts(tmp_path) == 2
   assert "split 'validation': found 0 documents, expected at least one" in capsys.readouterr().err
-  assert prepare(tmp_path, "--validation_fraction=0") == 0
-  assert texts(tmp_path, "train") == ["x"]
+  assert prepare_texts(tmp_path, "--validation_fraction=0") == 0
+  assert read_split(tmp_path, "train") == ["x"]
 
 
-def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
-  """Of a preparation that fails at its second split the first is not there; the next one resumes,
-  or starts anew."""
+def test_a_failure_leaves_no_store_and_the_next_preparation_resumes_or_starts_anew(
+  tmp_path, capsys, monkeypatch
+):
   (tmp_path / "a.txt").write_text(BOOK)
-  described = building.build_contents
+  build_contents = building.build_contents
 
-  def failing(job, *arguments):
+  def refuse_validation(job, *arguments):
     if job.split == "validation":
       raise UserError("no space")
-    return described(job, *arguments)
+    return build_contents(job, *arguments)
 
   with monkeypatch.context() as patched:
-    patched.setattr(building, "build_contents", failing)
-    assert prepare(tmp_path) == 2
-  assert not (tmp_path / "out" / "train").exists()
-  capsys.readouterr()
-  with monkeypatch.context() as patched:
-    patched.setattr(building, "build_contents", failing)
-    assert prepare(tmp_path) == 2
+    patched.setattr(building, "build_contents", refuse_validation)
+    assert prepare_texts(tmp_path) == 2
+    assert not (tmp_path / "out" / "train").exists()
+    capsys.readouterr()
+    assert prepare_texts(tmp_path) == 2
   output = capsys.readouterr().out
   assert output.count("left by an interrupted run with the same inputs; going on from there") == 2
-  assert prepare(tmp_path, "--validation_fraction=0.3", "--append_eos") == 0
+  assert prepare_texts(tmp_path, "--validation_fraction=0.3", "--append_eos") == 0
   assert capsys.readouterr().out.count("left by a run with other inputs") == 2
   assert TokenStore.open(tmp_path / "out" / "train").append_eos
   assert sorted(child.name for child in (tmp_path / "out").iterdir()) == ["train", "validation"]
 
 
 def test_preparing_reports_lost_documents(tmp_path, capsys):
-  from tools import train_vocabulary
-
   (tmp_path / "a.txt").write_text(BOOK)
-  flags = [
-    f"--source=text:{tmp_path}/a.txt",
-    "--size=60",
-    "--extra_ids=0",
-    "--kind=bpe",
-    f"--output={tmp_path}/v",
-  ]
-  assert train_vocabulary.main(flags) == 0
+  flags = ["--size=60", "--extra_ids=0", "--kind=bpe", f"--output={tmp_path}/v"]
+  assert train_vocabulary.main([f"--source=text:{tmp_path}/a.txt", *flags]) == 0
   capsys.readouterr()
-  assert prepare(tmp_path, f"--vocabulary={tmp_path}/v") == 0
+  assert prepare_texts(tmp_path, f"--vocabulary={tmp_path}/v") == 0
   share = 100 * BOOK.count("\n") / len(BOOK)
   assert (
     f"loses {share:.2g} % of the characters (400 x '\\n' of the first {len(BOOK):,})"
@@ -143,23 +125,16 @@ def test_preparing_reports_lost_documents(tmp_path, capsys):
 def test_a_file_in_two_splits_is_refused(tmp_path, capsys):
   for name in ("a", "valid"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
-  flags = [
-    f"--source=text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt",
-    "--vocabulary=bytes",
-    "--workers=1",
-  ]
-  assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
+  source = f"text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt"
+  assert prepare(source, tmp_path / "out") == 2
   assert f"found {tmp_path}/valid.txt in two splits" in capsys.readouterr().err
   # one of them alone
-  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--split=train"]) == 0
+  assert prepare(source, tmp_path / "out", "--split=train") == 0
 
 
 def test_a_split_called_valid_is_the_validation_split(tmp_path):
   for name in ("a", "b"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
-  source = f"--source=text:train={tmp_path}/a.txt,valid={tmp_path}/b.txt"
-  assert (
-    prepare_data.main([source, "--vocabulary=bytes", "--workers=1", f"--output={tmp_path}/out"])
-    == 0
-  )
+  source = f"text:train={tmp_path}/a.txt,valid={tmp_path}/b.txt"
+  assert prepare(source, tmp_path / "out") == 0
   assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "valid"]

@@ -10,10 +10,13 @@ import pyarrow
 import pyarrow.feather
 import pytest
 
-from t5x_like.corpora.sources import Skip, open_source
-from t5x_like.errors import UserError
+import json_lines
+from image_files import NOISE, encode
+from preparations import prepare, texts_of
+from refusals import refuses
+from t5x_like.corpora.sources import Skip, open_source, webdataset
+from t5x_like.data import task
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
 ROWS = [{"text": f"document number {n}", "label": n % 2} for n in range(40)]
 FEATURES = {
@@ -24,13 +27,6 @@ FEATURES = {
 
 def records(source: str, split: str = "train", **options) -> list:
   return [record for _, record in open_source(source, **options).records(split)]
-
-
-def refusal(source: str, **options) -> str:
-  with pytest.raises(UserError) as error:
-    records(source, **options)
-  assert "\n" not in str(error.value)
-  return str(error.value)
 
 
 def stream(path, rows, features=None) -> pathlib.Path:
@@ -68,7 +64,8 @@ def test_arrow_streams_and_feather_files_give_their_rows(tmp_path):
   assert records(f"arrow:{tmp_path}/all.feather") == ROWS
   texts = records(f"arrow:{tmp_path}/all.feather", fields=("text",))
   assert texts == [{"text": row["text"]} for row in ROWS]
-  assert "found no field 'txt'" in refusal(f"arrow:{tmp_path}/all.feather", fields=("txt",))
+  with refuses("found no field 'txt'"):
+    records(f"arrow:{tmp_path}/all.feather", fields=("txt",))
 
 
 def test_class_labels_and_images_of_datasets_become_names_and_bytes(tmp_path):
@@ -96,9 +93,11 @@ def test_a_directory_of_save_to_disk_has_its_splits_in_its_order(tmp_path):
   assert records(f"arrow:{tmp_path}") + records(f"arrow:{tmp_path}", "test") == expected
   state = {"_data_files": [{"filename": "../test/a.arrow"}]}
   (tmp_path / "train" / "state.json").write_text(json.dumps(state))
-  assert "_data_files: found '../test/a.arrow', expected a name" in refusal(f"arrow:{tmp_path}")
+  with refuses("_data_files: found '../test/a.arrow', expected a name"):
+    records(f"arrow:{tmp_path}")
   (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [".."]}))
-  assert "splits: found '..', expected a name" in refusal(f"arrow:{tmp_path}")
+  with refuses("splits: found '..', expected a name"):
+    records(f"arrow:{tmp_path}")
 
 
 @pytest.mark.parametrize("cut", [3, 40, 300, -30])
@@ -106,16 +105,19 @@ def test_damaged_arrow_files_are_refused(cut, tmp_path):
   path = stream(tmp_path / "1.arrow", ROWS)
   data = path.read_bytes()
   path.write_bytes(data[:cut])
-  assert "1.arrow: found damaged Arrow data" in refusal(f"arrow:{path}")
+  with refuses("1.arrow: found damaged Arrow data"):
+    records(f"arrow:{path}")
 
 
 def test_samples_are_read_from_shards_with_all_their_parts(tmp_path):
   files = []
   for n in range(6):
-    part = [("txt", f"text {n}".encode()), ("cls", str(n % 2).encode()), ("seg.png", b"\x89PNG")]
+    name = f"./d{n % 2}/{n:04d}"
     files += [
-      (f"./d{n % 2}/{n:04d}.{end}", data)
-      for end, data in [*part, ("json", b'{"caption": {"en": "a"}}')]
+      (f"{name}.txt", f"text {n}".encode()),
+      (f"{name}.cls", str(n % 2).encode()),
+      (f"{name}.seg.png", b"\x89PNG"),
+      (f"{name}.json", b'{"caption": {"en": "a"}}'),
     ]
   tar(tmp_path / "s-000.tar", files[:12])
   tar(tmp_path / "s-001.tar", [("README", b"no sample"), *files[12:]], tarfile.PAX_FORMAT, "w:gz")
@@ -155,22 +157,16 @@ def test_a_member_longer_than_its_shard_is_damage(tmp_path, size):
   member.size = 2**33 - 1 if size == "octal" else 2**60
   form = tarfile.PAX_FORMAT if size == "pax" else tarfile.GNU_FORMAT
   (tmp_path / "s.tar").write_bytes(member.tobuf(form) + b"\0" * 4096)
-  assert "s.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/s.tar")
+  with refuses("s.tar: found a truncated or damaged shard"):
+    records(f"webdataset:{tmp_path}/s.tar")
 
 
 def test_shards_are_labelled_images(tmp_path):
-  from image_files import NOISE, encode
-  from t5x_like.data import task
-
-  end = ("jpg", "png", "jpg")
-  files = [
-    (f"{n}.{e}", d)
-    for n in range(3)
-    for e, d in ((end[n], encode(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))
-  ]
-  path = tar(
-    tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")]
-  )
+  files = []
+  for n, form in enumerate(("jpg", "png", "jpg")):
+    files += [(f"{n}.{form}", encode(NOISE, "JPEG")), (f"{n}.cls", b"%d" % (2 * n))]
+  unreadable = [("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")]
+  path = tar(tmp_path / "s.tar", files + unreadable)
   arguments = {"source": f"webdataset:{path}", "cache": str(tmp_path / "cache"), "resolution": 8}
   for _ in range(2):  # the second time, the classes are read from the cache
     built = task.build("image_classification", "train", **arguments)
@@ -178,72 +174,93 @@ def test_shards_are_labelled_images(tmp_path):
     assert built.classes == tuple("01234")
   (classes_file,) = (tmp_path / "cache").glob(".*classes*")
   classes_file.write_text('["x"')
-  with pytest.raises(UserError, match="classes-.* expected class names; delete it"):
+  with refuses("classes-", "expected class names; delete it"):
     task.build("image_classification", "train", **arguments)
-  source = open_source(f"webdataset:{tar(tmp_path / 'n.tar', [('1.cls', b'123456789')])}")
-  with pytest.raises(
-    UserError, match="found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"
-  ):
-    source.classes("cls")
-  named = tar(
-    tmp_path / "j.tar",
-    [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))],
-  )
-  assert open_source(f"webdataset:{named}").classes("json.kind") == ("cat", "dog")
-  mixed = tar(
-    tmp_path / "m.tar",
-    [(f"{n}.json", b'{"kind": %s}' % kind) for n, kind in enumerate((b"10", b'"x"', b"2"))],
-  )
-  with pytest.raises(
-    UserError, match="found numbers and texts in field 'json.kind', such as (10|2) and 'x'"
-  ):
-    open_source(f"webdataset:{mixed}").classes("json.kind")
 
 
-def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
-  import t5x_like.corpora.sources.webdataset as format
+def kinds(path, *values: bytes) -> str:
+  """Write samples whose JSON has these kinds; return their source."""
+  files = [(f"{n}.json", b'{"kind": %s}' % value) for n, value in enumerate(values)]
+  return f"webdataset:{tar(path, files)}"
 
-  (tmp_path / "in").mkdir()
-  link = tarfile.TarInfo("0.txt")
-  link.type = tarfile.SYMTYPE
-  link.linkname = "/etc/passwd"
-  with tarfile.open(tmp_path / "in/a.tar", "w") as shard:
+
+def test_classes_of_shards_are_names_or_numbers(tmp_path):
+  named = open_source(kinds(tmp_path / "named.tar", b'"dog"', b'"cat"'))
+  assert named.classes("json.kind") == ("cat", "dog")
+  mixed = open_source(kinds(tmp_path / "mixed.tar", b"10", b'"x"', b"2"))
+  with refuses("found numbers and texts in field 'json.kind'", "and 'x'"):
+    mixed.classes("json.kind")
+  many = open_source(f"webdataset:{tar(tmp_path / 'many.tar', [('1.cls', b'123456789')])}")
+  with refuses("found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"):
+    many.classes("cls")
+
+
+def two_texts() -> bytes:
+  """Return a shard of a link and of two texts with paths outside of the shard's directory."""
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
+    link = tarfile.TarInfo("0.txt")
+    link.type = tarfile.SYMTYPE
+    link.linkname = "/etc/passwd"
     shard.addfile(link)
     for name in ("../../1.txt", "/2.txt"):
       member = tarfile.TarInfo(name)
       member.size = 2
       shard.addfile(member, io.BytesIO(b"hi"))
-  paths_before = sorted(tmp_path.rglob("*"))
+  return file.getvalue()
+
+
+def test_members_outside_of_a_shard_are_texts_and_write_nothing(tmp_path):
+  (tmp_path / "a.tar").write_bytes(two_texts())
   # a link is no part of a sample
-  assert records(f"webdataset:{tmp_path}/in/a.tar") == [{"txt": "hi"}] * 2
-  assert sorted(tmp_path.rglob("*")) == paths_before
-  shard_bytes = (tmp_path / "in/a.tar").read_bytes()
-  (tmp_path / "cut.tar").write_bytes(shard_bytes[:1_100])
-  assert "cut.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/cut.tar")
-  for name, damaged in (  # each could be read as a shorter shard
-    ("flipped", shard_bytes[:1_536] + b"?" + shard_bytes[1_537:]),
-    ("between", shard_bytes[:1_536]),
-    ("header", shard_bytes[:1_600]),
-    ("behind", shard_bytes + b"?" * 512),
-  ):
-    (tmp_path / f"{name}.tar").write_bytes(damaged)
-    assert f"{name}.tar: found a truncated or damaged shard" in refusal(
-      f"webdataset:{tmp_path}/{name}.tar"
-    )
-  (tmp_path / "joined.tar").write_bytes(shard_bytes + shard_bytes)
+  assert records(f"webdataset:{tmp_path}/a.tar") == [{"txt": "hi"}] * 2
+  assert [path.name for path in tmp_path.rglob("*")] == ["a.tar"]
+
+
+def test_joined_shards_are_one(tmp_path):
+  (tmp_path / "joined.tar").write_bytes(two_texts() * 2)
   assert len(records(f"webdataset:{tmp_path}/joined.tar")) == 4
-  (tmp_path / "text.tar").write_bytes(b"no tar file" * 200)
-  assert "text.tar: found a truncated or damaged shard" in refusal(
-    f"webdataset:{tmp_path}/text.tar"
-  )
-  path = tar(tmp_path / "bad.tar", [("1.cls", b"one")])
-  assert "1.cls: found b'one', expected a whole number" in refusal(f"webdataset:{path}")
-  path = tar(tmp_path / "twice.tar", [("1.txt", b"a"), ("1.txt", b"b")])
-  assert "found a second part 'txt'" in refusal(f"webdataset:{path}")
-  path = tar(tmp_path / "json.tar", [("1.json", b"[" * 100_000)])
-  assert "1.json: found invalid JSON" in refusal(f"webdataset:{path}")
-  assert "no command is executed" in refusal("webdataset:pipe:curl http://example.com/a.tar")
-  monkeypatch.setattr(format, "LONGEST", 3)
+
+
+# each but the last could be read as a shorter shard
+@pytest.mark.parametrize(
+  "content",
+  [
+    two_texts()[:1_100],
+    two_texts()[:1_536] + b"?" + two_texts()[1_537:],
+    two_texts()[:1_536],
+    two_texts()[:1_600],
+    two_texts() + b"?" * 512,
+    b"no tar file" * 200,
+  ],
+  ids=["in a member", "a changed header", "between members", "in a header", "longer", "text"],
+)
+def test_damaged_shards_are_refused(content, tmp_path):
+  (tmp_path / "a.tar").write_bytes(content)
+  with refuses("a.tar: found a truncated or damaged shard"):
+    records(f"webdataset:{tmp_path}/a.tar")
+
+
+@pytest.mark.parametrize(
+  "files, name",
+  [
+    ([("1.cls", b"one")], "1.cls: found b'one', expected a whole number"),
+    ([("1.txt", b"a"), ("1.txt", b"b")], "found a second part 'txt'"),
+    ([("1.json", b"[" * 100_000)], "1.json: found invalid JSON"),
+  ],
+)
+def test_samples_that_cannot_be_read_are_refused(files, name, tmp_path):
+  with refuses(name):
+    records(f"webdataset:{tar(tmp_path / 'a.tar', files)}")
+
+
+def test_a_shard_from_a_command_is_refused():
+  with refuses("no command is executed"):
+    records("webdataset:pipe:curl http://example.com/a.tar")
+
+
+def test_members_that_are_too_long_are_skipped_where_they_are_needed(tmp_path, monkeypatch):
+  monkeypatch.setattr(webdataset, "LONGEST", 3)
   path = tar(tmp_path / "long.tar", [("1.txt", b"long"), ("2.txt", b"ok")])
   skipped, sample = records(f"webdataset:{path}")
   assert isinstance(skipped, Skip)
@@ -255,28 +272,20 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
 def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path):
   stream(tmp_path / "1.arrow", ROWS)
   tar(tmp_path / "1.tar", [(f"{n:03d}.txt", row["text"].encode()) for n, row in enumerate(ROWS)])
-  for source, field in (("arrow:1.arrow", "text"), ("webdataset:1.tar", "txt")):
-    name, _, file = source.partition(":")
-    flags = [
-      f"--source={name}:{tmp_path / file}",
-      f"--text_field={field}",
-      f"--output={tmp_path / name}",
-    ]
-    assert (
-      prepare_data.main([*flags, "--vocabulary=bytes", "--workers=1", "--validation_fraction=0.2"])
-      == 0
-    )
-  stores = [TokenStore.open(tmp_path / name / "train") for name in ("arrow", "webdataset")]
-  assert stores[0].num_tokens == stores[1].num_tokens > 0
+  stores = []
+  for form, file, field in (("arrow", "1.arrow", "text"), ("webdataset", "1.tar", "txt")):
+    flags = [f"--text_field={field}", "--validation_fraction=0.2"]
+    assert prepare(f"{form}:{tmp_path / file}", tmp_path / form, *flags) == 0
+    stores.append(TokenStore.open(tmp_path / form / "train"))
+  assert texts_of(stores[0]) == texts_of(stores[1])
 
 
 def test_a_directory_in_the_hubs_form_is_read_with_its_splits(tmp_path, monkeypatch):
   pytest.importorskip("datasets")
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   folder = tmp_path / "reviews"
-  folder.mkdir()
-  (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-  (folder / "test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+  json_lines.write(folder / "train.jsonl", ROWS)
+  json_lines.write(folder / "test.jsonl", ROWS[:1])
   cache = str(tmp_path / "cache")
   source = open_source(f"hf:{folder}", data_dir=cache)
   assert set(source.splits) == {"train", "test"}
@@ -287,15 +296,17 @@ def test_a_directory_in_the_hubs_form_is_read_with_its_splits(tmp_path, monkeypa
   assert [record for part in parts for _, record in source.records("train", part)] == ROWS
   assert str(tmp_path) not in json.dumps([source.facts("text"), source.split_facts("train")])
   assert open_source(f"hf:{folder}@test", data_dir=cache).splits == ("test",)
-  assert "found no split 'tests'" in refusal(f"hf:{folder}@tests", data_dir=cache)
-  assert "found no field 'txt'" in refusal(f"hf:{folder}", fields=("txt",), data_dir=cache)
-  (folder / "train.jsonl").unlink()
-  assert "cannot be loaded" in refusal("hf:nobody/no_such_data_set", data_dir=cache)
-  assert "expected hf:NAME" in refusal("hf:a/b/c/d")
+  with refuses("found no split 'tests'"):
+    records(f"hf:{folder}@tests", data_dir=cache)
+  with refuses("found no field 'txt'"):
+    records(f"hf:{folder}", fields=("txt",), data_dir=cache)
+  with refuses("cannot be loaded"):
+    records("hf:nobody/no_such_data_set", data_dir=cache)
+  with refuses("expected hf:NAME"):
+    records("hf:a/b/c/d")
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, "datasets", None)
-  assert refusal("hf:owner/name") == (
-    "source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"
-  )
+  with refuses("source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"):
+    records("hf:owner/name")

@@ -11,20 +11,15 @@ import time
 import psutil
 import pytest
 
+import json_lines
 import more
+from preparations import files_of, prepare
 from t5x_like.corpora import progress_files
 from t5x_like.corpora.engines import processes
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
 pytestmark = pytest.mark.runs
-
-
-def files_of(root):
-  return {
-    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
-  }
 
 
 def shards_of(record):
@@ -40,19 +35,24 @@ def pages(tmp_path_factory):
   folder = tmp_path_factory.mktemp("pages")
   texts = []
   for i in range(1_500):
-    texts.append(
-      f"A menu of page {i}\n" + " ".join(f"Page {i} says {n} in words." for n in range(10 + i % 40))
-    )
+    sentences = [f"Page {i} says {n} in words." for n in range(10 + i % 40)]
     if i % 7 == 0:
-      texts[-1] += " All of them say so. Nobody is sure of it. It goes on and on."
+      sentences.append("All of them say so. Nobody is sure of it. It goes on and on.")
+    texts.append(f"A menu of page {i}\n" + " ".join(sentences))
   texts += texts[::10] + [text.replace(" 5 ", " five ") for text in texts[35::40]]
   for part in range(2):
-    (folder / f"{part}.jsonl").write_text(
-      "".join(json.dumps({"text": text}) + "\n" for text in texts[part::2])
-    )
-  return folder
+    json_lines.write(folder / f"{part}.jsonl", [{"text": text} for text in texts[part::2]])
+  return f"jsonl:{folder}/*.jsonl"
 
 
+def start(source, output, *flags) -> subprocess.Popen:
+  """Start the command of a preparation."""
+  command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}"]
+  command += ["--vocabulary=bytes", f"--output={output}", *flags]
+  return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+FLAGS = ["--shard_tokens=50000", "--split=train", "--part_bytes=1"]
 BEAM = ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]
 CLEANING = "c4,exact,near,spans"
 
@@ -68,21 +68,11 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   """After a kill, and damage to a finished shard, the second run reuses the sound shards."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
-  command = [
-    f"--source=jsonl:{pages}/*.jsonl",
-    "--vocabulary=bytes",
-    "--shard_tokens=50000",
-    "--split=train",
-    "--part_bytes=1",
-    f"--clean={cleaning}",
-  ]
+  flags = [*FLAGS, f"--clean={cleaning}"]
   uninterrupted = tmp_path / "whole"
   again = tmp_path / "again"
-  assert prepare_data.main([*command, f"--output={uninterrupted}", "--workers=1"]) == 0
-  command += [f"--output={again}", *engine]
-  run = subprocess.Popen(
-    [sys.executable, "-m", "tools.prepare_data", *command], stdout=subprocess.DEVNULL
-  )
+  assert prepare(pages, uninterrupted, *flags) == 0
+  run = start(pages, again, *flags, *engine)
   shards = again / ".train.incomplete" / "tokens"
   record = again / ".train.progress" / "parts" / "000000"
   while run.poll() is None and len(shards_of(record)) < 5:
@@ -94,7 +84,7 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   recorded_shards = shards_of(record)
   (shards / recorded_shards[3]["name"]).write_bytes(b"damaged")
   first = (shards / recorded_shards[0]["name"]).stat().st_mtime_ns
-  assert prepare_data.main(command) == 0
+  assert prepare(pages, again, *flags, *engine) == 0
   assert files_of(uninterrupted) == files_of(again)
   assert (again / "train" / "tokens" / recorded_shards[0]["name"]).stat().st_mtime_ns == first
   manifest = TokenStore.open(again / "train").manifest
@@ -136,23 +126,9 @@ def test_a_process_killed_while_it_sends_does_not_block_the_others_forever():
 @pytest.mark.parametrize("engine", [["--workers=2"], BEAM])
 def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
   """Kills while signing, in each comparison and while parts are made do not change the store."""
-  flags = [
-    f"--source=jsonl:{pages}/*.jsonl",
-    "--vocabulary=bytes",
-    "--split=train",
-    "--part_bytes=1",
-  ]
-  flags += ["--shard_tokens=50000", f"--clean={CLEANING}"]
-  assert prepare_data.main([*flags, f"--output={tmp_path}/whole", "--workers=1"]) == 0
+  flags = [*FLAGS, f"--clean={CLEANING}"]
+  assert prepare(pages, tmp_path / "whole", *flags) == 0
   progress = tmp_path / "again" / ".train.progress"
-  command = [
-    sys.executable,
-    "-m",
-    "tools.prepare_data",
-    *flags,
-    f"--output={tmp_path}/again",
-    *engine,
-  ]
   moments = [
     "signatures/000000",
     "signatures/000001",
@@ -165,7 +141,7 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     "parts/000001",
   ]
   for moment in moments:
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    run = start(pages, tmp_path / "again", *flags, *engine)
     while run.poll() is None and not (progress / moment).exists():
       time.sleep(0.001)
     time.sleep(random.random() / 10)
@@ -175,5 +151,5 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     run.kill()
     run.wait()
     assert not psutil.wait_procs(workers, timeout=600)[1], "the run's workers outlived it"
-  assert prepare_data.main(command[3:]) == 0
+  assert prepare(pages, tmp_path / "again", *flags, *engine) == 0
   assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")

@@ -7,7 +7,6 @@ delays others. moto comes from the extra `services` (`make test-services`).
 import contextlib
 import http.client
 import http.server
-import json
 import os
 import random
 import signal
@@ -17,9 +16,9 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 
+import json_lines
 from t5x_like.store.tokens import TokenStore
 from tests.runs import Process, assert_same_bits, losses, run, steps, train
 from tools import prepare_data
@@ -35,13 +34,11 @@ class Proxy(http.server.ThreadingHTTPServer):
   request_queue_size = 1_024
 
   def __init__(self, port: int):
-    self.port, self.unavailable, self.delay, self.written, self.random = (
-      port,
-      0.0,
-      0.0,
-      [],
-      random.Random(0),
-    )
+    self.port = port
+    self.unavailable = 0.0
+    self.delay = 0.0
+    self.written = []
+    self.random = random.Random(0)
     super().__init__(("127.0.0.1", 0), _Forward)
 
 
@@ -63,29 +60,29 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     if self.server.random.random() < 0.05:
       time.sleep(self.server.delay)
-    status = 503
-    headers = [("Content-Length", "0")]
-    data = b""
+    status, headers, data = 503, {"Content-Length": "0"}, b""
     if self.server.random.random() >= self.server.unavailable:
-      connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
-      connection.request(self.command, self.path, body, dict(self.headers))
-      answer = connection.getresponse()
-      status = answer.status
-      data = answer.read()
-      headers = [
-        (k, v)
-        for k, v in answer.getheaders()
-        if k.lower() not in ("transfer-encoding", "connection")
-      ]
-      connection.close()
-      if self.command == "PUT":
-        self.server.written.append(self.path)
+      status, headers, data = self.ask_server(body)
     with contextlib.suppress(OSError):  # whoever asked is gone
       self.send_response_only(status)
-      for name, value in headers:
+      for name, value in headers.items():
         self.send_header(name, value)
       self.end_headers()
       self.wfile.write(data)
+
+  def ask_server(self, body: bytes):
+    """Return (status, headers, data) of the answer behind the proxy."""
+    connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+    connection.request(self.command, self.path, body, dict(self.headers))
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    if self.command == "PUT":
+      self.server.written.append(self.path)
+    headers = dict(answer.getheaders())
+    for name in ("Transfer-Encoding", "Connection"):
+      headers.pop(name, None)
+    return answer.status, headers, data
 
   do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 
@@ -116,17 +113,17 @@ def proxy():
   moto.wait()
 
 
-def saved(workdir) -> bool:
+def has_checkpoint(workdir) -> bool:
   return (workdir / "checkpoints").exists() and bool(steps(workdir))
 
 
 def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   generator = random.Random(0)
   for part in range(3):
-    texts = (" ".join(f"w{generator.randrange(2_000)}" for _ in range(300)) for _ in range(400))
-    (tmp_path / f"{part}.jsonl").write_text(
-      "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    )
+    rows = []
+    for _ in range(400):
+      rows.append({"text": " ".join(f"w{generator.randrange(2_000)}" for _ in range(300))})
+    json_lines.write(tmp_path / f"{part}.jsonl", rows)
   flags = [
     f"--source=jsonl:{tmp_path}/*.jsonl",
     "--vocabulary=bytes",
@@ -142,9 +139,7 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   proxy.delay = 0.5
   command = [sys.executable, "-m", "tools.prepare_data", *flags, f"--output={bucket}"]
   with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL) as preparing:
-    while (
-      preparing.poll() is None and len([path for path in proxy.written if "/tokens/" in path]) < 5
-    ):
+    while preparing.poll() is None and sum("/tokens/" in path for path in proxy.written) < 5:
       time.sleep(0.01)
     preparing.kill()
   assert preparing.returncode == -9
@@ -160,7 +155,7 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   workdir = tmp_path / "killed"
   settings = [f"--config.task.store={bucket}", *settings]
   with Process(train(workdir, *settings)) as process:
-    assert process.until(lambda: saved(workdir), seconds=500), process.end()
+    assert process.until(lambda: has_checkpoint(workdir), seconds=500), process.end()
     process.send(signal.SIGKILL)
     process.end()
   code, output = run(train(workdir, *settings))
@@ -168,17 +163,3 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   assert "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 30)
-
-
-def test_a_hot_store_is_read_at_over_ten_million_tokens_a_second(proxy, tmp_path):
-  """In time of the processor, which others on the machine do not take away."""
-  (tmp_path / "a.txt").write_text("many words of a text\n" * 100_000)
-  flags = [f"--source=text:{tmp_path}/a.txt", "--vocabulary=bytes", "--split=train", "--workers=1"]
-  assert prepare_data.main([*flags, "--output=s3://bucket/hot"]) == 0
-  store = TokenStore.open("s3://bucket/hot/train", verify="full")
-  store.windows([0], store.num_tokens)
-  starts = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128))
-  begin = time.process_time()
-  for starts_B in starts:
-    store.windows(starts_B, 568)
-  assert starts.size * 568 / (time.process_time() - begin) > 10e6

@@ -1,14 +1,13 @@
 """`salient:` makes an example of each salient span of a sentence, as the published code does."""
 
-import json
-
 import pytest
 
+import json_lines
+from refusals import refuses
 from t5x_like import trust
 from t5x_like.corpora.sources import _named_spans, open_source
 from t5x_like.corpora.sources._salient_rules import dates_numbers_and_names, sentences
 from t5x_like.data import task
-from t5x_like.errors import UserError
 
 
 def records(source: str) -> list[dict]:
@@ -19,8 +18,9 @@ def records(source: str) -> list[dict]:
   ]
 
 
-def write_jsonl(path, rows: list[dict]) -> str:
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(path, *rows: dict) -> str:
+  """Write rows as JSON lines; return the path."""
+  json_lines.write(path, rows)
   return str(path)
 
 
@@ -35,7 +35,7 @@ TAGGED = [
 
 
 def test_each_tagged_span_is_an_example_and_sentences_without_spans_give_none(tmp_path):
-  assert records(f"salient:jsonl:{write_jsonl(tmp_path / 'tagged.jsonl', TAGGED)}") == [
+  assert records(f"salient:jsonl:{write_rows(tmp_path / 'tagged.jsonl', *TAGGED)}") == [
     {"inputs": "nem: Fred was sent to _X_ in 1889.", "targets": "Bedlam"},
     {"inputs": "nem: Fred was sent to Bedlam in _X_.", "targets": "1889"},
     {"inputs": "nem: _X_. Or Bob.", "targets": "Ada"},
@@ -45,7 +45,7 @@ def test_each_tagged_span_is_an_example_and_sentences_without_spans_give_none(tm
 def test_spans_with_a_limit_count_bytes_as_in_the_published_wikipedia_data(tmp_path):
   spans = {"start": [0, 11], "limit": [6, 15], "type": ["PER", "PER"]}
   row = {"text": "Émile met Zoé.", "spans": spans, "title": "x"}
-  assert records(f"salient:jsonl:{write_jsonl(tmp_path / 'tagged.jsonl', [row])}") == [
+  assert records(f"salient:jsonl:{write_rows(tmp_path / 'tagged.jsonl', row)}") == [
     {"inputs": "nem: _X_ met Zoé.", "targets": "Émile"},
     {"inputs": "nem: Émile met _X_.", "targets": "Zoé"},
   ]
@@ -60,15 +60,15 @@ def test_texts_without_spans_are_cut_into_sentences_and_searched_by_rules(tmp_pa
     "So what?",
   ]
   assert sentences("J. R. Hartley left. Why?") == ["J. R. Hartley left.", "Why?"]
-  examples = records(f"salient:jsonl:{write_jsonl(tmp_path / 'texts.jsonl', [{'text': text}])}")
+  examples = records(f"salient:jsonl:{write_rows(tmp_path / 'texts.jsonl', {'text': text})}")
   assert [example["targets"] for example in examples] == ["Mr. Darcy", "Ann Lee", "4.5", "1889"]
   assert examples[-1]["inputs"] == 'nem: It was _X_ "then."'
 
 
 def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
   rows = [{"text": "They asked who. Ada of York knew who."}]
-  texts = f"jsonl:{write_jsonl(tmp_path / 'texts.jsonl', rows)}"
-  names = write_jsonl(tmp_path / "names.jsonl", [{"text": "Ada of York", "spans": [[0, 11]]}])
+  texts = f"jsonl:{write_rows(tmp_path / 'texts.jsonl', *rows)}"
+  names = write_rows(tmp_path / "names.jsonl", {"text": "Ada of York", "spans": [[0, 11]]})
   assert records(f"salient:{names}@{texts}") == [
     {"inputs": "nem: _X_ knew who.", "targets": "Ada of York"}
   ]
@@ -77,7 +77,7 @@ def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
   )
   monkeypatch.syspath_prepend(tmp_path)
   source = f"salient:salient_finder:find@{texts}"
-  with pytest.raises(UserError, match="which this command does not name"):
+  with refuses("which this command does not name"):
     records(source)
   trust.begin_command([source])
   assert [example["inputs"] for example in records(source)] == [
@@ -90,7 +90,7 @@ def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
   built_task = task.build(
     "text_to_text",
     "train",
-    source=f"salient:jsonl:train={write_jsonl(tmp_path / 'tagged.jsonl', TAGGED)}",
+    source=f"salient:jsonl:train={write_rows(tmp_path / 'tagged.jsonl', *TAGGED)}",
     cache=str(tmp_path / "cache"),
     packed=False,
     inputs="{inputs}",
@@ -115,13 +115,11 @@ def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
     ("salient:{}/none.jsonl@jsonl:{}/odd.jsonl", "none.jsonl"),
   ],
 )
-def test_an_unusable_source_is_refused_in_one_line(source, message, tmp_path):
-  write_jsonl(tmp_path / "odd.jsonl", [{"words": 1}])
-  write_jsonl(tmp_path / "past.jsonl", [{"text": "a", "spans": [[0, 9]]}])
-  with pytest.raises(UserError) as error:
+def test_an_unusable_source_is_refused(source, message, tmp_path):
+  write_rows(tmp_path / "odd.jsonl", {"words": 1})
+  write_rows(tmp_path / "past.jsonl", {"text": "a", "spans": [[0, 9]]})
+  with refuses(message):
     records(source.replace("{}", str(tmp_path)))
-  assert message in str(error.value)
-  assert "\n" not in str(error.value)
 
 
 def salient_texts(text: str) -> list[str]:
@@ -164,39 +162,33 @@ NAMES = [
 
 
 def test_names_of_a_file_match_whole_words_longest_first_with_any_spaces(tmp_path):
-  file = write_jsonl(tmp_path / "names.jsonl", NAMES)
+  file = write_rows(tmp_path / "names.jsonl", *NAMES)
   find, _ = _named_spans.load_finder("config.task.finder", file)
   text = "York's yorkers saw J . R . Hartley in New  York."
   assert [text[start:end] for start, end in find(text)] == ["York", "J . R . Hartley", "New  York"]
 
 
 def test_the_fingerprint_depends_on_the_names_but_not_on_their_order(tmp_path):
-  file = write_jsonl(tmp_path / "names.jsonl", NAMES)
+  file = write_rows(tmp_path / "names.jsonl", *NAMES)
   _, facts = _named_spans.load_finder("config.task.finder", file)
   source = f"salient:{file}@builtin"
   source_facts = open_source(source).split_facts("train")
   assert source_facts["form"] == "salient"
-  write_jsonl(tmp_path / "names.jsonl", NAMES[::-1])
+  write_rows(tmp_path / "names.jsonl", *NAMES[::-1])
   assert _named_spans.load_finder("config.task.finder", file)[1] == facts
-  write_jsonl(tmp_path / "names.jsonl", NAMES[:1])
+  write_rows(tmp_path / "names.jsonl", *NAMES[:1])
   assert open_source(source).split_facts("train") != source_facts
 
 
 @pytest.mark.parametrize(
-  ("row", "message"),
+  "row, names",
   [
-    (
-      {"text": "a"},
-      "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents",
-    ),
-    (
-      {"text": "a", "spans": [[0, 2]]},
-      r"names.jsonl:1: found the span \[0, 2\], .* in a text of 1 characters",
-    ),
-    ({"text": "a", "spans": []}, "found no spans"),
+    ({"text": "a"}, ("names.jsonl:1: found keys text", "spans or entities or ents")),
+    ({"text": "a", "spans": [[0, 2]]}, ("names.jsonl:1: found the span [0, 2]", "1 characters")),
+    ({"text": "a", "spans": []}, ("found no spans",)),
   ],
 )
-def test_an_unusable_file_of_names_is_refused(row, message, tmp_path):
-  file = write_jsonl(tmp_path / "names.jsonl", [row])
-  with pytest.raises(UserError, match=message):
+def test_an_unusable_file_of_names_is_refused(row, names, tmp_path):
+  file = write_rows(tmp_path / "names.jsonl", row)
+  with refuses(*names):
     _named_spans.load_finder("config.task.finder", file)

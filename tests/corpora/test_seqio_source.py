@@ -5,35 +5,27 @@ import json
 import numpy as np
 import pytest
 
+import json_lines
+from preparations import prepare
+from refusals import refuses
 from t5x_like import trust
 from t5x_like.corpora.sources import Skip, open_source
-from t5x_like.errors import UserError
 from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
-from tools import prepare_data
 
-PAIRS = [{"en": f"sentence {n}", "de": "Satz" * n} for n in range(1, 7)] + [
-  {"en": "no translation", "de": None}
-]
+PAIRS = [{"en": f"sentence {n}", "de": "Satz" * n} for n in range(1, 7)]
+PAIRS.append({"en": "no translation", "de": None})
 
 
 @pytest.fixture
 def pairs(tmp_path):
-  path = tmp_path / "pairs.jsonl"
-  path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-  return path
+  json_lines.write(tmp_path / "pairs.jsonl", PAIRS)
+  return tmp_path / "pairs.jsonl"
 
 
 def records(source: str, split: str = "train") -> list:
   trust.begin_command([source])
   return [record for _, record in open_source(source).records(split)]
-
-
-def refusal_message(source: str, split: str = "train") -> str:
-  with pytest.raises(UserError) as error:
-    records(source, split)
-  assert "\n" not in str(error.value)
-  return str(error.value)
 
 
 def translation_records() -> list:
@@ -69,28 +61,21 @@ def test_a_task_with_a_source_a_list_and_a_function_are_read(pairs):
 
 def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
   source = f"seqio:seqio_tasks:translation@jsonl:{pairs}"
-  flags = [
-    f"--source={source}",
-    "--vocabulary=bytes",
-    f"--output={tmp_path / 'store'}",
-    "--split=train=train",
-  ]
-  assert prepare_data.main([*flags, "--text_field=inputs", "--workers=2"]) == 0
+  flags = ["--text_field=inputs", "--split=train=train"]
+  assert prepare(source, tmp_path / "store", *flags, workers=2) == 0
   store = TokenStore.open(tmp_path / "store" / "train")
   assert store.num_tokens == sum(len(record["inputs"].encode()) for record in translation_records())
   assert store.manifest.skipped == {"null": 1}
   trust.begin_command([source])
   arguments = {
     "source": source,
+    "cache": str(tmp_path / "cache"),
     "vocabulary": "bytes",
     "inputs": "{inputs}",
     "targets": "{targets}",
-  }
-  arguments |= {
     "inputs_length": 64,
     "targets_length": 64,
     "packed": False,
-    "cache": str(tmp_path / "cache"),
   }
   task = process.build_task("task", "text_to_text", "train", arguments)
   assert task.num_examples == len(translation_records())
@@ -103,11 +88,10 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
 
 def test_only_a_name_that_the_command_gives_is_imported(pairs):
   trust.begin_command([])
-  with pytest.raises(UserError, match="'seqio_tasks:steps', which this command does not name"):
+  with refuses("'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
   trust.record_file("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
-  words = "theirs/config.json: source: found 'seqio:subprocess:getoutput'"
-  with pytest.raises(UserError, match=words):
+  with refuses("theirs/config.json: source: found 'seqio:subprocess:getoutput'"):
     open_source("seqio:subprocess:getoutput")
 
 
@@ -123,16 +107,17 @@ def test_only_a_name_that_the_command_gives_is_imported(pairs):
     ("seqio_tasks:Own@PAIRS", "expected a SeqIO task or a list"),
   ],
 )
-def test_an_unusable_task_is_refused_in_one_line(source, words, pairs):
+def test_an_unusable_task_is_refused(source, words, pairs):
   source = source.replace("PAIRS", f"jsonl:{pairs}")
-  assert words in refusal_message(f"seqio:{source}")
+  with refuses(words):
+    records(f"seqio:{source}")
 
 
 def test_records_with_other_fields_than_the_first_are_refused(tmp_path):
   uneven = tmp_path / "other.jsonl"
   uneven.write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
-  message = refusal_message(f"seqio:seqio_tasks:steps@jsonl:{uneven}")
-  assert "found other fields than in the first record ('de')" in message
+  with refuses("found other fields than in the first record ('de')"):
+    records(f"seqio:seqio_tasks:steps@jsonl:{uneven}")
 
 
 def test_a_task_in_seqios_registry_is_read(tmp_path, monkeypatch):

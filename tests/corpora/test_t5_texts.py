@@ -1,10 +1,9 @@
 """Benchmarks' records are rewritten to texts as T5's published preprocessors rewrite them."""
 
-import json
-
 import pytest
 
 import json_lines
+from refusals import refuses
 from t5x_like import slots
 from t5x_like.benchmarks import suites
 from t5x_like.corpora.sources import Skip, field_value, open_source
@@ -40,16 +39,10 @@ def rewrite(form: str, rows: list[dict], folder, split: str = "validation") -> l
   ],
 )
 def test_similarity_is_rounded_to_the_nearest_fifth(label, expected, tmp_path):
-  (row,) = rewrite(
-    "stsb",
-    [{"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}],
-    tmp_path,
-  )
-  assert row == {
-    "inputs": "stsb sentence1: Big news. sentence2: No idea.",
-    "targets": expected,
-    "idx": 4,
-  }
+  row = {"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}
+  assert rewrite("stsb", [row], tmp_path) == [
+    {"inputs": "stsb sentence1: Big news. sentence2: No idea.", "targets": expected, "idx": 4}
+  ]
 
 
 def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
@@ -65,9 +58,10 @@ def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
     "1: Once upon a time, Joey woke. Sent 2: He loved pie."
   )
   rows = rewrite("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
-  assert rows == [
-    {"inputs": text, "targets": target, "idx": idx} for target in ("True", "False", "-1")
-  ]
+  assert [row["targets"] for row in rows] == ["True", "False", "-1"]
+  for rewritten in rows:
+    assert rewritten["inputs"] == text
+    assert rewritten["idx"] == idx
 
 
 ANSWERED = {
@@ -97,21 +91,19 @@ def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp
 
 def test_punctuation_of_squad_stands_alone(tmp_path):
   row = {"id": "i", "context": '"This  is a\nstring (1845-1986)".', "question": "A vídeo?"}
-  answers = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
-  (rewritten_row,) = rewrite("squad", [row | {"answers": answers}], tmp_path)
-  assert (
-    rewritten_row["inputs"]
-    == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
-  )
-  assert rewritten_row["targets"] == "The answer . "
-  assert rewritten_row["answers"] == ["The answer . ", " $ 5"]
-  assert rewritten_row["id"] == "i"
-  listed = [
-    {"text": text, "answer_start": 0} for text in answers["text"]
-  ]  # as in the official files
-  assert rewrite("squad", [row | {"answers": listed}], tmp_path) == [rewritten_row]
-  (context_free,) = rewrite("squad_context_free", [row | {"answers": answers}], tmp_path)
+  row["answers"] = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
+  (rewritten,) = rewrite("squad", [row], tmp_path)
+  assert rewritten == {
+    "id": "i",
+    "inputs": 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . ',
+    "targets": "The answer . ",
+    "answers": ["The answer . ", " $ 5"],
+  }
+  (context_free,) = rewrite("squad_context_free", [row], tmp_path)
   assert context_free["inputs"] == "squad trivia question: A vídeo ? "
+  # as in the official files
+  row["answers"] = [{"text": text, "answer_start": 0} for text in ("The answer.", "$5")]
+  assert rewrite("squad", [row], tmp_path) == [rewritten]
 
 
 LENT = {
@@ -151,7 +143,7 @@ def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("text", "pronoun", "index", "expected"),
+  "text, pronoun, index, expected",
   [
     (WHIPPED, "him", 23, WHIPPED.replace('him," he said. ', '*him* ," he said.')),
     (CALMED, "it", 34, CALMED.replace("use it ,", "use *it* ,")),
@@ -161,15 +153,9 @@ def test_the_two_sentences_that_number_their_pronoun_wrongly(
   text, pronoun, index, expected, tmp_path
 ):
   assert text.split(" ")[index] != pronoun
-  row = {
-    "text": text,
-    "span1_text": "x",
-    "span2_text": pronoun,
-    "span2_index": index,
-    "label": 1,
-    "idx": 0,
-  }
-  assert rewrite("wsc", [row], tmp_path)[0]["inputs"] == f"wsc: {expected}"
+  span = {"span2_text": pronoun, "span2_index": index}
+  rows = [FULL["wsc"] | {"text": text} | span]
+  assert rewrite("wsc", rows, tmp_path)[0]["inputs"] == f"wsc: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -241,27 +227,14 @@ def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
 
 
 def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
-  row = {
-    "sentence1": "You can see it there.",
-    "sentence2": "Gaps are visible.",
-    "label": "entailment",
-    "idx": 2,
-  }
-  (rewritten_row,) = rewrite("wnli", [row], tmp_path)
-  expected = {
-    "inputs": "wsc: You can see *it* there.",
-    "targets": "-1",
-    "judged": ["", "True"],
-    "idx": 2,
-  }
-  assert rewritten_row == expected
+  row = {"sentence1": "You can see it there.", "sentence2": "Gaps are visible."}
+  (rewritten,) = rewrite("wnli", [row | {"label": "entailment", "idx": 2}], tmp_path)
+  assert rewritten["inputs"] == "wsc: You can see *it* there."
+  assert rewritten["targets"] == "-1"
+  assert rewritten["judged"] == ["", "True"]
   judge = METRICS["referent"]()
-  assert (
-    judge.metric([judge.reference(rewritten_row["judged"])], [judge.prediction("the gap")])[
-      "accuracy"
-    ]
-    == 0
-  )
+  references = [judge.reference(rewritten["judged"])]
+  assert judge.metric(references, [judge.prediction("the gap")])["accuracy"] == 0
 
 
 # Templates of the tasks that need no form: the text of a record, and the names of the labels.
@@ -287,8 +260,6 @@ FIELDS = {
   "question": "Q",
   "question1": "Q1",
   "question2": "Q2",
-}
-FIELDS |= {
   "premise": "P",
   "hypothesis": "H",
   "passage": "G",
@@ -298,10 +269,13 @@ FIELDS |= {
 }
 
 
-def tasks():
-  for name in ("glue", "superglue", "squad"):
-    for task, benchmark in slots.find("suite", name, suites, "SUITE").tasks.items():
-      yield f"{name}/{task}", benchmark
+def benchmarks() -> dict:
+  """Return the tasks of GLUE, SuperGLUE and SQuAD by suite and name."""
+  tasks = {}
+  for suite in ("glue", "superglue", "squad"):
+    for name, benchmark in slots.find("suite", suite, suites, "SUITE").tasks.items():
+      tasks[f"{suite}/{name}"] = benchmark
+  return tasks
 
 
 QUESTION = {"question": "who?", "answers": ["Ann", "Al"], "answer": ["Ann", "Al"]}
@@ -318,68 +292,45 @@ TRIVIA = {"question": "who?", "answer": {"value": "Ann", "aliases": ["Ann", "The
 )
 def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, row, prediction):
   form = slots.find("suite", "text", suites, "SUITE").tasks[name].text
-  texts = [Template(form.task[side], side)(row, "") for side in ("inputs", "targets")]
-  assert texts == [f"{prefix} question: who?", "Ann"]
-  (metric,) = form.evaluator["metrics"]
-  text_metric = slots.make("metric", metric, METRICS)
-  right = text_metric.reference(
-    list(reference_texts(field_value(row, form.evaluator["references"], "")))
-  )
-  assert text_metric.metric([right], [prediction])["exact_match"] == 100
+  assert Template(form.task["inputs"], "inputs")(row, "") == f"{prefix} question: who?"
+  assert Template(form.task["targets"], "targets")(row, "") == "Ann"
+  (arguments,) = form.evaluator["metrics"]
+  metric = slots.make("metric", arguments, METRICS)
+  answers = reference_texts(field_value(row, form.evaluator["references"], ""))
+  scores = metric.metric([metric.reference(list(answers))], [prediction])
+  assert scores["exact_match"] == 100
 
 
 def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
-  benchmarks = dict(tasks())
-  forms = {
-    name: benchmark.text.rewritten for name, benchmark in benchmarks.items() if benchmark.text
+  texts = {name: task.text for name, task in benchmarks().items() if task.text}
+  assert texts.keys() == benchmarks().keys() - {"squad/squad_v2"}
+  rewritten = {name: text.rewritten for name, text in texts.items() if text.rewritten}
+  assert rewritten == {
+    "glue/stsb": "stsb",
+    "superglue/multirc": "multirc",
+    "superglue/record": "record",
+    "superglue/wsc": "wsc",
+    "squad/squad": "squad",
   }
-  rewritten = [
-    "glue/stsb",
-    *(f"superglue/{name_of_task}" for name_of_task in ("multirc", "record", "wsc")),
-    "squad/squad",
-  ]
-  assert {name: form for name, form in forms.items() if form} == {
-    name: name.split("/")[1] for name in rewritten
-  }
-  assert forms.keys() == TEMPLATES.keys() | {*rewritten} == benchmarks.keys() - {"squad/squad_v2"}
-  for name, (text, labels) in TEMPLATES.items():
-    form = benchmarks[name].text
-    assert Template(form.task["inputs"], "inputs")(FIELDS, "") == text, name
-    assert form.task["targets"] == "{label}", name
-    (metric,) = form.evaluator["metrics"]
+  assert texts.keys() - rewritten.keys() == TEMPLATES.keys()
+  for name, (expected, labels) in TEMPLATES.items():
+    text = texts[name]
+    assert Template(text.task["inputs"], "inputs")(FIELDS, "") == expected, name
+    assert text.task["targets"] == "{label}", name
+    (metric,) = text.evaluator["metrics"]
     assert metric["classes"] == list(labels), name
 
 
 @pytest.mark.parametrize(
-  ("source", "words"),
+  "source, name",
   [
     ("t5:stbs:builtin", "found the form 'stbs', expected t5:FORM:SOURCE with one of stsb, "),
     ("t5:stsb", "expected t5:FORM:SOURCE"),
-    ("t5:stsb:jsonl:train={}/a.jsonl", "found the score 'high', expected a number"),
-    (
-      "t5:wsc:jsonl:train={}/w.jsonl",
-      "found no word 'she' in 'He slept.', expected the pronoun of span2_text",
-    ),
-    ("t5:dpr:jsonl:train={}/d.jsonl", "found the label 7, expected the number of a candidate"),
   ],
 )
-def test_rows_that_cannot_be_rewritten_are_refused_in_one_line(source, words, tmp_path):
-  rows = {"a": {"sentence1": "x", "sentence2": "y", "label": "high", "idx": 0}}
-  rows["w"] = {
-    "text": "He slept.",
-    "span1_text": "Al",
-    "span2_text": "she",
-    "span2_index": 0,
-    "label": 1,
-    "idx": 0,
-  }
-  rows["d"] = {"sentence": "x", "pronoun": "he", "candidates": ["a", "b"], "label": 7}
-  for name, row in rows.items():
-    (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-  with pytest.raises(UserError) as error:
-    list(open_source(source.format(tmp_path)).records("train"))
-  assert words in str(error.value)
-  assert "\n" not in str(error.value)
+def test_an_unknown_form_is_refused(source, name):
+  with refuses(name):
+    open_source(source)
 
 
 FULL = {
@@ -413,37 +364,49 @@ FULL = {
 
 
 @pytest.mark.parametrize("form", FULL)
-def test_records_without_a_field_or_with_other_values_are_one_line(form, tmp_path):
+def test_a_record_without_a_field_is_refused(form, tmp_path):
   assert len(rewrite(form, [FULL[form]], tmp_path)) == 1
-  for field in FULL[form]:
-    if field == "idx":
-      continue
-    with pytest.raises(
-      UserError, match=f"rows.jsonl:1: found no field '{field}' among .*; t5:{form} needs"
-    ):
-      rewrite(form, [{key: value for key, value in FULL[form].items() if key != field}], tmp_path)
-    for bad in (None, 7, [1], {"x": 1}):
+  for field in FULL[form].keys() - {"idx"}:
+    row = dict(FULL[form])
+    del row[field]
+    with refuses(f"rows.jsonl:1: found no field '{field}' among ", f"t5:{form} needs"):
+      rewrite(form, [row], tmp_path)
+
+
+@pytest.mark.parametrize("form", FULL)
+def test_a_field_with_another_value_is_read_or_refused_in_one_line(form, tmp_path):
+  for field in FULL[form].keys() - {"idx"}:
+    for value in (None, 7, [1], {"x": 1}):
       try:
-        rewrite(form, [FULL[form] | {field: bad}], tmp_path)
+        rewrite(form, [FULL[form] | {field: value}], tmp_path)
       except UserError as error:
         assert "rows.jsonl:1: found" in str(error)
         assert "\n" not in str(error)
 
 
-def test_words_of_wnli_are_no_patterns(tmp_path):
-  """They never ended; a word that is no pattern has no referent, as in the published code."""
-  row = {"sentence1": "(x+x+)+y it end", "sentence2": "(x+x+)+y " + "x" * 40, "label": 1, "idx": 0}
-  assert rewrite("wnli", [row], tmp_path)[0]["targets"] == "x" * 40
-  row = {
-    "sentence1": "Ann (2 said it fell.",
-    "sentence2": "Ann (2 said the cup fell.",
-    "label": 1,
-    "idx": 0,
-  }
-  assert rewrite("wnli", [row], tmp_path)[0]["judged"] == ["", "True"]
+@pytest.mark.parametrize(
+  "form, changes, name",
+  [
+    ("stsb", {"label": "high"}, "found the score 'high', expected a number"),
+    ("stsb", {"label": float("nan")}, "found the score 'nan'"),
+    ("stsb", {"label": "inf"}, "found the score 'inf'"),
+    ("wsc", {"span2_text": "she"}, "found no word 'she' in 'he is'"),
+    ("dpr", {"label": 7}, "found the label 7, expected the number of a candidate"),
+  ],
+)
+def test_labels_and_words_that_cannot_be_rewritten_are_refused(form, changes, name, tmp_path):
+  with refuses(name):
+    rewrite(form, [FULL[form] | changes], tmp_path)
 
 
-@pytest.mark.parametrize("label", [float("nan"), "inf"])
-def test_a_score_that_is_not_finite_is_refused(label, tmp_path):
-  with pytest.raises(UserError, match="found the score '(nan|inf)', expected a number"):
-    rewrite("stsb", [FULL["stsb"] | {"label": label}], tmp_path)
+@pytest.mark.parametrize(
+  "sentences, referent",
+  [
+    (("(x+x+)+y it end", "(x+x+)+y " + "x" * 40), "x" * 40),
+    (("Ann (2 said it fell.", "Ann (2 said the cup fell."), ""),
+  ],
+)
+def test_words_of_wnli_are_no_patterns(sentences, referent, tmp_path):
+  """The first never ended; a word that is no pattern has no referent, as in the published code."""
+  row = {"sentence1": sentences[0], "sentence2": sentences[1], "label": 1, "idx": 0}
+  assert rewrite("wnli", [row], tmp_path)[0]["judged"] == [referent, "True"]
