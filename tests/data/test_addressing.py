@@ -9,7 +9,7 @@ import pytest
 import more
 from corpora import assert_same
 from t5x_like import slots
-from t5x_like.data import loader, task, tasks
+from t5x_like.data import loader, task, task_features, tasks
 from tests import topics
 
 pytestmark = pytest.mark.runs
@@ -19,12 +19,17 @@ STEP = 5
 ROWS = ((0, 2, 4, 5, 6), (1, 3, 7))  # of two hosts; test_loader.py tests more of them
 BUILTIN = {"store": "builtin"}
 WORDS = "one two three four five six seven eight nine ten".split()
-TSV = "\n".join(
-  [
-    "a\tb\tlabel",
-    *(f"{x} {y}\t{y} {x} {x}\t{'yes' if x < y else 'no'}" for x in WORDS for y in WORDS),
-  ]
-)
+
+
+def pair_table() -> str:
+  """Return a table of two texts, a label and a number for each pair of words."""
+  lines = ["a\tb\tlabel\tnumber"]
+  for x, y in itertools.product(WORDS, WORDS):
+    label = "yes" if x < y else "no"
+    lines.append(f"{x} {y}\t{y} {x} {x}\t{label}\t{len(x)}")
+  return "\n".join(lines)
+
+
 CONLL = "\n\n".join("\n".join(f"{word}\tO" for word in WORDS[i % 7 :]) for i in range(60)) + "\n"
 
 
@@ -56,7 +61,7 @@ def conversations_and_choices() -> str:
 
 
 FILES = {
-  "tsv": TSV,
+  "tsv": pair_table(),
   "conll": CONLL,
   "squad": squad_json(),
   "jsonl": conversations_and_choices(),
@@ -75,7 +80,8 @@ ALL_OF_IT = {
 CASES = {
   "span_corruption": [
     {"inputs_length": 64},
-    {"inputs_length": 64, "random_roll": True},
+    {"inputs_length": 64, "prefix": "[NLU] ", "random_roll": True},
+    {"inputs_length": 64, "targets_length": 50, "noise_density": 0.2},
     {"inputs_length": 64, "as_decoder": "prefix"},
   ],
   "denoising": [
@@ -84,20 +90,20 @@ CASES = {
   ],
   "causal_lm": [{"length": 64}, {"length": 64, "document_mask": True}],
   "prefix_lm": [{"length": 64}, {"length": 64, "architecture": "encoder_decoder"}],
-  "ul2": [{"length": 64}],
+  "ul2": [{"length": 64}, {"length": 64, "mode_tokens": True, "rates": {"x_3": 0, "x_64": 0}}],
   "bart": [{"length": 64}, {"length": 64, "rotate": True}],
   "mlm": [
     {"length": 64},
     {"length": 64, "masking": "words"},
     {"length": 64, "input_format": "segment_pair"},
-    {"length": 64, "masking": "spans", "input_format": "doc_sentences"},
+    {"length": 64, "masking": "spans", "input_format": "doc_sentences", "segment_ids": False},
     {"length": 64, "input_format": "sentence_pair", "static_copies": 2},
   ],
   "mixture": [
     {
       "parts": {
         "x": {"name": "span_corruption"},
-        "y": {"name": "denoising", "style": "replace_spans"},
+        "y": {"name": "denoising", "style": "replace_spans", "noise_density": 0.3},
       },
       "shared": {"store": "builtin", "inputs_length": 64},
       "period": 20,
@@ -114,7 +120,8 @@ CASES = {
     TEXTS | {"architecture": "decoder", "targets_length": None},
   ],
   "classification": [
-    {"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}
+    {"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48},
+    {"file": "tsv", "text": "{a}", "label_field": "number", "length": 48},
   ],
   "translation_lm": [{"file": "tsv", "text": "{a}", "pair": "{b}", "length": 64}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
@@ -131,11 +138,21 @@ CASES = {
 
 
 # A task that is not listed is tried with its defaults on the built-in corpus.
-EVERY = [
-  case
-  for name in slots.names(tasks)
-  for case in more.beyond(1, [(name, a) for a in CASES.get(name, [{}])])
-]
+EVERY = []
+ALL_CASES = []
+for name in slots.names(tasks):
+  cases = [(name, arguments) for arguments in CASES.get(name, [{}])]
+  EVERY += more.beyond(1, cases)
+  ALL_CASES += cases
+
+
+@pytest.mark.parametrize(("name", "arguments"), ALL_CASES, ids=str)
+def test_the_features_that_are_declared_without_data_are_those_of_the_task(
+  name, arguments, tmp_path
+):
+  arguments = complete(name, arguments, tmp_path)
+  declared = task_features.declare({"name": name, **arguments})
+  assert declared == task.build(name, "train", **arguments).features
 
 
 @pytest.mark.parametrize(("name", "arguments"), EVERY, ids=str)
@@ -166,20 +183,21 @@ def assert_features(batch, built) -> None:
     assert batch[name].dtype == feature.dtype
 
 
-def build(name, arguments, tmp_path):
-  if "images" in arguments:
-    arguments = dict(arguments)
-    return task.build(
-      name, "train", source=arguments.pop("images"), cache=str(tmp_path), **arguments
-    )
-  if "file" not in arguments:
-    return task.build(name, "train", **({} if name == "mixture" else BUILTIN) | arguments)
+def build(name, arguments, tmp_path) -> task.Task:
+  return task.build(name, "train", **complete(name, arguments, tmp_path))
+
+
+def complete(name, arguments, tmp_path) -> dict:
+  """Return the arguments of a case with its data and cache below a directory."""
   arguments = dict(arguments)
-  form = arguments.pop("file")
-  (tmp_path / "rows").write_text(FILES[form])
-  source = {
-    "source": f"{form}:{tmp_path}/rows",
-    "vocabulary": "bytes",
-    "cache": str(tmp_path / "cache"),
-  }
-  return task.build(name, "train", **source | arguments)
+  if "images" in arguments:
+    images = arguments.pop("images")
+    return arguments | {"source": images, "cache": str(tmp_path)}
+  if "file" in arguments:
+    form = arguments.pop("file")
+    (tmp_path / "rows").write_text(FILES[form])
+    source = {"source": f"{form}:{tmp_path}/rows", "cache": str(tmp_path / "cache")}
+    return {"vocabulary": "bytes"} | source | arguments
+  if name == "mixture":
+    return arguments
+  return BUILTIN | arguments

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from refusals import refuses
 from t5x_like.benchmarks.suites.docstrings import SUITE
 from t5x_like.corpora.sources import open_source
 from t5x_like.corpora.sources._docstrings import benchmark
-from t5x_like.errors import UserError
 
 GOOGLE = """Return the mean.
 
@@ -145,5 +145,5 @@ def test_no_text_of_the_test_split_is_in_the_corpus_that_pretraining_reads(tmp_p
 
 
 def test_an_unknown_task_is_refused(tmp_path):
-  with pytest.raises(UserError, match="did you mean 'name'"):
+  with refuses("did you mean 'name'"):
     open_source("docstring_tasks:nmae", data_dir=str(tmp_path))

@@ -8,9 +8,9 @@ import pytest
 import more
 import stores
 from chances import assert_share
+from refusals import refuses
 from t5x_like.data import chunk_rows, loader, random, task
 from t5x_like.data.document_chunks import Chunks, OtherDocuments
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -42,9 +42,12 @@ def test_other_documents_are_drawn_from_all(num_documents):
   drawn_documents = []
   store = Uniform(num_documents)
   document_spans = store.document_spans
-  store.document_spans = lambda documents: (
-    drawn_documents.append(documents) or document_spans(documents)
-  )
+
+  def note_and_read(documents):
+    drawn_documents.append(documents)
+    return document_spans(documents)
+
+  store.document_spans = note_and_read
   index = np.random.default_rng(0).integers(0, num_documents, 4_000)
   key_B = random.row_keys(0, tf.range(4_000))
   bits_B2 = random.bits(random.row_keys(5, key_B), 2).numpy().astype(np.uint64)
@@ -58,13 +61,15 @@ def test_other_documents_are_drawn_from_all(num_documents):
   assert thirds.min() > 4_000 / 3 * 0.9
 
 
-def cut(size, length, min_tokens):
+def cut_document(size, length, min_tokens):
   """Return the sizes of a document's chunks, cut one after the other."""
   if size < min_tokens:
     return []
   chunks = []
   while size > length:
-    chunk_size = min(length, max(size - min_tokens, 1)) if size - length < min_tokens else length
+    chunk_size = length
+    if size - length < min_tokens:
+      chunk_size = min(length, max(size - min_tokens, 1))
     chunks.append(chunk_size)
     size -= chunk_size
   return [*chunks, size]
@@ -89,7 +94,7 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, min_to
   start = 0
   for number, size in enumerate(sizes):
     chunk_start = start
-    for chunk_size in cut(int(size), length, min_tokens):
+    for chunk_size in cut_document(int(size), length, min_tokens):
       expected.append((number, chunk_start, chunk_size))
       chunk_start += chunk_size
     start += size + append_eos
@@ -101,9 +106,9 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, min_to
 
 def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
   store = stores.write(tmp_path / "train", [np.full(1, 5)] * 100)
-  with pytest.raises(UserError, match="found no document of 2 tokens or more"):
+  with refuses("found no document of 2 tokens or more"):
     Chunks(store, 16, min_tokens=2)
-  with pytest.raises(UserError, match="100 tokens are no example"):
+  with refuses("100 tokens are no example"):
     Chunks(store, 101)
 
 
@@ -170,18 +175,21 @@ def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(cor
   document = np.repeat(np.arange(len(corpus[1])), corpus[1])
   labels = []
   batches = loader.train_batches(built_task, batch_size=built_task.num_examples, seed=0)
-  for _ in range(2):
-    batch = next(batches)
-    for row, tokens in enumerate(rows(batch)):
-      segments = batch["encoder_segment_ids"][row]
-      types = batch["encoder_token_types"][row]
-      row_labels = np.atleast_1d(batch["next_sentence_label"][row])
+  for batch in itertools.islice(batches, 2):
+    tokens_BT = rows(batch)
+    is_text_BT = (tokens_BT >= 300) & (tokens_BT < 60_000)
+    for tokens, is_text, segments, types, row_labels in zip(
+      tokens_BT,
+      is_text_BT,
+      batch["encoder_segment_ids"],
+      batch["encoder_token_types"],
+      batch["next_sentence_label"].reshape(len(tokens_BT), -1),
+    ):
       for number in range(1, segments.max() + 1):
-        text = (segments == number) & (tokens >= 300) & (tokens < 60_000)
-        a = set(document[tokens[text & (types == 0)] - 300].tolist())
-        b = set(document[tokens[text & (types == 1)] - 300].tolist())
-        assert len(a) == len(b) == 1
-        assert (a != b) == row_labels[number - 1]
+        in_pair = is_text & (segments == number)
+        (first,) = set(document[tokens[in_pair & (types == 0)] - 300])
+        (second,) = set(document[tokens[in_pair & (types == 1)] - 300])
+        assert (first != second) == row_labels[number - 1]
         labels.append(int(row_labels[number - 1]))
   assert_share(sum(labels), len(labels), 0.5)
 
@@ -237,7 +245,9 @@ def test_rows_of_several_chunks_are_full(corpus, input_format, length):
 
 def test_rows_of_one_chunk_are_as_full_as_the_documents_are_long(corpus):
   built_task = build(corpus, "doc_sentences", packed=False)
-  assert built_task.num_examples == sum(len(cut(int(size), LENGTH - 2, 1)) for size in corpus[1])
+  assert built_task.num_examples == sum(
+    len(cut_document(int(size), LENGTH - 2, 1)) for size in corpus[1]
+  )
   assert fill(built_task) == pytest.approx(
     (corpus[1].sum() / built_task.num_examples + 2) / LENGTH, abs=1e-6
   )
@@ -263,41 +273,50 @@ def test_rows_are_those_of_best_fit_decreasing(
     store, room, special_tokens, spare=spare, max_chunks=max_chunks, min_tokens=min_tokens
   )
   length = room - special_tokens - spare
+
+  def room_of(chunk) -> int:
+    _, _, size = chunk
+    return size + special_tokens + spare * (size >= length // 2)
+
   expected = []
-  starts = np.cumsum([0, *(size + append_eos for size in sizes)])
+  starts = np.cumsum([0, *(size + append_eos for size in sizes)]).tolist()
   for first, end in itertools.pairwise(store.first_items.tolist()):
     for block in range(first, end, 256):
       last_chunks = []
-      single_chunk_rows = []
+      full_rows = []
       for number in range(block, min(block + 256, end)):
-        chunks = cut(int(sizes[number]), length, min_tokens)
-        places = starts[number] + np.cumsum([0, *chunks])[:-1]
-        chunks = [(number, int(place), size) for place, size in zip(places, chunks, strict=True)]
-        last_chunks = last_chunks + chunks[-1:]
-        single_chunk_rows = single_chunk_rows + [[chunk] for chunk in chunks[:-1]]
-      sizes_needed = {
-        chunk: chunk[2] + special_tokens + spare * (chunk[2] >= length // 2)
-        for chunk in last_chunks
-      }
-      packed = []
-      for chunk in sorted(last_chunks, key=lambda chunk: -sizes_needed[chunk]):
-        fitting_rows = []
-        for number, row in enumerate(packed):
-          free_space = room - sum(sizes_needed[member] for member in row)
-          if len(row) < max_chunks and free_space >= sizes_needed[chunk]:
-            fitting_rows.append((free_space, number))
-        if fitting_rows:
-          _, best_row = min(fitting_rows)
-          packed[best_row].append(chunk)
-        else:
-          packed.append([chunk])
-      expected += [sorted(row) for row in packed] + single_chunk_rows
+        chunks = []
+        place = starts[number]
+        for size in cut_document(int(sizes[number]), length, min_tokens):
+          chunks.append((number, place, size))
+          place += size
+        last_chunks += chunks[-1:]
+        full_rows += [[chunk] for chunk in chunks[:-1]]
+      expected += pack_best_fit(last_chunks, room_of, room, max_chunks) + full_rows
   order = generator.permutation(chunk_table.num_examples)
   actual = [[] for _ in order]
   for row, *chunk in zip(*(x.tolist() for x in chunk_table.members(order)), strict=True):
     actual[row].append(tuple(chunk))
   assert chunk_table.num_examples == len(expected)
   assert actual == [expected[i] for i in order]
+
+
+def pack_best_fit(chunks, room_of, room, max_chunks) -> list[list]:
+  """Put each chunk, the largest first, into the fullest row that has room for it."""
+  rows = []
+  free = []
+  for chunk in sorted(chunks, key=room_of, reverse=True):
+    needed = room_of(chunk)
+    fitting = [n for n, row in enumerate(rows) if len(row) < max_chunks and free[n] >= needed]
+    if fitting:
+      best = min(fitting, key=lambda n: free[n])
+    else:
+      best = len(rows)
+      rows.append([])
+      free.append(room)
+    rows[best].append(chunk)
+    free[best] -= needed
+  return [sorted(row) for row in rows]
 
 
 def test_counts_of_chunks_are_cached_by_store_and_lengths(tmp_path, monkeypatch):

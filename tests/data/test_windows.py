@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import corpora
+from refusals import refuses
 from t5x_like.corpora import builtin
 from t5x_like.data.windows import Windows, open_tokens
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 
 TOKENS = 1_003
@@ -67,7 +67,7 @@ def test_document_begins_are_those_of_the_documents_lengths(root, lengths):
   ],
 )
 def test_impossible_windows_are_refused(split, length, words, root, lengths):
-  with pytest.raises(UserError, match=words):
+  with refuses(words):
     Windows(str(root), split, length)
 
 

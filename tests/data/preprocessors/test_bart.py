@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, expected_spans
+from refusals import refuses
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart
 from t5x_like.data.preprocessors.sentences import Sentences
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
@@ -131,28 +131,17 @@ def test_sentences_are_permuted_whole_and_uniformly():
   ],
   ids=str,
 )
-def test_the_task_makes_reproducible_batches_with_its_features(arguments):
+def test_inputs_and_targets_of_the_task_end_with_one_eos(arguments):
   built_task = task.build("bart", "train", store="builtin", length=64, **arguments)
-  all_batches = loader.train_batches(built_task, batch_size=8, seed=1)
-  batches = [next(all_batches) for _ in range(20)]
-  some_rows = loader.train_batches(
-    built_task, batch_size=8, seed=1, start_step=19, rows=range(2, 6)
-  )
-  rows_of_last = next(some_rows)
-  for name, array in batches[19].items():
-    feature = built_task.features[name]
-    assert np.array_equal(array[2:6], rows_of_last[name])
-    assert array.shape == (8, *feature.shape)
-    assert array.dtype == feature.dtype
-  for batch in batches:
-    targets = batch["decoder_target_tokens"]
-    inputs = batch["encoder_input_tokens"]
-    assert (targets[:, -1] == VOCABULARY.eos_id).all()
-    assert (targets[:, :-1] > VOCABULARY.eos_id).all()
-    assert ((inputs == VOCABULARY.eos_id).sum(axis=1) == 1).all()
-    assert (batch["encoder_segment_ids"] == (inputs != 0)).all()
+  batch = next(loader.train_batches(built_task, batch_size=160, seed=1))
+  targets = batch["decoder_target_tokens"]
+  inputs = batch["encoder_input_tokens"]
+  assert (targets[:, -1] == VOCABULARY.eos_id).all()
+  assert (targets[:, :-1] > VOCABULARY.eos_id).all()
+  assert ((inputs == VOCABULARY.eos_id).sum(axis=1) == 1).all()
+  assert (batch["encoder_segment_ids"] == (inputs != 0)).all()
 
 
 def test_the_task_refuses_infilling_together_with_masking():
-  with pytest.raises(UserError, match="infill=0.3, mask=0.1"):
+  with refuses("infill=0.3, mask=0.1"):
     task.build("bart", "train", store="builtin", mask=0.1)

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from refusals import refuses
 from t5x_like import trust
 from t5x_like.data import loader, task
 from t5x_like.data.dataset import dataset
 from t5x_like.data.preprocessors import user_defined
-from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 from tools import inspect_data
 
@@ -139,10 +139,10 @@ def test_a_changed_file_changes_the_fingerprint_unless_the_function_has_a_versio
 
 
 @pytest.mark.parametrize(
-  ("name", "message"),
+  "name, problem",
   [
-    ("shorter", r"returned encoder_input_tokens as int32 \[63\], expected int32 \[64\]"),
-    ("wider", r"returned encoder_input_tokens as int64 \[B, 64\], expected int32 \[B, 64\]"),
+    ("shorter", "returned encoder_input_tokens as int32 [63], expected int32 [64]"),
+    ("wider", "returned encoder_input_tokens as int64 [B, 64], expected int32 [B, 64]"),
     ("fewer", "returned features without 'decoder_input_tokens'"),
     ("more", "returned features with the unknown feature 'extra'"),
     ("nothing", "returned a NoneType, expected a dict"),
@@ -150,35 +150,31 @@ def test_a_changed_file_changes_the_fingerprint_unless_the_function_has_a_versio
     ("features", "found 'features' as its first parameter, expected `example` or `batch`"),
     ("chance", "another encoder_input_tokens for the same examples"),
     ("mixing", "depends on the other rows"),
-    ("failing", "failed: .*assert"),
+    ("failing", "failed: "),
     ("missing", "cannot be used: AttributeError"),
   ],
 )
-def test_a_fault_is_one_line_that_names_the_function(user_file, name, message):
-  words = rf"config.task.preprocessors.*mine:{name}.*{message}"
-  with pytest.raises(UserError, match=words) as error:
+def test_a_fault_is_one_line_that_names_the_function(user_file, name, problem):
+  with refuses("config.task.preprocessors", f"mine:{name}", problem):
     build(f"mine:{name}")
-  assert "\n" not in str(error.value)
 
 
 def test_a_fault_in_the_middle_of_training_names_the_function_too(user_file, monkeypatch):
   monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # as if the first examples had none
-  words = r"config.task.preprocessors: mine:late failed: .*a fault"
-  with pytest.raises(UserError, match=words) as error:
+  with refuses("config.task.preprocessors: mine:late failed: ", "a fault"):
     read(build("mine:late"))
-  assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  ("preprocessors", "message"),
+  "preprocessors, problem",
   [
-    (3, "found 3, expected a list"),
-    (["lowercase"], r"\[0\]: found 'lowercase', expected a function"),
-    ([{"name": "mine:drop", "rat": 0.1}], r"\[0\].rat: unknown key \(did you mean 'rate'"),
+    (3, ": found 3, expected a list"),
+    (["lowercase"], "[0]: found 'lowercase', expected a function"),
+    ([{"name": "mine:drop", "rat": 0.1}], "[0].rat: unknown key (did you mean 'rate'"),
   ],
 )
-def test_a_bad_list_of_preprocessors_is_refused(user_file, preprocessors, message):
-  with pytest.raises(UserError, match=f"config.task.preprocessors.*{message}"):
+def test_a_bad_list_of_preprocessors_is_refused(user_file, preprocessors, problem):
+  with refuses(f"config.task.preprocessors{problem}"):
     task.build("span_corruption", "train", store="builtin", preprocessors=preprocessors)
 
 
@@ -208,5 +204,5 @@ def test_a_dataset_gives_the_batches_of_the_loader():
 
 def test_a_dataset_from_a_negative_step_is_refused():
   built = build()
-  with pytest.raises(UserError, match="start_step: found -1"):
+  with refuses("start_step: found -1"):
     dataset(built, 0, -1)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusals import refuses
 from t5x_like.data.supervised import bins, packing
-from t5x_like.errors import UserError
 
 
 @st.composite
@@ -159,41 +159,16 @@ def test_plans_of_pairs_are_frozen():
 
 
 @pytest.mark.parametrize(
-  "lengths, limits, message",
+  "lengths, limits, names",
   [
     (
       [[3], [11], [12]],
       (10,),
-      r"example 1: found lengths \[11\], expected at most \[10\].*2 "
-      r"examples are too long",
+      ("example 1: found lengths [11], expected at most [10]", "2 examples are too long"),
     ),
-    ([[3]], (0,), "row lengths: found .0., expected at least 1"),
+    ([[3]], (0,), ("row lengths: found ", "expected at least 1")),
   ],
 )
-def test_examples_longer_than_a_row_and_empty_rows_are_refused(lengths, limits, message):
-  with pytest.raises(UserError, match=message):
+def test_examples_longer_than_a_row_and_empty_rows_are_refused(lengths, limits, names):
+  with refuses(*names):
     packing.plan(np.array(lengths), limits)
-
-
-def test_rows_are_laid_out_as_in_seqios_documentation():
-  inputs = [[7, 8, 5, 1], [8, 4, 9, 3, 1]]
-  targets = [[3, 9, 1], [4, 1]]
-  plan = packing.Plan(
-    np.array([0, 1]), np.array([0, 2]), np.array([[0, 0], [4, 3]]), (9, 5), (10, 7)
-  )
-  position, row, number = plan.members(np.array([0]))
-  rows = {}
-  for side, examples, stream in (("encoder", inputs, 0), ("decoder", targets, 1)):
-    lengths = np.array([len(example) for example in examples])
-    valid = np.arange(lengths.max()) < lengths[:, None]
-    tokens = np.zeros(valid.shape, np.int32)
-    tokens[valid] = np.concatenate(examples)
-    rows[side] = packing.scatter(
-      tokens, valid, row, number, plan.offsets[position, stream], (1, plan.limits[stream])
-    )
-  digits = {side: ["".join(map(str, part[0])) for part in parts] for side, parts in rows.items()}
-  assert digits == {
-    "encoder": ["7851849310", "1111222220", "0123012340"],
-    "decoder": ["3914100", "1112200", "0120100"],
-  }
-  assert packing.shift_segments(*rows["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]

@@ -1,7 +1,6 @@
 """Examples prepared by any processes, killed or not, are the same bytes; plans are cached."""
 
 import json
-import pathlib
 import subprocess
 import sys
 import time
@@ -9,6 +8,8 @@ import time
 import numpy as np
 import pytest
 
+import json_lines
+from preparations import files_of
 from t5x_like.corpora import building, job
 from t5x_like.corpora.engines import batches
 from t5x_like.data import task
@@ -20,13 +21,10 @@ from t5x_like.errors import UserError
 def source(tmp_path_factory):
   """Write 3,000 records, some without a target, one with a NUL; return their source."""
   file = tmp_path_factory.mktemp("records") / "a.jsonl"
-  generator = np.random.default_rng(0)
-  lines = []
-  for i, (n, m) in enumerate(generator.integers(0, 12, (3_000, 2)).tolist()):
-    lines.append(
-      json.dumps({"a": f"question {i} " + "word " * n, "b": "yes " * m + "\0" * (i == 77)})
-    )
-  file.write_text("\n".join(lines) + "\n")
+  rows = []
+  for i, (n, m) in enumerate(np.random.default_rng(0).integers(0, 12, (3_000, 2)).tolist()):
+    rows.append({"a": f"question {i} " + "word " * n, "b": "yes " * m + "\0" * (i == 77)})
+  json_lines.write(file, rows)
   return f"jsonl:{file}"
 
 
@@ -41,12 +39,6 @@ def build(source, cache, **arguments):
     cache=str(cache),
     **arguments,
   )
-
-
-def read_files(root):
-  return {
-    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
-  }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,12 +57,12 @@ def expected_files(source, small_batches, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
     build(source, cache)
-  return read_files(cache)
+  return files_of(cache)
 
 
 def test_several_processes_make_the_same_bytes(source, expected_files, tmp_path):
   build(source, tmp_path)
-  assert read_files(tmp_path) == expected_files
+  assert files_of(tmp_path) == expected_files
   (manifest,) = [name for name in expected_files if name.endswith("manifest.json")]
   record = json.loads(expected_files[manifest])
   assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
@@ -98,7 +90,7 @@ def test_a_stopped_preparation_goes_on(source, expected_files, tmp_path, monkeyp
     building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
   )
   build(source, tmp_path)
-  assert read_files(tmp_path) == expected_files
+  assert files_of(tmp_path) == expected_files
   assert not list(tmp_path.glob(".*.progress"))
   # of the seven shards, the damaged one and later ones are made again
   assert len(resumed_shards) == len([name for name in expected_files if "/inputs/" in name]) - 3
@@ -123,7 +115,7 @@ task.build("text_to_text", "train", **about)
   run.kill()
   assert run.wait() == -9
   assert subprocess.run(command).returncode == 0
-  assert read_files(tmp_path) == expected_files
+  assert files_of(tmp_path) == expected_files
 
 
 def test_a_source_that_changed_while_prepared_is_prepared_anew(tmp_path, monkeypatch):
@@ -145,23 +137,26 @@ def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypat
   lengths = np.random.default_rng(0).integers(0, 60, (500, 2))
   expected = packing.plan(lengths, (64, 64), 3)
 
-  def same(actual):
+  def assert_is_expected(actual):
     for name in ("examples", "row_starts", "offsets"):
       np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), strict=True)
     assert actual.tokens == expected.tokens
     assert actual.limits == expected.limits
 
-  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
+  assert_is_expected(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   (file,) = tmp_path.iterdir()
   calls = []
   plan = packing.plan
-  monkeypatch.setattr(
-    packing, "plan", lambda *arguments: calls.append(arguments) or plan(*arguments)
-  )
-  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
+
+  def note_and_plan(*arguments):
+    calls.append(arguments)
+    return plan(*arguments)
+
+  monkeypatch.setattr(packing, "plan", note_and_plan)
+  assert_is_expected(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   assert not calls
   file.write_bytes(file.read_bytes()[:-1])
-  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
+  assert_is_expected(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   assert len(calls) == 1
   packing.load_or_plan(lengths, (64, 65), 3, str(tmp_path))
   packing.load_or_plan(lengths, (64, 64), 4, str(tmp_path))
@@ -170,14 +165,18 @@ def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypat
   packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path))
   assert len(calls) == 5
   assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_plans_are_made_where_they_cannot_be_cached(tmp_path):
+  lengths = np.random.default_rng(0).integers(0, 60, (500, 2))
   (tmp_path / "file").write_text("")
-  monkeypatch.setattr(packing, "EDITION", 1)
-  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path / "file")))  # not a folder
+  plan = packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path / "file"))  # not a folder
+  assert plan.num_rows == packing.plan(lengths, (64, 64), 3).num_rows
   assert packing.load_or_plan(lengths[:0], (64, 64), 3, str(tmp_path)).num_rows == 0
 
 
 def test_training_opens_a_plan_from_its_file(source, tmp_path, monkeypatch):
   first = build(source, tmp_path)
-  assert len(list(pathlib.Path(tmp_path).glob("*/plans/*"))) == 1
+  assert len(list(tmp_path.glob("*/plans/*"))) == 1
   monkeypatch.setattr(packing, "plan", None)
   assert build(source, tmp_path).num_examples == first.num_examples

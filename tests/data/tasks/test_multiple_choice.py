@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import json_lines
+from refusals import refuses
 from t5x_like import vocabularies
 from t5x_like.benchmarks.suites import choices
-from t5x_like.data import loader, task, task_features
-from t5x_like.errors import UserError
+from t5x_like.data import loader, task
 from t5x_like.objectives.multiple_choice import Objective
 
 BYTES = vocabularies.load("bytes")
@@ -75,9 +75,6 @@ def spell(batch, row):
 
 def test_each_option_is_a_row_behind_its_text(tmp_path):
   built = build(tmp_path, [COPA, COPA | {"label": "choice2"}, COPA | {"label": -1}], **COPA_TASK)
-  assert built.features == task_features.declare(
-    {"name": "multiple_choice", "length": 64, "choices": 2}
-  )
   batch = next(loader.eval_batches(built, batch_size=3))
   question = "It rained. What was the effect?|"
   assert spell(batch, 0) == spell(batch, 2) == [question + "Wet.", question + "Dry, all of it."]
@@ -144,40 +141,19 @@ def test_the_loss_is_that_of_a_softmax_over_the_options_of_a_row():
 
 
 @pytest.mark.parametrize(
-  ("record", "arguments", "words"),
+  "record, arguments, names",
   [
-    (COPA, COPA_TASK | {"choices": 3}, "config.task.options: found 2 templates, expected 3"),
-    (
-      COPA,
-      COPA_TASK | {"labels": ["a", "b"]},
-      "found label 'choice1' in field 'label', expected one of a, b",
-    ),
-    (COPA, COPA_TASK | {"labels": ["a"]}, "config.task.labels: found 1 names, expected 2"),
-    (COPA, COPA_TASK | {"length": 4}, "config.task.length: found 4, expected at least 5"),
-    (COPA | {"choice1": ""}, COPA_TASK, "found 0 examples, 1 records skipped .empty option."),
-    (
-      RECORD,
-      RECORD_TASK | {"fewer": False},
-      "found 3 options, expected 4, config.task.choices; or set fewer=true",
-    ),
-    (
-      RECORD,
-      RECORD_TASK | {"placeholder": None},
-      "config.task.option: found '{query}', expected {option} in it",
-    ),
-    (
-      RECORD | {"label": 3},
-      RECORD_TASK | {"answers": None},
-      "found label '3' in field 'label', but only 3 options",
-    ),
-    (
-      RECORD | {"entities": "Ann"},
-      RECORD_TASK,
-      "found str in field 'entities', expected a list of options",
-    ),
+    (COPA, COPA_TASK | {"choices": 3}, ("config.task.options: found 2 templates", "3")),
+    (COPA, COPA_TASK | {"labels": ["a", "b"]}, ("found label 'choice1' in field 'label'", "a, b")),
+    (COPA, COPA_TASK | {"labels": ["a"]}, ("config.task.labels: found 1 names", "2")),
+    (COPA, COPA_TASK | {"length": 4}, ("config.task.length: found 4", "at least 5")),
+    (COPA | {"choice1": ""}, COPA_TASK, ("found 0 examples, 1 records skipped (empty option)",)),
+    (RECORD, RECORD_TASK | {"fewer": False}, ("found 3 options", "4", "fewer=true")),
+    (RECORD, RECORD_TASK | {"placeholder": None}, ("config.task.option: found '{query}'",)),
+    (RECORD | {"label": 3}, RECORD_TASK | {"answers": None}, ("found label '3' in field 'label'",)),
+    (RECORD | {"entities": "Ann"}, RECORD_TASK, ("found str in field 'entities'",)),
   ],
 )
-def test_bad_input_is_one_line(record, arguments, words, tmp_path):
-  with pytest.raises(UserError, match=words) as error:
+def test_bad_records_and_arguments_are_refused(record, arguments, names, tmp_path):
+  with refuses(*names):
     build(tmp_path, [record], **arguments)
-  assert "\n" not in str(error.value)

@@ -1,12 +1,11 @@
 """Translation language modelling puts a sentence and its translation into one masked row."""
 
 import numpy as np
-import pytest
 
+from refusals import refuses
 from t5x_like import vocabularies
 from t5x_like.architectures.architecture import has_aligned_positions
-from t5x_like.data import task, task_features
-from t5x_like.errors import UserError
+from t5x_like.data import task
 from t5x_like.quiet_tensorflow import tf
 
 BYTES = vocabularies.load("bytes")
@@ -39,7 +38,6 @@ def read_all(built_task, epoch=0):
 def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   task_arguments = arguments(tmp_path, too_long="truncate", languages=[3, 5])
   built_task = task.build(split="train", **task_arguments)
-  assert built_task.features == task_features.declare(task_arguments)
   batch = read_all(built_task)
   next_epoch = read_all(built_task, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0
@@ -71,5 +69,5 @@ def test_one_language_has_the_same_features(tmp_path):
 
 
 def test_one_language_for_two_texts_is_refused(tmp_path):
-  with pytest.raises(UserError, match=r"config.task.languages: found \[1\] .*, expected a number"):
+  with refuses("config.task.languages: found [1] ", "expected a number"):
     task.build(split="train", **arguments(tmp_path, languages=[1]))
