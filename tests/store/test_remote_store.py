@@ -1,7 +1,6 @@
 """Token stores over the network: a local web server and a local bucket, both slow and faulty."""
 
 import concurrent.futures
-import itertools
 import time
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from object_server import Server, environment
 from refusals import refuses
 from stores import many_documents, write
-from t5x_like.data import loader, task
 from t5x_like.errors import DamageError, TransientError
 from t5x_like.files import remote, remote_ranges
 from t5x_like.store.tokens import TokenStore
@@ -173,24 +171,6 @@ def test_failures_and_slow_answers_do_not_change_the_tokens(server, address, cac
     starts = np.random.default_rng(seed).integers(0, store.num_tokens - 568, 30)
     np.testing.assert_array_equal(store.windows(starts, 568), local.windows(starts, 568))
     np.testing.assert_array_equal(store.documents_at(starts), local.documents_at(starts))
-
-
-def test_training_batches_equal_those_of_the_local_store_from_any_step(server):
-  local = task.build("span_corruption", "train", store=str(server.root), inputs_length=64)
-  expected = list(itertools.islice(loader.train_batches(local, batch_size=16, seed=0), 6))
-  server.unavailable = 0.2
-  server.delay = 0.002
-  remote = task.build(
-    "span_corruption", "train", store="gs://bucket", inputs_length=64, verify="size"
-  )
-  assert remote.fingerprint == local.fingerprint
-  for start in (0, 3):  # from the beginning, and resumed
-    batches = itertools.islice(
-      loader.train_batches(remote, batch_size=16, seed=0, start_step=start), 6 - start
-    )
-    for expected_batch, batch in zip(expected[start:], batches, strict=True):
-      for name in expected_batch:
-        np.testing.assert_array_equal(batch[name], expected_batch[name])
 
 
 def test_a_request_that_hangs_is_repeated(server, cache, monkeypatch):

@@ -3,40 +3,25 @@
 import errno
 import hashlib
 import os
-import shutil
+import pathlib
 
 import numpy as np
 import pytest
 import tensorstore as ts
 
 from refusals import refuses
-from stores import TokenStoreWriter, edit, many_documents, write, write_store
+from stores import TokenStoreWriter, edit, write, write_store
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.store import ids, reader
-from t5x_like.store import manifest as manifests
 from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
-@pytest.fixture(scope="module")
-def intact(tmp_path_factory):
-  """A store of 7 shards and the documents in it."""
-  documents = many_documents()
-  path = tmp_path_factory.mktemp("intact") / "train"
-  assert write(path, documents, shard_tokens=8_000).manifest.num_shards >= 6
-  return path, documents
-
-
-@pytest.fixture
-def damaged(intact, tmp_path):
-  return shutil.copytree(intact[0], tmp_path / "train")
-
-
-def test_files_are_plain_arrays(intact):
+def test_files_are_plain_arrays(intact_tokens):
   """NumPy reads them, and any reader of Zarr with a description beside them."""
-  path = intact[0]
-  stream = np.concatenate(intact[1])
-  ends = np.cumsum([len(document) for document in intact[1]])
+  path = intact_tokens[0]
+  stream = np.concatenate(intact_tokens[1])
+  ends = np.cumsum([len(document) for document in intact_tokens[1]])
   for directory, dtype, expected in (("tokens", "uint16", stream), ("tokens.ends", "int64", ends)):
     read = np.fromfile(path / directory / "00000000", dtype)
     np.testing.assert_array_equal(read, expected[: read.size])
@@ -61,88 +46,62 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
   assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
 
 
-@pytest.mark.parametrize(
-  "kind", ["t5x_like.token_store.v1", "t5x_like.token_store.v2", "t5x_like.examples.v1"]
-)
-def test_a_store_of_another_edition_is_refused(damaged, kind):
-  edit(damaged, lambda manifest: manifest.update(format=kind))
-  with refuses("manifest.json: format", f"'{kind}'", "make the store again"):
-    TokenStore.open(damaged)
-
-
 def read_all(store, array):
-  return store.windows([0], store.num_tokens) if array == "tokens" else store.document_ends()
+  return store.read_values(TOKENS) if array == "tokens" else store.document_ends()
 
 
 @pytest.mark.parametrize("array", ["tokens", "tokens.ends"])
-def test_a_file_that_is_cut_after_opening_is_named(damaged, array):
-  store = TokenStore.open(damaged)
-  file = damaged / array / "00000001"
-  file.write_bytes(file.read_bytes()[:100])
-  with refuses(f"{array}/00000001", "found 100 bytes", error=DamageError):
+@pytest.mark.parametrize(
+  "damage, name, error",
+  [
+    (lambda file: file.write_bytes(file.read_bytes()[:100]), "found 100 bytes", DamageError),
+    (pathlib.Path.unlink, "cannot be read", UserError),
+  ],
+  ids=["cut", "lost"],
+)
+def test_a_file_that_is_cut_or_lost_after_opening_is_named(token_store, array, damage, name, error):
+  store = TokenStore.open(token_store)
+  damage(token_store / array / "00000001")
+  with refuses(f"{array}/00000001: ", name, error=error):
     read_all(store, array)
 
 
-@pytest.mark.parametrize("array", ["tokens", "tokens.ends"])
-def test_a_file_that_is_lost_after_opening_is_named(damaged, array):
-  store = TokenStore.open(damaged)
-  (damaged / array / "00000001").unlink()
-  with refuses(f"{array}/00000001: cannot be read"):
-    read_all(store, array)
+def flip_bit(file):
+  content = file.read_bytes()
+  file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
-FILES = pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
-ADDRESSES = pytest.mark.parametrize("address", ["{}", "file://{}"])
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+@pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
+@pytest.mark.parametrize(
+  "verify, damage, name, error",
+  [
+    ("full", flip_bit, "found SHA-256", DamageError),
+    ("size", lambda file: file.write_bytes(file.read_bytes()[:-10]), "bytes", DamageError),
+    ("size", lambda file: file.write_bytes(file.read_bytes() + b"x"), "bytes", DamageError),
+    ("size", pathlib.Path.unlink, "found no such file", UserError),
+  ],
+  ids=["a changed bit", "cut", "longer", "lost"],
+)
+def test_a_damaged_shard_is_named_when_its_store_is_opened(
+  token_store, verify, damage, name, error, file, address
+):
+  damage(token_store / file)
+  with refuses(file, name, error=error):
+    TokenStore.open(address.format(token_store), verify=verify)
 
 
-@FILES
-@ADDRESSES
-def test_a_full_check_names_a_file_with_a_changed_bit(damaged, file, address):
-  path = damaged / file
-  content = path.read_bytes()
-  path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with refuses(file, "SHA-256", error=DamageError):
-    TokenStore.open(address.format(damaged), verify="full")
-  TokenStore.open(address.format(damaged), verify="size")
-
-
-@FILES
-@ADDRESSES
-def test_files_of_another_size_are_named(damaged, file, address):
-  path = damaged / file
-  content = path.read_bytes()
-  for wrong_content in (content[:-10], content + b"x"):
-    path.write_bytes(wrong_content)
-    with refuses(file, f"expected {len(content)} bytes", error=DamageError):
-      TokenStore.open(address.format(damaged), verify="size")
-
-
-@FILES
-@ADDRESSES
-def test_missing_files_are_named(damaged, file, address):
-  (damaged / file).unlink()
-  with refuses(f"{file}: found no such file"):
-    TokenStore.open(address.format(damaged), verify="size")
-
-
-TABLES = pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
-
-
-@TABLES
-def test_missing_tables_are_named(damaged, file):
-  (damaged / file).unlink()
-  with refuses(f"{file}: found no such file"):
-    TokenStore.open(damaged)
-
-
-@TABLES
-def test_damaged_tables_are_named(damaged, file):
-  path = damaged / file
+@pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
+def test_damaged_and_missing_tables_are_named(token_store, file):
+  path = token_store / file
   content = path.read_bytes()
   for wrong_content in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
     path.write_bytes(wrong_content)
     with refuses(f"{file}: found SHA-256", error=DamageError):
-      TokenStore.open(damaged)
+      TokenStore.open(token_store)
+  path.unlink()
+  with refuses(f"{file}: found no such file"):
+    TokenStore.open(token_store)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +113,13 @@ def test_damaged_tables_are_named(damaged, file):
     (lambda table: table + [[0, 0, 1]], "tokens: num_values"),
   ],
 )
-def test_tables_that_contradict_the_manifest_are_refused(damaged, change, name):
-  table = np.fromfile(damaged / "shards.table", np.int64).reshape(-1, 3)
-  change(table).tofile(damaged / "shards.table")
-  digest = hashlib.sha256((damaged / "shards.table").read_bytes()).hexdigest()
-  edit(damaged, lambda m: m["tables"].update({"shards.table": digest}), checked=True)
+def test_tables_that_contradict_the_manifest_are_refused(token_store, change, name):
+  table = np.fromfile(token_store / "shards.table", np.int64).reshape(-1, 3)
+  change(table).tofile(token_store / "shards.table")
+  digest = hashlib.sha256((token_store / "shards.table").read_bytes()).hexdigest()
+  edit(token_store, lambda m: m["tables"].update({"shards.table": digest}), checked=True)
   with refuses("shards.table", name):
-    TokenStore.open(damaged, verify="size")
+    TokenStore.open(token_store, verify="size")
 
 
 def test_the_manifest_does_not_grow_with_shards(tmp_path):
@@ -174,7 +133,7 @@ def test_the_manifest_does_not_grow_with_shards(tmp_path):
 @pytest.mark.parametrize(
   "change, key, value",
   [
-    (lambda m: m.update(format="v0"), "format", "'v0'"),
+    (lambda m: m.update(format="t5x_like.token_store.v2"), "format", "make the store again"),
     (lambda m: m.pop("facts"), "facts", "missing"),
     (lambda m: m.update(num_item=1), "num_item", "'num_items'"),
     (lambda m: m.update(num_items="7"), "num_items", "str"),
@@ -192,32 +151,24 @@ def test_the_manifest_does_not_grow_with_shards(tmp_path):
     (lambda m: m.update(fingerprint="0"), "checksum", ""),
   ],
 )
-def test_wrong_manifests_are_refused(damaged, change, key, value):
-  edit(damaged, change)
+def test_wrong_manifests_are_refused(token_store, change, key, value):
+  edit(token_store, change)
   with refuses(f"manifest.json: {key}: ", value):
-    TokenStore.open(damaged)
+    TokenStore.open(token_store)
 
 
-def test_a_store_without_a_fact_of_tokens_is_refused(damaged):
-  edit(damaged, lambda m: m["facts"].update(append_eos=0), checked=True)
+def test_a_store_without_a_fact_of_tokens_is_refused(token_store):
+  edit(token_store, lambda m: m["facts"].update(append_eos=0), checked=True)
   with refuses("manifest.json: facts.append_eos", "found 0"):
-    TokenStore.open(damaged, verify="size")
+    TokenStore.open(token_store, verify="size")
 
 
-def test_a_store_of_an_array_of_another_name_is_refused(damaged):
-  edit(damaged, lambda m: m["arrays"][0].update(name="x"), checked=True)
-  (damaged / "tokens").rename(damaged / "x")
-  (damaged / "tokens.ends").rename(damaged / "x.ends")
-  with refuses("manifest.json: arrays", "'x'", "tokens"):
-    TokenStore.open(damaged, verify="size")
-
-
-def test_a_store_of_ids_of_another_dtype_is_refused(damaged):
-  edit(damaged, lambda m: m["arrays"][0].update(dtype="uint8"), checked=True)
-  for file in (damaged / "tokens").iterdir():
+def test_a_store_of_ids_of_another_dtype_is_refused(token_store):
+  edit(token_store, lambda m: m["arrays"][0].update(dtype="uint8"), checked=True)
+  for file in (token_store / "tokens").iterdir():
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
   with refuses("manifest.json: arrays", "'tokens'", "'uint8'"):
-    TokenStore.open(damaged, verify="size")
+    TokenStore.open(token_store, verify="size")
 
 
 def test_documents_without_tokens_are_refused(tmp_path):
@@ -229,43 +180,38 @@ def test_documents_without_tokens_are_refused(tmp_path):
     TokenStore.open(tmp_path / "x")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
-def test_a_manifest_that_is_not_json_is_refused(damaged, text):
-  (damaged / "manifest.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "[1]", "\x00"])
+def test_a_manifest_that_is_not_json_is_refused(token_store, text):
+  (token_store / "manifest.json").write_text(text)
   with refuses("manifest.json", "prepare_data"):
-    TokenStore.open(damaged)
+    TokenStore.open(token_store)
 
 
-def test_a_manifest_that_is_a_pipe_is_refused(damaged):
-  (damaged / "manifest.json").unlink()
-  os.mkfifo(damaged / "manifest.json")
+def test_a_manifest_that_is_a_pipe_is_refused(token_store):
+  (token_store / "manifest.json").unlink()
+  os.mkfifo(token_store / "manifest.json")
   with refuses("manifest.json", "found a pipe"):
-    TokenStore.open(damaged)
+    TokenStore.open(token_store)
 
 
-def test_vocabulary_of_another_store_is_refused(damaged):
-  ByteVocabulary(extra_ids=7).save(damaged / "vocabulary")
+def test_vocabulary_of_another_store_is_refused(token_store):
+  ByteVocabulary(extra_ids=7).save(token_store / "vocabulary")
   with refuses("vocabulary", "fingerprint"):
-    _ = TokenStore.open(damaged).vocabulary
+    _ = TokenStore.open(token_store).vocabulary
 
 
-def test_manifest_text_round_trips(intact):
-  text = (intact[0] / "manifest.json").read_bytes()
-  assert manifests.parse(text, "here").to_json().encode() == text
-
-
-def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
-  edit(damaged, lambda m: m.update(fingerprint="0" * 64), checked=True)
+def test_a_fingerprint_that_is_not_the_contents_is_found(token_store):
+  edit(token_store, lambda m: m.update(fingerprint="0" * 64), checked=True)
   with refuses("manifest.json: fingerprint", "'000000000000'"):
-    TokenStore.open(damaged, verify="full")
+    TokenStore.open(token_store, verify="full")
 
 
 @pytest.mark.parametrize("change", ["zeros", "shorter", "another file", "one bit"])
-def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
-  store = TokenStore.open(damaged)
+def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, token_store):
+  store = TokenStore.open(token_store)
   store.read_values(TOKENS)
   store.check_unchanged()
-  file = damaged / "tokens" / "00000002"
+  file = token_store / "tokens" / "00000002"
   content = file.read_bytes()
   altered = {
     "zeros": bytes(len(content)),
@@ -280,14 +226,14 @@ def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
     reader.check_unchanged()
 
 
-def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(damaged, monkeypatch):
-  store = TokenStore.open(damaged)
+def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(token_store, monkeypatch):
+  store = TokenStore.open(token_store)
   before = store.read_values(TOKENS)
-  file = damaged / "tokens" / "00000002"
+  file = token_store / "tokens" / "00000002"
   content = file.read_bytes()
   file.unlink()
   file.write_bytes(content)
-  os.utime(damaged / "tokens" / "00000001", ns=(1, 1))
+  os.utime(token_store / "tokens" / "00000001", ns=(1, 1))
   store.check_unchanged()
   monkeypatch.setattr(reader, "_verify_checksum", None)  # they are verified once
   store.check_unchanged()
@@ -308,9 +254,9 @@ PASSING = (
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkeypatch):
+def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact_tokens, monkeypatch):
   """The file is opened again, as its descriptor may be stale for good."""
-  path, documents = intact
+  path, documents = intact_tokens
   store = TokenStore.open(path, "size")
   read = os.preadv
   stale = []
@@ -332,8 +278,8 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkey
 
 
 @pytest.mark.parametrize("name", [*PASSING, "EACCES"])
-def test_a_fault_that_lasts_is_of_its_class(name, intact, monkeypatch):
-  store = TokenStore.open(intact[0], "size")
+def test_a_fault_that_lasts_is_of_its_class(name, intact_tokens, monkeypatch):
+  store = TokenStore.open(intact_tokens[0], "size")
 
   def preadv(*_):
     raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))

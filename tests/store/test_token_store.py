@@ -10,35 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refusals import refuses
-from stores import TokenStoreWriter, many_documents, random_documents, write
+from stores import TokenStoreWriter, random_documents, write
 from t5x_like.files import local_ranges
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
-@pytest.fixture(scope="module")
-def intact(tmp_path_factory):
-  """A store of 7 shards and the documents in it."""
-  documents = many_documents()
-  path = tmp_path_factory.mktemp("intact") / "train"
-  assert write(path, documents, shard_tokens=8_000).manifest.num_shards >= 6
-  return path, documents
-
-
-def test_documents_come_back_in_order(intact):
-  path, documents = intact
-  store = TokenStore.open(path)
-  assert store.num_documents == len(documents)
-  assert store.num_tokens == sum(map(len, documents))
-  ends = np.cumsum([len(document) for document in documents])
-  np.testing.assert_array_equal(store.document_ends(), ends)
-  np.testing.assert_array_equal(store.windows([0], store.num_tokens)[0], np.concatenate(documents))
-  assert store.vocabulary.fingerprint == ByteVocabulary().fingerprint
-
-
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
-def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
-  path, documents = intact
+def test_windows_anywhere_locally_and_through_tensorstore(intact_tokens, address):
+  path, documents = intact_tokens
   store = TokenStore.open(address.format(path))
   stream = np.concatenate(documents)
   for length in (1, 568, 20_000):  # the last spans several shards
@@ -47,12 +27,15 @@ def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
     windows = store.windows(starts, length)
     assert windows.dtype == np.int32
     np.testing.assert_array_equal(windows, stream[starts[:, None] + np.arange(length)])
-  np.testing.assert_array_equal(store.document_ends(), TokenStore.open(path).document_ends())
-  assert store.vocabulary.size == ByteVocabulary().size
+  assert store.num_tokens == stream.size
+  assert store.num_documents == len(documents)
+  ends = np.cumsum([len(document) for document in documents])
+  np.testing.assert_array_equal(store.document_ends(), ends)
+  assert store.vocabulary.fingerprint == ByteVocabulary().fingerprint
 
 
-def test_windows_outside_of_the_stream_are_refused(intact):
-  store = TokenStore.open(intact[0])
+def test_windows_outside_of_the_stream_are_refused(intact_tokens):
+  store = TokenStore.open(intact_tokens[0])
   with refuses("outside", error=ValueError):
     store.windows([store.num_tokens - 5], 6)
 
@@ -191,11 +174,11 @@ def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
     ("{tmp}/half", ("unfinished",)),
   ],
 )
-def test_missing_stores_are_refused(address, names, intact, tmp_path):
+def test_missing_stores_are_refused(address, names, intact_tokens, tmp_path):
   (tmp_path / "empty").mkdir()
   (tmp_path / ".half.incomplete" / "tokens").mkdir(parents=True)
   with refuses(*names):
-    TokenStore.open(address.format(tmp=tmp_path, stores=intact[0].parent))
+    TokenStore.open(address.format(tmp=tmp_path, stores=intact_tokens[0].parent))
 
 
 @pytest.mark.parametrize("document, number", [([5, 0], 0), ([384], 384)])
@@ -204,13 +187,10 @@ def test_ids_that_the_vocabulary_lacks_are_refused(document, number, tmp_path):
     write(tmp_path / "train", [document])
 
 
-def test_a_store_is_not_written_over_another(tmp_path):
+def test_a_store_is_not_written_over_another_or_below_a_file(tmp_path):
   write(tmp_path / "train", [[5]])
   with refuses("train", "cannot be written"):
     write(tmp_path / "train", [[5]])
-
-
-def test_a_store_is_not_written_below_a_file(tmp_path):
   (tmp_path / "file").write_text("")
   with refuses("file", "cannot be written"):
     write(tmp_path / "file" / "train", [[5]])
