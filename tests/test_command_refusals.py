@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+import json_lines
 from launch import local
 from stores import TokenStoreWriter
 from t5x_like import data, evaluate, predict, train
@@ -37,34 +38,37 @@ def contents(folder) -> dict[str, str]:
   return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def only_error(code: int, err: str, word: str = "error", expected: int = 2) -> str:
+def only_error(code: int, err: str, expected: int = 2) -> str:
   """Return the only error line on stderr; progress and warnings may accompany it."""
-  errors = [line for line in err.splitlines() if line.startswith(f"{word}: ")]
-  unexpected = [
-    line for line in err.splitlines() if not re.match(rf"{word}: |warning: |step \d", line)
-  ]
+  word = {2: "error: ", 4: "damage: "}[expected]
+  lines = err.splitlines()
+  errors = [line for line in lines if line.startswith(word)]
+  progress = [line for line in lines if re.match(r"warning: |step \d", line)]
   assert code == expected, err
   assert len(errors) == 1, err
-  assert "Traceback" not in err, err
-  assert not unexpected, err
+  assert len(errors) + len(progress) == len(lines), err
   return errors[0]
 
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-  """Call a command in this process, check that its only error line holds all `parts`, return it."""
+  """Call a command in this process, and check that its only error line holds all `parts`."""
 
   def call(
-    main, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False
-  ) -> str:
+    main,
+    *flags: str,
+    parts: tuple[str, ...],
+    workdir=None,
+    recipe: str | None = NANO,
+    code: int = 2,
+  ) -> None:
     argv = [f"--workdir={workdir or tmp_path / 'run'}"]
     if recipe:
       argv.append(f"--config={recipe}")
     capsys.readouterr()
-    word, code = ("damage", 4) if damage else ("error", 2)
-    line = only_error(main([*argv, *flags]), capsys.readouterr().err, word, code)
-    assert all(part in line for part in parts), line
-    return line
+    line = only_error(main([*argv, *flags]), capsys.readouterr().err, code)
+    for part in parts:
+      assert part in line
 
   return call
 
@@ -77,26 +81,18 @@ FLAGS = {
   ),
   "--config.totl_steps=5": ("--config.totl_steps", "did you mean 'total_steps'"),
   "--config.learning_rate=0.1": ("--config.learning_rate", "did you mean 'schedule.learning_rate'"),
-  "--config.warmup_steps=5": ("--config.warmup_steps", "did you mean 'schedule.warmup_steps'"),
   "--config.modle.dropout=5": ("--config.modle.dropout", "did you mean 'model'"),
   "--config.task.inputs_lenght=5": ("config.task.inputs_lenght", "did you mean 'inputs_length'"),
-  "--config.optimizer.decay_rat=5": ("config.optimizer.decay_rat", "did you mean 'decay_rate'"),
-  "--config.schedule.warmup=5": ("config.schedule.warmup", "warmup_steps"),
-  "--config.checkpoint.evry=5": ("config.checkpoint.evry", "did you mean 'every'"),
   '--config.evals={"loss": {"max": 3}}': ("config.evals.loss.max", "max_examples"),
   "--config.rules.embd=data": ("rules.embd", "did you mean 'embed'"),
   "--config.mesh.dta=2": ("mesh.dta", "did you mean 'data'"),
   "--config.total_steps=abc": ("config.total_steps", "'abc'", "a whole number above 0"),
-  "--config.total_steps=1.5": ("config.total_steps", "1.5", "a whole number above 0"),
   "--config.total_steps=0": ("config.total_steps", "found 0", "a whole number above 0"),
   "--config.seed=None": ("config.seed", "None", "expected int"),
-  "--config.batch_size=true": ("config.batch_size", "True", "a whole number above 0"),
-  "--config.model.dropout=high": ("config.model.dropout", "'high'", "expected a number"),
   "--config.model.dropout=1.5": ("config.model.dropout", "1.5", "less than 1"),
   "--config.model.dtype=float99": ("config.model.dtype", "'float99'", "'bfloat16'"),
   "--config.model=5": ("--config.model", "'5'", "--config.model.KEY=VALUE"),
   '--config.evals={"loss": 3}': ("config.evals.loss", "found 3"),
-  "--config.rules.embed=5": ("rules.embed", "found 5"),
   "--config.rules.embed=dta": ("rules.embed", "did you mean 'data'"),
   "--config.mesh.data=two": ("mesh.data", "'two'", "whole number"),
   "--config.mesh.data=0": ("mesh", "'data': 0"),
@@ -109,21 +105,12 @@ FLAGS = {
   "--config.task.noise_density=2.0": ("noise_density", "found 2.0", "between 0 and 1"),
   "--config.model.name=t6": ("config.model.name", "'t6'", "t5"),
   "--config.model.variant=t5-smal": ("config.model.variant", "did you mean 't5-small'"),
-  "--config.optimizer.name=adam": ("config.optimizer.name", "did you mean 'adamw'"),
-  "--config.schedule.name=cosin": ("config.schedule.name", "did you mean 'cosine'"),
-  "--config.objective.name=mlmm": (
-    "config.objective.name",
-    "did you mean 'mlm'",
-    "encoder_decoder",
-  ),
   "--config.objective.name=mlm": (
     "config.objective",
     "'encoder_target_tokens'",
     "span_corruption",
     "decoder_target",
   ),
-  "--config.task.name=span_coruption": ("config.task.name", "did you mean 'span_corruption'"),
-  '--config.evals={"los": {}}': ("config.evals", "did you mean 'loss'"),
   "--config.batch_size=12": ("config.batch_size", "found 12", "multiple of 8", "data=8"),
   "--config.accumulation_steps=3": (
     "config.batch_size",
@@ -156,12 +143,10 @@ FLAGS = {
     "found 'ropes'",
     "did you mean 'rope'",
   ),
-  "--config.model.design.norm=3": ("config.model.design.norm", "found 3", "expected str"),
   '--config.model.design.position={"name": "learned", "length": 16}': (
     "positions for 16 tokens",
     "length of 32",
   ),
-  "--config.eval_split=test": ("test", "no such split; there are train, validation"),
   "--config.task.inputs_length=30000 --config.task.targets_length=None": (
     "30000",
     "1667 noise spans",
@@ -180,19 +165,27 @@ def test_an_invalid_flag_is_refused_before_any_checkpoint(flags, parts, refused,
   assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+ODD_WIDTH = """
+from dataclasses import replace
+from t5x_like.models import t5
+from tests.recipes import nano
+
+variant = t5.VARIANTS['nano']
+t5.VARIANTS['odd'] = replace(variant, dims=replace(variant.dims, embed=36))
+
+def get_config():
+  config = nano.get_config()
+  config.model.variant = 'odd'
+  config.mesh = {'fsdp': 8}
+  return config
+"""
+
+
 def test_an_embedding_that_does_not_divide_over_fsdp_is_refused(refused, tmp_path):
   recipe = tmp_path / "odd.py"
-  recipe.write_text(
-    "from tests.recipes import nano\nfrom t5x_like.models import t5\nfrom dataclasses import "
-    "replace\n"
-    "t5.VARIANTS['odd'] = replace(t5.VARIANTS['nano'], dims=replace(t5.VARIANTS['nano'].dims, "
-    "embed=36))\n"
-    "def get_config():\n  c = nano.get_config()\n  c.model.variant = 'odd'\n  c.mesh = {'fsdp': "
-    "8}\n  return c\n"
-  )
-  refused(
-    train.main, recipe=str(recipe), parts=("'embed' holds 36 embed", "embed->fsdp", "8 equal parts")
-  )
+  recipe.write_text(ODD_WIDTH)
+  parts = ("'embed' holds 36 embed", "embed->fsdp", "8 equal parts")
+  refused(train.main, recipe=str(recipe), parts=parts)
 
 
 RECIPES = {
@@ -245,45 +238,48 @@ def _flip(path):
 
 
 TOKENS = "train/tokens/000000000000"
-DAMAGES = {
+DAMAGES = {  # damage, file that the error names, other parts of the error, exit code
   "missing": (
     lambda s: shutil.rmtree(s),
     "train",
     ("no token store", "no such directory", "tools.prepare_data"),
+    2,
   ),
   "no manifest": (
     lambda s: (s / "train/manifest.json").unlink(),
     "train",
     ("without manifest.json",),
+    2,
   ),
   "empty manifest": (
     lambda s: (s / "train/manifest.json").write_text(""),
     "train/manifest.json",
     (),
+    2,
   ),
   "truncated": (
     lambda s: (s / TOKENS).write_bytes((s / TOKENS).read_bytes()[:-9]),
     TOKENS,
     ("expected", "truncated"),
+    4,
   ),
-  "empty": (lambda s: (s / TOKENS).write_bytes(b""), TOKENS, ("found 0 bytes", "expected")),
-  "lost": (lambda s: (s / TOKENS).unlink(), TOKENS, ("no such file",)),
-  "corrupt": (lambda s: _flip(s / TOKENS), TOKENS, ("SHA-256", "expected", "corrupt")),
+  "empty": (lambda s: (s / TOKENS).write_bytes(b""), TOKENS, ("found 0 bytes", "expected"), 4),
+  "lost": (lambda s: (s / TOKENS).unlink(), TOKENS, ("no such file",), 2),
+  "corrupt": (lambda s: _flip(s / TOKENS), TOKENS, ("SHA-256", "expected", "corrupt"), 4),
   "validation": (
     lambda s: shutil.rmtree(s / "validation"),
     "validation",
     ("no such split; there are train",),
+    2,
   ),
 }
 
 
-@pytest.mark.parametrize(("damage", "file", "parts"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_store_is_refused(damage, file, parts, store, refused):
+@pytest.mark.parametrize(("damage", "file", "parts", "code"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_store_is_refused(damage, file, parts, code, store, refused):
   damage(store)
-  is_damage = "SHA-256" in parts or "truncated" in parts or "found 0 bytes" in parts
-  refused(
-    train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=is_damage
-  )
+  flag = f"--config.task.store={store}"
+  refused(train.main, flag, parts=(str(store / file), *parts), code=code)
 
 
 def write_store(path, vocabulary, text: str):
@@ -405,17 +401,6 @@ def test_a_workdir_in_use_is_refused(untouched, refused, tmp_path):
   assert train.main(command(workdir, *SMALL)[3:]) == 0
 
 
-def test_a_damaged_config_of_a_workdir_is_refused(untouched, refused, tmp_path):
-  copy = shutil.copytree(untouched, tmp_path / "copy")
-  (copy / "history.jsonl").unlink()  # which has a copy of the config
-  for text in ("{", "[]", ""):
-    (copy / "config.json").write_text(text)
-    refused(train.main, *SMALL, workdir=copy, parts=(str(copy / "config.json"), "damaged"))
-    refused(evaluate.main, workdir=copy, recipe=None, parts=(str(copy / "config.json"), "damaged"))
-  (copy / "config.json").write_text("{}")
-  refused(evaluate.main, workdir=copy, recipe=None, parts=(str(copy / "config.json"), "is missing"))
-
-
 def test_evaluate_refuses_missing_runs_and_checkpoints(untouched, refused, tmp_path):
   missing = tmp_path / "nothing"
   refused(
@@ -430,32 +415,6 @@ def test_evaluate_refuses_missing_runs_and_checkpoints(untouched, refused, tmp_p
   refused(evaluate.main, workdir=copy, parts=(str(copy / "checkpoints"), "no checkpoint yet"))
 
 
-def test_predict_refuses_bad_inputs_and_outputs(untouched, refused, tmp_path):
-  file = tmp_path / "lines.txt"
-  flags = (f"--input={file}", f"--output={tmp_path / 'out.jsonl'}")
-  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "No such file"))
-  file.write_text("\n \n")
-  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "no text"))
-  file.write_bytes(b"good\n\xff\xfe")
-  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "not UTF-8 at byte 5"))
-  file.write_text("short\n" + "long " * 40)
-  refused(
-    predict.main, *flags, workdir=untouched, parts=(str(file), "text 2", "201 tokens", "at most 32")
-  )
-  file.write_text("short\n")
-  refused(
-    predict.main,
-    *flags,
-    "--batch_size=0",
-    workdir=untouched,
-    parts=("--batch_size=0", "at least 1"),
-  )
-  refused(
-    predict.main, flags[0], "--output=/proc/no/out", workdir=untouched, parts=("/proc/no/out",)
-  )
-  assert not (tmp_path / "out.jsonl").exists()
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_unsaved(capsys, tmp_path):
   """An update too large for float32 is detected in its own step, and never saved."""
   workdir = tmp_path / "run"
@@ -466,28 +425,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(capsys, tmp_path):
   )
   assert train.main(command(workdir, *flags)[3:]) == 3
   (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-  for part in (
-    "numeric error: train/",
-    "at step",
-    "--config.clip_norm",
-    "--config.guard.name=skip",
-  ):
-    assert part in line, line
-  saved = steps(workdir) if (workdir / "checkpoints").exists() else []
-  rows = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
-  assert all(
-    rows[step - 1][f"train/{name}"] is not None
-    for step in saved
-    for name in ("loss", "parameter_norm")
-  )
+  assert "numeric error: train/" in line
+  assert "at step" in line
+  assert "--config.clip_norm" in line
+  assert "--config.guard.name=skip" in line
+  rows = json_lines.read(workdir / "metrics.jsonl")
+  for step in steps(workdir) if (workdir / "checkpoints").exists() else ():
+    assert rows[step - 1]["train/loss"] is not None
+    assert rows[step - 1]["train/parameter_norm"] is not None
 
 
 def test_a_port_in_use_is_refused(capsys):
   with socket.create_server(("", 0)) as server:
-    port = server.getsockname()[1]
-    assert f"--port={port}" in only_error(
-      local.main([f"--port={port}", "--", "true"]), capsys.readouterr().err
-    )
+    flag = f"--port={server.getsockname()[1]}"
+    code = local.main([flag, "--", "true"])
+  assert flag in only_error(code, capsys.readouterr().err)
 
 
 LIMITED = """
